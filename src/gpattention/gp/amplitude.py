@@ -1,0 +1,90 @@
+"""Per-token query amplitudes that normalise the rows of kernel attention (section 13).
+
+    log a_i = log t - logsumexp_j(-1/2 |q_i - k_j|^2)                                         (25)
+
+Row sums are those of kappa(q, k), which are positive; the sums of the CGP surrogate may not be.
+"""
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.inputs import Scalar, Tokens, keep_rows, prepare
+from gpattention.gp.kernels import cross_gram, squared_distances
+from gpattention.gp.precision import full_precision
+from gpattention.gp.sparse import inducing_root
+
+
+@full_precision
+def row_log_amplitude(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    *,
+    scale: Scalar = 1.0,  # t of eq. 25
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+    causal: bool = False,
+    max_log_amplitude: float | None = None,
+) -> Tensor:
+    """log a_i of eq. 25, to be passed as `log_amplitude`.  [..., Q]
+
+    With `log_amplitude=row_log_amplitude(q, k)` the mean of `direct_posterior` is softmax attention
+    over -1/2 |q_i - k_j|^2.  A prior scale t that leaves the mean alone needs the values divided by
+    t as well.  `max_log_amplitude` caps the amplitude of queries far from every key; capped rows
+    shrink towards 0 instead of being normalised.  Padded queries, and queries that see no real
+    key, get 0.
+    """
+    t = prepare(q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal)
+    exponent = -0.5 * squared_distances(t.q, t.k)  # [..., Q, K]
+    if t.mask is not None:
+        exponent = exponent.masked_fill(~t.mask[..., None, :], -torch.inf)
+    if causal:
+        future = torch.ones_like(exponent, dtype=torch.bool).triu(1)
+        exponent = exponent.masked_fill(future, -torch.inf)
+    nothing_seen = (exponent == -torch.inf).all(-1)  # [..., Q]
+    exponent = torch.where(nothing_seen[..., None], 0.0, exponent)
+    log_sum = torch.where(nothing_seen, 0.0, exponent.logsumexp(-1))
+    log_amplitude = t.scale_q[..., 0].log() - log_sum
+    return _finish(log_amplitude, t, ~nothing_seen, max_log_amplitude)
+
+
+@full_precision
+def sparse_row_log_amplitude(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    inducing: Tensor,  # [..., l, C]
+    *,
+    scale: Scalar = 1.0,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+    floor: float = 1e-3,
+    delta: float = 1e-6,
+    max_log_amplitude: float | None = None,
+) -> Tensor:
+    """The same from the Nystrom estimate of the row sums, clamped at `floor`.  [..., Q]
+
+    O(N l) time and memory: kappa(q, l) (K_ll + delta I)^-1 sum_j kappa(l, k_j).
+    """
+    if not floor > 0:
+        raise ValueError(f"expected floor > 0, got {floor}")
+    t = prepare(
+        q, k, k, inducing={"inducing": inducing}, noise=1.0, scale_q=scale, mask=mask,
+        query_mask=query_mask,
+    )  # fmt: skip
+    (l,) = t.inducing  # noqa: E741 - the paper's letter
+    L = inducing_root(l, delta)  # [..., l, l]
+    total = keep_rows(cross_gram(t.k, l), t.mask).sum(-2)[..., None]  # [..., l, 1]
+    weights = solve_triangular(L, total, upper=False)
+    weights = solve_triangular(L.mT, weights, upper=True)  # [..., l, 1]
+    row_sum = (cross_gram(t.q, l) @ weights)[..., 0]  # [..., Q]
+    log_amplitude = t.scale_q[..., 0].log() - row_sum.clamp_min(floor).log()
+    return _finish(log_amplitude, t, None, max_log_amplitude)
+
+
+def _finish(log_amplitude: Tensor, t: Tokens, sees_key: Tensor | None, most: float | None) -> Tensor:
+    if most is not None:
+        log_amplitude = log_amplitude.clamp_max(most)
+    for keep in (t.query_mask, sees_key):
+        if keep is not None:
+            log_amplitude = torch.where(keep, log_amplitude, 0.0)
+    return log_amplitude

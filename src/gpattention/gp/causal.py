@@ -1,0 +1,228 @@
+"""Causal CGP attention: row i is the exact CGP prediction from tokens up to i (eq. 17-18).
+
+Leading blocks of a Cholesky factor and of a forward substitution belong to prefixes, so all prefixes
+cost one factorisation:  W = L^-1 K_oq,  U = L^-1 K_ok,
+    mean  = tril(triu(W)^T U) V                                                              (17)
+    var_i = s_q^2 - sigma^2 |(L^-T triu(W))_i|^2 - |triu(L_k^-1 B_c^T)_i|^2,
+            B_c = tril(triu(W)^T U)                                                          (18)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.direct import log_query_scale, real_key_counts
+from gpattention.gp.errors import UndefinedCovarianceError
+from gpattention.gp.inputs import (
+    Scalar,
+    Tokens,
+    beside,
+    keep_columns,
+    keep_rows,
+    prepare,
+    with_diagonal,
+)
+from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.posterior import Posterior
+from gpattention.gp.precision import full_precision
+
+
+@full_precision
+def causal_cgp_posterior(
+    q: Tensor,  # [..., N, C]
+    k: Tensor,  # [..., N, C]
+    o: Tensor,  # [..., N, C]
+    v: Tensor,  # [..., N, D]
+    *,
+    noise: Scalar,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,  # [..., N] True = real
+    log_amplitude: Tensor | None = None,  # [..., N]
+) -> Posterior:
+    """CGP attention in which token i reads tokens 0..i only (eq. 17-18).
+
+    Appending tokens never changes earlier rows.  Each row has its own data set M_k V of its prefix,
+    so only per-row variances are defined: `.covariance()` and joint draws raise.
+    """
+    t = prepare(
+        q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        log_amplitude=log_amplitude, causal=True,
+    )  # fmt: skip
+    return CausalCGPPosterior(t)
+
+
+class CausalCGPPosterior(Posterior):
+    """Rows of eq. 17-18."""
+
+    def __init__(self, t: Tokens) -> None:
+        o = t.latent
+        M = with_diagonal(gram(o), t.noise, t.mask)  # [..., N, N]
+        K_oq = keep_columns(keep_rows(cross_gram(o, t.q), t.mask), t.mask)  # [..., N, N] unit
+        K_ok = t.scale_k * keep_columns(keep_rows(cross_gram(o, t.k), t.mask), t.mask)
+        self.t = t
+        self._L = cholesky(M, name="K_o + noise I", noise=t.noise)
+        W, U = solve_triangular(self._L, beside(K_oq, K_ok), upper=False).chunk(2, -1)
+        self._W = W.triu()  # [..., N, N]
+        self._B_c = (self._W.mT @ U).tril()  # [..., N, N]
+        super().__init__(t.amplify(self._B_c @ t.v), t.query_mask, t.dtype)  # eq. 17
+
+    @full_precision
+    def _raw_variance(self) -> Tensor:
+        t = self.t
+        M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)
+        L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
+        A_t = solve_triangular(self._L.mT, self._W, upper=True)  # [..., N, N]
+        F = solve_triangular(L_k, self._B_c.mT, upper=False).triu()  # [..., N, N]
+        noise = t.noise[..., 0]  # [..., 1]
+        u = 1 - noise * A_t.square().sum(-2) - F.square().sum(-2)  # eq. 18
+        seen = real_key_counts(t.mask, t.k, causal=True)
+        u = u.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
+        return (2 * log_query_scale(t)).exp() * u
+
+    def _full_covariance(self) -> Tensor:
+        raise _undefined()
+
+    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+        raise _undefined()
+
+
+def _undefined() -> UndefinedCovarianceError:
+    return UndefinedCovarianceError(
+        "causal CGP defines a variance per row, no covariance between rows: "
+        "use .variance, or .sample(joint=False)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CausalRow:
+    """One new row of causal CGP attention."""
+
+    mean: Tensor  # [..., D]
+    variance: Tensor  # [...]
+
+
+class CausalCGPState:
+    """Causal CGP attention one token at a time, O(t^2) for token t; same rows as eq. 17-18.
+
+    Keeps latent inputs, keys, values and the factors L, L_k, Y = L^-1 K_ok V of the prefix.
+
+    >>> state = CausalCGPState(noise=0.01)
+    >>> for q, k, o, v in zip(...):        # each [..., C] or [..., D]
+    ...     row = state.append(q, k, o, v)  # row.mean [..., D], row.variance [...]
+    """
+
+    def __init__(self, *, noise: Scalar, scale_q: Scalar = 1.0, scale_k: Scalar = 1.0) -> None:
+        self._noise, self._scale_q, self._scale_k = noise, scale_q, scale_k
+        self._past: _Past | None = None
+
+    def __len__(self) -> int:
+        """Tokens seen so far."""
+        return 0 if self._past is None else self._past.o.shape[-2]
+
+    @full_precision
+    def append(
+        self,
+        q: Tensor,  # [..., C]
+        k: Tensor,  # [..., C]
+        o: Tensor,  # [..., C]
+        v: Tensor,  # [..., D]
+        *,
+        mask: Tensor | None = None,  # [...] False where this sequence has no token here
+        log_amplitude: Tensor | None = None,  # [...]
+    ) -> CausalRow:
+        """Take the next token in and return its row."""
+        t = prepare(
+            q[..., None, :], k[..., None, :], v[..., None, :], o=o[..., None, :],
+            mask=None if mask is None else mask[..., None],
+            log_amplitude=None if log_amplitude is None else log_amplitude[..., None],
+            **self._parameters,
+        )  # fmt: skip
+        past = self._past
+        if past is not None and (past.o.shape[-1], past.v.shape[-1]) != (o.shape[-1], v.shape[-1]):
+            raise ValueError(
+                f"expected tokens of width {past.o.shape[-1]} and values of width "
+                f"{past.v.shape[-1]} as before, got {o.shape[-1]} and {v.shape[-1]}"
+            )
+        # prepare() centres on this one token; a state needs the same origin for all of them
+        dtype = t.v.dtype
+        tokens = [keep_rows(x[..., None, :].to(dtype), t.mask) for x in (q, k, o)]
+        mean, variance, self._past = _step(past, t, *tokens)  # [..., 1, D], [..., 1, 1]
+        amplitude = log_query_scale(t).exp()[..., None]  # [..., 1, 1]
+        mean = keep_rows(amplitude * mean, t.mask)
+        variance = keep_rows(amplitude.square() * variance, t.mask)
+        return CausalRow(mean[..., 0, :].to(q.dtype), variance[..., 0, 0].to(q.dtype))
+
+
+@dataclass(slots=True)
+class _Past:
+    o: Tensor  # [..., t, C]
+    k: Tensor  # [..., t, C]
+    v: Tensor  # [..., t, D]
+    real: Tensor  # [..., t, 1]
+    L: Tensor  # [..., t, t]
+    L_k: Tensor  # [..., t, t]
+    Y: Tensor  # [..., t, D]
+
+
+def _step(past: _Past | None, t: Tokens, q: Tensor, k: Tensor, o: Tensor) -> tuple[Tensor, Tensor, _Past]:
+    """Section 6, incremental step: unit-amplitude mean [..., 1, D], variance [..., 1, 1], new state."""
+    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], o.shape[:-2], t.v.shape[:-2])
+    q, k, o, v = (x.expand(*lead, *x.shape[-2:]) for x in (q, k, o, t.v))
+    real = (q.new_ones(1, 1) if t.mask is None else t.mask[..., None].to(q.dtype)).expand(*lead, 1, 1)
+    if past is None:
+        past = _Past(
+            o=o[..., :0, :], k=k[..., :0, :], v=v[..., :0, :], real=real[..., :0, :],
+            L=o.new_zeros(*lead, 0, 0), L_k=o.new_zeros(*lead, 0, 0), Y=v[..., :0, :],
+        )  # fmt: skip
+    here = past.real * real  # [..., t, 1] pairs of real tokens
+    s_k, noise = t.scale_k, t.noise
+    to_latent = torch.cat(
+        [_between(past.o, o), s_k * _between(past.o, k), _between(past.o, q)], -1
+    )  # [..., t, 3]
+    l_o, u, w = solve_triangular(past.L, here * to_latent, upper=False).split(1, -1)
+    pivot = _pivot(1 + noise, l_o, real, "K_o + noise I", noise)
+    l_k = solve_triangular(past.L_k, here * s_k.square() * _between(past.k, k), upper=False)
+    pivot_k = _pivot(s_k.square() + noise, l_k, real, "K_k + noise I", noise)
+
+    Y = past.Y + u @ v  # first the new column of K_ok V in the old rows, then the new row
+    k_all, v_all = torch.cat([past.k, k], -2), torch.cat([past.v, v], -2)
+    real_all = torch.cat([past.real, real], -2)  # [..., t + 1, 1]
+    K_okv = (s_k * real * (real_all * _between(k_all, o)).mT) @ v_all  # [..., 1, D]
+    Y = torch.cat([Y, (K_okv - l_o.mT @ Y) / pivot], -2)
+    w_new = (real * _between(o, q) - l_o.mT @ w) / pivot  # [..., 1, 1]
+    w = torch.cat([w, w_new], -2)  # [..., t + 1, 1]
+    now = _Past(
+        o=torch.cat([past.o, o], -2), k=k_all, v=v_all, real=real_all,
+        L=_bordered(past.L, l_o, pivot), L_k=_bordered(past.L_k, l_k, pivot_k), Y=Y,
+    )  # fmt: skip
+    a = solve_triangular(now.L.mT, w, upper=True)  # [..., t + 1, 1]
+    K_koa = s_k * real_all * (_between(k_all, now.o) @ (real_all * a))  # [..., t + 1, 1]
+    f = solve_triangular(now.L_k, K_koa, upper=False)
+    u_var = 1 - noise * a.square().sum(-2, keepdim=True) - f.square().sum(-2, keepdim=True)
+    seen = real_all.sum(-2, keepdim=True)
+    u_var = u_var.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
+    return w.mT @ Y, u_var, now
+
+
+def _between(x: Tensor, y: Tensor) -> Tensor:
+    """kappa(x, y) centred on the newer side.  [..., N, M]"""
+    centre = y.detach().mean(-2, keepdim=True)
+    return cross_gram(x - centre, y - centre)
+
+
+def _pivot(diagonal: Tensor, row: Tensor, real: Tensor, name: str, noise: Tensor) -> Tensor:
+    """The new diagonal entry of a growing Cholesky factor, 1 at a padded token.  [..., 1, 1]"""
+    square = diagonal - row.square().sum(-2, keepdim=True)
+    return cholesky(torch.where(real > 0, square, 1.0), name=name, noise=noise)
+
+
+def _bordered(L: Tensor, row: Tensor, pivot: Tensor) -> Tensor:
+    """Append a row to a lower-triangular factor.  [..., t + 1, t + 1]"""
+    t = L.shape[-1]
+    top = torch.cat([L, L.new_zeros(*L.shape[:-2], t, 1)], -1)
+    pivot = pivot.expand(*L.shape[:-2], 1, 1)
+    return torch.cat([top, torch.cat([row.mT.expand(*L.shape[:-2], 1, t), pivot], -1)], -2)

@@ -1,0 +1,91 @@
+"""Cholesky factors that fail loudly, and the health counters for places that cannot raise.
+
+There is no retry and no growing jitter.  The model's own noise (and the fixed delta of the inducing
+Gram matrices) makes every matrix positive definite; one that is not has too little noise for its
+floating-point type, or is a bug, and hiding it under a large diagonal gives a silently wrong answer.
+"""
+
+import torch
+from torch import Tensor
+
+from gpattention.gp.errors import NotPositiveDefiniteError
+from gpattention.gp.precision import checks_are_deferred
+
+# One counter per device, kept for ever: captured graphs hold its address.
+_failures: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros((), dtype=torch.int64)}
+
+
+def _counter(device: torch.device) -> Tensor:
+    if device not in _failures:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "the health counter must exist before a CUDA graph is captured: "
+                "run the step once eagerly first (as torch.cuda.graphs asks anyway)"
+            )
+        _failures[device] = torch.zeros((), dtype=torch.int64, device=device)
+    return _failures[device]
+
+
+def cholesky(
+    A: Tensor,  # [..., N, N] symmetric
+    *,
+    name: str,
+    noise: Tensor | float,
+) -> Tensor:
+    """Lower L with L L^T = A, or `NotPositiveDefiniteError` saying what failed and where.
+
+    `name` and `noise` only serve the message.  Where results cannot be read (compilation, capture,
+    `deferred_checks`), a failed matrix becomes NaN and is counted for `check_health`.
+    """
+    L, info = torch.linalg.cholesky_ex(A)  # [..., N, N], [...]
+    if checks_are_deferred():
+        return _poison_failures(L, info)
+    if A.is_cuda:
+        _counter(A.device)  # so that a later capture finds it
+    failed = info != 0  # [...]
+    if bool(failed.any()):
+        raise NotPositiveDefiniteError(_describe(A, info, name, noise))
+    return L
+
+
+def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
+    # cuSOLVER does not always flag NaN input, so the pivots are looked at too
+    failed = (info != 0) | ~L.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # [...]
+    if not torch.compiler.is_exporting():
+        _counter(L.device).add_(failed.sum())
+    return L.masked_fill(failed[..., None, None], float("nan"))
+
+
+def _describe(A: Tensor, info: Tensor, name: str, noise: Tensor | float) -> str:
+    failed = info != 0
+    pivots = torch.where(failed, info, A.shape[-1] + 1).reshape(-1)
+    worst = int(pivots.argmin())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), info.shape))
+    least = float(torch.as_tensor(noise).min())
+    return (
+        f"{int(failed.sum())} of {failed.numel()} matrices {name} ({A.shape[-1]} x {A.shape[-1]}, "
+        f"{str(A.dtype).removeprefix('torch.')}) are not positive definite; the earliest pivot to "
+        f"fail is number {int(pivots[worst])} of matrix {list(place)}, smallest noise {least:.1e}. "
+        "Raise the noise (1e-4 is safe in float32 up to 1024 tokens) or compute in float64."
+    )
+
+
+def health() -> dict[str, int]:
+    """Matrices that failed unseen since the last `check_health`, per device."""
+    return {str(device): int(count) for device, count in _failures.items()}
+
+
+def check_health() -> None:
+    """Raise `NotPositiveDefiniteError` if a factorisation failed where it could not raise; reset.
+
+    Call it after a compiled or captured step, or after a `deferred_checks` block.
+    """
+    counts = {device: n for device, n in health().items() if n}
+    for counter in _failures.values():
+        counter.zero_()
+    if counts:
+        told = ", ".join(f"{n} on {device}" for device, n in counts.items())
+        raise NotPositiveDefiniteError(
+            f"matrices without a Cholesky factor since the last check: {told}; their results are "
+            "NaN. Rerun the step eagerly to see which matrix, raise the noise, or use float64."
+        )

@@ -1,0 +1,121 @@
+"""Exact correlated-GP attention (CGP): queries and keys tied by one canonical GP (eq. 3-7).
+
+    K_o = kappa(o, o),  K_qo = s_q kappa(q, o),  K_ok = s_k kappa(o, k),  K_k = s_k^2 kappa(k, k)   (1)
+    M = K_o + sigma^2 I = L L^T,   M_k = K_k + sigma^2 I = L_k L_k^T,   W = L^-1 K_oq
+    mean = W^T (L^-1 K_ok V)                                                                        (4)
+    cov  = K_q - sigma^2 A A^T - F^T F,   A^T = L^-T W,   F = L_k^-1 K_ko A^T                       (6)
+
+Everything about the queries is kept at unit amplitude and multiplied by s_q a_i at the end.
+"""
+
+import torch
+from torch import Generator, Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.direct import log_query_scale, prior_draw
+from gpattention.gp.inputs import (
+    Scalar,
+    Tokens,
+    beside,
+    keep_columns,
+    keep_rows,
+    prepare,
+    with_diagonal,
+)
+from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.posterior import Posterior
+from gpattention.gp.precision import full_precision
+
+
+@full_precision
+def cgp_posterior(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    o: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    noise: Scalar,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+    log_amplitude: Tensor | None = None,  # [..., Q]
+) -> "CGPPosterior":
+    """p(z_q | z_k = M_k V) through the latent inputs o (eq. 4-6).
+
+    Queries may be of another number than keys (cross-attention); `query_mask` defaults to `mask`
+    when the numbers agree.  Mean: one Cholesky factor and one solve.  Variance, when asked for:
+    one more factor and two more solves.
+    """
+    t = prepare(
+        q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        query_mask=query_mask, log_amplitude=log_amplitude,
+    )  # fmt: skip
+    return CGPPosterior(t)
+
+
+class CGPPosterior(Posterior):
+    """Exact CGP posterior; keeps the factors for the variance, draws, densities and KL."""
+
+    def __init__(self, t: Tokens) -> None:
+        o = t.latent
+        M = with_diagonal(gram(o), t.noise, t.mask)  # [..., K, K]
+        K_oq = keep_columns(keep_rows(cross_gram(o, t.q), t.mask), t.query_mask)  # [..., K, Q] unit
+        K_ok = t.scale_k * keep_columns(keep_rows(cross_gram(o, t.k), t.mask), t.mask)  # [..., K, K]
+        self.t = t
+        self.K_ok = K_ok
+        self.L = cholesky(M, name="K_o + noise I", noise=t.noise)  # [..., K, K]
+        both = solve_triangular(self.L, beside(K_oq, K_ok @ t.v), upper=False)
+        self.W, Y = both.split([t.q.shape[-2], t.v.shape[-1]], -1)  # [..., K, Q] unit, [..., K, D]
+        super().__init__(t.amplify(self.W.mT @ Y), t.query_mask, t.dtype)  # eq. 4
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._L_k: Tensor | None = None
+
+    @property
+    def L_k(self) -> Tensor:
+        """Cholesky factor of M_k.  [..., K, K]"""
+        if self._L_k is None:
+            t = self.t
+            M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)
+            self._L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
+        return self._L_k
+
+    def explained(self) -> tuple[Tensor, Tensor]:
+        """A^T and F of eq. 6 at unit query amplitude.  [..., K, Q] each"""
+        if self._factors is None:
+            A_t = solve_triangular(self.L.mT, self.W, upper=True)
+            self._factors = A_t, solve_triangular(self.L_k, self.K_ok.mT @ A_t, upper=False)
+        return self._factors
+
+    @full_precision
+    def _unit_variance(self) -> Tensor:
+        A_t, F = self.explained()
+        noise = self.t.noise[..., 0]  # [..., 1]
+        u = 1 - noise * A_t.square().sum(-2) - F.square().sum(-2)
+        floor = noise / (self.t.real_keys()[..., None] + noise)
+        return u.clamp(min=floor, max=torch.ones_like(noise))
+
+    def _raw_variance(self) -> Tensor:
+        return (2 * log_query_scale(self.t)).exp() * self._unit_variance()
+
+    def unit_covariance(self) -> Tensor:
+        """Eq. 6 at unit query amplitude, zero at padded queries.  [..., Q, Q]"""
+        A_t, F = self.explained()
+        kappa = keep_columns(keep_rows(gram(self.t.q), self.t.query_mask), self.t.query_mask)
+        return kappa - self.t.noise * A_t.mT @ A_t - F.mT @ F
+
+    def _full_covariance(self) -> Tensor:
+        return self.t.amplify(self.t.amplify(self.unit_covariance()).mT)
+
+    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+        """Eq. 7 applied to random numbers: two prior draws, each corrected pathwise."""
+        t, o = self.t, self.t.latent
+        K, sigma = o.shape[-2], t.noise.sqrt()
+        A_t, _ = self.explained()
+        f = prior_draw(self, (o, t.q), n, generator)  # [n, ..., K + Q, D]
+        h = prior_draw(self, (t.k, o), n, generator)  # [n, ..., K + K, D]
+        h_k = t.scale_k * h[..., :K, :] + sigma * self._normal(n, K, generator)
+        B_h = self.K_ok @ torch.cholesky_solve(keep_rows(h_k, t.mask), self.L_k)  # B h_k, eq. 3
+        latent = h[..., K:, :] - B_h - f[..., :K, :] - sigma * self._normal(n, K, generator)
+        return t.amplify(f[..., K:, :] + A_t.mT @ latent)

@@ -1,0 +1,245 @@
+"""Log density of the exact models' own outputs: the CGP regulariser (eq. 9-12) and the direct one.
+
+Query term at the mean N (eq. 4), key term at Z = M_k V, observation noise tau^2:
+S = K_q + tau^2 I - W^T W,   A = W^T L^-1,   Pi = M ("noisy") or K_o ("latent")
+marginal:  log N(N; 0, K_q + tau^2 I - [latent] sigma^2 A A^T)                              (10)
+jensen:    -1/2 [|L_S^-1 N|^2 + s (T + log det S + n log 2 pi)],
+           T = |L_S^-1 W^T|^2 - [latent] sigma^2 |L_S^-1 A|^2                               (9)
+joint:     both together under conditional independence given z_o                           (12)
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Generator, Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.correlated import CGPPosterior, cgp_posterior
+from gpattention.gp.density import (
+    LogDensity,
+    as_log_density,
+    check_choice,
+    gaussian_log_density,
+    quadratic_log_density,
+)
+from gpattention.gp.direct import amplified_gram, direct_weights
+from gpattention.gp.inputs import (
+    Scalar,
+    Tokens,
+    keep_rows,
+    observation_variance,
+    prepare,
+    with_diagonal,
+)
+from gpattention.gp.kernels import gram
+from gpattention.gp.posterior import prior_root
+from gpattention.gp.precision import full_precision
+
+CGPObjective = Literal["marginal", "jensen", "monte_carlo", "joint"]
+DirectObjective = Literal["marginal", "joint"]
+LatentPrior = Literal["noisy", "latent"]
+
+
+@full_precision
+def cgp_log_density(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    o: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    noise: Scalar,
+    objective: CGPObjective = "marginal",
+    latent_prior: LatentPrior = "noisy",
+    observation_noise: Scalar | None = None,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    log_amplitude: Tensor | None = None,
+    samples: int = 1,
+    generator: Generator | None = None,
+) -> LogDensity:
+    """log p of the CGP's own mean and observed keys (section 2); negate it for a regulariser.
+
+    - "marginal" (eq. 10): the exact log density, the default;
+    - "jensen" (eq. 9): the paper's lower bound in closed form;
+    - "monte_carlo": the paper's estimate of that bound from `samples` draws of z_o;
+    - "joint" (eq. 12): queries and keys together, conditionally independent given z_o.
+
+    `observation_noise` is tau^2: None means sigma^2, the stated noise model; 0.0 is the paper's and
+    fails wherever two queries coincide.  `latent_prior="latent"` is the paper's z_o ~ N(0, K_o).
+    """
+    check_choice("objective", objective, get_args(CGPObjective))
+    check_choice("latent_prior", latent_prior, get_args(LatentPrior))
+    if samples < 1:
+        raise ValueError(f"expected samples >= 1, got {samples}")
+    posterior = cgp_posterior(
+        q, k, o, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        query_mask=query_mask, log_amplitude=log_amplitude,
+    )  # fmt: skip
+    t = posterior.t
+    tau = observation_variance(observation_noise, t)
+    query, key = _query_side(posterior, tau), _key_side(posterior, tau)
+    latent = latent_prior == "latent"
+    if objective == "marginal":
+        return as_log_density(t, _marginal(query, latent), _marginal(key, latent))
+    if objective == "jensen":
+        return as_log_density(t, _jensen(query, latent), _jensen(key, latent))
+    if objective == "joint":
+        return as_log_density(t, *_joint(query, key, latent))
+    root = prior_root(gram(t.latent)).to(t.v.dtype) if latent else posterior.L  # [..., K, K]
+    sides = [_monte_carlo(side, root, samples, generator) for side in (query, key)]
+    return as_log_density(t, *sides)
+
+
+@full_precision
+def direct_log_density(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    noise: Scalar,
+    objective: DirectObjective = "marginal",
+    observation_noise: Scalar | None = None,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    log_amplitude: Tensor | None = None,
+) -> LogDensity:
+    """log p of the direct GP's mean K_qk V and observed keys M_k V under the prior (eq. 12, GP).
+
+    "marginal" takes each on its own, "joint" both together.
+    """
+    check_choice("objective", objective, get_args(DirectObjective))
+    t = prepare(
+        q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        query_mask=query_mask, log_amplitude=log_amplitude,
+    )  # fmt: skip
+    tau = observation_variance(observation_noise, t)
+    K_qk = direct_weights(t)  # [..., Q, K]
+    K_q = amplified_gram(t)  # [..., Q, Q]
+    K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
+    Z = observed_keys(t, K_k)  # [..., K, D]
+    L_key = cholesky(with_diagonal(K_k, tau, t.mask), name="K_k + tau^2 I", noise=tau)
+    key = gaussian_log_density(Z, L_key, t.real_keys())
+    cov, X = with_diagonal(K_q, tau, t.query_mask), K_qk @ t.v
+    if objective == "joint":
+        R = solve_triangular(L_key, K_qk.mT, upper=False)  # [..., K, Q]
+        cov = cov - R.mT @ R
+        X = X - R.mT @ solve_triangular(L_key, Z, upper=False)
+    L_query = cholesky(cov, name="K_q + tau^2 I", noise=tau)
+    return as_log_density(t, gaussian_log_density(X, L_query, t.real_queries()), key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Queries or keys seen from the latent inputs: z ~ N(A z_o, S), observed at X."""
+
+    K: Tensor  # [..., N, N] prior covariance with tau^2, identity at padded tokens
+    W: Tensor  # [..., K, N] L^-1 K_o.
+    A_t: Tensor  # [..., K, N] L^-T W
+    X: Tensor  # [..., N, D]
+    real: Tensor  # [...]
+    noise: Tensor  # [..., 1, 1]
+    name: str
+    # factor and quadratic form of X under K where both are known without a solve
+    known: tuple[Tensor, Tensor] | None = None
+
+    def root(self, cov: Tensor, what: str) -> Tensor:
+        return cholesky(cov, name=f"{what} of the {self.name}", noise=self.noise)
+
+
+def _query_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
+    t = posterior.t
+    W = t.amplify(posterior.W.mT).mT
+    return _Side(
+        K=with_diagonal(amplified_gram(t), tau, t.query_mask),
+        W=W,
+        A_t=solve_triangular(posterior.L.mT, W, upper=True),
+        X=posterior._mean,
+        real=t.real_queries(),
+        noise=t.noise,
+        name="queries",
+    )
+
+
+def _key_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
+    t = posterior.t
+    K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
+    W = solve_triangular(posterior.L, posterior.K_ok, upper=False)  # [..., K, K]
+    known = None
+    if tau is t.noise:  # then K is M_k, Z = M_k V, and L_k^-1 Z = L_k^T V
+        known = posterior.L_k, (posterior.L_k.mT @ t.v).square().sum((-2, -1))
+    return _Side(
+        K=with_diagonal(K_k, tau, t.mask),
+        W=W,
+        A_t=solve_triangular(posterior.L.mT, W, upper=True),
+        X=observed_keys(t, K_k),
+        real=t.real_keys(),
+        noise=t.noise,
+        name="keys",
+        known=known,
+    )
+
+
+def _marginal_covariance(side: _Side, latent: bool) -> Tensor:
+    """Eq. 10.  [..., N, N]"""
+    return side.K - side.noise * side.A_t.mT @ side.A_t if latent else side.K
+
+
+def _marginal(side: _Side, latent: bool) -> Tensor:
+    if side.known is not None and not latent:
+        L, quadratic = side.known
+        return quadratic_log_density(quadratic, L, side.real, side.X)
+    L = side.root(_marginal_covariance(side, latent), "marginal covariance")
+    return gaussian_log_density(side.X, L, side.real)
+
+
+def _conditional_root(side: _Side) -> Tensor:
+    """chol(S), S = K + tau^2 I - W^T W.  [..., N, N]"""
+    return side.root(side.K - side.W.mT @ side.W, "conditional covariance")
+
+
+def _jensen(side: _Side, latent: bool) -> Tensor:
+    """Eq. 9.  [...]"""
+    L_S = _conditional_root(side)
+    trace = solve_triangular(L_S, side.W.mT, upper=False).square().sum((-2, -1))
+    if latent:
+        A = solve_triangular(L_S, side.A_t.mT, upper=False)  # [..., N, K]
+        trace = trace - side.noise[..., 0, 0] * A.square().sum((-2, -1))
+    quadratic = solve_triangular(L_S, side.X, upper=False).square().sum((-2, -1))
+    return quadratic_log_density(quadratic + side.X.shape[-1] * trace, L_S, side.real, side.X)
+
+
+def _monte_carlo(side: _Side, root: Tensor, samples: int, generator: Generator | None) -> Tensor:
+    """Mean over draws z_o ~ N(0, Pi), one per value channel, of log N(x; A z_o, S).  [...]"""
+    L_S = _conditional_root(side)
+    shape = (samples, *side.X.shape[:-2], root.shape[-1], side.X.shape[-1])
+    noise = torch.randn(shape, dtype=root.dtype, device=root.device, generator=generator)
+    residual = side.X - side.A_t.mT @ (root @ noise)  # [R, ..., N, D]
+    quadratic = solve_triangular(L_S, residual, upper=False).square().sum((-2, -1)).mean(0)
+    return quadratic_log_density(quadratic, L_S, side.real, side.X)
+
+
+def _joint(query: _Side, key: _Side, latent: bool) -> tuple[Tensor, Tensor]:
+    """log p(z_q | z_k) and log p(z_k) under the conditional-independence model (eq. 12)."""
+    L_key = key.root(_marginal_covariance(key, latent), "marginal covariance")
+    cross = key.W.mT @ query.W  # [..., K, Q]  A_k Pi A^T for Pi = M
+    if latent:
+        cross = cross - query.noise * key.A_t.mT @ query.A_t
+    R = solve_triangular(L_key, cross, upper=False)  # [..., K, Q]
+    Z = solve_triangular(L_key, key.X, upper=False)  # [..., K, D]
+    cov = _marginal_covariance(query, latent) - R.mT @ R
+    L_query = query.root(cov, "covariance given the keys")
+    return (
+        gaussian_log_density(query.X - R.mT @ Z, L_query, query.real),
+        gaussian_log_density(key.X, L_key, key.real),
+    )
+
+
+def observed_keys(t: Tokens, K_k: Tensor) -> Tensor:
+    """Z = M_k V, zero at padded keys.  [..., K, D]"""
+    return keep_rows(K_k @ t.v + t.noise * t.v, t.mask)

@@ -1,0 +1,124 @@
+"""Log densities of Gaussians under masks: the blocks the regularisers are made of."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
+
+
+@dataclass(frozen=True, slots=True)
+class LogDensity:
+    """log p(z_q) and log p(z_k), not negated, per sequence and head, summed over value channels.
+
+    For the objective "joint", `query` is log p(z_q | z_k), so that `total` is the joint density.
+    """
+
+    query: Tensor  # [...]
+    key: Tensor  # [...]
+    real_queries: Tensor  # [...]
+    real_keys: Tensor  # [...]
+    channels: int
+
+    @property
+    def total(self) -> Tensor:
+        """Sum of both terms.  [...]"""
+        return self.query + self.key
+
+    def per_token(self) -> "LogDensity":
+        """Each term divided by its real tokens and by the value channels (0 for empty ones)."""
+        one = torch.ones_like(self.real_queries)
+        return LogDensity(
+            query=self.query / (self.real_queries.clamp_min(1) * self.channels),
+            key=self.key / (self.real_keys.clamp_min(1) * self.channels),
+            real_queries=one,
+            real_keys=torch.ones_like(self.real_keys),
+            channels=1,
+        )
+
+
+def as_log_density(t: Tokens, query: Tensor, key: Tensor) -> LogDensity:
+    """Both terms with the counts `per_token` divides by."""
+    return LogDensity(query, key, t.real_queries(), t.real_keys(), t.v.shape[-1])
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise `ValueError` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"expected {name} to be one of {', '.join(allowed)}, got {value!r}")
+
+
+def gaussian_log_density(
+    X: Tensor,  # [..., N, D], zero at padded tokens
+    L: Tensor,  # [..., N, N] Cholesky factor, identity at padded tokens
+    real: Tensor,  # [...]
+) -> Tensor:
+    """sum over channels of log N(x; 0, L L^T), padding adding nothing.  [...]"""
+    return quadratic_log_density(solve_triangular(L, X, upper=False).square().sum((-2, -1)), L, real, X)
+
+
+def quadratic_log_density(quadratic: Tensor, L: Tensor, real: Tensor, X: Tensor) -> Tensor:
+    """The same with the quadratic form, summed over channels, already known.  [...]"""
+    return -0.5 * (quadratic + X.shape[-1] * (log_det(L) + real * math.log(2 * math.pi)))
+
+
+def log_det(L: Tensor) -> Tensor:
+    """log det L L^T.  [...]"""
+    return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def lowrank_log_density(
+    X: Tensor,  # [..., N, D], zero at padded tokens
+    F: Tensor,  # [..., N, m], zero at padded tokens
+    noise: Tensor,  # [..., 1, 1]
+    real: Tensor,  # [...]
+) -> Tensor:
+    """sum over channels of log N(x; 0, noise I + F F^T) in O(N m^2).  [...]
+
+    The quadratic form is the minimum of a ridge regression, |x - F w|^2 / noise + |w|^2, a sum of
+    squares; the usual |x|^2 - |L_B^-1 F^T x|^2 / noise loses every digit when x lies in F's span.
+    """
+    L_B = lowrank_root(F, noise)  # [..., m, m]
+    w = torch.cholesky_solve(F.mT @ X / noise, L_B)  # [..., m, D]
+    fit = (X - F @ w).square().sum((-2, -1)) / noise[..., 0, 0]
+    quadratic = fit + w.square().sum((-2, -1))
+    scalar = noise[..., 0, 0]
+    return -0.5 * (quadratic + X.shape[-1] * (log_det(L_B) + real * (2 * math.pi * scalar).log()))
+
+
+def lowrank_root(F: Tensor, noise: Tensor) -> Tensor:
+    """chol(I + F^T F / noise).  [..., m, m]"""
+    return cholesky(with_diagonal(F.mT @ F / noise, 1.0), name="I + F^T F / noise", noise=noise)
+
+
+def noise_floor(
+    noise: Scalar,
+    *,
+    observation_noise: Scalar | None = None,
+    scale: Scalar | None = None,
+    tokens: int | Tensor | None = None,
+) -> Tensor:
+    """The least a negative log density can reach, per term, token and value channel (section 11).
+
+    1/2 log(2 pi tau^2), reached when means, amplitudes and values have collapsed to nothing; with
+    `scale` (s_q or s_k) and `tokens` given, the floor at that fixed amplitude, all tokens merged.
+    tau^2 is `observation_noise`, sigma^2 when None; 0.0 (the paper's) has no floor and gives -inf.
+    It holds for every objective of `cgp_log_density`, `direct_log_density` and `scgp_log_density`
+    but "printed".  A run whose regulariser sits here has collapsed, whatever its ECE says.
+    """
+    if (scale is None) != (tokens is None):
+        raise ValueError("scale and tokens belong together: give both or neither")
+    tau = torch.as_tensor(noise if observation_noise is None else observation_noise)
+    tau = tau if tau.is_floating_point() else tau.double()
+    if bool((tau < 0).any()):
+        raise ValueError(f"expected a noise >= 0, got {float(tau.min())}")
+    floor = 0.5 * (2 * math.pi * tau).log()
+    if scale is None or tokens is None:
+        return floor
+    n = torch.as_tensor(tokens, dtype=tau.dtype, device=tau.device)
+    merged = torch.log1p(n * torch.as_tensor(scale, dtype=tau.dtype, device=tau.device) ** 2 / tau)
+    return floor + merged / (2 * n)

@@ -1,0 +1,183 @@
+"""Direct GP attention: plain asymmetric kernel attention as the posterior mean of one GP (eq. 2).
+
+K_q = s_q^2 kappa(q, q),  K_k = s_k^2 kappa(k, k),  K_qk = s_q s_k kappa(q, k)       (1)
+M_k = K_k + sigma^2 I = L_k L_k^T,  observed: z_k = M_k V
+mean = K_qk V,   cov = K_q - K_qk M_k^-1 K_kq                                        (2)
+"""
+
+import torch
+from torch import Generator, Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.errors import UndefinedCovarianceError
+from gpattention.gp.inputs import Scalar, Tokens, keep_columns, keep_rows, prepare, with_diagonal
+from gpattention.gp.kernels import cross_gram, gram, squared_distances
+from gpattention.gp.posterior import Posterior, prior_root
+from gpattention.gp.precision import full_precision
+
+
+class UnitDirect(Posterior):
+    """Posterior of unit-amplitude processes, to be scaled by exp(log_scale_i) per query.
+
+    Softmax attention (section 10) and row normalisation (section 13) are this with other amplitudes.
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,  # [..., Q, D]
+        q: Tensor,  # [..., Q, C]
+        k: Tensor,  # [..., K, C]
+        noise: Tensor,  # [..., 1, 1]  sigma^2 / s_k^2
+        log_scale: Tensor,  # [..., Q] or [..., 1]
+        *,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
+        causal: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(mean, query_mask, dtype)
+        self._q, self._k, self._noise, self._log_scale = q, k, noise, log_scale
+        self._mask, self._causal = mask, causal
+        self._unit: Tensor | None = None
+
+    def _whitened(self) -> tuple[Tensor, Tensor]:
+        """L = chol(kappa(k, k) + noise I) and R = L^-1 kappa(k, q).  [..., K, K], [..., K, Q]"""
+        M = with_diagonal(gram(self._k), self._noise, self._mask)
+        L = cholesky(M, name="K_k + noise I", noise=self._noise)
+        return L, solve_triangular(L, self._cross(), upper=False)
+
+    def _cross(self) -> Tensor:
+        K_kq = cross_gram(self._k, self._q)  # [..., K, Q]
+        return keep_columns(keep_rows(K_kq, self._mask), self._query_mask)
+
+    @full_precision
+    def _unit_variance(self) -> Tensor:
+        """u_i = 1 - |R_i|^2 within its proven bounds [noise / (n + noise), 1].  [..., Q]"""
+        if self._unit is None:
+            _, R = self._whitened()
+            seen = real_key_counts(self._mask, self._k, self._causal)  # [...] or [..., Q]
+            R = R.triu() if self._causal else R  # prefixes of a forward substitution are causal
+            noise = self._noise[..., 0]  # [..., 1]
+            u = 1 - R.square().sum(-2)
+            self._unit = u.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
+        return self._unit
+
+    def _raw_variance(self) -> Tensor:
+        return (2 * self._log_scale + self._unit_variance().log()).exp()
+
+    def _log_variance(self) -> Tensor:
+        log_variance = 2 * self._log_scale + self._unit_variance().log()
+        if self._query_mask is None:
+            return log_variance
+        return torch.where(self._query_mask, log_variance, -torch.inf)
+
+    def _stddev(self) -> Tensor:
+        stddev = (self._log_scale + 0.5 * self._unit_variance().log()).exp()
+        return stddev if self._query_mask is None else torch.where(self._query_mask, stddev, 0.0)
+
+    def _amplify(self, rows: Tensor) -> Tensor:
+        return self._log_scale.exp()[..., None] * rows
+
+    def _full_covariance(self) -> Tensor:
+        self._refuse_if_causal()
+        _, R = self._whitened()
+        unit = keep_columns(keep_rows(gram(self._q), self._query_mask), self._query_mask) - R.mT @ R
+        return self._amplify(self._amplify(unit).mT)
+
+    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+        """Matheron's rule: a prior draw at (k, q) minus what the observations explain of it."""
+        self._refuse_if_causal()
+        L, R = self._whitened()
+        A = solve_triangular(L.mT, R, upper=True).mT  # [..., Q, K]  kappa_qk (kappa_kk + noise I)^-1
+        K = self._k.shape[-2]
+        f = prior_draw(self, (self._k, self._q), n, generator)  # [n, ..., K + Q, D]
+        observed = f[..., :K, :] + self._noise.sqrt() * self._normal(n, K, generator)
+        return self._amplify(f[..., K:, :] - A @ observed)
+
+    def _refuse_if_causal(self) -> None:
+        if self._causal:
+            raise UndefinedCovarianceError(
+                "causal attention defines a variance per row, no covariance between rows: "
+                "use .variance, or .sample(joint=False)"
+            )
+
+
+def real_key_counts(mask: Tensor | None, k: Tensor, causal: bool) -> Tensor:
+    """How many real keys each query sees, as [..., 1] or, causally, [..., Q]."""
+    K = k.shape[-2]
+    if causal:
+        if mask is None:
+            return torch.arange(1, K + 1, dtype=k.dtype, device=k.device)
+        return mask.cumsum(-1).to(k.dtype)
+    if mask is None:
+        return k.new_full((1,), K)
+    return mask.sum(-1, keepdim=True).to(k.dtype)
+
+
+def prior_draw(
+    posterior: Posterior, inputs: tuple[Tensor, ...], n: int, generator: Generator | None
+) -> Tensor:
+    """A draw of the canonical GP at several token sets together.  [n, ..., sum N, D]"""
+    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in inputs))
+    together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
+    root = prior_root(gram(together)).to(together.dtype)  # [..., sum N, sum N]
+    return root @ posterior._normal(n, together.shape[-2], generator)
+
+
+@full_precision
+def direct_posterior(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    noise: Scalar,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+    log_amplitude: Tensor | None = None,  # [..., Q]
+    causal: bool = False,
+) -> Posterior:
+    """Kernel attention K_qk V with its exact GP covariance (eq. 2); the mean needs no solve.
+
+    `noise` is sigma^2 of the observed keys.  `query_mask` defaults to `mask` when queries and keys
+    are equally many (self-attention); pass it for cross-attention.  `log_amplitude` multiplies the
+    query process per token: with `row_log_amplitude` the mean is row-normalised (eq. 25).
+    `causal=True` lets row i see keys up to i only; then only per-row variances are defined.
+    """
+    t = prepare(
+        q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        query_mask=query_mask, log_amplitude=log_amplitude, causal=causal,
+    )  # fmt: skip
+    return UnitDirect(
+        direct_weights(t, causal=causal) @ t.v,
+        t.q,
+        t.k,
+        t.noise / t.scale_k.square(),
+        log_query_scale(t),
+        mask=t.mask,
+        query_mask=t.query_mask,
+        causal=causal,
+        dtype=t.dtype,
+    )
+
+
+def log_query_scale(t: Tokens) -> Tensor:
+    """log(s_q a_i).  [..., Q] or [..., 1]"""
+    log_scale = t.scale_q[..., 0].log()
+    return log_scale if t.log_amplitude is None else log_scale + t.log_amplitude
+
+
+def direct_weights(t: Tokens, *, causal: bool = False) -> Tensor:
+    """K_qk of eq. 1 with amplitudes inside the exponent, where they cannot overflow.  [..., Q, K]"""
+    exponent = log_query_scale(t)[..., None] - 0.5 * squared_distances(t.q, t.k)
+    weights = t.scale_k * exponent.exp()
+    weights = keep_columns(keep_rows(weights, t.query_mask), t.mask)
+    return weights.tril() if causal else weights
+
+
+def amplified_gram(t: Tokens) -> Tensor:
+    """K_q = D_a s_q^2 kappa(q, q) D_a, zero at padded queries.  [..., Q, Q]"""
+    kappa = keep_columns(keep_rows(gram(t.q), t.query_mask), t.query_mask)
+    return t.amplify(t.amplify(kappa).mT)

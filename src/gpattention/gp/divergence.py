@@ -1,0 +1,132 @@
+"""KL divergence of an attention posterior from its prior: a regulariser bounded below by 0.
+
+    K = sum_a KL(N(nu_a, V + tau^2 I) || N(0, K_q + tau^2 I))
+      = 1/2 [|L_q^-1 N|^2 + s (|L_q^-1 L_V|^2 - n + log det(K_q + tau^2 I) - log det(V + tau^2 I))]   (23)
+
+and its sparse form (24) in O(N m^2).
+"""
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.correlated import cgp_posterior
+from gpattention.gp.density import log_det
+from gpattention.gp.direct import amplified_gram, direct_weights
+from gpattention.gp.inputs import Scalar, observation_variance, prepare, with_diagonal
+from gpattention.gp.kernels import gram
+from gpattention.gp.precision import full_precision
+from gpattention.gp.sparse import SCGPPosterior, Values, prepare_sparse
+
+
+@full_precision
+def cgp_kl(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    o: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    noise: Scalar,
+    observation_noise: Scalar | None = None,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    log_amplitude: Tensor | None = None,
+) -> Tensor:
+    """KL of the CGP posterior from its prior (eq. 23), summed over tokens and channels.  [...]
+
+    `observation_noise` is tau^2, sigma^2 when None.  Zero where attention is switched off.
+    """
+    posterior = cgp_posterior(
+        q, k, o, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        query_mask=query_mask, log_amplitude=log_amplitude,
+    )  # fmt: skip
+    t = posterior.t
+    tau = observation_variance(observation_noise, t)
+    V = posterior._full_covariance()  # [..., Q, Q]
+    return _kl_to_prior(posterior._mean, V, amplified_gram(t), tau, t.query_mask)
+
+
+@full_precision
+def direct_kl(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    noise: Scalar,
+    observation_noise: Scalar | None = None,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    log_amplitude: Tensor | None = None,
+) -> Tensor:
+    """KL of the direct GP's posterior (eq. 2) from its prior (eq. 23).  [...]"""
+    t = prepare(
+        q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        query_mask=query_mask, log_amplitude=log_amplitude,
+    )  # fmt: skip
+    tau = observation_variance(observation_noise, t)
+    K_qk = direct_weights(t)  # [..., Q, K]
+    M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)  # [..., K, K]
+    L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
+    R = solve_triangular(L_k, K_qk.mT, upper=False)  # [..., K, Q]
+    K_q = amplified_gram(t)  # [..., Q, Q]
+    return _kl_to_prior(K_qk @ t.v, K_q - R.mT @ R, K_q, tau, t.query_mask)
+
+
+@full_precision
+def scgp_kl(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    o: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    inducing_q: Tensor,  # [..., m, C]
+    inducing_k: Tensor | None = None,  # [..., l, C]
+    *,
+    noise: Scalar,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    log_amplitude: Tensor | None = None,
+    values: Values = "paper",
+    delta: float = 1e-6,
+) -> Tensor:
+    """KL of the sparse posterior from the DTC prior sigma^2 I + Phi_q Phi_q^T (eq. 24).  [...]"""
+    t = prepare_sparse(
+        q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
+        mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
+    )  # fmt: skip
+    p = SCGPPosterior(t, values=values, delta=delta, include_noise=True)
+    noise_, scalar, D = t.noise, t.noise[..., 0, 0], t.v.shape[-1]
+    G = p.Phi_q.mT @ p.Phi_q  # [..., m, m]
+    L_0 = cholesky(with_diagonal(G / noise_, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise_)
+    y = torch.cholesky_solve(p.c, L_0)  # [..., m, D]
+    Gy = G @ y  # [..., m, D]
+    quadratic = (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square()
+    R_c = p.covariance_root()  # [..., m, m]
+    shrink = torch.cholesky_solve(G / noise_, L_0)  # [..., m, m]  I - B_0^-1
+    excess = R_c @ R_c.mT - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+    inner = cholesky(
+        with_diagonal(R_c.mT @ G @ R_c / noise_, 1.0), name="I + R_c^T G R_c / noise", noise=noise_
+    )
+    trace = (excess * shrink.mT).sum((-2, -1))
+    return 0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner)))
+
+
+def _kl_to_prior(
+    mean: Tensor,  # [..., Q, D]
+    V: Tensor,  # [..., Q, Q]
+    K_q: Tensor,  # [..., Q, Q]
+    tau: Tensor,  # [..., 1, 1]
+    query_mask: Tensor | None,
+) -> Tensor:
+    """Eq. 23; both covariances are identity at padded queries, so n is the padded number.  [...]"""
+    L_V = cholesky(with_diagonal(V, tau, query_mask), name="V + tau^2 I", noise=tau)
+    L_q = cholesky(with_diagonal(K_q, tau, query_mask), name="K_q + tau^2 I", noise=tau)
+    quadratic = solve_triangular(L_q, mean, upper=False).square().sum((-2, -1))
+    trace = solve_triangular(L_q, L_V, upper=False).square().sum((-2, -1)) - mean.shape[-2]
+    return 0.5 * (quadratic + mean.shape[-1] * (trace + log_det(L_q) - log_det(L_V)))

@@ -1,0 +1,281 @@
+"""One place where arguments are checked, masked, raised to the computing type and centred.
+
+Every posterior, density and divergence starts here, so that they agree on what a mask means:
+`mask` [..., K] marks the real keys, latent inputs and values, `query_mask` [..., Q] the real
+queries; True = real token.  Padded rows are overwritten, never multiplied, so NaN in them is
+harmless forward and backward.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpattention.gp.errors import NonFiniteError
+from gpattention.gp.precision import checks_are_deferred, compute_dtype
+
+Scalar = Tensor | float  # one number, or one per leading axis
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Checked inputs of one attention call, in the type to compute in.
+
+    Queries, keys, latent and inducing inputs share one translation; padded rows are zero.
+    """
+
+    q: Tensor  # [..., Q, C]
+    k: Tensor  # [..., K, C]
+    o: Tensor | None  # [..., K, C]
+    v: Tensor  # [..., K, D]
+    inducing: tuple[Tensor, ...]  # each [..., m, C]
+    noise: Tensor  # [..., 1, 1]  sigma^2
+    scale_q: Tensor  # [..., 1, 1]
+    scale_k: Tensor  # [..., 1, 1]
+    mask: Tensor | None  # [..., K]
+    query_mask: Tensor | None  # [..., Q]
+    log_amplitude: Tensor | None  # [..., Q]
+    dtype: torch.dtype  # of the results
+
+    @property
+    def latent(self) -> Tensor:
+        """The latent inputs o of the canonical GP, where the model has them.  [..., K, C]"""
+        if self.o is None:
+            raise ValueError("this model has no latent inputs")
+        return self.o
+
+    def real_keys(self) -> Tensor:
+        """Number of real keys per sequence.  [...]"""
+        return count_real(self.mask, self.k)
+
+    def real_queries(self) -> Tensor:
+        """Number of real queries per sequence.  [...]"""
+        return count_real(self.query_mask, self.q)
+
+    def amplify(self, rows: Tensor) -> Tensor:
+        """Multiply query rows [..., Q, X] by s_q a_i (section 13)."""
+        rows = self.scale_q * rows
+        return rows if self.log_amplitude is None else self.log_amplitude.exp()[..., None] * rows
+
+
+def count_real(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Real tokens per sequence as a number of x's type.  [...]"""
+    if mask is None:
+        return x.new_full((), x.shape[-2])
+    return mask.sum(-1).to(x.dtype)
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    noise: Scalar,
+    o: Tensor | None = None,
+    inducing: Mapping[str, Tensor] | None = None,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    log_amplitude: Tensor | None = None,
+    causal: bool = False,
+) -> Tokens:
+    """Check everything, then mask, raise and centre.  Errors name argument, value and expectation."""
+    tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
+    for name, x in tokens.items():
+        _check_tokens(name, x, like=q)
+    inducing = inducing or {}
+    for name, x in inducing.items():
+        _check_tokens(name, x, like=q, same_dtype=False)
+    for name, x in ({"k": k} | ({} if o is None else {"o": o}) | dict(inducing)).items():
+        _expect(x.shape[-1] == q.shape[-1], f"{name} of width {q.shape[-1]} like q", x)
+    for name, x in ({"v": v} | ({} if o is None else {"o": o})).items():
+        _expect(x.shape[-2] == k.shape[-2], f"{name} with {k.shape[-2]} tokens like k", x)
+    if causal:
+        _expect(q.shape[-2] == k.shape[-2], f"q with {k.shape[-2]} tokens like k (causal)", q)
+
+    lead = _common_lead({**tokens, **inducing})
+    _check_mask("mask", mask, lead, k)
+    _check_mask("query_mask", query_mask, lead, q)
+    if query_mask is None and q.shape[-2] == k.shape[-2]:
+        query_mask = mask
+    if log_amplitude is not None and (
+        log_amplitude.ndim == 0
+        or log_amplitude.shape[-1] != q.shape[-2]
+        or not _broadcasts_into(log_amplitude.shape[:-1], lead)
+    ):
+        raise ValueError(
+            f"expected log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against the "
+            f"leading axes {tuple(lead)}, got {tuple(log_amplitude.shape)}"
+        )
+
+    dtype = compute_dtype(q.dtype)
+    parameters = {
+        name: as_parameter(name, value, lead, q, dtype)
+        for name, value in (("noise", noise), ("scale_q", scale_q), ("scale_k", scale_k))
+    }
+    anchor = next(iter(inducing.values()), None)
+    if anchor is None:
+        centre = _real_mean(k.detach().to(dtype), mask)  # [..., 1, C]
+    else:  # inducing inputs have no batch axis, and must not gain one
+        centre = anchor.detach().to(dtype).mean(-2, keepdim=True)  # [..., 1, C]
+    if log_amplitude is not None:
+        log_amplitude = log_amplitude.to(dtype)
+        if query_mask is not None:
+            log_amplitude = torch.where(query_mask, log_amplitude, 0.0)
+    _check_values(
+        {
+            name: keep_rows(x, query_mask if name == "q" else mask if name in tokens else None)
+            for name, x in {**tokens, **inducing}.items()
+        },
+        parameters,
+        log_amplitude,
+    )
+    return Tokens(
+        q=_shift(q.to(dtype), centre, query_mask),
+        k=_shift(k.to(dtype), centre, mask),
+        o=None if o is None else _shift(o.to(dtype), centre, mask),
+        v=keep_rows(v.to(dtype), mask),
+        inducing=tuple(x.to(dtype) - centre for x in inducing.values()),
+        mask=mask,
+        query_mask=query_mask,
+        log_amplitude=log_amplitude,
+        dtype=q.dtype,
+        **parameters,
+    )
+
+
+def keep_rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Rows of padded tokens overwritten with 0.  [..., N, X]"""
+    return x if mask is None else torch.where(mask[..., None], x, 0.0)
+
+
+def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Columns of padded tokens overwritten with 0.  [..., X, N]"""
+    return x if mask is None else torch.where(mask[..., None, :], x, 0.0)
+
+
+def with_diagonal(K: Tensor, diagonal: Scalar, mask: Tensor | None = None) -> Tensor:
+    """K + diagonal I on real tokens, identity on padded ones (section 5).  [..., N, N]
+
+    The noise is added *before* masking, so that a padded Cholesky pivot is exactly 1 and adds
+    nothing to a log determinant.
+    """
+    eye = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+    K = K + diagonal * eye
+    if mask is None:
+        return K
+    return torch.where(mask[..., :, None] & mask[..., None, :], K, eye)
+
+
+def beside(a: Tensor, b: Tensor) -> Tensor:
+    """Columns of a, then columns of b, leading axes broadcast.  [..., N, X + Y]"""
+    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return torch.cat([x.expand(*lead, *x.shape[-2:]) for x in (a, b)], -1)
+
+
+def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A positive number, or one per leading axis, as [..., 1, 1]."""
+    if not isinstance(value, Tensor):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"expected {name} to be positive and finite, got {value}")
+        return torch.full((1, 1), float(value), dtype=dtype, device=like.device)
+    if value.device != like.device:
+        raise ValueError(f"expected {name} on {like.device} like q, got {value.device}")
+    if not value.is_floating_point() or not _broadcasts_into(value.shape, lead):
+        raise ValueError(
+            f"expected {name} to be a floating-point scalar or tensor that broadcasts against the "
+            f"leading axes {tuple(lead)}, got shape {tuple(value.shape)} and {value.dtype}"
+        )
+    return value.to(dtype)[..., None, None]
+
+
+def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
+    """tau^2 as [..., 1, 1]: sigma^2 itself for None; 0.0 is allowed."""
+    if observation_noise is None:
+        return t.noise
+    if not isinstance(observation_noise, Tensor) and observation_noise == 0:
+        return torch.zeros_like(t.noise)
+    lead = torch.broadcast_shapes(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
+    return as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
+
+
+def _shift(x: Tensor, centre: Tensor, mask: Tensor | None) -> Tensor:
+    return keep_rows(x - centre, mask)
+
+
+def _real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over real tokens, 0 where there are none.  [..., 1, C]"""
+    if mask is None:
+        return x.mean(-2, keepdim=True)
+    total = keep_rows(x, mask).sum(-2, keepdim=True)
+    return total / mask.sum(-1).clamp_min(1)[..., None, None]
+
+
+def _check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True) -> None:
+    if x.ndim < 2 or not x.is_floating_point() or 0 in x.shape[-2:]:
+        raise ValueError(
+            f"expected {name} to be a floating-point [..., N, C] tensor with N, C >= 1, "
+            f"got shape {tuple(x.shape)} and {x.dtype}"
+        )
+    if x.device != like.device:
+        raise ValueError(f"expected {name} on {like.device} like q, got {x.device}")
+    if same_dtype and x.dtype != like.dtype:
+        raise ValueError(f"expected {name} of {like.dtype} like q, got {x.dtype}")
+
+
+def _expect(holds: bool, expectation: str, x: Tensor) -> None:
+    if not holds:
+        raise ValueError(f"expected {expectation}, got shape {tuple(x.shape)}")
+
+
+def _common_lead(tensors: Mapping[str, Tensor]) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(*(x.shape[:-2] for x in tensors.values()))
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
+        raise ValueError(f"expected leading axes that broadcast together, got {shapes}") from None
+
+
+def _broadcasts_into(shape: torch.Size, lead: torch.Size) -> bool:
+    try:
+        return torch.broadcast_shapes(shape, lead) == lead
+    except RuntimeError:
+        return False
+
+
+def _check_mask(name: str, mask: Tensor | None, lead: torch.Size, x: Tensor) -> None:
+    if mask is None:
+        return
+    # A [B, N] mask beside [B, H, N, C] tokens would broadcast over heads when B == H: refuse it.
+    axes = (1, len(lead) + 1)
+    fits = mask.ndim in axes and mask.shape[-1] == x.shape[-2]
+    if mask.dtype != torch.bool or not fits or not _broadcasts_into(mask.shape[:-1], lead):
+        raise ValueError(
+            f"expected {name} to be bool (True = real token) of shape [{x.shape[-2]}] or "
+            f"{[*lead, x.shape[-2]]} with 1 allowed for leading axes (for a [B, N] mask pass "
+            f"mask[:, None]), got shape {tuple(mask.shape)} and {mask.dtype}"
+        )
+    if mask.device != x.device:
+        raise ValueError(f"expected {name} on {x.device} like its tokens, got {mask.device}")
+
+
+def _check_values(
+    named: Mapping[str, Tensor], parameters: Mapping[str, Tensor], log_amplitude: Tensor | None
+) -> None:
+    """Non-finite tokens, parameters that are not positive; one read from the device for all."""
+    if checks_are_deferred():
+        return
+    if log_amplitude is not None:
+        named = {**named, "log_amplitude": log_amplitude}
+    good = [x.isfinite().all() for x in named.values()]
+    good += [((x > 0) & x.isfinite()).all() for x in parameters.values()]
+    verdict = torch.stack(good).tolist()
+    for (name, x), fine in zip({**named, **parameters}.items(), verdict, strict=True):
+        if fine:
+            continue
+        if name in parameters:
+            raise ValueError(f"expected {name} to be positive and finite, got {float(x.min())}")
+        bad = int((~x.isfinite()).sum())
+        raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")

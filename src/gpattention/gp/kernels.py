@@ -1,0 +1,125 @@
+"""Covariance functions on token matrices; batch axes lead, never an [..., N, M, C] tensor.
+
+Squared distances come from the expanded form |x|^2 + |y|^2 - 2 x.y of *centred* inputs: the kernels
+are translation invariant, and without centring a common offset of 3 per coordinate costs two digits
+and, at 1024 tokens, the Cholesky factor.
+"""
+
+import torch
+from torch import Tensor
+
+from gpattention.gp.precision import compute_dtype, full_precision
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """|x_i - y_j|^2, clamped at 0; the caller has centred x and y.  [..., N, M]"""
+    squares = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
+    return (squares - 2 * (x @ y.mT)).clamp_min(0)
+
+
+def self_distances(x: Tensor) -> Tensor:
+    """|x_i - x_j|^2 with an exactly zero diagonal.  [..., N, N]"""
+    x = x - x.detach().mean(-2, keepdim=True)
+    squared = squared_distances(x, x)
+    squared.diagonal(dim1=-2, dim2=-1).zero_()
+    return squared
+
+
+def gram(x: Tensor) -> Tensor:
+    """kappa(x, x) of eq. 1 with unit diagonal.  [..., N, N]"""
+    return torch.exp(-0.5 * self_distances(x))
+
+
+def cross_gram(x: Tensor, y: Tensor) -> Tensor:
+    """kappa(x, y) of eq. 1 for inputs that are centred already.  [..., N, M]"""
+    return torch.exp(-0.5 * squared_distances(x, y))
+
+
+def _as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Checked inputs in the type to compute in; `y is x` stays true where it was."""
+    for name, t in (("x", x), ("y", y)):
+        if t.ndim < 2 or not t.is_floating_point():
+            raise ValueError(
+                f"expected {name} to be a floating-point [..., N, C] tensor, "
+                f"got shape {tuple(t.shape)} and {t.dtype}"
+            )
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(f"x has width {x.shape[-1]} but y has width {y.shape[-1]}")
+    raised = x.to(compute_dtype(x.dtype))
+    return raised, raised if y is x else y.to(compute_dtype(y.dtype))
+
+
+def _per_feature(lengthscale: Tensor | float, like: Tensor) -> Tensor | float:
+    """Length scales [..., C] (or one number) as [..., 1, C]."""
+    if not isinstance(lengthscale, Tensor):
+        if not lengthscale > 0:
+            raise ValueError(f"expected lengthscale > 0, got {lengthscale}")
+        return lengthscale
+    if lengthscale.ndim == 0:
+        return lengthscale
+    if lengthscale.shape[-1] not in (1, like.shape[-1]):
+        raise ValueError(
+            f"expected lengthscale of shape [..., {like.shape[-1]}], got {tuple(lengthscale.shape)}"
+        )
+    return lengthscale[..., None, :]
+
+
+def _per_matrix(variance: Tensor | float) -> Tensor | float:
+    """Variances [...] (or one number) as [..., 1, 1]."""
+    if not isinstance(variance, Tensor):
+        if not variance > 0:
+            raise ValueError(f"expected variance > 0, got {variance}")
+        return variance
+    return variance[..., None, None]
+
+
+@full_precision
+def rbf(x: Tensor, y: Tensor) -> Tensor:
+    """The canonical kernel exp(-1/2 |x_i - y_j|^2) of eq. 1.
+
+    x is [..., N, C], y is [..., M, C], the result [..., N, M].  When `y is x` the diagonal is
+    exactly 1.
+    """
+    dtype = x.dtype
+    x, y = _as_pair(x, y)
+    return _rbf(x, y).to(dtype)
+
+
+def _rbf(x: Tensor, y: Tensor) -> Tensor:
+    if y is x:
+        return gram(x)
+    centre = y.detach().mean(-2, keepdim=True)
+    return cross_gram(x - centre, y - centre)
+
+
+@full_precision
+def ard_rbf(
+    x: Tensor,  # [..., N, C]
+    y: Tensor,  # [..., M, C]
+    lengthscale: Tensor | float = 1.0,  # one number or [..., C]
+    variance: Tensor | float = 1.0,  # one number or [...]
+) -> Tensor:
+    """variance * exp(-1/2 sum_c (x_c - y_c)^2 / lengthscale_c^2) (section 7).  [..., N, M]
+
+    When `y is x` the diagonal is exactly the variance.
+    """
+    dtype = x.dtype
+    x, y = _as_pair(x, y)
+    scale = _per_feature(lengthscale, x)
+    scaled = x / scale
+    K = _rbf(scaled, scaled if y is x else y / scale)  # [..., N, M]
+    return (_per_matrix(variance) * K).to(dtype)
+
+
+@full_precision
+def exp_dot(
+    x: Tensor,  # [..., N, C]
+    y: Tensor,  # [..., M, C]
+    lengthscale: Tensor | float = 1.0,  # one number or [..., C]
+    variance: Tensor | float = 1.0,  # one number or [...]
+) -> Tensor:
+    """variance * exp(sum_c x_c y_c / lengthscale_c^2) (section 7).  [..., N, M]"""
+    dtype = x.dtype
+    x, y = _as_pair(x, y)
+    scale = _per_feature(lengthscale, x)
+    return (_per_matrix(variance) * torch.exp((x / scale) @ (y / scale).mT)).to(dtype)

@@ -1,0 +1,82 @@
+"""J = G K_o G^T, the only O(N^2) quantity of the sparse densities (section 4), in O(N m) memory.
+
+Exactly, in chunks of rows that are recomputed in the backward pass; or without bias from random
+Fourier features, in O(N r).
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.autograd.function import once_differentiable
+
+from gpattention.gp.kernels import cross_gram
+
+
+def latent_trace_reference(o: Tensor, G: Tensor) -> Tensor:
+    """The definition, with the whole kernel matrix.  [..., m, m]"""
+    return G @ cross_gram(o, o) @ G.mT
+
+
+def latent_trace(
+    o: Tensor,  # [..., N, C], centred
+    G: Tensor,  # [..., m, N], zero at padded tokens
+    *,
+    chunk: int = 1024,
+) -> Tensor:
+    """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]"""
+    if chunk < 1:
+        raise ValueError(f"expected chunk >= 1, got {chunk}")
+    lead = torch.broadcast_shapes(o.shape[:-2], G.shape[:-2])
+    o, G = o.expand(*lead, *o.shape[-2:]), G.expand(*lead, *G.shape[-2:])
+    J: Tensor = _LatentTrace.apply(o, G, chunk)
+    return J
+
+
+def latent_trace_estimate(
+    o: Tensor,  # [..., N, C]
+    G: Tensor,  # [..., m, N]
+    *,
+    features: int,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Unbiased estimate of the same from `features` random cosine and sine pairs.  [..., m, m]"""
+    if features < 1:
+        raise ValueError(f"expected features >= 1, got {features}")
+    frequencies = torch.randn(o.shape[-1], features, dtype=o.dtype, device=o.device, generator=generator)
+    angle = o @ frequencies  # [..., N, r]
+    projected = G @ torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(features)
+    return projected @ projected.mT
+
+
+class _LatentTrace(torch.autograd.Function):
+    """With E = K * (G^T S G), S the symmetric part of the incoming gradient:
+    dG = 2 S G K,  do_i = -2 sum_j E_ij (o_i - o_j)."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, G: Tensor, chunk: int) -> Tensor:
+        ctx.save_for_backward(o, G)
+        ctx.chunk = chunk
+        J = G.new_zeros(*G.shape[:-1], G.shape[-2])  # [..., m, m]
+        for rows in _chunks(o.shape[-2], chunk):
+            J += G[..., rows] @ (cross_gram(o[..., rows, :], o) @ G.mT)
+        return J
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        o, G = ctx.saved_tensors
+        S = 0.5 * (grads[0] + grads[0].mT)  # [..., m, m]
+        SG = S @ G  # [..., m, N]
+        grad_o, grad_G = torch.empty_like(o), torch.empty_like(G)
+        for rows in _chunks(o.shape[-2], ctx.chunk):
+            K = cross_gram(o[..., rows, :], o)  # [..., b, N]
+            grad_G[..., rows] = 2 * SG @ K.mT
+            E = K * (SG[..., rows].mT @ G)  # [..., b, N]
+            grad_o[..., rows, :] = -2 * (E.sum(-1, keepdim=True) * o[..., rows, :] - E @ o)
+        return grad_o, grad_G, None
+
+
+def _chunks(n: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, n)) for start in range(0, n, chunk)]

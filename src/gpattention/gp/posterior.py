@@ -1,0 +1,122 @@
+"""What every attention posterior offers: mean, variance, covariance, draws.
+
+Only the mean is computed at construction.  Variance and covariance are computed when they are asked
+for, from the factors the mean already needed.
+"""
+
+import torch
+from torch import Generator, Tensor
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.inputs import keep_columns, keep_rows
+from gpattention.gp.precision import full_precision
+
+# Added to the diagonal of *prior* Gram matrices when joint draws factor them, in float64.
+PRIOR_DELTA = 1e-10
+
+
+class Posterior:
+    """A Gaussian over the attention output of every query.
+
+    The covariance is shared by the D value channels, except for SGPA, which has one per channel.
+    Padded queries have mean, variance and draws of exactly 0.
+    """
+
+    def __init__(self, mean: Tensor, query_mask: Tensor | None, dtype: torch.dtype) -> None:
+        self._mean = keep_rows(mean, query_mask)  # [..., Q, D] in the computing type
+        self._query_mask = query_mask  # [..., Q]
+        self._dtype = dtype
+        self._cached_variance: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """The attention output.  [..., Q, D]"""
+        return self._mean.to(self._dtype)
+
+    @property
+    def variance(self) -> Tensor:
+        """Predictive variance of every query token.  [..., Q]; SGPA: [..., Q, D]"""
+        return self._full_variance().to(self._dtype)
+
+    @property
+    def log_variance(self) -> Tensor:
+        """Its logarithm, which does not overflow; -inf at padded queries."""
+        return self._log_variance().to(self._dtype)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Predictive standard deviation, with finite gradients where it is 0."""
+        return self._stddev().to(self._dtype)
+
+    @full_precision
+    def covariance(self) -> Tensor:
+        """Dense covariance between query tokens.  [..., Q, Q]; SGPA: [..., D, Q, Q]"""
+        return self._full_covariance().to(self._dtype)
+
+    @full_precision
+    def sample(self, n: int = 1, *, generator: Generator | None = None, joint: bool = False) -> Tensor:
+        """n reparameterised draws, independent between value channels.  [n, ..., Q, D]
+
+        `joint=False` draws every token on its own from its variance, as SGPA does; `joint=True` draws
+        from the full covariance, by a factor that is a square and so cannot be indefinite.
+        """
+        if n < 1:
+            raise ValueError(f"expected n >= 1 draws, got {n}")
+        if joint:
+            deviation = self._joint_deviation(n, generator)
+        else:
+            stddev = self._stddev()
+            stddev = stddev if stddev.ndim == self._mean.ndim else stddev[..., None]
+            deviation = stddev * self._normal(n, self._mean.shape[-2], generator)
+        return (self._mean + keep_rows(deviation, self._query_mask)).to(self._dtype)
+
+    def _full_variance(self) -> Tensor:
+        if self._cached_variance is None:
+            variance = self._raw_variance()
+            channels = variance.ndim == self._mean.ndim
+            self._cached_variance = (
+                keep_rows(variance, self._query_mask)
+                if channels
+                else keep_columns(variance[..., None, :], self._query_mask)[..., 0, :]
+            )
+        return self._cached_variance
+
+    def _log_variance(self) -> Tensor:
+        real = self._real_like(self._full_variance())
+        return torch.where(real, torch.where(real, self._full_variance(), 1.0).log(), -torch.inf)
+
+    def _stddev(self) -> Tensor:
+        # sqrt has an infinite slope at 0, so padded tokens pass through 1
+        real = self._real_like(self._full_variance())
+        return torch.where(real, torch.where(real, self._full_variance(), 1.0).sqrt(), 0.0)
+
+    def _real_like(self, variance: Tensor) -> Tensor:
+        positive = variance > 0
+        if self._query_mask is None:
+            return positive
+        channels = variance.ndim == self._mean.ndim
+        return positive & (self._query_mask[..., None] if channels else self._query_mask)
+
+    def _normal(self, n: int, rows: int, generator: Generator | None) -> Tensor:
+        """Standard normal numbers.  [n, ..., rows, D]"""
+        shape = (n, *self._mean.shape[:-2], rows, self._mean.shape[-1])
+        return torch.randn(shape, dtype=self._mean.dtype, device=self._mean.device, generator=generator)
+
+    def _raw_variance(self) -> Tensor:
+        raise NotImplementedError
+
+    def _full_covariance(self) -> Tensor:
+        raise NotImplementedError
+
+    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+        raise NotImplementedError
+
+
+def prior_root(K: Tensor) -> Tensor:
+    """Factor of a prior Gram matrix that may be singular: float64 and a fixed tiny delta.
+
+    Tokens may coincide, so a prior Gram has no float32 factor in general; in float64 a delta of
+    1e-10 gives one, and 1e-5 of a standard deviation is far below what a draw can show.  [..., N, N]
+    """
+    eye = torch.eye(K.shape[-1], dtype=torch.float64, device=K.device)
+    return cholesky(K.double() + PRIOR_DELTA * eye, name="prior Gram", noise=PRIOR_DELTA)

@@ -1,0 +1,84 @@
+"""Where and in which arithmetic the GP core runs.
+
+From the distances to the last triangular solve everything is IEEE float32 or float64: autocast is
+off, TF32 is off, and half-precision inputs are raised to float32.  A Gram matrix with the 8 or 11
+significant bits of bf16 or TF32 is not positive definite at any useful noise.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_deferred: ContextVar[bool] = ContextVar("gpattention_deferred_checks", default=False)
+
+
+@contextmanager
+def deferred_checks() -> Iterator[None]:
+    """Run the block without reading results back from the device; look at health afterwards.
+
+    Inside, a matrix without a Cholesky factor gives NaN and is counted, and inputs are not searched
+    for NaN; `check_health()` raises once for everything counted.  On a GPU this keeps eager code from
+    waiting for every factorisation.  CUDA-graph capture and `torch.compile` always behave so.
+
+    >>> with deferred_checks():
+    ...     loss = step(batch)
+    >>> check_health()
+    """
+    token = _deferred.set(True)
+    try:
+        yield
+    finally:
+        _deferred.reset(token)
+
+
+def checks_are_deferred() -> bool:
+    """True where reading a tensor's value is impossible or unwanted."""
+    if torch.compiler.is_compiling():
+        return True
+    if _deferred.get():
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for half-precision inputs, else the inputs' own type."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@contextmanager
+def _ieee_matmul() -> Iterator[None]:
+    """Full float32 products, whatever `set_float32_matmul_precision` was set to."""
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    lowered = [(b, b.fp32_precision) for b in backends if b.fp32_precision not in ("ieee", "none")]
+    for backend, _ in lowered:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, precision in lowered:
+            backend.fp32_precision = precision
+
+
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: the function's products and solves run with autocast and TF32 off."""
+
+    @wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():  # backend settings are compile-time constants there
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                return function(*args, **kwargs)
+        with ExitStack() as stack:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(_ieee_matmul())
+            return function(*args, **kwargs)
+
+    return inner

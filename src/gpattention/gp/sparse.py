@@ -1,0 +1,172 @@
+"""Sparse correlated-GP attention (SCGP): inducing inputs, linear in the number of tokens (eq. 13-15).
+
+    L_m = chol(K_mm + delta I),  L_l = chol(K_ll + delta I)
+    Phi_q = K_qm L_m^-T,  Phi_o = K_om L_m^-T,  Psi_o = K_ol L_l^-T,  Psi_k = K_kl L_l^-T
+    B_m = I + Phi_o^T Phi_o / sigma^2 = L_B L_B^T,   B_l = I + Psi_k^T Psi_k / sigma^2 = L_Bl L_Bl^T
+    H = L_B^-1 Phi_q^T,   T = L_Bl^-1 Psi_o^T Phi_o L_B^-T / sigma^2
+    mean = H^T T^T (L_Bl^-1 Psi_k^T V / sigma^2)
+    cov  = sigma^2 I + H^T R R^T H,   R R^T = 2 I - L_B^-1 L_B^-T + T^T T >= I                    (15)
+
+Time O(N m^2), memory O(N m); no N x N matrix forward or backward.  The long axis always is a row
+axis: `solve_triangular` with a million columns is a trap.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+from torch.linalg import solve_triangular
+
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.inputs import Scalar, Tokens, keep_rows, prepare, with_diagonal
+from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.posterior import Posterior
+from gpattention.gp.precision import full_precision
+
+Values = Literal["paper", "dual"]
+
+
+@full_precision
+def scgp_posterior(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    o: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    inducing_q: Tensor,  # [..., m, C]
+    inducing_k: Tensor | None = None,  # [..., l, C]
+    *,
+    noise: Scalar,
+    scale_q: Scalar = 1.0,
+    scale_k: Scalar = 1.0,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+    log_amplitude: Tensor | None = None,  # [..., Q]
+    values: Values = "paper",
+    include_noise: bool = True,
+    delta: float = 1e-6,
+) -> "SCGPPosterior":
+    """Sparse CGP prediction through inducing inputs m (z_q | z_o) and l (z_o | z_k) (eq. 15).
+
+    `inducing_k=None` takes one set for both stages.  `values="paper"` observes z_k = V; `"dual"`
+    observes z_k = (Q_k + sigma^2 I) V, so that the mean approximates the exact model's.  The
+    variance is of the noisy query process, as printed; `include_noise=False` leaves sigma^2 out.
+    `delta` is a fixed perturbation of the inducing Gram matrices: keep inducing inputs apart.
+    """
+    t = prepare_sparse(
+        q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
+        mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
+    )  # fmt: skip
+    return SCGPPosterior(t, values=values, delta=delta, include_noise=include_noise)
+
+
+def prepare_sparse(
+    q: Tensor,
+    k: Tensor,
+    o: Tensor,
+    v: Tensor,
+    inducing_q: Tensor,
+    inducing_k: Tensor | None,
+    *,
+    noise: Scalar,
+    scale_q: Scalar,
+    scale_k: Scalar,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    log_amplitude: Tensor | None,
+    values: Values,
+    delta: float,
+) -> Tokens:
+    """The checks all sparse functions share."""
+    if values not in ("paper", "dual"):
+        raise ValueError(f"expected values 'paper' or 'dual', got {values!r}")
+    if not 0 <= delta < 1:
+        raise ValueError(f"expected delta in [0, 1), got {delta}")
+    inducing = {"inducing_q": inducing_q}
+    if inducing_k is not None:
+        inducing["inducing_k"] = inducing_k
+    return prepare(
+        q, k, v, o=o, inducing=inducing, noise=noise, scale_q=scale_q, scale_k=scale_k,
+        mask=mask, query_mask=query_mask, log_amplitude=log_amplitude,
+    )  # fmt: skip
+
+
+class SCGPPosterior(Posterior):
+    """Whitened sparse posterior; keeps the features for variance, draws, densities and KL."""
+
+    def __init__(self, t: Tokens, *, values: Values, delta: float, include_noise: bool) -> None:
+        self.t, self.include_noise = t, include_noise
+        m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
+        self.L_m = inducing_root(m, delta)  # [..., m, m]
+        self.L_l = self.L_m if l is m else inducing_root(l, delta)  # [..., l, l]
+        o = t.latent
+        self.Phi_q = t.amplify(features(t.q, m, self.L_m, t.query_mask))  # [..., Q, m]
+        self.Phi_o = features(o, m, self.L_m, t.mask)  # [..., K, m]
+        self.Psi_o = self.Phi_o if l is m else features(o, l, self.L_l, t.mask)  # [..., K, l]
+        self.Psi_k = t.scale_k * features(t.k, l, self.L_l, t.mask)  # [..., K, l]
+        self.L_B = self._root(self.Phi_o)  # [..., m, m]
+        self.L_Bl = self._root(self.Psi_k)  # [..., l, l]
+        S = self.Psi_o.mT @ self.Phi_o / t.noise  # [..., l, m]
+        S = solve_triangular(self.L_B.mT, S, upper=True, left=False)
+        self.T = solve_triangular(self.L_Bl, S, upper=False)  # [..., l, m]
+        c = self.T.mT @ self._whitened_values(values)  # [..., m, D]
+        # mean = Phi_q c: the N x m features touch one small matrix only
+        self.c = solve_triangular(self.L_B.mT, c, upper=True)  # [..., m, D]
+        super().__init__(self.Phi_q @ self.c, t.query_mask, t.dtype)  # eq. 15
+        self._R_c: Tensor | None = None
+
+    def _root(self, F: Tensor) -> Tensor:
+        """chol(I + F^T F / sigma^2).  [..., m, m]"""
+        B = with_diagonal(F.mT @ F / self.t.noise, 1.0)
+        return cholesky(B, name="I + Phi^T Phi / noise", noise=self.t.noise)
+
+    def _whitened_values(self, values: Values) -> Tensor:
+        """L_Bl^-1 Psi_k^T z_k / sigma^2 for z_k = V or (Q_k + sigma^2 I) V.  [..., l, D]"""
+        Psi_v = self.Psi_k.mT @ self.t.v
+        if values == "dual":
+            return self.L_Bl.mT @ Psi_v
+        return solve_triangular(self.L_Bl, Psi_v / self.t.noise, upper=False)
+
+    def covariance_root(self) -> Tensor:
+        """R_c = L_B^-T R, so that cov = sigma^2 I + Phi_q R_c R_c^T Phi_q^T.  [..., m, m]"""
+        if self._R_c is None:
+            eye = torch.eye(self.L_B.shape[-1], dtype=self.L_B.dtype, device=self.L_B.device)
+            inverse = solve_triangular(self.L_B, eye, upper=False)  # [..., m, m]
+            inner = 2 * eye - inverse @ inverse.mT + self.T.mT @ self.T
+            R = cholesky(inner, name="2I - B^-1 + T^T T", noise=self.t.noise)
+            self._R_c = inverse.mT @ R
+        return self._R_c
+
+    @full_precision
+    def _raw_variance(self) -> Tensor:
+        signal = (self.Phi_q @ self.covariance_root()).square().sum(-1)  # [..., Q]
+        return signal + self.t.noise[..., 0] if self.include_noise else signal
+
+    def _full_covariance(self) -> Tensor:
+        F = self.Phi_q @ self.covariance_root()  # [..., Q, m]
+        cov = F @ F.mT
+        if not self.include_noise:
+            return cov
+        return cov + torch.diag_embed(self._noise_per_query())
+
+    def _noise_per_query(self) -> Tensor:
+        """sigma^2 at real queries, 0 at padded ones.  [..., Q]"""
+        noise = self.t.noise[..., 0].expand(*self._mean.shape[:-1])
+        return noise if self.t.query_mask is None else torch.where(self.t.query_mask, noise, 0.0)
+
+    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+        root = self.covariance_root()
+        deviation = self.Phi_q @ (root @ self._normal(n, root.shape[-1], generator))
+        if not self.include_noise:
+            return deviation
+        return deviation + self.t.noise.sqrt() * self._normal(n, self.t.q.shape[-2], generator)
+
+
+def inducing_root(m: Tensor, delta: float) -> Tensor:
+    """chol(K_mm + delta I).  [..., m, m]"""
+    return cholesky(with_diagonal(gram(m), delta), name="K_mm + delta I", noise=delta)
+
+
+def features(x: Tensor, m: Tensor, L: Tensor, mask: Tensor | None) -> Tensor:
+    """Whitened inducing features kappa(x, m) L^-T, zero at padded tokens.  [..., N, m]"""
+    phi = solve_triangular(L.mT, cross_gram(x, m), upper=True, left=False)
+    return keep_rows(phi, mask)

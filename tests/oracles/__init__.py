@@ -1,0 +1,1 @@
+"""Slow NumPy oracles that evaluate the definitions of MATH.md with explicit inverses."""
