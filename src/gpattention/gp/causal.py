@@ -139,7 +139,7 @@ class CausalCGPState:
             q[..., None, :], k[..., None, :], v[..., None, :], o=o[..., None, :],
             mask=None if mask is None else mask[..., None],
             log_amplitude=None if log_amplitude is None else log_amplitude[..., None],
-            **self._parameters,
+            noise=self._noise, scale_q=self._scale_q, scale_k=self._scale_k,
         )  # fmt: skip
         past = self._past
         if past is not None and (past.o.shape[-1], past.v.shape[-1]) != (o.shape[-1], v.shape[-1]):
