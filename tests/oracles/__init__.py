@@ -1,1 +1,1 @@
-"""Slow NumPy oracles that evaluate the definitions of MATH.md with explicit inverses."""
+"""Slow NumPy oracles that evaluate the definitions of with explicit inverses."""

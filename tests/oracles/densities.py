@@ -140,7 +140,7 @@ def direct_log_density(
     )[0]  # [nq, D]
     Z = (K_k + noise * np.eye(len(ki))) @ v[ki]  # [n, D]
     cov_q = K_q + tau2 * np.eye(len(qi))  # [nq, nq]
-    cov_k = K_k + tau2 * np.eye(len(ki))  # [n, n]
+    cov_k = K_k + noise * np.eye(len(ki))  # [n, n]
     if objective == "marginal":
         return log_density(nu, cov_q), log_density(Z, cov_k)
     if objective == "joint":
@@ -196,9 +196,7 @@ def scgp_log_density(
     """Query and key log density of sparse CGP for one objective of section 4 (eq. 16)."""
     qi, ki = real_tokens(len(q), len(k), mask, query_mask)
     a = amplitudes(log_amplitude, qi)  # [nq]
-    g: SparseGrams = sparse_grams(
-        q[qi], k[ki], o[ki], inducing_q, inducing_k, scale_q, scale_k, a, delta
-    )
+    g: SparseGrams = sparse_grams(q[qi], k[ki], o[ki], inducing_q, inducing_k, scale_q, scale_k, a, delta)
     nu = scgp_posterior(
         q[qi],
         k[ki],

@@ -51,9 +51,7 @@ def condition(
     return gain @ y, K_tt - gain @ K_to.T
 
 
-def joint_posterior(
-    q: Array, k: Array, v: Array, a: Array, b: Array, obs_cov: Array
-) -> tuple[Array, Array]:
+def joint_posterior(q: Array, k: Array, v: Array, a: Array, b: Array, obs_cov: Array) -> tuple[Array, Array]:
     """Condition a_i z_o(q_i) on b_j z_o(k_j) observed as M_k V with noise obs_cov (eq. 2)."""
     n_q, n = len(q), len(k)
     inputs = np.concatenate([q, k])  # [Nq+N, C]

@@ -12,7 +12,7 @@ Kernel = Callable[[Array, Array], Array]
 
 
 def rbf(x: Array, y: Array) -> Array:
-    """Canonical kernel exp(-1/2 ||x_i - y_j||^2) (MATH.md section 0)."""
+    """Canonical kernel exp(-1/2 ||x_i - y_j||^2) (section 0)."""
     K = np.zeros((len(x), len(y)))  # [n, p]
     for i in range(len(x)):
         for j in range(len(y)):
@@ -21,7 +21,7 @@ def rbf(x: Array, y: Array) -> Array:
 
 
 def ard_rbf(x: Array, y: Array, lengthscale: Array | float, variance: float) -> Array:
-    """ARD kernel variance * exp(-1/2 sum (x-y)^2 / lengthscale^2) (MATH.md section 7)."""
+    """ARD kernel variance * exp(-1/2 sum (x-y)^2 / lengthscale^2) (section 7)."""
     K = np.zeros((len(x), len(y)))  # [n, p]
     for i in range(len(x)):
         for j in range(len(y)):
@@ -30,7 +30,7 @@ def ard_rbf(x: Array, y: Array, lengthscale: Array | float, variance: float) -> 
 
 
 def exp_dot(x: Array, y: Array, lengthscale: Array | float, variance: float) -> Array:
-    """Exponential kernel variance * exp(sum x*y / lengthscale^2) (MATH.md section 7)."""
+    """Exponential kernel variance * exp(sum x*y / lengthscale^2) (section 7)."""
     K = np.zeros((len(x), len(y)))  # [n, p]
     for i in range(len(x)):
         for j in range(len(y)):

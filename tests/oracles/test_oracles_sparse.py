@@ -1,4 +1,4 @@
-"""The sparse, softmax, row-normalised and SGPA oracles agree with MATH.md."""
+"""The sparse, softmax, row-normalised and SGPA oracles agree with ."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def test_sparse_posterior_equals_equations_13_14_and_15(delta: float) -> None:
     close(mean, mean_w)
     close(cov, cov_w + eye)
     assert min_eig(cov) > NOISE - 1e-12
-    bare = sparse.scgp_posterior(
-        q, k, o, v, m, ell, noise=NOISE, delta=delta, include_noise=False, **AMP
-    )
+    bare = sparse.scgp_posterior(q, k, o, v, m, ell, noise=NOISE, delta=delta, include_noise=False, **AMP)
     close(bare[1], cov_w)
 
 
@@ -192,9 +190,7 @@ def test_row_normalised_direct_attention() -> None:
     mask = np.array([True, False, True, True, False, True])
     log_a = amplitude.row_log_amplitude(q, k, scale=1.5, mask=mask)
     assert not log_a[~mask].any()
-    mean, cov = exact.direct_posterior(
-        q, k, v, noise=NOISE, scale_k=1 / 1.5, mask=mask, log_amplitude=log_a
-    )
+    mean, cov = exact.direct_posterior(q, k, v, noise=NOISE, scale_k=1 / 1.5, mask=mask, log_amplitude=log_a)
     weights = rbf(q[mask], k[mask])
     close(mean[mask], weights @ v[mask] / weights.sum(1, keepdims=True))
     assert min_eig(cov) > -1e-12

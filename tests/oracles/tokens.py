@@ -14,7 +14,7 @@ Index = NDArray[np.intp]
 def real_tokens(
     n_queries: int, n_keys: int, mask: Mask | None, query_mask: Mask | None
 ) -> tuple[Index, Index]:
-    """Indices of the real queries and of the real keys (MATH.md section 5)."""
+    """Indices of the real queries and of the real keys (section 5)."""
     if mask is None:
         mask = np.ones(n_keys, dtype=bool)
     if query_mask is None:
@@ -23,14 +23,14 @@ def real_tokens(
 
 
 def amplitudes(log_amplitude: Array | None, query_index: Index) -> Array:
-    """Amplitudes a_i = exp(log_amplitude_i) of the real queries (MATH.md section 13)."""
+    """Amplitudes a_i = exp(log_amplitude_i) of the real queries (section 13)."""
     if log_amplitude is None:
         return np.ones(len(query_index))
     return np.exp(log_amplitude[query_index])
 
 
 def scatter_rows(rows: Array, index: Index, n: int) -> Array:
-    """Place rows [r,...] at index in an array of zeros with n rows (MATH.md section 5)."""
+    """Place rows [r,...] at index in an array of zeros with n rows (section 5)."""
     out = np.zeros((n, *rows.shape[1:]))
     for row, i in zip(rows, index, strict=True):
         out[i] = row
@@ -38,7 +38,7 @@ def scatter_rows(rows: Array, index: Index, n: int) -> Array:
 
 
 def scatter_square(cov: Array, index: Index, n: int) -> Array:
-    """Place cov [r,r] at index in an n by n matrix of zeros (MATH.md section 5)."""
+    """Place cov [r,r] at index in an n by n matrix of zeros (section 5)."""
     out = np.zeros((n, n))
     out[np.ix_(index, index)] = cov
     return out

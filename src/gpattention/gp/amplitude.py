@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.inputs import Scalar, Tokens, keep_rows, prepare
+from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare
 from gpattention.gp.kernels import cross_gram, squared_distances
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sparse import inducing_root
@@ -34,7 +34,10 @@ def row_log_amplitude(
     shrink towards 0 instead of being normalised.  Padded queries, and queries that see no real
     key, get 0.
     """
-    t = prepare(q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal)
+    t = prepare(
+        q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
+        scale_name="scale",
+    )  # fmt: skip
     exponent = -0.5 * squared_distances(t.q, t.k)  # [..., Q, K]
     if t.mask is not None:
         exponent = exponent.masked_fill(~t.mask[..., None, :], -torch.inf)
@@ -61,15 +64,16 @@ def sparse_row_log_amplitude(
     delta: float = 1e-6,
     max_log_amplitude: float | None = None,
 ) -> Tensor:
-    """The same from the Nystrom estimate of the row sums, clamped at `floor`.  [..., Q]
+    """Eq. 25 from the Nystrom estimate of the row sums, clamped at `floor` (section 13).  [..., Q]
 
     O(N l) time and memory: kappa(q, l) (K_ll + delta I)^-1 sum_j kappa(l, k_j).
     """
     if not floor > 0:
         raise ValueError(f"expected floor > 0, got {floor}")
+    check_delta(delta)
     t = prepare(
         q, k, k, inducing={"inducing": inducing}, noise=1.0, scale_q=scale, mask=mask,
-        query_mask=query_mask,
+        query_mask=query_mask, scale_name="scale",
     )  # fmt: skip
     (l,) = t.inducing  # noqa: E741 - the paper's letter
     L = inducing_root(l, delta)  # [..., l, l]

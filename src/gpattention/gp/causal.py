@@ -106,7 +106,7 @@ class CausalRow:
 
 
 class CausalCGPState:
-    """Causal CGP attention one token at a time, O(t^2) for token t; same rows as eq. 17-18.
+    """Causal CGP attention one token at a time, O(t^2 C) for token t; same rows as eq. 17-18.
 
     Keeps latent inputs, keys, values and the factors L, L_k, Y = L^-1 K_ok V of the prefix.
 

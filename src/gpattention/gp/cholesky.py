@@ -22,7 +22,8 @@ def _counter(device: torch.device) -> Tensor:
                 "the health counter must exist before a CUDA graph is captured: "
                 "run the step once eagerly first (as torch.cuda.graphs asks anyway)"
             )
-        _failures[device] = torch.zeros((), dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # an inference tensor could not be counted up outside
+            _failures[device] = torch.zeros((), dtype=torch.int64, device=device)
     return _failures[device]
 
 

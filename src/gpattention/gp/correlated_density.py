@@ -111,7 +111,8 @@ def direct_log_density(
 ) -> LogDensity:
     """log p of the direct GP's mean K_qk V and observed keys M_k V under the prior (eq. 12, GP).
 
-    "marginal" takes each on its own, "joint" both together.
+    "marginal" takes each on its own, "joint" both together.  `observation_noise` is tau^2 of the
+    queries; the keys are observed with sigma^2, as eq. 2 has it.
     """
     check_choice("objective", objective, get_args(DirectObjective))
     t = prepare(
@@ -122,14 +123,14 @@ def direct_log_density(
     K_qk = direct_weights(t)  # [..., Q, K]
     K_q = amplified_gram(t)  # [..., Q, Q]
     K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
-    Z = observed_keys(t, K_k)  # [..., K, D]
-    L_key = cholesky(with_diagonal(K_k, tau, t.mask), name="K_k + tau^2 I", noise=tau)
-    key = gaussian_log_density(Z, L_key, t.real_keys())
+    L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=t.noise)
+    white = L_key.mT @ t.v  # [..., K, D]  L_k^-1 Z for Z = M_k V
+    key = quadratic_log_density(white.square().sum((-2, -1)), L_key, t.real_keys(), t.v)
     cov, X = with_diagonal(K_q, tau, t.query_mask), K_qk @ t.v
     if objective == "joint":
         R = solve_triangular(L_key, K_qk.mT, upper=False)  # [..., K, Q]
         cov = cov - R.mT @ R
-        X = X - R.mT @ solve_triangular(L_key, Z, upper=False)
+        X = X - R.mT @ white
     L_query = cholesky(cov, name="K_q + tau^2 I", noise=tau)
     return as_log_density(t, gaussian_log_density(X, L_query, t.real_queries()), key)
 
@@ -144,12 +145,13 @@ class _Side:
     X: Tensor  # [..., N, D]
     real: Tensor  # [...]
     noise: Tensor  # [..., 1, 1]
+    tau: Tensor  # [..., 1, 1]
     name: str
     # factor and quadratic form of X under K where both are known without a solve
     known: tuple[Tensor, Tensor] | None = None
 
     def root(self, cov: Tensor, what: str) -> Tensor:
-        return cholesky(cov, name=f"{what} of the {self.name}", noise=self.noise)
+        return cholesky(cov, name=f"{what} of the {self.name}", noise=self.tau)
 
 
 def _query_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
@@ -162,6 +164,7 @@ def _query_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
         X=posterior._mean,
         real=t.real_queries(),
         noise=t.noise,
+        tau=tau,
         name="queries",
     )
 
@@ -180,6 +183,7 @@ def _key_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
         X=observed_keys(t, K_k),
         real=t.real_keys(),
         noise=t.noise,
+        tau=tau,
         name="keys",
         known=known,
     )
@@ -206,12 +210,18 @@ def _conditional_root(side: _Side) -> Tensor:
 def _jensen(side: _Side, latent: bool) -> Tensor:
     """Eq. 9.  [...]"""
     L_S = _conditional_root(side)
-    trace = solve_triangular(L_S, side.W.mT, upper=False).square().sum((-2, -1))
-    if latent:
-        A = solve_triangular(L_S, side.A_t.mT, upper=False)  # [..., N, K]
-        trace = trace - side.noise[..., 0, 0] * A.square().sum((-2, -1))
     quadratic = solve_triangular(L_S, side.X, upper=False).square().sum((-2, -1))
-    return quadratic_log_density(quadratic + side.X.shape[-1] * trace, L_S, side.real, side.X)
+    spread = side.X.shape[-1] * _expected_spread(side, L_S, latent)
+    return quadratic_log_density(quadratic + spread, L_S, side.real, side.X)
+
+
+def _expected_spread(side: _Side, L_S: Tensor, latent: bool) -> Tensor:
+    """T = tr(S^-1 A Pi A^T) of eq. 9, as sums of squares.  [...]"""
+    trace = solve_triangular(L_S, side.W.mT, upper=False).square().sum((-2, -1))
+    if not latent:
+        return trace
+    A = solve_triangular(L_S, side.A_t.mT, upper=False)  # [..., N, K]
+    return trace - side.noise[..., 0, 0] * A.square().sum((-2, -1))
 
 
 def _monte_carlo(side: _Side, root: Tensor, samples: int, generator: Generator | None) -> Tensor:

@@ -9,6 +9,7 @@ from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
+from gpattention.gp.precision import checks_are_deferred, compute_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +108,17 @@ def noise_floor(
     1/2 log(2 pi tau^2), reached when means, amplitudes and values have collapsed to nothing; with
     `scale` (s_q or s_k) and `tokens` given, the floor at that fixed amplitude, all tokens merged.
     tau^2 is `observation_noise`, sigma^2 when None; 0.0 (the paper's) has no floor and gives -inf.
-    It holds for every objective of `cgp_log_density`, `direct_log_density` and `scgp_log_density`
-    but "printed".  A run whose regulariser sits here has collapsed, whatever its ECE says.
+    The plain floor holds for every objective of `cgp_log_density`, `direct_log_density` and
+    `scgp_log_density` but "printed"; the one at fixed amplitude for "marginal" and "jensen" with the
+    noisy latent prior.  A run whose regulariser sits here has collapsed, whatever its ECE says.
     """
     if (scale is None) != (tokens is None):
         raise ValueError("scale and tokens belong together: give both or neither")
-    tau = torch.as_tensor(noise if observation_noise is None else observation_noise)
-    tau = tau if tau.is_floating_point() else tau.double()
-    if bool((tau < 0).any()):
-        raise ValueError(f"expected a noise >= 0, got {float(tau.min())}")
+    name, value = ("noise", noise) if observation_noise is None else ("observation_noise", observation_noise)
+    tau = torch.as_tensor(value)
+    tau = tau.to(compute_dtype(tau.dtype)) if tau.is_floating_point() else tau.double()
+    if not checks_are_deferred() and not bool((tau >= 0).all()):
+        raise ValueError(f"expected {name} >= 0, got {float(tau.min())}")
     floor = 0.5 * (2 * math.pi * tau).log()
     if scale is None or tokens is None:
         return floor

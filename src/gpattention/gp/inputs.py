@@ -80,8 +80,13 @@ def prepare(
     query_mask: Tensor | None = None,
     log_amplitude: Tensor | None = None,
     causal: bool = False,
+    scale_name: str = "scale_q",
+    also_finite: Mapping[str, Tensor] | None = None,
 ) -> Tokens:
-    """Check everything, then mask, raise and centre.  Errors name argument, value and expectation."""
+    """Check everything, then mask, raise and centre.  Errors name argument, value and expectation.
+
+    `scale_name` is what the caller calls `scale_q`; `also_finite` are searched for NaN and no more.
+    """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     for name, x in tokens.items():
         _check_tokens(name, x, like=q)
@@ -113,7 +118,7 @@ def prepare(
     dtype = compute_dtype(q.dtype)
     parameters = {
         name: as_parameter(name, value, lead, q, dtype)
-        for name, value in (("noise", noise), ("scale_q", scale_q), ("scale_k", scale_k))
+        for name, value in (("noise", noise), (scale_name, scale_q), ("scale_k", scale_k))
     }
     anchor = next(iter(inducing.values()), None)
     if anchor is None:
@@ -127,7 +132,7 @@ def prepare(
     _check_values(
         {
             name: keep_rows(x, query_mask if name == "q" else mask if name in tokens else None)
-            for name, x in {**tokens, **inducing}.items()
+            for name, x in {**tokens, **inducing, **(also_finite or {})}.items()
         },
         parameters,
         log_amplitude,
@@ -142,7 +147,9 @@ def prepare(
         query_mask=query_mask,
         log_amplitude=log_amplitude,
         dtype=q.dtype,
-        **parameters,
+        noise=parameters["noise"],
+        scale_q=parameters[scale_name],
+        scale_k=parameters["scale_k"],
     )
 
 
@@ -198,7 +205,17 @@ def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
     if not isinstance(observation_noise, Tensor) and observation_noise == 0:
         return torch.zeros_like(t.noise)
     lead = torch.broadcast_shapes(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
-    return as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
+    tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
+    if not checks_are_deferred() and not bool(((tau >= 0) & tau.isfinite()).all()):
+        bad = tau[~((tau >= 0) & tau.isfinite())]
+        raise ValueError(f"expected observation_noise >= 0 and finite, got {float(bad[0])}")
+    return tau
+
+
+def check_delta(delta: float) -> None:
+    """Raise `ValueError` unless delta can perturb a Gram matrix of unit diagonal."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"expected delta in [0, 1), got {delta}")
 
 
 def _shift(x: Tensor, centre: Tensor, mask: Tensor | None) -> Tensor:
@@ -276,6 +293,7 @@ def _check_values(
         if fine:
             continue
         if name in parameters:
-            raise ValueError(f"expected {name} to be positive and finite, got {float(x.min())}")
+            bad_value = float(x[~((x > 0) & x.isfinite())][0])
+            raise ValueError(f"expected {name} to be positive and finite, got {bad_value}")
         bad = int((~x.isfinite()).sum())
         raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")

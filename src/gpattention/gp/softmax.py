@@ -17,7 +17,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.direct import UnitDirect, prior_draw, real_key_counts
-from gpattention.gp.inputs import Scalar, Tokens, keep_columns, keep_rows, prepare, with_diagonal
+from gpattention.gp.inputs import (
+    Scalar,
+    Tokens,
+    check_delta,
+    keep_columns,
+    keep_rows,
+    prepare,
+    with_diagonal,
+)
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
@@ -48,7 +56,11 @@ def softmax_posterior(
     because a mean over tokens would look ahead.  With `inducing` the variance takes its sparse form:
     no matrix of keys is factored.  Queries that see no real key have mean and variance 0.
     """
-    t = prepare(q, k, v, noise=noise, scale_q=prior_scale, mask=mask, query_mask=query_mask, causal=causal)
+    check_delta(delta)
+    t = prepare(
+        q, k, v, noise=noise, scale_q=prior_scale, mask=mask, query_mask=query_mask, causal=causal,
+        inducing=None if inducing is None else {"inducing": inducing}, scale_name="prior_scale",
+    )  # fmt: skip
     sees_key = _sees_a_key(t, causal)  # [..., Q] or None
     mean = _softmax_attention(q.to(t.v.dtype), k.to(t.v.dtype), t, sees_key, causal)
     shrink = q.shape[-1] ** -0.25
@@ -67,10 +79,6 @@ def softmax_posterior(
     if inducing is not None:
         if causal:
             raise ValueError("the sparse variance has no causal form: drop inducing or causal")
-        if inducing.shape[-1] != q.shape[-1] or inducing.ndim < 2:
-            raise ValueError(
-                f"expected inducing of shape [..., l, {q.shape[-1]}], got {tuple(inducing.shape)}"
-            )
         posterior.use_inducing(inducing.to(t.v.dtype) * shrink - k_bar, delta)
     return posterior
 
@@ -230,6 +238,11 @@ def _centres(
     if centre is None:
         centre = "none" if causal else "tokens"
     if isinstance(centre, tuple):
+        for name, c in zip(("queries", "keys"), centre, strict=True):
+            if c.shape[-1:] != q.shape[-1:]:
+                raise ValueError(
+                    f"expected centre of the {name} of shape [..., {q.shape[-1]}], got {tuple(c.shape)}"
+                )
         q_bar, k_bar = (c.to(q.dtype)[..., None, :] * shrink for c in centre)
         return q_bar, k_bar
     if centre == "none":

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.inputs import Scalar, Tokens, keep_rows, prepare, with_diagonal
+from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
@@ -79,8 +79,7 @@ def prepare_sparse(
     """The checks all sparse functions share."""
     if values not in ("paper", "dual"):
         raise ValueError(f"expected values 'paper' or 'dual', got {values!r}")
-    if not 0 <= delta < 1:
-        raise ValueError(f"expected delta in [0, 1), got {delta}")
+    check_delta(delta)
     inducing = {"inducing_q": inducing_q}
     if inducing_k is not None:
         inducing["inducing_k"] = inducing_k

@@ -82,7 +82,10 @@ class SGPAPosterior(Posterior):
         if not 0 < jitter < 1:
             raise ValueError(f"expected jitter in (0, 1), got {jitter}")
         # kernels need not be translation invariant, so the inputs are checked but not centred
-        t = prepare(q, q, v, inducing={"inducing_k": inducing_k}, noise=jitter, mask=mask)
+        t = prepare(
+            q, q, v, inducing={"inducing_k": inducing_k}, noise=jitter, mask=mask,
+            also_finite={"inducing_v": inducing_v, "scale_tril": scale_tril},
+        )  # fmt: skip
         m, D = inducing_k.shape[-2], v.shape[-1]
         if inducing_v.shape[-2:] != (m, D):
             raise ValueError(f"expected inducing_v of shape [..., {m}, {D}], got {tuple(inducing_v.shape)}")
@@ -131,6 +134,7 @@ class SGPAPosterior(Posterior):
         spread = self.s @ self._normal(n, m, generator).mT[..., None]  # [n, ..., D, m, 1]
         return f[..., m:, :] + self.Phi @ (spread[..., 0].mT - white)
 
+    @full_precision
     def kl(self) -> Tensor:
         """Eq. 20 per sequence and head.  [...]"""
         diagonal = self.s.diagonal(dim1=-2, dim2=-1)  # [..., D, m]

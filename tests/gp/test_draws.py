@@ -1,0 +1,215 @@
+"""Draws have the moments the posterior states, and what may go wrong with them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpattention import gp
+from tests.gp.calls import (
+    CAUSAL_POSTERIORS,
+    JOINT_POSTERIORS,
+    POSTERIORS,
+    Call,
+    change,
+    close,
+    over,
+    seeded,
+)
+from tests.gp.samples import Sample, sample
+
+DRAWS = 40_000
+ERRORS = 5  # standard errors: one of the few hundred numbers compared is outside with probability 1e-4
+BOTH = pytest.mark.parametrize("joint", [False, True], ids=["independent", "joint"])
+
+
+def problem(seed: int = 0, *, queries: int = 4, channels: int = 2) -> Sample:
+    return sample(queries=queries, keys=4, channels=channels, inducing=(3, 3), seed=seed)
+
+
+def within(found: Tensor, expected: Tensor, variance: Tensor) -> None:
+    """Means of DRAWS draws of this variance agree with their expectation."""
+    excess = (found - expected).abs() / (variance / DRAWS).sqrt()
+    assert float(excess.max()) < ERRORS
+
+
+def second_moments(x: Tensor, mean: Tensor) -> Tensor:
+    """Moments between all tokens of all channels.  [D, Q, D, Q]"""
+    centred = x - mean  # [n, Q, D]
+    return torch.einsum("nia,njb->aibj", centred, centred) / len(x)
+
+
+def stated(p: gp.Posterior, *, joint: bool) -> Tensor:
+    """The covariance of all tokens of all channels that a posterior claims.  [D, Q, D, Q]"""
+    Q, D = p.mean.shape
+    if joint:
+        each = p.covariance().expand(D, Q, Q)
+    else:
+        variance = p.variance if p.variance.ndim == 2 else p.variance[:, None].expand(Q, D)
+        each = torch.diag_embed(variance.T)
+    full = torch.zeros(D, Q, D, Q, dtype=each.dtype)
+    for a in range(D):
+        full[a, :, a, :] = each[a]
+    return full
+
+
+def check_moments(p: gp.Posterior, *, joint: bool, seed: int) -> None:
+    x = p.sample(DRAWS, generator=seeded(seed), joint=joint)
+    cov = stated(p, joint=joint)
+    Q, D = p.mean.shape
+    variance = torch.einsum("aiai->ai", cov)  # [D, Q]
+    assert x.shape == (DRAWS, Q, D)
+    within(x.mean(0), p.mean, variance.T)
+    # var(x y) = var x var y + cov(x, y)^2 for a Gaussian pair
+    spread = variance[:, :, None, None] * variance[None, None] + cov.square()
+    within(second_moments(x, p.mean), cov, spread)
+
+
+@over(table=JOINT_POSTERIORS)
+def test_joint_draws_have_mean_and_covariance_and_independent_channels(call: Call) -> None:
+    check_moments(call(problem(1)), joint=True, seed=1)
+
+
+@over(table=POSTERIORS)
+def test_independent_draws_have_the_variance_and_no_correlation(call: Call) -> None:
+    check_moments(call(problem(2)), joint=False, seed=2)
+
+
+@over("direct", "softmax", "softmax-inducing", "cgp", "scgp", "scgp-noise-free")
+def test_joint_draws_of_cross_attention_with_padded_keys(call: Call) -> None:
+    s = problem(3, queries=3)
+    check_moments(call(s, mask=torch.tensor([True, False, True, True])), joint=True, seed=3)
+
+
+@BOTH
+@over(table=JOINT_POSTERIORS)
+def test_draws_are_an_exact_root_of_the_covariance(
+    call: Call, joint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draw r gets 1 in place of random number r and 0 elsewhere, so the draws are the root's columns."""
+    p = call(problem(4, channels=1))
+    used, total = 0, 60
+
+    def one_hot(shape: tuple[int, ...], **options: Any) -> Tensor:
+        nonlocal used
+        assert shape[0] == total
+        size = int(torch.tensor(shape[1:]).prod())
+        numbers = torch.zeros(total, size, dtype=options["dtype"])
+        rows = torch.arange(size)
+        numbers[used + rows, rows] = 1.0
+        used += size
+        return numbers.reshape(shape)
+
+    monkeypatch.setattr(torch, "randn", one_hot)
+    root = (p.sample(total, joint=joint) - p.mean)[..., 0]  # [total, Q]
+    assert 0 < used <= total
+    # joint draws add 1e-10 to the diagonal of a prior
+    close(root.T @ root, stated(p, joint=joint)[0, :, 0], atol=1e-8)
+
+
+@BOTH
+@over(table=JOINT_POSTERIORS)
+def test_seeded_draws_repeat_and_leave_the_global_generator_alone(call: Call, joint: bool) -> None:
+    p = call(sample(2, 3, seed=5))
+    state = torch.get_rng_state()
+    x, again, other = (p.sample(3, generator=seeded(seed), joint=joint) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert x.shape == (3, *p.mean.shape)
+    assert torch.equal(x, again)
+    assert float((x - other).abs().min()) > 0
+    assert float((x[0] - x[1]).abs().min()) > 0
+
+
+@BOTH
+@over(table=JOINT_POSTERIORS)
+def test_draws_at_padded_queries_are_zero(call: Call, joint: bool) -> None:
+    s = sample(2, 3, seed=6)
+    x = call(s, **call.extra(s)).sample(5, generator=seeded(3), joint=joint)
+    padded = ~(s.query_mask if "query_mask" in call.extras else s.mask)
+    assert int(padded.sum()) > 5
+    assert bool((x[:, padded] == 0).all())
+    assert bool((x[:, ~padded] != 0).all())
+
+
+def drawn_from(call: Call, s: Sample, *, joint: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """Two draws as a function of all tokens and numbers, with random numbers held fixed."""
+    names = (*call.arguments, *call.parameters)
+    numbers = [torch.tensor(x, dtype=torch.float64) for x in call.parameters.values()]
+    leaves = [getattr(s, name) for name in call.arguments] + numbers
+
+    def draws(*inputs: Tensor) -> Tensor:
+        given = dict(zip(names, inputs, strict=True))
+        moved = replace(s, **{name: given[name] for name in call.arguments})
+        options = {name: given[name] for name in call.parameters}
+        return call(moved, **options).sample(2, generator=seeded(4), joint=joint)
+
+    return draws, tuple(x.clone().requires_grad_() for x in leaves)
+
+
+def small() -> Sample:
+    return sample(queries=3, keys=3, width=2, channels=1, inducing=(2, 2), seed=7)
+
+
+@over(table=JOINT_POSTERIORS)
+def test_joint_draws_are_differentiable(call: Call) -> None:
+    assert torch.autograd.gradcheck(*drawn_from(call, small(), joint=True))
+
+
+@over(table=POSTERIORS)
+def test_independent_draws_are_differentiable(call: Call) -> None:
+    assert torch.autograd.gradcheck(*drawn_from(call, small(), joint=False))
+
+
+@over(table=CAUSAL_POSTERIORS)
+def test_causal_posteriors_have_no_covariance_between_rows(call: Call) -> None:
+    p = call(call.problem(seed=8))
+    with pytest.raises(gp.UndefinedCovarianceError, match="variance per row"):
+        p.covariance()
+    with pytest.raises(gp.UndefinedCovarianceError, match="variance per row"):
+        p.sample(2, joint=True)
+
+
+def coinciding() -> Sample:
+    """All tokens in one place, where every prior covariance is singular."""
+    s = sample(queries=8, keys=8, seed=9, dtype=torch.float32)
+    return change(s, ("q", "k", "o"), lambda x: s.q[:1].expand_as(x).contiguous())
+
+
+@over(table=JOINT_POSTERIORS)
+def test_joint_draws_of_coinciding_tokens_in_float32_coincide(call: Call) -> None:
+    p, n = call(coinciding()), 2000
+    x = p.sample(n, generator=seeded(5), joint=True)
+    assert x.dtype == torch.float32
+    deviation = x - p.mean
+    if "inducing_q" in call.arguments and call.options.get("include_noise", True):
+        assert float(x.std(1).min()) > 0.01  # the sparse model's own noise tells the tokens apart
+    else:  # tokens differ by the root of the 1e-10 that a prior Gram gets, times factors of about 1
+        close(deviation, deviation[:, :1].expand_as(deviation), rtol=0.0, atol=5e-4)
+    ratio = deviation[:, 0].square().mean(0) / p.variance[0]  # [D], standard error sqrt(2 / n)
+    assert float((ratio - 1).abs().max()) < ERRORS * (2 / n) ** 0.5
+
+
+LAYOUTS = {
+    "each token twice": lambda x: x.repeat_interleave(2, -2),
+    "nearly in one place": lambda x: 0.01 * x,
+    "crowded": lambda x: torch.cat([0.3 * x, 0.3 * x.flip(-1) + 0.1]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@over(table=JOINT_POSTERIORS)
+def test_joint_draws_of_tokens_close_together_work_in_float32(
+    call: Call, layout: Callable[[Tensor], Tensor]
+) -> None:
+    """A prior Gram matrix rounded to float32 has eigenvalues of -1e-7; a draw must not need its root."""
+    s = sample(queries=16, keys=16, seed=10, dtype=torch.float32)
+    moved = change(s, ("q", "k", "o"), layout)
+    v = torch.cat([s.v, s.v])[: moved.k.shape[-2]]
+    x = call(replace(moved, v=v)).sample(3, generator=seeded(6), joint=True)
+    wide = replace(moved, v=v).to(torch.float64)
+    p = call(wide)
+    limit = 8 * p.stddev if p.stddev.ndim == 2 else 8 * p.stddev[:, None]
+    assert bool(((x.double() - p.mean).abs() < limit + 1e-3).all())

@@ -1,0 +1,299 @@
+"""How the mathematics runs: compiled, exported, in which arithmetic, when, and in how much memory."""
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpattention import gp
+from gpattention.gp import CausalCGPState, LogDensity, Posterior
+from tests.gp.samples import sample
+
+# tokens [2, 2, N, C], inducing inputs, SGPA's free parameters, and what most functions share
+Inputs = namedtuple("Inputs", "q k o v inducing_q inducing_k inducing_v scale_tril log_amplitude noise mask")
+Outputs = tuple[Tensor, ...]
+
+
+def inputs(dtype: torch.dtype = torch.float64, tokens: int = 5, inducing: tuple[int, int] = (3, 4)) -> Inputs:
+    x = sample(2, 2, queries=tokens, keys=tokens, inducing=inducing, seed=3)
+    g = torch.Generator().manual_seed(4)
+    m, D = inducing[0], x.v.shape[-1]
+    scale_tril = 0.3 * torch.randn(2, D, m, m, generator=g, dtype=torch.float64).tril() + torch.eye(m)
+    inducing_v = torch.randn(2, m, D, generator=g, dtype=torch.float64)
+    noise = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    free = (x.inducing_q, x.inducing_k, inducing_v, scale_tril)
+    return to(dtype, Inputs(x.q, x.k, x.o, x.v, *free, x.log_amplitude, noise, x.mask))
+
+
+def to(dtype: torch.dtype, x: Inputs) -> Inputs:
+    return Inputs(*(t.to(dtype) if t.is_floating_point() else t for t in x))
+
+
+def shared(x: Inputs) -> dict[str, Tensor]:
+    return {"noise": x.noise, "mask": x.mask, "log_amplitude": x.log_amplitude}
+
+
+def densities(
+    prefix: str, function: Callable[..., LogDensity], take: str, objectives: str
+) -> dict[str, Callable[[Inputs], LogDensity]]:
+    def one(name: str) -> Callable[[Inputs], LogDensity]:
+        return lambda x: function(*(getattr(x, t) for t in take.split()), objective=name, **shared(x))
+
+    return {f"{prefix} {name}": one(name) for name in objectives.split()}
+
+
+POSTERIORS: dict[str, Callable[[Inputs], Posterior]] = {
+    "direct": lambda x: gp.direct_posterior(x.q, x.k, x.v, **shared(x)),
+    "direct causal": lambda x: gp.direct_posterior(x.q, x.k, x.v, causal=True, **shared(x)),
+    "softmax": lambda x: gp.softmax_posterior(x.q, x.k, x.v, noise=x.noise, mask=x.mask),
+    "softmax causal": lambda x: gp.softmax_posterior(x.q, x.k, x.v, noise=x.noise, mask=x.mask, causal=True),
+    "softmax inducing": lambda x: gp.softmax_posterior(
+        x.q, x.k, x.v, noise=x.noise, mask=x.mask, inducing=x.inducing_k
+    ),
+    "cgp": lambda x: gp.cgp_posterior(*x[:4], **shared(x)),
+    "causal cgp": lambda x: gp.causal_cgp_posterior(*x[:4], **shared(x)),
+    "scgp": lambda x: gp.scgp_posterior(*x[:6], **shared(x)),
+    "sgpa": lambda x: gp.sgpa_posterior(x.q, x.v, x.inducing_q, x.inducing_v, x.scale_tril, mask=x.mask),
+}
+SCGP, SPARSE = "q k o v inducing_q inducing_k", "dtc dtc_bound marginal jensen double_jensen printed"
+NUMBERS: dict[str, Callable[[Inputs], LogDensity | Tensor]] = {
+    **densities("cgp", gp.cgp_log_density, "q k o v", "marginal jensen monte_carlo joint"),
+    **densities("direct", gp.direct_log_density, "q k v", "marginal joint"),
+    **densities("scgp", gp.scgp_log_density, SCGP, SPARSE),
+    "cgp_kl": lambda x: gp.cgp_kl(*x[:4], **shared(x)),
+    "direct_kl": lambda x: gp.direct_kl(x.q, x.k, x.v, **shared(x)),
+    "scgp_kl": lambda x: gp.scgp_kl(*x[:6], **shared(x)),
+    "sgpa_kl": lambda x: gp.sgpa_kl(x.q, x.v, x.inducing_q, x.inducing_v, x.scale_tril, mask=x.mask),
+    "row": lambda x: gp.row_log_amplitude(x.q, x.k, mask=x.mask),
+    "sparse row": lambda x: gp.sparse_row_log_amplitude(x.q, x.k, x.inducing_q, mask=x.mask),
+    "noise_floor": lambda x: gp.noise_floor(x.noise, scale=1.5, tokens=5),
+}
+CASES = POSTERIORS | NUMBERS
+COMMON = [*POSTERIORS, "cgp marginal", "direct marginal", "scgp dtc", "scgp jensen", *list(NUMBERS)[-7:]]
+COMPILED = [n if n in COMMON else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def outputs(name: str, x: Inputs) -> Outputs:
+    """Mean and variance, or both terms, or one tensor; random numbers are those of one seed."""
+    torch.manual_seed(5)
+    return unpack(CASES[name](x))
+
+
+def unpack(result: Posterior | LogDensity | Tensor | Outputs) -> Outputs:
+    if isinstance(result, Posterior):
+        return result.mean, result.variance
+    if isinstance(result, LogDensity):
+        return result.query, result.key
+    return result if isinstance(result, tuple) else (result,)
+
+
+def with_gradients(function: Callable[[Inputs], Outputs], x: Inputs) -> tuple[Outputs, list[Tensor]]:
+    """Outputs, and the gradients of a weighted sum of all of them where there are any."""
+    leaves = Inputs(*(t.clone().requires_grad_() if t.is_floating_point() else t for t in x))
+    torch.manual_seed(5)
+    found = function(leaves)
+    weights = [torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view(y.shape) for y in found]
+    loss = sum((w * y).sum() for w, y in zip(weights, found, strict=True))
+    found_gradients = torch.autograd.grad(loss, leaves[:-1], allow_unused=True)  # all but the mask
+    return found, [g for g in found_gradients if g is not None]
+
+
+class Module(nn.Module):
+    def __init__(self, function: Callable[[Inputs], Outputs]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *x: Tensor) -> Outputs:
+        return self.function(Inputs(*x))
+
+
+class Watch(TorchDispatchMode):
+    """Shapes of everything made, and the float32 precision every product ran under."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+        self.precisions: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            backends = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+            self.precisions |= {b.fp32_precision for b in backends}
+        made = func(*args, **(kwargs or {}))
+        self.shapes |= {tuple(x.shape) for x in tree_leaves(made) if isinstance(x, Tensor)}
+        return made
+
+    def largest(self) -> int:
+        return max(torch.Size(s).numel() for s in self.shapes)
+
+
+@pytest.fixture(autouse=True)
+def _clean_state() -> Iterator[None]:
+    torch._dynamo.reset()
+    assert gp.health() == {"cpu": 0}
+    yield
+    assert gp.health() == {"cpu": 0}
+
+
+@pytest.mark.parametrize("name", [*COMPILED, pytest.param("cgp inductor", marks=pytest.mark.slow)])
+def test_compiled_equals_eager(name: str) -> None:
+    backend = "inductor" if name == "cgp inductor" else "aot_eager"
+    case = CASES[name.removesuffix(" inductor")]
+    expected = with_gradients(lambda x: unpack(case(x)), inputs())
+    compiled = torch.compile(lambda x: unpack(case(x)), fullgraph=True, backend=backend)
+    assert_close(with_gradients(compiled, inputs()), expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_exported_equals_eager(name: str) -> None:
+    x = inputs()
+    program = torch.export.export(Module(lambda x: unpack(CASES[name](x))), tuple(x)).module()
+    torch.manual_seed(5)
+    assert_close(tuple(program(*x)), outputs(name, x), rtol=1e-12, atol=1e-13)
+
+
+@every_case
+def test_autocast_changes_nothing(name: str) -> None:
+    def lowered(x: Inputs) -> Outputs:  # the backward pass runs outside, as torch.autocast asks
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return unpack(CASES[name](x))
+
+    expected = with_gradients(lambda x: unpack(CASES[name](x)), inputs(torch.float32))
+    assert_close(with_gradients(lowered, inputs(torch.float32)), expected, rtol=0, atol=0)
+
+
+def test_autocast_leaves_draws_covariances_and_states_alone() -> None:
+    def everything() -> list[Tensor]:
+        x, state, found = inputs(torch.float32), CausalCGPState(noise=0.1), []
+        for i in range(3):
+            row = state.append(*(t[..., i, :] for t in x[:4]))
+            found += [row.mean, row.variance]
+        for name, make in POSTERIORS.items():
+            p, g = make(x), torch.Generator().manual_seed(6)
+            found += [p.sample(2, generator=g), p.log_variance, p.stddev]
+            if "causal" not in name:
+                found += [p.covariance(), p.sample(2, generator=g, joint=True)]
+        return [*found, POSTERIORS["sgpa"](x).kl()]
+
+    expected = everything()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = everything()
+    assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_case
+def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) -> None:
+    """Posteriors come back in the inputs' type; densities, divergences and amplitudes in float32."""
+    x = inputs(dtype)
+    expected = outputs(name, to(torch.float32, x))
+    expected = tuple(y.to(dtype) for y in expected) if name in POSTERIORS else expected
+    assert_close(outputs(name, x), expected, rtol=0, atol=0)
+
+
+@every_case
+def test_float64_stays_float64(name: str) -> None:
+    found, gradients = with_gradients(lambda x: unpack(CASES[name](x)), inputs())
+    assert {y.dtype for y in (*found, *gradients)} == {torch.float64}
+    narrow = outputs(name, inputs(torch.float32))
+    gap = max((y - z).abs().max() / y.abs().max() for y, z in zip(found, narrow, strict=True))
+    most = 1 if "monte_carlo" in name else 1e-4  # draws are not the same numbers in both types
+    assert 0 < gap < most  # not a float32 computation in disguise, and the same quantity
+
+
+@every_case
+def test_float32_matmul_precision_changes_nothing(name: str) -> None:
+    x = inputs(torch.float32, tokens=40, inducing=(6, 7))
+    expected, before = outputs(name, x), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with Watch() as watch:
+            found = outputs(name, x)
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # the caller's own, put back
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert watch.precisions == (set() if name == "noise_floor" else {"ieee"})
+    assert_close(found, expected, rtol=0, atol=0)
+
+
+FACTORS = {  # Cholesky factors of the mean alone, and of mean and variance
+    "direct": (0, 1), "direct causal": (0, 1), "softmax": (0, 1), "softmax causal": (0, 1),
+    "softmax inducing": (0, 2), "cgp": (1, 2), "causal cgp": (1, 2), "scgp": (4, 5), "sgpa": (1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_variance_is_computed_when_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, factor = [], torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda A: (calls.append(A.shape), factor(A))[1])
+    p = POSTERIORS[name](inputs())
+    assert [len(calls) for _ in (p.mean,)] + [len(calls) for _ in (p.variance,)] == [*FACTORS[name]]
+    assert_close(p.stddev.square(), p.variance)
+    assert len(calls) == FACTORS[name][1]  # read again, not computed again
+
+
+def failing(x: Inputs) -> Outputs:
+    """Sequence 1, head 0 has one latent input five times and a noise that float32 cannot see."""
+    o = torch.where(torch.tensor([[False, False], [True, False]])[..., None, None], x.o[..., :1, :], x.o)
+    return unpack(gp.cgp_posterior(x.q, x.k, o, x.v, noise=1e-12))
+
+
+@pytest.mark.parametrize("how", ["deferred", "inference", "compiled", "exported"])
+def test_failures_where_nothing_can_raise(how: str) -> None:
+    x = inputs(torch.float32)
+    if how == "compiled":
+        mean, variance = torch.compile(failing, fullgraph=True, backend="aot_eager")(x)
+    elif how == "exported":
+        mean, variance = torch.export.export(Module(failing), tuple(x)).module()(*x)
+    else:
+        with gp.deferred_checks(), torch.inference_mode(how == "inference"):
+            mean, variance = failing(x)
+    assert mean.isnan().flatten(2).sum(-1).tolist() == [[0, 0], [20, 0]]
+    assert variance.isnan().sum(-1).tolist() == [[0, 0], [5, 0]]
+    if how != "exported":  # a program that leaves this process takes no counter along
+        assert gp.health() == {"cpu": 1}
+        with pytest.raises(gp.NotPositiveDefiniteError, match="last check: 1 on cpu"):
+            gp.check_health()
+    assert gp.health() == {"cpu": 0}
+    gp.check_health()  # raises once only
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"^1 of 4 matrices K_o \+ noise I .* \[1, 0\]"):
+        failing(x)  # eager again: at once
+
+
+LONG, CHUNK = 512, 32
+LINEAR: dict[str, Callable[[Inputs], Any]] = {
+    **{name: lambda x, name=name: outputs(name, x) for name in ("scgp", "scgp_kl", "sparse row")},
+    "draws": lambda x: (POSTERIORS["scgp"](x).sample(2), POSTERIORS["scgp"](x).sample(2, joint=True)),
+    **densities("chunked", partial(gp.scgp_log_density, chunk=CHUNK), SCGP, SPARSE),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_sparse_functions_make_no_square_matrix(name: str) -> None:
+    x = inputs(tokens=LONG, inducing=(8, 7))
+    with Watch() as watch:
+        _, gradients = with_gradients(lambda x: unpack(LINEAR[name](x)), x)
+    assert [s for s in watch.shapes if sum(axis >= LONG for axis in s) > 1] == []
+    holds_trace = "chunked" in name and "dtc" not in name  # G K_o G^T, by chunks of rows
+    width = CHUNK if holds_trace else 2 * 8 if name == "draws" else 8
+    assert watch.largest() == 2 * 2 * LONG * width
+    assert len(gradients) >= 3
+
+
+@pytest.mark.parametrize("kernel", [gp.rbf, gp.ard_rbf, gp.exp_dot])
+def test_kernels_make_no_differences_of_all_pairs(kernel: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = sample(2, 2, queries=48, keys=40, width=24, seed=3)
+    q, k = x.q.requires_grad_(), x.k.requires_grad_()
+    with Watch() as watch:
+        (kernel(q, k).sum() + kernel(q, q).sum()).backward()
+    assert watch.largest() == 2 * 2 * 48 * 48
+    assert q.grad.shape == q.shape
