@@ -233,7 +233,7 @@ def test_single_token_densities_of_the_correlated_model(prior: str) -> None:
 def test_single_token_densities_of_direct_attention() -> None:
     s, _, _, r = one_token()
     nu, Z = SCALE_Q * SCALE_K * r * s.v, (SCALE_K**2 + NOISE) * s.v
-    K_q, K_k, K_qk = SCALE_Q**2 + TAU, SCALE_K**2 + TAU, SCALE_Q * SCALE_K * r
+    K_q, K_k, K_qk = SCALE_Q**2 + TAU, SCALE_K**2 + NOISE, SCALE_Q * SCALE_K * r
     options = dict(observation_noise=TAU, **MODEL)
     found = gp.direct_log_density(s.q, s.k, s.v, objective="marginal", **options)
     close(found.query, log_normal(nu, scalar(K_q)))

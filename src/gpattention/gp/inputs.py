@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.gp.errors import NonFiniteError
+from gpattention.gp.checks import (
+    broadcasts_into,
+    check_amplitude,
+    check_amplitude_shape,
+    check_mask,
+    check_tokens,
+    check_values,
+    common_lead,
+    expect,
+)
 from gpattention.gp.precision import checks_are_deferred, compute_dtype
 
 Scalar = Tensor | float  # one number, or one per leading axis
@@ -89,31 +98,24 @@ def prepare(
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     for name, x in tokens.items():
-        _check_tokens(name, x, like=q)
+        check_tokens(name, x, like=q)
     inducing = inducing or {}
     for name, x in inducing.items():
-        _check_tokens(name, x, like=q, same_dtype=False)
+        check_tokens(name, x, like=q, same_dtype=False)
     for name, x in ({"k": k} | ({} if o is None else {"o": o}) | dict(inducing)).items():
-        _expect(x.shape[-1] == q.shape[-1], f"{name} of width {q.shape[-1]} like q", x)
+        expect(x.shape[-1] == q.shape[-1], f"{name} of width {q.shape[-1]} like q", x)
     for name, x in ({"v": v} | ({} if o is None else {"o": o})).items():
-        _expect(x.shape[-2] == k.shape[-2], f"{name} with {k.shape[-2]} tokens like k", x)
+        expect(x.shape[-2] == k.shape[-2], f"{name} with {k.shape[-2]} tokens like k", x)
     if causal:
-        _expect(q.shape[-2] == k.shape[-2], f"q with {k.shape[-2]} tokens like k (causal)", q)
+        expect(q.shape[-2] == k.shape[-2], f"q with {k.shape[-2]} tokens like k (causal)", q)
 
-    lead = _common_lead({**tokens, **inducing})
-    _check_mask("mask", mask, lead, k)
-    _check_mask("query_mask", query_mask, lead, q)
+    lead = common_lead({**tokens, **inducing})
+    check_mask("mask", mask, lead, k)
+    check_mask("query_mask", query_mask, lead, q)
     if query_mask is None and q.shape[-2] == k.shape[-2]:
         query_mask = mask
-    if log_amplitude is not None and (
-        log_amplitude.ndim == 0
-        or log_amplitude.shape[-1] != q.shape[-2]
-        or not _broadcasts_into(log_amplitude.shape[:-1], lead)
-    ):
-        raise ValueError(
-            f"expected log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against the "
-            f"leading axes {tuple(lead)}, got {tuple(log_amplitude.shape)}"
-        )
+    if log_amplitude is not None:
+        check_amplitude_shape(log_amplitude, lead, q)
 
     dtype = compute_dtype(q.dtype)
     parameters = {
@@ -129,7 +131,7 @@ def prepare(
         log_amplitude = log_amplitude.to(dtype)
         if query_mask is not None:
             log_amplitude = torch.where(query_mask, log_amplitude, 0.0)
-    _check_values(
+    check_values(
         {
             name: keep_rows(x, query_mask if name == "q" else mask if name in tokens else None)
             for name, x in {**tokens, **inducing, **(also_finite or {})}.items()
@@ -137,6 +139,8 @@ def prepare(
         parameters,
         log_amplitude,
     )
+    if o is not None and log_amplitude is not None:
+        check_amplitude(log_amplitude)
     return Tokens(
         q=_shift(q.to(dtype), centre, query_mask),
         k=_shift(k.to(dtype), centre, mask),
@@ -190,7 +194,7 @@ def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype
         return torch.full((1, 1), float(value), dtype=dtype, device=like.device)
     if value.device != like.device:
         raise ValueError(f"expected {name} on {like.device} like q, got {value.device}")
-    if not value.is_floating_point() or not _broadcasts_into(value.shape, lead):
+    if not value.is_floating_point() or not broadcasts_into(value.shape, lead):
         raise ValueError(
             f"expected {name} to be a floating-point scalar or tensor that broadcasts against the "
             f"leading axes {tuple(lead)}, got shape {tuple(value.shape)} and {value.dtype}"
@@ -228,72 +232,3 @@ def _real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
         return x.mean(-2, keepdim=True)
     total = keep_rows(x, mask).sum(-2, keepdim=True)
     return total / mask.sum(-1).clamp_min(1)[..., None, None]
-
-
-def _check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True) -> None:
-    if x.ndim < 2 or not x.is_floating_point() or 0 in x.shape[-2:]:
-        raise ValueError(
-            f"expected {name} to be a floating-point [..., N, C] tensor with N, C >= 1, "
-            f"got shape {tuple(x.shape)} and {x.dtype}"
-        )
-    if x.device != like.device:
-        raise ValueError(f"expected {name} on {like.device} like q, got {x.device}")
-    if same_dtype and x.dtype != like.dtype:
-        raise ValueError(f"expected {name} of {like.dtype} like q, got {x.dtype}")
-
-
-def _expect(holds: bool, expectation: str, x: Tensor) -> None:
-    if not holds:
-        raise ValueError(f"expected {expectation}, got shape {tuple(x.shape)}")
-
-
-def _common_lead(tensors: Mapping[str, Tensor]) -> torch.Size:
-    try:
-        return torch.broadcast_shapes(*(x.shape[:-2] for x in tensors.values()))
-    except RuntimeError:
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
-        raise ValueError(f"expected leading axes that broadcast together, got {shapes}") from None
-
-
-def _broadcasts_into(shape: torch.Size, lead: torch.Size) -> bool:
-    try:
-        return torch.broadcast_shapes(shape, lead) == lead
-    except RuntimeError:
-        return False
-
-
-def _check_mask(name: str, mask: Tensor | None, lead: torch.Size, x: Tensor) -> None:
-    if mask is None:
-        return
-    # A [B, N] mask beside [B, H, N, C] tokens would broadcast over heads when B == H: refuse it.
-    axes = (1, len(lead) + 1)
-    fits = mask.ndim in axes and mask.shape[-1] == x.shape[-2]
-    if mask.dtype != torch.bool or not fits or not _broadcasts_into(mask.shape[:-1], lead):
-        raise ValueError(
-            f"expected {name} to be bool (True = real token) of shape [{x.shape[-2]}] or "
-            f"{[*lead, x.shape[-2]]} with 1 allowed for leading axes (for a [B, N] mask pass "
-            f"mask[:, None]), got shape {tuple(mask.shape)} and {mask.dtype}"
-        )
-    if mask.device != x.device:
-        raise ValueError(f"expected {name} on {x.device} like its tokens, got {mask.device}")
-
-
-def _check_values(
-    named: Mapping[str, Tensor], parameters: Mapping[str, Tensor], log_amplitude: Tensor | None
-) -> None:
-    """Non-finite tokens, parameters that are not positive; one read from the device for all."""
-    if checks_are_deferred():
-        return
-    if log_amplitude is not None:
-        named = {**named, "log_amplitude": log_amplitude}
-    good = [x.isfinite().all() for x in named.values()]
-    good += [((x > 0) & x.isfinite()).all() for x in parameters.values()]
-    verdict = torch.stack(good).tolist()
-    for (name, x), fine in zip({**named, **parameters}.items(), verdict, strict=True):
-        if fine:
-            continue
-        if name in parameters:
-            bad_value = float(x[~((x > 0) & x.isfinite())][0])
-            raise ValueError(f"expected {name} to be positive and finite, got {bad_value}")
-        bad = int((~x.isfinite()).sum())
-        raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")

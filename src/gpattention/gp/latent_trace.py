@@ -30,7 +30,7 @@ def latent_trace(
         raise ValueError(f"expected chunk >= 1, got {chunk}")
     lead = torch.broadcast_shapes(o.shape[:-2], G.shape[:-2])
     o, G = o.expand(*lead, *o.shape[-2:]), G.expand(*lead, *G.shape[-2:])
-    J: Tensor = _LatentTrace.apply(o, G, chunk)
+    J: Tensor = _LatentTrace.apply(o, G, chunk)  # type: ignore[no-untyped-call]
     return J
 
 

@@ -55,7 +55,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 @contextmanager
 def _ieee_matmul() -> Iterator[None]:
     """Full float32 products, whatever `set_float32_matmul_precision` was set to."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     lowered = [(b, b.fp32_precision) for b in backends if b.fp32_precision not in ("ieee", "none")]
     for backend, _ in lowered:
         backend.fp32_precision = "ieee"

@@ -1,0 +1,59 @@
+# `make help` lists the targets.  Everything runs in .venv, made on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test format-check lint types unit test-slow mutants bench docs browser clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv and install the package with its pinned tools
+
+# Build isolation would fetch unpinned build tools; the pinned ones are in the constraints.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $(STAMP)
+
+demo: setup ## run a small real computation: attention that knows where it has not been
+	$(BIN)/python scripts/demo.py
+
+test: setup format-check lint types unit ## format check, lint, types, fast tests with coverage
+
+format-check:
+	$(BIN)/ruff format --check .
+
+lint:
+	$(BIN)/ruff check .
+
+types:
+	$(BIN)/mypy
+
+# One thread per worker: the matrices are small and two cores are all we count on.
+unit:
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m 'not slow and not gpu' \
+		--cov --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+test-slow: setup ## the long tests: large sizes, compilers, and a GPU where there is one
+	$(BIN)/pytest -m 'slow or gpu'
+
+mutants: setup ## plant known bugs in a copy and check that the tests notice each one
+	$(BIN)/python scripts/mutants.py --workers $(WORKERS)
+
+bench: setup ## time the exact and sparse models against their references on this machine
+	$(BIN)/python benchmarks/posteriors.py
+
+docs: setup ## build the documentation into site/
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
+	$(BIN)/mkdocs build --strict
+
+browser: setup ## browser tests of reports; there are no reports yet
+	@echo "Nothing to test in a browser yet: reports come with the evaluation part of the library."
+
+clean: ## remove everything that was built
+	rm -rf $(VENV) build dist site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

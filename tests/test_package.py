@@ -1,0 +1,215 @@
+"""The package as a whole: public names, who may import whom, import cost, and the wheel."""
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import gpattention
+from gpattention import gp
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FILES = sorted((SOURCE / "gpattention").rglob("*.py"))
+
+PUBLIC = [
+    "CausalCGPState",
+    "CausalRow",
+    "LogDensity",
+    "NonFiniteError",
+    "NotPositiveDefiniteError",
+    "NumericalError",
+    "Posterior",
+    "UndefinedCovarianceError",
+    "ard_rbf",
+    "causal_cgp_posterior",
+    "cgp_kl",
+    "cgp_log_density",
+    "cgp_posterior",
+    "check_health",
+    "deferred_checks",
+    "direct_kl",
+    "direct_log_density",
+    "direct_posterior",
+    "exp_dot",
+    "health",
+    "noise_floor",
+    "rbf",
+    "row_log_amplitude",
+    "scgp_kl",
+    "scgp_log_density",
+    "scgp_posterior",
+    "sgpa_kl",
+    "sgpa_posterior",
+    "softmax_posterior",
+    "sparse_row_log_amplitude",
+]
+WITHOUT_EQUATION = {"check_health", "deferred_checks", "health"}
+# rank of each part: an import points to a lower one; independent parts import nothing of the library
+RANKS = {"gp": 0, "attention": 1, "models": 2, "evaluation": 3, "training": 3, "experiments": 4, "cli": 5}
+INDEPENDENT = {"data", "metrics", "reports"}
+# distributions whose modules are not called as they are
+MODULES = {
+    "lightning-fabric": {"lightning_fabric", "lightning"}, "pillow": {"PIL"}, "mkdocs-material": {"material"},
+    "pytest-xdist": {"xdist"},
+}  # fmt: skip
+
+
+def test_public_names() -> None:
+    assert sorted(gp.__all__) == PUBLIC
+    assert [name for name in PUBLIC if not hasattr(gp, name)] == []
+    found = {n for n, x in vars(gp).items() if n[0] != "_" and not inspect.ismodule(x)}
+    assert found == set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_documented(name: str) -> None:
+    told = inspect.getdoc(getattr(gp, name)) or ""
+    assert len(told) >= 20
+    assert not told.startswith(f"{name}(")  # what dataclass writes by itself
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_functions_cite_their_equation(name: str) -> None:
+    public = getattr(gp, name)
+    if not inspect.isfunction(public) and name != "CausalCGPState":
+        pytest.skip("no computation of its own")
+    cites = [word for word in ("eq. ", "section ") if word in public.__doc__.lower()]
+    assert (len(cites) > 0) == (name not in WITHOUT_EQUATION)
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {module_name(file) for file in FILES}
+
+
+def imports(file: Path) -> set[str]:
+    """Modules of the library that a file imports anywhere in it."""
+    package = module_name(file) if file.name == "__init__.py" else module_name(file).rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:  # a submodule, or a name out of the module
+                whole = f"{source}.{alias.name}"
+                found.add(whole if whole in NAMES else source)
+    return {name for name in found if name.split(".")[0] == "gpattention"}
+
+
+def part(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: module_name(file))
+def test_imports_point_downward(file: Path) -> None:
+    here = part(module_name(file))
+    if here == "":
+        return  # the package itself only gathers names
+    assert here in RANKS or here in INDEPENDENT, f"give {here} a rank"
+    for module in imports(file):
+        there = part(module)
+        if there in (here, ""):
+            assert there == here or here == "cli", f"{file.name} imports the package it belongs to"
+            continue
+        assert here not in INDEPENDENT, f"{here} imports {module}"
+        assert here != "gp", f"gp imports {module}"
+        assert there in INDEPENDENT or RANKS[there] < RANKS[here], f"{here} imports {module}"
+
+
+def test_gp_has_no_import_cycle() -> None:
+    graph = {module_name(f): imports(f) for f in FILES if part(module_name(f)) == "gp"}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
+    assert order[-1] == "gpattention.gp"  # nothing inside imports the gathered names
+    assert set(order) == set(graph)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: module_name(file))
+def test_files_stay_short(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 320
+
+
+def python(*arguments: str, **environment: str) -> str:
+    """Standard output of a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+MEASURE = """
+import json, sys, time
+import torch
+before, start = set(sys.modules), time.perf_counter()
+import gpattention
+seconds = time.perf_counter() - start
+print(json.dumps([seconds, sorted({name.split(".")[0] for name in set(sys.modules) - before})]))
+"""
+
+
+def test_importing_is_light() -> None:
+    for _ in range(3):
+        seconds, new = json.loads(python("-c", MEASURE))
+        if seconds < 0.5:
+            break
+    assert seconds < 0.5  # beyond torch's own, best of three
+    extras = set()
+    for requirements in PROJECT["optional-dependencies"].values():
+        for requirement in requirements:
+            name = requirement.split("[")[0].split(">")[0].split("=")[0].strip()
+            extras |= MODULES.get(name, {name.replace("-", "_")})
+    assert extras > {"PIL", "h5py", "lightning", "matplotlib", "scipy", "tqdm", "transformers", "triton"}
+    assert extras & set(new) == set()
+    assert set(new) - set(sys.stdlib_module_names) <= {"gpattention", "numpy", "safetensors", "torch"}
+
+
+def test_requirements() -> None:
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert PROJECT["dependencies"] == ["torch>=2.11", "numpy", "safetensors"]
+    assert gpattention.__version__ == PROJECT["version"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    (built,) = folder.iterdir()
+    return built
+
+
+def test_wheel_holds_the_package_and_its_licence(wheel: Path) -> None:
+    version = PROJECT["version"]
+    assert wheel.name == f"gpattention-{version}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    info = f"gpattention-{version}.dist-info"
+    assert {"gpattention/py.typed", f"{info}/licenses/LICENSE", f"{info}/METADATA"} <= names
+    sources = {file.relative_to(SOURCE).as_posix() for file in FILES}
+    assert {name for name in names if name.endswith(".py")} == sources
+
+
+def test_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "installed")
+    python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, str(wheel))
+    asked = "import gpattention as g, importlib.metadata as m; print(g.__file__, g.__version__, m.version('gpattention'))"
+    where, version, listed = python("-c", asked, PYTHONPATH=target).split()
+    assert Path(where) == Path(target) / "gpattention" / "__init__.py"
+    assert (version, listed) == (PROJECT["version"], PROJECT["version"])
