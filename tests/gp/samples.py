@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sample:
-    """One attention problem; every tensor carries the same leading axes, inducing inputs [H, m, C] or none."""
+    """One attention problem; all but the inducing inputs carry the same leading axes."""
 
     q: Tensor  # [..., Q, C]
     k: Tensor  # [..., K, C]

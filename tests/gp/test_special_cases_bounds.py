@@ -100,14 +100,15 @@ def test_noise_floor_is_below_every_negative_log_density(call: Call, padded: boo
         assert -found.key > floor
 
 
+@pytest.mark.parametrize("tau", [0.05, 3.0])
 @over(table=EXACT_DENSITIES)
-def test_noise_floor_follows_the_observation_noise(call: Call) -> None:
+def test_noise_floor_follows_the_observation_noise(call: Call, tau: float) -> None:
+    key_noise = tau if "o" in call.arguments else NOISE  # direct attention observes keys with sigma^2
     for seed in SEEDS:
         s = call.problem(seed=seed)
-        found = call(s, observation_noise=0.05).per_token()
-        floor = gp.noise_floor(NOISE, observation_noise=0.05)
-        assert -found.query > floor
-        assert -found.key > floor
+        found = call(replace(s, v=0.1 * s.v), observation_noise=tau).per_token()
+        assert -found.query > gp.noise_floor(NOISE, observation_noise=tau)
+        assert -found.key > gp.noise_floor(NOISE, observation_noise=key_noise)
 
 
 @pytest.mark.parametrize("prior", ["noisy", "latent"])

@@ -88,7 +88,7 @@ def test_case_6_and_7_scaling_and_limits() -> None:
 def test_case_8_causal_and_masks() -> None:
     q, k, o, v = draw()
     log_a = np.linspace(-0.5, 0.5, N)
-    soft_kw: dict[str, Any] = dict(noise=NOISE, center_q=np.zeros(C), center_k=np.zeros(C))
+    soft_kw: dict[str, Any] = {"noise": NOISE, "center_q": np.zeros(C), "center_k": np.zeros(C)}
     kw: dict[str, Any] = dict(noise=NOISE, log_amplitude=log_a, **AMP)
     row0 = dict(kw, log_amplitude=log_a[:1])
     mask = np.array([True, False, True, True, False, True])
@@ -108,10 +108,13 @@ def test_case_8_causal_and_masks() -> None:
         masked, masked_var = causal(*args, mask=mask, **options)
         full_masked, cov_masked = full(*args, mask=mask, **options)
         close(masked[-1], full_masked[-1])
-        assert not masked[~mask].any() and not masked_var[~mask].any()
-        assert not full_masked[~mask].any() and not cov_masked[~mask].any()
+        assert not masked[~mask].any()
+        assert not masked_var[~mask].any()
+        assert not full_masked[~mask].any()
+        assert not cov_masked[~mask].any()
         empty, empty_cov = full(*args, mask=np.zeros(N, bool), **options)
-        assert not empty.any() and not empty_cov.any()
+        assert not empty.any()
+        assert not empty_cov.any()
 
 
 def test_causal_closed_form() -> None:
@@ -149,7 +152,7 @@ def test_case_9_queries_at_the_latent_inputs() -> None:
     close(np.linalg.slogdet(g.S_q)[1], np.sum(np.log(NOISE * lam / (lam + NOISE))))
     T = np.trace(np.linalg.inv(g.S_q) @ g.A @ g.K_o @ g.A.T)
     close(T, np.sum(lam**2 / (NOISE * (lam + NOISE))))
-    kw: dict[str, Any] = dict(noise=NOISE, objective="jensen", observation_noise=0.0)
+    kw: dict[str, Any] = {"noise": NOISE, "objective": "jensen", "observation_noise": 0.0}
     value = densities.cgp_log_density(q, q, q, v, latent_prior="latent", **kw)[0]
     nu = exact.cgp_posterior(q, q, q, v, noise=NOISE)[0]
     close(value, log_density(nu, g.S_q) - 0.5 * D * T, rtol=1e-6)
@@ -160,7 +163,7 @@ def test_case_9_queries_at_the_latent_inputs() -> None:
 def test_cgp_densities(latent_prior: str, observation_noise: float | None) -> None:
     q, k, o, v = draw()
     kw: dict[str, Any] = dict(noise=NOISE, latent_prior=latent_prior, **AMP)
-    kw |= dict(observation_noise=observation_noise, log_amplitude=np.linspace(-0.5, 0.5, 4))
+    kw |= {"observation_noise": observation_noise, "log_amplitude": np.linspace(-0.5, 0.5, 4)}
     args = (q[:4], k, o, v)
     jensen = densities.cgp_log_density(*args, objective="jensen", **kw)
     marginal = densities.cgp_log_density(*args, objective="marginal", **kw)
@@ -199,7 +202,7 @@ def test_sparse_densities_and_case_10(values: str) -> None:
     q, k, o, v = draw()
     m, ell = draw_inducing()
     kw: dict[str, Any] = dict(noise=NOISE, values=values, delta=1e-3, **AMP)
-    kw |= dict(mask=np.arange(N) < 5)
+    kw |= {"mask": np.arange(N) < 5}
     names = ("double_jensen", "jensen", "marginal", "dtc_bound", "dtc", "printed")
     t = {x: densities.scgp_log_density(q, k, o, v, m, ell, objective=x, **kw) for x in names}
     for term in range(2):

@@ -81,7 +81,9 @@ def test_sparse_shared_inducing_inputs_amplitude_and_mask() -> None:
     short = sparse.scgp_posterior(q[mask], k[mask], o[mask], v[mask], m, noise=NOISE)
     close(mean[mask], short[0])
     close(cov[np.ix_(mask, mask)], short[1])
-    assert not mean[~mask].any() and not cov[~mask].any() and not cov[:, ~mask].any()
+    assert not mean[~mask].any()
+    assert not cov[~mask].any()
+    assert not cov[:, ~mask].any()
 
 
 def test_sparse_jensen_bounds_are_expectations() -> None:
@@ -180,7 +182,8 @@ def test_softmax_masks_and_sparse_form() -> None:
     )  # inducing inputs at the real keys give the exact variance
     close(var, np.diag(cov), rtol=1e-6)
     none = exact.softmax_posterior(q, k[:4], v[:4], noise=NOISE, mask=np.zeros(4, bool))
-    assert not none[0].any() and not none[1].any()
+    assert not none[0].any()
+    assert not none[1].any()
     var = exact.sparse_softmax_variance(q, k, draw_inducing()[0], noise=NOISE)
     assert np.all(var > 0)
 
@@ -249,7 +252,8 @@ def test_sgpa(kind: str) -> None:
     short = sgpa.sgpa_posterior(q[:4], v[:4], beta, v_b, tril, kernel=kernel, jitter=jitter)
     close(part[0][:4], short[0])
     close(part[1][:, :4, :4], short[1])
-    assert not part[0][4:].any() and not part[1][:, 4:].any()
+    assert not part[0][4:].any()
+    assert not part[1][:, 4:].any()
 
 
 def test_condition_without_noise_interpolates() -> None:

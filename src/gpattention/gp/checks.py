@@ -78,7 +78,7 @@ def check_values(
         if fine:
             continue
         if name in parameters:
-            bad_value = float(x[~((x > 0) & x.isfinite())][0])
+            bad_value = float(x.detach()[~((x > 0) & x.isfinite())][0])
             raise ValueError(f"expected {name} to be positive and finite, got {bad_value}")
         bad = int((~x.isfinite()).sum())
         raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")
@@ -89,7 +89,7 @@ def check_amplitude(log_amplitude: Tensor) -> None:
     if checks_are_deferred():
         return
     most = 0.5 * math.log(torch.finfo(log_amplitude.dtype).max) - 1
-    largest = float(log_amplitude.max())
+    largest = float(log_amplitude.detach().max())
     if largest > most:
         raise ValueError(
             f"log_amplitude reaches {largest:.1f}, whose squared amplitude overflows "

@@ -62,7 +62,7 @@ def _describe(A: Tensor, info: Tensor, name: str, noise: Tensor | float) -> str:
     pivots = torch.where(failed, info, A.shape[-1] + 1).reshape(-1)
     worst = int(pivots.argmin())
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), info.shape))
-    least = float(torch.as_tensor(noise).min())
+    least = float(torch.as_tensor(noise).detach().min())
     return (
         f"{int(failed.sum())} of {failed.numel()} matrices {name} ({A.shape[-1]} x {A.shape[-1]}, "
         f"{str(A.dtype).removeprefix('torch.')}) are not positive definite; the earliest pivot to "

@@ -89,7 +89,7 @@ def cgp_log_density(
         return as_log_density(t, _jensen(query, latent), _jensen(key, latent))
     if objective == "joint":
         return as_log_density(t, *_joint(query, key, latent))
-    root = prior_root(gram(t.latent)).to(t.v.dtype) if latent else posterior.L  # [..., K, K]
+    root = prior_root(gram(t.latent.double())).to(t.v.dtype) if latent else posterior.L  # [..., K, K]
     sides = [_monte_carlo(side, root, samples, generator) for side in (query, key)]
     return as_log_density(t, *sides)
 

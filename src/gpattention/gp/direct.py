@@ -121,7 +121,7 @@ def prior_draw(
     """A draw of the canonical GP at several token sets together.  [n, ..., sum N, D]"""
     lead = torch.broadcast_shapes(*(x.shape[:-2] for x in inputs))
     together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
-    root = prior_root(gram(together)).to(together.dtype)  # [..., sum N, sum N]
+    root = prior_root(gram(together.double())).to(together.dtype)  # [..., sum N, sum N]
     return root @ posterior._normal(n, together.shape[-2], generator)
 
 

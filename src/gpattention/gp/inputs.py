@@ -211,7 +211,7 @@ def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
     lead = torch.broadcast_shapes(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
     if not checks_are_deferred() and not bool(((tau >= 0) & tau.isfinite()).all()):
-        bad = tau[~((tau >= 0) & tau.isfinite())]
+        bad = tau.detach()[~((tau >= 0) & tau.isfinite())]
         raise ValueError(f"expected observation_noise >= 0 and finite, got {float(bad[0])}")
     return tau
 

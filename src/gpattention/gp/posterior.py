@@ -113,10 +113,11 @@ class Posterior:
 
 
 def prior_root(K: Tensor) -> Tensor:
-    """Factor of a prior Gram matrix that may be singular: float64 and a fixed tiny delta.
+    """Factor of a float64 prior Gram matrix that may be singular, with a fixed tiny delta.
 
-    Tokens may coincide, so a prior Gram has no float32 factor in general; in float64 a delta of
-    1e-10 gives one, and 1e-5 of a standard deviation is far below what a draw can show.  [..., N, N]
+    Tokens may coincide, so a prior Gram has no float32 factor in general: the caller evaluates the
+    kernel in float64, where a delta of 1e-10 gives one, and 1e-5 of a standard deviation is far below
+    what a draw can show.  [..., N, N]
     """
-    eye = torch.eye(K.shape[-1], dtype=torch.float64, device=K.device)
-    return cholesky(K.double() + PRIOR_DELTA * eye, name="prior Gram", noise=PRIOR_DELTA)
+    eye = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+    return cholesky(K + PRIOR_DELTA * eye, name="prior Gram", noise=PRIOR_DELTA)

@@ -94,8 +94,9 @@ class SGPAPosterior(Posterior):
                 f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}"
             )
         dtype = t.v.dtype
-        x = keep_rows(q.to(dtype), mask)
-        b = inducing_k.to(dtype)
+        self.x = x = keep_rows(q.to(dtype), mask)  # [..., N, C]
+        self.b = b = inducing_k.to(dtype)  # [..., m, C]
+        self.kernel = kernel
         self.v, self.v_b = t.v, inducing_v.to(dtype)
         self.s = scale_tril.to(dtype).tril()  # [..., D, m, m]
         self.K_bb = kernel(b, b)  # [..., m, m]
@@ -103,7 +104,7 @@ class SGPAPosterior(Posterior):
         self.K_qb = keep_rows(kernel(x, b), mask)  # [..., N, m]
         self.Phi = solve_triangular(self.L_b.mT, self.K_qb, upper=True, left=False)  # [..., N, m]
         self.K_qq = keep_columns(keep_rows(kernel(x, x), mask), mask)  # [..., N, N]
-        self.jitter, self.mask = jitter, mask
+        self.jitter = jitter
         self.residual = self.K_qq @ t.v - self.Phi @ (self.Phi.mT @ t.v)  # [..., N, D]
         super().__init__(self.residual + self.K_qb @ self.v_b, mask, t.dtype)
 
@@ -121,14 +122,10 @@ class SGPAPosterior(Posterior):
     def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
         """A prior draw at (b, q) without what b explains, plus the variational spread of b."""
         m, N = self.K_bb.shape[-1], self.K_qq.shape[-1]
-        lead = torch.broadcast_shapes(self.K_bb.shape[:-2], self.K_qq.shape[:-2])
-        top = torch.cat([self.K_bb.expand(*lead, m, m), self.K_qb.mT.expand(*lead, m, N)], -1)
-        low = torch.cat([self.K_qb.expand(*lead, N, m), self.K_qq.expand(*lead, N, N)], -1)
-        joint = torch.cat([top, low], -2)  # [..., m + N, m + N]
-        if self.mask is not None:
-            padded = torch.cat([self.mask.new_zeros(*self.mask.shape[:-1], m), ~self.mask], -1)
-            joint = joint + torch.diag_embed(padded.to(joint.dtype))
-        f = prior_root(joint).to(joint.dtype) @ self._normal(n, m + N, generator)
+        lead = torch.broadcast_shapes(self.b.shape[:-2], self.x.shape[:-2])
+        both = torch.cat([self.b.expand(*lead, m, -1), self.x.expand(*lead, N, -1)], -2).double()
+        prior = self.kernel(both, both)  # [..., m + N, m + N]
+        f = prior_root(prior).to(self.x.dtype) @ self._normal(n, m + N, generator)
         nugget = self.jitter**0.5 * self._normal(n, m, generator)
         white = solve_triangular(self.L_b, f[..., :m, :] + nugget, upper=False)  # [n, ..., m, D]
         spread = self.s @ self._normal(n, m, generator).mT[..., None]  # [n, ..., D, m, 1]
