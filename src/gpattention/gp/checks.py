@@ -105,3 +105,14 @@ def check_amplitude_shape(log_amplitude: Tensor, lead: torch.Size, q: Tensor) ->
             f"expected log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against the "
             f"leading axes {tuple(lead)}, got {tuple(log_amplitude.shape)}"
         )
+
+
+def check_positive(name: str, value: Tensor) -> None:
+    """A tensor of positive, finite numbers."""
+    if checks_are_deferred():
+        return
+    good = (value > 0) & value.isfinite()
+    if not bool(good.all()):
+        raise ValueError(
+            f"expected {name} to be positive and finite, got {float(value.detach()[~good].flatten()[0])}"
+        )

@@ -52,9 +52,25 @@ def cholesky(
 def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
     # cuSOLVER does not always flag NaN input, so the pivots are looked at too
     failed = (info != 0) | ~L.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # [...]
-    if not torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        failed = _count_failures(failed)
+    elif not torch.compiler.is_exporting():  # an exported program has no process to count in
         _counter(L.device).add_(failed.sum())
     return L.masked_fill(failed[..., None, None], float("nan"))
+
+
+# Opaque to the compiler, which otherwise may drop a write to a global tensor; the result is used, so
+# that the call is not removed as dead code.
+@torch.library.custom_op("gpattention::count_failures", mutates_args=())
+def _count_failures(failed: Tensor) -> Tensor:
+    """Add the failures to the device's counter and hand them on.  [...]"""
+    _counter(failed.device).add_(failed.sum())
+    return failed.clone()
+
+
+@_count_failures.register_fake
+def _(failed: Tensor) -> Tensor:
+    return torch.empty_like(failed)
 
 
 def _describe(A: Tensor, info: Tensor, name: str, noise: Tensor | float) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_positive
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
 from gpattention.gp.precision import checks_are_deferred, compute_dtype
@@ -123,5 +124,6 @@ def noise_floor(
     if scale is None or tokens is None:
         return floor
     n = torch.as_tensor(tokens, dtype=tau.dtype, device=tau.device)
+    check_positive("tokens", n)
     merged = torch.log1p(n * torch.as_tensor(scale, dtype=tau.dtype, device=tau.device) ** 2 / tau)
     return floor + merged / (2 * n)

@@ -8,6 +8,7 @@ and, at 1024 tokens, the Cholesky factor.
 import torch
 from torch import Tensor
 
+from gpattention.gp.checks import check_positive
 from gpattention.gp.precision import compute_dtype, full_precision
 
 
@@ -55,6 +56,7 @@ def _per_feature(lengthscale: Tensor | float, like: Tensor) -> Tensor | float:
         if not lengthscale > 0:
             raise ValueError(f"expected lengthscale > 0, got {lengthscale}")
         return lengthscale
+    check_positive("lengthscale", lengthscale)
     if lengthscale.ndim == 0:
         return lengthscale
     if lengthscale.shape[-1] not in (1, like.shape[-1]):
@@ -70,6 +72,7 @@ def _per_matrix(variance: Tensor | float) -> Tensor | float:
         if not variance > 0:
             raise ValueError(f"expected variance > 0, got {variance}")
         return variance
+    check_positive("variance", variance)
     return variance[..., None, None]
 
 

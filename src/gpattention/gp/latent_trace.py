@@ -54,13 +54,15 @@ class _LatentTrace(torch.autograd.Function):
     """With E = K * (G^T S G), S the symmetric part of the incoming gradient:
     dG = 2 S G K,  do_i = -2 sum_j E_ij (o_i - o_j)."""
 
+    # Nothing is written in place: compiled backward passes of torch 2.11 lose such writes.
+
     @staticmethod
     def forward(ctx: Any, o: Tensor, G: Tensor, chunk: int) -> Tensor:
         ctx.save_for_backward(o, G)
         ctx.chunk = chunk
         J = G.new_zeros(*G.shape[:-1], G.shape[-2])  # [..., m, m]
         for rows in _chunks(o.shape[-2], chunk):
-            J += G[..., rows] @ (cross_gram(o[..., rows, :], o) @ G.mT)
+            J = J + G[..., rows] @ (cross_gram(o[..., rows, :], o) @ G.mT)
         return J
 
     @staticmethod
@@ -69,13 +71,13 @@ class _LatentTrace(torch.autograd.Function):
         o, G = ctx.saved_tensors
         S = 0.5 * (grads[0] + grads[0].mT)  # [..., m, m]
         SG = S @ G  # [..., m, N]
-        grad_o, grad_G = torch.empty_like(o), torch.empty_like(G)
+        grad_o, grad_G = [], []
         for rows in _chunks(o.shape[-2], ctx.chunk):
             K = cross_gram(o[..., rows, :], o)  # [..., b, N]
-            grad_G[..., rows] = 2 * SG @ K.mT
+            grad_G.append(2 * SG @ K.mT)  # [..., m, b]
             E = K * (SG[..., rows].mT @ G)  # [..., b, N]
-            grad_o[..., rows, :] = -2 * (E.sum(-1, keepdim=True) * o[..., rows, :] - E @ o)
-        return grad_o, grad_G, None
+            grad_o.append(-2 * (E.sum(-1, keepdim=True) * o[..., rows, :] - E @ o))  # [..., b, C]
+        return torch.cat(grad_o, -2), torch.cat(grad_G, -1), None
 
 
 def _chunks(n: int, chunk: int) -> list[slice]:

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_positive
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.inputs import keep_columns, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import rbf
@@ -93,6 +94,7 @@ class SGPAPosterior(Posterior):
             raise ValueError(
                 f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}"
             )
+        check_positive("the diagonal of scale_tril", scale_tril.diagonal(dim1=-2, dim2=-1))
         dtype = t.v.dtype
         self.x = x = keep_rows(q.to(dtype), mask)  # [..., N, C]
         self.b = b = inducing_k.to(dtype)  # [..., m, C]
