@@ -45,6 +45,7 @@ class LogDensity:
 
 def as_log_density(t: Tokens, query: Tensor, key: Tensor) -> LogDensity:
     """Both terms with the counts `per_token` divides by."""
+    query, key = torch.broadcast_tensors(query, key)  # keys shared by a batch count in each sequence
     return LogDensity(query, key, t.real_queries(), t.real_keys(), t.v.shape[-1])
 
 
@@ -111,7 +112,8 @@ def noise_floor(
     tau^2 is `observation_noise`, sigma^2 when None; 0.0 (the paper's) has no floor and gives -inf.
     The plain floor holds for every objective of `cgp_log_density`, `direct_log_density` and
     `scgp_log_density` but "printed"; the one at fixed amplitude for "marginal" and "jensen" with the
-    noisy latent prior.  A run whose regulariser sits here has collapsed, whatever its ECE says.
+    noisy latent prior.  The keys of the direct model always have sigma^2: their floor takes no
+    `observation_noise`.  A run whose regulariser sits here has collapsed, whatever its ECE says.
     """
     if (scale is None) != (tokens is None):
         raise ValueError("scale and tokens belong together: give both or neither")
