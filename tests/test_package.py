@@ -24,7 +24,9 @@ FILES = sorted((SOURCE / "gpattention").rglob("*.py"))
 PUBLIC = [
     "CausalCGPState",
     "CausalRow",
+    "ItemNoise",
     "LogDensity",
+    "NoiseSource",
     "NonFiniteError",
     "NotPositiveDefiniteError",
     "NumericalError",

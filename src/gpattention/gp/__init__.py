@@ -20,6 +20,7 @@ from gpattention.gp.errors import (
     UndefinedCovarianceError,
 )
 from gpattention.gp.kernels import ard_rbf, exp_dot, rbf
+from gpattention.gp.noise import ItemNoise, NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import deferred_checks
 from gpattention.gp.softmax import softmax_posterior
@@ -30,7 +31,9 @@ from gpattention.gp.variational import sgpa_kl, sgpa_posterior
 __all__ = [
     "CausalCGPState",
     "CausalRow",
+    "ItemNoise",
     "LogDensity",
+    "NoiseSource",
     "NonFiniteError",
     "NotPositiveDefiniteError",
     "NumericalError",

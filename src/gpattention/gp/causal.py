@@ -26,6 +26,7 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 
@@ -86,7 +87,7 @@ class CausalCGPPosterior(Posterior):
     def _full_covariance(self) -> Tensor:
         raise _undefined()
 
-    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         raise _undefined()
 
 

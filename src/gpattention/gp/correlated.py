@@ -24,6 +24,7 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 
@@ -108,7 +109,7 @@ class CGPPosterior(Posterior):
     def _full_covariance(self) -> Tensor:
         return self.t.amplify(self.t.amplify(self.unit_covariance()).mT)
 
-    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """Eq. 7 applied to random numbers: two prior draws, each corrected pathwise."""
         t, o = self.t, self.t.latent
         K, sigma = o.shape[-2], t.noise.sqrt()

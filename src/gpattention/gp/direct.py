@@ -13,6 +13,7 @@ from gpattention.gp.cholesky import cholesky
 from gpattention.gp.errors import UndefinedCovarianceError
 from gpattention.gp.inputs import Scalar, Tokens, keep_columns, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram, squared_distances
+from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
 from gpattention.gp.precision import full_precision
 
@@ -85,7 +86,7 @@ class UnitDirect(Posterior):
         unit = keep_columns(keep_rows(gram(self._q), self._query_mask), self._query_mask) - R.mT @ R
         return self._amplify(self._amplify(unit).mT)
 
-    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """Matheron's rule: a prior draw at (k, q) minus what the observations explain of it."""
         self._refuse_if_causal()
         L, R = self._whitened()
@@ -116,7 +117,7 @@ def real_key_counts(mask: Tensor | None, k: Tensor, causal: bool) -> Tensor:
 
 
 def prior_draw(
-    posterior: Posterior, inputs: tuple[Tensor, ...], n: int, generator: Generator | None
+    posterior: Posterior, inputs: tuple[Tensor, ...], n: int, generator: Generator | NoiseSource | None
 ) -> Tensor:
     """A draw of the canonical GP at several token sets together.  [n, ..., sum N, D]"""
     lead = torch.broadcast_shapes(*(x.shape[:-2] for x in inputs))

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.inputs import keep_columns, keep_rows
+from gpattention.gp.noise import NoiseSource, standard_normal
 from gpattention.gp.precision import full_precision
 
 # Added to the diagonal of *prior* Gram matrices when joint draws factor them, in float64.
@@ -54,7 +55,9 @@ class Posterior:
         return self._full_covariance().to(self._dtype)
 
     @full_precision
-    def sample(self, n: int = 1, *, generator: Generator | None = None, joint: bool = False) -> Tensor:
+    def sample(
+        self, n: int = 1, *, generator: Generator | NoiseSource | None = None, joint: bool = False
+    ) -> Tensor:
         """n reparameterised draws, independent between value channels.  [n, ..., Q, D]
 
         `joint=False` draws every token on its own from its variance, as SGPA does; `joint=True` draws
@@ -97,10 +100,10 @@ class Posterior:
         channels = variance.ndim == self._mean.ndim
         return positive & (self._query_mask[..., None] if channels else self._query_mask)
 
-    def _normal(self, n: int, rows: int, generator: Generator | None) -> Tensor:
+    def _normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
         """Standard normal numbers.  [n, ..., rows, D]"""
         shape = (n, *self._mean.shape[:-2], rows, self._mean.shape[-1])
-        return torch.randn(shape, dtype=self._mean.dtype, device=self._mean.device, generator=generator)
+        return standard_normal(shape, self._mean.dtype, self._mean.device, generator)
 
     def _raw_variance(self) -> Tensor:
         raise NotImplementedError
@@ -108,7 +111,7 @@ class Posterior:
     def _full_covariance(self) -> Tensor:
         raise NotImplementedError
 
-    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         raise NotImplementedError
 
 

@@ -27,6 +27,7 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 
@@ -180,7 +181,7 @@ class SoftmaxPosterior(UnitDirect):
         kappa = keep_columns(keep_rows(gram(self._q), self._query_mask), self._query_mask)
         return self._amplify(self._amplify(kappa - phi_q @ phi_q.mT + shrunk.mT @ shrunk).mT)
 
-    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         self._know_amplitude()
         if self._inducing is None:
             return super()._joint_deviation(n, generator)

@@ -20,6 +20,7 @@ from torch.linalg import solve_triangular
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 
@@ -152,7 +153,7 @@ class SCGPPosterior(Posterior):
         noise = self.t.noise[..., 0].expand(*self._mean.shape[:-1])
         return noise if self.t.query_mask is None else torch.where(self.t.query_mask, noise, 0.0)
 
-    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         root = self.covariance_root()
         deviation = self.Phi_q @ (root @ self._normal(n, root.shape[-1], generator))
         if not self.include_noise:

@@ -16,6 +16,7 @@ from gpattention.gp.checks import check_positive
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.inputs import keep_columns, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import rbf
+from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
 from gpattention.gp.precision import full_precision
 
@@ -121,7 +122,7 @@ class SGPAPosterior(Posterior):
         prior = self.K_qq - self.Phi @ self.Phi.mT  # [..., N, N]
         return prior[..., None, :, :] + root @ root.mT
 
-    def _joint_deviation(self, n: int, generator: Generator | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """A prior draw at (b, q) without what b explains, plus the variational spread of b."""
         m, N = self.K_bb.shape[-1], self.K_qq.shape[-1]
         lead = torch.broadcast_shapes(self.b.shape[:-2], self.x.shape[:-2])

@@ -1,0 +1,98 @@
+"""Random numbers that belong to an item, not to a batch: draws that chunking cannot change.
+
+A `torch.Generator` hands out numbers in the order of calls, so splitting a batch changes every draw.
+`ItemNoise` is a counter-based generator: each number is a hash of (seed, sample, item, call, place),
+the same on every device and for every way of cutting samples and items into chunks.
+"""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number (splitmix64)
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class NoiseSource(Protocol):
+    """Anything `Posterior.sample` can draw its standard normal numbers from."""
+
+    def normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Standard normal numbers of that shape, [draws, batch, ...]."""
+        ...
+
+
+def standard_normal(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, source: Generator | NoiseSource | None
+) -> Tensor:
+    """From torch's generator or from a noise source of our own."""
+    if source is None or isinstance(source, Generator):
+        return torch.randn(shape, dtype=dtype, device=device, generator=source)
+    return source.normal(shape, dtype, device)
+
+
+class ItemNoise:
+    """Noise for a batch whose row b is sample `samples[b]` of item `items[b]`.
+
+    Every call of `normal` or `uniform` takes the next stream, so that layers differ; a forward pass
+    that makes the same calls in the same order gets the same numbers.
+
+    >>> noise = ItemNoise(seed=0, items=torch.arange(8), samples=torch.zeros(8, dtype=torch.long))
+    >>> posterior.sample(generator=noise)
+    """
+
+    def __init__(self, seed: int, items: Tensor, samples: Tensor) -> None:
+        if items.shape != samples.shape or items.ndim != 1:
+            raise ValueError(
+                f"expected items and samples of one shape [batch], got {tuple(items.shape)} "
+                f"and {tuple(samples.shape)}"
+            )
+        key = _mix(torch.full_like(items, seed, dtype=torch.int64) * _MIX_1 + _GOLDEN)
+        key = _mix(key + items.to(torch.int64) * _GOLDEN)
+        self._keys = _mix(key + samples.to(torch.int64) * _MIX_2)  # [batch]
+        self._calls = 0
+
+    def uniform(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uniform numbers in (0, 1); the batch is the first axis of `shape`."""
+        batch, *rest = shape
+        bits = self._hash(1, batch, math.prod(rest), device)[0]
+        return _unit(bits >> 32).to(dtype).reshape(shape)
+
+    def normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Standard normal numbers, [draws, batch, ...] as `Posterior.sample` asks (Box-Muller)."""
+        draws, batch, *rest = shape
+        count = math.prod(rest)
+        bits = self._hash(draws, batch, (count + 1) // 2, device)  # one hash for two numbers
+        radius = _unit(bits >> 32).log_().mul_(-2).sqrt_()
+        angle = _unit(bits).mul_(2 * math.pi)
+        pairs = torch.stack([radius * angle.cos(), radius * angle.sin()], -1)
+        return pairs.flatten(-2)[..., :count].reshape(shape).to(dtype)
+
+    def _hash(self, draws: int, batch: int, places: int, device: torch.device) -> Tensor:
+        """64 random bits each.  [draws, batch, places]"""
+        if batch != len(self._keys):
+            raise ValueError(f"expected a batch of {len(self._keys)} as the noise was made for, got {batch}")
+        stream = self._calls * 0x10001 + torch.arange(draws, device=device)  # [draws]
+        self._calls += 1
+        keys = _mix(self._keys.to(device) + stream[:, None] * _GOLDEN)  # [draws, batch]
+        place = torch.arange(places, device=device) * _GOLDEN  # [places]
+        return _mix(keys[..., None] + place)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64; int64 products wrap around as unsigned ones do."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical shift right: int64's own copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _unit(bits: Tensor) -> Tensor:
+    """The lower 24 bits as float32 in (0, 1); normal numbers reach 5.9 standard deviations."""
+    return (bits & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)

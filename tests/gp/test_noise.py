@@ -1,0 +1,78 @@
+"""Noise per item: the right distribution, independent streams, and no trace of the chunking."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpattention import gp
+from tests.gp.samples import sample
+
+CPU = torch.device("cpu")
+
+
+def noise(items: Tensor, *, seed: int = 0, sample_index: int = 0) -> gp.ItemNoise:
+    return gp.ItemNoise(seed, items, torch.full_like(items, sample_index))
+
+
+def draw(items: Tensor, *, seed: int = 0, sample_index: int = 0, count: int = 512) -> Tensor:
+    return noise(items, seed=seed, sample_index=sample_index).normal(
+        (1, len(items), count), torch.float64, CPU
+    )[0]
+
+
+def test_moments_are_those_of_a_standard_normal() -> None:
+    z = draw(torch.arange(400))
+    error = 5 / z.numel() ** 0.5  # five standard errors of a mean of unit variance
+    assert abs(float(z.mean())) < error
+    assert abs(float(z.square().mean()) - 1) < error * 2**0.5
+    assert abs(float(z.pow(3).mean())) < error * 15**0.5
+    assert abs(float(z.pow(4).mean()) - 3) < error * 96**0.5
+
+
+def test_items_samples_seeds_calls_and_places_are_uncorrelated() -> None:
+    items = torch.arange(400)
+    z = draw(items)
+    source = noise(items)
+    source.normal((1, 400, 3), torch.float64, CPU)
+    others = {
+        "next item": draw(items + 1)[:-1],
+        "next sample": draw(items, sample_index=1),
+        "next seed": draw(items, seed=1),
+        "next call": source.normal((1, 400, 512), torch.float64, CPU)[0],
+        "next place": z.roll(1, -1),
+    }
+    for name, other in others.items():
+        product = (z[1:] * other) if name == "next item" else z * other
+        if name == "next item":  # shifting the items shifts the rows, nothing else
+            assert torch.equal(z[1:], other)
+            product = z[1:] * z[:-1]
+        assert abs(float(product.mean())) < 5 / product.numel() ** 0.5, name
+
+
+def test_uniform_numbers_fill_the_interval() -> None:
+    u = noise(torch.arange(200)).uniform((200, 300), torch.float64, CPU)
+    counts = torch.histc(u, bins=20, min=0, max=1)
+    expected = u.numel() / 20
+    assert float(((counts - expected) ** 2 / expected).sum()) < 50  # chi squared, 19 degrees of freedom
+    assert 0 < float(u.min()) < float(u.max()) < 1
+
+
+def test_draws_of_a_posterior_do_not_depend_on_the_batch() -> None:
+    s = sample(6, 2)
+    items, zeros = torch.arange(6), torch.zeros(6, dtype=torch.long)
+
+    def posterior(rows: slice) -> gp.Posterior:
+        return gp.cgp_posterior(s.q[rows], s.k[rows], s.o[rows], s.v[rows], noise=0.1)
+
+    for joint in (False, True):
+        whole = posterior(slice(None)).sample(2, generator=gp.ItemNoise(3, items, zeros), joint=joint)
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
+            part = posterior(rows).sample(2, generator=gp.ItemNoise(3, items[rows], zeros[rows]), joint=joint)
+            torch.testing.assert_close(part, whole[:, rows], rtol=1e-10, atol=1e-10)
+
+
+def test_a_batch_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"batch of 3.*got 4"):
+        noise(torch.arange(3)).normal((1, 4, 2), torch.float32, CPU)
+    with pytest.raises(ValueError, match=r"one shape \[batch\]"):
+        gp.ItemNoise(0, torch.arange(3), torch.arange(2))
