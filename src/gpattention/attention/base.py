@@ -1,0 +1,229 @@
+"""The one call all kinds of attention share: projections, masks, draws, and what `need` names."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gpattention.attention.initialisation import preserve_
+from gpattention.attention.output import AttentionOutput, Draw, check_request
+from gpattention.attention.regularizer import normalised, real_tokens
+from gpattention.gp import NoiseSource, Posterior
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What one call attends with, split into heads; masks are True at real tokens."""
+
+    queries: Tensor  # [B, Q, E] the inputs themselves
+    keys: Tensor  # [B, K, E]
+    v: Tensor  # [B, H, K, D]
+    mask: Tensor | None  # [B, 1, K]
+    query_mask: Tensor | None  # [B, 1, Q]
+    inducing: Tensor | None  # [H, m, E], sgpa's
+
+
+class Attention(nn.Module):
+    """Base of all kinds.  A subclass projects what it needs and answers `_mean` or `_posterior`.
+
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        bias: whether projections have biases.
+        dropout: probability of dropping an output entry, after the output projection.
+        regularizer: which regulariser `need=("regularizer",)` computes, one of the kind's `regularizers`.
+        batch_first: inputs are [B, N, E] (the default) or [N, B, E].
+        device: where parameters live.
+        dtype: their type.
+    """
+
+    kind: ClassVar[str] = ""
+    draws: ClassVar[bool] = False  # whether it has a posterior
+    regularizers: ClassVar[tuple[str, ...]] = ("none",)
+    default_regularizer: ClassVar[str] = "none"
+    normalizes: ClassVar[bool] = False  # whether it takes normalize="rows"
+    causal_form: ClassVar[bool] = False  # whether it takes causal=True
+    crosses: ClassVar[bool] = True  # whether keys may differ from queries
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        regularizer: str | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"expected embed_dim to be a positive multiple of num_heads, got {embed_dim} and {num_heads}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"expected dropout in [0, 1), got {dropout}")
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.batch_first = batch_first
+        self.regularizer = self._checked_regularizer(regularizer)
+        self._made_with: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._bias = bias
+        self.value = self._linear()
+        self.output = self._linear()
+        self.dropout = nn.Dropout(dropout)
+        preserve_(self.value)
+        preserve_(self.output)
+
+    def forward(
+        self,
+        query: Tensor,  # [B, Q, E]
+        key: Tensor | None = None,  # [B, K, E]; None is self-attention
+        value: Tensor | None = None,  # [B, K, E]; None is the key
+        *,
+        key_padding_mask: Tensor | None = None,  # [B, K] True = ignore
+        query_padding_mask: Tensor | None = None,  # [B, Q] True = ignore
+        draw: Draw = "none",
+        samples: int = 1,
+        generator: Generator | NoiseSource | None = None,
+        need: tuple[str, ...] = ("output",),
+        inducing: Tensor | None = None,  # [H, m, E], sgpa only
+    ) -> AttentionOutput:
+        """Attend, and return the output with whatever `need` names.
+
+        Masks mean what they mean in `nn.MultiheadAttention`: True = ignore.  In self-attention the key
+        mask is the query mask too.  `draw` replaces the mean by draws from the posterior, token by token
+        ("independent") or correlated ("joint"); one sample has the shape of the mean, more come stacked
+        in front.  Unbatched [N, E] inputs give unbatched results.
+        """
+        check_request(self.kind, self.draws, draw, samples, need)
+        heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
+        posterior = self._posterior(heads) if self.draws else None
+        if posterior is None:
+            mean = self._mean(heads)  # [B, H, Q, D]
+        elif draw == "none":
+            mean = posterior.mean
+        else:
+            mean = posterior.sample(samples, generator=generator, joint=draw == "joint")
+            mean = mean if samples > 1 else mean[0]
+        output = self.dropout(self.output(mean.transpose(-3, -2).flatten(-2)))  # [..., B, Q, E]
+        if unbatched:
+            output = output.squeeze(-3)
+        elif not self.batch_first:
+            output = output.transpose(-3, -2)
+        return AttentionOutput(
+            output=output,
+            variance=posterior.variance if posterior is not None and "variance" in need else None,
+            regularizer=self._scalar_regularizer(heads, generator) if "regularizer" in need else None,
+            weights=self._weights(heads) if "weights" in need else None,
+            posterior=posterior if "posterior" in need else None,
+            inducing=heads.inducing,
+        )
+
+    def _heads(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding: Tensor | None,
+        query_padding: Tensor | None,
+        inducing: Tensor | None,
+    ) -> tuple[Heads, bool]:
+        if value is not None and key is None:
+            raise ValueError("a value without a key: pass the key too")
+        if key is not None and not self.crosses:
+            raise ValueError(f"{self.kind!r} attention is self-attention: its keys are its queries")
+        own_keys = key is None
+        key = query if key is None else key
+        value = key if value is None else value
+        unbatched = query.ndim == 2
+        named = {"query": query, "key": key, "value": value}
+        for name, x in named.items():
+            if x.ndim != (2 if unbatched else 3) or x.shape[-1] != self.embed_dim:
+                raise ValueError(
+                    f"expected {name} of shape [B, N, {self.embed_dim}] (or all unbatched), "
+                    f"got {tuple(x.shape)}"
+                )
+        if unbatched:
+            query, key, value = (x[None] for x in (query, key, value))
+            key_padding = None if key_padding is None else key_padding[None]
+            query_padding = None if query_padding is None else query_padding[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        if own_keys and query_padding is None:
+            query_padding = key_padding
+        heads = Heads(
+            queries=query,
+            keys=key,
+            v=self._split(self.value(value)),
+            mask=_as_real(key_padding, key, "key_padding_mask"),
+            query_mask=_as_real(query_padding, query, "query_padding_mask"),
+            inducing=self._inducing_inputs(inducing),
+        )
+        return heads, unbatched
+
+    def _scalar_regularizer(self, heads: Heads, generator: Generator | NoiseSource | None) -> Tensor:
+        if self.regularizer == "none":
+            return heads.v.new_zeros(())
+        total = self._regularizer(heads, generator if isinstance(generator, Generator) else None)
+        total = total.expand(heads.queries.shape[0], self.num_heads)  # [B, H]
+        padding = None if heads.query_mask is None else ~heads.query_mask[:, 0]
+        tokens = real_tokens(padding, heads.queries)
+        return normalised(total, tokens, head_dim=self.head_dim, training=self.training)
+
+    def _weights(self, heads: Heads) -> Tensor:
+        """The mean is linear in the values: attend to the identity.  [B, H, Q, K]"""
+        eye = torch.eye(heads.v.shape[-2], dtype=heads.v.dtype, device=heads.v.device)
+        unit = replace(heads, v=eye.expand(*heads.v.shape[:-1], -1))
+        return self._posterior(unit).mean if self.draws else self._mean(unit)
+
+    def _inducing_inputs(self, inducing: Tensor | None) -> Tensor | None:
+        if inducing is not None:
+            raise ValueError(f"{self.kind!r} attention takes no inducing inputs from outside")
+        return None
+
+    def _mean(self, heads: Heads) -> Tensor:
+        """The heads' outputs, for kinds without a posterior.  [B, H, Q, D]"""
+        return self._posterior(heads).mean
+
+    def _posterior(self, heads: Heads) -> Posterior:
+        raise NotImplementedError
+
+    @abstractmethod
+    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
+        """Negative log density or KL per sequence and head.  [B, H]"""
+        raise NotImplementedError
+
+    def _checked_regularizer(self, name: str | None) -> str:
+        name = self.default_regularizer if name is None else name
+        if name not in self.regularizers:
+            raise ValueError(
+                f"expected regularizer of {self.kind!r} attention to be one of "
+                f"{', '.join(self.regularizers)}, got {name!r}"
+            )
+        return name
+
+    def _linear(self) -> nn.Linear:
+        return nn.Linear(self.embed_dim, self.embed_dim, bias=self._bias, **self._made_with)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B, N, E] -> [B, H, N, D]"""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
+
+    def extra_repr(self) -> str:
+        """Kind and regulariser in the module's print-out."""
+        return f"kind={self.kind!r}, regularizer={self.regularizer!r}"
+
+
+def _as_real(padding: Tensor | None, tokens: Tensor, name: str) -> Tensor | None:
+    """True = ignore [B, N] becomes True = real [B, 1, N]."""
+    if padding is None:
+        return None
+    if padding.dtype != torch.bool or padding.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"expected {name} to be bool (True = ignore) of shape {list(tokens.shape[:2])}, "
+            f"got shape {tuple(padding.shape)} and {padding.dtype}"
+        )
+    return ~padding[:, None]

@@ -1,0 +1,69 @@
+"""Correlated-GP attention, exact (eq. 4-6) and causal (eq. 17-18)."""
+
+from typing import Any, Literal
+
+from torch import Generator, Tensor
+
+from gpattention.attention.base import Heads
+from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.registry import register_attention
+from gpattention.gp import Posterior, causal_cgp_posterior, cgp_kl, cgp_log_density, cgp_posterior
+
+
+@register_attention("cgp")
+class CGPAttention(GaussianAttention):
+    """Queries predicted from keys through latent inputs of the canonical process: CGPT's attention.
+
+    Options beside those of `Attention`: those of `GaussianAttention`; `causal`; `latent_prior`
+    ("noisy" or the paper's "latent"), `observation_noise` (None means sigma^2, 0.0 is the paper's) and
+    `regularizer_samples` of its regularisers.
+    """
+
+    causal_form = True
+    regularizers = ("kl", "marginal", "jensen", "monte_carlo", "joint", "none")
+    default_regularizer = "kl"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        causal: bool = False,
+        latent_prior: Literal["noisy", "latent"] = "noisy",
+        observation_noise: float | None = None,
+        regularizer_samples: int = 1,
+        **options: Any,
+    ) -> None:
+        if causal and options.get("regularizer") is None:
+            options["regularizer"] = "none"
+        super().__init__(embed_dim, num_heads, **options)
+        if causal and self.regularizer != "none":
+            raise ValueError(
+                f"causal attention defines no density of all tokens: expected regularizer 'none', "
+                f"got {self.regularizer!r}"
+            )
+        if latent_prior not in ("noisy", "latent"):
+            raise ValueError(f"expected latent_prior to be 'noisy' or 'latent', got {latent_prior!r}")
+        self.causal, self.latent_prior = causal, latent_prior
+        self.observation_noise, self.regularizer_samples = observation_noise, regularizer_samples
+        self.latent = self._latent()
+
+    def _posterior(self, heads: Heads) -> Posterior:
+        q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
+        v, options = self._amplitudes(q, k, heads, causal=self.causal)
+        if self.causal:
+            options.pop("query_mask")
+            return causal_cgp_posterior(q, k, o, v, **options)
+        return cgp_posterior(q, k, o, v, **options)
+
+    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
+        q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
+        v, options = self._amplitudes(q, k, heads, causal=False)
+        options["observation_noise"] = self.observation_noise
+        if self.regularizer == "kl":
+            return cgp_kl(q, k, o, v, **options)
+        density = cgp_log_density(
+            q, k, o, v, objective=self.regularizer, latent_prior=self.latent_prior,  # type: ignore[arg-type]
+            samples=self.regularizer_samples, generator=generator, **options,
+        )  # fmt: skip
+        return self._density(density)

@@ -1,0 +1,48 @@
+"""Kernel attention with its exact posterior (eq. 2)."""
+
+from typing import Any
+
+from torch import Generator, Tensor
+
+from gpattention.attention.base import Heads
+from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.registry import register_attention
+from gpattention.gp import Posterior, direct_kl, direct_log_density, direct_posterior
+
+
+@register_attention("direct")
+class DirectAttention(GaussianAttention):
+    """The mean is kernel attention itself; the variance is the direct GP's.
+
+    Options beside those of `Attention`: `normalize`, `noise`, `learn_noise`, `scale`, `learn_scale`,
+    `prior_scale`, `learn_prior_scale`, `max_stddev` (see `GaussianAttention`), `causal`.
+    """
+
+    causal_form = True
+    regularizers = ("kl", "marginal", "joint", "none")
+    default_regularizer = "kl"
+
+    def __init__(self, embed_dim: int, num_heads: int, *, causal: bool = False, **options: Any) -> None:
+        if causal and options.get("regularizer") is None:
+            options["regularizer"] = "none"
+        super().__init__(embed_dim, num_heads, **options)
+        self.causal = causal
+        if causal and self.regularizer != "none":
+            raise ValueError(
+                f"causal attention defines no density of all tokens: expected regularizer 'none', "
+                f"got {self.regularizer!r}"
+            )
+
+    def _posterior(self, heads: Heads) -> Posterior:
+        q, k = self._projected(heads)
+        v, options = self._amplitudes(q, k, heads, causal=self.causal)
+        if self.causal:
+            options.pop("query_mask")
+        return direct_posterior(q, k, v, causal=self.causal, **options)
+
+    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
+        q, k = self._projected(heads)
+        v, options = self._amplitudes(q, k, heads, causal=False)
+        if self.regularizer == "kl":
+            return direct_kl(q, k, v, **options)
+        return self._density(direct_log_density(q, k, v, objective=self.regularizer, **options))  # type: ignore[arg-type]

@@ -1,0 +1,89 @@
+"""What direct, cgp and scgp share: noise and amplitudes per head, rows normalised or not."""
+
+import math
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from gpattention.attention.base import Attention, Heads
+from gpattention.attention.initialisation import spread_
+from gpattention.attention.kernel import Normalize, check_normalize
+from gpattention.attention.parameters import NOISE_FLOOR, Positive
+from gpattention.gp import LogDensity, row_log_amplitude
+
+
+class GaussianAttention(Attention):
+    """Queries and keys as evaluations of one Gaussian process.
+
+    `normalize="rows"` gives the query process the amplitude t / sum_j kappa(q_i, k_j) (eq. 25): the
+    mean is a weighted average of the values and the standard deviation grows where a query has no near
+    key.  The prior scale t is per head; the values are divided by it, so that it changes the standard
+    deviation alone.  `normalize="none"` is the paper's: amplitudes scale_q and scale_k per head.
+    """
+
+    draws: ClassVar[bool] = True
+    normalizes: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        normalize: Normalize = "rows",
+        noise: float = 0.01,
+        learn_noise: bool = True,
+        scale: float = 1.0,
+        learn_scale: bool = True,
+        prior_scale: float = 0.2,
+        learn_prior_scale: bool = True,
+        max_stddev: float = 2.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, **options)
+        self.normalize = check_normalize(normalize)
+        self.query, self.key = self._linear(), self._linear()
+        for linear in (self.query, self.key):
+            spread_(linear, num_heads)
+        self.noise = Positive((num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, **self._made_with)
+        if not max_stddev > 0:
+            raise ValueError(f"expected max_stddev > 0, got {max_stddev}")
+        self.max_stddev = max_stddev
+        if self.normalize == "rows":
+            self.prior_scale = Positive(
+                (num_heads,), prior_scale, learned=learn_prior_scale, **self._made_with
+            )
+        else:
+            self.scale_q = Positive((num_heads,), scale, learned=learn_scale, **self._made_with)
+            self.scale_k = Positive((num_heads,), scale, learned=learn_scale, **self._made_with)
+
+    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        return self._split(self.query(heads.queries)), self._split(self.key(heads.keys))
+
+    def _amplitudes(
+        self, q: Tensor, k: Tensor, heads: Heads, *, causal: bool
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Values [B, H, K, D] and the keyword arguments every function of the process takes."""
+        shared = {"noise": self.noise(), "mask": heads.mask, "query_mask": heads.query_mask}
+        if self.normalize == "none":
+            return heads.v, {**shared, "scale_q": self.scale_q(), "scale_k": self.scale_k()}
+        t = self.prior_scale()  # [H]
+        amplitude = self._row_amplitude(q, k, heads, t, causal=causal)
+        values = (heads.v / t[:, None, None]).to(heads.v.dtype)
+        return values, {**shared, "log_amplitude": amplitude}
+
+    def _row_amplitude(self, q: Tensor, k: Tensor, heads: Heads, t: Tensor, *, causal: bool) -> Tensor:
+        """log a_i, capped at the largest standard deviation wanted.  [B, H, Q]"""
+        return row_log_amplitude(
+            q, k, scale=t, mask=heads.mask, query_mask=heads.query_mask, causal=causal,
+            max_log_amplitude=math.log(self.max_stddev),
+        )  # fmt: skip
+
+    def _density(self, density: LogDensity) -> Tensor:
+        """The sign that is added to a loss.  [B, H]"""
+        return -density.total
+
+    def _latent(self) -> nn.Linear:
+        """A projection to latent inputs that starts as the keys': the exact model then starts as direct."""
+        linear = self._linear()
+        linear.load_state_dict(self.key.state_dict())
+        return linear

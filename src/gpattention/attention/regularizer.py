@@ -1,0 +1,28 @@
+"""One normalisation for every regulariser: per head, real token and head dimension.
+
+sum over batch and heads of (negative log density or KL) / (heads * real tokens in the batch * width)
+
+Under data parallelism gradients are averaged over processes, so the local sum is divided by the *mean*
+number of real tokens per process: the average of the processes' values is then the value of the whole
+batch, however unevenly the tokens are spread.
+"""
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def real_tokens(padding: Tensor | None, tokens: Tensor) -> Tensor:
+    """How many tokens [B, N, E] are real under a padding mask [B, N] (True = ignore).  []"""
+    if padding is None:
+        return torch.tensor(float(tokens.shape[0] * tokens.shape[1]), device=tokens.device)
+    return (~padding).sum().float()
+
+
+def normalised(total: Tensor, tokens: Tensor, *, head_dim: int, training: bool) -> Tensor:
+    """`total` [B, H] per sequence and head, as one number.  []"""
+    if training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        tokens = tokens.clone()
+        dist.all_reduce(tokens)
+        tokens = tokens / dist.get_world_size()
+    return total.sum() / (total.shape[-1] * tokens.clamp_min(1) * head_dim)

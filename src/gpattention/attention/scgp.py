@@ -1,0 +1,89 @@
+"""Sparse correlated-GP attention (eq. 15): linear in the number of tokens."""
+
+import math
+from typing import Any, Literal
+
+from torch import Generator, Tensor
+
+from gpattention.attention.base import Heads
+from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.inducing import InducingKind, build_inducing
+from gpattention.attention.registry import register_attention
+from gpattention.gp import (
+    Posterior,
+    scgp_kl,
+    scgp_log_density,
+    scgp_posterior,
+    sparse_row_log_amplitude,
+)
+
+
+@register_attention("scgp")
+class SCGPAttention(GaussianAttention):
+    """CGP attention through inducing inputs: SCGPT's attention.
+
+    Options beside those of `Attention`: those of `GaussianAttention`; `inducing` ("learned" per head or
+    "pooled" from the tokens); `num_inducing`, their numbers (m, l) for the two stages, or one number for
+    one common set; `values`: "paper" observes z_k = V, "dual" approximates the exact model's mean and is
+    the default with `normalize="rows"`, whose row sums are those of the exact kernel.
+    """
+
+    regularizers = ("kl", "dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed", "none")
+    default_regularizer = "kl"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        inducing: InducingKind = "learned",
+        num_inducing: int | tuple[int, int] = 32,
+        values: Literal["paper", "dual"] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, **options)
+        if values not in (None, "paper", "dual"):
+            raise ValueError(f"expected values to be 'paper' or 'dual', got {values!r}")
+        self.values: Literal["paper", "dual"] = values or ("dual" if self.normalize == "rows" else "paper")
+        self.latent = self._latent()
+        counts = (num_inducing,) if isinstance(num_inducing, int) else tuple(num_inducing)
+        if len(counts) not in (1, 2):
+            raise ValueError(f"expected num_inducing to be one number or a pair, got {num_inducing!r}")
+        first = build_inducing(inducing, num_heads, counts[0], embed_dim, **self._made_with)
+        self.inducing_q = first
+        self.inducing_k = None
+        if len(counts) == 2:
+            self.inducing_k = build_inducing(inducing, num_heads, counts[1], embed_dim, **self._made_with)
+
+    def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """q, k, o, v, both inducing sets, and the keyword arguments."""
+        q, k = self._projected(heads)
+        o = self._split(self.latent(heads.keys))
+        m = self.inducing_q(heads.keys, o, heads.mask)
+        points = m if self.inducing_k is None else self.inducing_k(heads.keys, o, heads.mask)
+        v, options = self._amplitudes(q, k, heads, causal=False)
+        if self.normalize == "rows":
+            options["log_amplitude"] = self._sparse_amplitude(q, k, points, heads)
+        sets = (m,) if self.inducing_k is None else (m, points)
+        return (q, k, o, v, *sets), {**options, "values": self.values}
+
+    def _row_amplitude(self, q: Tensor, k: Tensor, heads: Heads, t: Tensor, *, causal: bool) -> Tensor:
+        """Filled in by `_sparse`, which knows the inducing inputs; nothing N x N is made here."""
+        return t
+
+    def _sparse_amplitude(self, q: Tensor, k: Tensor, points: Tensor, heads: Heads) -> Tensor:
+        """log a_i from the Nystrom estimate of the row sums.  [B, H, Q]"""
+        return sparse_row_log_amplitude(
+            q, k, points, scale=self.prior_scale(), mask=heads.mask, query_mask=heads.query_mask,
+            max_log_amplitude=math.log(self.max_stddev),
+        )  # fmt: skip
+
+    def _posterior(self, heads: Heads) -> Posterior:
+        tensors, options = self._sparse(heads)
+        return scgp_posterior(*tensors, **options)
+
+    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
+        tensors, options = self._sparse(heads)
+        if self.regularizer == "kl":
+            return scgp_kl(*tensors, **options)
+        return self._density(scgp_log_density(*tensors, objective=self.regularizer, **options))  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""SGPA: sparse, symmetric GP attention with a free variational posterior (eq. 19-20)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gpattention.attention.base import Attention, Heads
+from gpattention.attention.initialisation import spread_
+from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
+from gpattention.attention.parameters import Positive
+from gpattention.attention.registry import register_attention
+from gpattention.gp import Posterior, ard_rbf, exp_dot, rbf, sgpa_kl, sgpa_posterior
+from gpattention.gp.variational import SGPAPosterior
+
+Kernel = Callable[[Tensor, Tensor], Tensor]
+
+
+@register_attention("sgpa")
+class SGPAAttention(Attention):
+    """Self-attention with queries as keys, inducing keys, and one variational covariance per channel.
+
+    Its raw inducing inputs `.inducing` [H, m, E] live where the tokens live: a model passes them through
+    the layer before (`forward(..., inducing=...)`) and gets the ones used back in
+    `AttentionOutput.inducing`; on its own the module uses them as they are.
+
+    Options beside those of `Attention`: `num_inducing`, `kernel` ("rbf", "ard_rbf", "exp_dot"), `jitter`.
+    """
+
+    draws = True
+    crosses = False
+    regularizers = ("kl", "none")
+    default_regularizer = "kl"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_inducing: int = 32,
+        kernel: KernelName = "rbf",
+        jitter: float = 1e-6,
+        **options: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, **options)
+        if num_inducing < 1:
+            raise ValueError(f"expected num_inducing >= 1, got {num_inducing}")
+        if kernel not in KERNELS:
+            raise ValueError(f"expected kernel to be one of {', '.join(KERNELS)}, got {kernel!r}")
+        self.kernel: KernelName = kernel
+        self.jitter = jitter
+        self.query = self._linear()
+        spread_(self.query, num_heads)
+        made, H, D, m = self._made_with, num_heads, self.head_dim, num_inducing
+        # like LayerNorm'ed tokens; every projection then treats them as it treats tokens
+        self.inducing = nn.Parameter(torch.randn(H, m, embed_dim).to(**made))
+        self.inducing_values = nn.Parameter(torch.zeros(H, m, D, **made))
+        lower = torch.zeros(H, D, m, m, **made)
+        self.scale_lower = nn.Parameter(lower)  # [H, D, m, m], its strict lower part
+        self.scale_diagonal = Positive((H, D, m), 0.5, floor=1e-4, **made)
+        if kernel != "rbf":
+            self.lengthscale, self.variance = kernel_parameters(kernel, H, D, **made)
+
+    def scale_tril(self) -> Tensor:
+        """Factors of the variational covariances.  [H, D, m, m]"""
+        return self.scale_lower.tril(-1) + torch.diag_embed(self.scale_diagonal()).to(self.scale_lower.dtype)
+
+    def _kernel(self) -> Kernel:
+        if self.kernel == "rbf":
+            return rbf
+        function = ard_rbf if self.kernel == "ard_rbf" else exp_dot
+        lengthscale, variance = self.lengthscale(), self.variance()
+        return lambda x, y: function(x, y, lengthscale, variance)
+
+    def _inducing_inputs(self, inducing: Tensor | None) -> Tensor:
+        inducing = self.inducing if inducing is None else inducing
+        if inducing.shape != self.inducing.shape:
+            raise ValueError(
+                f"expected inducing of shape {tuple(self.inducing.shape)}, got {tuple(inducing.shape)}"
+            )
+        return inducing
+
+    def _arguments(self, heads: Heads) -> tuple[Tensor, ...]:
+        q = self._split(self.query(heads.queries))  # [B, H, N, D]
+        weight = self.query.weight.unflatten(0, (self.num_heads, self.head_dim))  # [H, D, E]
+        raw = self._inducing_inputs(heads.inducing)
+        keys = raw.to(weight.dtype) @ weight.mT  # [H, m, D]
+        if self.query.bias is not None:
+            keys = keys + self.query.bias.unflatten(0, (self.num_heads, 1, self.head_dim))
+        return q, heads.v, keys, self.inducing_values, self.scale_tril()
+
+    def _options(self, heads: Heads) -> dict[str, Any]:
+        return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.mask}
+
+    def _posterior(self, heads: Heads) -> Posterior:
+        return sgpa_posterior(*self._arguments(heads), **self._options(heads))
+
+    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
+        return sgpa_kl(*self._arguments(heads), **self._options(heads))
+
+    def _weights(self, heads: Heads) -> Tensor:
+        posterior = self._posterior(heads)
+        if not isinstance(posterior, SGPAPosterior):
+            raise TypeError("sgpa_posterior did not return its own posterior")
+        return (posterior.K_qq - posterior.Phi @ posterior.Phi.mT).to(heads.v.dtype)

@@ -1,0 +1,89 @@
+"""Softmax attention, plain and with the Gaussian-process variance of eq. 21-22."""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gpattention.attention.base import Attention, Heads
+from gpattention.attention.initialisation import spread_
+from gpattention.attention.parameters import NOISE_FLOOR, Positive
+from gpattention.attention.registry import register_attention
+from gpattention.gp import Posterior, softmax_posterior
+
+
+class _Softmax(Attention):
+    """Queries and keys of dot-product attention."""
+
+    causal_form = True
+
+    def __init__(self, embed_dim: int, num_heads: int, *, causal: bool = False, **options: Any) -> None:
+        super().__init__(embed_dim, num_heads, **options)
+        self.causal = causal
+        self.query, self.key = self._linear(), self._linear()
+        for linear in (self.query, self.key):
+            # q d^-1/4 are the inputs of the kernel behind softmax (eq. 21)
+            spread_(linear, num_heads, scale=self.head_dim**0.25)
+
+    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        return self._split(self.query(heads.queries)), self._split(self.key(heads.keys))
+
+    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
+        raise NotImplementedError("softmax attention has no regulariser but 'none'")
+
+
+@register_attention("softmax")
+class SoftmaxAttention(_Softmax):
+    """softmax(Q K^T / sqrt d) V by `scaled_dot_product_attention`; no variance.
+
+    Options beside those of `Attention`: `causal`.
+    """
+
+    def _mean(self, heads: Heads) -> Tensor:
+        q, k = self._projected(heads)
+        if heads.mask is None:
+            return scaled_dot_product_attention(q, k, heads.v, is_causal=self.causal)
+        visible = heads.mask[:, :, None, :].expand(-1, 1, q.shape[-2], -1)  # [B, 1, Q, K]
+        if self.causal:
+            visible = visible & torch.ones_like(visible[0, 0]).tril()
+        real = visible.any(-1, keepdim=True)  # [B, 1, Q, 1]
+        if heads.query_mask is not None:
+            real = real & heads.query_mask[..., None]
+        # a row with nothing to attend to attends anywhere, then to nothing
+        mean = scaled_dot_product_attention(q, k, heads.v, attn_mask=visible | ~real)
+        return torch.where(real, mean, 0.0)
+
+
+@register_attention("softmax-gp")
+class SoftmaxGPAttention(_Softmax):
+    """The same mean, exactly, plus the variance of the Gaussian process behind it (eq. 21-22).
+
+    Options beside those of `Attention`: `causal`; `noise` (initial sigma^2) and `learn_noise`;
+    `prior_scale` (initial t per head, to which the standard deviation is proportional) and
+    `learn_prior_scale`.
+    """
+
+    draws = True
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        noise: float = 0.01,
+        learn_noise: bool = True,
+        prior_scale: float = 0.2,
+        learn_prior_scale: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, **options)
+        self.noise = Positive((num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, **self._made_with)
+        self.prior_scale = Positive((num_heads,), prior_scale, learned=learn_prior_scale, **self._made_with)
+
+    def _posterior(self, heads: Heads) -> Posterior:
+        q, k = self._projected(heads)
+        return softmax_posterior(
+            q, k, heads.v, noise=self.noise(), prior_scale=self.prior_scale(),
+            mask=heads.mask, query_mask=heads.query_mask, causal=self.causal,
+        )  # fmt: skip
