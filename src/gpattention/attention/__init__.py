@@ -8,6 +8,7 @@
 
 from gpattention.attention.base import Attention, Heads
 from gpattention.attention.cgp import CGPAttention
+from gpattention.attention.diagnosis import AttentionHealth, diagnose
 from gpattention.attention.direct import DirectAttention
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.kernel import KernelAttention
@@ -25,6 +26,7 @@ from gpattention.attention.softmax import SoftmaxAttention, SoftmaxGPAttention
 
 __all__ = [
     "Attention",
+    "AttentionHealth",
     "AttentionOutput",
     "CGPAttention",
     "DirectAttention",
@@ -38,6 +40,7 @@ __all__ = [
     "SoftmaxGPAttention",
     "attention_class",
     "build_attention",
+    "diagnose",
     "list_attention",
     "register_attention",
 ]

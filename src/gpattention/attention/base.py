@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from gpattention.attention.initialisation import preserve_
 from gpattention.attention.output import AttentionOutput, Draw, check_request
 from gpattention.attention.regularizer import normalised, real_tokens
-from gpattention.gp import NoiseSource, Posterior
+from gpattention.gp import LogDensity, NoiseSource, Posterior
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +195,14 @@ class Attention(nn.Module):
     def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
         """Negative log density or KL per sequence and head.  [B, H]"""
         raise NotImplementedError
+
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        """Queries and keys between which kappa of eq. 1 is this kind's kernel.  [B, H, N, D]"""
+        raise NotImplementedError
+
+    def _log_density(self, heads: Heads) -> LogDensity | None:
+        """The density whose noise floor tells a collapse, where the kind has one."""
+        return None
 
     def _checked_regularizer(self, name: str | None) -> str:
         name = self.default_regularizer if name is None else name

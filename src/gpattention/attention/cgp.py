@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.registry import register_attention
-from gpattention.gp import Posterior, causal_cgp_posterior, cgp_kl, cgp_log_density, cgp_posterior
+from gpattention.gp import LogDensity, Posterior, causal_cgp_posterior, cgp_kl, cgp_log_density, cgp_posterior
 
 
 @register_attention("cgp")
@@ -67,3 +67,8 @@ class CGPAttention(GaussianAttention):
             samples=self.regularizer_samples, generator=generator, **options,
         )  # fmt: skip
         return self._density(density)
+
+    def _log_density(self, heads: Heads) -> LogDensity:
+        q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
+        v, options = self._amplitudes(q, k, heads, causal=False)
+        return cgp_log_density(q, k, o, v, **options)

@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.registry import register_attention
-from gpattention.gp import Posterior, direct_kl, direct_log_density, direct_posterior
+from gpattention.gp import LogDensity, Posterior, direct_kl, direct_log_density, direct_posterior
 
 
 @register_attention("direct")
@@ -46,3 +46,8 @@ class DirectAttention(GaussianAttention):
         if self.regularizer == "kl":
             return direct_kl(q, k, v, **options)
         return self._density(direct_log_density(q, k, v, objective=self.regularizer, **options))  # type: ignore[arg-type]
+
+    def _log_density(self, heads: Heads) -> LogDensity:
+        q, k = self._projected(heads)
+        v, options = self._amplitudes(q, k, heads, causal=False)
+        return direct_log_density(q, k, v, **options)

@@ -59,6 +59,9 @@ class GaussianAttention(Attention):
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._split(self.query(heads.queries)), self._split(self.key(heads.keys))
 
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        return self._projected(heads)
+
     def _amplitudes(
         self, q: Tensor, k: Tensor, heads: Heads, *, causal: bool
     ) -> tuple[Tensor, dict[str, Any]]:

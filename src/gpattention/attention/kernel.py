@@ -94,6 +94,9 @@ class KernelAttention(Attention):
             q, k = q - centre, keep_rows(k - centre, heads.mask)
         return keep_rows(q, heads.query_mask), k
 
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        return self._projected(heads)
+
     @full_precision
     def _mean(self, heads: Heads) -> Tensor:
         q, k = self._projected(heads)

@@ -10,6 +10,7 @@ from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.inducing import InducingKind, build_inducing
 from gpattention.attention.registry import register_attention
 from gpattention.gp import (
+    LogDensity,
     Posterior,
     scgp_kl,
     scgp_log_density,
@@ -25,7 +26,9 @@ class SCGPAttention(GaussianAttention):
     Options beside those of `Attention`: those of `GaussianAttention`; `inducing` ("learned" per head or
     "pooled" from the tokens); `num_inducing`, their numbers (m, l) for the two stages, or one number for
     one common set; `values`: "paper" observes z_k = V, "dual" approximates the exact model's mean and is
-    the default with `normalize="rows"`, whose row sums are those of the exact kernel.
+    the default with `normalize="rows"`, whose row sums are those of the exact kernel; `include_noise`:
+    whether variance and draws hold sigma^2 as eq. 15 prints it, the default without row normalisation
+    (beside the small amplitudes of normalised rows it would drown what the keys say).
     """
 
     regularizers = ("kl", "dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed", "none")
@@ -39,12 +42,14 @@ class SCGPAttention(GaussianAttention):
         inducing: InducingKind = "learned",
         num_inducing: int | tuple[int, int] = 32,
         values: Literal["paper", "dual"] | None = None,
+        include_noise: bool | None = None,
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
         if values not in (None, "paper", "dual"):
             raise ValueError(f"expected values to be 'paper' or 'dual', got {values!r}")
         self.values: Literal["paper", "dual"] = values or ("dual" if self.normalize == "rows" else "paper")
+        self.include_noise = self.normalize == "none" if include_noise is None else include_noise
         self.latent = self._latent()
         counts = (num_inducing,) if isinstance(num_inducing, int) else tuple(num_inducing)
         if len(counts) not in (1, 2):
@@ -80,10 +85,14 @@ class SCGPAttention(GaussianAttention):
 
     def _posterior(self, heads: Heads) -> Posterior:
         tensors, options = self._sparse(heads)
-        return scgp_posterior(*tensors, **options)
+        return scgp_posterior(*tensors, include_noise=self.include_noise, **options)
 
     def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
         tensors, options = self._sparse(heads)
         if self.regularizer == "kl":
             return scgp_kl(*tensors, **options)
         return self._density(scgp_log_density(*tensors, objective=self.regularizer, **options))  # type: ignore[arg-type]
+
+    def _log_density(self, heads: Heads) -> LogDensity:
+        tensors, options = self._sparse(heads)
+        return scgp_log_density(*tensors, **options)

@@ -90,6 +90,10 @@ class SGPAAttention(Attention):
             keys = keys + self.query.bias.unflatten(0, (self.num_heads, 1, self.head_dim))
         return q, heads.v, keys, self.inducing_values, self.scale_tril()
 
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        q = self._split(self.query(heads.queries))
+        return q, q
+
     def _options(self, heads: Heads) -> dict[str, Any]:
         return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.mask}
 

@@ -29,6 +29,11 @@ class _Softmax(Attention):
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._split(self.query(heads.queries)), self._split(self.key(heads.keys))
 
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        """q d^-1/4 and k d^-1/4, each about its own mean (eq. 21)."""
+        q, k = (x * self.head_dim**-0.25 for x in self._projected(heads))
+        return q - q.mean(-2, keepdim=True), k - k.mean(-2, keepdim=True)
+
     def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
         raise NotImplementedError("softmax attention has no regulariser but 'none'")
 

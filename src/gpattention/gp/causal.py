@@ -84,6 +84,9 @@ class CausalCGPPosterior(Posterior):
         u = u.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
         return (2 * log_query_scale(t)).exp() * u
 
+    def _prior_stddev(self) -> Tensor:
+        return log_query_scale(self.t).exp()
+
     def _full_covariance(self) -> Tensor:
         raise _undefined()
 

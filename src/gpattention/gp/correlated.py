@@ -100,6 +100,9 @@ class CGPPosterior(Posterior):
     def _raw_variance(self) -> Tensor:
         return (2 * log_query_scale(self.t)).exp() * self._unit_variance()
 
+    def _prior_stddev(self) -> Tensor:
+        return log_query_scale(self.t).exp()
+
     def unit_covariance(self) -> Tensor:
         """Eq. 6 at unit query amplitude, zero at padded queries.  [..., Q, Q]"""
         A_t, F = self.explained()

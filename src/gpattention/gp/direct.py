@@ -67,6 +67,9 @@ class UnitDirect(Posterior):
     def _raw_variance(self) -> Tensor:
         return (2 * self._log_scale + self._unit_variance().log()).exp()
 
+    def _prior_stddev(self) -> Tensor:
+        return self._log_scale.exp()
+
     def _log_variance(self) -> Tensor:
         log_variance = 2 * self._log_scale + self._unit_variance().log()
         if self._query_mask is None:

@@ -49,6 +49,16 @@ class Posterior:
         """Predictive standard deviation, with finite gradients where it is 0."""
         return self._stddev().to(self._dtype)
 
+    @property
+    def prior_stddev(self) -> Tensor:
+        """Standard deviation before anything was observed, 0 at padded queries.  [..., Q]
+
+        Where the posterior's is no smaller, the keys had nothing to say about a query.
+        """
+        prior = self._prior_stddev().expand(self._mean.shape[:-1])
+        prior = prior if self._query_mask is None else torch.where(self._query_mask, prior, 0.0)
+        return prior.to(self._dtype)
+
     @full_precision
     def covariance(self) -> Tensor:
         """Dense covariance between query tokens.  [..., Q, Q]; SGPA: [..., D, Q, Q]"""
@@ -106,6 +116,9 @@ class Posterior:
         return standard_normal(shape, self._mean.dtype, self._mean.device, generator)
 
     def _raw_variance(self) -> Tensor:
+        raise NotImplementedError
+
+    def _prior_stddev(self) -> Tensor:
         raise NotImplementedError
 
     def _full_covariance(self) -> Tensor:

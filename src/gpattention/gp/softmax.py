@@ -138,6 +138,10 @@ class SoftmaxPosterior(UnitDirect):
         self._know_amplitude()
         return super()._raw_variance()
 
+    def _prior_stddev(self) -> Tensor:
+        self._know_amplitude()
+        return super()._prior_stddev()
+
     def _log_variance(self) -> Tensor:
         self._know_amplitude()
         return super()._log_variance()

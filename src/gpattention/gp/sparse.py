@@ -141,6 +141,11 @@ class SCGPPosterior(Posterior):
         signal = (self.Phi_q @ self.covariance_root()).square().sum(-1)  # [..., Q]
         return signal + self.t.noise[..., 0] if self.include_noise else signal
 
+    def _prior_stddev(self) -> Tensor:
+        """Of the DTC prior sigma^2 I + Phi_q Phi_q^T, with the noise where the variance has it."""
+        signal = self.Phi_q.square().sum(-1)
+        return (signal + self.t.noise[..., 0] if self.include_noise else signal).sqrt()
+
     def _full_covariance(self) -> Tensor:
         F = self.Phi_q @ self.covariance_root()  # [..., Q, m]
         cov = F @ F.mT

@@ -117,6 +117,10 @@ class SGPAPosterior(Posterior):
         spread = (self.Phi[..., None, :, :] @ self.s).square().sum(-1)  # [..., D, N]
         return (prior[..., None].clamp_min(0) + spread.mT).clamp_min(0)
 
+    def _prior_stddev(self) -> Tensor:
+        prior = self.K_qq.diagonal(dim1=-2, dim2=-1)  # [..., N], zero at padded tokens
+        return torch.where(prior > 0, prior, 1.0).sqrt()
+
     def _full_covariance(self) -> Tensor:
         root = self.Phi[..., None, :, :] @ self.s  # [..., D, N, m]
         prior = self.K_qq - self.Phi @ self.Phi.mT  # [..., N, N]

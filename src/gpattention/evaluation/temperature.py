@@ -1,0 +1,129 @@
+"""Temperature scaling (Guo et al. 2017): one number, fitted on held-out items, that softens all logits."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gpattention.evaluation.checks import check_labels, check_predictor, not_fitted
+from gpattention.evaluation.predictor import Predictor
+from gpattention.gp import NumericalError
+from gpattention.models.prediction import BATCH_SIZE, Prediction
+from gpattention.models.rows import Inputs, Progress
+
+LIMIT = 100.0  # temperatures beyond this factor mean that the likelihood has no optimum
+
+
+def temperature_nll(logits: Tensor, labels: Tensor, log_temperature: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the sample-averaged probabilities.
+
+    `logits` are [S, B, C]; the temperature divides every sample's logits, before the average.
+    """
+    log_each = (logits / log_temperature.exp()).log_softmax(-1)  # [S, B, C]
+    log_right = log_each.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]  # [S, B]
+    return math.log(len(logits)) - log_right.logsumexp(0).mean()
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature of least negative log-likelihood, by L-BFGS on its logarithm in float64.
+
+    A `NumericalError` tells that there is none: if every item is classified right, the likelihood grows
+    for ever as T goes to 0; if the logits are worse than guessing, as T goes to infinity.
+    """
+    if logits.ndim != 3:
+        raise ValueError(f"expected logits [samples, items, classes], got shape {tuple(logits.shape)}")
+    check_labels(labels, logits.shape[1], logits.shape[2])
+    logits, labels = logits.detach().double(), labels.to(logits.device, torch.int64)
+    log_temperature = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=True)
+    optimiser = torch.optim.LBFGS(
+        [log_temperature],
+        max_iter=200,
+        tolerance_grad=1e-10,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = temperature_nll(logits, labels, log_temperature)
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)
+        closure()
+    found, slope = float(log_temperature.detach().exp()), float(log_temperature.grad or 0.0)
+    if not 1 / LIMIT < found < LIMIT or abs(slope) > 1e-4:
+        raise NumericalError(
+            f"no temperature minimises the negative log-likelihood of these {len(labels)} items: L-BFGS "
+            f"stopped at {found:.3g} with slope {slope:.1e}. All items may be classified right, or "
+            "worse than by guessing: fit on more held-out items"
+        )
+    return found
+
+
+class TemperatureScaling:
+    """A predictor whose logits are divided by one fitted temperature, each sample's on its own.
+
+    The most probable class of a prediction without samples stays; those of averaged samples may change.
+
+    >>> scaled = TemperatureScaling(ModelPredictor(model)).fit(held_out, labels)
+    >>> scaled.predict(images, samples=10)
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        check_predictor(predictor)
+        self._predictor = predictor
+        self._temperature: float | None = None
+
+    @property
+    def temperature(self) -> float:
+        """What the logits are divided by."""
+        if self._temperature is None:
+            raise not_fitted(self)
+        return self._temperature
+
+    def fit(
+        self,
+        inputs: Inputs,
+        labels: Tensor,  # [B]
+        *,
+        samples: int = 10,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        first_item: int = 0,
+        progress: Progress | None = None,
+    ) -> "TemperatureScaling":
+        """On items not trained on, with as many samples as will be predicted with."""
+        prediction = self._predictor.predict(
+            inputs,
+            samples=samples,
+            seed=seed,
+            batch_size=batch_size,
+            first_item=first_item,
+            progress=progress,
+        )
+        self._temperature = fit_temperature(prediction.logits, labels)
+        return self
+
+    def predict(
+        self,
+        inputs: Inputs,
+        *,
+        samples: int = 10,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        first_item: int = 0,
+        progress: Progress | None = None,
+    ) -> Prediction:
+        """The predictor's own, tempered; `logits` are the tempered ones."""
+        temperature = self.temperature
+        prediction = self._predictor.predict(
+            inputs,
+            samples=samples,
+            seed=seed,
+            batch_size=batch_size,
+            first_item=first_item,
+            progress=progress,
+        )
+        return Prediction.from_logits(prediction.logits / temperature, prediction.variances)

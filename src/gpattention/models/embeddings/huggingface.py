@@ -1,0 +1,139 @@
+"""Frozen hidden states of an encoder in a local Hugging Face folder."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpattention.models.embeddings.contextual import check_batch_size, in_batches
+from gpattention.models.embeddings.extras import require
+from gpattention.models.embeddings.files import digest, file_digest
+from gpattention.models.embeddings.sentences import Sentences, check_sentences
+
+_READ = {".json", ".txt", ".model", ".safetensors", ".bin"}  # what models and tokenizers are made of
+
+
+class HuggingFaceEmbedding:
+    """The hidden state at the first subword of each word; needs the extra `hf`, and never the network.
+
+    Sentences too long for the encoder are refused: a truncated one would lack words.
+
+    Args:
+        folder: what `save_pretrained` writes: config, weights and a fast tokenizer.
+        layer: which hidden state, 0 being the token embeddings; negative ones count from the last.
+        max_length: most subwords of a sentence, special ones included; the folder's own limit if not given.
+        batch_size: sentences at a time.
+        device: where to compute; results are on the CPU.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        layer: int = -1,
+        max_length: int | None = None,
+        batch_size: int = 32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_batch_size(batch_size)
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"expected max_length >= 1, got {max_length}")
+        path = Path(folder)
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"expected folder to be a local one with a config.json, got {path}")
+        transformers: Any = require("transformers", extra="hf", user="HuggingFaceEmbedding")
+        self._tokenizer: Any = _load_tokenizer(transformers, path)
+        self._model: Any = _load_model(transformers, path).to(device)
+        self._device = torch.device(device)
+        self._batch_size = batch_size
+        config = self._model.config
+        depth = int(config.num_hidden_layers)
+        if not -depth - 1 <= layer <= depth:
+            raise ValueError(f"expected layer in [{-depth - 1}, {depth}], got {layer}")
+        self._layer = layer % (depth + 1)
+        own = [self._tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
+        self._max_length = min(int(n) for n in [max_length or own[0], own[1]] if n is not None)
+        self._width = int(config.hidden_size)
+        read = sorted(file for file in path.iterdir() if file.is_file() and file.suffix in _READ)
+        parts = [part for file in read for part in (file.name, file_digest(file))]
+        self._name = f"huggingface-{digest(*parts, str(self._layer))}"
+
+    @property
+    def width(self) -> int:
+        """Numbers per word: the encoder's hidden size."""
+        return self._width
+
+    @property
+    def name(self) -> str:
+        """Fingerprint of the folder's files and the layer."""
+        return self._name
+
+    @torch.no_grad()
+    def embed(self, sentences: Sentences) -> list[Tensor]:
+        """One [n_words, width] tensor per sentence."""
+        check_sentences(sentences)
+        batches = in_batches(sentences, self._batch_size)
+        encoded = [self._encode(sentences, batch) for batch in batches]  # refuse before computing
+        found: dict[int, Tensor] = {}
+        for batch, (inputs, firsts) in zip(batches, encoded, strict=True):
+            result = self._model(**inputs.to(self._device), output_hidden_states=True)
+            states = result.hidden_states[self._layer].cpu()  # [B, subwords, width]
+            found |= {i: states[row, firsts[row]] for row, i in enumerate(batch)}
+        return [found[i] for i in range(len(sentences))]
+
+    def _encode(self, sentences: Sentences, batch: list[int]) -> tuple[Any, list[list[int]]]:
+        """Model inputs of a batch, and the position of the first subword of each word."""
+        chosen = [list(sentences[i]) for i in batch]
+        inputs = self._tokenizer(chosen, is_split_into_words=True, padding=True, return_tensors="pt")
+        firsts = []
+        for row, i in enumerate(batch):
+            length = int(inputs["attention_mask"][row].sum())
+            if length > self._max_length:
+                raise ValueError(
+                    f"expected sentences of at most {self._max_length} subwords, got {length} in "
+                    f"sentences[{i}] of {len(sentences[i])} words: split it"
+                )
+            first: dict[int, int] = {}
+            for position, word in enumerate(inputs.word_ids(row)):
+                if word is not None:
+                    first.setdefault(word, position)
+            for j, word in enumerate(sentences[i]):
+                if j not in first:
+                    raise ValueError(
+                        f"expected words that the tokenizer knows to split, got sentences[{i}][{j}] = "
+                        f"{word!r}, of which it leaves nothing"
+                    )
+            firsts.append([first[j] for j in range(len(sentences[i]))])
+        return inputs, firsts
+
+
+def _load_tokenizer(transformers: Any, folder: Path) -> Any:
+    # Without the prefix space a byte-level tokenizer would glue the words of a list together.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, use_fast=True, add_prefix_space=True
+    )
+    if not tokenizer.is_fast or tokenizer.pad_token is None:
+        raise ValueError(
+            f"{folder}: expected a fast tokenizer with a padding token, got {type(tokenizer).__name__} with "
+            f"is_fast = {tokenizer.is_fast} and pad_token = {tokenizer.pad_token}"
+        )
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+def _load_model(transformers: Any, folder: Path) -> Any:
+    model, report = transformers.AutoModel.from_pretrained(
+        folder, local_files_only=True, output_loading_info=True
+    )
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{folder}: expected an encoder, got the encoder-decoder {type(model).__name__}")
+    # A pooler stands above the hidden states; any other gap would be filled with random numbers.
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if missing or report["mismatched_keys"]:
+        raise ValueError(
+            f"{folder}: expected every weight of {type(model).__name__}, got none of the right shape for "
+            f"{missing or sorted(report['mismatched_keys'])}"
+        )
+    return model.float().eval().requires_grad_(False)

@@ -1,0 +1,105 @@
+"""Is a model alive?  Per layer, how near it is to collapse, and whether its uncertainty tells errors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.attention import Attention, AttentionHealth, diagnose
+from gpattention.models.prediction import predict
+from gpattention.models.rows import evaluating
+
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """What `model.health(batch)` found."""
+
+    layers: tuple[AttentionHealth, ...]
+    error_correlation: float | None  # Spearman's rank correlation of uncertainty with being wrong
+    variance_correlation: tuple[float | None, ...]  # the same of each layer's mean variance
+
+    def problems(self) -> list[str]:
+        """What a person should look at, layer by layer."""
+        return [f"layer {i}: {text}" for i, layer in enumerate(self.layers) for text in layer.problems()]
+
+    def table(self) -> str:
+        """A table for a terminal."""
+        names = (
+            "kappa_qk", "kappa_qq", "mean_ratio", "amplitude", "noise",
+            "prior_stddev", "posterior_stddev", "stddev_ratio", "floor_share",
+        )  # fmt: skip
+        lines = ["layer  kind        " + "".join(f"{name:>17}" for name in names)]
+        for i, layer in enumerate(self.layers):
+            values = (getattr(layer, name) for name in names)
+            cells = "".join(f"{'-':>17}" if x is None else f"{x:17.4g}" for x in values)
+            lines.append(f"{i:5d}  {layer.kind:<12}{cells}")
+        if self.error_correlation is not None:
+            lines.append(f"rank correlation of predictive entropy with error: {self.error_correlation:.3f}")
+        return "\n".join(lines)
+
+
+def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> HealthReport:
+    """Run the mean forward pass once and look into every layer; with labels, also at the errors.
+
+    Uncertainty is the entropy of the prediction (10 draws where the model draws), error is a wrong
+    label; a layer's is its variance averaged over heads and real tokens.
+    """
+    calls: list[tuple[Attention, Tensor, dict[str, Any]]] = []
+
+    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if isinstance(module, Attention):
+            calls.append((module, args[0], kwargs))
+
+    hooks = [
+        module.register_forward_pre_hook(remember, with_kwargs=True)
+        for module in model.modules()
+        if isinstance(module, Attention)
+    ]
+    try:
+        with evaluating(model), torch.no_grad():
+            model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    layers = tuple(
+        diagnose(
+            attention,
+            tokens,
+            key_padding_mask=kwargs.get("key_padding_mask"),
+            inducing=kwargs.get("inducing"),
+        )
+        for attention, tokens, kwargs in calls
+    )
+    if labels is None:
+        return HealthReport(layers, None, tuple(None for _ in layers))
+    prediction = predict(model, inputs, samples=10, variances=True)
+    wrong = (prediction.label != labels.to(prediction.label.device)).double()
+    variances = prediction.variances or ()
+    return HealthReport(
+        layers,
+        rank_correlation(prediction.entropy, wrong),
+        tuple(_layer_correlation(v, wrong) for v in variances),
+    )
+
+
+def _layer_correlation(variance: Tensor | None, wrong: Tensor) -> float | None:
+    return None if variance is None else rank_correlation(variance.flatten(1).mean(1), wrong)
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's: the correlation of ranks, ties sharing theirs; 0 where one of them is constant."""
+    a, b = (_ranks(t.double()) for t in (x, y))
+    a, b = a - a.mean(), b - b.mean()
+    scale = a.norm() * b.norm()
+    return float((a @ b) / scale) if float(scale) > 0 else 0.0
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """Average ranks.  [n]"""
+    _, group, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    ends = counts.cumsum(0).double()
+    return (ends - (counts.double() - 1) / 2)[group]

@@ -1,0 +1,257 @@
+"""What a classifier predicts and how sure it is: class probabilities from draws of its logits.
+
+The spread between draws splits the uncertainty in two: the entropy of the mean prediction is what the
+draws expect of their own entropy plus how much they disagree, the mutual information.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Generator, Tensor
+
+from gpattention.gp import ItemNoise, NonFiniteError
+from gpattention.models.rows import (
+    Inputs,
+    Network,
+    Progress,
+    Rows,
+    check_count,
+    collect,
+    count_items,
+    device_of,
+    evaluating,
+    model_device,
+)
+
+Draw: TypeAlias = Literal["none", "independent", "joint"]
+DRAWS = ("none", "independent", "joint")
+BATCH_SIZE = 256  # rows that run at once unless told otherwise
+
+
+class LayerOutput(Protocol):
+    """What one attention layer tells."""
+
+    @property
+    def variance(self) -> Tensor | None:
+        """Its predictive variance, [B, H, N] or [B, H, N, D], where it has one."""
+        ...
+
+
+class ModelOutput(Protocol):
+    """What a forward pass returns."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, C]"""
+        ...
+
+    @property
+    def layers(self) -> Sequence[LayerOutput]:
+        """One for every attention layer."""
+        ...
+
+
+class Classifier(Network, Protocol):
+    """A model that classifies and may draw its attention outputs."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether any layer can draw."""
+        ...
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        draw: Draw = ...,
+        generator: Generator | ItemNoise | None = ...,
+        need: tuple[str, ...] = ...,
+    ) -> ModelOutput:
+        """Logits, and of each layer what `need` asks for."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Predicted classes of B items from S draws of their logits; made by `from_logits`.
+
+    Entropies are in nats.  Indexing with a slice, a mask or item numbers gives the prediction of those
+    items; a single number gives a prediction of one item.
+    """
+
+    logits: Tensor  # [S, B, C]
+    probs: Tensor  # [B, C] mean of the draws' softmax
+    label: Tensor  # [B] the most probable class
+    confidence: Tensor  # [B] its probability
+    entropy: Tensor  # [B] of `probs`: the whole uncertainty
+    expected_entropy: Tensor  # [B] mean entropy of the draws: what more data of the same kind keep
+    mutual_information: Tensor  # [B] the difference, >= 0: how much the draws disagree
+    # per layer [B, H, N] or [B, H, N, D], mean over the draws; None for a layer that has no variance
+    variances: tuple[Tensor | None, ...] | None = None
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, variances: tuple[Tensor | None, ...] | None = None) -> "Prediction":
+        """From draws [S, B, C]; a prediction without draws has S = 1."""
+        if logits.ndim != 3 or not logits.is_floating_point() or 0 in (logits.shape[0], logits.shape[2]):
+            raise ValueError(
+                f"expected logits to be floating-point [samples, items, classes] with at least one sample "
+                f"and class, got shape {tuple(logits.shape)} and {logits.dtype}"
+            )
+        finite = logits.isfinite()
+        if not bool(finite.all()):
+            raise NonFiniteError(f"logits hold {int((~finite).sum())} non-finite numbers")
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        each = logits.softmax(-1)  # [S, B, C]
+        probs = each.mean(0)  # [B, C]
+        confidence, label = probs.max(-1)  # [B], [B]
+        entropy = torch.special.entr(probs).sum(-1)  # [B]
+        expected = torch.special.entr(each).sum(-1).mean(0)  # [B]
+        disagreement = (entropy - expected).clamp(min=0)  # negative only by rounding
+        return cls(logits, probs, label, confidence, entropy, expected, disagreement, variances)
+
+    @property
+    def log_probs(self) -> Tensor:
+        """log of `probs`, without underflow.  [B, C]"""
+        return self.logits.log_softmax(-1).logsumexp(0) - math.log(self.samples)
+
+    @property
+    def samples(self) -> int:
+        """Number of draws S."""
+        return self.logits.shape[0]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes C."""
+        return self.logits.shape[-1]
+
+    def __len__(self) -> int:
+        return self.logits.shape[1]
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> "Prediction":
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"expected an item below {len(self)}, got {index}")
+            index = slice(index, index + 1 or None)
+        where = index if isinstance(index, slice | Tensor) else torch.tensor(index, dtype=torch.long)
+        told = {name: getattr(self, name)[where] for name in _PER_ITEM}
+        variances = self.variances and tuple(v if v is None else v[where] for v in self.variances)
+        return Prediction(logits=self.logits[:, where], variances=variances, **told)
+
+    @classmethod
+    def cat(cls, parts: Sequence["Prediction"]) -> "Prediction":
+        """The items of all parts, in order; the parts have one number of samples and of classes."""
+        if not parts:
+            raise ValueError("expected at least one prediction, got none")
+        sizes = sorted({(part.samples, part.classes) for part in parts})
+        if len(sizes) > 1:
+            raise ValueError(f"expected predictions of one (samples, classes), got {sizes}")
+        told = {name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ITEM}
+        logits = torch.cat([part.logits for part in parts], 1)
+        return cls(logits=logits, variances=_cat_variances([part.variances for part in parts]), **told)
+
+    def to(self, device: torch.device | str) -> "Prediction":
+        """The same on another device."""
+        told = {name: getattr(self, name).to(device) for name in _PER_ITEM}
+        variances = self.variances and tuple(v if v is None else v.to(device) for v in self.variances)
+        return Prediction(logits=self.logits.to(device), variances=variances, **told)
+
+
+_PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances")]
+
+
+def predict(
+    model: Classifier,
+    inputs: Inputs,
+    *,
+    samples: int = 10,
+    seed: int = 0,
+    draw: Draw = "independent",
+    batch_size: int = BATCH_SIZE,
+    variances: bool = False,
+    first_item: int = 0,
+    progress: Progress | None = None,
+) -> Prediction:
+    """Class probabilities from `samples` forward passes with drawn attention outputs.
+
+    Items and samples run together in batches of at most `batch_size` rows, in evaluation mode and
+    without gradients; only logits (and asked variances) are kept, where the inputs lie.  The draws of
+    item i depend on `seed` and on `first_item` + i alone: not on `batch_size`, nor on the other items.
+    The first samples of a larger number are those of a smaller one.
+
+    `samples=0` and `draw="none"` give the mean prediction, with S = 1.  So does a model whose layers
+    cannot draw: S identical passes would tell nothing more.
+
+    >>> predict(model, images, samples=10).probs  # [B, C]
+    """
+    check_count("samples", samples, least=0)
+    if draw not in DRAWS:
+        raise ValueError(f"expected draw to be one of {', '.join(DRAWS)}, got {draw!r}")
+    drawing = samples > 0 and draw != "none" and model.draws
+    count = samples if drawing else 1
+    told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
+    need = ("logits", "variance") if variances else ("logits",)
+
+    def forward(rows: Rows) -> Tensor:
+        noise = rows.noise if drawing else None
+        output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
+        if told is not None:
+            told.add(rows.items, output.layers)
+        return output.logits
+
+    with evaluating(model):
+        logits = collect(
+            forward,
+            inputs,
+            samples=count,
+            seed=seed,
+            batch_size=batch_size,
+            device=model_device(model, inputs),
+            first_item=first_item,
+            progress=progress,
+        )
+    return Prediction.from_logits(logits, None if told is None else told.means())
+
+
+class _VarianceMeans:
+    """Each layer's variances averaged over the samples while they run."""
+
+    def __init__(self, items: int, samples: int, device: torch.device) -> None:
+        self._items, self._samples, self._device = items, samples, device
+        self._sums: list[Tensor | None] | None = None
+
+    def add(self, items: Tensor, layers: Sequence[LayerOutput]) -> None:
+        """Rows of every layer, each for its item."""
+        if self._sums is None:
+            if all(layer.variance is None for layer in layers):
+                raise ValueError(
+                    f"variances=True, but none of the model's {len(layers)} layers has a variance"
+                )
+            self._sums = [self._zeros(layer.variance) for layer in layers]
+        for total, layer in zip(self._sums, layers, strict=True):
+            if total is not None and layer.variance is not None:
+                total.index_add_(0, items, layer.variance.to(total.device, total.dtype))
+
+    def means(self) -> tuple[Tensor | None, ...]:
+        """Per layer [B, ...]."""
+        return tuple(x if x is None else x / self._samples for x in self._sums or ())
+
+    def _zeros(self, like: Tensor | None) -> Tensor | None:
+        if like is None:
+            return None
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.zeros(self._items, *like.shape[1:], dtype=dtype, device=self._device)
+
+
+def _cat_variances(parts: Sequence[tuple[Tensor | None, ...] | None]) -> tuple[Tensor | None, ...] | None:
+    """Layer by layer; all parts tell variances of the same layers, or none does."""
+    if all(part is None for part in parts):
+        return None
+    present = [part and [v is not None for v in part] for part in parts]  # which layers tell a variance
+    if any(layers != present[0] for layers in present):
+        raise ValueError(f"expected predictions that tell variances of the same layers, got {present}")
+    layers = zip(*(part for part in parts if part is not None), strict=True)
+    return tuple(None if layer[0] is None else torch.cat(layer) for layer in layers)

@@ -1,0 +1,159 @@
+"""Samples times items as rows of small batches: how every prediction is cut into chunks.
+
+Row r of n items times S samples is sample r % S of item r // S.  Its noise is made from the seed, the
+sample and the item alone, so that no way of cutting the rows changes a draw.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.gp import ItemNoise
+
+Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
+Progress: TypeAlias = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A chunk of rows, on the model's device."""
+
+    inputs: Inputs  # [R, ...] each
+    items: Tensor  # [R] position of each row's item in the inputs, where those lie
+    noise: ItemNoise  # of R rows
+
+
+class Network(Protocol):
+    """The part of `nn.Module` that running a model without training it needs."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Itself and everything in it."""
+        ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The same with their names."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Its parameters."""
+        ...
+
+
+def count_items(inputs: Inputs) -> int:
+    """How many items the inputs hold; all tensors lead with them."""
+    named = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    if not named:
+        raise ValueError("expected inputs to be a tensor or a mapping of tensors, got an empty mapping")
+    for name, x in named.items():
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            found = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"expected {name} to be a tensor with the batch first, got {found}")
+    counts = {name: len(x) for name, x in named.items()}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"expected inputs with one number of items, got {counts}")
+    count = next(iter(counts.values()))
+    if count == 0:
+        raise ValueError("expected inputs with at least one item, got 0")
+    return count
+
+
+def device_of(inputs: Inputs) -> torch.device:
+    """Where the inputs lie."""
+    return inputs.device if isinstance(inputs, Tensor) else next(iter(inputs.values())).device
+
+
+def model_device(model: Network, inputs: Inputs) -> torch.device:
+    """Where the model computes; for one without parameters, where its inputs lie."""
+    parameter = next(iter(model.parameters()), None)
+    return device_of(inputs) if parameter is None else parameter.device
+
+
+def iterate_rows(
+    inputs: Inputs,
+    *,
+    samples: int,
+    seed: int,
+    batch_size: int,
+    device: torch.device,
+    first_item: int = 0,
+    progress: Progress | None = None,
+) -> Iterator[Rows]:
+    """All rows in chunks of at most `batch_size`, each moved to `device`.
+
+    `first_item` is the number of the first item, for callers that bring the items in parts;
+    `progress(done, total)` is called after every chunk with numbers of rows.
+    """
+    check_count("samples", samples, least=1)
+    check_count("batch_size", batch_size, least=1)
+    check_count("first_item", first_item, least=0)
+    total = count_items(inputs) * samples
+    for start in range(0, total, batch_size):
+        row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
+        items, sample = row // samples, row % samples  # [R], [R]
+        numbers = (items + first_item).to(device)
+        yield Rows(take(inputs, items, device), items, ItemNoise(seed, numbers, sample.to(device)))
+        if progress is not None:
+            progress(min(start + batch_size, total), total)
+
+
+def collect(
+    forward: Callable[[Rows], Tensor],  # a chunk to its [R, C]
+    inputs: Inputs,
+    *,
+    samples: int,
+    seed: int,
+    batch_size: int,
+    device: torch.device,
+    first_item: int = 0,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Run all rows and keep what `forward` gives, where the inputs lie.  [S, B, C]"""
+    parts = []
+    for rows in iterate_rows(
+        inputs,
+        samples=samples,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        first_item=first_item,
+        progress=progress,
+    ):
+        out = forward(rows)  # [R, C]
+        if out.ndim != 2 or len(out) != len(rows.items):
+            raise ValueError(
+                f"expected the model to give [{len(rows.items)}, C], one row per input, "
+                f"got shape {tuple(out.shape)}"
+            )
+        parts.append(out.to(device_of(inputs)))
+    return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous()
+
+
+@contextmanager
+def evaluating(model: Network) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's own mode is restored afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def check_count(name: str, value: int, *, least: int) -> None:
+    """A whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"expected {name} to be a whole number >= {least}, got {value!r}")
+
+
+def take(inputs: Inputs, items: Tensor, device: torch.device) -> Inputs:
+    """The inputs of those items.  [R, ...]"""
+    if isinstance(inputs, Tensor):
+        return inputs[items].to(device)
+    return {name: x[items.to(x.device)].to(device) for name, x in inputs.items()}

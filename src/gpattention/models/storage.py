@@ -1,0 +1,70 @@
+"""A model's folder: `config.json` and `model.safetensors`, whole or not at all."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from gpattention.models.config import FORMAT_VERSION
+
+
+def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write both files, each atomically; the weights first, so that a config implies weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    _write(folder / "model.safetensors", save(plain))
+    described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
+    _write(folder / "config.json", (json.dumps(described, indent=2) + "\n").encode())
+
+
+def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a model of the class `model`; every defect is told by file and field."""
+    described = _read_config(folder / "config.json")
+    version, name = described.get("format_version"), described.get("model")
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{folder / 'config.json'}: expected format_version {FORMAT_VERSION}, got {version!r}"
+        )
+    if name != model:
+        raise ValueError(f"{folder / 'config.json'}: expected model {model!r}, got {name!r}")
+    unknown = sorted(set(described) - {"format_version", "model", "config"})
+    if unknown or not isinstance(described.get("config"), dict):
+        raise ValueError(f"{folder / 'config.json'}: expected a 'config' and no {unknown or 'other keys'}")
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise FileNotFoundError(f"no file {weights}")
+    try:
+        return described["config"], load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{weights} is not a whole safetensors file: {error}") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    try:
+        described = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(described, dict):
+        raise ValueError(f"{path}: expected an object, got {type(described).__name__}")
+    return described
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,70 @@
+"""The text transformer of the paper, with any kind of attention in any layer."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.models.block import masked_mean
+from gpattention.models.config import TextConfig, TransformerConfig
+from gpattention.models.transformer import Inputs, Transformer
+
+
+class TextTransformer(Transformer):
+    """Word embeddings beside contextual ones, projected, learned positions, blocks, mean over real words.
+
+    Inputs are word indices [B, N], or a mapping with "tokens" [B, N], optionally "padding_mask" [B, N]
+    (True = ignore; index 0 is padding when it is left out) and "contextual" [B, N, contextual_width].
+
+    >>> model = TextTransformer(TextConfig(vocabulary=5000, attention="scgp"))
+    >>> model({"tokens": tokens, "padding_mask": padding}).logits  # [B, 2]
+    """
+
+    config_class: ClassVar[type[TransformerConfig]] = TextConfig
+
+    def __init__(self, config: TextConfig | None = None) -> None:
+        config = TextConfig() if config is None else config
+        super().__init__(config)
+        self.text = config
+        self.words = nn.Embedding(config.vocabulary, config.embedding_width, padding_idx=0)
+        self.project = nn.Linear(config.embedding_width + config.contextual_width, config.width)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, config.max_length, config.width))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def embed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Word indices, and contextual embeddings where the model has them -> tokens [B, N, E]."""
+        given = {"tokens": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+        unknown = sorted(set(given) - {"tokens", "padding_mask", "contextual"})
+        if unknown or "tokens" not in given:
+            raise ValueError(
+                f"expected inputs with 'tokens', 'padding_mask' and 'contextual', got {sorted(given)}"
+            )
+        tokens = given["tokens"]
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"expected tokens [B, N] of whole numbers, got {tuple(tokens.shape)} {tokens.dtype}"
+            )
+        if tokens.shape[1] > self.text.max_length:
+            raise ValueError(
+                f"expected at most max_length={self.text.max_length} words, got {tokens.shape[1]}"
+            )
+        padding = given.get("padding_mask")
+        padding = tokens == 0 if padding is None else padding
+        words = self.words(tokens)  # [B, N, embedding_width]
+        words = self._beside_contextual(words, given.get("contextual"))
+        projected = self.project(words) + self.positions[:, : tokens.shape[1]]
+        return self.dropout(projected), padding
+
+    def pool(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
+        """Mean over real words."""
+        return masked_mean(tokens, padding)
+
+    def _beside_contextual(self, words: Tensor, contextual: Tensor | None) -> Tensor:
+        width = self.text.contextual_width
+        if width == 0 and contextual is None:
+            return words
+        expected = (*words.shape[:2], width)
+        if contextual is None or contextual.shape != expected:
+            got = None if contextual is None else tuple(contextual.shape)
+            raise ValueError(f"expected contextual embeddings of shape {expected}, got {got}")
+        return torch.cat([words, contextual.to(words.dtype)], -1)

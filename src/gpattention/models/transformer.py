@@ -1,0 +1,210 @@
+"""What both transformers share: blocks of any kinds, a head, draws, storage, predictions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gpattention.attention import build_attention
+from gpattention.attention.output import Draw
+from gpattention.gp import NoiseSource, Posterior
+from gpattention.models.block import Block, BlockOutput
+from gpattention.models.config import TransformerConfig
+from gpattention.models.health import HealthReport, measure_health
+from gpattention.models.prediction import Prediction, predict
+from gpattention.models.storage import load_folder, save_folder
+
+Inputs = Tensor | Mapping[str, Tensor]
+NEEDS = ("logits", "regularizer", "variance", "weights", "posterior", "tokens")
+
+
+@dataclass(frozen=True)
+class LayerOutput:
+    """What one layer told, as far as `need` asked."""
+
+    variance: Tensor | None = None  # [B, H, N] or [B, H, N, D]
+    weights: Tensor | None = None  # [B, H, N, N]
+    posterior: Posterior | None = None
+    attended: Tensor | None = None  # [B, N, E] tokens after the attention
+    tokens: Tensor | None = None  # [B, N, E] tokens after the block
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """A forward pass."""
+
+    logits: Tensor  # [B, C], or [S, B, C] when S > 1 samples were drawn
+    regularizer: Tensor | None = None  # sum over layers, to be added to a loss
+    layers: tuple[LayerOutput, ...] = ()
+
+
+class Transformer(nn.Module):
+    """Base of `VisionTransformer` and `TextTransformer`; a subclass embeds and pools."""
+
+    config_class: ClassVar[type[TransformerConfig]] = TransformerConfig
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.width if config.mlp_width is None else config.mlp_width
+        self.blocks = nn.ModuleList(
+            Block(
+                build_attention(
+                    layer.kind, embed_dim=config.width, num_heads=config.heads,
+                    dropout=config.dropout, **layer.options,
+                ),
+                mlp_width=hidden,
+                dropout=config.dropout,
+            )
+            for layer in config.layers
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.classes)
+
+    @property
+    def draws(self) -> bool:
+        """Whether any layer has a posterior to draw from."""
+        return any(block.attention.draws for block in self._blocks())
+
+    def embed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Tokens [B, N, E] and padding mask [B, N] (True = ignore) of a batch."""
+        raise NotImplementedError
+
+    def pool(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
+        """[B, N, E] -> [B, E]"""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        inputs: Inputs,
+        *,
+        draw: Draw = "none",
+        samples: int = 1,
+        generator: Generator | NoiseSource | None = None,
+        need: tuple[str, ...] = ("logits",),
+    ) -> ModelOutput:
+        """Logits, and whatever else `need` names.
+
+        With `draw`, every layer that has a posterior passes on a draw instead of its mean; `samples` > 1
+        runs that many draws side by side and stacks their logits.  The regulariser is that of the
+        layers as they were run, divided by the number of samples.
+        """
+        features, layers, regularizer = self._run(inputs, draw, samples, generator, need)
+        logits = self.head(features)  # [S * B, C]
+        if samples > 1:
+            logits = logits.unflatten(0, (samples, -1))
+        return ModelOutput(logits, regularizer, layers)
+
+    def features(
+        self,
+        inputs: Inputs,
+        *,
+        draw: Draw = "none",
+        generator: Generator | NoiseSource | None = None,
+    ) -> Tensor:
+        """What the classifier `head` reads.  [B, E]"""
+        return self._run(inputs, draw, 1, generator, ("logits",))[0]
+
+    def predict(self, inputs: Inputs, samples: int = 10, seed: int = 0, **options: Any) -> Prediction:
+        """Class probabilities with uncertainty, in chunks of bounded memory; see `predict`.
+
+        `samples=0` is the mean prediction.  An item's noise depends on the seed and its position alone.
+        """
+        return predict(self, inputs, samples=samples, seed=seed, **options)
+
+    def health(self, inputs: Inputs, labels: Tensor | None = None) -> HealthReport:
+        """Per layer: how near to collapse, and whether its variance says something; see `measure_health`."""
+        return measure_health(self, inputs, labels)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors`, each in one piece or not at all."""
+        save_folder(Path(folder), type(self).__name__, self.config.to_dict(), self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Read what `save_pretrained` wrote; anything unexpected is an error and nothing is loaded."""
+        config, tensors = load_folder(Path(folder), cls.__name__)
+        model = cls(cls.config_class.from_dict(config))
+        _check_tensors(Path(folder), model, tensors)
+        model.load_state_dict(tensors)
+        return model.eval()
+
+    def _blocks(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def _run(
+        self,
+        inputs: Inputs,
+        draw: Draw,
+        samples: int,
+        generator: Generator | NoiseSource | None,
+        need: tuple[str, ...],
+    ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:
+        self._check_request(draw, samples, need)
+        x, padding = self.embed(inputs)
+        asked = ("output", *(n for n in need if n in ("regularizer", "variance", "weights", "posterior")))
+        layers: list[LayerOutput] = []
+        regularizers: list[Tensor] = []
+        before, copies = None, 1
+        for block in self._blocks():
+            first = samples > 1 and copies == 1 and block.attention.draws
+            told = block(
+                x, padding=padding, draw=draw, samples=samples if first else 1, generator=generator,
+                need=_available(block, asked), before=before,
+            )  # fmt: skip
+            x = told.tokens
+            if first:  # the samples part ways here: from now on they share the batch axis
+                copies, x = samples, x.flatten(0, 1)
+                padding = None if padding is None else padding.repeat(samples, 1)
+            layers.append(_layer_output(told, need))
+            if told.attention.regularizer is not None:
+                regularizers.append(told.attention.regularizer)
+            before = block
+        regularizer = torch.stack(regularizers).sum() if regularizers else None
+        return self.pool(self.norm(x), padding), tuple(layers), regularizer
+
+    def _check_request(self, draw: Draw, samples: int, need: tuple[str, ...]) -> None:
+        unknown = [name for name in need if name not in NEEDS]
+        if unknown:
+            raise ValueError(f"expected need to name {', '.join(NEEDS)}, got {', '.join(map(repr, unknown))}")
+        if draw != "none" and not self.draws:
+            kinds = ", ".join(sorted({block.attention.kind for block in self._blocks()}))
+            raise ValueError(f"draw={draw!r} asked of a model without posteriors (its layers: {kinds})")
+
+
+def _available(block: Block, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Layers without a posterior are not asked for one."""
+    if block.attention.draws:
+        return asked
+    return tuple(name for name in asked if name not in ("variance", "posterior"))
+
+
+def _layer_output(told: BlockOutput, need: tuple[str, ...]) -> LayerOutput:
+    tokens = "tokens" in need
+    return LayerOutput(
+        variance=told.attention.variance,
+        weights=told.attention.weights,
+        posterior=told.attention.posterior,
+        attended=told.attended if tokens else None,
+        tokens=told.tokens if tokens else None,
+    )
+
+
+def _check_tensors(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    wanted = model.state_dict()
+    missing, foreign = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    if missing or foreign:
+        raise ValueError(
+            f"{folder / 'model.safetensors'} does not fit its config: "
+            f"missing {missing[:3]}{'...' if len(missing) > 3 else ''}, "
+            f"unexpected {foreign[:3]}{'...' if len(foreign) > 3 else ''}"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(
+                f"{folder / 'model.safetensors'}: expected {name} of shape {tuple(wanted[name].shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )

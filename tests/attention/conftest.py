@@ -1,0 +1,17 @@
+"""Every test of the attention modules starts from the same random state and leaves no failure counted."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gpattention import gp
+
+
+@pytest.fixture(autouse=True)
+def _clean_state() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    assert gp.health() == {"cpu": 0}
+    yield
+    assert gp.health() == {"cpu": 0}
