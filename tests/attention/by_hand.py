@@ -91,7 +91,10 @@ def gaussian_call(module: Any, query: Tensor, key: Tensor, real: Mask, real_quer
     """direct, cgp, scgp."""
     q, k, v = project(module.query, query), project(module.key, key), project(module.value, key)
     causal = getattr(module, "causal", False)
-    options: dict[str, Any] = {"noise": positive(module.noise), "mask": real if real is None else real[:, None]}
+    options: dict[str, Any] = {
+        "noise": positive(module.noise),
+        "mask": real if real is None else real[:, None],
+    }
     options["query_mask"] = real_query if real_query is None else real_query[:, None]
     sets: tuple[Tensor, ...] = ()
     latent = () if module.kind == "direct" else (project(module.latent, key),)
@@ -135,7 +138,9 @@ def sgpa_call(module: Any, query: Tensor, real: Mask) -> Call:
     b = torch.einsum("hme,hde->hmd", module.inducing, weight) + bias
     root = module.scale_lower.tril(-1) + torch.diag_embed(positive(module.scale_diagonal))
     options = {"kernel": kernel_function(module), "jitter": module.jitter}
-    return Call((q, v, b, module.inducing_values, root), options | {"mask": None if real is None else real[:, None]})
+    return Call(
+        (q, v, b, module.inducing_values, root), options | {"mask": None if real is None else real[:, None]}
+    )
 
 
 def heads_by_hand(
@@ -167,7 +172,7 @@ def heads_by_hand(
     if module.kind == "direct":
         posterior = gp.direct_posterior(*tensors, causal=module.causal, **options)
     elif module.kind == "scgp":
-        posterior = gp.scgp_posterior(*tensors, **options)
+        posterior = gp.scgp_posterior(*tensors, include_noise=module.include_noise, **options)
     elif module.causal:
         options.pop("query_mask")
         posterior = gp.causal_cgp_posterior(*tensors, **options)

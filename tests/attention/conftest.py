@@ -11,7 +11,6 @@ from gpattention import gp
 @pytest.fixture(autouse=True)
 def _clean_state() -> Iterator[None]:
     torch.manual_seed(0)
-    torch._dynamo.reset()
     assert gp.health() == {"cpu": 0}
     yield
     assert gp.health() == {"cpu": 0}

@@ -37,9 +37,13 @@ def _grid(kind: str, common: dict[str, Any] | None = None, **axes: tuple[Any, ..
     found = []
     for values in product(*axes.values()):
         options = dict(zip(axes, values, strict=True))
-        words = [name if value is True else str(value) for name, value in options.items() if value]
+        words = [name if value is True else _word(value) for name, value in options.items() if value]
         found.append(Variant(" ".join([kind, *words]), kind, {**(common or {}), **options}))
     return found
+
+
+def _word(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 WAYS, BOTH = ("none", "rows"), (False, True)

@@ -33,7 +33,17 @@ class StubModel(nn.Module):
     """features = second(first(x)), each drawn with its own spread; logits = head(features)."""
 
     def __init__(
-        self, *, width=5, hidden=6, classes=3, spread=0.5, p=0.0, seed=0, draws=True, variances=True, bias=True
+        self,
+        *,
+        width=5,
+        hidden=6,
+        classes=3,
+        spread=0.5,
+        p=0.0,
+        seed=0,
+        draws=True,
+        variances=True,
+        bias=True,
     ) -> None:
         super().__init__()
         self.first = nn.Linear(width, hidden)
@@ -62,7 +72,9 @@ class StubModel(nn.Module):
                 "grad": torch.is_grad_enabled(),
             }
         )
-        told = features.square()[:, None, :3].expand(-1, 2, 3) if "variance" in need and self.variances else None
+        told = (
+            features.square()[:, None, :3].expand(-1, 2, 3) if "variance" in need and self.variances else None
+        )
         return StubOutput(self.head(features), [StubLayer(None), StubLayer(told)])
 
     def _drawn(self, mean: Tensor, draw: str, generator) -> Tensor:

@@ -11,6 +11,7 @@ from gpattention.attention.initialisation import preserve_
 from gpattention.attention.output import AttentionOutput, Draw, check_request
 from gpattention.attention.regularizer import normalised, real_tokens
 from gpattention.gp import LogDensity, NoiseSource, Posterior
+from gpattention.gp.inputs import keep_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,15 @@ class Heads:
     mask: Tensor | None  # [B, 1, K]
     query_mask: Tensor | None  # [B, 1, Q]
     inducing: Tensor | None  # [H, m, E], sgpa's
+
+    def one_mask(self, kind: str) -> Tensor | None:
+        """The mask of queries and keys together, for models that know no other.  [B, 1, N]"""
+        if self.query_mask is not self.mask:
+            raise ValueError(
+                f"{kind} attention has one mask for queries and keys: "
+                "expected a key_padding_mask alone and no key, got masks that may differ"
+            )
+        return self.mask
 
 
 class Attention(nn.Module):
@@ -93,10 +103,11 @@ class Attention(nn.Module):
     ) -> AttentionOutput:
         """Attend, and return the output with whatever `need` names.
 
-        Masks mean what they mean in `nn.MultiheadAttention`: True = ignore.  In self-attention the key
-        mask is the query mask too.  `draw` replaces the mean by draws from the posterior, token by token
-        ("independent") or correlated ("joint"); one sample has the shape of the mean, more come stacked
-        in front.  Unbatched [N, E] inputs give unbatched results.
+        Masks mean what they mean in `nn.MultiheadAttention`: True = ignore, whatever is written there.  In
+        self-attention the key mask is the query mask too.  `draw` replaces the mean by draws from the
+        posterior, token by token ("independent") or correlated ("joint"); one sample has the shape of the
+        mean, more come stacked in front.  Unbatched [N, E] inputs give unbatched results, but for the
+        posterior, which has a batch of one.
         """
         check_request(self.kind, self.draws, draw, samples, need)
         heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
@@ -109,15 +120,19 @@ class Attention(nn.Module):
             mean = posterior.sample(samples, generator=generator, joint=draw == "joint")
             mean = mean if samples > 1 else mean[0]
         output = self.dropout(self.output(mean.transpose(-3, -2).flatten(-2)))  # [..., B, Q, E]
+        variance = posterior.variance if posterior is not None and "variance" in need else None
+        weights = self._weights(heads) if "weights" in need else None
         if unbatched:
             output = output.squeeze(-3)
+            variance = None if variance is None else variance[0]
+            weights = None if weights is None else weights[0]
         elif not self.batch_first:
             output = output.transpose(-3, -2)
         return AttentionOutput(
             output=output,
-            variance=posterior.variance if posterior is not None and "variance" in need else None,
+            variance=variance,
             regularizer=self._scalar_regularizer(heads, generator) if "regularizer" in need else None,
-            weights=self._weights(heads) if "weights" in need else None,
+            weights=weights,
             posterior=posterior if "posterior" in need else None,
             inducing=heads.inducing,
         )
@@ -135,7 +150,8 @@ class Attention(nn.Module):
             raise ValueError("a value without a key: pass the key too")
         if key is not None and not self.crosses:
             raise ValueError(f"{self.kind!r} attention is self-attention: its keys are its queries")
-        own_keys = key is None
+        one_mask = key is None and (query_padding is None or query_padding is key_padding)
+        values_are_keys = value is None
         key = query if key is None else key
         value = key if value is None else value
         unbatched = query.ndim == 2
@@ -152,14 +168,26 @@ class Attention(nn.Module):
             query_padding = None if query_padding is None else query_padding[None]
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        if own_keys and query_padding is None:
-            query_padding = key_padding
+        if key.shape[0] != query.shape[0] or value.shape[:2] != key.shape[:2]:
+            raise ValueError(
+                f"expected one batch size, and as many values as keys, got query of {list(query.shape[:2])}, "
+                f"key of {list(key.shape[:2])} and value of {list(value.shape[:2])} sequences and tokens"
+            )
+        mask = _as_real(key_padding, key, "key_padding_mask")
+        if one_mask:
+            query_mask = mask
+        elif query_padding is None and mask is not None:
+            # said in full: the GP functions read None as the keys' mask where the numbers agree
+            query_mask = mask.new_ones(query.shape[0], 1, query.shape[1])
+        else:
+            query_mask = _as_real(query_padding, query, "query_padding_mask")
+        keys = _real_rows(key, mask)
         heads = Heads(
-            queries=query,
-            keys=key,
-            v=self._split(self.value(value)),
-            mask=_as_real(key_padding, key, "key_padding_mask"),
-            query_mask=_as_real(query_padding, query, "query_padding_mask"),
+            queries=keys if one_mask else _real_rows(query, query_mask),
+            keys=keys,
+            v=self._split(self.value(keys if values_are_keys else _real_rows(value, mask))),
+            mask=mask,
+            query_mask=query_mask,
             inducing=self._inducing_inputs(inducing),
         )
         return heads, unbatched
@@ -235,3 +263,8 @@ def _as_real(padding: Tensor | None, tokens: Tensor, name: str) -> Tensor | None
             f"got shape {tuple(padding.shape)} and {padding.dtype}"
         )
     return ~padding[:, None]
+
+
+def _real_rows(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Padding overwritten before it is projected: a weight's gradient is 0 times what is written there."""
+    return tokens if mask is None else keep_rows(tokens, mask[:, 0])

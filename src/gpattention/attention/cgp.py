@@ -52,6 +52,7 @@ class CGPAttention(GaussianAttention):
         q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
         if self.causal:
+            options |= {"mask": heads.one_mask("causal 'cgp'")}
             options.pop("query_mask")
             return causal_cgp_posterior(q, k, o, v, **options)
         return cgp_posterior(q, k, o, v, **options)

@@ -36,8 +36,6 @@ class DirectAttention(GaussianAttention):
     def _posterior(self, heads: Heads) -> Posterior:
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
-        if self.causal:
-            options.pop("query_mask")
         return direct_posterior(q, k, v, causal=self.causal, **options)
 
     def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:

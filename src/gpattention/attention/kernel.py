@@ -97,9 +97,11 @@ class KernelAttention(Attention):
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._projected(heads)
 
-    @full_precision
     def _mean(self, heads: Heads) -> Tensor:
-        q, k = self._projected(heads)
+        return self._attended(heads, *self._projected(heads))
+
+    @full_precision
+    def _attended(self, heads: Heads, q: Tensor, k: Tensor) -> Tensor:
         v = keep_rows(heads.v.to(q.dtype), heads.mask)  # [B, H, K, D]
         visible = self._visible(heads, q.shape[-2], k.shape[-2])  # [B, 1, Q, K]
         if self.normalize == "none":
@@ -108,9 +110,11 @@ class KernelAttention(Attention):
         mean = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
         return torch.where(visible.any(-1, keepdim=True), mean, 0.0).to(heads.v.dtype)
 
-    @full_precision
     def _weights(self, heads: Heads) -> Tensor:
-        q, k = self._projected(heads)
+        return self._all_weights(heads, *self._projected(heads))
+
+    @full_precision
+    def _all_weights(self, heads: Heads, q: Tensor, k: Tensor) -> Tensor:
         visible = self._visible(heads, q.shape[-2], k.shape[-2])
         if self.normalize == "none":
             return self._gram(q, k, visible).to(heads.v.dtype)

@@ -95,7 +95,7 @@ class SGPAAttention(Attention):
         return q, q
 
     def _options(self, heads: Heads) -> dict[str, Any]:
-        return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.mask}
+        return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.one_mask("'sgpa'")}
 
     def _posterior(self, heads: Heads) -> Posterior:
         return sgpa_posterior(*self._arguments(heads), **self._options(heads))

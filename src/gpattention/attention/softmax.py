@@ -11,6 +11,7 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.parameters import NOISE_FLOOR, Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import Posterior, softmax_posterior
+from gpattention.gp.inputs import keep_rows
 
 
 class _Softmax(Attention):
@@ -48,7 +49,8 @@ class SoftmaxAttention(_Softmax):
     def _mean(self, heads: Heads) -> Tensor:
         q, k = self._projected(heads)
         if heads.mask is None:
-            return scaled_dot_product_attention(q, k, heads.v, is_causal=self.causal)
+            mean = scaled_dot_product_attention(q, k, heads.v, is_causal=self.causal)
+            return keep_rows(mean, heads.query_mask)
         visible = heads.mask[:, :, None, :].expand(-1, 1, q.shape[-2], -1)  # [B, 1, Q, K]
         if self.causal:
             visible = visible & torch.ones_like(visible[0, 0]).tril()

@@ -23,7 +23,8 @@ from gpattention.gp.cholesky import cholesky
 from gpattention.models.prediction import BATCH_SIZE
 from gpattention.models.rows import Inputs, Progress, check_count
 
-PRIOR_VARIANCES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of a logit; the marginal likelihood chooses
+PRIOR_VARIANCES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of a logit; held-out items choose
+_HELD_OUT = 5  # one in so many
 _PAIRS_FROM = 1000  # items whose distances give the lengthscale
 
 
@@ -60,13 +61,20 @@ class WeightPosterior:
     prior_variance: float
     evidence: float  # Laplace's log marginal likelihood
 
+    def logits(self, phi: Tensor) -> LogitGaussian:
+        """At random features phi [B, M]."""
+        moved = torch.linalg.solve_triangular(self.root, phi.mT[None], upper=False)  # [C, M, B]
+        return LogitGaussian(phi @ self.mean, torch.diag_embed(moved.square().sum(1).mT.sqrt()))
+
 
 class GPLastLayer(LastLayerPredictor):
     """A random-feature GP classifier on the features of a trained model; its head is not used.
 
-    The lengthscale is the median distance between training features and the prior variance of the logits
-    the one of largest marginal likelihood, unless they are given.  `seed` draws the random features.
-    Fitting holds [n, M] numbers of n training items, and [C, M, M] for the weights.
+    Unless they are given, the lengthscale is the median distance between training features, and the prior
+    variance of the logits the one that predicts a drawn fifth of the training items best from the others.
+    (Laplace's marginal likelihood would choose too large ones: items classified with certainty have no
+    curvature, so it thinks that they say nothing.)  `seed` draws the random features.  Fitting holds [n, M]
+    numbers of n training items, and [C, M, M] for the weights.
 
     >>> GPLastLayer(model).fit(train_images, train_labels).predict(images, samples=10)
     """
@@ -105,15 +113,11 @@ class GPLastLayer(LastLayerPredictor):
         h, labels = h.to(device, torch.float64), labels.to(device, torch.int64)
         lengthscale = median_distance(h) if self._lengthscale is None else self._lengthscale
         random = RandomFeatures.draw(h.shape[1], self._count, lengthscale, self._seed).to(device)
-        phi = random(h)  # [n, M]
-        tried = PRIOR_VARIANCES if self._prior_variance is None else (self._prior_variance,)
-        start = torch.zeros(self._count, self._model.head.out_features, dtype=torch.float64, device=device)
-        best: WeightPosterior | None = None
-        for prior_variance in tried:
-            start = _map_weights(phi, labels, prior_variance, start)  # [M, C]
-            found = _posterior(phi, labels, prior_variance, start)
-            best = found if best is None or found.evidence > best.evidence else best
-        self._random, self._posterior = random, best
+        phi, start = random(h), self._zeros(device)  # [n, M], [M, C]
+        prior_variance = self._prior_variance
+        if prior_variance is None:
+            prior_variance = _best_prior_variance(phi, labels, start, self._seed)
+        self._random, self._posterior = random, _posterior(phi, labels, prior_variance, start)
         return self
 
     @property
@@ -129,9 +133,12 @@ class GPLastLayer(LastLayerPredictor):
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:
         """Mean and variance of every logit, independent between classes.  features [B, E]"""
         random, told = self._fitted()
-        phi = random(features.to(told.mean.device, torch.float64))  # [B, M]
-        moved = torch.linalg.solve_triangular(told.root, phi.mT[None], upper=False)  # [C, M, B]
-        return LogitGaussian(phi @ told.mean, torch.diag_embed(moved.square().sum(1).mT.sqrt()))
+        return told.logits(random(features.to(told.mean.device, torch.float64)))
+
+    def _zeros(self, device: torch.device) -> Tensor:
+        """Weights to start from.  [M, C]"""
+        classes = self._model.head.out_features
+        return torch.zeros(self._count, classes, dtype=torch.float64, device=device)
 
     def _fitted(self) -> tuple[RandomFeatures, WeightPosterior]:
         if self._random is None or self._posterior is None:
@@ -148,6 +155,21 @@ def median_distance(h: Tensor) -> float:
             f"the median distance between {len(some)} training features is {distance}: give a lengthscale"
         )
     return distance
+
+
+def _best_prior_variance(phi: Tensor, labels: Tensor, start: Tensor, seed: int) -> float:
+    """Of least negative log-likelihood on held-out items, with the mean-field prediction."""
+    order = torch.randperm(len(phi), generator=torch.Generator().manual_seed(seed)).to(phi.device)
+    held, kept = order[::_HELD_OUT], order[torch.arange(len(phi), device=phi.device) % _HELD_OUT != 0]
+    if len(kept) == 0:
+        raise ValueError(f"expected at least 2 items to choose a prior_variance from, got {len(phi)}")
+    losses: dict[float, float] = {}
+    for prior_variance in PRIOR_VARIANCES:
+        told = _posterior(phi[kept], labels[kept], prior_variance, start)
+        start = told.mean  # the next is near
+        logits = told.logits(phi[held]).mean_field()  # [h, C]
+        losses[prior_variance] = float(torch.nn.functional.cross_entropy(logits, labels[held]))
+    return min(losses, key=losses.__getitem__)
 
 
 def _map_weights(phi: Tensor, labels: Tensor, prior_variance: float, start: Tensor) -> Tensor:
@@ -178,8 +200,9 @@ def _map_weights(phi: Tensor, labels: Tensor, prior_variance: float, start: Tens
     return beta.detach()
 
 
-def _posterior(phi: Tensor, labels: Tensor, prior_variance: float, beta: Tensor) -> WeightPosterior:
+def _posterior(phi: Tensor, labels: Tensor, prior_variance: float, start: Tensor) -> WeightPosterior:
     """Laplace around the most probable weights, class by class."""
+    beta = _map_weights(phi, labels, prior_variance, start)  # [M, C]
     log_probs = (phi @ beta).log_softmax(-1)  # [n, C]
     weight = log_probs.exp() * (1 - log_probs.exp())  # [n, C]
     prior = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device) / prior_variance  # [M, M]

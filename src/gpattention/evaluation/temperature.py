@@ -34,6 +34,11 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         raise ValueError(f"expected logits [samples, items, classes], got shape {tuple(logits.shape)}")
     check_labels(labels, logits.shape[1], logits.shape[2])
     logits, labels = logits.detach().double(), labels.to(logits.device, torch.int64)
+    if bool((logits.argmax(-1) == labels).all()):
+        raise NumericalError(
+            f"all {len(labels)} items are classified right, so that no temperature minimises the negative "
+            "log-likelihood: fit on more held-out items"
+        )
     log_temperature = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=True)
     optimiser = torch.optim.LBFGS(
         [log_temperature],
@@ -56,8 +61,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     if not 1 / LIMIT < found < LIMIT or abs(slope) > 1e-4:
         raise NumericalError(
             f"no temperature minimises the negative log-likelihood of these {len(labels)} items: L-BFGS "
-            f"stopped at {found:.3g} with slope {slope:.1e}. All items may be classified right, or "
-            "worse than by guessing: fit on more held-out items"
+            f"stopped at {found:.3g} with slope {slope:.1e}. The logits may be worse than guessing"
         )
     return found
 

@@ -23,7 +23,9 @@ class AttentionConfig:
         taken = {"embed_dim", "num_heads", "dropout", "batch_first", "device", "dtype"} & set(self.options)
         if taken:
             raise ValueError(f"the model sets {', '.join(sorted(taken))} itself: leave it out of the options")
-        object.__setattr__(self, "options", dict(self.options))
+        # JSON knows no tuples: a pair is a pair however it was written
+        options = {name: tuple(x) if isinstance(x, list) else x for name, x in self.options.items()}
+        object.__setattr__(self, "options", options)
 
     @property
     def regularizer(self) -> str:
@@ -32,12 +34,12 @@ class AttentionConfig:
         return attention_class(self.kind).default_regularizer if chosen is None else str(chosen)
 
 
-Attentions = AttentionConfig | str | tuple[AttentionConfig | str, ...]
+Attentions = AttentionConfig | str | tuple[AttentionConfig | str, ...] | list[AttentionConfig | str]
 
 
 def per_layer(attention: Attentions, depth: int) -> tuple[AttentionConfig, ...]:
     """One config for each layer, from one for all or one each."""
-    given = attention if isinstance(attention, tuple) else (attention,) * depth
+    given = tuple(attention) if isinstance(attention, tuple | list) else (attention,) * depth
     if len(given) != depth:
         raise ValueError(f"expected attention for {depth} layers, got {len(given)}")
     return tuple(a if isinstance(a, AttentionConfig) else AttentionConfig(a) for a in given)
@@ -62,8 +64,8 @@ class TransformerConfig:
             raise ValueError(f"expected width to be a multiple of heads={self.heads}, got {self.width}")
         if self.mlp_width is not None:
             _at_least("mlp_width", self.mlp_width, 1)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"expected dropout in [0, 1), got {self.dropout}")
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise ValueError(f"expected dropout in [0, 1), got {self.dropout!r}")
         object.__setattr__(self, "attention", per_layer(self.attention, self.depth))
 
     @property
@@ -88,7 +90,12 @@ class TransformerConfig:
             )
         values = dict(plain)
         if "attention" in values:
-            values["attention"] = tuple(_attention_from(x) for x in values["attention"])
+            given = values["attention"]
+            if not isinstance(given, list | tuple):
+                raise ValueError(
+                    f"expected attention to be a list with one entry for each layer, got {given!r}"
+                )
+            values["attention"] = tuple(_attention_from(x) for x in given)
         if isinstance(values.get("image_size"), list):
             values["image_size"] = tuple(values["image_size"])
         return cls(**values)
@@ -106,6 +113,8 @@ class VisionConfig(TransformerConfig):
         super().__post_init__()
         for name in ("channels", "patch"):
             _at_least(name, getattr(self, name), 1)
+        if len(self.sides) != 2 or not all(type(side) is int for side in self.sides):
+            raise ValueError(f"expected image_size to be one whole number or two, got {self.image_size!r}")
         if any(side < 1 or side % self.patch for side in self.sides):
             raise ValueError(
                 f"expected image_size to be multiples of patch={self.patch}, got {self.image_size}"
@@ -148,7 +157,10 @@ class TextConfig(TransformerConfig):
 def _attention_from(plain: Any) -> AttentionConfig:
     if not isinstance(plain, Mapping) or set(plain) - {"kind", "options"} or "kind" not in plain:
         raise ValueError(f"expected attention entries with 'kind' and 'options', got {plain!r}")
-    return AttentionConfig(plain["kind"], plain.get("options", {}))
+    options = plain.get("options", {})
+    if not isinstance(options, Mapping):
+        raise ValueError(f"expected attention entries with 'kind' and 'options', got {plain!r}")
+    return AttentionConfig(plain["kind"], options)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

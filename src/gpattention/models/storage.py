@@ -2,10 +2,10 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -18,9 +18,10 @@ def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Ma
     """Write both files, each atomically; the weights first, so that a config implies weights."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    _write(folder / "model.safetensors", save(plain))
     described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
-    _write(folder / "config.json", (json.dumps(described, indent=2) + "\n").encode())
+    text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
+    _write(folder / "model.safetensors", save(plain))
+    _write(folder / "config.json", text.encode())
 
 
 def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -58,13 +59,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # not mkstemp's: that is for its owner's eyes alone, and so would be the model
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -50,8 +50,13 @@ class TextTransformer(Transformer):
             )
         padding = given.get("padding_mask")
         padding = tokens == 0 if padding is None else padding
+        if padding.dtype != torch.bool or padding.shape != tokens.shape:
+            raise ValueError(
+                f"expected padding_mask to be bool (True = ignore) of shape {list(tokens.shape)}, "
+                f"got shape {tuple(padding.shape)} and {padding.dtype}"
+            )
         words = self.words(tokens)  # [B, N, embedding_width]
-        words = self._beside_contextual(words, given.get("contextual"))
+        words = self._beside_contextual(words, given.get("contextual"), padding)
         projected = self.project(words) + self.positions[:, : tokens.shape[1]]
         return self.dropout(projected), padding
 
@@ -59,7 +64,7 @@ class TextTransformer(Transformer):
         """Mean over real words."""
         return masked_mean(tokens, padding)
 
-    def _beside_contextual(self, words: Tensor, contextual: Tensor | None) -> Tensor:
+    def _beside_contextual(self, words: Tensor, contextual: Tensor | None, padding: Tensor) -> Tensor:
         width = self.text.contextual_width
         if width == 0 and contextual is None:
             return words
@@ -67,4 +72,6 @@ class TextTransformer(Transformer):
         if contextual is None or contextual.shape != expected:
             got = None if contextual is None else tuple(contextual.shape)
             raise ValueError(f"expected contextual embeddings of shape {expected}, got {got}")
-        return torch.cat([words, contextual.to(words.dtype)], -1)
+        # overwritten, not multiplied: NaN at padded words is harmless forward and backward
+        contextual = torch.where(padding[..., None], 0.0, contextual.to(words.dtype))
+        return torch.cat([words, contextual], -1)

@@ -23,7 +23,10 @@ NEEDS = ("logits", "regularizer", "variance", "weights", "posterior", "tokens")
 
 @dataclass(frozen=True)
 class LayerOutput:
-    """What one layer told, as far as `need` asked."""
+    """What one layer told, as far as `need` asked.
+
+    When S > 1 samples were drawn, B is S * B (sample by sample) from the layer on where they part.
+    """
 
     variance: Tensor | None = None  # [B, H, N] or [B, H, N, D]
     weights: Tensor | None = None  # [B, H, N, N]
@@ -127,8 +130,13 @@ class Transformer(nn.Module):
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Read what `save_pretrained` wrote; anything unexpected is an error and nothing is loaded."""
         config, tensors = load_folder(Path(folder), cls.__name__)
-        model = cls(cls.config_class.from_dict(config))
+        try:
+            model = cls(cls.config_class.from_dict(config))
+        except ValueError as error:
+            raise ValueError(f"{Path(folder) / 'config.json'}: {error}") from error
         _check_tensors(Path(folder), model, tensors)
+        for name, own in (*model.named_parameters(), *model.named_buffers()):
+            own.data = own.data.to(tensors[name].dtype)  # the type it was saved in, or bits would be lost
         model.load_state_dict(tensors)
         return model.eval()
 
@@ -155,10 +163,11 @@ class Transformer(nn.Module):
                 x, padding=padding, draw=draw, samples=samples if first else 1, generator=generator,
                 need=_available(block, asked), before=before,
             )  # fmt: skip
-            x = told.tokens
             if first:  # the samples part ways here: from now on they share the batch axis
-                copies, x = samples, x.flatten(0, 1)
+                copies = samples
+                told = BlockOutput(told.tokens.flatten(0, 1), told.attended.flatten(0, 1), told.attention)
                 padding = None if padding is None else padding.repeat(samples, 1)
+            x = told.tokens
             layers.append(_layer_output(told, need))
             if told.attention.regularizer is not None:
                 regularizers.append(told.attention.regularizer)
@@ -173,6 +182,10 @@ class Transformer(nn.Module):
         if draw != "none" and not self.draws:
             kinds = ", ".join(sorted({block.attention.kind for block in self._blocks()}))
             raise ValueError(f"draw={draw!r} asked of a model without posteriors (its layers: {kinds})")
+        if samples < 1:
+            raise ValueError(f"expected samples >= 1, got {samples}")
+        if samples > 1 and draw == "none":
+            raise ValueError(f"samples={samples} without a draw: pass draw='independent' or draw='joint'")
 
 
 def _available(block: Block, asked: tuple[str, ...]) -> tuple[str, ...]:
@@ -207,4 +220,9 @@ def _check_tensors(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor]
             raise ValueError(
                 f"{folder / 'model.safetensors'}: expected {name} of shape {tuple(wanted[name].shape)}, "
                 f"got {tuple(tensor.shape)}"
+            )
+        if wanted[name].is_floating_point() and not tensor.is_floating_point():
+            raise ValueError(
+                f"{folder / 'model.safetensors'}: expected {name} of floating-point numbers, "
+                f"got {tensor.dtype}"
             )

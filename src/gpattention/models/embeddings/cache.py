@@ -116,6 +116,7 @@ class CachedEmbedding:
         try:
             with safe_open(file, framework="pt") as archive:
                 label = archive.metadata() or {}
+                # A copy: the tensor itself would keep its file mapped, and a process has so many maps.
                 x: Tensor = archive.get_tensor(_TENSOR).clone()  # [n_words, width]
         except SafetensorError as error:
             raise ValueError(f"cached embedding {file} is damaged ({error}): {remedy}") from None

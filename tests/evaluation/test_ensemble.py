@@ -1,0 +1,61 @@
+"""Ensembles mix their members with equal weights and tell how many samples that makes."""
+
+import pytest
+import torch
+
+from gpattention.evaluation import DeepEnsemble, ModelPredictor
+from tests.models.stub_models import StubModel, normal
+
+X = normal(6, 5, seed=1)
+MEMBERS = [ModelPredictor(StubModel(seed=seed), variances=True) for seed in range(3)]
+
+
+def test_members_that_do_not_draw_are_the_samples() -> None:
+    found = DeepEnsemble(MEMBERS).predict(X, samples=0)
+    each = [member.predict(X, samples=0) for member in MEMBERS]
+    assert found.logits.shape == (3, 6, 3)
+    torch.testing.assert_close(found.probs, torch.stack([p.probs for p in each]).mean(0))
+    torch.testing.assert_close(found.expected_entropy, torch.stack([p.entropy for p in each]).mean(0))
+    assert found.variances[0] is None
+    torch.testing.assert_close(found.variances[1], torch.stack([p.variances[1] for p in each]).mean(0))
+    assert found.mutual_information.min() > 0
+
+
+def test_members_that_draw_multiply_the_samples() -> None:
+    found = DeepEnsemble(MEMBERS).predict(X, samples=4, seed=2)
+    assert found.samples == 12
+    for number, member in enumerate(MEMBERS):
+        alone = member.predict(X, samples=4, seed=2 * 3 + number)
+        torch.testing.assert_close(found.logits[4 * number : 4 * number + 4], alone.logits)
+    part = DeepEnsemble(MEMBERS).predict(X[2:], samples=4, seed=2, batch_size=3, first_item=2)
+    torch.testing.assert_close(part.logits, found.logits[:, 2:], rtol=1e-6, atol=1e-6)
+
+
+def test_members_have_different_noise() -> None:
+    twins = DeepEnsemble([MEMBERS[0], MEMBERS[0]])
+    a, b = twins.predict(X, samples=2).logits.chunk(2)
+    assert float((a - b).abs().min()) > 0
+
+
+def test_variances_need_every_member() -> None:
+    mixed = DeepEnsemble([MEMBERS[0], ModelPredictor(StubModel(seed=1))])
+    assert mixed.predict(X, samples=0).variances is None
+
+
+def test_progress_counts_all_members() -> None:
+    told: list[tuple[int, int]] = []
+    DeepEnsemble(MEMBERS[:2]).predict(
+        X, samples=2, batch_size=8, progress=lambda done, total: told.append((done, total))
+    )
+    assert told == [(8, 24), (12, 24), (20, 24), (24, 24)]
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="at least one member"):
+        DeepEnsemble([])
+    with pytest.raises(ValueError, match="got StubModel: wrap a model"):
+        DeepEnsemble([StubModel()])  # type: ignore[list-item]
+    uneven = DeepEnsemble([MEMBERS[0], ModelPredictor(StubModel(draws=False))])
+    assert len(uneven) == 2
+    with pytest.raises(ValueError, match=r"all weigh the same, got \[\(4, 3\), \(1, 3\)\]"):
+        uneven.predict(X, samples=4)

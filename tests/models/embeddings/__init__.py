@@ -1,0 +1,1 @@
+"""Tests of vocabularies and frozen embeddings."""
