@@ -1,4 +1,4 @@
-"""What a call may ask for: `need`, draws, and the errors for everything else."""
+"""What a call may ask for: `need`, draws, inducing inputs, kinds of one's own."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from gpattention.attention import (
     AttentionOutput,
     Heads,
     attention_class,
-    build_attention,
     list_attention,
     register_attention,
     registry,
@@ -195,86 +194,6 @@ def test_moments_of_draws(variant: Variant, draw: str) -> None:
     assert float(error.abs().max()) < 5 * (2 / DRAWS) ** 0.5
 
 
-@pytest.mark.parametrize("kind", ["softmax", "kernel"])
-@pytest.mark.parametrize(
-    "asked", [{"draw": "independent"}, {"draw": "joint"}, {"need": ("variance",)}, {"need": ("posterior",)}]
-)
-def test_kinds_without_a_posterior_say_so(kind: str, asked: dict[str, Any]) -> None:
-    module = build(NAMED["softmax" if kind == "softmax" else "kernel rbf rows"])
-    (name, value), *_ = asked.items()
-    with pytest.raises(ValueError, match=f"'{kind}' attention has no posterior") as error:
-        module(tokens(), **asked)
-    assert f"{name}={value!r}" in str(error.value)
-
-
-X = tokens()
-MASK = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
-BAD_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
-    "need": ("cgp rows", (X,), {"need": ("output", "colour")}, "got 'colour'"),
-    "draw": ("cgp rows", (X,), {"draw": "both"}, "got 'both'"),
-    "no samples": ("cgp rows", (X,), {"draw": "joint", "samples": 0}, "samples >= 1, got 0"),
-    "samples of the mean": ("cgp rows", (X,), {"samples": 3}, "samples=3 without a draw"),
-    "width": ("softmax", (X[..., :5],), {}, r"query of shape \[B, N, 12\].*got \(3, 7, 5\)"),
-    "axes": ("softmax", (X[None],), {}, r"query of shape.*got \(1, 3, 7, 12\)"),
-    "unbatched key": ("softmax", (X, X[0]), {}, r"key of shape.*got \(7, 12\)"),
-    "value width": ("softmax", (X, X, X[..., :3]), {}, r"value of shape.*got \(3, 7, 3\)"),
-    "value alone": ("softmax", (X, None, X), {}, "value without a key"),
-    "key batch": ("direct rows", (X, X[:1]), {}, r"one batch size.*key of \[1, 7\]"),
-    "value length": ("kernel rbf rows", (X, X, X[:, :4]), {}, r"as many values as keys.*\[3, 4\]"),
-    "mask type": ("softmax", (X,), {"key_padding_mask": MASK.long()}, "key_padding_mask to be bool.*int64"),
-    "mask shape": ("softmax", (X,), {"key_padding_mask": MASK[:, :4]}, r"shape \[3, 7\].*got shape \(3, 4\)"),
-    "query mask": ("softmax", (X,), {"query_padding_mask": MASK[0]}, r"query_padding_mask.*\(7,\)"),
-    "inducing inputs": ("cgp rows", (X,), {"inducing": X}, "'cgp' attention takes no inducing inputs"),
-    "inducing shape": ("sgpa rbf", (X,), {"inducing": X}, r"\(2, 5, 12\), got \(3, 7, 12\)"),
-    "causal lengths": ("cgp rows causal", (X, X[:, :4]), {}, "4 tokens like k"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_bad_calls_are_refused(case: str) -> None:
-    name, inputs, options, message = BAD_CALLS[case]
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        build(NAMED[name])(*inputs, **options)
-
-
-BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
-    *((kind, {"regularizer": "entropy"}, f"'{kind}' attention.*got 'entropy'") for kind in list_attention()),
-    *((kind, {"colour": 3}, f"'{kind}' attention does not take.*'colour'") for kind in list_attention()),
-    *((kind, {"kernel": "laplace"}, "rbf, ard_rbf, exp_dot, got 'laplace'") for kind in ("kernel", "sgpa")),
-    *((kind, {"normalize": "max"}, "got 'max'") for kind in ("kernel", "direct", "cgp", "scgp")),
-    *(
-        (kind, {"normalize": "rows"}, "does not take.*'normalize'")
-        for kind in ("softmax", "softmax-gp", "sgpa")
-    ),
-    *((kind, {"causal": True, "regularizer": "kl"}, "got 'kl'") for kind in ("direct", "cgp")),
-    *((kind, {"causal": True}, "does not take.*'causal'") for kind in ("scgp", "sgpa")),
-    *(
-        (kind, {"noise": 1e-5}, "above the floor 0.0001, got 1e-05")
-        for kind in ("softmax-gp", "direct", "scgp")
-    ),
-    ("scgp", {"inducing": "sampled"}, "got 'sampled'"),
-    ("scgp", {"values": "printed"}, "got 'printed'"),
-    ("scgp", {"num_inducing": 0}, "got 0"),
-    ("scgp", {"num_inducing": (4, 4, 4)}, r"got \(4, 4, 4\)"),
-    ("sgpa", {"num_inducing": 0}, "got 0"),
-    ("cgp", {"latent_prior": "flat"}, "got 'flat'"),
-    ("cgp", {"max_stddev": 0.0}, "max_stddev > 0, got 0.0"),
-    ("softmax", {"dropout": 1.0}, "dropout in .*got 1.0"),
-]
-
-
-@pytest.mark.parametrize(("kind", "options", "message"), BAD_OPTIONS)
-def test_bad_options_are_refused(kind: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_attention(kind, embed_dim=EMBED, num_heads=HEADS, **options)
-
-
-@pytest.mark.parametrize(("embed_dim", "num_heads"), [(12, 5), (0, 1), (12, 0), (12, -2)])
-def test_heads_must_divide_the_width(embed_dim: int, num_heads: int) -> None:
-    with pytest.raises(ValueError, match=f"got {embed_dim} and {num_heads}"):
-        build_attention("softmax", embed_dim=embed_dim, num_heads=num_heads)
-
-
 def test_inducing_inputs_from_outside() -> None:
     module, x = build(NAMED["sgpa rbf"]), tokens()
     own, other = module.inducing, torch.randn(module.inducing.shape, dtype=torch.float64)
@@ -311,8 +230,3 @@ def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="expected a subclass of Attention to register as 'x'"):
         register_attention("x")(torch.nn.Linear)  # type: ignore[arg-type]
     assert attention_class("cgp").kind == "cgp"
-
-
-def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="cgp, direct, kernel.*got 'magic'"):
-        build_attention("magic", embed_dim=EMBED, num_heads=HEADS)

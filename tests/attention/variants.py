@@ -55,7 +55,8 @@ VARIANTS = [
     *_grid("direct", normalize=WAYS, causal=BOTH),
     *_grid("cgp", normalize=WAYS, causal=BOTH),
     *_grid(
-        "scgp", inducing=("learned", "pooled"), num_inducing=(5, (5, 4)), normalize=WAYS, values=("paper", "dual")
+        "scgp", inducing=("learned", "pooled"), num_inducing=(5, (5, 4)), normalize=WAYS,
+        values=("paper", "dual"),
     ),
     *_grid("sgpa", {"num_inducing": 5}, kernel=KERNELS),
 ]  # fmt: skip

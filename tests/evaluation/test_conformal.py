@@ -94,6 +94,13 @@ def test_randomised_sets_belong_to_items() -> None:
     assert int(whole.sum()) < int(ConformalSets.fit(probs, labels, 0.1, score="aps").sets(probs).sum())
 
 
+def test_held_out_and_new_items_do_not_share_noise() -> None:
+    """With the noise of fitting, exactly ceil(301 * 0.9) of the fitted items would be covered."""
+    probs, labels = draws(300, 0)
+    sets = ConformalSets.fit(probs, labels, 0.1, score="aps", seed=5).sets(probs)
+    assert int(sets[torch.arange(300), labels].sum()) != 271
+
+
 @pytest.mark.parametrize(("alpha", "least"), [(0.1, 9), (0.05, 19), (0.2, 4), (0.01, 99)])
 def test_too_few_items(alpha: float, least: int) -> None:
     ConformalSets.fit(*binary([0.7] * least), alpha)

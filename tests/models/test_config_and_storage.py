@@ -129,7 +129,7 @@ class TestConfig:
             ),
             (
                 {"attention": "cgp"},
-                "expected attention to be a list with one entry for each layer, got 'cgp'",
+                "expected attention to be a list of one entry per layer, got 'cgp'",
             ),
             (
                 {"attention": [{"kind": "cgp", "options": 3}], "depth": 1},

@@ -51,7 +51,7 @@ class TestDefects:
             ({"config": {"depth": "2"}}, "expected depth to be a whole number >= 1, got '2'"),
             (
                 {"config": {"attention": 3}},
-                "expected attention to be a list with one entry for each layer, got 3",
+                "expected attention to be a list of one entry per layer, got 3",
             ),
             ({"config": {"attention": [{"kind": "cgp", "options": {"noise": -1}}], "depth": 1}}, "got -1"),
         ],

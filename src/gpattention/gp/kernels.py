@@ -5,6 +5,8 @@ are translation invariant, and without centring a common offset of 3 per coordin
 and, at 1024 tokens, the Cholesky factor.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,22 +20,87 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return (squares - 2 * (x @ y.mT)).clamp_min(0)
 
 
-def self_distances(x: Tensor) -> Tensor:
-    """|x_i - x_j|^2 with an exactly zero diagonal.  [..., N, N]"""
-    x = x - x.detach().mean(-2, keepdim=True)
-    squared = squared_distances(x, x)
-    squared.diagonal(dim1=-2, dim2=-1).zero_()
-    return squared
-
-
 def gram(x: Tensor) -> Tensor:
     """kappa(x, x) of eq. 1 with unit diagonal.  [..., N, N]"""
-    return torch.exp(-0.5 * self_distances(x))
+    x = x - x.detach().mean(-2, keepdim=True)
+    K: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
+    return K
 
 
 def cross_gram(x: Tensor, y: Tensor) -> Tensor:
     """kappa(x, y) of eq. 1 for inputs that are centred already.  [..., N, M]"""
+    K: Tensor = _CrossGram.apply(x, y)  # type: ignore[no-untyped-call]
+    return K
+
+
+def gram_reference(x: Tensor) -> Tensor:
+    """The same by plain differentiable operations.  [..., N, N]"""
+    squared = squared_distances(x, x)
+    return torch.exp(-0.5 * (squared - torch.diag_embed(squared.diagonal(dim1=-2, dim2=-1))))
+
+
+def cross_gram_reference(x: Tensor, y: Tensor) -> Tensor:
+    """The same by plain differentiable operations.  [..., N, M]"""
     return torch.exp(-0.5 * squared_distances(x, y))
+
+
+def _kappa(x: Tensor, y: Tensor) -> Tensor:
+    """exp(x . y - 1/2 |x|^2 - 1/2 |y|^2), the exponent clamped at 0, in as few passes as can be."""
+    exponent = x @ y.mT  # [..., N, M]
+    exponent -= 0.5 * x.square().sum(-1)[..., :, None]
+    exponent -= 0.5 * y.square().sum(-1)[..., None, :]
+    return exponent.clamp_max_(0).exp_()
+
+
+class _CrossGram(torch.autograd.Function):
+    """dK -> E = dK * K,  dx_i = sum_j E_ij (y_j - x_i),  dy_j = sum_i E_ij (x_i - y_j).
+
+    Written out because autograd would keep five matrices and make nine passes over them.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return _kappa(x, y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, y, K = ctx.saved_tensors
+        E = grads[0] * K  # [..., N, M]
+        dx = dy = None
+        if ctx.needs_input_grad[0]:
+            dx = (E @ y - E.sum(-1)[..., None] * x).sum_to_size(x.shape)
+        if ctx.needs_input_grad[1]:
+            dy = (E.mT @ x - E.sum(-2)[..., None] * y).sum_to_size(y.shape)
+        return dx, dy
+
+
+class _Gram(torch.autograd.Function):
+    """The same for y = x, with an exact diagonal: dx_i = sum_j (E + E^T)_ij (x_j - x_i)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        K = _kappa(x, x)
+        K.diagonal(dim1=-2, dim2=-1).fill_(1)
+        return K
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        x, K = ctx.saved_tensors
+        E = grads[0] * K  # [..., N, N]
+        rows = E.sum(-1) + E.sum(-2)  # [..., N]
+        return E @ x + E.mT @ x - rows[..., None] * x
 
 
 def _as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,9 +92,7 @@ class TransformerConfig:
         if "attention" in values:
             given = values["attention"]
             if not isinstance(given, list | tuple):
-                raise ValueError(
-                    f"expected attention to be a list with one entry for each layer, got {given!r}"
-                )
+                raise ValueError(f"expected attention to be a list of one entry per layer, got {given!r}")
             values["attention"] = tuple(_attention_from(x) for x in given)
         if isinstance(values.get("image_size"), list):
             values["image_size"] = tuple(values["image_size"])

@@ -76,18 +76,25 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
     )
     if labels is None:
         return HealthReport(layers, None, tuple(None for _ in layers))
-    prediction = predict(model, inputs, samples=10, variances=True)
+    prediction = predict(model, inputs, samples=10, variances=model.draws)
     wrong = (prediction.label != labels.to(prediction.label.device)).double()
-    variances = prediction.variances or ()
+    variances = prediction.variances or tuple(None for _ in layers)
+    paddings = [kwargs.get("key_padding_mask") for _, _, kwargs in calls]
     return HealthReport(
         layers,
         rank_correlation(prediction.entropy, wrong),
-        tuple(_layer_correlation(v, wrong) for v in variances),
+        tuple(_layer_correlation(*pair, wrong) for pair in zip(variances, paddings, strict=True)),
     )
 
 
-def _layer_correlation(variance: Tensor | None, wrong: Tensor) -> float | None:
-    return None if variance is None else rank_correlation(variance.flatten(1).mean(1), wrong)
+def _layer_correlation(variance: Tensor | None, padding: Tensor | None, wrong: Tensor) -> float | None:
+    """Of the variance [B, H, N] or [B, H, N, D], 0 at padded tokens, averaged over heads and real ones."""
+    if variance is None:
+        return None
+    variance = variance.mean(-1) if variance.ndim == 4 else variance  # [B, H, N]
+    padding = torch.zeros_like(variance[:, 0], dtype=torch.bool) if padding is None else padding
+    mean = variance.mean(1).sum(-1) / (~padding).sum(-1).clamp_min(1).to(variance.device)  # [B]
+    return rank_correlation(mean, wrong)
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:

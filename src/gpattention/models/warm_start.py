@@ -56,13 +56,15 @@ def warm_start(
     """Copy a kernel-attention model's weights into `target`, in place.
 
     `latent_from` says which projection W_o starts as ("none" leaves it fresh).  With `inputs` the gap
-    between the two models' mean logits is measured: nothing for direct, small for cgp, and for scgp
-    what its inducing inputs lose.
+    between the two models' mean logits is measured: nothing for direct (unless normalised rows reach
+    `max_stddev` and are capped), small for cgp, and for scgp what its inducing inputs lose.
     """
     if type(target) is not type(source):
         raise ValueError(f"expected a source of {type(target).__name__}, got {type(source).__name__}")
     if len(target.blocks) != len(source.blocks):
         raise ValueError(f"expected a source of depth {len(target.blocks)}, got {len(source.blocks)}")
+    if latent_from not in ("key", "query", "none"):
+        raise ValueError(f"expected latent_from to be 'key', 'query' or 'none', got {latent_from!r}")
     plan: dict[str, Tensor] = {}
     inside = {f"blocks.{i}.attention." for i in range(len(target.blocks))}
     for name, tensor in source.state_dict().items():
@@ -92,12 +94,14 @@ def _attention_plan(
     target: Attention, source: Attention, latent_from: LatentFrom, *, layer: int
 ) -> dict[str, Tensor]:
     where = f"layer {layer}: {source.kind} -> {target.kind}"
-    if type(target) is type(source) and not isinstance(target, KernelAttention):
+    if target.num_heads != source.num_heads:
+        raise ValueError(f"{where}: expected {target.num_heads} heads, got {source.num_heads}")
+    if type(target) is type(source):
+        for name in ("kernel", "symmetric", "normalize", "causal", "values"):
+            _check_alike(target, source, name, where)
         return dict(source.state_dict())
     if not isinstance(source, KernelAttention):
         raise ValueError(f"{where}: expected a source with kernel attention")
-    if isinstance(target, KernelAttention):
-        return dict(source.state_dict())
     plan = {
         f"{part}.{name}": x
         for part in ("value", "output")
@@ -115,15 +119,11 @@ def _gaussian_plan(
 ) -> dict[str, Tensor]:
     if source.kernel == "exp_dot":
         raise ValueError(f"{where}: an exp_dot kernel is no rbf kernel and cannot start one")
-    if source.normalize != target.normalize:
-        raise ValueError(f"{where}: expected normalize={target.normalize!r}, got {source.normalize!r}")
-    if source.causal != getattr(target, "causal", False):
-        raise ValueError(f"{where}: expected causal={getattr(target, 'causal', False)}, got {source.causal}")
+    _check_alike(target, source, "normalize", where)
+    _check_alike(target, source, "causal", where)
     query, key = _folded(source, source.query), _folded(source, source.key or source.query)
     plan = _named("query", query) | _named("key", key)
     if isinstance(target, CGPAttention | SCGPAttention) and latent_from != "none":
-        if latent_from not in ("key", "query"):
-            raise ValueError(f"expected latent_from to be 'key', 'query' or 'none', got {latent_from!r}")
         plan |= _named("latent", key if latent_from == "key" else query)
     if target.normalize == "none" and source.kernel == "ard_rbf":
         root = source.variance().double().sqrt()  # [H]
@@ -143,6 +143,7 @@ def _symmetric_plan(target: SGPAAttention, source: KernelAttention, where: str) 
         )
     if source.normalize != "none":
         raise ValueError(f"{where}: sgpa does not normalise rows, expected normalize='none'")
+    _check_alike(target, source, "causal", where)
     if source.kernel == target.kernel:
         parts = ("query",) if source.kernel == "rbf" else ("query", "lengthscale", "variance")
         return {f"{p}.{n}": x for p in parts for n, x in getattr(source, p).state_dict().items()}
@@ -167,6 +168,13 @@ def _named(part: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _softplus_inverse(value: Tensor, floor: float) -> Tensor:
     excess = value.double() - floor
     return excess + (-(-excess).expm1()).log()
+
+
+def _check_alike(target: Attention, source: Attention, option: str, where: str) -> None:
+    """An option under which the same tensors would mean another function; a kind without it has it off."""
+    ours, theirs = getattr(target, option, False), getattr(source, option, False)
+    if ours != theirs:
+        raise ValueError(f"{where}: expected {option}={ours!r}, got {theirs!r}")
 
 
 def _is_one(variance: Tensor) -> bool:

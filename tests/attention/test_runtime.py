@@ -1,0 +1,243 @@
+"""How modules run: compiled, exported, copied, saved, in which arithmetic; and their positive parameters."""
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from gpattention.attention import Attention, Positive, build_attention
+from tests.attention.variants import (
+    BATCH,
+    DEFAULTS,
+    EMBED,
+    HEADS,
+    TOKENS,
+    VARIANTS,
+    Variant,
+    build,
+    every_default,
+    every_variant,
+    needs,
+    padding,
+    tokens,
+)
+
+Outputs = tuple[Tensor, ...]
+COMPILED = [
+    *(pytest.param(v, id=v.name) for v in DEFAULTS),
+    *(pytest.param(v, id=f"all {v.name}", marks=pytest.mark.slow) for v in VARIANTS),
+]
+every_compiled = pytest.mark.parametrize("variant", COMPILED)
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Everything(nn.Module):
+    """Output, regulariser, weights and, where there is one, variance as a tuple."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, ignore: Tensor | None) -> Outputs:
+        found = self.attention(x, key_padding_mask=ignore, need=needs(self.attention))
+        asked = (found.output, found.regularizer, found.weights, found.variance)
+        return tuple(part for part in asked if part is not None)
+
+
+def with_gradients(
+    function: Callable[..., Outputs], module: nn.Module, x: Tensor, ignore: Any
+) -> list[Tensor]:
+    """Outputs and the gradients of a weighted sum of them."""
+    x = x.clone().requires_grad_()
+    found = function(x, ignore)
+    loss = sum((y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view(y.shape)).sum() for y in found)
+    leaves = [x, *module.parameters()]
+    return [*found, *torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
+
+
+@every_compiled
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_equals_eager(variant: Variant) -> None:
+    module, x, ignore = Everything(build(variant)), tokens(), padding()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    expected = with_gradients(module, module, x, ignore)
+    assert_close(with_gradients(compiled, module, x, ignore), expected, rtol=1e-9, atol=1e-10)
+
+
+@every_compiled
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_exported_equals_eager(variant: Variant) -> None:
+    module, x, ignore = Everything(build(variant)), tokens(), padding()
+    program = torch.export.export(module, (x, ignore)).module()
+    y, other = tokens(seed=8), padding(seed=9)
+    assert_close(program(y, other), module(y, other), rtol=1e-9, atol=1e-10)
+
+
+@every_variant
+def test_copies_are_equal_and_apart(variant: Variant) -> None:
+    module, x = build(variant), tokens()
+    twin = copy.deepcopy(module)
+    expected = module(x).output
+    assert torch.equal(twin(x).output, expected)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(0.1)
+    assert torch.equal(module(x).output, expected)
+    assert not torch.equal(twin(x).output, expected)
+
+
+@every_variant
+def test_saved_and_loaded(variant: Variant) -> None:
+    module, other, x, ignore = build(variant), build(variant, seed=9), tokens(), padding()
+    expected = Everything(module)(x, ignore)
+    assert not torch.equal(other(x, key_padding_mask=ignore).output, expected[0])
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    for found, wanted in zip(Everything(other)(x, ignore), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def gap(found: Tensor, expected: Tensor) -> float:
+    """Largest difference as a share of the largest entry."""
+    difference = (found.double() - expected.double()).detach().abs().max()
+    return float(difference / expected.detach().double().abs().max().clamp_min(1e-12))
+
+
+@every_variant
+def test_float32_is_float64_rounded(variant: Variant) -> None:
+    module, x, ignore = Everything(build(variant)), tokens(), padding()
+    expected = module(x, ignore)
+    assert {y.dtype for y in expected} == {torch.float64}
+    found = module.to(torch.float32)(x.float(), ignore)
+    assert {y.dtype for y in found} == {torch.float32}
+    assert max(gap(y, z) for y, z in zip(found, expected, strict=True)) < 2e-3
+
+
+@every_variant
+def test_bfloat16_is_close(variant: Variant) -> None:
+    """Parameters and tokens have 8 bits: within a tenth of the largest entry, gradients finite."""
+    module, x, ignore = Everything(build(variant, dtype=torch.float32)), tokens(), padding()
+    expected = module(x.float(), ignore)
+    narrow = copy.deepcopy(module).to(torch.bfloat16)
+    found = with_gradients(narrow, narrow, x.bfloat16(), ignore)
+    assert found[0].dtype == torch.bfloat16
+    assert [y for y in found if not bool(y.isfinite().all())] == []
+    assert gap(found[0], expected[0]) < 0.1
+
+
+@every_variant
+@pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_autocast_is_close(variant: Variant, inputs: torch.dtype) -> None:
+    module, x, ignore = Everything(build(variant, dtype=torch.float32)), tokens(), padding()
+    expected = module(x.to(inputs).float(), ignore)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = with_gradients(module, module, x.to(inputs), ignore)
+    assert [y for y in found if not bool(y.isfinite().all())] == []
+    assert gap(found[0], expected[0]) < 0.1
+
+
+@every_default
+def test_dropout_only_in_training(variant: Variant) -> None:
+    module, x = build(variant, dropout=0.5), tokens()
+    plain = build(variant)
+    assert torch.equal(module(x).output, plain(x).output)
+    module.train()
+    dropped = module(x).output
+    zeros = dropped == 0
+    assert 0.4 < float(zeros.double().mean()) < 0.6
+    assert_close(dropped[~zeros], 2 * plain(x).output[~zeros])
+    assert torch.equal(plain.train()(x).output, plain.eval()(x).output)
+
+
+@every_default
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_made_with_a_type_and_on_a_device(variant: Variant, dtype: torch.dtype) -> None:
+    sizes = {"embed_dim": EMBED, "num_heads": HEADS}
+    module = build_attention(variant.kind, **sizes, **variant.options, dtype=dtype)
+    assert {t.dtype for t in module.state_dict().values()} == {dtype}
+    x = tokens(dtype=dtype)
+    found = module(x)
+    assert found.output.dtype == dtype
+    assert bool(found.output.isfinite().all())
+    elsewhere = build_attention(variant.kind, **sizes, **variant.options, device="meta")
+    assert {t.device.type for t in elsewhere.state_dict().values()} == {"meta"}
+    assert {n: t.shape for n, t in elsewhere.state_dict().items()} == {
+        n: t.shape for n, t in module.state_dict().items()
+    }
+
+
+@every_default
+def test_without_biases(variant: Variant) -> None:
+    module = build(variant, bias=False)
+    assert [name for name, _ in module.named_parameters() if name.endswith("bias")] == []
+    assert module(tokens()).output.shape == (BATCH, TOKENS, EMBED)
+
+
+def test_names_in_the_print_out() -> None:
+    for variant in DEFAULTS:
+        module = build(variant)
+        assert f"kind={variant.kind!r}, regularizer={module.regularizer!r}" in repr(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("initial", "floor"), [(0.01, 1e-4), (1.0, 0.0), (2.0, 0.5), (1e-6, 0.0), (300.0, 0.0)]
+)
+def test_positive_starts_where_told(initial: float, floor: float, dtype: torch.dtype) -> None:
+    p = Positive((3,), initial, floor=floor, dtype=dtype)
+    assert p.raw.dtype == dtype
+    assert p().dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+    most = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.06}[dtype]
+    assert_close(p().double(), torch.full((3,), initial, dtype=torch.float64), rtol=most, atol=0)
+
+
+def test_positive_never_falls_below_its_floor() -> None:
+    p = Positive((2, 3), 1.0, floor=0.25, dtype=torch.float64)
+    assert [name for name, _ in p.named_parameters()] == ["raw"]
+    with torch.no_grad():
+        p.raw.copy_(torch.tensor([[-1e4, -50.0, -1.0], [0.0, 1.0, 1e4]]))
+    assert bool((p() >= 0.25).all())
+    assert float(p().detach()[0, 0]) == 0.25
+    (slope,) = torch.autograd.grad(p().sum(), p.raw)
+    assert_close(slope, torch.sigmoid(p.raw))
+    assert "(2, 3), floor=0.25" in repr(p)
+
+
+def test_positive_may_be_fixed() -> None:
+    p = Positive((2,), 0.3, learned=False)
+    assert list(p.parameters()) == []
+    assert list(p.state_dict()) == ["raw"]
+    assert_close(p(), torch.full((2,), 0.3))
+    assert "fixed" in repr(p)
+    for name in ("noise", "prior_scale"):
+        module: Any = build_attention("cgp", embed_dim=8, num_heads=2, **{f"learn_{name}": False})
+        assert list(getattr(module, name).parameters()) == []
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_positive_can_be_set(learned: bool) -> None:
+    p = Positive((2,), 0.3, floor=0.1, learned=learned, dtype=torch.float64)
+    p.set(0.7)
+    assert_close(p(), torch.tensor([0.7, 0.7], dtype=torch.float64))
+    p.set(torch.tensor([0.2, 50.0], requires_grad=True))
+    assert_close(p().detach(), torch.tensor([0.2, 50.0], dtype=torch.float64), rtol=1e-6, atol=0)
+    assert p.raw.requires_grad == learned
+    for bad in (0.1, 0.05, -1.0, torch.tensor([0.5, 0.0]), float("nan")):
+        with pytest.raises(ValueError, match=r"above the floor 0\.1, got"):
+            p.set(bad)
+    assert_close(p().detach(), torch.tensor([0.2, 50.0], dtype=torch.float64), rtol=1e-6, atol=0)
+    with pytest.raises(ValueError, match=r"above the floor 0\.5, got 0\.5"):
+        Positive((1,), 0.5, floor=0.5)
