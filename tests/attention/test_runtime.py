@@ -123,19 +123,19 @@ def test_float32_is_float64_rounded(variant: Variant) -> None:
     assert {y.dtype for y in expected} == {torch.float64}
     found = module.to(torch.float32)(x.float(), ignore)
     assert {y.dtype for y in found} == {torch.float32}
-    assert max(gap(y, z) for y, z in zip(found, expected, strict=True)) < 2e-3
+    assert max(gap(y, z) for y, z in zip(found, expected, strict=True)) < 1e-4
 
 
 @every_variant
 def test_bfloat16_is_close(variant: Variant) -> None:
-    """Parameters and tokens have 8 bits: within a tenth of the largest entry, gradients finite."""
+    """Parameters and tokens have 8 bits: all within a tenth of their largest entry."""
     module, x, ignore = Everything(build(variant, dtype=torch.float32)), tokens(), padding()
     expected = module(x.float(), ignore)
     narrow = copy.deepcopy(module).to(torch.bfloat16)
     found = with_gradients(narrow, narrow, x.bfloat16(), ignore)
     assert found[0].dtype == torch.bfloat16
     assert [y for y in found if not bool(y.isfinite().all())] == []
-    assert gap(found[0], expected[0]) < 0.1
+    assert max(gap(y, z) for y, z in zip(found, expected, strict=False)) < 0.1
 
 
 @every_variant
@@ -146,7 +146,7 @@ def test_autocast_is_close(variant: Variant, inputs: torch.dtype) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = with_gradients(module, module, x.to(inputs), ignore)
     assert [y for y in found if not bool(y.isfinite().all())] == []
-    assert gap(found[0], expected[0]) < 0.1
+    assert max(gap(y, z) for y, z in zip(found, expected, strict=False)) < 0.1
 
 
 @every_default

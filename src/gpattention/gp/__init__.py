@@ -9,9 +9,10 @@ from gpattention.gp.amplitude import row_log_amplitude, sparse_row_log_amplitude
 from gpattention.gp.causal import CausalCGPState, CausalRow, causal_cgp_posterior
 from gpattention.gp.cholesky import check_health, health
 from gpattention.gp.correlated import cgp_posterior
-from gpattention.gp.correlated_density import cgp_log_density, direct_log_density
+from gpattention.gp.correlated_density import cgp_log_density
 from gpattention.gp.density import LogDensity, noise_floor
 from gpattention.gp.direct import direct_posterior
+from gpattention.gp.direct_density import direct_log_density
 from gpattention.gp.divergence import cgp_kl, direct_kl, scgp_kl
 from gpattention.gp.errors import (
     NonFiniteError,

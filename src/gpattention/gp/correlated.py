@@ -17,13 +17,13 @@ from gpattention.gp.direct import log_query_scale, prior_draw
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,
-    beside,
     keep_columns,
     keep_rows,
     prepare,
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.moments import cgp_mean, cgp_moments
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
@@ -42,48 +42,82 @@ def cgp_posterior(
     mask: Tensor | None = None,  # [..., K] True = real
     query_mask: Tensor | None = None,  # [..., Q]
     log_amplitude: Tensor | None = None,  # [..., Q]
+    with_variance: bool = False,
 ) -> "CGPPosterior":
     """p(z_q | z_k = M_k V) through the latent inputs o (eq. 4-6).
 
     Queries may be of another number than keys (cross-attention); `query_mask` defaults to `mask`
-    when the numbers agree.  Mean: one Cholesky factor and one solve.  Variance, when asked for:
-    one more factor and two more solves.
+    when the numbers agree.  The variance is computed when it is asked for; `with_variance` announces
+    that it will be, and computes it with the mean, which is cheaper.
     """
     t = prepare(
         q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude,
     )  # fmt: skip
-    return CGPPosterior(t)
+    return CGPPosterior(t, with_variance=with_variance)
 
 
 class CGPPosterior(Posterior):
-    """Exact CGP posterior; keeps the factors for the variance, draws, densities and KL."""
+    """Exact CGP posterior; keeps the matrices for the variance, draws, densities and KL."""
 
-    def __init__(self, t: Tokens) -> None:
+    def __init__(self, t: Tokens, *, with_variance: bool = False) -> None:
         o = t.latent
-        M = with_diagonal(gram(o), t.noise, t.mask)  # [..., K, K]
-        K_oq = keep_columns(keep_rows(cross_gram(o, t.q), t.mask), t.query_mask)  # [..., K, Q] unit
-        K_ok = t.scale_k * keep_columns(keep_rows(cross_gram(o, t.k), t.mask), t.mask)  # [..., K, K]
         self.t = t
-        self.K_ok = K_ok
-        self.L = cholesky(M, name="K_o + noise I", noise=t.noise)  # [..., K, K]
-        both = solve_triangular(self.L, beside(K_oq, K_ok @ t.v), upper=False)
-        self.W, Y = both.split([t.q.shape[-2], t.v.shape[-1]], -1)  # [..., K, Q] unit, [..., K, D]
-        super().__init__(t.amplify(self.W.mT @ Y), t.query_mask, t.dtype)  # eq. 4
+        self.M = with_diagonal(gram(o), t.noise, t.mask)  # [..., K, K]
+        self.K_qo = keep_columns(keep_rows(cross_gram(t.q, o), t.query_mask), t.mask)  # [..., Q, K] unit
+        self.K_ok = t.scale_k * keep_columns(keep_rows(cross_gram(o, t.k), t.mask), t.mask)  # [..., K, K]
+        self._M_k: Tensor | None = None
+        self._root: Tensor | None = None
+        self._root_k: Tensor | None = None
         self._factors: tuple[Tensor, Tensor] | None = None
-        self._L_k: Tensor | None = None
+        self._unit: Tensor | None = None
+        self._log_det_k: Tensor | None = None
+        mean = self._moments() if with_variance else cgp_mean(self.M, self.K_qo, self.K_ok, t.v, t.noise)
+        super().__init__(t.amplify(mean), t.query_mask, t.dtype)  # eq. 4
+
+    @full_precision
+    def _moments(self) -> Tensor:
+        """Mean, variance and log det M_k together, which is cheaper than one after the other."""
+        mean, self._unit, self._log_det_k = cgp_moments(
+            self.M, self.K_qo, self.K_ok, self.t.v, self.M_k, self.t.noise
+        )
+        return mean
+
+    @property
+    def M_k(self) -> Tensor:
+        """K_k + sigma^2 I.  [..., K, K]"""
+        if self._M_k is None:
+            t = self.t
+            self._M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)
+        return self._M_k
+
+    @property
+    def L(self) -> Tensor:
+        """Cholesky factor of M.  [..., K, K]"""
+        if self._root is None:
+            self._root = cholesky(self.M, name="K_o + noise I", noise=self.t.noise)
+        return self._root
 
     @property
     def L_k(self) -> Tensor:
         """Cholesky factor of M_k.  [..., K, K]"""
-        if self._L_k is None:
-            t = self.t
-            M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)
-            self._L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
-        return self._L_k
+        if self._root_k is None:
+            self._root_k = cholesky(self.M_k, name="K_k + noise I", noise=self.t.noise)
+        return self._root_k
+
+    @property
+    def W(self) -> Tensor:
+        """L^-1 K_oq at unit query amplitude.  [..., K, Q]"""
+        return solve_triangular(self.L, self.K_qo.mT, upper=False)
+
+    def log_det_k(self) -> Tensor:
+        """log det M_k.  [...]"""
+        if self._log_det_k is None:
+            self._log_det_k = 2 * self.L_k.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self._log_det_k
 
     def explained(self) -> tuple[Tensor, Tensor]:
-        """A^T and F of eq. 6 at unit query amplitude.  [..., K, Q] each"""
+        """A^T and F of eq. 6 at unit query amplitude, open to autograd.  [..., K, Q] each"""
         if self._factors is None:
             A_t = solve_triangular(self.L.mT, self.W, upper=True)
             self._factors = A_t, solve_triangular(self.L_k, self.K_ok.mT @ A_t, upper=False)
@@ -91,11 +125,16 @@ class CGPPosterior(Posterior):
 
     @full_precision
     def _unit_variance(self) -> Tensor:
-        A_t, F = self.explained()
+        if self._unit is None:
+            self._moments()
         noise = self.t.noise[..., 0]  # [..., 1]
-        u = 1 - noise * A_t.square().sum(-2) - F.square().sum(-2)
         floor = noise / (self.t.real_keys()[..., None] + noise)
-        return u.clamp(min=floor, max=torch.ones_like(noise))
+        return torch.clamp(self._unit_raw(), min=floor, max=torch.ones_like(noise))
+
+    def _unit_raw(self) -> Tensor:
+        if self._unit is None:
+            raise RuntimeError("the variance has not been computed")
+        return self._unit
 
     def _raw_variance(self) -> Tensor:
         return (2 * log_query_scale(self.t)).exp() * self._unit_variance()

@@ -1,4 +1,4 @@
-"""Log density of the exact models' own outputs: the CGP regulariser (eq. 9-12) and the direct one.
+"""Log density of the exact model's own outputs: the CGP regulariser (eq. 9-12).
 
 Query term at the mean N (eq. 4), key term at Z = M_k V, observation noise tau^2:
 S = K_q + tau^2 I - W^T W,   A = W^T L^-1,   Pi = M ("noisy") or K_o ("latent")
@@ -8,6 +8,7 @@ jensen:    -1/2 [|L_S^-1 N|^2 + s (T + log det S + n log 2 pi)],
 joint:     both together under conditional independence given z_o                           (12)
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,15 +23,15 @@ from gpattention.gp.density import (
     as_log_density,
     check_choice,
     gaussian_log_density,
+    prior_log_density,
     quadratic_log_density,
 )
-from gpattention.gp.direct import amplified_gram, direct_weights
+from gpattention.gp.direct import amplified_gram
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,
     keep_rows,
     observation_variance,
-    prepare,
     with_diagonal,
 )
 from gpattention.gp.kernels import gram
@@ -38,7 +39,6 @@ from gpattention.gp.posterior import prior_root
 from gpattention.gp.precision import full_precision
 
 CGPObjective = Literal["marginal", "jensen", "monte_carlo", "joint"]
-DirectObjective = Literal["marginal", "joint"]
 LatentPrior = Literal["noisy", "latent"]
 
 
@@ -79,10 +79,28 @@ def cgp_log_density(
         q, k, o, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude,
     )  # fmt: skip
+    return cgp_density_of(
+        posterior, objective, latent_prior, observation_noise, samples=samples, generator=generator
+    )
+
+
+@full_precision
+def cgp_density_of(
+    posterior: CGPPosterior,
+    objective: CGPObjective = "marginal",
+    latent_prior: LatentPrior = "noisy",
+    observation_noise: Scalar | None = None,
+    *,
+    samples: int = 1,
+    generator: Generator | None = None,
+) -> LogDensity:
+    """`cgp_log_density` of a posterior that is there already."""
     t = posterior.t
     tau = observation_variance(observation_noise, t)
-    query, key = _query_side(posterior, tau), _key_side(posterior, tau)
     latent = latent_prior == "latent"
+    if objective == "marginal" and not latent:  # the GP prior, in which the latent inputs play no part
+        return as_log_density(t, _prior_queries(posterior, tau), _prior_keys(posterior, tau))
+    query, key = _query_side(posterior, tau), _key_side(posterior, tau)
     if objective == "marginal":
         return as_log_density(t, _marginal(query, latent), _marginal(key, latent))
     if objective == "jensen":
@@ -94,45 +112,27 @@ def cgp_log_density(
     return as_log_density(t, *sides)
 
 
-@full_precision
-def direct_log_density(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    v: Tensor,  # [..., K, D]
-    *,
-    noise: Scalar,
-    objective: DirectObjective = "marginal",
-    observation_noise: Scalar | None = None,
-    scale_q: Scalar = 1.0,
-    scale_k: Scalar = 1.0,
-    mask: Tensor | None = None,
-    query_mask: Tensor | None = None,
-    log_amplitude: Tensor | None = None,
-) -> LogDensity:
-    """log p of the direct GP's mean K_qk V and observed keys M_k V under the prior (eq. 12, GP).
+def _prior_queries(posterior: CGPPosterior, tau: Tensor) -> Tensor:
+    """log N(N; 0, K_q + tau^2 I) (eq. 10 with the noisy prior).  [...]"""
+    t = posterior.t
+    C = with_diagonal(amplified_gram(t), tau, t.query_mask)  # [..., Q, Q]
+    return prior_log_density(
+        posterior._mean, C, t.real_queries(), name="marginal covariance of the queries", noise=tau
+    )
 
-    "marginal" takes each on its own, "joint" both together.  `observation_noise` is tau^2 of the
-    queries; the keys are observed with sigma^2, as eq. 2 has it.
-    """
-    check_choice("objective", objective, get_args(DirectObjective))
-    t = prepare(
-        q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude,
-    )  # fmt: skip
-    tau = observation_variance(observation_noise, t)
-    K_qk = direct_weights(t)  # [..., Q, K]
-    K_q = amplified_gram(t)  # [..., Q, Q]
+
+def _prior_keys(posterior: CGPPosterior, tau: Tensor) -> Tensor:
+    """log N(Z; 0, K_k + tau^2 I); with tau^2 = sigma^2, Z^T M_k^-1 Z is V^T M_k V.  [...]"""
+    t = posterior.t
+    if tau is t.noise:
+        quadratic = (t.v * (posterior.M_k @ t.v)).sum((-2, -1))
+        constant = posterior.log_det_k() + t.real_keys() * math.log(2 * math.pi)
+        return -0.5 * (quadratic + t.v.shape[-1] * constant)
     K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
-    L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=t.noise)
-    white = L_key.mT @ t.v  # [..., K, D]  L_k^-1 Z for Z = M_k V
-    key = quadratic_log_density(white.square().sum((-2, -1)), L_key, t.real_keys(), t.v)
-    cov, X = with_diagonal(K_q, tau, t.query_mask), K_qk @ t.v
-    if objective == "joint":
-        R = solve_triangular(L_key, K_qk.mT, upper=False)  # [..., K, Q]
-        cov = cov - R.mT @ R
-        X = X - R.mT @ white
-    L_query = cholesky(cov, name="K_q + tau^2 I", noise=tau)
-    return as_log_density(t, gaussian_log_density(X, L_query, t.real_queries()), key)
+    C = with_diagonal(K_k, tau, t.mask)
+    return prior_log_density(
+        observed_keys(t, K_k), C, t.real_keys(), name="marginal covariance of the keys", noise=tau
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,6 @@ class _Side:
     noise: Tensor  # [..., 1, 1]
     tau: Tensor  # [..., 1, 1]
     name: str
-    # factor and quadratic form of X under K where both are known without a solve
-    known: tuple[Tensor, Tensor] | None = None
 
     def root(self, cov: Tensor, what: str) -> Tensor:
         return cholesky(cov, name=f"{what} of the {self.name}", noise=self.tau)
@@ -173,9 +171,6 @@ def _key_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
     t = posterior.t
     K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
     W = solve_triangular(posterior.L, posterior.K_ok, upper=False)  # [..., K, K]
-    known = None
-    if tau is t.noise:  # then K is M_k, Z = M_k V, and L_k^-1 Z = L_k^T V
-        known = posterior.L_k, (posterior.L_k.mT @ t.v).square().sum((-2, -1))
     return _Side(
         K=with_diagonal(K_k, tau, t.mask),
         W=W,
@@ -185,7 +180,6 @@ def _key_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
         noise=t.noise,
         tau=tau,
         name="keys",
-        known=known,
     )
 
 
@@ -195,11 +189,9 @@ def _marginal_covariance(side: _Side, latent: bool) -> Tensor:
 
 
 def _marginal(side: _Side, latent: bool) -> Tensor:
-    if side.known is not None and not latent:
-        L, quadratic = side.known
-        return quadratic_log_density(quadratic, L, side.real, side.X)
-    L = side.root(_marginal_covariance(side, latent), "marginal covariance")
-    return gaussian_log_density(side.X, L, side.real)
+    covariance = _marginal_covariance(side, latent)
+    name = f"marginal covariance of the {side.name}"
+    return prior_log_density(side.X, covariance, side.real, name=name, noise=side.tau)
 
 
 def _conditional_root(side: _Side) -> Tensor:

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from gpattention.gp.checks import check_positive
@@ -62,6 +64,45 @@ def gaussian_log_density(
 ) -> Tensor:
     """sum over channels of log N(x; 0, L L^T), padding adding nothing.  [...]"""
     return quadratic_log_density(solve_triangular(L, X, upper=False).square().sum((-2, -1)), L, real, X)
+
+
+def prior_log_density(
+    X: Tensor,  # [..., N, D], zero at padded tokens
+    C: Tensor,  # [..., N, N] covariance, identity at padded tokens
+    real: Tensor,  # [...]
+    *,
+    name: str,
+    noise: Tensor,
+) -> Tensor:
+    """The same from the covariance itself, with its gradient written out.  [...]"""
+    lead = torch.broadcast_shapes(X.shape[:-2], C.shape[:-2])
+    X, C = X.expand(*lead, *X.shape[-2:]), C.expand(*lead, *C.shape[-2:])
+    cost: Tensor = _GaussianCost.apply(X, C, name, noise)  # type: ignore[no-untyped-call]
+    return -0.5 * (cost + X.shape[-1] * real * math.log(2 * math.pi))
+
+
+class _GaussianCost(torch.autograd.Function):
+    """sum over channels of x^T C^-1 x + log det C; with Y = C^-1 X:  dX = 2 Y,  dC = D C^-1 - Y Y^T."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, C: Tensor, name: str, noise: Tensor) -> Tensor:
+        L = cholesky(C, name=name, noise=noise)
+        white = solve_triangular(L.mT, X.mT, upper=True, left=False)  # [..., D, N]
+        ctx.save_for_backward(L, white)
+        return white.square().sum((-2, -1)) + X.shape[-1] * log_det(L)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        L, white = ctx.saved_tensors
+        g = grads[0][..., None, None]
+        Y = solve_triangular(L, white, upper=False, left=False)  # [..., D, N]
+        dX = dC = None
+        if ctx.needs_input_grad[0]:
+            dX = 2 * g * Y.mT
+        if ctx.needs_input_grad[1]:
+            dC = g * (Y.shape[-2] * torch.cholesky_inverse(L) - Y.mT @ Y)
+        return dX, dC, None, None
 
 
 def quadratic_log_density(quadratic: Tensor, L: Tensor, real: Tensor, X: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.correlated import cgp_posterior
+from gpattention.gp.correlated import CGPPosterior, cgp_posterior
 from gpattention.gp.density import log_det
 from gpattention.gp.direct import amplified_gram, direct_weights
 from gpattention.gp.inputs import Scalar, observation_variance, prepare, with_diagonal
@@ -43,6 +43,12 @@ def cgp_kl(
         q, k, o, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude,
     )  # fmt: skip
+    return cgp_kl_of(posterior, observation_noise)
+
+
+@full_precision
+def cgp_kl_of(posterior: CGPPosterior, observation_noise: Scalar | None = None) -> Tensor:
+    """`cgp_kl` of a posterior that is there already.  [...]"""
     t = posterior.t
     tau = observation_variance(observation_noise, t)
     V = posterior._full_covariance()  # [..., Q, Q]
@@ -100,7 +106,13 @@ def scgp_kl(
         q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
     )  # fmt: skip
-    p = SCGPPosterior(t, values=values, delta=delta, include_noise=True)
+    return scgp_kl_of(SCGPPosterior(t, values=values, delta=delta, include_noise=True))
+
+
+@full_precision
+def scgp_kl_of(p: SCGPPosterior) -> Tensor:
+    """`scgp_kl` of a posterior that is there already.  [...]"""
+    t = p.t
     noise_, scalar, D = t.noise, t.noise[..., 0, 0], t.v.shape[-1]
     G = p.Phi_q.mT @ p.Phi_q  # [..., m, m]
     L_0 = cholesky(with_diagonal(G / noise_, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise_)

@@ -95,6 +95,7 @@ class SCGPPosterior(Posterior):
 
     def __init__(self, t: Tokens, *, values: Values, delta: float, include_noise: bool) -> None:
         self.t, self.include_noise = t, include_noise
+        self.values, self.delta = values, delta
         m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
         self.L_m = inducing_root(m, delta)  # [..., m, m]
         self.L_l = self.L_m if l is m else inducing_root(l, delta)  # [..., l, l]

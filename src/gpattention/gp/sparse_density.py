@@ -75,6 +75,20 @@ def scgp_log_density(
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
     )  # fmt: skip
     p = SCGPPosterior(t, values=values, delta=delta, include_noise=True)
+    return scgp_density_of(p, objective, chunk=chunk, features=features, generator=generator)
+
+
+@full_precision
+def scgp_density_of(
+    p: SCGPPosterior,
+    objective: SCGPObjective = "dtc",
+    *,
+    chunk: int = 1024,
+    features: int | None = None,
+    generator: Generator | None = None,
+) -> LogDensity:
+    """`scgp_log_density` of a posterior that is there already."""
+    t, values, delta = p.t, p.values, p.delta
     z_k = t.v if values == "paper" else p.Psi_k @ (p.Psi_k.mT @ t.v) + t.noise * t.v  # [..., K, D]
     trace = _Trace(t.latent, chunk, features, generator)
     if objective == "printed":

@@ -1,0 +1,217 @@
+"""Predictions of real models, and how the models run: chunked, compiled, exported, in bf16, copied."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from gpattention import gp
+from gpattention.models import Prediction, Transformer
+from tests.models.small_models import (
+    DRAWING,
+    KINDS,
+    MIXES,
+    STACKS,
+    attentions,
+    images,
+    layer,
+    seeded,
+    sentences,
+    text,
+    vision,
+)
+
+X = images(5, dtype=torch.float32)
+WORDS = sentences(6, 3, 5, 2, 6)
+EPSILON = 1e-6  # float32 sums of a batch and of its parts differ in their last bits
+both_models = pytest.mark.parametrize("make", [vision, text])
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_stack = pytest.mark.parametrize("stack", STACKS, ids="+".join)
+drawing_stacks = pytest.mark.parametrize("stack", [*((kind,) for kind in DRAWING), *MIXES], ids="+".join)
+
+
+def inputs_of(make: Any) -> Tensor:
+    return X if make is vision else WORDS
+
+
+def same(a: Prediction, b: Prediction, tolerance: float = EPSILON) -> None:
+    assert a.logits.shape == b.logits.shape
+    assert_close(a.probs, b.probs, rtol=0, atol=tolerance)
+    for ours, theirs in zip(a.variances or (), b.variances or (), strict=True):
+        assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+class TestPredict:
+    @both_models
+    @drawing_stacks
+    def test_chunks_change_nothing(self, make: Any, stack: tuple[str, ...]) -> None:
+        model, inputs = make(*stack, dtype=torch.float32), inputs_of(make)
+        whole = model.predict(inputs, samples=3, seed=4, variances=True)
+        assert (whole.samples, len(whole), whole.classes) == (3, 5, 3)
+        assert whole.mutual_information.min().item() > 0
+        for batch_size in (1, 2, 4, 7):
+            same(model.predict(inputs, samples=3, seed=4, variances=True, batch_size=batch_size), whole)
+        for first, last in ((0, 2), (2, 5), (4, 5)):
+            part = model.predict(inputs[first:last], samples=3, seed=4, first_item=first, variances=True)
+            same(part, whole[first:last])
+        assert (model.predict(inputs, samples=3, seed=5).probs - whole.probs).abs().max().item() > 1e-3
+
+    @pytest.mark.parametrize("kind", DRAWING)
+    def test_joint_draws_in_chunks(self, kind: str) -> None:
+        model = vision(kind, dtype=torch.float32)
+        whole = model.predict(X, samples=3, draw="joint")
+        same(model.predict(X, samples=3, draw="joint", batch_size=4), whole, 1e-5)
+        assert (model.predict(X, samples=3).probs - whole.probs).abs().max().item() > 1e-4
+
+    def test_fewer_samples_are_the_first_of_more(self) -> None:
+        model = vision("cgp")
+        few, many = (model.predict(images(), samples=samples) for samples in (2, 5))
+        assert_close(few.logits, many.logits[:2])
+
+    @both_models
+    @every_stack
+    def test_no_samples_is_the_mean_pass(self, make: Any, stack: tuple[str, ...]) -> None:
+        model, inputs = make(*stack, dtype=torch.float32).train(), inputs_of(make)
+        for options in ({"samples": 0}, {"draw": "none"}):
+            found = model.predict(inputs, **options)
+            assert model.training
+            with torch.no_grad():
+                expected = copy.deepcopy(model).eval()(inputs).logits
+            assert_close(found.logits, expected[None])
+            assert_close(found.probs, expected.softmax(-1))
+            assert found.mutual_information.count_nonzero() == 0
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DRAWING])
+    def test_models_that_do_not_draw(self, kind: str) -> None:
+        model = vision(kind)
+        assert not model.draws
+        found = model.predict(images(), samples=10)
+        assert found.samples == 1
+        assert_close(found.logits[0], model(images()).logits.detach())
+
+    def test_contextual_embeddings_and_masks_are_cut_too(self) -> None:
+        model, generator = text("cgp", contextual_width=4), seeded(3)
+        contextual = torch.randn(5, 6, 4, generator=generator, dtype=torch.float64)
+        inputs = {"tokens": WORDS, "padding_mask": WORDS == 0, "contextual": contextual}
+        same(model.predict(inputs, samples=4, batch_size=3), model.predict(inputs, samples=4))
+
+    @pytest.mark.parametrize("samples", [0, 3])
+    def test_nothing_is_left_behind(self, samples: int) -> None:
+        model = vision("cgp", "softmax", "sgpa", dropout=0.5, dtype=torch.float32).train()
+        model.blocks[1].eval()
+        modes = [module.training for module in model.modules()]
+        torch.manual_seed(3)
+        state = torch.get_rng_state()
+        found = model.predict(X, samples=samples)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert [module.training for module in model.modules()] == modes
+        assert not found.logits.requires_grad
+        assert [name for name, p in model.named_parameters() if p.grad is not None] == []
+        with pytest.raises(ValueError, match="expected images of shape"):
+            model.predict(X[:, :2], samples=samples)
+        assert [module.training for module in model.modules()] == modes
+
+
+class Logits(nn.Module):
+    """The tensors of a forward pass, for tools that know no dataclasses."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        told = self.model(inputs, need=("logits", "regularizer", "variance"))
+        return told.logits, told.regularizer, *(x.variance for x in told.layers if x.variance is not None)
+
+
+FAST = [(vision, "cgp"), (vision, "softmax")]
+SLOW = [(make, kind) for make in (vision, text) for kind in KINDS if (make, kind) not in FAST]
+every_model = pytest.mark.parametrize(
+    ("make", "kind"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+
+
+class TestRuntime:
+    @every_model
+    def test_compiled_in_one_graph(self, make: Any, kind: str) -> None:
+        torch._dynamo.reset()
+        model, inputs = Logits(make(kind)), inputs_of(make)
+        inputs = inputs.double() if make is vision else inputs
+        fast = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for ours, theirs in zip(fast(inputs), model(inputs), strict=True):
+            assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        gradients = []
+        for forward in (fast, model):
+            logits, regularizer, *_ = forward(inputs)
+            loss = logits.square().sum() + regularizer
+            gradients.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+        for ours, theirs in zip(*gradients, strict=True):
+            if theirs is not None:
+                assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+        assert gp.health() == {"cpu": 0}
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", DRAWING)
+    def test_compiled_draws(self, kind: str) -> None:
+        torch._dynamo.reset()
+        model = vision(kind)
+        fast = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.manual_seed(0)
+        found = fast(images(), draw="independent", samples=3).logits
+        assert found.shape == (3, 3, 3)
+        assert found.isfinite().all()
+        assert (found[0] - found[1]).abs().max().item() > 1e-4
+
+    @every_model
+    def test_exported(self, make: Any, kind: str) -> None:
+        model, inputs = Logits(make(kind)), inputs_of(make)
+        inputs = inputs.double() if make is vision else inputs
+        program = torch.export.export(model, (inputs,))
+        for ours, theirs in zip(program.module()(inputs), model(inputs), strict=True):
+            assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+    @every_stack
+    def test_bf16_autocast(self, stack: tuple[str, ...]) -> None:
+        model = text(*stack, dtype=torch.float32, stir=0.0).train()
+        draw = "independent" if model.draws else "none"
+        with torch.autocast("cpu", torch.bfloat16):
+            told = model(WORDS, draw=draw, generator=seeded(1), need=("logits", "regularizer", "variance"))
+            loss = told.logits.float().square().sum() + told.regularizer
+        loss.backward()
+        assert told.logits.isfinite().all()
+        assert told.regularizer.isfinite()
+        assert [x.variance for x in told.layers if x.variance is not None and (x.variance < 0).any()] == []
+        bad = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        assert bad == []
+        full = model.eval()(WORDS).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            assert_close(model(WORDS).logits.float(), full, rtol=0.1, atol=0.1)
+
+    @every_kind
+    def test_deepcopy(self, kind: str) -> None:
+        model = vision(kind)
+        twin = copy.deepcopy(model)
+        assert twin.config == model.config
+        expected = model(images()).logits
+        assert torch.equal(twin(images()).logits, expected)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.add_(0.1)
+        assert torch.equal(model(images()).logits, expected)
+        assert not torch.allclose(twin(images()).logits, expected)
+
+    def test_double_and_float_agree(self) -> None:
+        for kind in KINDS:
+            exact, rounded = vision(kind), vision(kind, dtype=torch.float32)
+            assert_close(
+                rounded(images().float()).logits.double(), exact(images()).logits, rtol=1e-3, atol=1e-4
+            )
+
+    def test_fixed_noise_is_a_buffer(self) -> None:
+        model = vision(layer("cgp", learn_noise=False))
+        assert [name for name, _ in model.named_buffers() if name.endswith("noise.raw")] == [
+            f"blocks.{i}.attention.noise.raw" for i in range(len(attentions(model)))
+        ]
