@@ -82,19 +82,18 @@ def test_only_what_is_named_is_computed(
     assert found.output.shape == (BATCH, TOKENS, EMBED)
 
 
-# Cholesky factors of the output alone, and of output and variance
-FACTORS = {"softmax-gp": (0, 1), "direct": (0, 1), "cgp": (1, 2), "scgp": (4, 5), "sgpa": (1, 1)}
-
-
 @every_posterior
-def test_factors_are_computed_when_asked_for(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_alone_needs_fewer_factors(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = build(variant), tokens()
     calls: Counter[str] = Counter()
     count(monkeypatch, calls, torch.linalg, "cholesky_ex")
     module(x)
     alone = calls.total()
     module(x, need=("variance",))
-    assert (alone, calls.total() - alone) == FACTORS[variant.kind]
+    both = calls.total() - alone
+    assert alone == both if variant.kind == "sgpa" else alone < both  # sgpa's factor serves both
+    if variant.kind in ("softmax-gp", "direct"):
+        assert alone == 0  # plain attention
 
 
 @every_default

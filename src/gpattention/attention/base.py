@@ -1,6 +1,5 @@
 """The one call all kinds of attention share: projections, masks, draws, and what `need` names."""
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -111,7 +110,8 @@ class Attention(nn.Module):
         """
         check_request(self.kind, self.draws, draw, samples, need)
         heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
-        posterior = self._posterior(heads) if self.draws else None
+        wanted = draw != "none" or "variance" in need
+        posterior = self._posterior(heads, with_variance=wanted) if self.draws else None
         if posterior is None:
             mean = self._mean(heads)  # [B, H, Q, D]
         elif draw == "none":
@@ -131,7 +131,9 @@ class Attention(nn.Module):
         return AttentionOutput(
             output=output,
             variance=variance,
-            regularizer=self._scalar_regularizer(heads, generator) if "regularizer" in need else None,
+            regularizer=self._scalar_regularizer(heads, posterior, generator)
+            if "regularizer" in need
+            else None,
             weights=weights,
             posterior=posterior if "posterior" in need else None,
             inducing=heads.inducing,
@@ -192,10 +194,12 @@ class Attention(nn.Module):
         )
         return heads, unbatched
 
-    def _scalar_regularizer(self, heads: Heads, generator: Generator | NoiseSource | None) -> Tensor:
-        if self.regularizer == "none":
+    def _scalar_regularizer(
+        self, heads: Heads, posterior: Posterior | None, generator: Generator | NoiseSource | None
+    ) -> Tensor:
+        if self.regularizer == "none" or posterior is None:
             return heads.v.new_zeros(())
-        total = self._regularizer(heads, generator if isinstance(generator, Generator) else None)
+        total = self._regularizer(heads, posterior, generator if isinstance(generator, Generator) else None)
         total = total.expand(heads.queries.shape[0], self.num_heads)  # [B, H]
         padding = None if heads.query_mask is None else ~heads.query_mask[:, 0]
         tokens = real_tokens(padding, heads.queries)
@@ -216,19 +220,19 @@ class Attention(nn.Module):
         """The heads' outputs, for kinds without a posterior.  [B, H, Q, D]"""
         return self._posterior(heads).mean
 
-    def _posterior(self, heads: Heads) -> Posterior:
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
+        """The posterior; `with_variance` announces that its variance will be asked for."""
         raise NotImplementedError
 
-    @abstractmethod
-    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
-        """Negative log density or KL per sequence and head.  [B, H]"""
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+        """Negative log density or KL of the posterior, per sequence and head.  [B, H]"""
         raise NotImplementedError
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """Queries and keys between which kappa of eq. 1 is this kind's kernel.  [B, H, N, D]"""
         raise NotImplementedError
 
-    def _log_density(self, heads: Heads) -> LogDensity | None:
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
         """The density whose noise floor tells a collapse, where the kind has one."""
         return None
 

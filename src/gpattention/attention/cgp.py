@@ -1,13 +1,16 @@
 """Correlated-GP attention, exact (eq. 4-6) and causal (eq. 17-18)."""
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Generator, Tensor
 
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.registry import register_attention
-from gpattention.gp import LogDensity, Posterior, causal_cgp_posterior, cgp_kl, cgp_log_density, cgp_posterior
+from gpattention.gp import LogDensity, Posterior, causal_cgp_posterior, cgp_posterior
+from gpattention.gp.correlated import CGPPosterior
+from gpattention.gp.correlated_density import LatentPrior, cgp_density_of
+from gpattention.gp.divergence import cgp_kl_of
 
 
 @register_attention("cgp")
@@ -29,7 +32,7 @@ class CGPAttention(GaussianAttention):
         num_heads: int,
         *,
         causal: bool = False,
-        latent_prior: Literal["noisy", "latent"] = "noisy",
+        latent_prior: LatentPrior = "noisy",
         observation_noise: float | None = None,
         regularizer_samples: int = 1,
         **options: Any,
@@ -44,32 +47,35 @@ class CGPAttention(GaussianAttention):
             )
         if latent_prior not in ("noisy", "latent"):
             raise ValueError(f"expected latent_prior to be 'noisy' or 'latent', got {latent_prior!r}")
-        self.causal, self.latent_prior = causal, latent_prior
+        self.causal = causal
+        self.latent_prior: LatentPrior = latent_prior
         self.observation_noise, self.regularizer_samples = observation_noise, regularizer_samples
         self.latent = self._latent()
 
-    def _posterior(self, heads: Heads) -> Posterior:
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
         if self.causal:
             options |= {"mask": heads.one_mask("causal 'cgp'")}
             options.pop("query_mask")
             return causal_cgp_posterior(q, k, o, v, **options)
-        return cgp_posterior(q, k, o, v, **options)
+        return cgp_posterior(q, k, o, v, with_variance=with_variance, **options)
 
-    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
-        q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
-        v, options = self._amplitudes(q, k, heads, causal=False)
-        options["observation_noise"] = self.observation_noise
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+        exact = _exact(posterior)
         if self.regularizer == "kl":
-            return cgp_kl(q, k, o, v, **options)
-        density = cgp_log_density(
-            q, k, o, v, objective=self.regularizer, latent_prior=self.latent_prior,  # type: ignore[arg-type]
-            samples=self.regularizer_samples, generator=generator, **options,
+            return cgp_kl_of(exact, self.observation_noise)
+        density = cgp_density_of(
+            exact, self.regularizer, self.latent_prior, self.observation_noise,  # type: ignore[arg-type]
+            samples=self.regularizer_samples, generator=generator,
         )  # fmt: skip
         return self._density(density)
 
-    def _log_density(self, heads: Heads) -> LogDensity:
-        q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
-        v, options = self._amplitudes(q, k, heads, causal=False)
-        return cgp_log_density(q, k, o, v, **options)
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
+        return None if self.causal else cgp_density_of(_exact(posterior))
+
+
+def _exact(posterior: Posterior) -> CGPPosterior:
+    if not isinstance(posterior, CGPPosterior):
+        raise TypeError(f"expected the exact model's posterior, got {type(posterior).__name__}")
+    return posterior

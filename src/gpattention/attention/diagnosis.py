@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gpattention.attention.base import Attention, Heads
 from gpattention.attention.parameters import Positive
-from gpattention.gp import noise_floor, rbf
+from gpattention.gp import Posterior, noise_floor, rbf
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def diagnose(
         prior_stddev=None if prior is None else _mean(prior, heads),
         posterior_stddev=None if stddev is None else _mean(stddev, heads),
         stddev_ratio=ratio,
-        floor_share=_floor_share(attention, heads),
+        floor_share=_floor_share(attention, heads, posterior),
     )
 
 
@@ -86,8 +86,8 @@ def _amplitude(attention: Attention) -> float | None:
     return None
 
 
-def _floor_share(attention: Attention, heads: Heads) -> float | None:
-    density = attention._log_density(heads)
+def _floor_share(attention: Attention, heads: Heads, posterior: Posterior | None) -> float | None:
+    density = None if posterior is None else attention._log_density(heads, posterior)
     noise = getattr(attention, "noise", None)
     if density is None or not isinstance(noise, Positive):
         return None

@@ -33,19 +33,19 @@ class DirectAttention(GaussianAttention):
                 f"got {self.regularizer!r}"
             )
 
-    def _posterior(self, heads: Heads) -> Posterior:
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
         return direct_posterior(q, k, v, causal=self.causal, **options)
 
-    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=False)
         if self.regularizer == "kl":
             return direct_kl(q, k, v, **options)
         return self._density(direct_log_density(q, k, v, objective=self.regularizer, **options))  # type: ignore[arg-type]
 
-    def _log_density(self, heads: Heads) -> LogDensity:
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=False)
         return direct_log_density(q, k, v, **options)

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.attention.base import Attention, Heads
@@ -148,6 +148,3 @@ class KernelAttention(Attention):
         if heads.query_mask is not None:
             visible = visible & heads.query_mask[..., None]
         return visible
-
-    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
-        raise NotImplementedError("kernel attention has no regulariser but 'none'")

@@ -9,14 +9,10 @@ from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.inducing import InducingKind, build_inducing
 from gpattention.attention.registry import register_attention
-from gpattention.gp import (
-    LogDensity,
-    Posterior,
-    scgp_kl,
-    scgp_log_density,
-    scgp_posterior,
-    sparse_row_log_amplitude,
-)
+from gpattention.gp import LogDensity, Posterior, scgp_posterior, sparse_row_log_amplitude
+from gpattention.gp.divergence import scgp_kl_of
+from gpattention.gp.sparse import SCGPPosterior
+from gpattention.gp.sparse_density import scgp_density_of
 
 
 @register_attention("scgp")
@@ -83,16 +79,21 @@ class SCGPAttention(GaussianAttention):
             max_log_amplitude=math.log(self.max_stddev),
         )  # fmt: skip
 
-    def _posterior(self, heads: Heads) -> Posterior:
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         tensors, options = self._sparse(heads)
         return scgp_posterior(*tensors, include_noise=self.include_noise, **options)
 
-    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
-        tensors, options = self._sparse(heads)
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+        sparse = _sparse_posterior(posterior)
         if self.regularizer == "kl":
-            return scgp_kl(*tensors, **options)
-        return self._density(scgp_log_density(*tensors, objective=self.regularizer, **options))  # type: ignore[arg-type]
+            return scgp_kl_of(sparse)
+        return self._density(scgp_density_of(sparse, self.regularizer))  # type: ignore[arg-type]
 
-    def _log_density(self, heads: Heads) -> LogDensity:
-        tensors, options = self._sparse(heads)
-        return scgp_log_density(*tensors, **options)
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
+        return scgp_density_of(_sparse_posterior(posterior))
+
+
+def _sparse_posterior(posterior: Posterior) -> SCGPPosterior:
+    if not isinstance(posterior, SCGPPosterior):
+        raise TypeError(f"expected the sparse model's posterior, got {type(posterior).__name__}")
+    return posterior

@@ -11,7 +11,7 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
-from gpattention.gp import Posterior, ard_rbf, exp_dot, rbf, sgpa_kl, sgpa_posterior
+from gpattention.gp import Posterior, ard_rbf, exp_dot, rbf, sgpa_posterior
 from gpattention.gp.variational import SGPAPosterior
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -97,14 +97,18 @@ class SGPAAttention(Attention):
     def _options(self, heads: Heads) -> dict[str, Any]:
         return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.one_mask("'sgpa'")}
 
-    def _posterior(self, heads: Heads) -> Posterior:
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         return sgpa_posterior(*self._arguments(heads), **self._options(heads))
 
-    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
-        return sgpa_kl(*self._arguments(heads), **self._options(heads))
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+        return _variational(posterior).kl()
 
     def _weights(self, heads: Heads) -> Tensor:
-        posterior = self._posterior(heads)
-        if not isinstance(posterior, SGPAPosterior):
-            raise TypeError("sgpa_posterior did not return its own posterior")
+        posterior = _variational(self._posterior(heads))
         return (posterior.K_qq - posterior.Phi @ posterior.Phi.mT).to(heads.v.dtype)
+
+
+def _variational(posterior: Posterior) -> SGPAPosterior:
+    if not isinstance(posterior, SGPAPosterior):
+        raise TypeError(f"expected SGPA's posterior, got {type(posterior).__name__}")
+    return posterior

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.attention.base import Attention, Heads
@@ -34,9 +34,6 @@ class _Softmax(Attention):
         """q d^-1/4 and k d^-1/4, each about its own mean (eq. 21)."""
         q, k = (x * self.head_dim**-0.25 for x in self._projected(heads))
         return q - q.mean(-2, keepdim=True), k - k.mean(-2, keepdim=True)
-
-    def _regularizer(self, heads: Heads, generator: Generator | None) -> Tensor:
-        raise NotImplementedError("softmax attention has no regulariser but 'none'")
 
 
 @register_attention("softmax")
@@ -88,7 +85,7 @@ class SoftmaxGPAttention(_Softmax):
         self.noise = Positive((num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, **self._made_with)
         self.prior_scale = Positive((num_heads,), prior_scale, learned=learn_prior_scale, **self._made_with)
 
-    def _posterior(self, heads: Heads) -> Posterior:
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k = self._projected(heads)
         return softmax_posterior(
             q, k, heads.v, noise=self.noise(), prior_scale=self.prior_scale(),
