@@ -225,7 +225,7 @@ def test_float32_matmul_precision_changes_nothing(name: str) -> None:
 
 FACTORS = {  # Cholesky factors of the mean alone, and of mean and variance
     "direct": (0, 1), "direct causal": (0, 1), "softmax": (0, 1), "softmax causal": (0, 1),
-    "softmax inducing": (0, 2), "cgp": (1, 2), "causal cgp": (1, 2), "scgp": (4, 5), "sgpa": (1, 1),
+    "softmax inducing": (0, 2), "cgp": (1, 3), "causal cgp": (1, 2), "scgp": (4, 5), "sgpa": (1, 1),
 }  # fmt: skip
 
 
@@ -239,6 +239,16 @@ def test_variance_is_computed_when_asked_for(name: str, monkeypatch: pytest.Monk
     assert (with_mean, with_variance) == FACTORS[name]
     assert_close(p.stddev.square(), variance)
     assert len(calls) == with_variance  # read again, not computed again
+
+
+def test_an_announced_variance_costs_one_more_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, factor = [], torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda A: (calls.append(A.shape), factor(A))[1])
+    x = inputs()
+    p = gp.cgp_posterior(x.q, x.k, x.o, x.v, noise=0.1, with_variance=True)
+    later = gp.cgp_posterior(x.q, x.k, x.o, x.v, noise=0.1)
+    assert len(calls) == 3
+    assert_close((p.mean, p.variance), (later.mean, later.variance))
 
 
 def failing(x: Inputs) -> Outputs:

@@ -253,6 +253,8 @@ class TestSmoothing:
         assert cosine_similarity(one * torch.tensor([1.0, 3.0, 0.1])[None, :, None]) == pytest.approx(1)
         assert cosine_similarity(torch.eye(6)[None]) == pytest.approx(0, abs=1e-12)
         assert cosine_similarity(torch.cat([one, -one], 1)) == pytest.approx(-1)
+        nothing = torch.cat([one, torch.zeros_like(one), one], 1)  # a zero token is like no other
+        assert cosine_similarity(nothing) == pytest.approx(1 / 3)
         assert math.isnan(cosine_similarity(one))  # no pair
 
     @every_kind

@@ -44,7 +44,8 @@ class TestNeed:
                 args[0], None, None, kwargs["key_padding_mask"], None, kwargs["inducing"]
             )
             if attention.regularizer != "none":
-                total = attention._regularizer(heads, attention._posterior(heads), None).expand(3, 2)  # [B, H]
+                posterior = attention._posterior(heads)
+                total = attention._regularizer(heads, posterior, None).expand(3, 2)  # [B, H]
                 parts.append(total.sum() / (2 * 14 * 8))  # heads, real words, width
 
         for attention in attentions(model):

@@ -15,7 +15,8 @@ from torch import distributed as dist
 def real_tokens(padding: Tensor | None, tokens: Tensor) -> Tensor:
     """How many tokens [B, N, E] are real under a padding mask [B, N] (True = ignore).  []"""
     if padding is None:
-        return torch.tensor(float(tokens.shape[0] * tokens.shape[1]), device=tokens.device)
+        count = float(tokens.shape[0] * tokens.shape[1])
+        return torch.full((), count, device=tokens.device)  # made there: CUDA graphs allow no copies
     return (~padding).sum().float()
 
 

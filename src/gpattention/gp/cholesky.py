@@ -7,6 +7,7 @@ floating-point type, or is a bug, and hiding it under a large diagonal gives a s
 
 import torch
 from torch import Tensor
+from torch.linalg import solve_triangular
 
 from gpattention.gp.errors import NotPositiveDefiniteError
 from gpattention.gp.precision import checks_are_deferred
@@ -85,6 +86,18 @@ def _describe(A: Tensor, info: Tensor, name: str, noise: Tensor | float) -> str:
         f"fail is number {int(pivots[worst])} of matrix {list(place)}, smallest noise {least:.1e}. "
         "Raise the noise (1e-4 is safe in float32 up to 1024 tokens) or compute in float64."
     )
+
+
+def solve(B: Tensor, L: Tensor) -> Tensor:
+    """(L L^T)^-1 B by two triangular solves: `torch.cholesky_solve` breaks CUDA graphs.  [..., N, D]"""
+    return solve_triangular(L.mT, solve_triangular(L, B, upper=False), upper=True)
+
+
+def inverse(L: Tensor) -> Tensor:
+    """(L L^T)^-1, for gradients of log determinants only.  [..., N, N]"""
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
+    root = solve_triangular(L, eye, upper=False, left=False)  # L^-1
+    return root.mT @ root
 
 
 def health() -> dict[str, int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.cholesky import cholesky
+from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.direct import log_query_scale, prior_draw
 from gpattention.gp.inputs import (
     Scalar,
@@ -159,6 +159,6 @@ class CGPPosterior(Posterior):
         f = prior_draw(self, (o, t.q), n, generator)  # [n, ..., K + Q, D]
         h = prior_draw(self, (t.k, o), n, generator)  # [n, ..., K + K, D]
         h_k = t.scale_k * h[..., :K, :] + sigma * self._normal(n, K, generator)
-        B_h = self.K_ok @ torch.cholesky_solve(keep_rows(h_k, t.mask), self.L_k)  # B h_k, eq. 3
+        B_h = self.K_ok @ solve(keep_rows(h_k, t.mask), self.L_k)  # B h_k, eq. 3
         latent = h[..., K:, :] - B_h - f[..., :K, :] - sigma * self._normal(n, K, generator)
         return t.amplify(f[..., K:, :] + A_t.mT @ latent)

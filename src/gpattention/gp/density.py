@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from gpattention.gp.checks import check_positive
-from gpattention.gp.cholesky import cholesky
+from gpattention.gp.cholesky import cholesky, inverse, solve
 from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
 from gpattention.gp.precision import checks_are_deferred, compute_dtype
 
@@ -77,6 +77,8 @@ def prior_log_density(
     """The same from the covariance itself, with its gradient written out.  [...]"""
     lead = torch.broadcast_shapes(X.shape[:-2], C.shape[:-2])
     X, C = X.expand(*lead, *X.shape[-2:]), C.expand(*lead, *C.shape[-2:])
+    if torch.compiler.is_compiling():
+        return gaussian_log_density(X, cholesky(C, name=name, noise=noise), real)
     cost: Tensor = _GaussianCost.apply(X, C, name, noise)  # type: ignore[no-untyped-call]
     return -0.5 * (cost + X.shape[-1] * real * math.log(2 * math.pi))
 
@@ -101,7 +103,7 @@ class _GaussianCost(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dX = 2 * g * Y.mT
         if ctx.needs_input_grad[1]:
-            dC = g * (Y.shape[-2] * torch.cholesky_inverse(L) - Y.mT @ Y)
+            dC = g * (Y.shape[-2] * inverse(L) - Y.mT @ Y)
         return dX, dC, None, None
 
 
@@ -127,7 +129,7 @@ def lowrank_log_density(
     squares; the usual |x|^2 - |L_B^-1 F^T x|^2 / noise loses every digit when x lies in F's span.
     """
     L_B = lowrank_root(F, noise)  # [..., m, m]
-    w = torch.cholesky_solve(F.mT @ X / noise, L_B)  # [..., m, D]
+    w = solve(F.mT @ X / noise, L_B)  # [..., m, D]
     fit = (X - F @ w).square().sum((-2, -1)) / noise[..., 0, 0]
     quadratic = fit + w.square().sum((-2, -1))
     scalar = noise[..., 0, 0]

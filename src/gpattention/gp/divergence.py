@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.cholesky import cholesky
+from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.correlated import CGPPosterior, cgp_posterior
 from gpattention.gp.density import log_det
 from gpattention.gp.direct import amplified_gram, direct_weights
@@ -116,11 +116,11 @@ def scgp_kl_of(p: SCGPPosterior) -> Tensor:
     noise_, scalar, D = t.noise, t.noise[..., 0, 0], t.v.shape[-1]
     G = p.Phi_q.mT @ p.Phi_q  # [..., m, m]
     L_0 = cholesky(with_diagonal(G / noise_, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise_)
-    y = torch.cholesky_solve(p.c, L_0)  # [..., m, D]
+    y = solve(p.c, L_0)  # [..., m, D]
     Gy = G @ y  # [..., m, D]
     quadratic = (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square()
     R_c = p.covariance_root()  # [..., m, m]
-    shrink = torch.cholesky_solve(G / noise_, L_0)  # [..., m, m]  I - B_0^-1
+    shrink = solve(G / noise_, L_0)  # [..., m, m]  I - B_0^-1
     excess = R_c @ R_c.mT - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
     inner = cholesky(
         with_diagonal(R_c.mT @ G @ R_c / noise_, 1.0), name="I + R_c^T G R_c / noise", noise=noise_

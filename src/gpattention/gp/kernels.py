@@ -23,12 +23,16 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 def gram(x: Tensor) -> Tensor:
     """kappa(x, x) of eq. 1 with unit diagonal.  [..., N, N]"""
     x = x - x.detach().mean(-2, keepdim=True)
+    if torch.compiler.is_compiling():  # compilers fuse the plain form themselves, and torch 2.11's
+        return gram_reference(x)  # loses gradients of several such functions in one graph
     K: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
     return K
 
 
 def cross_gram(x: Tensor, y: Tensor) -> Tensor:
     """kappa(x, y) of eq. 1 for inputs that are centred already.  [..., N, M]"""
+    if torch.compiler.is_compiling():
+        return cross_gram_reference(x, y)
     K: Tensor = _CrossGram.apply(x, y)  # type: ignore[no-untyped-call]
     return K
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from gpattention.gp.kernels import cross_gram
 
@@ -30,6 +31,8 @@ def latent_trace(
         raise ValueError(f"expected chunk >= 1, got {chunk}")
     lead = torch.broadcast_shapes(o.shape[:-2], G.shape[:-2])
     o, G = o.expand(*lead, *o.shape[-2:]), G.expand(*lead, *G.shape[-2:])
+    if torch.compiler.is_compiling():  # see kernels.gram
+        return _recomputed(o, G, chunk)
     J: Tensor = _LatentTrace.apply(o, G, chunk)  # type: ignore[no-untyped-call]
     return J
 
@@ -48,6 +51,19 @@ def latent_trace_estimate(
     angle = o @ frequencies  # [..., N, r]
     projected = G @ torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(features)
     return projected @ projected.mT
+
+
+def _recomputed(o: Tensor, G: Tensor, chunk: int) -> Tensor:
+    """By plain operations, each chunk recomputed in the backward pass.  [..., m, m]"""
+
+    def part(x: Tensor, G_x: Tensor) -> Tensor:
+        return G_x @ (cross_gram(x, o) @ G.mT)
+
+    pieces = [
+        checkpoint(part, o[..., rows, :], G[..., rows], use_reentrant=False)
+        for rows in _chunks(o.shape[-2], chunk)
+    ]
+    return torch.stack(pieces).sum(0)
 
 
 class _LatentTrace(torch.autograd.Function):

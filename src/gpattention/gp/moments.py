@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
-from gpattention.gp.cholesky import cholesky
+from gpattention.gp.cholesky import cholesky, inverse
 
 
 def cgp_mean(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> Tensor:
     """K_qo M^-1 K_ok V (eq. 4).  [..., Q, D]"""
+    if torch.compiler.is_compiling():
+        return _plain(M, K_qo, K_ok, v, noise)[0]
     mean: Tensor = _Mean.apply(*_expand(M, K_qo, K_ok, v), noise)  # type: ignore[no-untyped-call]
     return mean
 
@@ -35,10 +37,23 @@ def cgp_moments(
     noise: Tensor,  # [..., 1, 1]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [..., Q, D], unit variance u [..., Q] before clamping, and log det M_k [...]."""
+    if torch.compiler.is_compiling():
+        mean, A = _plain(M, K_qo, K_ok, v, noise)
+        L_k = cholesky(M_k, name="K_k + noise I", noise=noise)
+        F_t = _right_upper(A @ K_ok, L_k)  # [..., Q, K]
+        u = 1 - noise[..., 0] * A.square().sum(-1) - F_t.square().sum(-1)
+        return mean, u, 2 * L_k.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     M, K_qo, K_ok, v, M_k = _expand(M, K_qo, K_ok, v, M_k)
     noise = noise.expand(*M.shape[:-2], 1, 1)
     moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(M, K_qo, K_ok, v, M_k, noise)  # type: ignore[no-untyped-call]
     return moments
+
+
+def _plain(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [..., Q, D] and A [..., Q, K] by operations autograd and compilers know."""
+    L = cholesky(M, name="K_o + noise I", noise=noise)
+    W = _right_upper(K_qo, L)  # [..., Q, K]
+    return W @ _right_upper((K_ok @ v).mT, L).mT, _right_lower(W, L)
 
 
 def _expand(*matrices: Tensor) -> list[Tensor]:
@@ -110,6 +125,6 @@ class _Moments(torch.autograd.Function):
         dK_ok = back @ v.mT - 2 * (A.mT @ wX)  # [..., K, K]
         dM_k = X.mT @ wX  # [..., K, K]
         if ctx.needs_input_grad[4]:
-            dM_k = dM_k + c[..., None, None] * torch.cholesky_inverse(L_k)
+            dM_k = dM_k + c[..., None, None] * inverse(L_k)
         dnoise = -(w * squares).sum(-1)[..., None, None]  # [..., 1, 1]
         return -A.mT @ Z, Z, dK_ok, K_ok.mT @ back, dM_k, dnoise

@@ -14,11 +14,10 @@ The key term is the same with q -> k, the inducing set l, and N -> z_k.
 import math
 from typing import Literal, get_args
 
-import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.cholesky import cholesky
+from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.density import (
     LogDensity,
     as_log_density,
@@ -144,7 +143,7 @@ def _term(
         return _bound(X, t_1 + t_2, noise, real)
     # jensen: tr(S^-1 A K_o A^T) = <J, HH^T (sigma^2 I + HH^T)^-1>
     L_H = lowrank_root(H_t, noise)  # [..., m, m]
-    shrink = torch.cholesky_solve(HH / noise, L_H)  # [..., m, m]
+    shrink = solve(HH / noise, L_H)  # [..., m, m]
     trace_term = (J * shrink.mT).sum((-2, -1))
     return lowrank_log_density(X, H_t, noise, real) - 0.5 * X.shape[-1] * trace_term
 
