@@ -45,8 +45,9 @@ test-slow: setup ## the long tests: large sizes, compilers, and a GPU where ther
 mutants: setup ## plant known bugs in a copy and check that the tests notice each one
 	$(BIN)/python scripts/mutants.py --workers $(WORKERS)
 
-bench: setup ## time the exact and sparse models against their references on this machine
+bench: setup ## time posteriors and training steps on this machine, as ratios
 	$(BIN)/python benchmarks/posteriors.py
+	$(BIN)/python benchmarks/training_step.py
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation

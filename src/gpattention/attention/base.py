@@ -199,7 +199,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         if self.regularizer == "none" or posterior is None:
             return heads.v.new_zeros(())
-        total = self._regularizer(heads, posterior, generator if isinstance(generator, Generator) else None)
+        total = self._regularizer(heads, posterior, generator)
         total = total.expand(heads.queries.shape[0], self.num_heads)  # [B, H]
         padding = None if heads.query_mask is None else ~heads.query_mask[:, 0]
         tokens = real_tokens(padding, heads.queries)
@@ -224,7 +224,9 @@ class Attention(nn.Module):
         """The posterior; `with_variance` announces that its variance will be asked for."""
         raise NotImplementedError
 
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+    def _regularizer(
+        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
+    ) -> Tensor:
         """Negative log density or KL of the posterior, per sequence and head.  [B, H]"""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.registry import register_attention
-from gpattention.gp import LogDensity, Posterior, causal_cgp_posterior, cgp_posterior
+from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_posterior, cgp_posterior
 from gpattention.gp.correlated import CGPPosterior
 from gpattention.gp.correlated_density import LatentPrior, cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
@@ -61,7 +61,9 @@ class CGPAttention(GaussianAttention):
             return causal_cgp_posterior(q, k, o, v, **options)
         return cgp_posterior(q, k, o, v, with_variance=with_variance, **options)
 
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+    def _regularizer(
+        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
+    ) -> Tensor:
         exact = _exact(posterior)
         if self.regularizer == "kl":
             return cgp_kl_of(exact, self.observation_noise)

@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.registry import register_attention
-from gpattention.gp import LogDensity, Posterior, direct_kl, direct_log_density, direct_posterior
+from gpattention.gp import LogDensity, NoiseSource, Posterior, direct_kl, direct_log_density, direct_posterior
 
 
 @register_attention("direct")
@@ -38,7 +38,9 @@ class DirectAttention(GaussianAttention):
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
         return direct_posterior(q, k, v, causal=self.causal, **options)
 
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+    def _regularizer(
+        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
+    ) -> Tensor:
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=False)
         if self.regularizer == "kl":

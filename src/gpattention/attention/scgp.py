@@ -9,7 +9,7 @@ from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.inducing import InducingKind, build_inducing
 from gpattention.attention.registry import register_attention
-from gpattention.gp import LogDensity, Posterior, scgp_posterior, sparse_row_log_amplitude
+from gpattention.gp import LogDensity, NoiseSource, Posterior, scgp_posterior, sparse_row_log_amplitude
 from gpattention.gp.divergence import scgp_kl_of
 from gpattention.gp.sparse import SCGPPosterior
 from gpattention.gp.sparse_density import scgp_density_of
@@ -83,7 +83,9 @@ class SCGPAttention(GaussianAttention):
         tensors, options = self._sparse(heads)
         return scgp_posterior(*tensors, include_noise=self.include_noise, **options)
 
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+    def _regularizer(
+        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
+    ) -> Tensor:
         sparse = _sparse_posterior(posterior)
         if self.regularizer == "kl":
             return scgp_kl_of(sparse)

@@ -11,7 +11,7 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
-from gpattention.gp import Posterior, ard_rbf, exp_dot, rbf, sgpa_posterior
+from gpattention.gp import NoiseSource, Posterior, ard_rbf, exp_dot, rbf, sgpa_posterior
 from gpattention.gp.variational import SGPAPosterior
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -100,7 +100,9 @@ class SGPAAttention(Attention):
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         return sgpa_posterior(*self._arguments(heads), **self._options(heads))
 
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Generator | None) -> Tensor:
+    def _regularizer(
+        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
+    ) -> Tensor:
         return _variational(posterior).kl()
 
     def _weights(self, heads: Heads) -> Tensor:

@@ -33,7 +33,7 @@ class _Softmax(Attention):
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """q d^-1/4 and k d^-1/4, each about its own mean (eq. 21)."""
         q, k = (x * self.head_dim**-0.25 for x in self._projected(heads))
-        return q - q.mean(-2, keepdim=True), k - k.mean(-2, keepdim=True)
+        return _centred(q, heads.query_mask), _centred(k, heads.mask)
 
 
 @register_attention("softmax")
@@ -91,3 +91,12 @@ class SoftmaxGPAttention(_Softmax):
             q, k, heads.v, noise=self.noise(), prior_scale=self.prior_scale(),
             mask=heads.mask, query_mask=heads.query_mask, causal=self.causal,
         )  # fmt: skip
+
+
+def _centred(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Tokens [B, H, N, D] about the mean of the real ones."""
+    if mask is None:
+        return x - x.mean(-2, keepdim=True)
+    real = mask[..., None]  # [B, 1, N, 1]
+    mean = torch.where(real, x, 0.0).sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp_min(1)
+    return torch.where(real, x - mean, 0.0)

@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
@@ -35,6 +34,7 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import gram
+from gpattention.gp.noise import NoiseSource, standard_normal
 from gpattention.gp.posterior import prior_root
 from gpattention.gp.precision import full_precision
 
@@ -59,7 +59,7 @@ def cgp_log_density(
     query_mask: Tensor | None = None,
     log_amplitude: Tensor | None = None,
     samples: int = 1,
-    generator: Generator | None = None,
+    generator: Generator | NoiseSource | None = None,
 ) -> LogDensity:
     """log p of the CGP's own mean and observed keys (section 2); negate it for a regulariser.
 
@@ -92,7 +92,7 @@ def cgp_density_of(
     observation_noise: Scalar | None = None,
     *,
     samples: int = 1,
-    generator: Generator | None = None,
+    generator: Generator | NoiseSource | None = None,
 ) -> LogDensity:
     """`cgp_log_density` of a posterior that is there already."""
     t = posterior.t
@@ -216,11 +216,13 @@ def _expected_spread(side: _Side, L_S: Tensor, latent: bool) -> Tensor:
     return trace - side.noise[..., 0, 0] * A.square().sum((-2, -1))
 
 
-def _monte_carlo(side: _Side, root: Tensor, samples: int, generator: Generator | None) -> Tensor:
+def _monte_carlo(
+    side: _Side, root: Tensor, samples: int, generator: Generator | NoiseSource | None
+) -> Tensor:
     """Mean over draws z_o ~ N(0, Pi), one per value channel, of log N(x; A z_o, S).  [...]"""
     L_S = _conditional_root(side)
     shape = (samples, *side.X.shape[:-2], root.shape[-1], side.X.shape[-1])
-    noise = torch.randn(shape, dtype=root.dtype, device=root.device, generator=generator)
+    noise = standard_normal(shape, root.dtype, root.device, generator)
     residual = side.X - side.A_t.mT @ (root @ noise)  # [R, ..., N, D]
     quadratic = solve_triangular(L_S, residual, upper=False).square().sum((-2, -1)).mean(0)
     return quadratic_log_density(quadratic, L_S, side.real, side.X)
