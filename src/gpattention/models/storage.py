@@ -20,8 +20,8 @@ def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Ma
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
     text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
-    _write(folder / "model.safetensors", save(plain))
-    _write(folder / "config.json", text.encode())
+    write_atomically(folder / "model.safetensors", save(plain))
+    write_atomically(folder / "config.json", text.encode())
 
 
 def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -58,7 +58,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     return described
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing, also when the process is killed half-way."""
     # not mkstemp's: that is for its owner's eyes alone, and so would be the model
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from gpattention.attention import build_attention
 from gpattention.attention.output import Draw
-from gpattention.gp import NoiseSource, Posterior
+from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.block import Block, BlockOutput
 from gpattention.models.config import TransformerConfig
 from gpattention.models.health import HealthReport, measure_health
@@ -157,12 +157,16 @@ class Transformer(nn.Module):
         layers: list[LayerOutput] = []
         regularizers: list[Tensor] = []
         before, copies = None, 1
-        for block in self._blocks():
+        for index, block in enumerate(self._blocks()):
             first = samples > 1 and copies == 1 and block.attention.draws
-            told = block(
-                x, padding=padding, draw=draw, samples=samples if first else 1, generator=generator,
-                need=_available(block, asked), before=before,
-            )  # fmt: skip
+            try:
+                told = block(
+                    x, padding=padding, draw=draw, samples=samples if first else 1, generator=generator,
+                    need=_available(block, asked), before=before,
+                )  # fmt: skip
+            except NumericalError as error:
+                error.add_note(f"in layer {index} ({block.attention.kind})")
+                raise
             if first:  # the samples part ways here: from now on they share the batch axis
                 copies = samples
                 told = BlockOutput(told.tokens.flatten(0, 1), told.attended.flatten(0, 1), told.attention)

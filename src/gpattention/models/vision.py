@@ -25,7 +25,7 @@ class VisionTransformer(Transformer):
         self.patches = nn.Conv2d(config.channels, config.width, config.patch, stride=config.patch)
         self.positions = nn.Parameter(0.02 * torch.randn(1, config.tokens, config.width))
         self.dropout = nn.Dropout(config.dropout)
-        self.attend = nn.Linear(config.width, 1)  # the pooling's one query
+        self.attend = nn.Linear(config.width, 1, bias=False)  # a softmax over tokens would not see a bias
 
     def embed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Images [B, channels, height, width] -> tokens [B, N, E]."""

@@ -1,0 +1,87 @@
+"""CoLA, the corpus of linguistic acceptability (public version 1.1), split as in the paper."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from gpattention.data.places import StrPath, data_root, existing_file
+from gpattention.data.splits import split
+from gpattention.data.texts import TextData, Texts
+
+FOLDERS = ("cola_public", "cola/cola_public", "CoLA/cola_public")
+FORMS = ("tokenized", "raw")
+FILES = ("in_domain_train.tsv", "in_domain_dev.tsv", "out_of_domain_dev.tsv")
+ROWS = (8551, 527, 516)  # as published
+TRAIN = 7262  # of the 8,551 + 527 in-domain sentences, validation included; 1,816 are for testing
+
+
+def load_cola(
+    root: StrPath | None = None,
+    seed: int = 0,
+    *,
+    form: Literal["tokenized", "raw"] = "tokenized",
+    subset: bool = False,
+) -> TextData:
+    """In-domain sentences pooled and split by the seed, 7,262 to train and 1,816 to test; 516 out of domain.
+
+    A tenth of the 7,262, 726 sentences, is the validation part, which leaves 6,536.
+
+    Args:
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        seed: of the split.
+        form: "tokenized" has words between spaces (`Texts.words`), "raw" is the text as written.
+        subset: whether files with other numbers of sentences than published are taken; four fifths train.
+    """
+    if form not in FORMS:
+        raise ValueError(f"expected form to be one of {', '.join(FORMS)}, got {form!r}")
+    folder = _folder(data_root(root)) / form
+    parts = [read_cola(folder / name) for name in FILES]
+    rows = tuple(len(part) for part in parts)
+    whole = rows == ROWS
+    if not whole and not subset:
+        raise ValueError(
+            f"{folder}: expected {ROWS} sentences, got {rows}: pass subset=True if that is meant"
+        )
+    first, second, outside = parts
+    pooled = Texts(first.sentences + second.sentences, torch.cat([first.labels, second.labels]))
+    chosen = TRAIN if whole else len(pooled) * 4 // 5
+    kept, tested = split(len(pooled), (chosen, len(pooled) - chosen), seed)
+    fitted, validated = split(chosen, (chosen - chosen // 10, chosen // 10), seed, stage=1)
+    return TextData(
+        name="cola" if whole else "cola-subset",
+        train=pooled.select(kept[fitted]),
+        validation=pooled.select(kept[validated]),
+        test=pooled.select(tested),
+        classes=("unacceptable", "acceptable"),
+        seed=seed,
+        ood={"out-of-domain": outside},
+    )
+
+
+def read_cola(file: Path) -> Texts:
+    """One file: four columns with tabs between them (source, label, the author's mark, sentence).
+
+    There are no quote rules: a quotation mark is a character of its sentence.
+    """
+    sentences, labels = [], []
+    with existing_file(file).open(encoding="utf-8", newline="\n") as stream:
+        for number, line in enumerate(stream, start=1):
+            columns = line.rstrip("\r\n").split("\t")
+            if len(columns) != 4 or columns[1] not in ("0", "1"):
+                raise ValueError(
+                    f"{file}, line {number}: expected source, label 0 or 1, mark and sentence with tabs "
+                    f"between them, got {line[:80]!r}"
+                )
+            sentences.append(columns[3])
+            labels.append(int(columns[1]))
+    return Texts(tuple(sentences), torch.tensor(labels, dtype=torch.int64))
+
+
+def _folder(root: Path) -> Path:
+    for name in FOLDERS:
+        if (root / name).is_dir():
+            return root / name
+    raise FileNotFoundError(
+        f"expected {' or '.join(FOLDERS)} in {root}, got none of them: see get('cola', root)"
+    )

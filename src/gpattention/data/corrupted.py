@@ -1,0 +1,85 @@
+"""CIFAR-10-C and CIFAR-100-C: the test images under 19 corruptions of 5 severities, memory-mapped."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gpattention.data.images import Images
+from gpattention.data.places import StrPath, data_root, existing_file
+
+FOLDERS = {"cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
+CORRUPTIONS = (
+    "brightness", "contrast", "defocus_blur", "elastic_transform", "fog", "frost", "gaussian_blur",
+    "gaussian_noise", "glass_blur", "impulse_noise", "jpeg_compression", "motion_blur", "pixelate", "saturate",
+    "shot_noise", "snow", "spatter", "speckle_noise", "zoom_blur",
+)  # fmt: skip
+SEVERITIES = (1, 2, 3, 4, 5)
+TEST = 10_000  # images of one severity, as published
+
+
+@dataclass(frozen=True)
+class CorruptedImages:
+    """A folder of arrays; `part` gives one corruption at one severity, in the order of the test images."""
+
+    name: str
+    folder: Path
+    corruptions: tuple[str, ...]  # those that are there
+    subset: bool = False
+
+    def part(self, corruption: str, severity: int) -> Images:
+        """[10000, 3, 32, 32]; only the rows that are used will be read from the disk."""
+        if corruption not in self.corruptions:
+            raise ValueError(
+                f"expected corruption to be one of {', '.join(self.corruptions)}, got {corruption!r}"
+            )
+        if severity not in SEVERITIES:
+            raise ValueError(f"expected severity from 1 to 5, got {severity}")
+        images = self._array(corruption)
+        labels = self._array("labels")
+        good = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3) and len(images) % 5 == 0
+        if not good or labels.shape != images.shape[:1]:
+            raise ValueError(
+                f"{self.folder}: expected {corruption} to be uint8 [n, 32, 32, 3] and labels [n], n in five "
+                f"severities, got {images.dtype} {images.shape} and {labels.shape}"
+            )
+        rows = len(images) // 5
+        if rows != TEST and not self.subset:
+            raise ValueError(
+                f"{self.folder}: expected {TEST} images of each severity, got {rows}: "
+                "pass subset=True if that is meant"
+            )
+        chosen = slice((severity - 1) * rows, severity * rows)
+        return Images(
+            torch.from_numpy(images[chosen]).permute(0, 3, 1, 2),
+            torch.from_numpy(labels[chosen].astype(np.int64)),
+        )
+
+    def _array(self, name: str) -> np.ndarray:
+        file = existing_file(self.folder / f"{name}.npy")
+        try:
+            # "c", copy on write, as torch wants arrays that could be written; the file is not changed
+            return np.load(file, mmap_mode="c", allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(f"{file}: expected a NumPy array, got {error}") from None
+
+
+def load_corrupted(name: str, root: StrPath | None = None, *, subset: bool = False) -> CorruptedImages:
+    """The corrupted test images.
+
+    Args:
+        name: cifar10-c or cifar100-c.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        subset: whether corruptions may be missing and arrays may be shorter than published.
+    """
+    if name not in FOLDERS:
+        raise ValueError(f"expected name to be one of {', '.join(FOLDERS)}, got {name!r}")
+    folder = data_root(root) / FOLDERS[name]
+    if not folder.is_dir():
+        raise FileNotFoundError(f"expected {name} in {folder}, got no such folder: see get({name!r}, root)")
+    found = tuple(c for c in CORRUPTIONS if (folder / f"{c}.npy").is_file())
+    missing = [c for c in CORRUPTIONS if c not in found]
+    if missing and not (subset and found):
+        raise FileNotFoundError(f"{folder}: expected {len(CORRUPTIONS)} corruptions, got no {', '.join(missing)}")
+    return CorruptedImages(name, folder, found, subset)

@@ -1,0 +1,98 @@
+"""Folders of image files, decoded by Pillow (in the extra `train`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Fit = Literal["exact", "crop", "resize"]
+FITS: tuple[Fit, ...] = ("exact", "crop", "resize")
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All image files below the folder, sorted by path; hidden ones are passed over."""
+    found = [
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+    ]
+    return sorted(found, key=lambda file: file.relative_to(folder).parts)
+
+
+def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact", channels: int = 3) -> Tensor:
+    """Decoded images, [n, channels, size, size] uint8.
+
+    Args:
+        files: any formats that Pillow reads.
+        size: side of the result.
+        fit: "exact" refuses images of another size; "crop" cuts out the centre; "resize" brings the shorter
+            side to `size` (bilinear, antialiased), then cuts out the centre.
+        channels: 3 for colours, 1 for grey.
+    """
+    if fit not in FITS:
+        raise ValueError(f"expected fit to be one of {', '.join(FITS)}, got {fit!r}")
+    if channels not in (1, 3):
+        raise ValueError(f"expected channels to be 1 or 3, got {channels}")
+    pillow = _pillow()
+    images = np.empty((len(files), size, size, channels), np.uint8)
+    for i, file in enumerate(files):
+        try:
+            with pillow.open(file) as opened:
+                image = _fitted(opened.convert("RGB" if channels == 3 else "L"), size, fit)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file}: expected an image that fits, got {error}") from None
+        images[i] = np.asarray(image).reshape(size, size, channels)
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Names of the folders in a folder, sorted: one class each."""
+    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not names:
+        raise ValueError(f"{folder}: expected a folder for every class, got none")
+    return tuple(names)
+
+
+def read_class_folders(
+    folder: Path, classes: Sequence[str], size: int, fit: Fit = "exact"
+) -> tuple[Tensor, Tensor]:
+    """Images [n, 3, size, size] uint8 and labels [n] int64; label i is the folder `classes[i]`."""
+    found = class_folders(folder)
+    if set(found) != set(classes):
+        odd = sorted(set(found) ^ set(classes))
+        raise ValueError(f"{folder}: expected the folders {', '.join(classes)}, got a difference in {odd}")
+    files = [(file, label) for label, name in enumerate(classes) for file in image_files(folder / name)]
+    images = read_images([file for file, _ in files], size, fit)
+    return images, torch.tensor([label for _, label in files], dtype=torch.int64)
+
+
+def _fitted(image: "Image", size: int, fit: Fit) -> "Image":
+    width, height = image.size
+    if fit == "resize" and min(width, height) != size:
+        short = min(width, height)
+        width, height = (round(side * size / short) for side in (width, height))
+        image = image.resize((width, height), _pillow().Resampling.BILINEAR)
+    if (width, height) == (size, size):
+        return image
+    if fit == "exact" or min(width, height) < size:
+        raise ValueError(f"{width} x {height} pixels for {size} x {size} (fit {fit!r})")
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.crop((left, top, left + size, top + size))
+
+
+def _pillow():  # type: ignore[no-untyped-def]  # noqa: ANN202
+    """Pillow, once an image file is to be decoded."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(
+            "expected Pillow to decode image files, got no such package: pip install 'gpattention[train]'"
+        ) from None
+    return Image

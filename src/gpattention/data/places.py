@@ -1,0 +1,30 @@
+"""Where data lies on this machine."""
+
+import os
+from pathlib import Path
+
+VARIABLE = "GPATTENTION_DATA"
+
+StrPath = str | os.PathLike[str]
+
+
+def data_root(root: StrPath | None = None) -> Path:
+    """The folder that holds the datasets: `root`, or what the environment variable GPATTENTION_DATA says."""
+    given = os.environ.get(VARIABLE) if root is None else root
+    if not given:
+        raise ValueError(
+            f"expected root, or the environment variable {VARIABLE}, to name the folder of the datasets, "
+            "got neither"
+        )
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        where = f"environment variable {VARIABLE}" if root is None else "root"
+        raise FileNotFoundError(f"expected {where} to be a folder, got {folder}")
+    return folder
+
+
+def existing_file(file: Path) -> Path:
+    """The path, if a file is there."""
+    if not file.is_file():
+        raise FileNotFoundError(f"expected a file {file}, got nothing: is the dataset complete?")
+    return file

@@ -1,0 +1,52 @@
+"""Training: recipes, the two phases of the paper, checkpoints that survive a kill.
+
+>>> from gpattention.training import TrainingData, fit, load_recipe
+>>> result = fit(load_recipe("recipes/digits.toml"), data, "runs/digits")
+"""
+
+from gpattention.training.build import build_kernel_model, build_model
+from gpattention.training.checkpoint import CheckpointError
+from gpattention.training.recipe import (
+    CheckpointRecipe,
+    DataRecipe,
+    ModelRecipe,
+    OptimizerRecipe,
+    PhaseRecipe,
+    Recipe,
+    RegularizerRecipe,
+    load_recipe,
+    recipe_from_dict,
+    with_seed,
+)
+from gpattention.training.results import (
+    Progress,
+    TrainingData,
+    TrainingFailedError,
+    TrainingResult,
+    TrainingStoppedError,
+)
+from gpattention.training.schedule import Schedule
+from gpattention.training.trainer import fit
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointRecipe",
+    "DataRecipe",
+    "ModelRecipe",
+    "OptimizerRecipe",
+    "PhaseRecipe",
+    "Progress",
+    "Recipe",
+    "RegularizerRecipe",
+    "Schedule",
+    "TrainingData",
+    "TrainingFailedError",
+    "TrainingResult",
+    "TrainingStoppedError",
+    "build_kernel_model",
+    "build_model",
+    "fit",
+    "load_recipe",
+    "recipe_from_dict",
+    "with_seed",
+]

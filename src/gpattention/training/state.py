@@ -1,0 +1,43 @@
+"""The state of a run between two steps, to and from a checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from gpattention.training.checkpoint import Checkpoint, CheckpointError
+
+
+def pack(model: nn.Module, optimizer: optim.Optimizer, counters: Mapping[str, Any]) -> Checkpoint:
+    """Model, optimiser and random-number states as tensors, counters as JSON."""
+    tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
+    plain = optimizer.state_dict()
+    for index, entries in plain["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(x) for name, x in entries.items()}
+    tensors["random.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    return Checkpoint({name: x.clone() for name, x in tensors.items()}, dict(counters))
+
+
+def unpack(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Put everything back; a checkpoint of another model is refused before anything changes."""
+    weights = _below("model.", checkpoint.tensors)
+    wanted = model.state_dict()
+    if set(weights) != set(wanted) or any(weights[n].shape != wanted[n].shape for n in wanted):
+        raise CheckpointError("the checkpoint holds another model than the recipe describes")
+    model.load_state_dict(weights)
+    plain = optimizer.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, x in _below("optimizer.", checkpoint.tensors).items():
+        index, _, entry = name.partition(".")
+        state.setdefault(int(index), {})[entry] = x
+    optimizer.load_state_dict({"state": state, "param_groups": plain["param_groups"]})
+    torch.set_rng_state(checkpoint.tensors["random.cpu"])
+    if torch.cuda.is_available() and "random.cuda" in checkpoint.tensors:
+        torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"])
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
