@@ -54,5 +54,5 @@ def shuffled(images: Tensor, seed: int = 0) -> Tensor:
     """The pixels of each image in an order of its own, [n, C, H, W]; the histogram stays."""
     n, channels, height, width = images.shape
     places = torch.arange(n * height * width)
-    order = keyed(places, GENERATED, seed, 2).view(n, 1, height * width).argsort(-1, stable=True)
+    order = keyed(places, GENERATED, seed, 2).view(n, 1, height * width).argsort(dim=-1, stable=True)
     return images.flatten(2).gather(-1, order.expand(n, channels, -1)).view_as(images)
