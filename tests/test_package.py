@@ -62,7 +62,7 @@ INDEPENDENT = {"data", "metrics", "reports"}
 # distributions whose modules are not called as they are
 MODULES = {
     "lightning-fabric": {"lightning_fabric", "lightning"}, "pillow": {"PIL"}, "mkdocs-material": {"material"},
-    "pytest-xdist": {"xdist"},
+    "pytest-xdist": {"xdist"}, "scikit-learn": {"sklearn"},
 }  # fmt: skip
 
 

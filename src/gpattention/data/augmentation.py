@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gpattention.data.keyed import CROP, FLIP, integers
 
@@ -42,7 +42,7 @@ class CropAndFlip:
             mirrored = integers(items, 2, FLIP, self.seed, epoch).bool()[:, None]
             columns = torch.where(mirrored, width - 1 - columns, columns)
         columns = columns + left[:, None]
-        padded = F.pad(images, (self.padding,) * 4)
+        padded = pad(images, (self.padding,) * 4)
         which = torch.arange(len(items), device=images.device)[:, None, None]
         taken = padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]]  # [B, H, W, C]
         return taken.permute(0, 3, 1, 2).contiguous()

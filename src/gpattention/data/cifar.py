@@ -7,7 +7,7 @@ from gpattention.data.augmentation import CropAndFlip
 from gpattention.data.cifar_files import SIDE, Cifar, read_cifar
 from gpattention.data.images import ImageData
 from gpattention.data.normalisation import PUBLISHED, Normalisation
-from gpattention.data.ood import load_ood
+from gpattention.data.ood import load_ood, ood_name
 from gpattention.data.places import StrPath, data_root
 from gpattention.data.splits import split
 
@@ -46,8 +46,8 @@ def load_cifar(
     whole = (len(train), len(test)) == (TRAIN, TEST)
     if not whole and not subset:
         raise ValueError(
-            f"expected {TRAIN} training and {TEST} test images of {kind.name}, got {len(train)} and {len(test)}: "
-            "pass subset=True if that is meant"
+            f"expected {TRAIN} training and {TEST} test images of {kind.name}, got {len(train)} "
+            f"and {len(test)}: pass subset=True if that is meant"
         )
     if validation is None:
         validation = VALIDATION if whole else max(1, len(train) // 10)
@@ -56,6 +56,7 @@ def load_cifar(
     fitted, validated = (
         train.select(items) for items in split(len(train), (len(train) - validation, validation), seed)
     )
+    outside = [(source, load_ood(source, folder, size=SIDE, subset=subset)) for source in ood]
     return ImageData(
         name=kind.name if whole else f"{kind.name}-subset",
         train=fitted,
@@ -67,6 +68,6 @@ def load_cifar(
         ),
         patch=PATCH,
         seed=seed,
-        ood={name: load_ood(name, folder, size=SIDE, subset=subset) for name in ood},
+        ood={ood_name(source, part): part for source, part in outside},
         augmentation=CropAndFlip(seed) if augment else None,
     )

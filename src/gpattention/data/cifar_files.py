@@ -10,7 +10,6 @@ from torch import Tensor
 from gpattention.data.folders import class_folders, read_class_folders
 from gpattention.data.images import Images
 from gpattention.data.pickles import read_pickle
-from gpattention.data.places import existing_file
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -75,35 +74,47 @@ CIFAR100 = Cifar(
 
 
 def read_cifar(kind: Cifar, root: Path) -> tuple[Images, Images, tuple[str, ...]]:
-    """Training images, test images and class names, from the first of the three layouts that is there."""
-    if (root / kind.python).is_dir():
-        folder = root / kind.python
-        file, key = kind.python_meta
-        names = read_pickle(folder / file).get(key)
-        train = [_pickled(folder / name, kind) for name in kind.python_train]
-        return _joined(train), _pickled(folder / kind.python_test, kind), _names(folder / file, names, kind)
-    if (root / kind.binary).is_dir():
-        folder = root / kind.binary
-        meta = existing_file(folder / kind.binary_meta)
-        train = [_binary(folder / name, kind) for name in kind.binary_train]
-        names = meta.read_text().split()
-        return _joined(train), _binary(folder / kind.binary_test, kind), _names(meta, names, kind)
-    if (root / kind.name / "train").is_dir():
-        folder = root / kind.name
-        found = class_folders(folder / "train")
-        classes = _names(folder / "train", list(found), kind)
-        train_images, test_images = (
-            Images(*read_class_folders(folder / part, classes, SIDE)) for part in ("train", "test")
-        )
-        return train_images, test_images, classes
+    """Training images, test images and class names, from the first of the three layouts that is whole."""
+    layouts = [
+        (root / kind.python, kind.python_files, _read_python),
+        (root / kind.binary, kind.binary_files, _read_binary),
+        (root / kind.name, ("train", "test"), _read_folders),
+    ]
+    begun = [(folder, files, read) for folder, files, read in layouts if folder.is_dir()]
+    whole = [(f, n, read) for f, n, read in begun if all((f / name).exists() for name in n)]
+    for folder, files, read in whole or begun:
+        for name in files:
+            if not (folder / name).exists():
+                raise FileNotFoundError(f"expected {folder / name}, got nothing: is the dataset complete?")
+        return read(kind, folder)
     raise FileNotFoundError(
         f"expected {kind.python}, {kind.binary} or {kind.name}/train in {root}, got none of them: "
         f"see get({kind.name!r}, root)"
     )
 
 
+def _read_python(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, ...]]:
+    file, key = kind.python_meta
+    names = read_pickle(folder / file).get(key)
+    train = [_pickled(folder / name, kind) for name in kind.python_train]
+    return _joined(train), _pickled(folder / kind.python_test, kind), _names(folder / file, names, kind)
+
+
+def _read_binary(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, ...]]:
+    meta = folder / kind.binary_meta
+    train = [_binary(folder / name, kind) for name in kind.binary_train]
+    names = meta.read_text().split()
+    return _joined(train), _binary(folder / kind.binary_test, kind), _names(meta, names, kind)
+
+
+def _read_folders(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, ...]]:
+    classes = _names(folder / "train", list(class_folders(folder / "train")), kind)
+    train, test = (Images(*read_class_folders(folder / part, classes, SIDE)) for part in ("train", "test"))
+    return train, test, classes
+
+
 def _pickled(file: Path, kind: Cifar) -> Images:
-    content = read_pickle(existing_file(file))
+    content = read_pickle(file)
     pixels, labels = content.get("data"), content.get(kind.python_labels)
     if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
         raise ValueError(
@@ -117,7 +128,7 @@ def _pickled(file: Path, kind: Cifar) -> Images:
 
 
 def _binary(file: Path, kind: Cifar) -> Images:
-    raw = np.fromfile(existing_file(file), np.uint8)
+    raw = np.fromfile(file, np.uint8)
     row = kind.label_bytes + _PIXELS
     if len(raw) == 0 or len(raw) % row:
         raise ValueError(f"{file}: expected rows of {row} bytes, got {len(raw)} bytes: truncated?")
@@ -130,9 +141,7 @@ def _images(file: Path, pixels: Tensor, labels: Tensor, kind: Cifar) -> Images:
         raise ValueError(f"{file}: expected one label per image, got {len(labels)} for {len(pixels)} images")
     wrong = (labels < 0) | (labels >= kind.classes)
     if bool(wrong.any()):
-        raise ValueError(
-            f"{file}: expected labels from 0 to {kind.classes - 1}, got {int(labels[wrong][0])}"
-        )
+        raise ValueError(f"{file}: expected labels from 0 to {kind.classes - 1}, got {int(labels[wrong][0])}")
     return Images(pixels.reshape(-1, 3, SIDE, SIDE), labels)
 
 

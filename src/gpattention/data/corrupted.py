@@ -12,8 +12,8 @@ from gpattention.data.places import StrPath, data_root, existing_file
 FOLDERS = {"cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
 CORRUPTIONS = (
     "brightness", "contrast", "defocus_blur", "elastic_transform", "fog", "frost", "gaussian_blur",
-    "gaussian_noise", "glass_blur", "impulse_noise", "jpeg_compression", "motion_blur", "pixelate", "saturate",
-    "shot_noise", "snow", "spatter", "speckle_noise", "zoom_blur",
+    "gaussian_noise", "glass_blur", "impulse_noise", "jpeg_compression", "motion_blur", "pixelate",
+    "saturate", "shot_noise", "snow", "spatter", "speckle_noise", "zoom_blur",
 )  # fmt: skip
 SEVERITIES = (1, 2, 3, 4, 5)
 TEST = 10_000  # images of one severity, as published
@@ -81,5 +81,7 @@ def load_corrupted(name: str, root: StrPath | None = None, *, subset: bool = Fal
     found = tuple(c for c in CORRUPTIONS if (folder / f"{c}.npy").is_file())
     missing = [c for c in CORRUPTIONS if c not in found]
     if missing and not (subset and found):
-        raise FileNotFoundError(f"{folder}: expected {len(CORRUPTIONS)} corruptions, got no {', '.join(missing)}")
+        raise FileNotFoundError(
+            f"{folder}: expected {len(CORRUPTIONS)} corruptions, got no {', '.join(missing)}"
+        )
     return CorruptedImages(name, folder, found, subset)

@@ -34,8 +34,8 @@ def bundled_digits() -> tuple[Tensor, Tensor]:
 def load_digits(seed: int = 0, *, augment: bool = False) -> ImageData:
     """Digits 0 to 7, 843 to train, 200 to validate and 400 to test, by the seed.
 
-    Out of distribution: `near`, the 354 images of digits 8 and 9; and far ones made by the seed, 400 of each:
-    uniform `noise`, `patterns` (stripes and checkers), the test images `inverted`, and their pixels `shuffled`.
+    Out of distribution are `near`, the 354 images of digits 8 and 9, and far ones made by the seed, 400 each:
+    uniform `noise`, `patterns` (stripes and checkers), the test images `inverted`, their pixels `shuffled`.
     `augment` shifts training images by a pixel; digits are not mirrored.
     """
     images, labels = bundled_digits()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -87,7 +88,7 @@ def _fitted(image: "Image", size: int, fit: Fit) -> "Image":
     return image.crop((left, top, left + size, top + size))
 
 
-def _pillow():  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _pillow() -> ModuleType:
     """Pillow, once an image file is to be decoded."""
     try:
         from PIL import Image

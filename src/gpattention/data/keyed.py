@@ -27,7 +27,7 @@ def keyed(items: Tensor, *keys: int) -> Tensor:
 
 
 def integers(items: Tensor, bound: int, *keys: int) -> Tensor:
-    """One number from 0 to `bound` - 1 for each item, [n] int64; a small bound, for the remainder is taken."""
+    """One number from 0 to `bound` - 1 for each item, [n] int64; even for bounds far below 2**63."""
     return keyed(items, *keys) % bound
 
 

@@ -42,7 +42,7 @@ def loader(
     """
     if workers < 0:
         raise ValueError(f"expected workers >= 0, got {workers}")
-    if not 0 <= done:
+    if done < 0:
         raise ValueError(f"expected done >= 0, got {done}")
     order = batches(len(part), batch_size, seed, epoch, drop_last, rank, world_size, shuffle=shuffle)[done:]
     return DataLoader(

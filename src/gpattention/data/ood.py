@@ -63,6 +63,14 @@ def load_ood(
     return Images.unlabelled(read_images(files, size, fit or known.fit))
 
 
+def ood_name(source: str, images: Images) -> str:
+    """What to call them: a set that is not whole says so, a path goes by its last part."""
+    known = OOD_SETS.get(source)
+    if known is None:
+        return Path(source).name.removesuffix(".npz")
+    return source if len(images) == known.images else f"{source}-subset"
+
+
 def _place(source: str, root: StrPath | None) -> Path:
     """The folder or file that is meant: a path, or a name in the root's folder `ood`."""
     path = Path(source).expanduser()

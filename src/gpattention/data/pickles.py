@@ -68,19 +68,15 @@ class _Restricted(pickle.Unpickler):
 
 def read_pickle(file: Path) -> dict[str, Any]:
     """The dictionary in a CIFAR pickle: its arrays are uint8, its strings decoded."""
-    try:
-        with file.open("rb") as stream:
+    with file.open("rb") as stream:
+        try:
             content = _Restricted(stream, encoding="bytes").load()
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # a damaged pickle can raise almost anything
-        raise ValueError(f"{file}: expected a CIFAR pickle, got {type(error).__name__}: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: expected a CIFAR pickle of a dictionary, got {type(content).__name__}")
-    try:
-        return {str(_plain(key)): _plain(value) for key, value in content.items()}
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+            if isinstance(content, dict):
+                return {str(_plain(key)): _plain(value) for key, value in content.items()}
+        except Exception as error:  # a damaged pickle can raise almost anything
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{file}: expected a CIFAR pickle, got {told}") from None
+    raise ValueError(f"{file}: expected a CIFAR pickle of a dictionary, got {type(content).__name__}")
 
 
 def _plain(value: Any) -> Any:

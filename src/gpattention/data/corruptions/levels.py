@@ -1,7 +1,7 @@
 """Between fractions in [0, 1] and the 256 levels of a byte.
 
 The published code multiplies by 255 and cuts off the decimals, where its image libraries round; both are
-needed. The small guard makes a result that is a whole number up to rounding errors that number, on every device.
+needed. What is a whole number up to rounding errors becomes that number, on every device.
 """
 
 import torch

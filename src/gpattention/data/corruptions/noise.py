@@ -46,4 +46,4 @@ def poisson_counts(levels: Tensor, photons: float, uniform: Tensor) -> Tensor:
     # one sorted table for all levels: the row of level l is shifted into [l, l + 1]
     table = (distribution.clamp_(max=1) + torch.arange(256)[:, None]).to(uniform.device)  # [256, K]
     place = torch.searchsorted(table.flatten(), (uniform + levels).contiguous())
-    return (place - levels * len(counts)).to(torch.float64)
+    return (place - levels * len(counts)).clamp_(min=0).to(torch.float64)

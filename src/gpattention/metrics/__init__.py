@@ -1,0 +1,38 @@
+"""Metrics of predictions as plain functions of tensors: right, calibrated, selective, aware of the unknown.
+
+Classification metrics take `probs` [B, C] and `labels` [B]; out-of-distribution metrics take `scores_in` [n]
+and `scores_out` [m], larger for items further out.  All compute in float64, pool all items, return floats
+and need torch alone.  `gpattention.metrics.streaming` has the same for items that come in batches and
+processes, on top of torchmetrics.
+"""
+
+from gpattention.metrics.binning import ReliabilityBins, reliability_bins
+from gpattention.metrics.calibration import adaptive_ece, classwise_ece, ece, mce
+from gpattention.metrics.classification import accuracy, mcc
+from gpattention.metrics.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
+from gpattention.metrics.resampling import Estimate, bootstrap, standard_error
+from gpattention.metrics.scoring import brier, nll
+from gpattention.metrics.selective import RiskCoverage, aurc, risk_coverage
+
+__all__ = [
+    "Estimate",
+    "ReliabilityBins",
+    "RiskCoverage",
+    "accuracy",
+    "adaptive_ece",
+    "aupr_in",
+    "aupr_out",
+    "aurc",
+    "auroc",
+    "bootstrap",
+    "brier",
+    "classwise_ece",
+    "ece",
+    "fpr_at_tpr",
+    "mcc",
+    "mce",
+    "nll",
+    "reliability_bins",
+    "risk_coverage",
+    "standard_error",
+]
