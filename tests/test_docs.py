@@ -9,7 +9,14 @@ import torch
 from gpattention.attention import attention_class, list_attention
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/index.md", "docs/attention.md", "docs/models.md")
+PAGES = (
+    "README.md",
+    "docs/index.md",
+    "docs/attention.md",
+    "docs/models.md",
+    "docs/metrics.md",
+    "docs/data.md",
+)
 BUILT_IN = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 
 

@@ -83,9 +83,7 @@ def write_cifar100_python(root: Path, n: int = 6) -> tuple[np.ndarray, list[int]
     for i, name in enumerate(("train", "test")):
         rows = slice(i * n, (i + 1) * n)
         coarse = listed([integer(y // 5) for y in labels[rows]])
-        (folder / name).write_bytes(
-            cifar_pickle(x[rows], labels[rows], "fine_labels", coarse_labels=coarse)
-        )
+        (folder / name).write_bytes(cifar_pickle(x[rows], labels[rows], "fine_labels", coarse_labels=coarse))
     fine = listed([string(f"class_{i:02d}") for i in range(100)])
     (folder / "meta").write_bytes(mapped({"fine_label_names": fine, "coarse_label_names": listed([])}))
     return x, labels
@@ -111,9 +109,9 @@ def write_cola(root: Path, rows: tuple[int, int, int] = (30, 6, 4), folder: str 
     for form in ("raw", "tokenized"):
         (root / folder / form).mkdir(parents=True)
         for name, n in zip(names, rows, strict=True):
-            space = " " if form == "tokenized" else ""
+            end = " ." if form == "tokenized" else "."
             lines = [
-                f'gj04\t{i % 2}\t{"" if i % 2 else "*"}\t"{name} {i} said,{space} \u2018no\u2019\u2028 it{space}.'
+                f'gj04\t{i % 2}\t{"" if i % 2 else "*"}\t"{name} {i} said \u2018no\u2019\u2028 to it{end}'
                 for i in range(n)
             ]
             text = "\n".join(lines) + ("" if name.startswith("out") else "\n")  # as in the published files

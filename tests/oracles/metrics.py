@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def aurc_over_all_orders(certainty: Array, wrong: Array) -> float:
     """Mean selective risk, averaged over every order of the items that is sorted by certainty."""
     areas = []
     for order in permutations(range(len(wrong))):
-        if all(certainty[a] >= certainty[b] for a, b in zip(order, order[1:], strict=False)):
+        if all(certainty[a] >= certainty[b] for a, b in pairwise(order)):
             mistakes = [wrong[i] for i in order]
             areas.append(np.mean([np.mean(mistakes[:k]) for k in range(1, len(order) + 1)]))
     return float(np.mean(areas))

@@ -34,7 +34,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One known dataset."""
+    """One dataset that `load` knows: what it is, where it comes from, what files it has."""
 
     name: str
     kind: Literal["images", "text", "corrupted", "ood"]

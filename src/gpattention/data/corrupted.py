@@ -65,23 +65,30 @@ class CorruptedImages:
             raise ValueError(f"{file}: expected a NumPy array, got {error}") from None
 
 
-def load_corrupted(name: str, root: StrPath | None = None, *, subset: bool = False) -> CorruptedImages:
+def load_corrupted(
+    name: str, root: StrPath | None = None, *, folder: StrPath | None = None, subset: bool = False
+) -> CorruptedImages:
     """The corrupted test images.
 
     Args:
         name: cifar10-c or cifar100-c.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        folder: another one of the same layout, such as `corruptions.regenerate` writes, under the root or
+            anywhere; the result is then called by its name.
         subset: whether corruptions may be missing and arrays may be shorter than published.
     """
     if name not in FOLDERS:
         raise ValueError(f"expected name to be one of {', '.join(FOLDERS)}, got {name!r}")
-    folder = data_root(root) / FOLDERS[name]
-    if not folder.is_dir():
-        raise FileNotFoundError(f"expected {name} in {folder}, got no such folder: see get({name!r}, root)")
-    found = tuple(c for c in CORRUPTIONS if (folder / f"{c}.npy").is_file())
+    if folder is not None and Path(folder).is_absolute():
+        place = Path(folder)
+    else:
+        place = data_root(root) / (FOLDERS[name] if folder is None else folder)
+    if not place.is_dir():
+        raise FileNotFoundError(f"expected {name} in {place}, got no such folder: see get({name!r}, root)")
+    found = tuple(c for c in CORRUPTIONS if (place / f"{c}.npy").is_file())
     missing = [c for c in CORRUPTIONS if c not in found]
     if missing and not (subset and found):
         raise FileNotFoundError(
-            f"{folder}: expected {len(CORRUPTIONS)} corruptions, got no {', '.join(missing)}"
+            f"{place}: expected {len(CORRUPTIONS)} corruptions, got no {', '.join(missing)}"
         )
-    return CorruptedImages(name, folder, found, subset)
+    return CorruptedImages(name if folder is None else place.name, place, found, subset)

@@ -75,6 +75,8 @@ class _Run:
                 f"expected at least {per_update} training items for one update, got {self.items}"
             )
         self.schedule = Schedule(recipe, self.items // per_update)
+        build_kernel_model(recipe, data.facts)  # mistakes in a recipe show before a folder is made
+        build_model(recipe, data.facts)
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.best = -math.inf

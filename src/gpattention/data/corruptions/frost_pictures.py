@@ -20,7 +20,7 @@ _LOOKS = (
     (138, 153, 166, 29),
     (112, 123, 135, 43),
 )
-_SLOW_SHARE = 0.55  # of the variance: neighbours then correlate as in the published pictures, about 0.6
+_SLOW_SHARE = 0.45  # of the variance: neighbours then correlate as in the published pictures, about 0.6
 _NEEDLE_ANGLES = (0.0, 36.0, 72.0, 108.0, 144.0)  # degrees
 
 
@@ -32,7 +32,7 @@ def generated_pictures(seed: int, images: Tensor) -> tuple[Tensor, ...]:
     clouds = plasma(random.uniform("clouds", side, side), decay=1.6)
     specks = random.normal("specks", 1, side, side)  # [5, 1, side, side]
     angles = torch.tensor(_NEEDLE_ANGLES, device=images.device, dtype=torch.float64)
-    smeared = [smear(specks, 2, 0.8, angle.expand(len(numbers))) for angle in angles]
+    smeared = [smear(specks, 3, 1.5, angle.expand(len(numbers))) for angle in angles]
     needles = torch.stack(smeared).amax(0)[:, 0]
     texture = _SLOW_SHARE**0.5 * _standard(clouds) + (1 - _SLOW_SHARE) ** 0.5 * _standard(needles)
     looks = images.new_tensor(_LOOKS, dtype=torch.float64)

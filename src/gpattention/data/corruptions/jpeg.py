@@ -3,8 +3,6 @@
 Baseline, YCbCr with halved chrominance (4:2:0), all in integers and rounded where libjpeg rounds.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -22,19 +20,11 @@ def jpeg_compression(images: Tensor, constants: Constants, scene: Scene) -> Tens
     (quality,) = constants
     height, width = images.shape[-2:]
     luminance_steps, chrominance_steps = (t.to(images.device) for t in quantisation_tables(int(quality)))
-    y, cb, cr = to_ycbcr(_whole_units(nearest_levels(images).long()))
+    y, cb, cr = to_ycbcr(nearest_levels(images).long())
     y = lose(y, luminance_steps)
-    half = (math.ceil(height / 2), math.ceil(width / 2))
-    cb, cr = (double(lose(halve(c), chrominance_steps)[:, : half[0], : half[1]]) for c in (cb, cr))
-    decoded = to_rgb(*(channel[:, :height, :width] for channel in (y, cb, cr)))
-    return fractions(decoded)
-
-
-def _whole_units(levels: Tensor) -> Tensor:
-    """Repeat the last row and column until both sides are multiples of 16."""
-    rows, columns = -levels.shape[-2] % 16, -levels.shape[-1] % 16
-    wide = extend(levels, rows, columns, "nearest")
-    return wide[..., rows:, columns:]
+    cb, cr = (lose(halve(c), chrominance_steps)[..., : (width + 1) // 2] for c in (cb, cr))
+    cb, cr = double(cb), double(cr)
+    return fractions(to_rgb(*(channel[:, :height, :width] for channel in (y, cb, cr))))
 
 
 def to_ycbcr(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,8 +51,12 @@ def _fix(number: float) -> int:
 
 
 def halve(chrominance: Tensor) -> Tensor:
-    """Means of 2 x 2 pixels; halves are rounded up in every second column only, to no side on average."""
-    rows = chrominance[:, ::2] + chrominance[:, 1::2]
+    """Means of 2 x 2 pixels; halves are rounded up in every second column only, to no side on average.
+
+    To the right, pixels are repeated up to a whole block; below, `lose` repeats means, as in libjpeg.
+    """
+    even = _padded(chrominance, 2, 16)
+    rows = even[:, ::2] + even[:, 1::2]
     sums = rows[..., ::2] + rows[..., 1::2]
     bias = 1 + torch.arange(sums.shape[-1], device=sums.device) % 2
     return (sums + bias) >> 2
@@ -80,9 +74,17 @@ def double(chrominance: Tensor) -> Tensor:
 
 def lose(channel: Tensor, steps: Tensor) -> Tensor:
     """What comes back of a channel, [B, H, W] in levels, after its frequencies are rounded to `steps`."""
-    batch, height, width = channel.shape
-    blocks = (channel - 128).reshape(batch, height // 8, 8, width // 8, 8).transpose(2, 3)
+    whole_blocks = _padded(channel, 8, 8)
+    batch, height, width = whole_blocks.shape
+    blocks = (whole_blocks - 128).reshape(batch, height // 8, 8, width // 8, 8).transpose(2, 3)
     exact = frequencies(blocks)  # [B, H/8, W/8, 8, 8], times 8
     whole = exact.sign() * ((exact.abs() + 4 * steps) // (8 * steps))  # halves away from zero
     back = from_frequencies(whole * steps) + 128
-    return back.clamp_(0, 255).transpose(2, 3).reshape(channel.shape)
+    joined = back.clamp_(0, 255).transpose(2, 3).reshape(batch, height, width)
+    return joined[:, : channel.shape[1], : channel.shape[2]]
+
+
+def _padded(channel: Tensor, rows: int, columns: int) -> Tensor:
+    """Repeat the last row and column until the sides are multiples of `rows` and `columns`."""
+    more_rows, more_columns = -channel.shape[-2] % rows, -channel.shape[-1] % columns
+    return extend(channel, more_rows, more_columns, "nearest")[..., more_rows:, more_columns:]

@@ -1,0 +1,1 @@
+"""Metrics against loops, scikit-learn and each other."""

@@ -1,0 +1,75 @@
+"""The command line: it trains, resumes, shows a table, and tells mistakes in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from gpattention.cli import main
+from gpattention.experiments import run_demo
+from gpattention.experiments.demo import MODELS, demo_recipe
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "digits-cgp.toml"
+SMALL = ["--set", "phases.kernel_epochs=1", "--set", "phases.epochs=1", "--set", "model.config.width=16"]
+
+
+def test_demo_trains_compares_and_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--run", str(tmp_path), "--models", "softmax,scgp", "--epochs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "softmax" in out
+    assert "near AUROC" in out
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<tr>") == 3
+    assert "<b>" in page
+    assert "http" not in page.replace("http-equiv", "")
+    result = run_demo(tmp_path, models=("softmax",), epochs=1)  # an earlier demo is replaced
+    assert 0 <= result.rows[0].accuracy <= 1
+
+
+def test_train_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--run", str(tmp_path / "run")]
+    assert main(["train", str(RECIPE), *SMALL, *run]) == 0
+    assert "validation accuracy" in capsys.readouterr().out
+    assert main(["train", str(RECIPE), *SMALL, *run]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert main(["train", str(RECIPE), *SMALL, *run, "--resume"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "nowhere.toml"], "no recipe nowhere.toml"),
+        (["train", str(RECIPE), "--set", "optimizer.batchsize=3"], "did you mean 'batch_size'"),
+        (["train", str(RECIPE), "--set", "model.attention=nothing"], "got 'nothing'"),
+        (["demo", "--models", "nothing"], "got nothing"),
+    ],
+)
+def test_mistakes_take_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    with pytest.raises((ValueError, FileNotFoundError)):
+        main(["--debug", *arguments])
+
+
+def test_models_lists_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    listed = capsys.readouterr().out
+    assert all(kind in listed for kind in MODELS)
+    assert main([]) == 2
+
+
+def test_demo_recipes_are_the_same_but_for_the_attention() -> None:
+    first, *others = (demo_recipe(name).to_dict() for name in MODELS)
+    for other in others:
+        assert {k: v for k, v in other.items() if k not in ("name", "model")} == {
+            k: v for k, v in first.items() if k not in ("name", "model")
+        }
+        assert other["model"]["config"] == first["model"]["config"]
