@@ -11,6 +11,6 @@ from gpattention import gp
 @pytest.fixture(autouse=True)
 def _clean_state() -> Iterator[None]:
     torch.manual_seed(0)
-    assert gp.health() == {"cpu": 0}
+    assert not any(gp.health().values())
     yield
-    assert gp.health() == {"cpu": 0}
+    assert not any(gp.health().values())

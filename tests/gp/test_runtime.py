@@ -136,9 +136,9 @@ class Watch(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def _clean_state() -> Iterator[None]:
     torch._dynamo.reset()
-    assert gp.health() == {"cpu": 0}
+    assert not any(gp.health().values())
     yield
-    assert gp.health() == {"cpu": 0}
+    assert not any(gp.health().values())
 
 
 @pytest.mark.parametrize("name", [*COMPILED, pytest.param("cgp inductor", marks=pytest.mark.slow)])
@@ -270,10 +270,10 @@ def test_failures_where_nothing_can_raise(how: str) -> None:
     assert mean.isnan().flatten(2).sum(-1).tolist() == [[0, 0], [20, 0]]
     assert variance.isnan().sum(-1).tolist() == [[0, 0], [5, 0]]
     if how != "exported":  # a program that leaves this process takes no counter along
-        assert gp.health() == {"cpu": 1}
+        assert sum(gp.health().values()) == 1
         with pytest.raises(gp.NotPositiveDefiniteError, match="last check: 1 on cpu"):
             gp.check_health()
-    assert gp.health() == {"cpu": 0}
+    assert not any(gp.health().values())
     gp.check_health()  # raises once only
     with pytest.raises(gp.NotPositiveDefiniteError, match=r"^1 of 4 matrices K_o \+ noise I .* \[1, 0\]"):
         failing(x)  # eager again: at once

@@ -151,7 +151,7 @@ class TestRuntime:
         for ours, theirs in zip(*gradients, strict=True):
             if theirs is not None:
                 assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
-        assert gp.health() == {"cpu": 0}
+        assert not any(gp.health().values())
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", DRAWING)

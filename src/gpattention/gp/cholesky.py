@@ -53,7 +53,7 @@ def cholesky(
 def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
     # cuSOLVER does not always flag NaN input, so the pivots are looked at too
     failed = (info != 0) | ~L.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # [...]
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_dynamo_compiling():
         failed = _count_failures(failed)
     elif not torch.compiler.is_exporting():  # an exported program has no process to count in
         _counter(L.device).add_(failed.sum())

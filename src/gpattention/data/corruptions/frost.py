@@ -44,14 +44,14 @@ def shrunk_pictures(pictures: Sequence[Tensor], images: Tensor) -> tuple[Tensor,
         if picture.dtype != torch.uint8 and not picture.is_floating_point():
             raise ValueError(f"frost[{number}]: expected uint8 or floats in [0, 1], got {picture.dtype}")
         whole = fractions(picture) if picture.dtype == torch.uint8 else picture.to(torch.float64)
-        low, high = (float(bound) for bound in whole.aminmax())
-        if not (low >= 0 and high <= 1):
-            raise ValueError(f"frost[{number}]: expected values in [0, 1], got {low:.4g} to {high:.4g}")
         small = whole[:, _KEPT, _KEPT].to(images.device)
         if small.shape[1] <= images.shape[2] or small.shape[2] <= images.shape[3]:
             raise ValueError(
                 f"frost[{number}]: a fifth of {tuple(whole.shape[1:])} must be larger than the images, "
                 f"{tuple(images.shape[2:])}"
             )
+        low, high = (float(bound) for bound in whole.aminmax())
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"frost[{number}]: expected values in [0, 1], got {low:.4g} to {high:.4g}")
         shrunk.append(small)
     return tuple(shrunk)
