@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from gpattention.attention import attention_class, list_attention
@@ -10,17 +9,24 @@ from gpattention.cli.bar import Bar
 from gpattention.cli.demo_page import demo_table, write_page
 from gpattention.experiments import run_demo, train_images
 from gpattention.experiments.demo import MODELS
-from gpattention.training import Progress, Recipe, load_recipe
+from gpattention.training import load_recipe
 
 
 def demo(given: argparse.Namespace) -> None:
     """Six kinds of attention on digits, a table and a page."""
     models = tuple(MODELS) if given.models is None else tuple(given.models.split(","))
-
-    def bar(name: str, recipe: Recipe) -> Callable[[Progress], object]:
-        return Bar(f"{name:<8}")
-
-    result = run_demo(given.run, models=models, epochs=given.epochs, seed=given.seed, on_model=bar)
+    print(f"training {', '.join(models)} on handwritten digits, {given.jobs} at a time")
+    result = run_demo(
+        given.run,
+        models=models,
+        kernel_epochs=given.kernel_epochs,
+        epochs=given.epochs,
+        seed=given.seed,
+        workers=given.jobs,
+        on_done=lambda row: print(
+            f"  {row.model:<8} {row.seconds:4.0f} s  accuracy {row.accuracy:.3f}", flush=True
+        ),
+    )
     print("\n" + demo_table(result, bold=sys.stdout.isatty()))
     page = write_page(result)
     print(f"\nreport: {page}")

@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands_parser.add_parser("demo", help="train, evaluate and compare on bundled digits")
     demo.add_argument("--run", default="runs/demo", help="folder for runs and report (default: %(default)s)")
     demo.add_argument("--models", help="comma-separated kinds (default: all six)")
-    demo.add_argument("--epochs", type=int, default=12, help="of each phase (default: %(default)s)")
+    demo.add_argument("--kernel-epochs", type=int, default=10, help="of phase 1 (default: %(default)s)")
+    demo.add_argument("--epochs", type=int, default=20, help="of phase 2, with draws (default: %(default)s)")
+    demo.add_argument("--jobs", type=int, default=2, help="models trained at once (default: %(default)s)")
     demo.add_argument("--seed", type=int, default=0, help="of data split and training (default: %(default)s)")
     demo.set_defaults(run_command=commands.demo)
 
