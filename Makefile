@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $(STAMP)
 
-demo: setup ## run a small real computation: attention that knows where it has not been
-	$(BIN)/python scripts/demo.py
+demo: setup ## train, evaluate and compare six kinds of attention on bundled digits
+	$(BIN)/gpattention demo
 
 test: setup format-check lint types unit ## format check, lint, types, fast tests with coverage
 

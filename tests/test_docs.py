@@ -14,6 +14,7 @@ PAGES = (
     "docs/index.md",
     "docs/attention.md",
     "docs/models.md",
+    "docs/training.md",
     "docs/metrics.md",
     "docs/data.md",
 )
