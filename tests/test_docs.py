@@ -17,6 +17,7 @@ PAGES = (
     "docs/training.md",
     "docs/metrics.md",
     "docs/data.md",
+    "docs/corruptions.md",
 )
 BUILT_IN = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 
