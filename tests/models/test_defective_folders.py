@@ -75,7 +75,7 @@ class TestDefects:
     def test_foreign_weights(self, folder: Path) -> None:
         path = folder / "model.safetensors"
         save_file({"w": torch.zeros(2)}, path)
-        refused(folder, ValueError, str(path), "does not fit its config", "missing ['attend.bias'", "['w']")
+        refused(folder, ValueError, str(path), "does not fit its config", "missing ['attend.weight'", "['w']")
 
     def test_missing_and_extra_tensors(self, folder: Path) -> None:
         path = folder / "model.safetensors"
