@@ -31,18 +31,6 @@ def check_probs(probs: Tensor) -> None:
         raise ValueError(f"expected probs >= 0 that add up to 1, got {told} for item {worst}")
 
 
-def check_fraction(name: str, value: float, *, one: bool = False) -> None:
-    """Inside (0, 1), or in (0, 1] if `one`."""
-    if not 0 < value < 1 and not (one and value == 1):
-        raise ValueError(f"expected {name} in (0, 1{']' if one else ')'}, got {value}")
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """One of the names."""
-    if value not in choices:
-        raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")
-
-
 def check_predictor(predictor: object) -> None:
     """Something with a `predict` method; models are wrapped first."""
     if not callable(getattr(predictor, "predict", None)):

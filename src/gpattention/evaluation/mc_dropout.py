@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from gpattention.evaluation.checks import check_choice
 from gpattention.gp import ItemNoise
+from gpattention.metrics.checks import check_choice
 from gpattention.models.prediction import BATCH_SIZE, DRAWS, Classifier, Draw, Prediction, predict
 from gpattention.models.rows import (
     Inputs,

@@ -34,7 +34,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write `step-XXXXXXXX.safetensors`; only then drop the oldest beyond `keep`."""
+    """Write `step-` and eight digits; only then drop the oldest beyond `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:08d}.safetensors"
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
