@@ -6,6 +6,7 @@
 
 from gpattention.training.build import build_kernel_model, build_model
 from gpattention.training.checkpoint import CheckpointError
+from gpattention.training.devices import choose_device
 from gpattention.training.recipe import (
     CheckpointRecipe,
     DataRecipe,
@@ -45,6 +46,7 @@ __all__ = [
     "TrainingStoppedError",
     "build_kernel_model",
     "build_model",
+    "choose_device",
     "fit",
     "load_recipe",
     "recipe_from_dict",

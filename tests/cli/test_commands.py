@@ -8,7 +8,7 @@ from gpattention.cli import main
 from gpattention.experiments import run_demo
 from gpattention.experiments.demo import MODELS, demo_recipe
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "digits-cgp.toml"
+RECIPE = Path(__file__).parents[2] / "recipes" / "digits-cgp.toml"
 FEW = ["--epochs", "1", "--kernel-epochs", "1"]
 SMALL = ["--set", "phases.kernel_epochs=1", "--set", "phases.epochs=1", "--set", "model.config.width=16"]
 

@@ -1,0 +1,85 @@
+"""What an evaluation found, as data: one JSON file per suite in a run's folder, read by reports and tables.
+
+A `Record` is one number: which set, whose prediction, which metric.  Everything that is not one number
+(curves, histograms, tables by layer) stands in `SuiteResult.curves` under a name.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpattention.models.storage import write_atomically
+
+FORMAT = "gpattention-evaluation-1"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One number, e.g. the NLL on `test` of the model's own draws."""
+
+    set: str  # validation, test, ood/NAME, corrupted/TYPE/SEVERITY, corrupted/CATEGORY, corrupted/mean
+    predictor: str  # model, mean, mc_dropout, ensemble; each may end in +temperature
+    metric: str  # accuracy, nll, ece, ..., batch_ece (the paper's batch means), auroc, fpr95, ...
+    value: float
+    detail: Mapping[str, Any] = field(default_factory=dict)  # e.g. score of an OOD metric, temperature
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """One suite over one run."""
+
+    suite: str
+    run: str  # the recipe's name
+    data: str
+    seed: int
+    attention: str
+    samples: int  # draws of a prediction
+    records: tuple[Record, ...]
+    curves: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what is missing, reduced, regenerated or a stand-in
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def value(self, set: str, metric: str, predictor: str = "model", **detail: Any) -> float | None:
+        """The number of one record; None where there is none."""
+        for record in self.records:
+            same = (record.set, record.metric, record.predictor) == (set, metric, predictor)
+            if same and all(record.detail.get(key) == value for key, value in detail.items()):
+                return record.value
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the file holds it."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def suite_from_dict(plain: Mapping[str, Any]) -> SuiteResult:
+    """The inverse of `SuiteResult.to_dict`."""
+    if plain.get("format") != FORMAT:
+        raise ValueError(f"expected an evaluation of format {FORMAT}, got {plain.get('format')!r}")
+    values = {key: value for key, value in plain.items() if key != "format"}
+    values["records"] = tuple(Record(**record) for record in values["records"])
+    values["notes"] = tuple(values.get("notes", ()))
+    return SuiteResult(**values)
+
+
+def write_suite(folder: str | Path, result: SuiteResult) -> Path:
+    """Write `RUN/evaluation/SUITE.json`."""
+    path = Path(folder) / "evaluation" / f"{result.suite}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(result.to_dict(), indent=1) + "\n").encode())
+    return path
+
+
+def read_suites(folder: str | Path) -> dict[str, SuiteResult]:
+    """All suites of a run folder by name; empty when none was run."""
+    found = {}
+    for path in sorted((Path(folder) / "evaluation").glob("*.json")):
+        try:
+            result = suite_from_dict(json.loads(path.read_text()))
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not an evaluation of this library: {error}") from error
+        found[result.suite] = result
+    return found
