@@ -35,7 +35,13 @@ def test_a_run_folder_is_whole(tmp_path: Path) -> None:
     assert [row["phase"] for row in rows] == ["kernel", "kernel", "gp", "gp"]
     assert [int(row["step"]) for row in rows] == [4, 8, 12, 16]
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events if e["event"] != "validated"] == ["warm start", "finished"]
+    assert [e["event"] for e in events if e["event"] != "validated"] == [
+        "phase",
+        "phase",
+        "warm start",
+        "finished",
+    ]
+    assert {e["reason"] for e in events if e["event"] == "phase"} == {"CUDA graphs need a CUDA device"}
     assert len(list_checkpoints(folder / "checkpoints")) == 2
     assert [p.step for p in seen] == list(range(1, 17))
     assert seen[0].regularizer is None

@@ -22,8 +22,15 @@ def real_tokens(padding: Tensor | None, tokens: Tensor) -> Tensor:
 
 def normalised(total: Tensor, tokens: Tensor, *, head_dim: int, training: bool) -> Tensor:
     """`total` [B, H] per sequence and head, as one number.  []"""
-    if training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        tokens = tokens.clone()
-        dist.all_reduce(tokens)
-        tokens = tokens / dist.get_world_size()
+    if training:
+        tokens = mean_over_processes(tokens)
     return total.sum() / (total.shape[-1] * tokens.clamp_min(1) * head_dim)
+
+
+def mean_over_processes(count: Tensor) -> Tensor:
+    """The mean of a count over the processes of a run; itself in a single one.  []"""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return count
+    count = count.clone()
+    dist.all_reduce(count)
+    return count / dist.get_world_size()

@@ -11,13 +11,13 @@ class Batch(NamedTuple):
     """Some items of a part of a dataset."""
 
     items: Tensor  # [B] int64, each item's index in its part: keys noise and augmentation
-    inputs: Tensor | dict[str, Tensor]  # [B, ...]
+    inputs: Tensor | Mapping[str, Tensor]  # [B, ...]
     labels: Tensor  # [B] int64
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """The same on another device."""
         if isinstance(self.inputs, Tensor):
-            inputs: Tensor | dict[str, Tensor] = self.inputs.to(device, non_blocking=non_blocking)
+            inputs: Tensor | Mapping[str, Tensor] = self.inputs.to(device, non_blocking=non_blocking)
         else:
             inputs = {name: x.to(device, non_blocking=non_blocking) for name, x in self.inputs.items()}
         return Batch(

@@ -1,11 +1,14 @@
 """CIFAR-10-C and CIFAR-100-C: the test images under 19 corruptions of 5 severities, memory-mapped."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from gpattention.data.corruptions.regenerated_record import RECORD
 from gpattention.data.images import Images
 from gpattention.data.places import StrPath, data_root, existing_file
 
@@ -20,6 +23,16 @@ TEST = 10_000  # images of one severity, as published
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a folder's `regenerated.json` says: these are not the published arrays."""
+
+    name: str  # such as "CIFAR-10-C (regenerated)"
+    frost: str  # "generated pictures" or "given pictures, sha256 ..."
+    severities: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
 class CorruptedImages:
     """A folder of arrays; `part` gives one corruption at one severity, in the order of the test images."""
 
@@ -27,6 +40,12 @@ class CorruptedImages:
     folder: Path
     corruptions: tuple[str, ...]  # those that are there
     subset: bool = False
+    regenerated: Origin | None = None  # None: as published, as far as can be told
+
+    @property
+    def severities(self) -> tuple[int, ...]:
+        """Those that are there."""
+        return SEVERITIES if self.regenerated is None else self.regenerated.severities
 
     def part(self, corruption: str, severity: int) -> Images:
         """[10000, 3, 32, 32]; only the rows that are used will be read from the disk."""
@@ -34,23 +53,26 @@ class CorruptedImages:
             raise ValueError(
                 f"expected corruption to be one of {', '.join(self.corruptions)}, got {corruption!r}"
             )
-        if severity not in SEVERITIES:
-            raise ValueError(f"expected severity from 1 to 5, got {severity}")
+        count = len(self.severities)
+        if severity not in self.severities:
+            told = "from 1 to 5" if count == 5 else f"among {', '.join(map(str, self.severities))}"
+            raise ValueError(f"expected severity {told}, got {severity}")
         images = self._array(corruption)
         labels = self._array("labels")
-        good = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3) and len(images) % 5 == 0
+        good = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3) and len(images) % count == 0
         if not good or labels.shape != images.shape[:1]:
             raise ValueError(
-                f"{self.folder}: expected {corruption} to be uint8 [n, 32, 32, 3] and labels [n], n in five "
-                f"severities, got {images.dtype} {images.shape} and {labels.shape}"
+                f"{self.folder}: expected {corruption} to be uint8 [n, 32, 32, 3] and labels [n], n in "
+                f"{count} severities, got {images.dtype} {images.shape} and {labels.shape}"
             )
-        rows = len(images) // 5
+        rows = len(images) // count
         if rows != TEST and not self.subset:
             raise ValueError(
                 f"{self.folder}: expected {TEST} images of each severity, got {rows}: "
                 "pass subset=True if that is meant"
             )
-        chosen = slice((severity - 1) * rows, severity * rows)
+        place = self.severities.index(severity)
+        chosen = slice(place * rows, (place + 1) * rows)
         return Images(
             torch.from_numpy(images[chosen]).permute(0, 3, 1, 2),
             torch.from_numpy(labels[chosen].astype(np.int64)),
@@ -76,6 +98,9 @@ def load_corrupted(
         folder: another one of the same layout, such as `corruptions.regenerate` writes, under the root or
             anywhere; the result is then called by its name.
         subset: whether corruptions may be missing and arrays may be shorter than published.
+
+    A folder with a `regenerated.json` says so in `regenerated`, and in its name if it stands where the
+    published one would.
     """
     if name not in FOLDERS:
         raise ValueError(f"expected name to be one of {', '.join(FOLDERS)}, got {name!r}")
@@ -91,4 +116,20 @@ def load_corrupted(
         raise FileNotFoundError(
             f"{place}: expected {len(CORRUPTIONS)} corruptions, got no {', '.join(missing)}"
         )
-    return CorruptedImages(name if folder is None else place.name, place, found, subset)
+    origin = _origin(place)
+    called = name if origin is None else f"{name}-regenerated"
+    return CorruptedImages(called if folder is None else place.name, place, found, subset, origin)
+
+
+def _origin(folder: Path) -> Origin | None:
+    """What the folder says about itself; the published one says nothing."""
+    file = folder / RECORD
+    if not file.is_file():
+        return None
+    try:
+        record: Any = json.loads(file.read_text())
+        recipe = record["recipe"]
+        severities = tuple(int(severity) for severity in recipe["severities"])
+        return Origin(str(record["name"]), str(recipe["frost"]), severities, int(recipe["seed"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected the record of regenerated corruptions, got {error!r}") from None

@@ -1,41 +1,13 @@
 """MC dropout (Gal and Ghahramani 2016): dropout stays on at prediction, and every mask is a draw."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor
 
-from gpattention.gp import ItemNoise
 from gpattention.metrics.checks import check_choice
+from gpattention.models.item_dropout import Dropout, calls_of_items, find_dropouts, hooked, item_masks
 from gpattention.models.prediction import BATCH_SIZE, DRAWS, Classifier, Draw, Prediction, predict
-from gpattention.models.rows import (
-    Inputs,
-    Progress,
-    Rows,
-    check_count,
-    collect,
-    count_items,
-    device_of,
-    evaluating,
-    model_device,
-    take,
-)
-
-Hook: TypeAlias = Callable[[str, float, nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]
-_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels of [B, C, ...]
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """A dropout module that drops, and its rate."""
-
-    module: nn.Module
-    rate: float
+from gpattention.models.rows import Inputs, Progress, Rows, check_count, collect, evaluating, model_device
 
 
 class MCDropout:
@@ -76,12 +48,12 @@ class MCDropout:
 
         def forward(rows: Rows) -> Tensor:
             noise = rows.noise
-            with _hooked(dropouts, _masks(noise, own)):
+            with hooked(dropouts, item_masks(noise, own)):
                 generator = None if drawing == "none" else noise
                 return model(rows.inputs, draw=drawing, generator=generator, need=("logits",)).logits
 
         with evaluating(model):
-            own = _calls_of_items(model, dropouts, inputs)
+            own = calls_of_items(model, partial(_plain, model), dropouts, inputs)
             logits = collect(
                 forward,
                 inputs,
@@ -96,17 +68,7 @@ class MCDropout:
 
     def _dropouts(self) -> dict[str, Dropout]:
         """Read anew at every prediction: rates may be set at any time."""
-        found: dict[str, Dropout] = {}
-        for name, module in self._model.named_modules():
-            if not isinstance(module, _DropoutNd):
-                continue
-            rate = module.p if self._p is None else self._p
-            if rate > 0 and not isinstance(module, (nn.Dropout, *_CHANNELS)):
-                raise ValueError(
-                    f"expected nn.Dropout as {name!r}, got {type(module).__name__} with p={rate}"
-                )
-            if rate > 0:
-                found[name] = Dropout(module, rate)
+        found = find_dropouts(self._model, self._p)
         if not found:
             raise ValueError(
                 f"expected a model with dropout modules of p > 0, got none in {type(self._model).__name__}: "
@@ -115,63 +77,5 @@ class MCDropout:
         return found
 
 
-@contextmanager
-def _hooked(dropouts: Mapping[str, Dropout], hook: Hook) -> Iterator[None]:
-    """Run the hook after every dropout; the modules themselves stay untouched."""
-    with ExitStack() as stack:
-        for name, dropout in dropouts.items():
-            handle = dropout.module.register_forward_hook(partial(hook, name, dropout.rate))
-            stack.callback(handle.remove)
-        yield
-
-
-def _calls_of_items(model: Classifier, dropouts: Mapping[str, Dropout], inputs: Inputs) -> list[bool]:
-    """For every call of a dropout in a forward pass, in order: does its input lead with the batch?
-
-    One shape cannot tell: a batch of 4 rows looks like 4 heads.  So two batch sizes are tried.
-    """
-    count_items(inputs)
-    passes: list[list[tuple[str, int]]] = []
-    for rows in (2, 3):
-        calls: list[tuple[str, int]] = []
-
-        def note(name: str, rate: float, module: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> None:
-            calls.append((name, len(x) if x.ndim else 0))  # noqa: B023 called in this turn of the loop
-
-        first = torch.zeros(rows, dtype=torch.int64, device=device_of(inputs))  # [R] the first item
-        with _hooked(dropouts, note):
-            model(
-                take(inputs, first, model_device(model, inputs)),
-                draw="none",
-                generator=None,
-                need=("logits",),
-            )
-        passes.append(calls)
-    own = []
-    for (name, two), (_, three) in zip(*passes, strict=True):
-        if two != three and (two, three) != (2, 3):
-            raise ValueError(
-                f"expected the input of dropout {name!r} to lead with the batch, so that each item has "
-                f"its own mask, got {two} rows for a batch of 2 and {three} for 3"
-            )
-        own.append(two != three)
-    if not any(own):
-        raise ValueError(
-            "expected dropout on the items, got a forward pass that calls none: nothing would drop"
-        )
-    return own
-
-
-def _masks(noise: ItemNoise, own: list[bool]) -> Hook:
-    """A hook that gives what dropout gives in training, with the items' own masks."""
-    calls = iter(own)
-
-    def drop(name: str, rate: float, module: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> Tensor | None:
-        if not next(calls):
-            return None
-        whole = isinstance(module, _CHANNELS)
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole else tuple(x.shape)
-        keep = noise.uniform(shape, torch.float32, x.device) >= rate  # [R, ...]
-        return torch.where(keep, x / (1 - rate), 0.0) if rate < 1 else torch.zeros_like(x)
-
-    return drop
+def _plain(model: Classifier, inputs: Inputs) -> object:
+    return model(inputs, draw="none", generator=None, need=("logits",))

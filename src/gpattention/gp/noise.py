@@ -43,13 +43,17 @@ class ItemNoise:
     >>> posterior.sample(generator=noise)
     """
 
-    def __init__(self, seed: int, items: Tensor, samples: Tensor) -> None:
+    def __init__(self, seed: int | Tensor, items: Tensor, samples: Tensor) -> None:
         if items.shape != samples.shape or items.ndim != 1:
             raise ValueError(
                 f"expected items and samples of one shape [batch], got {tuple(items.shape)} "
                 f"and {tuple(samples.shape)}"
             )
-        key = _mix(torch.full_like(items, seed, dtype=torch.int64) * _MIX_1 + _GOLDEN)
+        if isinstance(seed, Tensor):  # a captured graph reads it anew at every replay
+            seeds = seed.to(torch.int64).expand_as(items)
+        else:
+            seeds = torch.full_like(items, seed, dtype=torch.int64)
+        key = _mix(seeds * _MIX_1 + _GOLDEN)
         key = _mix(key + items.to(torch.int64) * _GOLDEN)
         self._keys = _mix(key + samples.to(torch.int64) * _MIX_2)  # [batch]
         self._calls = 0

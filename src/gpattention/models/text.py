@@ -1,5 +1,6 @@
 """The text transformer of the paper, with any kind of attention in any layer."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -48,8 +49,7 @@ class TextTransformer(Transformer):
             raise ValueError(
                 f"expected at most max_length={self.text.max_length} words, got {tokens.shape[1]}"
             )
-        padding = given.get("padding_mask")
-        padding = tokens == 0 if padding is None else padding
+        padding = _padding(given)
         if padding.dtype != torch.bool or padding.shape != tokens.shape:
             raise ValueError(
                 f"expected padding_mask to be bool (True = ignore) of shape {list(tokens.shape)}, "
@@ -64,6 +64,10 @@ class TextTransformer(Transformer):
         """Mean over real words."""
         return masked_mean(tokens, padding)
 
+    def real_tokens(self, inputs: Inputs) -> Tensor:
+        """Words that are not padding.  [B]"""
+        return (~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)).sum(-1)
+
     def _beside_contextual(self, words: Tensor, contextual: Tensor | None, padding: Tensor) -> Tensor:
         width = self.text.contextual_width
         if width == 0 and contextual is None:
@@ -75,3 +79,9 @@ class TextTransformer(Transformer):
         # overwritten, not multiplied: NaN at padded words is harmless forward and backward
         contextual = torch.where(padding[..., None], 0.0, contextual.to(words.dtype))
         return torch.cat([words, contextual], -1)
+
+
+def _padding(given: Mapping[str, Tensor]) -> Tensor:
+    """The mask as given, or where the words are index 0.  [B, N]"""
+    padding = given.get("padding_mask")
+    return given["tokens"] == 0 if padding is None else padding

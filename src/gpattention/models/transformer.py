@@ -80,6 +80,10 @@ class Transformer(nn.Module):
         """[B, N, E] -> [B, E]"""
         raise NotImplementedError
 
+    def real_tokens(self, inputs: Inputs) -> Tensor:
+        """How many tokens of each item are not padding.  [B]"""
+        raise NotImplementedError
+
     def forward(
         self,
         inputs: Inputs,
@@ -165,7 +169,9 @@ class Transformer(nn.Module):
                     need=_available(block, asked), before=before,
                 )  # fmt: skip
             except NumericalError as error:
-                error.add_note(f"in layer {index} ({block.attention.kind})")
+                error.add_note(
+                    f"in layer {index} ({block.attention.kind}), where matrices are numbered [item, head]"
+                )
                 raise
             if first:  # the samples part ways here: from now on they share the batch axis
                 copies = samples

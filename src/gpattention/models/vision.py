@@ -41,3 +41,8 @@ class VisionTransformer(Transformer):
         """Sequence pooling: a softmax over tokens of one learned score."""
         weights = self.attend(tokens).softmax(-2)  # [B, N, 1]
         return (weights * tokens).sum(-2)
+
+    def real_tokens(self, inputs: Inputs) -> Tensor:
+        """All of them.  [B]"""
+        tensor = inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
+        return torch.full((len(tensor),), self.vision.tokens, device=tensor.device)

@@ -7,6 +7,8 @@
 from gpattention.training.build import build_kernel_model, build_model
 from gpattention.training.checkpoint import CheckpointError
 from gpattention.training.devices import choose_device
+from gpattention.training.hardware import PRECISIONS, Hardware
+from gpattention.training.launch import launch
 from gpattention.training.recipe import (
     CheckpointRecipe,
     DataRecipe,
@@ -30,9 +32,11 @@ from gpattention.training.schedule import Schedule
 from gpattention.training.trainer import fit
 
 __all__ = [
+    "PRECISIONS",
     "CheckpointError",
     "CheckpointRecipe",
     "DataRecipe",
+    "Hardware",
     "ModelRecipe",
     "OptimizerRecipe",
     "PhaseRecipe",
@@ -48,6 +52,7 @@ __all__ = [
     "build_model",
     "choose_device",
     "fit",
+    "launch",
     "load_recipe",
     "recipe_from_dict",
     "with_seed",

@@ -44,6 +44,14 @@ def needs_warm_start(recipe: Recipe) -> bool:
     return issubclass(attention_class(recipe.model.attention), GaussianAttention | SGPAAttention)
 
 
+def may_leave_unused(recipe: Recipe) -> bool:
+    """Whether a step may use only some of the parameters, which DDP must then look for."""
+    cls = attention_class(recipe.model.attention)
+    ours = cls.__module__.startswith("gpattention.")
+    alone = not needs_warm_start(recipe) and cls.draws  # its own phase 1, without draws
+    return recipe.phases.draw == "none" or alone or not ours
+
+
 def _transformer(recipe: Recipe, facts: Mapping[str, Any], attention: AttentionConfig) -> Transformer:
     plain = {**facts, **recipe.model.config}
     if recipe.model.type == "vision":

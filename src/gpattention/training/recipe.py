@@ -16,6 +16,8 @@ class DataRecipe:
 
     name: str = "digits"
     options: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False  # bring batches from the host even if the training data fit on the device
+    workers: int = 2  # processes that cut streamed batches
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class OptimizerRecipe:
     batch_size: int = 100
     accumulate: int = 1  # batches per optimiser update
     clip: float | None = None  # largest norm of the gradient
+    keyed_dropout: bool = False  # dropout masks keyed to items, as draws are: any number of processes agrees
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,11 @@ class PhaseRecipe:
 
 @dataclass(frozen=True)
 class RegularizerRecipe:
-    """The weight alpha of the normalised regulariser, linear from start to end over phase 2."""
+    """The weight alpha of the regulariser, linear from start to end over phase 2."""
 
     start: float = 0.0
     end: float = 0.01
+    normalised: bool = True  # per head, token and dimension; else a sequence's sum, as the paper writes it
     floor_warning: float = 0.9  # warn when a layer's share of its noise floor passes this
 
 
@@ -181,9 +185,14 @@ def _check(recipe: Recipe) -> None:
     for name, value in positive.items():
         if value < 1:
             raise ValueError(f"expected {name} >= 1, got {value}")
-    for name, count in (("kernel_epochs", recipe.phases.kernel_epochs), ("epochs", recipe.phases.epochs)):
+    counts = {
+        "data.workers": recipe.data.workers,
+        "phases.kernel_epochs": recipe.phases.kernel_epochs,
+        "phases.epochs": recipe.phases.epochs,
+    }
+    for name, count in counts.items():
         if count < 0:
-            raise ValueError(f"expected phases.{name} >= 0, got {count}")
+            raise ValueError(f"expected {name} >= 0, got {count}")
     if recipe.epochs < 1:
         raise ValueError("expected at least one epoch in the two phases")
     if not 0 <= recipe.optimizer.final_learning_rate <= recipe.optimizer.learning_rate:

@@ -1,6 +1,6 @@
 """What goes into a run and what comes out of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ class TrainingStoppedError(RuntimeError):
 
 
 class TrainingFailedError(RuntimeError):
-    """The numbers broke; the state before the step is saved for a post-mortem."""
+    """The run cannot go on; the message says why and what is saved."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class TrainingData:
     validation: Inputs
     validation_labels: Tensor  # [m]
     facts: Mapping[str, Any]
+    # training inputs as stored, items and epoch -> inputs of the model; on the device, one batch at a time
+    prepare: Callable[[Inputs, Tensor, int], Inputs] | None = None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One step, for a progress bar."""
+    """One step, for a progress bar; a captured step tells its loss only from time to time."""
 
     step: int
     total: int

@@ -9,6 +9,16 @@ PhaseName = Literal["kernel", "gp"]
 
 
 @dataclass(frozen=True)
+class Controls:
+    """What the schedule says about a step."""
+
+    step: int
+    seed: int  # of the step's draws
+    learning_rate: float
+    alpha: float
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Steps are optimiser updates, counted from 0 over both phases."""
 
@@ -28,6 +38,11 @@ class Schedule:
     def phase(self, step: int) -> PhaseName:
         """Phase 1 is kernel attention, phase 2 the model of the recipe."""
         return "kernel" if step < self.kernel_steps else "gp"
+
+    def controls(self, step: int) -> Controls:
+        """Everything about a step."""
+        seed = self.recipe.seed * 1_000_003 + step
+        return Controls(step, seed, self.learning_rate(step), self.alpha(step))
 
     def learning_rate(self, step: int) -> float:
         """Linear from the first to the last step, over both phases or (restart) over each."""

@@ -1,9 +1,16 @@
-"""SIGTERM and SIGINT ask a run to save and stop; a second one stops it at once."""
+"""SIGTERM and SIGINT ask a run to save and stop; a second one stops it at once.
+
+Launchers pass a signal on to processes that the terminal has told already: what comes within two seconds is
+the same request.
+"""
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
+
+SAME_REQUEST = 2.0  # seconds
 
 
 class StopRequest:
@@ -11,6 +18,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.asked: str | None = None
+        self._when = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -24,6 +32,8 @@ class StopRequest:
             signal.signal(wanted, handler)
 
     def _remember(self, number: int, _: FrameType | None) -> None:
-        if self.asked is not None:
+        if self.asked is not None and time.monotonic() - self._when > SAME_REQUEST:
             raise KeyboardInterrupt
-        self.asked = signal.Signals(number).name
+        if self.asked is None:
+            self._when = time.monotonic()
+        self.asked = self.asked or signal.Signals(number).name

@@ -1,0 +1,89 @@
+"""The folder of a run: what may be written into it, and what happens when the disk is full."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpattention.models import Transformer
+from gpattention.models.storage import write_atomically
+from gpattention.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    list_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
+from gpattention.training.recipe import Recipe
+from gpattention.training.records import append_event, write_metrics
+from gpattention.training.results import TrainingFailedError
+
+
+class RunFolder:
+    """One process of a run writes; the others read only."""
+
+    def __init__(self, path: Path, *, writes: bool) -> None:
+        self.path, self._writes = path, writes
+
+    def open(self, recipe: Recipe, *, resume: bool) -> None:
+        """A new folder with the recipe in it, or the one to resume, which must hold the same recipe."""
+        described = json.dumps(recipe.to_dict(), indent=2) + "\n"
+        written = self.path / "recipe.json"
+        if resume:
+            if not written.is_file():
+                raise CheckpointError(f"nothing to resume in {self.path}: no recipe.json")
+            if written.read_text() != described:
+                raise CheckpointError(f"{written} describes another run than the one to resume")
+            return
+        if not self._writes:
+            return
+        if written.exists():
+            raise FileExistsError(f"{self.path} holds a run already: resume it, or choose another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(written, described.encode())
+
+    def event(self, kind: str, **details: Any) -> None:
+        """A line in `events.jsonl`."""
+        if self._writes:
+            with self._full_disk():
+                append_event(self.path, kind, **details)
+
+    def metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """`metrics.csv`, whole."""
+        if self._writes:
+            with self._full_disk():
+                write_metrics(self.path, rows)
+
+    def save_model(self, model: Transformer) -> None:
+        """`model/`: the weights that the run chose."""
+        if self._writes:
+            with self._full_disk():
+                model.save_pretrained(self.path / "model")
+
+    def checkpoint(self, step: int, checkpoint: Checkpoint, *, keep: int) -> None:
+        """A state to resume from; the older ones stay until it is whole on the disk."""
+        if self._writes:
+            with self._full_disk():
+                write_checkpoint(self.path / "checkpoints", step, checkpoint, keep=keep)
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The newest, or None where there is none yet."""
+        found = list_checkpoints(self.path / "checkpoints")
+        return read_checkpoint(found[-1]) if found else None
+
+    def post_mortem(self, step: int, checkpoint: Checkpoint) -> Path:
+        """The state before a step that failed."""
+        return write_checkpoint(self.path / "post-mortem", step, checkpoint, keep=1)
+
+    @contextmanager
+    def _full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            found = list_checkpoints(self.path / "checkpoints")
+            kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+            raise TrainingFailedError(
+                f"cannot write into {self.path}: {error.strerror or error}; {kept}. "
+                "Make room and resume the run."
+            ) from error

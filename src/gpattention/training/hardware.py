@@ -1,0 +1,92 @@
+"""Where a run computes: Lightning Fabric drives devices, precision and processes.
+
+One process needs nothing.  Several are started by `torchrun`, by SLURM, or by `gpattention train
+--devices N`; each then calls `fit` with the same arguments, and Fabric finds its place among them.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from gpattention.training.devices import choose_device
+from gpattention.training.single import SingleProcess
+
+DDP = {False: "ddp", True: "ddp_find_unused_parameters_true"}
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run may use.  Nothing of it is part of the recipe: it changes the time, not the result."""
+
+    device: torch.device | str = "auto"  # cpu, cuda, cuda:1, or auto
+    precision: str = "32-true"
+    strategy: Any = "auto"  # one of Fabric's, for several processes; DDP is the one that is tested
+    graphs: bool = True  # capture the whole step as a CUDA graph where that is possible
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(
+                f"expected precision to be one of {', '.join(PRECISIONS)}, got {self.precision!r}"
+            )
+
+
+def start_fabric(hardware: Hardware, *, find_unused: bool = True) -> Any:
+    """What drives this process: Fabric, which has joined the other processes if there are any.
+
+    One process in plain precision has nothing to drive and gets `SingleProcess`.  `find_unused` is for models
+    that leave some parameters out of a step.
+    """
+    device = choose_device(hardware.device)
+    world = _world_size()
+    if world == 1 and hardware.precision.endswith("-true"):
+        return SingleProcess(device)
+    accelerator = "gpu" if device.type == "cuda" else "cpu"
+    fabric_class = _fabric_class()
+    if world == 1:
+        devices: Any = 1 if device.index is None else [device.index]
+        fabric = fabric_class(accelerator=accelerator, devices=devices, precision=hardware.precision)
+    else:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", "1")))
+        fabric = fabric_class(
+            accelerator=accelerator,
+            devices=local,
+            num_nodes=max(world // local, 1),
+            strategy=(DDP[find_unused] if hardware.strategy == "auto" else hardware.strategy),
+            precision=hardware.precision,
+        )
+    fabric.launch()
+    return fabric
+
+
+def why_no_graph(hardware: Hardware, fabric: Any) -> str | None:
+    """The reason why steps run eagerly; None where they are captured."""
+    if fabric.device.type != "cuda":
+        return "CUDA graphs need a CUDA device"
+    if not hardware.graphs:
+        return "graphs are switched off"
+    if fabric.world_size > 1:
+        return "steps of several processes are not captured"
+    if hardware.precision == "bf16-mixed":
+        return "steps under autocast are not captured"
+    return None
+
+
+def _fabric_class() -> Any:
+    for package in ("lightning_fabric", "lightning.fabric"):  # the same code, alone or in the larger package
+        try:
+            found = import_module(package).Fabric
+            logging.getLogger(package).setLevel(logging.WARNING)  # not a banner per process
+            return found
+        except ImportError:
+            continue
+    raise ImportError("training needs Lightning Fabric: pip install 'gpattention[train]'")
+
+
+def _world_size() -> int:
+    """Processes that a launcher started; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))

@@ -1,0 +1,71 @@
+"""What a step minimises: cross-entropy and alpha times the regulariser, of one batch."""
+
+from contextlib import nullcontext
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gpattention.attention.regularizer import mean_over_processes
+from gpattention.gp import ItemNoise
+from gpattention.models import Transformer
+from gpattention.models.item_dropout import calls_of_items, find_dropouts, hooked, item_masks
+from gpattention.models.rows import Inputs, evaluating
+from gpattention.training.recipe import Recipe
+from gpattention.training.schedule import PhaseName
+
+DROPOUT_SEED = 0x5EED  # another stream than the draws of the same step
+
+
+class Objective(nn.Module):
+    """A module with one forward pass, so that processes, precision and capture see nothing else."""
+
+    def __init__(self, model: Transformer, recipe: Recipe, phase: PhaseName) -> None:
+        super().__init__()
+        self.model = model
+        self.draw = recipe.phases.draw if phase == "gp" and model.draws else "none"
+        self.need = ("logits", "regularizer") if phase == "gp" else ("logits",)
+        self.normalised = recipe.regularizer.normalised
+        self._dropouts = find_dropouts(model) if recipe.optimizer.keyed_dropout else {}
+        self._own: list[bool] | None = None  # which calls of dropout lead with the batch
+
+    def forward(
+        self,
+        inputs: Inputs,
+        labels: Tensor,  # [B]
+        items: Tensor,  # [B] numbers of the items, which key their noise
+        seed: Tensor,  # [] of the step
+        alpha: Tensor,  # []
+    ) -> tuple[Tensor, Tensor | None]:
+        """What is minimised, and the regulariser alone where there is one.  [], []"""
+        noise = ItemNoise(seed, items, torch.zeros_like(items)) if self.draw != "none" else None
+        with self._dropping(inputs, items, seed):
+            out = self.model(inputs, draw=self.draw, generator=noise, need=self.need)
+        loss = cross_entropy(out.logits.float() if out.logits.dtype.itemsize < 4 else out.logits, labels)
+        if out.regularizer is None:
+            return loss, None
+        regularizer = out.regularizer if self.normalised else self._per_sequence(out.regularizer, inputs)
+        return loss + alpha.to(loss.dtype) * regularizer, regularizer.detach()
+
+    def train(self, mode: bool = True) -> Self:
+        """Dropouts whose masks are keyed to items are done by hooks, not by themselves."""
+        super().train(mode)
+        for dropout in self._dropouts.values():
+            dropout.module.training = False
+        return self
+
+    def _dropping(self, inputs: Inputs, items: Tensor, seed: Tensor) -> "hooked | nullcontext[None]":  # type: ignore[valid-type]
+        if not self._dropouts or not self.training:
+            return nullcontext()
+        if self._own is None:
+            with evaluating(self.model):
+                self._own = calls_of_items(self.model, self.model, self._dropouts, inputs)
+        noise = ItemNoise(seed, items, torch.full_like(items, DROPOUT_SEED))
+        return hooked(self._dropouts, item_masks(noise, self._own))
+
+    def _per_sequence(self, regularizer: Tensor, inputs: Inputs) -> Tensor:
+        """The sum over heads, tokens and dimensions, mean over the batch: the paper's own scale."""
+        tokens = self.model.real_tokens(inputs)  # [B]
+        whole = mean_over_processes(tokens.sum().float())
+        return regularizer * (self.model.config.width * whole / len(tokens))
