@@ -23,8 +23,10 @@ def events(folder: Path, kind: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
+    """Relative, over all weights: Adam turns rounding into whole steps where a gradient is nearly 0."""
+    first, second = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (one, other))
+    return float((first - second).norm() / second.norm())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -34,7 +36,7 @@ def test_captured_steps_equal_eager_ones(kind: str, tmp_path: Path) -> None:
     eager = fit(recipe, toy_data(), tmp_path / "eager", device="cuda", graphs=False)
     assert {e["engine"] for e in events(tmp_path / "graph", "phase")} == {"graph"}
     assert {e["engine"] for e in events(tmp_path / "eager", "phase")} == {"eager"}
-    torch.testing.assert_close(flat(captured.model), flat(eager.model), rtol=2e-3, atol=2e-4)
+    assert distance(captured.model, eager.model) < 5e-3
     for mine, other in zip(captured.rows, eager.rows, strict=True):
         assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
         assert mine["train_regularizer"] == pytest.approx(other["train_regularizer"], rel=1e-3, abs=1e-6)
@@ -44,7 +46,7 @@ def test_the_gpu_trains_what_the_cpu_trains(tmp_path: Path) -> None:
     recipe = toy_recipe("cgp", **PLAIN)
     gpu = fit(recipe, toy_data(), tmp_path / "gpu", device="cuda")
     cpu = fit(recipe, toy_data(), tmp_path / "cpu")
-    torch.testing.assert_close(flat(gpu.model), flat(cpu.model), rtol=5e-3, atol=5e-4)
+    assert distance(gpu.model, cpu.model) < 1e-2
 
 
 def test_accumulation_clipping_streaming_and_keyed_dropout_are_captured_too(tmp_path: Path) -> None:
@@ -54,7 +56,7 @@ def test_accumulation_clipping_streaming_and_keyed_dropout_are_captured_too(tmp_
     )  # fmt: skip
     captured = fit(recipe, toy_data(), tmp_path / "graph", device="cuda")
     eager = fit(recipe, toy_data(), tmp_path / "eager", device="cuda", graphs=False)
-    torch.testing.assert_close(flat(captured.model), flat(eager.model), rtol=2e-3, atol=2e-4)
+    assert distance(captured.model, eager.model) < 5e-3
 
 
 def test_a_broken_item_is_named_after_a_captured_step(tmp_path: Path) -> None:
@@ -82,7 +84,9 @@ def test_a_stopped_captured_run_resumes_to_the_same_numbers(tmp_path: Path) -> N
     with pytest.raises(TrainingStoppedError):
         fit(recipe, toy_data(), tmp_path / "run", device="cuda", progress=stop)
     resumed = fit(recipe, toy_data(), tmp_path / "run", device="cuda", resume=True)
-    torch.testing.assert_close(flat(resumed.model), flat(whole.model), rtol=2e-2, atol=2e-3)
+    assert distance(resumed.model, whole.model) < 5e-3
+    started = fit(toy_recipe("cgp", phases__epochs=1), toy_data(), tmp_path / "short", device="cuda")
+    assert distance(started.model, whole.model) > 2e-2  # the steps after the stop did move the weights
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])

@@ -1,16 +1,16 @@
 """Image data of any loader as what training wants."""
 
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
-import torch
+from torch import Tensor
 
-from gpattention.data import ImageData, load
-from gpattention.training import Progress, Recipe, TrainingData, TrainingResult, fit
+from gpattention.data import ImageData
+from gpattention.models.rows import Inputs
+from gpattention.training import TrainingData
 
 
 def image_training_data(data: ImageData) -> TrainingData:
-    """Normalised images, and the facts that the data decides about a vision transformer."""
+    """Images as stored, normalised batch by batch, and the facts they decide about a vision transformer."""
     facts = {
         "classes": len(data.classes),
         "image_size": data.image_size,
@@ -18,25 +18,17 @@ def image_training_data(data: ImageData) -> TrainingData:
         "patch": data.patch,
     }
     return TrainingData(
-        train=data.inputs(data.train.images),
+        train=data.train.images,
         train_labels=data.train.labels,
         validation=data.inputs(data.validation.images),
         validation_labels=data.validation.labels,
         facts=facts,
+        prepare=partial(_prepare, data),
     )
 
 
-def train_images(
-    recipe: Recipe,
-    folder: str | Path,
-    *,
-    root: str | Path | None = None,
-    resume: bool = False,
-    device: torch.device | str = "cpu",
-    progress: Callable[[Progress], object] | None = None,
-) -> TrainingResult:
-    """Load the recipe's images and train on them."""
-    data = load(recipe.data.name, root, recipe.seed, **recipe.data.options)
-    if not isinstance(data, ImageData):
-        raise ValueError(f"expected data of images for a vision model, got {recipe.data.name!r}")
-    return fit(recipe, image_training_data(data), folder, resume=resume, device=device, progress=progress)
+def _prepare(data: ImageData, images: Inputs, items: Tensor, epoch: int) -> Inputs:
+    """Augmented, if the dataset was asked for so, and normalised, where the images lie."""
+    if not isinstance(images, Tensor):
+        raise ValueError(f"expected a tensor of images, got {type(images).__name__}")
+    return data.training_inputs(images, items, epoch)

@@ -47,8 +47,6 @@ class GraphEngine:
         self._broken_at = torch.full((), -1, dtype=torch.int64, device=self._device)
         self._steps, self._regularized = 0, False
         self.last: tuple[float, float | None] = (math.nan, None)
-        for group in optimizer.param_groups:
-            group["lr"] = self._rate
         optimizer.found_inf = self._broken  # type: ignore[attr-defined]  # fused Adam skips its update
         optimizer.grad_scale = None  # type: ignore[attr-defined]
 
@@ -58,7 +56,11 @@ class GraphEngine:
         self._load(batches, controls)
         if self._graph is not None:
             self._graph.replay()
-        elif self._eager_steps < WARM_UP:
+            self._steps += 1
+            return
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate  # loading a state may have put a copy in its place
+        if self._eager_steps < WARM_UP:
             self._eager_steps += 1
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
