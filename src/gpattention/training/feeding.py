@@ -104,7 +104,11 @@ class Feed:
         cuts = self._cuts(epoch, within)
         pinned = self.device.type == "cuda"
         loader = DataLoader(
-            _Cut(self.data, cuts), batch_size=None, num_workers=self.recipe.data.workers, pin_memory=pinned
+            _Cut(self.data, cuts),
+            batch_size=None,
+            num_workers=self.recipe.data.workers,
+            pin_memory=pinned,
+            generator=torch.Generator(),  # its own: a loader would take a number from the run's
         )
         group: list[Batch] = []
         for batch in loader:

@@ -1,0 +1,244 @@
+"""What a run may be told: streamed data, prepared batches, precision, the paper's own scale, TensorBoard."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpattention.data import CropAndFlip
+from gpattention.models import TextConfig, TextTransformer
+from gpattention.training import Hardware, TrainingData, TrainingFailedError, build_model, choose_device, fit
+from gpattention.training.feeding import Feed, cast
+from gpattention.training.hardware import start_fabric, why_no_graph
+from gpattention.training.objective import Objective
+from gpattention.training.single import SingleProcess
+from tests.training.toy import toy_data, toy_recipe
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def feed(world: int = 1, rank: int = 0, data: TrainingData | None = None, **changes: object) -> Feed:
+    data = toy_data() if data is None else data
+    return Feed(toy_recipe(**changes), data, torch.device("cpu"), torch.float32, rank, world)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_batches_are_the_resident_ones(workers: int, tmp_path: Path) -> None:
+    resident = fit(toy_recipe(), toy_data(), tmp_path / "resident")
+    recipe = toy_recipe(data__stream=True, data__workers=workers)
+    streamed = fit(recipe, toy_data(), tmp_path / "streamed")
+    assert torch.equal(flat(resident.model), flat(streamed.model))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_epoch_is_a_permutation_that_the_processes_share(stream: bool) -> None:
+    whole = feed(data__stream=stream, data__workers=0).updates(0)
+    parts = [feed(2, rank, data__stream=stream, data__workers=0).updates(0) for rank in (0, 1)]
+    epoch: list[int] = []
+    for _ in range(8):
+        (batch,) = next(whole)
+        shares = [next(part)[0] for part in parts]
+        assert torch.equal(batch.items, torch.cat([share.items for share in shares]))
+        assert torch.equal(batch.labels, toy_data().train_labels[batch.items])
+        assert torch.equal(batch.inputs, toy_data().train[batch.items])
+        epoch += batch.items.tolist()
+    assert sorted(epoch[:32]) == sorted(epoch[32:]) == list(range(32))
+    assert epoch[:32] != epoch[32:]
+
+
+@pytest.mark.parametrize("first", [1, 5, 7])
+def test_a_feed_starts_at_any_step(first: int) -> None:
+    whole = feed(optimizer__batch_size=4, optimizer__accumulate=2).updates(0)
+    later = feed(optimizer__batch_size=4, optimizer__accumulate=2).updates(first)
+    for _ in range(first):
+        next(whole)
+    for mine, other in zip(next(later), next(whole), strict=True):
+        assert torch.equal(mine.items, other.items)
+
+
+def test_batches_are_prepared_for_their_items_and_epoch(tmp_path: Path) -> None:
+    seen = []
+
+    def prepare(images, items, epoch):
+        seen.append((items.tolist(), epoch))
+        return images
+
+    fit(toy_recipe(), replace(toy_data(), prepare=prepare), tmp_path / "run")
+    steps = [call for call in seen if len(call[0]) == 8]
+    assert [epoch for _, epoch in steps] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert sorted(item for items, _ in steps[:4] for item in items) == list(range(32))
+
+
+def test_augmentation_changes_what_is_learned(tmp_path: Path) -> None:
+    crop = CropAndFlip(seed=0, padding=1, flip=True)
+    plain = fit(toy_recipe(), toy_data(), tmp_path / "plain")
+    moved = fit(toy_recipe(), replace(toy_data(), prepare=crop), tmp_path / "moved")
+    assert not torch.equal(flat(plain.model), flat(moved.model))
+
+
+def test_processes_must_divide_the_batch() -> None:
+    with pytest.raises(ValueError, match="multiple of the 3 processes, got 8"):
+        feed(3)
+
+
+def test_inputs_are_cast_where_they_are_numbers_with_fractions() -> None:
+    given = {"tokens": torch.ones(2, dtype=torch.long), "contextual": torch.ones(2)}
+    told = cast(given, torch.float64)
+    assert (told["tokens"].dtype, told["contextual"].dtype) == (torch.int64, torch.float64)
+
+
+def test_double_precision_agrees_with_single(tmp_path: Path) -> None:
+    recipe = toy_recipe(model__config={"width": 16, "heads": 2, "depth": 2, "dropout": 0.0})
+    single = fit(recipe, toy_data(), tmp_path / "single")
+    double = fit(recipe, toy_data(), tmp_path / "double", precision="64-true")
+    assert {p.dtype for p in double.model.parameters()} == {torch.float64}
+    assert single.rows[-1]["train_loss"] == pytest.approx(double.rows[-1]["train_loss"], rel=1e-3)
+
+
+def test_autocast_trains_through_fabric(tmp_path: Path) -> None:
+    pytest.importorskip("lightning_fabric")
+    recipe = toy_recipe("kernel", phases__epochs=4, phases__kernel_epochs=4)
+    result = fit(recipe, toy_data(96), tmp_path / "run", precision="bf16-mixed")
+    assert result.rows[-1]["validation_accuracy"] > 0.9
+    assert {p.dtype for p in result.model.parameters()} == {torch.float32}
+
+
+def test_hardware_is_checked() -> None:
+    with pytest.raises(ValueError, match="precision to be one of"):
+        Hardware(precision="8-bit")
+    with pytest.raises(ValueError, match="got 'fast'"):
+        choose_device("fast")
+    assert choose_device(torch.device("cpu")) == torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert choose_device("auto").type == "cpu"
+        with pytest.raises(ValueError, match="no CUDA GPU"):
+            choose_device("cuda:1")
+    assert isinstance(start_fabric(Hardware("cpu")), SingleProcess)
+
+
+class _Pretended:
+    """Just enough of a Fabric to ask about graphs."""
+
+    def __init__(self, device: str, world_size: int = 1) -> None:
+        self.device, self.world_size = torch.device(device), world_size
+
+
+@pytest.mark.parametrize(
+    ("fabric", "hardware", "reason"),
+    [
+        (_Pretended("cpu"), Hardware(), "CUDA graphs need a CUDA device"),
+        (_Pretended("cuda"), Hardware(graphs=False), "graphs are switched off"),
+        (_Pretended("cuda", 2), Hardware(), "steps of several processes are not captured"),
+        (_Pretended("cuda"), Hardware(precision="bf16-mixed"), "steps under autocast are not captured"),
+        (_Pretended("cuda"), Hardware(), None),
+    ],
+)
+def test_why_a_step_is_not_captured(fabric: _Pretended, hardware: Hardware, reason: str | None) -> None:
+    assert why_no_graph(hardware, fabric) == reason
+
+
+def test_the_papers_scale_is_a_sum_over_a_sequence() -> None:
+    """Normalised times heads, width of a head and real tokens of the batch, over its items."""
+    recipe = toy_recipe("cgp", regularizer__normalised=False)
+    model = build_model(recipe, toy_data().facts).eval()
+    images, labels, items = toy_data().train[:6], toy_data().train_labels[:6], torch.arange(6)
+    seed, alpha = torch.tensor(3), torch.tensor(0.5)
+    told = {}
+    for normalised in (True, False):
+        objective = Objective(model, toy_recipe("cgp", regularizer__normalised=normalised), "gp").eval()
+        total, regularizer = objective(images, labels, items, seed, alpha)
+        told[normalised] = (float(total.detach()), float(regularizer))
+    tokens = 4  # patches of 4 in 8 x 8
+    assert told[False][1] == pytest.approx(told[True][1] * 16 * tokens, rel=1e-5)
+    entropy = told[True][0] - 0.5 * told[True][1]
+    assert told[False][0] == pytest.approx(entropy + 0.5 * told[False][1], rel=1e-5)
+
+
+def test_padding_does_not_count_as_tokens() -> None:
+    model = TextTransformer(TextConfig(vocabulary=9, width=16, heads=2, depth=1, max_length=5))
+    tokens = torch.tensor([[1, 2, 0, 0], [3, 4, 5, 6]])
+    assert model.real_tokens(tokens).tolist() == [2, 4]
+    mask = torch.tensor([[False, True, True, True], [False] * 4])
+    assert model.real_tokens({"tokens": tokens, "padding_mask": mask}).tolist() == [1, 4]
+
+
+def test_keyed_dropout_drops_by_item_and_not_by_batch() -> None:
+    recipe = toy_recipe("cgp", optimizer__keyed_dropout=True)
+    model = build_model(recipe, toy_data().facts)
+    objective = Objective(model, recipe, "gp").train()
+    alpha = torch.tensor(0.0)
+
+    def loss(items: list[int], step: int = 1) -> float:
+        index = torch.tensor(items)
+        data = toy_data()
+        total, _ = objective(data.train[index], data.train_labels[index], index, torch.tensor(step), alpha)
+        return float(total.detach())
+
+    together = loss([0, 1, 2, 3])
+    assert together == pytest.approx((loss([0, 1]) + loss([2, 3])) / 2, rel=1e-5)
+    assert together != pytest.approx(loss([0, 1, 2, 3], step=2), rel=1e-3)
+    objective.eval()
+    assert loss([0, 1]) == loss([0, 1])
+
+
+def test_tensorboard_holds_the_columns_of_the_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = fit(toy_recipe(), toy_data(), tmp_path / "run", tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert "validation_accuracy" in events.Tags()["scalars"]
+    losses = events.Scalars("train_loss")
+    assert [point.step for point in losses] == [row["step"] for row in result.rows]
+    assert [point.value for point in losses] == pytest.approx([row["train_loss"] for row in result.rows])
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    def explode(images, items, epoch):
+        return images.requires_grad_(False) * 1.0
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * math.nan
+
+    data = replace(toy_data(), prepare=explode)
+    with pytest.MonkeyPatch.context() as patch:
+        forward = Objective.forward
+        patch.setattr(Objective, "forward", lambda self, *a: (Broken.apply(forward(self, *a)[0]), None))
+        with pytest.raises(TrainingFailedError, match="the norm of the gradient is nan"):
+            fit(toy_recipe("kernel"), data, tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", ["step-00000012", "metrics.csv", "model.safetensors", "events.jsonl"])
+def test_a_full_disk_leaves_the_last_good_checkpoint(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(toy_recipe(), toy_data(), tmp_path / "whole")
+    folder, open_file = tmp_path / "run", Path.open
+    full = [False]
+
+    def opening(self: Path, *args: object, **kwargs: object) -> object:
+        checkpoints = folder / "checkpoints" / "step-00000008.safetensors"
+        if full[0] or (checkpoints.exists() and what in self.name):
+            full[0] = True
+            raise OSError(28, "No space left on device")
+        return open_file(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opening)
+        with pytest.raises(TrainingFailedError, match=r"No space left.*last good checkpoint is .*step-0000"):
+            fit(toy_recipe(), toy_data(), folder)
+    resumed = fit(toy_recipe(), toy_data(), folder, resume=True)
+    assert torch.equal(flat(resumed.model), flat(whole.model))
+    assert (folder / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+    json.loads((folder / "recipe.json").read_text())
