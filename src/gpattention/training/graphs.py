@@ -11,6 +11,7 @@ same step eagerly from the untouched weights to see what failed.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -78,6 +79,8 @@ class GraphEngine:
         self._steps = 0
         self.last = (told[2], told[3] if self._regularized else None)
         if told[4] >= 0:
+            with suppress(gp.NotPositiveDefiniteError):
+                gp.check_health()  # it is told here; the counter starts anew
             raise StepFailedError(int(told[4]), "the loss or its gradient is not finite")
         return sums
 
