@@ -1,26 +1,48 @@
 """`gpattention`: parse, run, and tell mistakes in one line.
 
 Exit codes: 0 done, 1 the run failed, 2 wrong use (unknown names, missing files, bad values), 130 interrupted.
+A command returns its own code, or None for 0.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import gpattention
-from gpattention.cli import demo, models, train
+from gpattention.cli import (
+    bench,
+    completion,
+    data,
+    demo,
+    evaluate,
+    models,
+    paper,
+    predict,
+    report,
+    sweep,
+    train,
+)
 from gpattention.cli.arguments import RAW
+from gpattention.gp import NumericalError
 from gpattention.training import CheckpointError, TrainingFailedError, TrainingStoppedError
 
-COMMANDS = (demo, train, models)  # in the order of the help text
+# in the order of the help text
+COMMANDS = (demo, train, sweep, evaluate, predict, report, paper, data, models, bench, completion)
 
 EXAMPLES = """\
 examples:
-  gpattention demo                                   six kinds of attention on handwritten digits
-  gpattention models                                 kinds of attention and what they can do
-  gpattention train recipes/digits-cgp.toml          train into runs/digits-cgp
+  gpattention demo                                       six kinds of attention on handwritten digits
+  gpattention train recipes/digits-cgp.toml              train into runs/digits-cgp
+  gpattention evaluate runs/digits-cgp                   accuracy, calibration, corruptions, other images
+  gpattention report runs -o report.html                 one page that compares runs
+  gpattention predict runs/digits-cgp digit.png          a label, and how sure the model is of it
+  gpattention sweep recipes/digits-cgp.toml --over regularizer.end=0.001,0.01 --seeds 3
+  gpattention data get cifar10 --data ~/data             then: export GPATTENTION_DATA=~/data
+  gpattention bench step                                 times against softmax on this machine
 
-`gpattention COMMAND --help` has more of each.
+`gpattention COMMAND --help` has more examples of each.
 
 exit codes: 0 done, 1 the run failed, 2 wrong use, 130 interrupted
 """
@@ -34,20 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        given.run_command(given)
+        code = given.run_command(given)
+        sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
+    except BrokenPipeError:  # `head`, perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (TrainingStoppedError, KeyboardInterrupt) as stop:
         print(f"gpattention: {stop or 'interrupted'}", file=sys.stderr)
         return 130
-    except TrainingFailedError as failure:
+    except (TrainingFailedError, NumericalError, ConnectionError) as failure:
         return _told(failure, 1, debug=given.debug)
-    except (ValueError, FileNotFoundError, FileExistsError, CheckpointError) as mistake:
+    except (ValueError, OSError, ImportError, CheckpointError) as mistake:
         return _told(mistake, 2, debug=given.debug)
-    return 0
+    return int(code or 0)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpattention",
         description="Transformers whose attention is a Gaussian process.",
         epilog=EXAMPLES,
@@ -59,7 +85,27 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
+    _take_debug_anywhere(parser)
     return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """One that tells a mistake in one line; the commands below it are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _take_debug_anywhere(parser: argparse.ArgumentParser) -> None:
+    """`--debug` is mostly thought of last: let it stand after the command too."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                below.add_argument(
+                    "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+                )
+                _take_debug_anywhere(below)
 
 
 def _told(error: Exception, code: int, *, debug: bool) -> int:

@@ -1,13 +1,15 @@
 """`gpattention train`."""
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import add_changes, add_data, add_device, new_command
 from gpattention.cli.bar import Bar
-from gpattention.experiments import train_images
-from gpattention.training import choose_device, load_recipe
+from gpattention.experiments import train_recipe
+from gpattention.training import PRECISIONS, choose_device, launch, load_recipe
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -17,6 +19,9 @@ examples:
   gpattention train recipes/digits-cgp.toml
   gpattention train recipes/digits-cgp.toml --set phases.epochs=30 --set model.attention=scgp --run runs/mine
   gpattention train recipes/digits-cgp.toml --resume        go on where a run was stopped or killed
+  gpattention train recipes/cifar10-cgpt.toml --device cuda --data ~/data --tensorboard
+  gpattention train recipes/cifar10-cgpt.toml --devices 4   data parallel in 4 processes, the same batches
+  torchrun --nnodes 2 ... -m gpattention train recipes/cifar10-cgpt.toml       several machines
 """
 
 
@@ -29,6 +34,14 @@ def add_parser(commands: "Commands") -> None:
     add_changes(train)
     add_device(train)
     add_data(train)
+    train.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="processes, one GPU each if there are"
+    )
+    train.add_argument(
+        "--precision", default="32-true", choices=PRECISIONS, help="of the computation (default: %(default)s)"
+    )
+    train.add_argument("--no-graphs", action="store_true", help="do not capture the step as a CUDA graph")
+    train.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs into the run")
     train.set_defaults(run_command=run)
 
 
@@ -36,14 +49,30 @@ def run(given: argparse.Namespace) -> None:
     """A recipe into a run folder."""
     recipe = load_recipe(given.recipe, given.changes)
     folder = Path(given.run) if given.run else Path("runs") / recipe.name
-    result = train_images(
+    if given.devices < 1:
+        raise ValueError(f"expected --devices >= 1, got {given.devices}")
+    if given.devices > 1 and "WORLD_SIZE" not in os.environ:
+        if recipe.optimizer.batch_size % given.devices:
+            raise ValueError(
+                f"expected optimizer.batch_size to be a multiple of the {given.devices} processes, "
+                f"got {recipe.optimizer.batch_size}"
+            )
+        launch(["-m", "gpattention", *sys.argv[1:]], given.devices, folder)
+        return
+    leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+    result = train_recipe(
         recipe,
         folder,
         root=given.data,
         resume=given.resume,
         device=choose_device(given.device),
-        progress=Bar(recipe.name),
+        precision=given.precision,
+        graphs=not given.no_graphs,
+        tensorboard=given.tensorboard,
+        progress=Bar(recipe.name) if leads else None,
     )
+    if not leads:
+        return
     last = result.rows[-1]
     print(f"validation accuracy {last['validation_accuracy']:.4f}, NLL {last['validation_nll']:.4f}")
     print(f"run: {result.folder}")

@@ -1,6 +1,29 @@
 """Whole experiments, each one call: data, training, evaluation and what to show."""
 
+from gpattention.experiments.contextual import Contextual, open_contextual
 from gpattention.experiments.demo import DemoResult, run_demo
-from gpattention.experiments.images import image_training_data, train_images
+from gpattention.experiments.images import image_training_data
+from gpattention.experiments.preparation import Prepared, prepare, save_preprocessing
+from gpattention.experiments.preprocessing import Preprocessing, load_preprocessing
+from gpattention.experiments.runs import Run, find_runs, open_run, train_recipe
+from gpattention.experiments.texts import TextEncoder, sentence_words, text_training_data
 
-__all__ = ["DemoResult", "image_training_data", "run_demo", "train_images"]
+__all__ = [
+    "Contextual",
+    "DemoResult",
+    "Prepared",
+    "Preprocessing",
+    "Run",
+    "TextEncoder",
+    "find_runs",
+    "image_training_data",
+    "load_preprocessing",
+    "open_contextual",
+    "open_run",
+    "prepare",
+    "run_demo",
+    "save_preprocessing",
+    "sentence_words",
+    "text_training_data",
+    "train_recipe",
+]

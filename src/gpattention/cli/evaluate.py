@@ -1,0 +1,157 @@
+"""`gpattention evaluate`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpattention.cli.arguments import add_data, add_device, new_command
+from gpattention.cli.bar import CountBar
+from gpattention.cli.evaluation_table import evaluation_table, seeds_table
+from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
+from gpattention.evaluation.records import SuiteResult
+from gpattention.evaluation.suites import SUITES
+from gpattention.experiments.evaluating import evaluate_runs, summarise
+from gpattention.experiments.evaluation_session import STEP
+from gpattention.experiments.runs import find_runs
+
+if TYPE_CHECKING:
+    from gpattention.cli.arguments import Commands
+
+EXAMPLES = """\
+examples:
+  gpattention evaluate runs/digits-cgp
+  gpattention evaluate runs/digits-cgp --suite clean,ood --samples 20
+  gpattention evaluate runs/cgp-seed0 runs/cgp-seed1     each, their ensemble, mean and standard deviation
+  gpattention evaluate runs --suite corrupted --limit 1000 --data ~/data
+
+A stopped evaluation goes on where it stopped: what is finished with the same settings is kept. Results are in
+RUN/evaluation.
+"""
+
+
+def add_parser(commands: "Commands") -> None:
+    """Arguments of evaluation."""
+    evaluate = new_command(commands, "evaluate", "judge finished runs", EXAMPLES)
+    evaluate.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
+    evaluate.add_argument(
+        "--suite", default="all", help=f"comma-separated: {', '.join(SUITES)}, or all (default: %(default)s)"
+    )
+    evaluate.add_argument(
+        "--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)"
+    )
+    evaluate.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    evaluate.add_argument(
+        "--predictors", default=",".join(DEFAULT_PREDICTORS),
+        help=f"comma-separated: {', '.join(PREDICTORS)}; each also with temperature (default: %(default)s)",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--batch-size", type=int, help="items times draws that run at once (default: 256, on a GPU 2000)"
+    )
+    evaluate.add_argument("--limit", type=int, metavar="N", help="at most N items of each set")
+    evaluate.add_argument("--fresh", action="store_true", help="compute everything anew, finished or damaged")
+    evaluate.add_argument("--json", action="store_true", help="one JSON document instead of the table")
+    add_device(evaluate)
+    add_data(evaluate)
+    evaluate.set_defaults(run_command=run)
+
+
+def run(given: argparse.Namespace) -> None:
+    """All runs, then one table."""
+    folders = _folders(given.runs)
+    bars = _Bars()
+    try:
+        found = evaluate_runs(
+            folders,
+            tuple(given.suite.split(",")),
+            root=given.data,
+            device=given.device,
+            samples=given.samples,
+            seed=given.seed,
+            predictors=tuple(given.predictors.split(",")),
+            batch_size=given.batch_size,
+            limit=given.limit,
+            fresh=given.fresh,
+            progress=bars,
+        )
+    finally:
+        bars.end()
+    if given.json:
+        print(json.dumps(_document(found), indent=1))
+        return
+    bold = sys.stdout.isatty()
+    print(evaluation_table({folder.name: suites for folder, suites in found.items()}, bold=bold))
+    done = list(next(iter(found.values())))
+    if several := seeds_table(summarise(folders), done, bold=bold):
+        print(f"\n{several}")
+    _tell_notes(found)
+    for folder in found:
+        print(f"results: {folder / 'evaluation'}")
+
+
+def _folders(given: list[str]) -> list[Path]:
+    """Every run that is meant, once."""
+    found: dict[Path, None] = {}
+    for name in given:
+        folder = Path(name)
+        below = [folder] if (folder / "recipe.json").is_file() else find_runs(folder)
+        if not below:
+            raise FileNotFoundError(f"expected a run in {folder} or below, got none with a model")
+        found |= dict.fromkeys(below)
+    return list(found)
+
+
+class _Bars:
+    """A bar for each thing that is done, one after the other."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._bar: CountBar | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what != self._what or self._bar is None:
+            self.end()
+            self._what, self._bar = what, self._new(what)
+        self._bar(done, total)
+
+    def end(self) -> None:
+        """Leave the last one where it is."""
+        if self._bar is not None:
+            self._bar.end()
+
+    @staticmethod
+    def _new(what: str) -> CountBar:
+        if what.endswith("regenerating"):
+            return CountBar(what, "images")
+        if what.endswith("efficiency"):
+            return CountBar(what, "sizes")
+        return CountBar(what, "predictions", scale=STEP)
+
+
+def _tell_notes(found: dict[Path, dict[str, SuiteResult]]) -> None:
+    """What is missing, reduced, regenerated or a stand-in: once, however many runs say it."""
+    told: dict[str, list[str]] = {}
+    for suites in found.values():
+        for name, result in suites.items():
+            for note in result.notes:
+                of = told.setdefault(note, [])
+                of += [] if name in of else [name]
+    if told:
+        print("\nnotes:")
+    for note, suites_of in told.items():
+        print(f"  {', '.join(suites_of)}: {note}")
+    if told:
+        print()
+
+
+def _document(found: dict[Path, dict[str, SuiteResult]]) -> dict[str, Any]:
+    """Numbers and notes; the curves are in the files."""
+    return {
+        str(folder): {name: _without_curves(result) for name, result in suites.items()}
+        for folder, suites in found.items()
+    }
+
+
+def _without_curves(result: SuiteResult) -> dict[str, Any]:
+    return {key: value for key, value in result.to_dict().items() if key != "curves"}

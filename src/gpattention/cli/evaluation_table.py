@@ -1,0 +1,185 @@
+"""Results of evaluations as tables for a terminal: accuracy and NLL always beside the calibration error."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from gpattention.evaluation.records import SuiteResult
+from gpattention.experiments.ensembles import REDUCED
+from gpattention.experiments.summary import Summary, SummaryRow
+
+Suites = Mapping[str, SuiteResult]
+OOD_SCORE = "entropy"  # the one score that the table shows; the files have all
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of one suite; a set that ends in a star is a mean over all sets that begin so."""
+
+    heading: str
+    suite: str
+    set: str
+    metric: str
+    larger: bool  # is better
+    score: str | None = None
+    texts: bool = False  # shown for texts only
+
+
+COLUMNS = (
+    Column("accuracy", "clean", "test", "accuracy", True),
+    Column("NLL", "clean", "test", "nll", False),
+    Column("ECE", "clean", "test", "ece", False),
+    Column("MCC", "clean", "test", "mcc", True, texts=True),
+    Column("out acc.", "clean", "ood/out-of-domain", "accuracy", True),
+    Column("out NLL", "clean", "ood/out-of-domain", "nll", False),
+    Column("out ECE", "clean", "ood/out-of-domain", "ece", False),
+    Column("out MCC", "clean", "ood/out-of-domain", "mcc", True),
+    Column("corr. acc.", "corrupted", "corrupted/mean", "accuracy", True),
+    Column("corr. NLL", "corrupted", "corrupted/mean", "nll", False),
+    Column("corr. ECE", "corrupted", "corrupted/mean", "ece", False),
+    Column("OOD AUROC", "ood", "ood/*", "auroc", True, OOD_SCORE),
+    Column("AURC", "selective", "test", "aurc", False),
+    Column("s/epoch", "efficiency", "train", "train_epoch_seconds", False),
+    Column("train MiB", "efficiency", "train", "train_peak_mib", False),
+)
+OUT_OF_DOMAIN = next(i for i, column in enumerate(COLUMNS) if column.set == "ood/out-of-domain")
+NOTE = f"OOD AUROC: mean over the sets, by {OOD_SCORE}; corr.: mean over the corruptions"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row: whose numbers, on which data, and the number and text of each column."""
+
+    labels: tuple[str, str]
+    data: str
+    cells: tuple[tuple[float, str] | None, ...]
+    rival: bool = True  # judged on the same items as the others, so that it may be the best
+
+
+def evaluation_table(runs: Mapping[str, Suites], *, bold: bool) -> str:
+    """A row for every run and predictor; the best of each column in bold, or with a star."""
+    lines = []
+    for name, suites in runs.items():
+        data = next((result.data for result in suites.values()), "")
+        for predictor in _predictors(suites):
+            cells = tuple(_cell(_value(suites, column, predictor)) for column in COLUMNS)
+            lines.append(Line((name, predictor), data, cells, not _reduced(suites, predictor)))
+    return _by_data(("run", "prediction"), lines, bold=bold)
+
+
+def seeds_table(summary: Summary, suites: Sequence[str], *, bold: bool) -> str:
+    """Mean and standard deviation of recipes with several seeds; empty where there is none."""
+    several = [row for row in summary.rows if len(row.seeds) > 1 and row.suite in suites]
+    names = dict.fromkeys((row.run, row.predictor, row.data) for row in several)
+    lines = []
+    for run, predictor, data in names:
+        mine = [row for row in several if (row.run, row.predictor, row.data) == (run, predictor, data)]
+        cells = tuple(_spread([row for row in mine if _matches(row, column)]) for column in COLUMNS)
+        lines.append(Line((run, predictor), data, cells))
+    if not lines:
+        return ""
+    return "mean and standard deviation over seeds\n" + _by_data(("recipe", "prediction"), lines, bold=bold)
+
+
+def _predictors(suites: Suites) -> list[str]:
+    found = (record.predictor for result in suites.values() for record in result.records)
+    return list(dict.fromkeys(found))
+
+
+def _reduced(suites: Suites, predictor: str) -> bool:
+    return any(
+        REDUCED in record.detail
+        for result in suites.values()
+        for record in result.records
+        if record.predictor == predictor
+    )
+
+
+def _value(suites: Suites, column: Column, predictor: str) -> float | None:
+    result = suites.get(column.suite)
+    if result is None:
+        return None
+    values = [
+        record.value
+        for record in result.records
+        if record.predictor == predictor
+        and record.metric == column.metric
+        and _in_set(record.set, column)
+        and (column.score is None or record.detail.get("score") == column.score)
+    ]
+    if not values:
+        return None
+    return fmean(values) if column.set.endswith("*") else values[0]
+
+
+def _matches(row: SummaryRow, column: Column) -> bool:
+    scored = column.score is None or row.detail.get("score") == column.score
+    return (row.suite, row.metric) == (column.suite, column.metric) and _in_set(row.set, column) and scored
+
+
+def _in_set(name: str, column: Column) -> bool:
+    return name.startswith(column.set[:-1]) if column.set.endswith("*") else name == column.set
+
+
+def _cell(value: float | None) -> tuple[float, str] | None:
+    return None if value is None else (value, _text(value))
+
+
+def _spread(rows: Sequence[SummaryRow]) -> tuple[float, str] | None:
+    """Several sets are averaged seed by seed first; of several sizes of a cost the first is the run's."""
+    if not rows:
+        return None
+    if rows[0].suite != "ood":
+        rows = rows[:1]
+    seeds = [fmean(values) for values in zip(*(row.values for row in rows), strict=False)]
+    return fmean(seeds), f"{_text(fmean(seeds))} ± {_text(stdev(seeds))}"
+
+
+def _text(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _by_data(heads: tuple[str, str], lines: Sequence[Line], *, bold: bool) -> str:
+    """A table for each data set: only numbers on the same data can be better than others."""
+    each = [[line for line in lines if line.data == data] for data in dict.fromkeys(x.data for x in lines)]
+    return "\n\n".join(_drawn(heads, some, bold=bold) for some in each)
+
+
+def _drawn(heads: tuple[str, str], lines: Sequence[Line], *, bold: bool) -> str:
+    """Names begin together, numbers end together."""
+    sentences = any(line.cells[OUT_OF_DOMAIN] is not None for line in lines)
+    shown = [i for i in _filled(lines) if sentences or not COLUMNS[i].texts]
+    table = [[(text, False) for text in (*heads, *(COLUMNS[i].heading for i in shown))]]
+    for line in lines:
+        names = [(text, False) for text in line.labels]
+        table.append(names + [_marked(line, lines, i, star=not bold) for i in shown])
+    widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
+    drawn = []
+    for row in table:
+        cells = [
+            _padded(*cell, width, left=i < 2) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        drawn.append("  ".join(cells).rstrip())
+    told = [NOTE] if any(COLUMNS[i].suite in ("ood", "corrupted") for i in shown) else []
+    return "\n".join([*drawn, *told])
+
+
+def _marked(line: Line, lines: Sequence[Line], place: int, *, star: bool) -> tuple[str, bool]:
+    """A cell's text, and whether it is to be bold; `star` marks the best where bold cannot be shown."""
+    cell = line.cells[place]
+    if cell is None:
+        return "-", False
+    rivals = [other.cells[place] for other in lines if other.rival]
+    values = [rival[0] for rival in rivals if rival is not None]
+    choose: Callable[[list[float]], float] = max if COLUMNS[place].larger else min
+    best = line.rival and len(set(values)) > 1 and cell[0] == choose(values)
+    return (f"*{cell[1]}", False) if best and star else (cell[1], best)
+
+
+def _filled(lines: Sequence[Line]) -> list[int]:
+    return [i for i in range(len(COLUMNS)) if any(line.cells[i] is not None for line in lines)]
+
+
+def _padded(text: str, bold: bool, width: int, *, left: bool) -> str:
+    padded = text.ljust(width) if left else text.rjust(width)
+    return f"\x1b[1m{padded}\x1b[0m" if bold else padded

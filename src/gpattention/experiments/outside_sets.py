@@ -1,0 +1,70 @@
+"""Images of other kinds than a run was trained on, as far as they are on this machine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from gpattention.data import ImageData, data_root, load_ood
+from gpattention.data.catalogue import entry_of
+from gpattention.data.checking import status_of
+from gpattention.data.folders import image_files
+from gpattention.data.ood import OOD_SETS
+from gpattention.data.places import StrPath
+
+
+@dataclass(frozen=True, eq=False)
+class OutsideSets:
+    """Names without "ood/", what brings the images of each, and what is to be said."""
+
+    images: dict[str, Callable[[], Tensor]]  # [n, C, H, W] uint8
+    notes: tuple[str, ...] = ()
+
+
+def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
+    """What the data brings itself; for coloured square images also the known sets and those in ROOT/ood."""
+    images: dict[str, Callable[[], Tensor]] = {
+        name: partial(_given, part.images) for name, part in data.ood.items()
+    }
+    height, width = data.image_size
+    if data.channels != 3 or height != width or data.name == "digits":
+        return OutsideSets(images)
+    folder = data_root(root)
+    notes = []
+    for name, known in OOD_SETS.items():
+        status = status_of(entry_of(name), folder)
+        if status.where is None or status.state == "incomplete":
+            notes.append(f"ood/{name} is missing: {status.how}")
+            continue
+        count = len(image_files(status.where))
+        called = name if count == known.images else f"{name}-subset"
+        if called != name:
+            notes.append(f"ood/{called}: {count} of {known.images} images")
+        images[called] = partial(_read, name, folder, height)
+    for place in _own_sets(folder / "ood"):
+        name = place.name.removesuffix(".npz")
+        about = "a stand-in, not a published set" if "standin" in name else "a set of your own"
+        notes.append(f"ood/{name} is {about}")
+        images[name] = partial(_read, str(place.resolve()), folder, height)
+    return OutsideSets(images, tuple(notes))
+
+
+def _own_sets(folder: Path) -> list[Path]:
+    """Folders and .npz files of images."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        place
+        for place in folder.iterdir()
+        if not place.name.startswith(".") and (place.is_dir() or place.suffix == ".npz")
+    )
+
+
+def _given(images: Tensor) -> Tensor:
+    return images
+
+
+def _read(source: str, root: Path, size: int) -> Tensor:
+    return load_ood(source, root, size=size, subset=True).images

@@ -1,0 +1,62 @@
+"""Tables and figures of the paper as files."""
+
+from io import BytesIO
+from pathlib import Path
+
+from gpattention.experiments.paper.latex import to_latex
+from gpattention.experiments.paper.markdown import to_markdown
+from gpattention.experiments.paper.plotting import paper_figure
+from gpattention.experiments.paper.published import FIGURES
+from gpattention.experiments.paper.spreadsheet import to_csv
+from gpattention.experiments.paper.table import PaperTable
+from gpattention.models.storage import write_atomically
+
+FORMATS = {"markdown": to_markdown, "csv": to_csv, "latex": to_latex}
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
+PICTURES = (".png", ".svg")
+ENDINGS = (*SUFFIXES, *PICTURES)  # of files
+
+
+def rendered(table: PaperTable, form: str) -> str:
+    """As text in one of `FORMATS`."""
+    if form not in FORMATS:
+        raise ValueError(f"expected format to be one of {', '.join(FORMATS)}, got {form!r}")
+    return FORMATS[form](table)
+
+
+def write_table(
+    table: PaperTable, out: str | Path, forms: tuple[str, ...] = tuple(FORMATS)
+) -> tuple[Path, ...]:
+    """Write into a file if `out` ends in .md, .csv, .tex, .png or .svg, else into that folder.
+
+    A folder gets NAME.md, NAME.csv and NAME.tex as far as `forms` has them and, of a figure, NAME.png and
+    NAME.svg.
+    """
+    out = Path(out)
+    if out.suffix in ENDINGS:
+        return (_write(table, out),)
+    ends = [end for end, form in SUFFIXES.items() if form in forms]
+    if table.name in FIGURES:
+        ends += PICTURES
+    return tuple(_write(table, out / f"{table.name}{end}") for end in ends)
+
+
+def _write(table: PaperTable, file: Path) -> Path:
+    if file.suffix in PICTURES:
+        content = _picture(table, file.suffix.removeprefix("."))
+    else:
+        content = rendered(table, SUFFIXES[file.suffix]).encode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content)
+    return file
+
+
+def _picture(table: PaperTable, form: str) -> bytes:
+    figure = paper_figure(table)
+    from matplotlib import rc_context
+
+    stream = BytesIO()
+    # without a date and with named parts the same runs give the same file
+    with rc_context({"svg.hashsalt": table.name}):
+        figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
+    return stream.getvalue()

@@ -1,0 +1,143 @@
+"""Raw images or sentences through a trained run: labels, and how sure the model is of them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from gpattention.data.folders import image_files
+from gpattention.data.places import StrPath
+from gpattention.evaluation.records import read_suites
+from gpattention.experiments.preprocessing import load_preprocessing
+from gpattention.experiments.runs import Run, open_run
+from gpattention.models import Prediction
+
+T = TypeVar("T")
+
+AT_ONCE = 256  # inputs that are decoded and predicted together
+
+
+@dataclass(frozen=True)
+class InputPrediction:
+    """What the model says about one input; entropies in nats."""
+
+    input: str  # the file, or the sentence
+    label: str
+    confidence: float  # the label's probability
+    entropy: float  # of the probabilities: the whole uncertainty
+    mutual_information: float  # how much the draws disagree: the model's own part of it
+    probabilities: dict[str, float]  # of every class
+
+
+def predict_inputs(
+    run: Run | StrPath,
+    inputs: Sequence[StrPath],
+    *,
+    samples: int = 10,
+    seed: int = 0,
+    temperature: float = 1.0,
+    root: StrPath | None = None,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], object] | None = None,
+) -> list[InputPrediction]:
+    """Predict image files, folders of them, or sentences, whichever the run was trained on.
+
+    Args:
+        run: a run's folder, or one that was opened.
+        inputs: paths for a run on images, sentences for a run on texts.
+        samples: draws of every input; 0 is the mean prediction.
+        seed: of the draws; input i has the noise of (seed, i).
+        temperature: what logits are divided by; see `fitted_temperature`.
+        root: where the files of a frozen embedding are, if not where the recipe says.
+        device: where to compute.
+        progress: told the inputs done, and in all.
+    """
+    run = run if isinstance(run, Run) else open_run(run)
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"expected temperature > 0, got {temperature}")
+    preprocessing = run.preprocessing if root is None else load_preprocessing(run.folder, root)
+    images = preprocessing.kind == "images"
+    items = [str(item) for item in (_expanded(inputs) if images else _sentences(inputs))]
+    model = run.model.to(device)
+    found: list[InputPrediction] = []
+    for start in range(0, len(items), AT_ONCE):
+        part = items[start : start + AT_ONCE]
+        encoded: Tensor | dict[str, Tensor]
+        encoded = preprocessing.images(part) if images else preprocessing.sentences(part)
+        prediction = model.predict(encoded, samples=samples, seed=seed, first_item=start)
+        if temperature != 1:
+            prediction = Prediction.from_logits(prediction.logits / temperature)
+        found += _told(part, prediction, preprocessing.classes)
+        if progress is not None:
+            progress(len(found), len(items))
+    return found
+
+
+def read_sentences(file: StrPath) -> list[str]:
+    """The lines of a text file that are not empty, without the space around them."""
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, got {error}") from None
+    return sentences_of(text)
+
+
+def sentences_of(text: str) -> list[str]:
+    """One sentence a line."""
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def fitted_temperature(folder: StrPath) -> float:
+    """The temperature that an evaluation fitted to the model's own prediction on the validation split."""
+    for suite in read_suites(Path(folder)).values():
+        for record in suite.records:
+            if record.predictor == "model+temperature" and "temperature" in record.detail:
+                return float(record.detail["temperature"])
+    raise FileNotFoundError(f"no fitted temperature in {Path(folder) / 'evaluation'}: evaluate the run first")
+
+
+def _expanded(inputs: Sequence[StrPath]) -> list[Path]:
+    """Files, and those of folders in the order of their paths."""
+    files: list[Path] = []
+    for each in map(Path, inputs):
+        if not each.exists():
+            raise FileNotFoundError(f"expected an image file or a folder of them, got {str(each)!r}")
+        below = image_files(each) if each.is_dir() else [each]
+        if not below:
+            raise FileNotFoundError(f"expected image files in {each}, got none")
+        files += below
+    return _some(files)
+
+
+def _sentences(inputs: Sequence[StrPath]) -> list[str]:
+    for each in map(str, inputs):
+        if len(each) < 256 and "\n" not in each and Path(each).is_file():
+            raise ValueError(f"expected a sentence, as the run is on texts, got the file {each}: see --file")
+    return _some([str(each) for each in inputs])
+
+
+def _some(items: list[T]) -> list[T]:
+    if not items:
+        raise ValueError("expected at least one input, got none")
+    return items
+
+
+def _told(items: Sequence[str], prediction: Prediction, classes: Sequence[str]) -> list[InputPrediction]:
+    return [
+        InputPrediction(
+            input=item,
+            label=classes[int(prediction.label[i])],
+            confidence=float(prediction.confidence[i]),
+            entropy=float(prediction.entropy[i]),
+            mutual_information=float(prediction.mutual_information[i]),
+            probabilities=dict(zip(classes, prediction.probs[i].tolist(), strict=True)),
+        )
+        for i, item in enumerate(items)
+    ]

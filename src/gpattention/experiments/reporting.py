@@ -1,0 +1,109 @@
+"""Run folders as one HTML report."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpattention.data.places import StrPath
+from gpattention.evaluation.records import read_suites
+from gpattention.experiments.runs import find_runs
+from gpattention.models.storage import write_atomically
+from gpattention.reports import RunData, build_report
+
+
+def write_report(folders: Sequence[StrPath], output: StrPath, *, title: str | None = None) -> Path:
+    """Read runs and write the page that compares them; returns its path.
+
+    A run needs no more than its `recipe.json`: what was not trained or evaluated yet is said on the page.
+
+    Args:
+        folders: of runs, or folders that hold runs; a run given twice counts once.
+        output: the HTML file; its folder is made if need be.
+        title: of the page; made of the data sets if not given.
+    """
+    runs = read_runs(folders)
+    page = build_report(runs, title)
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        output, page.encode(errors="replace")
+    )  # half a character of a broken text is no reason to fail
+    return output
+
+
+def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
+    """The runs in or below these folders, as plain data."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        below = find_runs(folder, unfinished=True)
+        if not below:
+            raise FileNotFoundError(f"expected a run in or below {folder}, got no recipe.json there")
+        for run in below:
+            found.setdefault(run.resolve(), run)
+    return [_read(run, name) for run, name in zip(found.values(), _names(list(found)), strict=True)]
+
+
+def _read(folder: Path, name: str) -> RunData:
+    return RunData(
+        name=name,
+        recipe=_recipe(folder / "recipe.json"),
+        rows=_rows(folder / "metrics.csv"),
+        events=_events(folder / "events.jsonl"),
+        suites={suite: result.to_dict() for suite, result in read_suites(folder).items()},
+        folder=str(folder),
+    )
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Names of the folders, with as many of those above as it takes to tell them apart."""
+    names = [folder.name for folder in folders]
+    depth = 1
+    while max(Counter(names).values()) > 1:
+        depth += 1
+        twice = {name for name, count in Counter(names).items() if count > 1}
+        names = [
+            "/".join(folder.parts[-depth:]) if name in twice else name
+            for name, folder in zip(names, folders, strict=True)
+        ]
+    return names
+
+
+def _recipe(file: Path) -> dict[str, Any]:
+    """As it stands: a report shows recipes of older versions too."""
+    try:
+        recipe = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"expected {file} to hold an object, got {type(recipe).__name__}")
+    return recipe
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        return []
+    with file.open(newline="") as stream:
+        return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(stream)]
+
+
+def _value(text: str | None) -> float | str | None:
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _events(file: Path) -> list[dict[str, Any]]:
+    """Of whole lines: a run that is being written may end in half a one."""
+    if not file.is_file():
+        return []
+    *whole, _ = file.read_text().split("\n")
+    try:
+        return [json.loads(line) for line in whole]
+    except ValueError as error:
+        raise ValueError(f"expected one JSON object a line in {file}, got {error}") from error

@@ -1,0 +1,153 @@
+"""A run: train one from a recipe, open a finished one, find those in a folder."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpattention.data.places import StrPath
+from gpattention.experiments.preparation import prepare, save_preprocessing
+from gpattention.experiments.preprocessing import Preprocessing, load_preprocessing
+from gpattention.models import TextTransformer, Transformer, VisionTransformer
+from gpattention.training import (
+    Progress,
+    Recipe,
+    TrainingResult,
+    build_kernel_model,
+    build_model,
+    fit,
+    recipe_from_dict,
+)
+
+MODELS: dict[str, type[Transformer]] = {c.__name__: c for c in (VisionTransformer, TextTransformer)}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run's folder, read."""
+
+    folder: Path
+    recipe: Recipe
+    model: Transformer  # the weights chosen, on the CPU, in evaluation mode
+    rows: tuple[dict[str, Any], ...]  # of metrics.csv
+    events: tuple[dict[str, Any], ...]  # of events.jsonl
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What turns raw images or sentences into the model's inputs."""
+        return load_preprocessing(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end."""
+        return any(event.get("event") == "finished" for event in self.events)
+
+
+def train_recipe(
+    recipe: Recipe,
+    folder: StrPath,
+    *,
+    root: StrPath | None = None,
+    resume: bool = False,
+    device: torch.device | str = "cpu",
+    progress: Callable[[Progress], object] | None = None,
+    preparing: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> TrainingResult:
+    """Load the recipe's data, write what prediction needs of it, and train.
+
+    Args:
+        recipe: of images or texts.
+        folder: the run's.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        resume: go on from the last checkpoint.
+        device: where to train.
+        progress: called at every step.
+        preparing: called with (done, total) of the sentences whose frozen vectors are computed first.
+        options: further ones of `fit`.
+    """
+    prepared = prepare(recipe, root, progress=preparing)
+    build_kernel_model(recipe, prepared.training.facts)  # mistakes in a recipe show before a folder is made
+    build_model(recipe, prepared.training.facts)
+    if not resume or (Path(folder) / "recipe.json").exists():  # nothing to resume: `fit` says so
+        save_preprocessing(folder, prepared)
+    return fit(
+        recipe, prepared.training, Path(folder), resume=resume, device=device, progress=progress, **options
+    )
+
+
+def open_run(folder: StrPath) -> Run:
+    """Everything of a run; it must have a model already."""
+    folder = Path(folder)
+    recipe = _recipe(folder / "recipe.json")
+    return Run(folder, recipe, _model(folder / "model"), _rows(folder / "metrics.csv"), _events(folder))
+
+
+def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
+    """Folders of every run in or below a folder, sorted; those without a model only with `unfinished`."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    found = sorted(path.parent for path in folder.rglob("recipe.json"))
+    return [run for run in found if unfinished or (run / "model" / "config.json").is_file()]
+
+
+def _recipe(file: Path) -> Recipe:
+    if not file.is_file():
+        raise FileNotFoundError(f"expected a run in {file.parent}, got no {file.name} there")
+    try:
+        return recipe_from_dict(json.loads(file.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _model(folder: Path) -> Transformer:
+    config = folder / "config.json"
+    if not config.is_file():
+        raise FileNotFoundError(
+            f"expected a model in {folder}, got none: is the run still in its first phase?"
+        )
+    try:
+        name = json.loads(config.read_text()).get("model")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{config} is not the config of a model: {error}") from error
+    if name not in MODELS:
+        raise ValueError(f"{config}: expected model to be one of {', '.join(MODELS)}, got {name!r}")
+    return MODELS[name].from_pretrained(folder)
+
+
+def _rows(file: Path) -> tuple[dict[str, Any], ...]:
+    if not file.is_file():
+        return ()
+    with file.open(newline="") as stream:
+        return tuple({key: _value(text) for key, text in row.items()} for row in csv.DictReader(stream))
+
+
+def _value(text: str) -> int | float | str | None:
+    """What a cell of a CSV file was: nothing, a whole number, a number or text."""
+    if text == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _events(folder: Path) -> tuple[dict[str, Any], ...]:
+    file = folder / "events.jsonl"
+    if not file.is_file():
+        return ()
+    # what follows the last line break is nothing, or half a line of a killed run
+    *whole, _ = file.read_text().split("\n")
+    try:
+        events = [json.loads(line) for line in whole]
+    except ValueError as error:
+        raise ValueError(f"{file}: expected one JSON object a line, got {error}") from None
+    return tuple(events)

@@ -1,0 +1,34 @@
+"""Reports: runs as one self-contained HTML page, and its figures as matplotlib figures.
+
+Plain data in, text or figures out; nothing else of the library is needed.
+"""
+
+from gpattention.reports.figures import (
+    bars_figure,
+    corruption_figure,
+    cost_figure,
+    layers_figure,
+    outlier_figure,
+    reliability_figure,
+    risk_coverage_figure,
+    roc_figure,
+    severity_figure,
+    training_figure,
+)
+from gpattention.reports.inputs import RunData
+from gpattention.reports.page import build_report
+
+__all__ = [
+    "RunData",
+    "bars_figure",
+    "build_report",
+    "corruption_figure",
+    "cost_figure",
+    "layers_figure",
+    "outlier_figure",
+    "reliability_figure",
+    "risk_coverage_figure",
+    "roc_figure",
+    "severity_figure",
+    "training_figure",
+]

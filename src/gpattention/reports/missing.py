@@ -1,0 +1,57 @@
+"""What a report says where there is nothing to show, and what an evaluation said about itself."""
+
+import shlex
+
+from gpattention.reports.groups import Comparison
+from gpattention.reports.inputs import RunData
+from gpattention.reports.markup import Safe, join, tag
+from gpattention.reports.words import listed
+
+OF_IMAGES = {"corrupted"}  # suites that make no sense for text
+MANY = 4  # folders in a command; more are three dots
+
+
+def missing(comparison: Comparison, suite: str, what: str) -> Safe:
+    """The command that fills the section, or that nothing can."""
+    if comparison.texts and suite in OF_IMAGES:
+        return tag("p", f"Nothing to show for {what}: this suite needs images.", class_="missing")
+    return tag(
+        "p", f"These runs have no {what} yet. This command adds it: ", _command(comparison.runs, suite),
+        class_="missing",
+    )  # fmt: skip
+
+
+def has(comparison: Comparison, suite: str) -> bool:
+    """Whether any run was evaluated so."""
+    return any(suite in run.suites for run in comparison.runs)
+
+
+def remarks(comparison: Comparison, suite: str) -> Safe | None:
+    """Runs that were left out, and the suite's own notes."""
+    without = [run for run in comparison.runs if suite not in run.suites]
+    lines = []
+    if without:
+        names = listed([run.name for run in without])
+        lines.append(tag("li", f"Not evaluated: {names}. ", _command(without, suite)))
+    lines += [tag("li", note) for note in _notes(comparison, suite)]
+    if not lines:
+        return None
+    return tag("aside", tag("h4", "Read with this in mind"), tag("ul", *lines), class_="notes")
+
+
+def _notes(comparison: Comparison, suite: str) -> list[str]:
+    """Each note once; with the runs it belongs to where it is not all of them."""
+    evaluated = [run for run in comparison.runs if suite in run.suites]
+    owners: dict[str, list[str]] = {}
+    for run in evaluated:
+        for note in run.suites[suite].get("notes", ()):
+            owners.setdefault(str(note), []).append(run.name)
+    return [
+        note if len(names) == len(evaluated) else f"{listed(names)}: {note}" for note, names in owners.items()
+    ]
+
+
+def _command(runs: list[RunData], suite: str) -> Safe:
+    folders = [shlex.quote(run.folder or run.name) for run in runs[:MANY]]
+    dots = " ..." if len(runs) > MANY else ""
+    return join(tag("code", f"gpattention evaluate {' '.join(folders)}{dots} --suite {suite}"))

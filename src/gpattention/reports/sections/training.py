@@ -1,0 +1,69 @@
+"""Training curves out of `metrics.csv`."""
+
+from gpattention.reports.charts import chart, charts, last_values
+from gpattention.reports.figures import training_figure
+from gpattention.reports.figures.curves import training_points
+from gpattention.reports.groups import Comparison
+from gpattention.reports.markup import Safe, join, tag
+from gpattention.reports.palette import NEUTRAL_STYLE
+from gpattention.reports.tables import lines_table
+from gpattention.reports.words import heading
+
+# column, name, what to know about it
+COLUMNS = (
+    ("train_loss", "training loss", "Cross-entropy plus alpha times the regulariser."),
+    ("validation_accuracy", "validation accuracy", "Of the mean, without draws."),
+    ("validation_nll", "validation NLL", "Of the mean, without draws."),
+    ("train_regularizer", "regulariser", "Per head, token and dimension, before alpha."),
+    ("alpha", "alpha", "The weight of the regulariser."),
+    ("floor_share", "floor share", "Of the worst layer; 1 is collapsed to the noise."),
+    ("learning_rate", "learning rate", None),
+)
+
+ALL = "all models"  # where their lines are one and the same
+
+
+def content(comparison: Comparison, name: str) -> Safe:
+    """One chart per column that has numbers."""
+    if not any(run.rows for run in comparison.runs):
+        return tag(
+            "p", "These runs hold no metrics.csv with rows: train them to have curves.", class_="missing"
+        )
+    drawn = (_chart(f"{name}-{column[0]}", comparison, *column) for column in COLUMNS)
+    return join(charts(*drawn), _failures(comparison))
+
+
+def _chart(name: str, comparison: Comparison, column: str, title: str, caption: str | None) -> Safe | None:
+    rows = {
+        m.label: [run.rows for run in m.runs if training_points(run.rows, column)] for m in comparison.models
+    }
+    rows = {label: seeds for label, seeds in rows.items() if seeds}
+    series = {label: [training_points(seed, column) for seed in seeds] for label, seeds in rows.items()}
+    if not any(y for lines in series.values() for line in lines for _, y in line):
+        return None  # a column of zeros, e.g. alpha where nothing is regularised
+    styles = comparison.styles
+    if len(series) > 1 and all(lines == next(iter(series.values())) for lines in series.values()):
+        series = {ALL: next(iter(series.values()))}
+        rows = {ALL: next(iter(rows.values()))}
+        styles = {ALL: NEUTRAL_STYLE}
+    return chart(
+        name, training_figure(rows, column, y=title, styles=styles), lines_table("epoch", series),
+        title=heading(title), caption=caption,
+        alternative=f"Lines of {title} over the epochs: at the end {last_values(series)}",
+    )  # fmt: skip
+
+
+def _failures(comparison: Comparison) -> Safe | None:
+    """Runs that ended before their end."""
+    lines = []
+    for kind in ("failed", "stopped"):
+        for run in comparison.runs:
+            last = next(
+                (e for e in reversed(run.events) if e.get("event") in ("finished", "failed", "stopped")), {}
+            )
+            if last.get("event") == kind:
+                reason = f": {last['reason']}" if "reason" in last else ""
+                lines.append(tag("li", f"{run.name} {kind} at step {last.get('step', '?')}{reason}"))
+    if not lines:
+        return None
+    return tag("aside", tag("h4", "Runs that did not finish"), tag("ul", *lines), class_="notes")

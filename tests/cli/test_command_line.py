@@ -1,0 +1,133 @@
+"""The command line as a whole: examples that parse, a page that tells of every command, exit codes, pipes."""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpattention.cli import main
+from gpattention.cli.command_tree import command_tree
+from gpattention.cli.main import COMMANDS, build_parser
+from gpattention.gp import NotPositiveDefiniteError
+from gpattention.training import TrainingFailedError, TrainingStoppedError
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+
+
+def epilogs(parser: argparse.ArgumentParser) -> list[str]:
+    found = [parser.epilog or ""]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                found += epilogs(below)
+    return found
+
+
+def examples(text: str) -> list[str]:
+    """Lines that call us, without what is said about them."""
+    lines = [line.strip().removeprefix("$ ") for line in text.splitlines()]
+    calls = [
+        line for line in lines if re.match(r"gpattention [a-z]+", line) and ": " not in line.split("  ")[0]
+    ]
+    return [re.split(r"\s{2,}| > |  # ", line)[0] for line in calls if "COMMAND" not in line]
+
+
+EXAMPLES = sorted({example for text in epilogs(build_parser()) for example in examples(text)})
+SHOWN = examples("\n".join(re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)))
+
+
+@pytest.mark.parametrize("example", sorted({*EXAMPLES, *SHOWN}))
+def test_examples_parse(example: str) -> None:
+    given = build_parser().parse_args(shlex.split(example)[1:])
+    assert given.run_command is not None
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_every_command_has_examples_and_a_section(command: str) -> None:
+    assert [e for e in EXAMPLES if e.split()[1] == command] != []
+    assert [e for e in SHOWN if e.split()[1] == command] != []
+    assert f"\n## {command}\n" in PAGE.read_text()
+
+
+def test_the_page_names_functions_that_exist() -> None:
+    table = re.findall(r"^\| \[`\w+`\].*\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    named = re.findall(r"`(gpattention\.[\w.]+)`", "\n".join(table))
+    assert len(named) >= len(NAMES) - 1
+    for name in named:
+        module, _, function = name.rpartition(".")
+        __import__(module)
+        assert callable(getattr(sys.modules[module], function)), name
+
+
+def test_help_of_every_command_fits_its_own_description(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in command_tree(build_parser()):
+        with pytest.raises(SystemExit) as stop:
+            main([*command.path.split()[1:], "--help"])
+        assert stop.value.code == 0
+        told = capsys.readouterr().out
+        assert "examples:" in told
+        assert all(option.flags[-1] in told for option in command.options)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (ValueError("wrong"), 2),
+        (FileNotFoundError("wrong"), 2),
+        (PermissionError("wrong"), 2),
+        (ImportError("wrong"), 2),
+        (ConnectionError("wrong"), 1),
+        (TrainingFailedError("wrong"), 1),
+        (NotPositiveDefiniteError("wrong"), 1),
+        (TrainingStoppedError("wrong"), 130),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=repr,
+)
+def test_exit_codes(
+    error: BaseException | None,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def listed() -> tuple[str, ...]:
+        if error is not None:
+            raise error
+        return ()
+
+    monkeypatch.setattr("gpattention.cli.models.list_attention", listed)
+    assert main(["models"]) == code
+    told = capsys.readouterr().err
+    assert told.count("\n") == (error is not None)
+    if code in (1, 2):
+        for arguments in (["--debug", "models"], ["models", "--debug"]):
+            with pytest.raises(type(error), match="wrong"):  # type: ignore[arg-type]
+                main(arguments)
+
+
+def test_wrong_words_take_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["trian"], ["train"], ["sweep", "a", "--choose", "ece"], ["bench", "--batch", "x"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert re.search(r"see gpattention.* --help\n$", told)
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    program = "import sys; from gpattention.cli import main; sys.exit(main(['data', 'list', '--json']))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    assert child.stdout is not None
+    child.stdout.close()  # as `head` does
+    _, told = child.communicate(timeout=60)
+    assert told == b""
+    assert child.returncode == 1

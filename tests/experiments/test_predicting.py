@@ -1,0 +1,134 @@
+"""Predictions of raw inputs are the model's own, in order, whatever the inputs come in."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpattention.data import load_digits
+from gpattention.evaluation.records import Record, SuiteResult, write_suite
+from gpattention.experiments import open_run
+from gpattention.experiments.predicting import (
+    fitted_temperature,
+    predict_inputs,
+    read_sentences,
+)
+from tests.experiments.tiny_runs import train_cola, train_digits
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_digits(tmp_path_factory.mktemp("digits") / "run")
+
+
+@pytest.fixture(scope="module")
+def cola(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cola")
+    return train_cola(folder / "run", folder / "data")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    for i, pixels in enumerate(load_digits().test.images[:5, 0].numpy()):
+        place = folder / "more" if i == 4 else folder
+        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
+    return folder
+
+
+def test_images_are_predicted_as_the_model_predicts_their_pixels(digits: Path, pictures: Path) -> None:
+    found = predict_inputs(digits, [pictures], samples=4, seed=3)
+    data = load_digits()
+    run = open_run(digits)
+    own = run.model.predict(data.inputs(data.test.images[:5]), samples=4, seed=3)
+    assert [Path(p.input).name for p in found] == [f"{i}.png" for i in range(5)]
+    for i, prediction in enumerate(found):
+        assert prediction.label == data.classes[int(own.label[i])]
+        assert prediction.confidence == pytest.approx(float(own.confidence[i]), abs=1e-6)
+        assert prediction.entropy == pytest.approx(float(own.entropy[i]), abs=1e-5)
+        assert prediction.mutual_information == pytest.approx(float(own.mutual_information[i]), abs=1e-5)
+        assert list(prediction.probabilities) == list(data.classes)
+        assert sum(prediction.probabilities.values()) == pytest.approx(1, abs=1e-5)
+        assert prediction.probabilities[prediction.label] == prediction.confidence
+
+
+def test_files_in_chunks_are_those_of_one_call(
+    digits: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(pictures.glob("*.png"))
+    whole = predict_inputs(digits, files)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("gpattention.experiments.predicting.AT_ONCE", 3)
+    cut = predict_inputs(digits, files, progress=lambda *x: told.append(x))
+    assert told == [(3, 4), (4, 4)]
+    for a, b in zip(whole, cut, strict=True):
+        assert (a.input, a.label) == (b.input, b.label)
+        assert a.entropy == pytest.approx(b.entropy, abs=1e-6)
+
+
+def test_sentences(cola: Path) -> None:
+    sentences = ["Someone said no to it.", "Nobody has read these words!"]
+    first = predict_inputs(cola, sentences)
+    assert [p.input for p in first] == sentences
+    assert {p.label for p in first} <= set(open_run(cola).preprocessing.classes)
+    assert predict_inputs(cola, sentences) == first
+    assert predict_inputs(cola, sentences, seed=1) != first
+    assert predict_inputs(cola, sentences, root=cola.parent / "data") == first
+
+
+def test_without_draws_nothing_disagrees(digits: Path, pictures: Path) -> None:
+    for prediction in predict_inputs(digits, [pictures], samples=0):
+        assert prediction.mutual_information == pytest.approx(0, abs=1e-6)
+
+
+def test_a_temperature_divides_logits(digits: Path, pictures: Path) -> None:
+    plain = predict_inputs(digits, [pictures], samples=0)
+    hot = predict_inputs(digits, [pictures], samples=0, temperature=2.5)
+    for a, b in zip(plain, hot, strict=True):
+        logs = torch.tensor(list(a.probabilities.values())).log() / 2.5
+        expected = logs.softmax(-1).tolist()
+        assert list(b.probabilities.values()) == pytest.approx(expected, abs=1e-5)
+        assert b.entropy > a.entropy
+    with pytest.raises(ValueError, match="expected temperature > 0, got 0"):
+        predict_inputs(digits, [pictures], temperature=0)
+
+
+def test_the_fitted_temperature_is_the_evaluations(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no fitted temperature in .*evaluate the run first"):
+        fitted_temperature(tmp_path)
+    plain = Record("test", "model", "nll", 0.5)
+    scaled = Record("test", "model+temperature", "nll", 0.4, {"temperature": 1.75})
+    write_suite(tmp_path, SuiteResult("clean", "tiny", "digits", 0, "cgp", 10, (plain, scaled)))
+    assert fitted_temperature(tmp_path) == 1.75
+
+
+def test_what_is_no_input_is_told(digits: Path, cola: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="expected an image file or a folder of them, got 'nothing'"):
+        predict_inputs(digits, ["nothing"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"expected image files in .*empty, got none"):
+        predict_inputs(digits, [tmp_path / "empty"])
+    text = tmp_path / "a.txt"
+    text.write_text("A sentence.\n")
+    with pytest.raises(ValueError, match=r"a.txt: expected an image file"):
+        predict_inputs(digits, [text])
+    with pytest.raises(ValueError, match=r"expected a sentence, .*got the file .*a.txt: see --file"):
+        predict_inputs(cola, [text])
+    with pytest.raises(ValueError, match="expected at least one input, got none"):
+        predict_inputs(cola, [])
+    with pytest.raises(FileNotFoundError, match="expected a run in"):
+        predict_inputs(tmp_path, ["x"])
+
+
+def test_sentences_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "sentences.txt"
+    file.write_bytes("One.\r\n\n  Two \u2028 words. \nThree".encode())
+    assert read_sentences(file) == ["One.", "Two \u2028 words.", "Three"]
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="expected text in UTF-8"):
+        read_sentences(file)
+    with pytest.raises(FileNotFoundError, match=r"no file .*other"):
+        read_sentences(tmp_path / "other")

@@ -1,0 +1,141 @@
+"""Training by recipe, and run folders read again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpattention.experiments import find_runs, open_run, prepare, train_recipe
+from gpattention.models import TextTransformer, VisionTransformer
+from gpattention.training import CheckpointError, Recipe, recipe_from_dict
+from tests.experiments.tiny_cola import write_tiny_cola
+
+SMALL = {"width": 16, "heads": 2, "depth": 1}
+
+
+def digits(**changes: Any) -> Recipe:
+    plain = {
+        "name": "small",
+        "data": {"name": "digits"},
+        "model": {"attention": "softmax", "config": SMALL},
+        "optimizer": {"batch_size": 400, "learning_rate": 5e-3},
+        "phases": {"epochs": 2},
+    }
+    return recipe_from_dict({**plain, **changes})
+
+
+def cola(attention: str = "cgp", epochs: int = 12) -> Recipe:
+    return recipe_from_dict(
+        {
+            "name": "tiny",
+            "data": {"name": "cola", "options": {"subset": True, "contextual": {"kind": "none"}}},
+            "model": {"type": "text", "attention": attention, "config": {**SMALL, "dropout": 0.0}},
+            "optimizer": {"batch_size": 10, "learning_rate": 1e-2},
+            "phases": {"kernel_epochs": 0, "epochs": epochs},
+            "checkpoint": {"every": epochs, "select": "last"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_recipe(digits(), tmp_path_factory.mktemp("runs") / "a").folder
+
+
+def test_an_opened_run_is_what_was_trained(digits_run: Path) -> None:
+    run = open_run(digits_run)
+    assert run.recipe == digits()
+    assert isinstance(run.model, VisionTransformer)
+    assert not run.model.training
+    assert run.finished
+    assert [row["epoch"] for row in run.rows] == [1, 2]
+    assert run.rows[-1]["phase"] == "gp"
+    assert run.rows[-1]["floor_share"] is None
+    data = prepare(run.recipe)
+    validation = run.preprocessing.images(data.data.validation.images)  # type: ignore[union-attr]
+    prediction = run.model.predict(validation, samples=0)
+    accuracy = float((prediction.label == data.training.validation_labels).double().mean())
+    assert accuracy == pytest.approx(max(row["validation_accuracy"] for row in run.rows))
+    assert run.preprocessing is run.preprocessing
+
+
+@pytest.mark.parametrize("attention", ["softmax", "cgp"])
+def test_texts_are_learned(attention: str, tmp_path: Path) -> None:
+    root = write_tiny_cola(tmp_path / "data", rows=(120, 20, 8))
+    seen: list[int] = []
+    folder = tmp_path / "run"
+    train_recipe(cola(attention), folder, root=root, progress=lambda p: seen.append(p.step))
+    assert seen == list(range(1, len(seen) + 1))
+    run = open_run(folder)
+    assert isinstance(run.model, TextTransformer)
+    told = run.model.predict(run.preprocessing.sentences(["The old cat didn't sat.", "A dog didn't cat."]))
+    assert [run.preprocessing.classes[i] for i in told.label.tolist()] == ["acceptable", "unacceptable"]
+    assert run.rows[-1]["validation_accuracy"] == 1.0
+
+
+def test_resuming_needs_the_same_run_and_data(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(CheckpointError, match="nothing to resume"):
+        train_recipe(digits(), folder, resume=True)
+    assert not (folder / "preprocessing").exists()
+    root = write_tiny_cola(tmp_path / "data")
+    first = train_recipe(cola("softmax", 1), folder, root=root)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        train_recipe(cola("softmax", 1), folder, root=root)
+    again = train_recipe(cola("softmax", 1), folder, root=root, resume=True)
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name])
+    other = write_tiny_cola(tmp_path / "other", rows=(30, 6, 8), seed=1)
+    train = other / "cola_public" / "tokenized" / "in_domain_train.tsv"
+    train.write_text(train.read_text().replace("dog", "wolf"))
+    with pytest.raises(ValueError, match="got other data of the same name"):
+        train_recipe(cola("softmax", 1), folder, root=other, resume=True)
+
+
+def test_mistakes_leave_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="multiple of heads"):
+        train_recipe(digits(model={"attention": "cgp", "config": {"width": 17}}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_are_found_below_a_folder(digits_run: Path, tmp_path: Path) -> None:
+    assert find_runs(digits_run.parent) == [digits_run]
+    assert find_runs(digits_run) == [digits_run]
+    unfinished = tmp_path / "b" / "c"
+    unfinished.mkdir(parents=True)
+    (unfinished / "recipe.json").write_text((digits_run / "recipe.json").read_text())
+    assert find_runs(tmp_path) == []
+    assert find_runs(tmp_path, unfinished=True) == [unfinished]
+    with pytest.raises(FileNotFoundError, match="expected a model in"):
+        open_run(unfinished)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        find_runs(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="expected a run in"):
+        open_run(tmp_path)
+
+
+def test_damaged_runs_are_told(digits_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    model = folder / "model"
+    model.mkdir(parents=True)
+    recipe = (digits_run / "recipe.json").read_text()
+    for text, content, message in (
+        ("{", "{}", r"recipe\.json"),
+        (recipe, "{", "is not the config of a model"),
+        (recipe, "[]", "is not the config of a model"),
+        (recipe, '{"model": "Other"}', "one of VisionTransformer, TextTransformer, got 'Other'"),
+    ):
+        (folder / "recipe.json").write_text(text)
+        (model / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            open_run(folder)
+    for file in ("config.json", "model.safetensors"):
+        (model / file).write_bytes((digits_run / "model" / file).read_bytes())
+    run = open_run(folder)
+    assert (run.rows, run.events, run.finished) == ((), (), False)
+    (folder / "events.jsonl").write_text('{"event": "validated"}\n{"eve')  # killed while it wrote
+    assert open_run(folder).events == ({"event": "validated"},)
+    (folder / "events.jsonl").write_text("half a li\n{}\n")
+    with pytest.raises(ValueError, match="one JSON object a line"):
+        open_run(folder)
