@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from gpattention.evaluation import named_predictors, predicting
+from gpattention.evaluation.cost import peak_memory
 from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.layer_variance import layer_means, padding_of
 from gpattention.evaluation.named_predictors import UnavailablePredictorError, build_predictor
 from gpattention.evaluation.predicting import predict_items
+from gpattention.gp import ItemNoise, deferred_checks
 from gpattention.models import predict
 from tests.models.small_models import images, sentences, text, vision
 
@@ -98,3 +100,46 @@ class TestByName:
         with pytest.raises(ValueError, match="predictor to be one of model, mean"):
             build_predictor("oracle", vision("cgp"), 3)
         assert set(named_predictors.DEFAULT_PREDICTORS) <= set(named_predictors.PREDICTORS)
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    @pytest.fixture(autouse=True)
+    def device(self) -> torch.device:
+        if not torch.cuda.is_available():
+            pytest.skip("there is no CUDA device")
+        return torch.device("cuda")
+
+    @pytest.mark.parametrize("name", ["model", "mean", "mc_dropout"])
+    def test_as_on_a_cpu(self, name: str, device: torch.device) -> None:
+        model, items = vision("cgp", dropout=0.2), ItemSet("test", images(9), torch.arange(9) % 3)
+        found = []
+        for place in (CPU, device):
+            built = build_predictor(name, model.to(place), 4)
+            found.append(predict_items(built.predictor, items, samples=built.samples, seed=1, device=place))
+        assert found[1].logits.is_cuda
+        assert found[1].logits.cpu().numpy() == pytest.approx(found[0].logits.numpy(), abs=1e-5)
+        if found[0].layer_variance is not None:
+            assert found[1].layer_variance.cpu().numpy() == pytest.approx(
+                found[0].layer_variance.numpy(), abs=1e-6
+            )
+
+    def test_nothing_is_read_back_inside_a_chunk(self, device: torch.device) -> None:
+        """Of the model's passes; the checks at the end of a chunk may wait."""
+        model = vision("cgp").to(device)
+        built = build_predictor("model", model, 4)
+        x = images(6).to(device)
+        predict_items(built.predictor, ItemSet("test", x), samples=4, seed=0, device=device)  # warm
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with deferred_checks():
+                collected = model(
+                    x, draw="independent", generator=ItemNoise(0, *[torch.arange(6, device=device)] * 2)
+                )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert collected.logits.isfinite().all()
+
+    def test_memory_is_the_allocators(self, device: torch.device) -> None:
+        found = peak_memory(lambda: torch.zeros(1 << 20, device=device), device)
+        assert 4 << 20 <= found < 6 << 20

@@ -293,7 +293,7 @@ def test_a_health_counter_cannot_be_made_during_capture(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_failures", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="must exist before a CUDA graph is captured"):
-        module._counter(torch.device("cuda", 0))
+        module.failure_counter(torch.device("cuda", 0))
     with torch.inference_mode():
-        counter = module._counter(torch.device("cpu"))
+        counter = module.failure_counter(torch.device("cpu"))
     assert (counter.is_inference(), gp.health()) == (False, {"cpu": 0})

@@ -50,7 +50,7 @@ def synthetic_run(
             "format": "gpattention-evaluation-1", "suite": suite, "run": name, "data": data, "seed": seed,
             "attention": kind, "samples": 10, "records": records, "curves": curves,
             "notes": [f"{suite}: a synthetic note"] if suite == "ood" else [],
-            "environment": {"torch": "2.13.0", "device": "cpu", "processor": "x86_64, 2 cores"},
+            "environment": {"torch": "2.13.0", "device": "cpu", "settings": '{"samples": 10}'},
             "seconds": 1.5,
         }  # fmt: skip
     return RunData(

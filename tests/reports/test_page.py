@@ -124,6 +124,29 @@ def test_a_run_without_anything_is_all_commands() -> None:
         assert command in section(tree, name).one(class_="missing").text
 
 
+def test_suites_without_numbers_leave_no_chart() -> None:
+    run = small()
+    empty = {name: {**suite, "records": [], "curves": {}} for name, suite in run.suites.items()}
+    tree = read(build_report([replace(run, rows=[], suites=empty)]))
+    assert tree.all("figure") == []
+    assert tree.all(role="tablist") == []
+
+
+def test_a_model_that_lacks_some_numbers_is_left_out_of_their_charts() -> None:
+    whole, part = small("softmax"), small("cgp")
+    suites = {name: {**suite, "records": [], "curves": {}} for name, suite in part.suites.items()}
+    suites["corrupted"] = {**part.suites["corrupted"]}
+    suites["corrupted"]["records"] = [r for r in suites["corrupted"]["records"] if r["metric"] == "accuracy"]
+    tree = read(build_report([whole, replace(part, suites=suites)]))
+    heads = {chart.attributes["id"]: chart.one("thead").text for chart in tree.all("figure")}
+    assert "cgp" not in heads["cost-0-own-train_epoch_seconds"]
+    assert "cgp" in heads["corruptions-0-severity-0-accuracy"]
+    assert "cgp" not in heads["corruptions-0-severity-0-ece"]
+    assert "cgp" not in heads["corruptions-0-type-0-ece"]
+    assert "reliability-0-0-0" in heads
+    assert "reliability-0-0-1" not in heads
+
+
 def test_a_suite_that_some_runs_lack_is_said(tree: Element) -> None:
     runs = [small("softmax", suites=("clean", "ood")), small("cgp", suites=("clean",))]
     notes = section(read(build_report(runs)), "outliers").one("aside").text

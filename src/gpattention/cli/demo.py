@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import new_command
-from gpattention.cli.demo_page import demo_table, write_page
+from gpattention.cli.demo_table import demo_table
 from gpattention.experiments import run_demo
 from gpattention.experiments.demo import MODELS
 
@@ -47,5 +47,4 @@ def run(given: argparse.Namespace) -> None:
         ),
     )
     print("\n" + demo_table(result, bold=sys.stdout.isatty()))
-    page = write_page(result)
-    print(f"\nreport: {page}")
+    print(f"\nreport: {result.report}")

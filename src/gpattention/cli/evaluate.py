@@ -50,6 +50,8 @@ def add_parser(commands: "Commands") -> None:
         "--batch-size", type=int, help="items times draws that run at once (default: 256, on a GPU 2000)"
     )
     evaluate.add_argument("--limit", type=int, metavar="N", help="at most N items of each set")
+    evaluate.add_argument("--corruptions", metavar="TYPES", help="comma-separated (default: all 19)")
+    evaluate.add_argument("--severities", metavar="N,N", help="of the corruptions, 1 to 5 (default: all)")
     evaluate.add_argument("--fresh", action="store_true", help="compute everything anew, finished or damaged")
     evaluate.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     add_device(evaluate)
@@ -72,6 +74,8 @@ def run(given: argparse.Namespace) -> None:
             predictors=tuple(given.predictors.split(",")),
             batch_size=given.batch_size,
             limit=given.limit,
+            types=None if given.corruptions is None else given.corruptions.split(","),
+            severities=None if given.severities is None else _numbers(given.severities),
             fresh=given.fresh,
             progress=bars,
         )
@@ -100,6 +104,13 @@ def _folders(given: list[str]) -> list[Path]:
             raise FileNotFoundError(f"expected a run in {folder} or below, got none with a model")
         found |= dict.fromkeys(below)
     return list(found)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ValueError(f"expected --severities as numbers with commas between them, got {text!r}") from None
 
 
 class _Bars:

@@ -9,6 +9,7 @@ from gpattention.experiments.ensembles import REDUCED
 from gpattention.experiments.summary import Summary, SummaryRow
 
 Suites = Mapping[str, SuiteResult]
+OUT_OF_DOMAIN = "ood/out-of-domain"
 OOD_SCORE = "entropy"  # the one score that the table shows; the files have all
 
 
@@ -30,10 +31,10 @@ COLUMNS = (
     Column("NLL", "clean", "test", "nll", False),
     Column("ECE", "clean", "test", "ece", False),
     Column("MCC", "clean", "test", "mcc", True, texts=True),
-    Column("out acc.", "clean", "ood/out-of-domain", "accuracy", True),
-    Column("out NLL", "clean", "ood/out-of-domain", "nll", False),
-    Column("out ECE", "clean", "ood/out-of-domain", "ece", False),
-    Column("out MCC", "clean", "ood/out-of-domain", "mcc", True),
+    Column("out acc.", "clean", OUT_OF_DOMAIN, "accuracy", True),
+    Column("out NLL", "clean", OUT_OF_DOMAIN, "nll", False),
+    Column("out ECE", "clean", OUT_OF_DOMAIN, "ece", False),
+    Column("out MCC", "clean", OUT_OF_DOMAIN, "mcc", True),
     Column("corr. acc.", "corrupted", "corrupted/mean", "accuracy", True),
     Column("corr. NLL", "corrupted", "corrupted/mean", "nll", False),
     Column("corr. ECE", "corrupted", "corrupted/mean", "ece", False),
@@ -42,7 +43,6 @@ COLUMNS = (
     Column("s/epoch", "efficiency", "train", "train_epoch_seconds", False),
     Column("train MiB", "efficiency", "train", "train_peak_mib", False),
 )
-OUT_OF_DOMAIN = next(i for i, column in enumerate(COLUMNS) if column.set == "ood/out-of-domain")
 NOTE = f"OOD AUROC: mean over the sets, by {OOD_SCORE}; corr.: mean over the corruptions"
 
 
@@ -147,7 +147,7 @@ def _by_data(heads: tuple[str, str], lines: Sequence[Line], *, bold: bool) -> st
 
 def _drawn(heads: tuple[str, str], lines: Sequence[Line], *, bold: bool) -> str:
     """Names begin together, numbers end together."""
-    sentences = any(line.cells[OUT_OF_DOMAIN] is not None for line in lines)
+    sentences = any(COLUMNS[i].set == OUT_OF_DOMAIN for i in _filled(lines))
     shown = [i for i in _filled(lines) if sentences or not COLUMNS[i].texts]
     table = [[(text, False) for text in (*heads, *(COLUMNS[i].heading for i in shown))]]
     for line in lines:

@@ -167,7 +167,7 @@ class _LivingTensors(TorchDispatchMode):
         self._sizes[key] = storage.nbytes()
         self._now += storage.nbytes()
         self.most = max(self.most, self._now)
-        weakref.finalize(storage, self._forget, key)
+        weakref.finalize(storage, self._forget, key).atexit = False
 
     def _forget(self, key: int) -> None:
         size = self._sizes.pop(key, 0)

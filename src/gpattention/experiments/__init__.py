@@ -2,6 +2,7 @@
 
 from gpattention.experiments.contextual import Contextual, open_contextual
 from gpattention.experiments.demo import DemoResult, run_demo
+from gpattention.experiments.evaluating import Summary, evaluate_run, evaluate_runs, summarise
 from gpattention.experiments.images import image_training_data
 from gpattention.experiments.preparation import Prepared, prepare, save_preprocessing
 from gpattention.experiments.preprocessing import Preprocessing, load_preprocessing
@@ -14,7 +15,10 @@ __all__ = [
     "Prepared",
     "Preprocessing",
     "Run",
+    "Summary",
     "TextEncoder",
+    "evaluate_run",
+    "evaluate_runs",
     "find_runs",
     "image_training_data",
     "load_preprocessing",
@@ -24,6 +28,7 @@ __all__ = [
     "run_demo",
     "save_preprocessing",
     "sentence_words",
+    "summarise",
     "text_training_data",
     "train_recipe",
 ]

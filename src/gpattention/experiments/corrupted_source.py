@@ -86,6 +86,23 @@ def made_as_needed(
     return CorruptedSource("made as needed", tuple(CORRUPTIONS), SEVERITIES, make, tuple(notes))
 
 
+def narrowed(
+    source: CorruptedSource, types: Sequence[str] | None, severities: Sequence[int] | None
+) -> CorruptedSource:
+    """Only some types and severities, in the source's order; its notes say that the rest was left out."""
+    kept = tuple(t for t in source.types if types is None or t in types)
+    levels = tuple(s for s in source.severities if severities is None or s in severities)
+    if not kept or not levels:
+        raise ValueError(
+            f"expected corruptions among {', '.join(source.types)} at severities among "
+            f"{', '.join(map(str, source.severities))}, got {types} at {severities}"
+        )
+    if (kept, levels) == (source.types, source.severities):
+        return source
+    told = f"reduced: {', '.join(kept)} at severities {', '.join(map(str, levels))} only"
+    return CorruptedSource(source.name, kept, levels, source.images, (told, *source.notes))
+
+
 def _fits(found: CorruptedImages, data: ImageData) -> bool:
     labels = found.part(found.corruptions[0], found.severities[0]).labels
     return labels.shape == data.test.labels.shape and bool((labels == data.test.labels.cpu()).all())

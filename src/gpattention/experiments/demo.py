@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from gpattention.data import ImageData, load_digits
-from gpattention.data.corruptions import corrupt
-from gpattention.experiments.images import image_training_data
-from gpattention.metrics import accuracy, auroc, ece, nll
-from gpattention.models import Transformer
-from gpattention.training import Recipe, fit, recipe_from_dict
+from gpattention.evaluation.records import SuiteResult
+from gpattention.experiments.evaluating import evaluate_run
+from gpattention.experiments.reporting import write_report
+from gpattention.experiments.runs import train_recipe
+from gpattention.training import Recipe, recipe_from_dict
 
 MODELS: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -33,8 +31,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "contrast", "brightness")
 SEVERITIES = (2, 5)
+TITLE = "Kinds of attention on handwritten digits"
 FAR = ("noise", "patterns")
 DRAWS = 10
+SUITES = ("clean", "corrupted", "ood", "selective", "oversmoothing")
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class DemoResult:
 
     rows: tuple[DemoRow, ...]
     folder: Path
+    report: Path
 
 
 def demo_recipe(model: str, *, kernel_epochs: int = 10, epochs: int = 20, seed: int = 0) -> Recipe:
@@ -109,7 +110,8 @@ def run_demo(
         rows[row.model] = row
         if on_done is not None:
             on_done(row)
-    return DemoResult(tuple(rows[m] for m in models), folder)
+    report = write_report([folder / m for m in models], folder / "report.html", title=TITLE)
+    return DemoResult(tuple(rows[m] for m in models), folder, report)
 
 
 def _run_all(jobs: list[tuple[Recipe, Path]], workers: int) -> Iterator[DemoRow]:
@@ -131,51 +133,34 @@ def _train_and_judge(recipe: Recipe, folder: Path) -> DemoRow:
     torch.set_num_threads(1)
     if (folder / "recipe.json").is_file():  # a demo's own run, not somebody's work
         shutil.rmtree(folder)
-    data = load_digits(recipe.seed)
     start = time.perf_counter()
-    result = fit(recipe, image_training_data(data), folder)
+    result = train_recipe(recipe, folder)
     seconds = time.perf_counter() - start
-    share = result.rows[-1]["floor_share"]
-    return _judge(recipe.model.attention, result.model, data, seconds, share)
+    found = evaluate_run(
+        folder, SUITES, device="cpu", samples=DRAWS, predictors=("model",), types=CORRUPTIONS,
+        severities=SEVERITIES,
+    )  # fmt: skip
+    return _row(recipe.model.attention, found, seconds, result.rows[-1]["floor_share"])
 
 
-def _judge(name: str, model: Transformer, data: ImageData, seconds: float, share: float | None) -> DemoRow:
-    def probs(images: Tensor) -> Tensor:
-        return model.predict(data.inputs(images), samples=DRAWS).probs
+def _row(model: str, found: dict[str, SuiteResult], seconds: float, share: float | None) -> DemoRow:
+    def value(suite: str, items: str, metric: str, **detail: str) -> float:
+        told = found[suite].value(items, metric, **detail)
+        if told is None:
+            raise RuntimeError(f"the {suite} suite has no {metric} of {items}")
+        return told
 
-    labels = data.test.labels
-    clean = probs(data.test.images)
-    harmed = [
-        probs(_corrupted(data.test.images, corruption, severity, data.seed))
-        for corruption in CORRUPTIONS
-        for severity in SEVERITIES
-    ]
-    uncertainty = {part: _entropy(probs(images.images)) for part, images in data.ood.items()}
-    known = _entropy(clean)
+    far = [value("ood", f"ood/{name}", "auroc", score="entropy") for name in FAR]
     return DemoRow(
-        model=name,
-        accuracy=accuracy(clean, labels),
-        nll=nll(clean, labels),
-        ece=ece(clean, labels),
-        corrupted_accuracy=_mean([accuracy(p, labels) for p in harmed]),
-        corrupted_nll=_mean([nll(p, labels) for p in harmed]),
-        corrupted_ece=_mean([ece(p, labels) for p in harmed]),
-        near_auroc=auroc(known, uncertainty["near"]),
-        far_auroc=_mean([auroc(known, uncertainty[part]) for part in FAR]),
+        model=model,
+        accuracy=value("clean", "test", "accuracy"),
+        nll=value("clean", "test", "nll"),
+        ece=value("clean", "test", "ece"),
+        corrupted_accuracy=value("corrupted", "corrupted/mean", "accuracy"),
+        corrupted_nll=value("corrupted", "corrupted/mean", "nll"),
+        corrupted_ece=value("corrupted", "corrupted/mean", "ece"),
+        near_auroc=value("ood", "ood/near", "auroc", score="entropy"),
+        far_auroc=sum(far) / len(far),
         floor_share=share,
         seconds=seconds,
     )
-
-
-def _corrupted(images: Tensor, name: str, severity: int, seed: int) -> Tensor:
-    """Grey images through a corruption of coloured ones.  [n, 1, H, W]"""
-    coloured = corrupt(images.expand(-1, 3, -1, -1), name, severity, seed=seed)
-    return coloured.float().mean(1, keepdim=True).round().to(images.dtype)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    return -torch.special.xlogy(probs, probs).sum(-1)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -5,12 +5,15 @@ on.  The ensemble is judged on the items of the first run that none of its membe
 """
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from gpattention.evaluation.items import ItemSet, row_digests
 from gpattention.evaluation.predicted import Predicted
@@ -25,26 +28,39 @@ NAME = "ensemble"
 REDUCED = "unseen_test_items"  # in the detail of records on fewer items than those of the run
 
 
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Places of the first run's items that no member was trained on."""
+
+    validation: Tensor  # [k]
+    test: Tensor  # [k]
+
+    @staticmethod
+    def by(members: Sequence[Evaluation]) -> "Unseen":
+        """Compare every item with the training items of the others."""
+        seen = {digest for member in members[1:] for digest in _fingerprints(member.sets.train)}
+        sets = members[0].sets
+        return Unseen(_places(sets.validation, seen), _places(sets.test, seen))
+
+
 class Ensemble:
     """The models of several evaluations, mixed with equal weights; see `Judged`.
 
     With temperature, each member has its own, fitted on its own validation items.
     """
 
-    def __init__(self, members: Sequence[Evaluation]) -> None:
+    def __init__(self, members: Sequence[Evaluation], unseen: "Unseen") -> None:
         self.members = tuple(members)
-        first = members[0]
         self.names: tuple[str, ...] = (NAME,)
-        self.sets, self.device = first.sets, first.device
+        self.sets, self.device = members[0].sets, members[0].device
         self.steps = Steps()
-        seen = {digest for member in members[1:] for digest in _fingerprints(member.sets.train)}
-        self._kept = _unseen(first.sets.test, seen)
-        self.validation = first.sets.validation.select(_unseen(first.sets.validation, seen))
-        self.test = first.sets.test.select(self._kept)
+        self._kept = unseen.test
+        self.validation = self.sets.validation.select(unseen.validation)
+        self.test = self.sets.test.select(unseen.test)
         self.notes = tuple(
             f"ensemble of {len(members)} runs: {len(kept)} of {len(whole)} {whole.name} items, the others "
             "were trained on by some member"
-            for kept, whole in ((self.validation, first.sets.validation), (self.test, first.sets.test))
+            for kept, whole in ((self.validation, self.sets.validation), (self.test, self.sets.test))
             if len(kept) < len(whole)
         )
 
@@ -58,9 +74,8 @@ class Ensemble:
         raws, temperatures = [], list[float]()
         for member in self.members:
             session = member.session
-            aside = self.members[0].run.folder / "evaluation" / "predictions" / f"of-{session.weights[:12]}"
             own = items if member is self.members[0] else member.sets.adopt(items)
-            raws.append(session.raw("model", own, aside=aside))
+            raws.append(session.raw("model", own, aside=_aside(self.members[0], member)))
             temperature = session.temperature("model")
             temperatures += [] if temperature is None else [temperature]
         self.steps.finish_one()
@@ -82,7 +97,10 @@ def add_ensemble(
 ) -> dict[str, SuiteResult]:
     """The first run's results with the ensemble's records, written again; those of predictions alone."""
     weights = json.dumps([member.weights for member in members])
-    ensemble: Ensemble | None = None
+    if fresh:
+        for member in members:
+            shutil.rmtree(_aside(members[0], member), ignore_errors=True)
+    unseen: Unseen | None = None
     changed = {}
     for suite in (name for name in suites if name in JUDGES):
         before = members[0].suite(suite)
@@ -90,16 +108,17 @@ def add_ensemble(
             changed[suite] = before
             continue
         start = time.perf_counter()
-        ensemble = Ensemble(members) if ensemble is None else ensemble
-        found = _judged(ensemble, suite, progress)
+        unseen = Unseen.by(members) if unseen is None else unseen
+        found = _judged(members, unseen, suite, progress)
         changed[suite] = _merged(before, found, weights, time.perf_counter() - start)
         write_suite(members[0].run.folder, changed[suite])
     return changed
 
 
-def _judged(ensemble: Ensemble, suite: str, progress: Progress | None) -> Findings:
-    if min(len(ensemble.test), len(ensemble.validation)) == 0:
+def _judged(members: Sequence[Evaluation], unseen: Unseen, suite: str, progress: Progress | None) -> Findings:
+    if min(len(unseen.test), len(unseen.validation)) == 0:
         return Findings(notes=("no ensemble: its members were trained on all of the first run's items",))
+    ensemble = Ensemble(members, unseen)
     found = JUDGES[suite](ensemble, progress)
     records = found.records
     if ensemble.notes:  # numbers on other items than the run's are told apart
@@ -125,6 +144,11 @@ def _merged(before: SuiteResult, found: Findings, weights: str, seconds: float) 
     )
 
 
+def _aside(first: Evaluation, member: Evaluation) -> Path:
+    """Where a member's predictions of the first run's items are kept that are not its own items."""
+    return first.run.folder / "evaluation" / "predictions" / f"of-{member.weights[:12]}"
+
+
 def _fingerprints(items: ItemSet) -> list[bytes]:
     """Of what the items are, whatever the vocabulary that encodes them."""
     if items.words is not None:
@@ -132,7 +156,7 @@ def _fingerprints(items: ItemSet) -> list[bytes]:
     return row_digests(items.stored)
 
 
-def _unseen(items: ItemSet, seen: set[bytes]) -> torch.Tensor:
+def _places(items: ItemSet, seen: set[bytes]) -> Tensor:
     """Places of the items that are not among `seen`.  [k]"""
     new = [digest not in seen for digest in _fingerprints(items)]
     return torch.tensor(new).nonzero()[:, 0]

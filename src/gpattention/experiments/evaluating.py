@@ -32,6 +32,8 @@ def evaluate_run(
     predictors: Sequence[str] = DEFAULT_PREDICTORS,
     batch_size: int | None = None,
     limit: int | None = None,
+    types: Sequence[str] | None = None,
+    severities: Sequence[int] | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, SuiteResult]:
@@ -47,12 +49,14 @@ def evaluate_run(
         predictors: of model, mean, mc_dropout, laplace, gp_layer; each also with temperature.
         batch_size: items times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
         limit: at most so many items of each set; the results say that they are reduced.
+        types: of corruptions; all if not given.
+        severities: of corruptions, 1 to 5; all if not given.
         fresh: compute everything anew, also where it is finished or damaged.
         progress: called with what is being done, how much of it is done, and how much there is.
     """
     settings = Settings.of(
         suites, predictors, root=root, device=device, samples=samples, seed=seed, batch_size=batch_size,
-        limit=limit, fresh=fresh,
+        limit=limit, types=types, severities=severities, fresh=fresh,
     )  # fmt: skip
     evaluation = Evaluation(run_folder, settings)
     return {name: evaluation.suite(name, progress) for name in settings.suites}

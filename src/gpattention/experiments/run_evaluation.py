@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import gpattention
+from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
 from gpattention.evaluation.prediction_cache import file_digest
@@ -49,10 +50,17 @@ class Settings:
     predictors: tuple[str, ...] = DEFAULT_PREDICTORS
     batch_size: int | None = None
     limit: int | None = None
+    types: tuple[str, ...] | None = None  # corruptions; None for all
+    severities: tuple[int, ...] | None = None
     fresh: bool = False
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples, least=0)
+        for corruption in self.types or ():
+            check_choice("corruption", corruption, tuple(CORRUPTIONS))
+        for severity in self.severities or ():
+            if severity not in SEVERITIES:
+                raise ValueError(f"expected severities among {SEVERITIES}, got {severity!r}")
         for suite in self.suites:
             check_choice("suite", suite, SUITES)
         for predictor in self.predictors:
@@ -70,6 +78,7 @@ class Settings:
     ) -> "Settings":
         """With "all" for every suite, each named once."""
         chosen = SUITES if "all" in suites else tuple(dict.fromkeys(suites))
+        more |= {key: tuple(more[key]) for key in ("types", "severities") if more.get(key) is not None}
         return Settings(chosen, predictors=tuple(dict.fromkeys(predictors)), **more)
 
 
@@ -79,7 +88,13 @@ class Evaluation:
     def __init__(self, folder: StrPath, settings: Settings) -> None:
         self.settings = settings
         self.run: Run = open_run(folder)
-        self.sets: RunSets = run_sets(self.run, settings.root, limit=settings.limit)
+        self.sets: RunSets = run_sets(
+            self.run,
+            settings.root,
+            limit=settings.limit,
+            types=settings.types,
+            severities=settings.severities,
+        )
         self.device = choose_device(settings.device)
         self._session: Session | None = None
         self._results: dict[str, SuiteResult] = {}
@@ -148,6 +163,8 @@ class Evaluation:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
         if suite != "efficiency":
             told |= {"validation": sets.validation.digest, "test": sets.test.digest}
+        if suite == "corrupted" and (s.types, s.severities) != (None, None):
+            told |= {"types": s.types, "severities": s.severities}
         if suite in ("clean", "ood"):
             told["outside"] = sorted(sets.outside)
         if suite == "efficiency":
@@ -190,8 +207,8 @@ def _clean(evaluation: Evaluation, progress: Progress | None) -> Findings:
 
 
 def _oversmoothing(evaluation: Evaluation, progress: Progress | None) -> Findings:
-    session = evaluation.session
-    return oversmoothing_findings(session.model, evaluation.sets.test, session.device)
+    model = evaluation.run.model.to(evaluation.device)
+    return oversmoothing_findings(model, evaluation.sets.test, evaluation.device)
 
 
 def _efficiency(evaluation: Evaluation, progress: Progress | None) -> Findings:
@@ -203,7 +220,7 @@ def _efficiency(evaluation: Evaluation, progress: Progress | None) -> Findings:
         draw=recipe.phases.draw,
     )
     told = None if progress is None else lambda done, total: progress("efficiency", done, total)
-    return efficiency_findings(evaluation.session.model, plan, evaluation.device, told)
+    return efficiency_findings(evaluation.run.model, plan, evaluation.device, told)
 
 
 _SUITES: dict[str, Callable[[Evaluation, Progress | None], Findings]] = {

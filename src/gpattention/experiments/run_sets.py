@@ -1,7 +1,7 @@
 """The items that a run is judged on: its held-out parts, and items of other kinds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from gpattention.data import ImageData, TextData, Texts, load
 from gpattention.data.places import StrPath
 from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.suites.corrupted import set_name
-from gpattention.experiments.corrupted_source import CorruptedSource, open_corrupted
+from gpattention.experiments.corrupted_source import CorruptedSource, narrowed, open_corrupted
 from gpattention.experiments.outside_sets import find_outside
 from gpattention.experiments.preparation import prepare
 from gpattention.experiments.preprocessing import FILE, FOLDER, ImagePreprocessing, TextPreprocessing
@@ -51,8 +51,18 @@ class RunSets:
         return ItemSet(set_name(corruption, severity), images, self.test.labels, self.test.prepare)
 
 
-def run_sets(run: Run, root: StrPath | None = None, *, limit: int | None = None) -> RunSets:
-    """The data of a run's recipe, cut to at most `limit` items a set (training items are not cut)."""
+def run_sets(
+    run: Run,
+    root: StrPath | None = None,
+    *,
+    limit: int | None = None,
+    types: Sequence[str] | None = None,
+    severities: Sequence[int] | None = None,
+) -> RunSets:
+    """The data of a run's recipe, cut to at most `limit` items a set (training items are not cut).
+
+    `types` and `severities` leave out all other corruptions.
+    """
     if limit is not None and limit < 1:
         raise ValueError(f"expected limit to be at least 1, got {limit}")
     recipe = run.recipe
@@ -60,13 +70,20 @@ def run_sets(run: Run, root: StrPath | None = None, *, limit: int | None = None)
         data = load(recipe.data.name, root, recipe.seed, **recipe.data.options)
         if not isinstance(data, ImageData):
             raise ValueError(f"expected data of images for a vision model, got {recipe.data.name!r}")
-        return _of_images(run, data, root, limit)
+        sets = _of_images(run, data, root, limit)
+        return sets if types is None and severities is None else _narrowed(sets, types, severities)
     prepared = prepare(recipe, root)
     if _is_saved(run) and not prepared.preprocessing.is_same(run.folder):
         raise _other_data(run)
     assert isinstance(prepared.data, TextData)
     assert isinstance(prepared.preprocessing, TextPreprocessing)
     return _of_texts(prepared.data, prepared.preprocessing.encoder, limit)
+
+
+def _narrowed(sets: RunSets, types: Sequence[str] | None, severities: Sequence[int] | None) -> RunSets:
+    bring = sets.corrupted
+    assert bring is not None
+    return replace(sets, corrupted=lambda device, told: narrowed(bring(device, told), types, severities))
 
 
 def _of_images(run: Run, data: ImageData, root: StrPath | None, limit: int | None) -> RunSets:

@@ -101,7 +101,7 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[tuple[PlannedRu
 def _start(job: Job, device: str) -> _Worker:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, device), daemon=True)
+    process = context.Process(target=_work, args=(theirs, device))  # no daemon: loaders may start their own
     process.start()
     theirs.close()  # the child's is the only one left: when it dies, ours sees the end
     _send(ours, job)

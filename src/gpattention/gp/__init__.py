@@ -20,6 +20,7 @@ from gpattention.gp.errors import (
     NumericalError,
     UndefinedCovarianceError,
 )
+from gpattention.gp.fused.switch import fused_kernels, why_not_fused
 from gpattention.gp.kernels import ard_rbf, exp_dot, rbf
 from gpattention.gp.noise import ItemNoise, NoiseSource
 from gpattention.gp.posterior import Posterior
@@ -51,6 +52,7 @@ __all__ = [
     "direct_log_density",
     "direct_posterior",
     "exp_dot",
+    "fused_kernels",
     "health",
     "noise_floor",
     "rbf",
@@ -62,4 +64,5 @@ __all__ = [
     "sgpa_posterior",
     "softmax_posterior",
     "sparse_row_log_amplitude",
+    "why_not_fused",
 ]

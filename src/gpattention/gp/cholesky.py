@@ -16,7 +16,8 @@ from gpattention.gp.precision import checks_are_deferred
 _failures: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros((), dtype=torch.int64)}
 
 
-def _counter(device: torch.device) -> Tensor:
+def failure_counter(device: torch.device) -> Tensor:
+    """The number on that device to which kernels that cannot raise add their failures.  []"""
     if device not in _failures:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -43,11 +44,22 @@ def cholesky(
     if checks_are_deferred():
         return _poison_failures(L, info)
     if A.is_cuda:
-        _counter(A.device)  # so that a later capture finds it
-    failed = info != 0  # [...]
-    if bool(failed.any()):
-        raise NotPositiveDefiniteError(_describe(A, info, name, noise))
+        failure_counter(A.device)  # so that a later capture finds it
+    report_failures(info, A.shape[-1], A.dtype, name=name, noise=noise)
     return L
+
+
+def report_failures(
+    info: Tensor,  # [...] 0, or the first pivot that failed
+    n: int,
+    dtype: torch.dtype,
+    *,
+    name: str,
+    noise: Tensor | float,
+) -> None:
+    """Raise `NotPositiveDefiniteError` if a factorisation of n x n matrices failed; reads the device."""
+    if bool((info != 0).any()):
+        raise NotPositiveDefiniteError(_describe(info, n, dtype, name, noise))
 
 
 def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
@@ -56,7 +68,7 @@ def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
     if torch.compiler.is_dynamo_compiling():
         failed = _count_failures(failed)
     elif not torch.compiler.is_exporting():  # an exported program has no process to count in
-        _counter(L.device).add_(failed.sum())
+        failure_counter(L.device).add_(failed.sum())
     return L.masked_fill(failed[..., None, None], float("nan"))
 
 
@@ -65,7 +77,7 @@ def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
 @torch.library.custom_op("gpattention::count_failures", mutates_args=())
 def _count_failures(failed: Tensor) -> Tensor:
     """Add the failures to the device's counter and hand them on.  [...]"""
-    _counter(failed.device).add_(failed.sum())
+    failure_counter(failed.device).add_(failed.sum())
     return failed.clone()
 
 
@@ -74,15 +86,15 @@ def _(failed: Tensor) -> Tensor:
     return torch.empty_like(failed)
 
 
-def _describe(A: Tensor, info: Tensor, name: str, noise: Tensor | float) -> str:
+def _describe(info: Tensor, n: int, dtype: torch.dtype, name: str, noise: Tensor | float) -> str:
     failed = info != 0
-    pivots = torch.where(failed, info, A.shape[-1] + 1).reshape(-1)
+    pivots = torch.where(failed, info, n + 1).reshape(-1)
     worst = int(pivots.argmin())
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), info.shape))
     least = float(torch.as_tensor(noise).detach().min())
     return (
-        f"{int(failed.sum())} of {failed.numel()} matrices {name} ({A.shape[-1]} x {A.shape[-1]}, "
-        f"{str(A.dtype).removeprefix('torch.')}) are not positive definite; the earliest pivot to "
+        f"{int(failed.sum())} of {failed.numel()} matrices {name} ({n} x {n}, "
+        f"{str(dtype).removeprefix('torch.')}) are not positive definite; the earliest pivot to "
         f"fail is number {int(pivots[worst])} of matrix {list(place)}, smallest noise {least:.1e}. "
         "Raise the noise (1e-4 is safe in float32 up to 1024 tokens) or compute in float64."
     )

@@ -14,6 +14,8 @@ from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.direct import log_query_scale, prior_draw
+from gpattention.gp.fused.cgp import Moments, fused_cgp
+from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,
@@ -61,19 +63,61 @@ class CGPPosterior(Posterior):
     """Exact CGP posterior; keeps the matrices for the variance, draws, densities and KL."""
 
     def __init__(self, t: Tokens, *, with_variance: bool = False) -> None:
-        o = t.latent
         self.t = t
-        self.M = with_diagonal(gram(o), t.noise, t.mask)  # [..., K, K]
-        self.K_qo = keep_columns(keep_rows(cross_gram(t.q, o), t.query_mask), t.mask)  # [..., Q, K] unit
-        self.K_ok = t.scale_k * keep_columns(keep_rows(cross_gram(o, t.k), t.mask), t.mask)  # [..., K, K]
+        self._M: Tensor | None = None
+        self._K_qo: Tensor | None = None
+        self._K_ok: Tensor | None = None
         self._M_k: Tensor | None = None
         self._root: Tensor | None = None
         self._root_k: Tensor | None = None
         self._factors: tuple[Tensor, Tensor] | None = None
         self._unit: Tensor | None = None
         self._log_det_k: Tensor | None = None
-        mean = self._moments() if with_variance else cgp_mean(self.M, self.K_qo, self.K_ok, t.v, t.noise)
-        super().__init__(t.amplify(mean), t.query_mask, t.dtype)  # eq. 4
+        self._fused: Moments | None = None
+        if self.why_not_fused() is None:
+            self._fused = fused_cgp(t, with_variance=with_variance)
+            mean = self._fused.mean
+        elif with_variance:
+            mean = t.amplify(self._moments())
+        else:
+            mean = t.amplify(cgp_mean(self.M, self.K_qo, self.K_ok, t.v, t.noise))
+        super().__init__(mean, None if self._fused else t.query_mask, t.dtype)  # eq. 4
+        self._query_mask = t.query_mask
+
+    def why_not_fused(self) -> str | None:
+        """None if mean, variance and marginal density come from fused kernels, else the reason."""
+        t = self.t
+        tokens = max(t.q.shape[-2], t.k.shape[-2])
+        return why_not_fused(t.q, tokens=tokens, channels=max(t.k.shape[-1], t.v.shape[-1]))
+
+    def fused(self) -> Moments | None:
+        """The fused kernels' mean, variance and key density, where they apply."""
+        if self._fused is not None and self._fused.variance is None:
+            self._fused = fused_cgp(self.t, with_variance=True)
+        return self._fused
+
+    @property
+    def M(self) -> Tensor:
+        """K_o + sigma^2 I.  [..., K, K]"""
+        if self._M is None:
+            self._M = with_diagonal(gram(self.t.latent), self.t.noise, self.t.mask)
+        return self._M
+
+    @property
+    def K_qo(self) -> Tensor:
+        """kappa(q, o) at unit query amplitude.  [..., Q, K]"""
+        if self._K_qo is None:
+            K_qo = keep_rows(cross_gram(self.t.q, self.t.latent), self.t.query_mask)
+            self._K_qo = keep_columns(K_qo, self.t.mask)
+        return self._K_qo
+
+    @property
+    def K_ok(self) -> Tensor:
+        """s_k kappa(o, k).  [..., K, K]"""
+        if self._K_ok is None:
+            K_ok = keep_rows(cross_gram(self.t.latent, self.t.k), self.t.mask)
+            self._K_ok = self.t.scale_k * keep_columns(K_ok, self.t.mask)
+        return self._K_ok
 
     @full_precision
     def _moments(self) -> Tensor:
@@ -137,6 +181,9 @@ class CGPPosterior(Posterior):
         return self._unit
 
     def _raw_variance(self) -> Tensor:
+        fused = self.fused()
+        if fused is not None and fused.variance is not None:
+            return fused.variance
         return (2 * log_query_scale(self.t)).exp() * self._unit_variance()
 
     def _prior_stddev(self) -> Tensor:

@@ -26,6 +26,7 @@ from gpattention.gp.density import (
     quadratic_log_density,
 )
 from gpattention.gp.direct import amplified_gram
+from gpattention.gp.fused.density import fused_prior_density
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,
@@ -114,16 +115,22 @@ def cgp_density_of(
 
 def _prior_queries(posterior: CGPPosterior, tau: Tensor) -> Tensor:
     """log N(N; 0, K_q + tau^2 I) (eq. 10 with the noisy prior).  [...]"""
-    t = posterior.t
+    t, name = posterior.t, "marginal covariance of the queries"
+    if posterior.why_not_fused() is None:
+        return fused_prior_density(
+            t.q, posterior._mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
+            mask=t.query_mask, name=name,
+        )  # fmt: skip
     C = with_diagonal(amplified_gram(t), tau, t.query_mask)  # [..., Q, Q]
-    return prior_log_density(
-        posterior._mean, C, t.real_queries(), name="marginal covariance of the queries", noise=tau
-    )
+    return prior_log_density(posterior._mean, C, t.real_queries(), name=name, noise=tau)
 
 
 def _prior_keys(posterior: CGPPosterior, tau: Tensor) -> Tensor:
     """log N(Z; 0, K_k + tau^2 I); with tau^2 = sigma^2, Z^T M_k^-1 Z is V^T M_k V.  [...]"""
     t = posterior.t
+    fused = posterior.fused() if tau is t.noise else None
+    if fused is not None and fused.key is not None:
+        return fused.key
     if tau is t.noise:
         quadratic = (t.v * (posterior.M_k @ t.v)).sum((-2, -1))
         constant = posterior.log_det_k() + t.real_keys() * math.log(2 * math.pi)

@@ -80,6 +80,9 @@ class UnitDirect(Posterior):
         stddev = (self._log_scale + 0.5 * self._unit_variance().log()).exp()
         return stddev if self._query_mask is None else torch.where(self._query_mask, stddev, 0.0)
 
+    def _spread(self) -> tuple[Tensor, bool]:
+        return self._stddev(), False  # whose square may overflow
+
     def _amplify(self, rows: Tensor) -> Tensor:
         return self._log_scale.exp()[..., None] * rows
 

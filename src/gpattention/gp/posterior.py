@@ -8,6 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from gpattention.gp.cholesky import cholesky
+from gpattention.gp.fused.draw import fused_draw
+from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import keep_columns, keep_rows
 from gpattention.gp.noise import NoiseSource, standard_normal
 from gpattention.gp.precision import full_precision
@@ -78,9 +80,13 @@ class Posterior:
         if joint:
             deviation = self._joint_deviation(n, generator)
         else:
+            noise = self._normal(n, self._mean.shape[-2], generator)
+            if why_not_fused(self._mean) is None and self._full_variance().ndim < self._mean.ndim:
+                spread, squared = self._spread()
+                return fused_draw(self._mean, spread, noise, squared=squared).to(self._dtype)
             stddev = self._stddev()
             stddev = stddev if stddev.ndim == self._mean.ndim else stddev[..., None]
-            deviation = stddev * self._normal(n, self._mean.shape[-2], generator)
+            deviation = stddev * noise
         return (self._mean + keep_rows(deviation, self._query_mask)).to(self._dtype)
 
     def _full_variance(self) -> Tensor:
@@ -102,6 +108,10 @@ class Posterior:
         # sqrt has an infinite slope at 0, so padded tokens pass through 1
         real = self._real_like(self._full_variance())
         return torch.where(real, torch.where(real, self._full_variance(), 1.0).sqrt(), 0.0)
+
+    def _spread(self) -> tuple[Tensor, bool]:
+        """What independent draws scale with: the variance (True) or the standard deviation (False)."""
+        return self._full_variance(), True
 
     def _real_like(self, variance: Tensor) -> Tensor:
         positive = variance > 0

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from gpattention.reports.markup import Safe, tag
+from gpattention.reports.markup import Safe, join, tag
 
 
 def tabs(name: str, label: str, panels: Mapping[str, Safe]) -> Safe:
     """One tab per panel; a single panel stands by itself."""
-    if len(panels) == 1:
-        return next(iter(panels.values()))
+    if len(panels) < 2:
+        return join(*panels.values())
     buttons = (
         tag(
             "button", title, role="tab", id=f"{name}-tab-{i}", type="button",

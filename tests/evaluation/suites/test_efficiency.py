@@ -47,8 +47,9 @@ def test_records(kind: str) -> None:
     else:
         model, tokens = text("cgp", contextual_width=3 if kind == "contextual" else 0), 9
     told = []
-    found = efficiency_findings(model, PLAN, CPU, lambda done, total: told.append((done, total)))
-    planned = sizes(model.config)
+    plan = EfficiencyPlan(2, 100, samples=2, steps=1, inducing=(8,), lengths=(0.5,))
+    found = efficiency_findings(model, plan, CPU, lambda done, total: told.append((done, total)))
+    planned = [(size.inducing, size.tokens) for size in efficiency.planned_sizes(model.config, plan)]
     assert told == [(i + 1, len(planned)) for i in range(len(planned))]
     assert [(r.metric, r.detail["inducing"], r.detail["tokens"]) for r in found.records] == [
         (metric, inducing, length) for inducing, length in planned for metric in METRICS
@@ -77,9 +78,10 @@ def test_a_cpu_takes_fewer_items_and_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_global_random_numbers_are_left_alone() -> None:
+    model = vision("softmax")
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    efficiency_findings(vision("softmax"), EfficiencyPlan(2, 10, 1, steps=1, lengths=(1,)), CPU)
+    efficiency_findings(model, EfficiencyPlan(2, 10, 1, steps=1, lengths=(1,)), CPU)
     assert torch.get_rng_state().equal(before)
 
 

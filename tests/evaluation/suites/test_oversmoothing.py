@@ -54,6 +54,8 @@ def test_nothing_to_compare() -> None:
     found = oversmoothing_findings(text("cgp"), ItemSet("test", {"tokens": sentences(1, 1)}), CPU)
     assert found.records == ()
     assert found.notes == ("no sequence of test has two tokens to compare",)
+    patch = vision("cgp", image_size=4)  # one token
+    assert oversmoothing_findings(patch, ItemSet("test", images(2, 4)), CPU).records == ()
 
 
 def test_only_so_many_items(monkeypatch: pytest.MonkeyPatch) -> None:

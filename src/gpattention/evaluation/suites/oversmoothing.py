@@ -28,6 +28,8 @@ def oversmoothing_findings(model: Any, items: ItemSet, device: torch.device) -> 
             continue
         found = token_similarity(model, inputs)
         values = torch.tensor([found.embedded, *found.attended, *found.tokens], dtype=torch.float64)
+        if bool(values.isnan().any()):  # images of a single patch
+            continue
         sums = count * values if sums is None else sums + count * values
         total += count
     if sums is None:

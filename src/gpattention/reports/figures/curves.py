@@ -18,6 +18,7 @@ def training_figure(
     column: str,
     *,
     y: str | None = None,
+    boundary: float | None = None,
     title: str | None = None,
     styles: Styles = None,
 ) -> "Figure":
@@ -27,14 +28,17 @@ def training_figure(
         runs: for each model the rows of each of its seeds.
         column: e.g. `train_loss`.
         y: name of the axis; the column's if not given.
+        boundary: epochs of the first phase; the last one that has a row if not given.
         title: above the axes.
         styles: of the models; by their order if not given.
     """
     series = {label: [training_points(rows, column) for rows in seeds] for label, seeds in runs.items()}
-    starts = {start for seeds in runs.values() for rows in seeds if (start := _second_phase(rows))}
+    if boundary is None:
+        starts = {start for seeds in runs.values() for rows in seeds if (start := _second_phase(rows))}
+        boundary = starts.pop() if len(starts) == 1 else None
     return lines_figure(
         series, x="epoch", y=y or column, title=title, styles=styles, whole_x=True,
-        boundary=(starts.pop(), "draws begin") if len(starts) == 1 else None,
+        boundary=None if boundary is None else (boundary, "draws begin"),
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROW, AXIS, HEAD, FOOT, SIDE = 36, 18, 26, 22, 12  # pixels
+AXIS, HEAD, FOOT, SIDE = 18, 26, 22, 12  # pixels
+LOWEST, TALL = 36, 320  # of a line, and of the figure that few lines fill
 Histogram = Mapping[str, Sequence[float]]  # edges [K+1], in and out [K]
 
 
@@ -39,19 +40,20 @@ def outlier_figure(
     longest = max((len(shorten(label)) for label in histograms), default=0)
     left = min(16 + 6.9 * longest, WIDTH * 0.42)
     top = HEAD + (22 if title else 0)
-    whole = top + len(histograms) * (ROW + AXIS) + FOOT
+    high = max(LOWEST, (TALL - HEAD - FOOT) / max(len(histograms), 3) - AXIS)
+    whole = top + len(histograms) * (high + AXIS) + FOOT
     figure = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
     figure.patch.set_alpha(0.0)
     if title:
         figure.text(SIDE / WIDTH, 1 - 18 / whole, shorten(title), color=INK, weight="bold")
     _legend(figure, left, 1 - (top - 14) / whole)
     for row, (label, histogram) in enumerate(histograms.items()):
-        bottom = whole - top - (row + 1) * ROW - row * AXIS
-        axes = figure.add_axes((left / WIDTH, bottom / whole, 1 - (left + RIGHT) / WIDTH, (ROW - 4) / whole))
+        bottom = whole - top - (row + 1) * high - row * AXIS
+        axes = figure.add_axes((left / WIDTH, bottom / whole, 1 - (left + RIGHT) / WIDTH, (high - 4) / whole))
         dress(axes)
         _draw(axes, histogram, styles[label])
         figure.text(
-            (left - 8) / WIDTH, (bottom + ROW / 2 - 4) / whole, shorten(label), color=INK, ha="right",
+            (left - 8) / WIDTH, (bottom + high / 2 - 4) / whole, shorten(label), color=INK, ha="right",
             va="center",
         )  # fmt: skip
     figure.text((left + WIDTH - RIGHT) / 2 / WIDTH, 5 / whole, x, color=INK, ha="center", va="bottom")

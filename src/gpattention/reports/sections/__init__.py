@@ -70,7 +70,7 @@ SECTIONS = (
         gallery.content,
     ),
     Section(
-        "environment", "Environment and configuration", "What the numbers depend on.", environment.content
+        "environment", "Environment and config", "What the numbers depend on.", environment.content
     ),
 )  # fmt: skip
 

@@ -22,19 +22,17 @@ def content(comparison: Comparison, name: str) -> Safe:
         return missing(comparison, "corrupted", "evaluation of corrupted images")
     panels = {}
     for i, predictor in enumerate(comparison.predictors("corrupted")):
-        drawn = (
-            make(f"{name}-{kind}-{i}-{metric}", comparison, metric, predictor)
-            for kind, make in (("severity", _by_severity), ("type", _by_type))
-            for metric in METRICS
-        )
-        panels[predictor_name(predictor)] = join(charts(*drawn), _by_category(comparison, predictor))
+        severity = (_by_severity(f"{name}-severity-{i}-{m}", comparison, m, predictor) for m in METRICS)
+        kind = (_by_type(f"{name}-type-{i}-{m}", comparison, m, predictor) for m in METRICS)
+        shown = join(charts(*severity), charts(*kind), _by_category(comparison, predictor))
+        panels[predictor_name(predictor)] = shown
     return join(tabs(f"{name}-predictors", "whose prediction", panels), remarks(comparison, "corrupted"))
 
 
 def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str) -> Safe | None:
     values = {m.label: [severities(run, metric, predictor) for run in m.runs] for m in comparison.models}
-    values = {label: [seed for seed in seeds if seed] for label, seeds in values.items()}
-    if not any(values.values()):
+    values = {label: known for label, seeds in values.items() if (known := [seed for seed in seeds if seed])}
+    if not values:
         return None
     series = {
         label: [[(float(s), seed[s]) for s in sorted(seed)] for seed in seeds]
@@ -66,6 +64,7 @@ def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> 
                 of_run.setdefault(kind, []).append(value)
             for kind, numbers in of_run.items():
                 values[model.label].setdefault(kind, []).append(fmean(numbers))
+    values = {label: of_model for label, of_model in values.items() if of_model}
     kinds = list(dict.fromkeys(kind for of_model in values.values() for kind in of_model))
     if not kinds:
         return None

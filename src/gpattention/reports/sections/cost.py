@@ -7,7 +7,7 @@ from gpattention.reports.figures import bars_figure, cost_figure
 from gpattention.reports.figures.lines import Points
 from gpattention.reports.groups import Comparison, Model, spread_of
 from gpattention.reports.inputs import RunData, number
-from gpattention.reports.markup import Safe, join
+from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing, remarks
 from gpattention.reports.tables import Table, lines_table, spread_text
 from gpattention.reports.words import heading, listed
@@ -34,13 +34,16 @@ def content(comparison: Comparison, name: str) -> Safe:
     """For each metric a bar per model; lines where it was measured at several sizes."""
     if not has(comparison, "efficiency"):
         return missing(comparison, "efficiency", "measurement of time and memory")
-    drawn = []
-    for metric in METRICS:
-        drawn.append(_bars(f"{name}-{metric}", comparison, metric))
-    for metric in METRICS:
-        drawn.append(_by_inducing(f"{name}-inducing-{metric}", comparison, metric))
-        drawn.append(_by_length(f"{name}-length-{metric}", comparison, metric))
-    return join(charts(*drawn, pairs=True), remarks(comparison, "efficiency"))
+    groups = []
+    for key, title, make in (
+        ("own", "As they are", _bars),
+        ("inducing", "Against inducing points", _by_inducing),
+        ("length", "Against length", _by_length),
+    ):
+        drawn = [make(f"{name}-{key}-{metric}", comparison, metric) for metric in METRICS]
+        if any(drawn):
+            groups.append(join(tag("h4", title), charts(*drawn, pairs=True)))
+    return join(*groups, remarks(comparison, "efficiency"))
 
 
 def costs(run: RunData, metric: str) -> list[Cost]:
@@ -121,6 +124,6 @@ def _lengths(model: Model, metric: str) -> list[Points]:
 def _lines(name: str, comparison: Comparison, metric: str, series: "dict[str, list[Points]]", x: str) -> Safe:
     return chart(
         name, cost_figure(series, x=x, y=METRICS[metric][0], styles=comparison.styles),
-        lines_table(x, series), title=f"{heading(METRICS[metric][0])} against {x}",
+        lines_table(x, series), title=heading(METRICS[metric][0]),
         alternative=f"Lines of {METRICS[metric][0]} against {x}: at the largest {last_values(series)}",
     )  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpattention.reports.groups import Comparison
-from gpattention.reports.inputs import RunData
+from gpattention.reports.inputs import RunData, number
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.tables import DASH, Table, table_html
 
@@ -34,8 +34,9 @@ def _merged(run: RunData) -> dict[str, str]:
     found: dict[str, str] = {}
     for suite in run.suites.values():
         for key, value in suite.get("environment", {}).items():
-            before = found.get(str(key))
-            text = str(value)
+            before, text = found.get(str(key)), str(value)
+            if text.startswith("{"):  # an evaluation's own settings stand by it
+                continue
             found[str(key)] = text if before in (None, text) else f"{before}; {text}"
     return found
 
@@ -66,16 +67,12 @@ def _suites(comparison: Comparison) -> Safe | None:
     rows = []
     for run in comparison.runs:
         for name, suite in run.suites.items():
-            rows.append(
-                [
-                    f"{run.name}, {name}",
-                    f"{suite.get('samples', DASH)}",
-                    f"{float(suite.get('seconds', 0)):.1f}",
-                ]
-            )
+            settings = (str(v) for v in suite.get("environment", {}).values() if str(v).startswith("{"))
+            draws, seconds = suite.get("samples", DASH), number(suite.get("seconds")) or 0.0
+            rows.append([f"{run.name}, {name}", f"{draws}", f"{seconds:.1f}", " ".join(settings) or None])
     if not rows:
         return None
-    table = Table(["run, suite", "draws of a prediction", "seconds"], rows)
+    table = Table(["run, suite", "draws of a prediction", "seconds", "settings"], rows)
     return tag("details", tag("summary", "Evaluations"), table_html(table, "Evaluations"))
 
 

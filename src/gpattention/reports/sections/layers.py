@@ -14,19 +14,15 @@ from gpattention.reports.words import heading
 QUANTITIES = (
     (
         "kappa_qk",
-        "mean kernel of queries and keys",
-        "Near 0 attention is off, near 1 every token is the same.",
+        "kernel of queries and keys",
+        "Mean; near 0 attention is off, near 1 every token is the same.",
     ),
-    ("kappa_qq", "mean kernel of queries", "Near 1 the queries have merged."),
+    ("kappa_qq", "kernel of queries", "Mean; near 1 the queries have merged."),
     ("mean_ratio", "output over values", "Norm of the posterior mean over the norm of the values."),
     ("posterior_stddev", "posterior standard deviation", "Mean over heads and tokens."),
     ("stddev_ratio", "posterior over prior", "Near 1 the keys tell the variance nothing."),
     ("floor_share", "floor share", "1 is collapsed to the noise."),
-    (
-        "variance_correlation",
-        "rank correlation of variance and error",
-        "Above 0 the variance tells of errors.",
-    ),
+    ("variance_correlation", "correlation with error", "Rank correlation of the variance and being wrong."),
 )
 
 

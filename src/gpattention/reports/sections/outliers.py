@@ -22,13 +22,13 @@ def content(comparison: Comparison, name: str) -> Safe:
         return missing(comparison, "ood", "evaluation of unknown data")
     panels = {}
     for i, score in enumerate(_scores(comparison)):
-        drawn = []
-        for j, part in enumerate(_sets(comparison, score)):
-            drawn.append(_histograms(f"{name}-scores-{i}-{j}", comparison, part, score))
-            drawn.append(_roc(f"{name}-roc-{i}-{j}", comparison, part, score))
-        panels[score_name(score)] = charts(*drawn, pairs=True)
+        sets = list(enumerate(_sets(comparison, score)))
+        panels[score_name(score)] = join(
+            charts(*(_histograms(f"{name}-scores-{i}-{j}", comparison, part, score) for j, part in sets)),
+            charts(*(_roc(f"{name}-roc-{i}-{j}", comparison, part, score) for j, part in sets)),
+        )
     return join(
-        tabs(f"{name}-by-score", "which score", panels) if panels else None,
+        tabs(f"{name}-by-score", "which score", panels),
         *(_numbers(comparison, metric) for metric in METRICS),
         remarks(comparison, "ood"),
     )

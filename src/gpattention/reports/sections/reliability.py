@@ -8,7 +8,7 @@ from gpattention.reports.figures import reliability_figure
 from gpattention.reports.groups import Comparison, Model
 from gpattention.reports.inputs import number
 from gpattention.reports.markup import Safe, join
-from gpattention.reports.missing import has, missing
+from gpattention.reports.missing import missing
 from gpattention.reports.tables import Table, swatch
 from gpattention.reports.tabs import tabs
 from gpattention.reports.words import metric_name, predictor_name
@@ -17,7 +17,7 @@ from gpattention.reports.words import metric_name, predictor_name
 def content(comparison: Comparison, name: str) -> Safe:
     """One diagram per model, a tab per predictor."""
     predictors = [p for p in comparison.predictors("clean") if any(_bins(m, p) for m in comparison.models)]
-    if not has(comparison, "clean") or not predictors:
+    if not predictors:
         return missing(comparison, "clean", "reliability of the test set")
     panels = {}
     for i, predictor in enumerate(predictors):

@@ -7,7 +7,7 @@ from gpattention.reports.groups import Comparison
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing, remarks
 from gpattention.reports.tables import Table, lines_table, read_at, spread_text, table_html
-from gpattention.reports.words import listed, metric_name, predictor_name
+from gpattention.reports.words import heading, listed, metric_name, predictor_name
 
 COVERAGES = tuple(i / 20 for i in range(1, 21))  # where a curve is read for its table
 
@@ -16,9 +16,8 @@ def content(comparison: Comparison, name: str) -> Safe:
     """Risk against coverage for each predictor, then every number of the suite."""
     if not has(comparison, "selective"):
         return missing(comparison, "selective", "evaluation of selective prediction")
-    predictors = dict.fromkeys(
-        p for m in comparison.models for curve in m.curves("selective", "risk_coverage") for p in curve
-    )
+    drawable = {p for m in comparison.models for c in m.curves("selective", "risk_coverage") for p in c}
+    predictors = [p for p in comparison.predictors("selective") if p in drawable]
     drawn = (_chart(f"{name}-{i}", comparison, predictor) for i, predictor in enumerate(predictors))
     return join(charts(*drawn), _numbers(comparison), remarks(comparison, "selective"))
 
@@ -35,7 +34,7 @@ def _chart(name: str, comparison: Comparison, predictor: str) -> Safe:
     }
     return chart(
         name, risk_coverage_figure(found, styles=comparison.styles),
-        lines_table("share answered", series), title=f"Risk and coverage: {predictor_name(predictor)}",
+        lines_table("share answered", series), title=heading(predictor_name(predictor)),
         alternative=f"Error rate among the items answered, {predictor_name(predictor)}: at half of the items "
         f"{_at_half(series)}",
     )  # fmt: skip

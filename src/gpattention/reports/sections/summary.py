@@ -7,14 +7,14 @@ from statistics import fmean
 from gpattention.reports.groups import Comparison, Model, Spread
 from gpattention.reports.inputs import RunData
 from gpattention.reports.markup import Safe, join, tag
-from gpattention.reports.missing import has, missing, remarks
+from gpattention.reports.missing import missing, remarks
 from gpattention.reports.tables import DASH, Table, scrolling, spread_text, swatch, table_html
 from gpattention.reports.tabs import tabs
 from gpattention.reports.words import LARGER_IS_BETTER, heading, metric_name, predictor_name
 
 SCORE = "entropy"  # of the table's AUROC
 ADVICE = (
-    "Best in bold. A model that answers with the frequencies of the classes is calibrated and useless: read "
+    "A model that answers with the frequencies of the classes is calibrated and useless: read "
     "ECE beside accuracy and NLL."
 )
 
@@ -61,14 +61,20 @@ COLUMNS = (
 
 def content(comparison: Comparison, name: str) -> Safe:
     """Tiles, a table per predictor, and every number of the clean test set."""
-    if not has(comparison, "clean"):
-        return missing(comparison, "clean", "evaluation of the test set")
     predictors = comparison.predictors("clean")
+    if not predictors:
+        return missing(comparison, "clean", "evaluation of the test set")
     panels = {predictor_name(p): summary_table(comparison, p) for p in predictors}
     return join(
         _tiles(comparison, predictors[0]),
         tabs(f"{name}-predictors", "whose prediction", panels),
-        tag("p", ADVICE, _seeds(comparison), class_="advice"),
+        tag(
+            "p",
+            "Best in bold. " if len(comparison.models) > 1 else None,
+            ADVICE,
+            _seeds(comparison),
+            class_="advice",
+        ),
         _all_numbers(comparison),
         remarks(comparison, "clean"),
     )
@@ -151,10 +157,11 @@ def _tiles(comparison: Comparison, predictor: str) -> Safe:
 
 
 def _tile(what: str, model: Model, spread: Spread, company: str, several: bool) -> Safe:
+    deviation = None if spread.stddev is None else tag("small", f" ± {spread.stddev:.3f}")
     return tag(
         "li",
         tag("span", f"Best {what}" if several else heading(what), class_="tile-name"),
-        tag("span", spread.text(), class_="tile-value"),
+        tag("span", f"{spread.mean:.3f}", deviation, class_="tile-value"),
         swatch(model),
         tag("span", company, class_="tile-company") if company else None,
     )

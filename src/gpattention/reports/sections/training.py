@@ -4,6 +4,7 @@ from gpattention.reports.charts import chart, charts, last_values
 from gpattention.reports.figures import training_figure
 from gpattention.reports.figures.curves import training_points
 from gpattention.reports.groups import Comparison
+from gpattention.reports.inputs import number
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.palette import NEUTRAL_STYLE
 from gpattention.reports.tables import lines_table
@@ -39,18 +40,30 @@ def _chart(name: str, comparison: Comparison, column: str, title: str, caption: 
     }
     rows = {label: seeds for label, seeds in rows.items() if seeds}
     series = {label: [training_points(seed, column) for seed in seeds] for label, seeds in rows.items()}
-    if not any(y for lines in series.values() for line in lines for _, y in line):
-        return None  # a column of zeros, e.g. alpha where nothing is regularised
+    # a model of nothing but zeros has no such thing, e.g. no regulariser
+    series = {k: lines for k, lines in series.items() if any(y for line in lines for _, y in line)}
+    rows = {label: rows[label] for label in series}
+    if not series:
+        return None
     styles = comparison.styles
     if len(series) > 1 and all(lines == next(iter(series.values())) for lines in series.values()):
         series = {ALL: next(iter(series.values()))}
         rows = {ALL: next(iter(rows.values()))}
         styles = {ALL: NEUTRAL_STYLE}
+    boundary = _first_phase(comparison)
     return chart(
-        name, training_figure(rows, column, y=title, styles=styles), lines_table("epoch", series),
+        name, training_figure(rows, column, y=title, boundary=boundary, styles=styles),
+        lines_table("epoch", series),
         title=heading(title), caption=caption,
         alternative=f"Lines of {title} over the epochs: at the end {last_values(series)}",
     )  # fmt: skip
+
+
+def _first_phase(comparison: Comparison) -> float | None:
+    """Epochs of kernel attention, where all recipes have the same."""
+    found = {number(run.recipe.get("phases", {}).get("kernel_epochs")) for run in comparison.runs}
+    epochs = found.pop() if len(found) == 1 else None
+    return epochs or None
 
 
 def _failures(comparison: Comparison) -> Safe | None:

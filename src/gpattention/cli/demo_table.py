@@ -1,10 +1,6 @@
-"""The demo's result as a table for a terminal and as a page."""
-
-from html import escape
-from pathlib import Path
+"""The demo's result as a table for a terminal."""
 
 from gpattention.experiments.demo import CORRUPTIONS, DRAWS, SEVERITIES, DemoResult, DemoRow
-from gpattention.models.storage import write_atomically
 
 # heading, field, digits, and whether larger is better
 COLUMNS = (
@@ -48,40 +44,3 @@ def _cell(row: DemoRow, result: DemoResult, field: str, digits: int, larger: boo
         text = f"*{text}"
     padded = f"{text:>16}"
     return f"\x1b[1m{padded}\x1b[0m" if best and bold else padded
-
-
-def write_page(result: DemoResult) -> Path:
-    """`report.html` in the demo's folder: one file, nothing fetched."""
-    heads = "".join(f"<th scope='col'>{escape(heading)}</th>" for heading, *_ in COLUMNS)
-    body = "".join(_page_row(row, result) for row in result.rows)
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>gpattention demo</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }}
-div {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #8884; }}
-th:first-child {{ text-align: left; }}
-</style></head><body>
-<h1>Six kinds of attention on handwritten digits</h1>
-<div><table><thead><tr><th scope="col">model</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>
-<p>{escape(NOTE)}</p>
-</body></html>
-"""
-    result.folder.mkdir(parents=True, exist_ok=True)
-    path = result.folder / "report.html"
-    write_atomically(path, page.encode())
-    return path
-
-
-def _page_row(row: DemoRow, result: DemoResult) -> str:
-    cells = ""
-    for _, field, digits, larger in COLUMNS:
-        value = getattr(row, field)
-        text = f"{value:.{digits}f}"
-        best = value == best_of(result, field, larger=larger)
-        cells += f"<td>{f'<b>{text}</b>' if best else text}</td>"
-    return f"<tr><th scope='row'>{escape(row.model)}</th>{cells}</tr>"

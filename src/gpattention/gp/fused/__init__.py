@@ -1,0 +1,15 @@
+"""Fused Triton kernels for small matrices, each beside a slow reference in plain torch operations.
+
+    switch           when they run, and why not
+    blocks           products, kernel values and Cholesky roots on chip
+    layout           strides, padding, launch options
+    cgp*             mean, variance and key density of the exact model (eq. 4, 6, 10)
+    density*         log density under an amplified GP prior (eq. 10)
+    draw*            independent draws from mean and variance
+
+Modules with kernels import Triton and are imported when a fused path is taken, never before.
+"""
+
+from gpattention.gp.fused.switch import fused_kernels, why_not_fused
+
+__all__ = ["fused_kernels", "why_not_fused"]

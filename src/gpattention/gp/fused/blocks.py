@@ -1,0 +1,173 @@
+"""Triton blocks of the fused kernels: products, kernel values, Cholesky roots in on-chip memory.
+
+Matrices live in padded scratch memory [P, P], row-major, P a power of two and a multiple of BLOCK; what
+one program writes it reads back after a barrier, from the caches.  Everything is IEEE float32.  Imported
+only when a fused path is taken: Triton is an optional package.
+"""
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(16)  # of the Cholesky factorisation and of the inner axis of products
+_LOG2_E = tl.constexpr(1.4426950216293335)  # log2 e as float32, and what that lacks
+_LOG2_E_REST = tl.constexpr(1.9259629911266175e-08)
+_LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def exponential(x):
+    """e^x to one unit in the last place: exp2(x log2 e) alone loses |x| units."""
+    high = x * _LOG2_E
+    low = tl.fma(x, _LOG2_E, -high) + x * _LOG2_E_REST
+    return tl.exp2(high) * (1.0 + low * _LN_2)
+
+
+@triton.jit
+def product(
+    a, a_row: tl.constexpr, a_inner: tl.constexpr,
+    b, b_inner: tl.constexpr, b_column: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """A B of matrices in memory, by strides, so that either may be read transposed.  [ROWS, COLUMNS]"""
+    i, j, step = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, INNER, BLOCK):
+        at = start + step
+        A = tl.load(a + i[:, None] * a_row + at[None, :] * a_inner)
+        B = tl.load(b + at[:, None] * b_inner + j[None, :] * b_column)
+        total = tl.dot(A, B, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def store(to, X, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write a padded matrix."""
+    i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    tl.store(to + i[:, None] * COLUMNS + j[None, :], X)
+
+
+@triton.jit
+def fetch(source, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Read a padded matrix.  [ROWS, COLUMNS]"""
+    i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    return tl.load(source + i[:, None] * COLUMNS + j[None, :])
+
+
+@triton.jit
+def tokens(x, row_stride, real, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of real tokens, everything else 0.  [ROWS, WIDTH]"""
+    i, c = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = real[:, None] & (c < width)[None, :]
+    return tl.load(x + i[:, None] * row_stride + c[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_tokens(to, row_stride, X, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Write the rows and channels that exist."""
+    i, c = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = (i < rows)[:, None] & (c < width)[None, :]
+    tl.store(to + i[:, None] * row_stride + c[None, :], X, mask=inside)
+
+
+@triton.jit
+def real_tokens(mask, stride, rows, MASKED: tl.constexpr, ROWS: tl.constexpr):
+    """Which rows are real: inside the sequence and not padding.  [ROWS]"""
+    i = tl.arange(0, ROWS)
+    real = i < rows
+    if MASKED:
+        real = tl.load(mask + i * stride, mask=real, other=0) != 0
+    return real
+
+
+@triton.jit
+def centre_of(X, real):
+    """Mean over real rows, 0 where there are none; X is 0 elsewhere.  [WIDTH]"""
+    count = tl.sum(real.to(tl.float32))
+    return tl.sum(X, 0) / tl.maximum(count, 1.0)
+
+
+@triton.jit
+def centred(X, centre, real):
+    """X - centre on real rows, 0 elsewhere.  [ROWS, WIDTH]"""
+    return tl.where(real[:, None], X - centre[None, :], 0.0)
+
+
+@triton.jit
+def kappa(dot, X, Y):
+    """exp(-1/2 |x - y|^2) from the products x . y; never above 1.  [N, M]"""
+    exponent = dot - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 1)[None, :]
+    return exponential(tl.minimum(exponent, 0.0))
+
+
+@triton.jit
+def noisy_gram(X, amplitude, diagonal, real, N: tl.constexpr):
+    """a_i a_j kappa(x_i, x_j) + diagonal I with an exact diagonal, identity at padding.  [N, N]"""
+    i = tl.arange(0, N)
+    K = kappa(tl.dot(X, tl.trans(X), input_precision="ieee"), X, X)
+    on_diagonal = i[:, None] == i[None, :]
+    K = tl.where(on_diagonal, 1.0, K) * (amplitude[:, None] * amplitude[None, :])
+    K = K + tl.where(on_diagonal, diagonal, 0.0)
+    return tl.where(real[:, None] & real[None, :], K, tl.where(on_diagonal, 1.0, 0.0))
+
+
+@triton.jit
+def block_root(D, first, log_det, failed):
+    """L^-T of one diagonal block D = L L^T by elimination, column after column.  [BLOCK, BLOCK]
+
+    Adds to the log determinant and notes the first pivot that is not positive (1 is the matrix's first).
+    """
+    r = tl.arange(0, BLOCK)
+    X = tl.where(r[:, None] == r[None, :], 1.0, 0.0)
+    for j in range(0, BLOCK):
+        here = r == j
+        row = tl.sum(tl.where(here[:, None], D, 0.0), 0)  # D is symmetric where it is still used
+        column = tl.sum(tl.where(here[None, :], D, 0.0), 1)
+        solved = tl.sum(tl.where(here[None, :], X, 0.0), 1)
+        pivot = tl.sum(tl.where(here, row, 0.0))
+        good = pivot > 0  # false for NaN
+        failed = tl.where((failed == 0) & (good == 0), first + j + 1, failed)
+        scale = tl.where(good, tl.div_rn(1.0, tl.sqrt_rn(pivot)), float("nan"))
+        log_det += tl.log(pivot)
+        row = tl.where(r > j, row * scale, 0.0)
+        solved = solved * scale
+        D = D - (column * scale)[:, None] * row[None, :]
+        X = tl.where(here[None, :], solved[:, None], X - solved[:, None] * row[None, :])
+    return X, log_det, failed
+
+
+@triton.jit
+def inverse_root(M, R, N: tl.constexpr):
+    """R = L^-1 for M = L L^T, both in memory; returns log det M and the pivot that failed, 0 for none.
+
+    Left-looking by blocks.  Rows of R that are not finished hold the columns of L below the diagonal, so
+    that one buffer serves both.  M must have been written before a barrier; so is R when this returns.
+    """
+    i, b = tl.arange(0, N), tl.arange(0, BLOCK)
+    log_det, failed = 0.0, 0
+    for J in range(0, N // BLOCK):
+        at = J * BLOCK + b
+        panel = tl.load(M + i[:, None] * N + at[None, :])  # [N, b] becomes L[:, J]
+        D = tl.load(M + at[:, None] * N + at[None, :])  # [b, b]
+        row = tl.zeros((BLOCK, N), tl.float32)  # [b, N] becomes R[J, :]
+        for K in range(0, J):
+            before = K * BLOCK + b
+            L_K = tl.load(R + i[:, None] * N + before[None, :], mask=(i >= J * BLOCK)[:, None], other=0.0)
+            L_JK = tl.load(R + at[:, None] * N + before[None, :])  # [b, b]
+            R_K = tl.load(R + before[:, None] * N + i[None, :])  # [b, N]
+            panel -= tl.dot(L_K, tl.trans(L_JK), input_precision="ieee")
+            D -= tl.dot(L_JK, tl.trans(L_JK), input_precision="ieee")
+            row += tl.dot(L_JK, R_K, input_precision="ieee")
+        X, log_det, failed = block_root(D, J * BLOCK, log_det, failed)
+        panel = tl.dot(panel, X, input_precision="ieee")
+        row = -tl.dot(tl.trans(X), row, input_precision="ieee")
+        tl.debug_barrier()
+        tl.store(R + i[:, None] * N + at[None, :], panel, mask=(i >= (J + 1) * BLOCK)[:, None])
+        left, right = i < J * BLOCK, i >= (J + 1) * BLOCK
+        tl.store(
+            R + at[:, None] * N + i[None, :], tl.where(left[None, :], row, 0.0), mask=(left | right)[None, :]
+        )
+        tl.store(R + at[:, None] * N + at[None, :], tl.trans(X))
+        tl.debug_barrier()
+    return log_det, failed

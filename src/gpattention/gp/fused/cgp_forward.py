@@ -1,0 +1,153 @@
+"""Triton kernels of the exact CGP's forward pass (eq. 4, 6), one program per sequence and head.
+
+    R = L^-1,  R_k = L_k^-1,  W = K_qo R^T,  A = W R,  G = A K_ok,  F = G R_k^T
+    mean_i = a_i W_i (R K_ok V),   var_i = a_i^2 clamp(1 - sigma^2 |A_i|^2 - |F_i|^2)
+    key    = -1/2 [V^T M_k V + D (log det M_k + n log 2 pi)]                     (eq. 10, the keys' term)
+
+with a_i = s_q exp(log_amplitude_i).  Inverse triangular roots are as accurate here as substitution
+(docs/derivations, "Measured stability"); inverses of M are not, and are never formed.
+"""
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+from gpattention.gp.fused.blocks import (
+    centre_of,
+    centred,
+    fetch,
+    inverse_root,
+    kappa,
+    noisy_gram,
+    product,
+    real_tokens,
+    store,
+    store_tokens,
+    tokens,
+)
+
+_LOG_2_PI = tl.constexpr(1.8378770664093453)
+
+
+@triton.jit
+def roots_kernel(
+    k, k_b, k_h, k_n, o, o_b, o_h, o_n, v, v_b, v_h, v_n,
+    mask, mask_b, mask_h, mask_n,
+    noise, noise_b, noise_h, scale_k, scale_b, scale_h,
+    tokens_o, tokens_k, tokens_v, grams, roots, key, info, counter,
+    programs, H, N, C, D,
+    MASKED: tl.constexpr, COUNT: tl.constexpr, FACTORED: tl.constexpr,
+    NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Program (s, 0): M of the latent inputs; (s, 1): M_k, the values and the keys' log density.
+
+    Writes masked tokens centred on the keys' mean, and of the first FACTORED matrices the noisy Gram,
+    its inverse root and which pivot failed.
+    """
+    s, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, h = s // H, s % H
+    real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
+    sigma = tl.load(noise + b * noise_b + h * noise_h)
+    amplitude = tl.load(scale_k + b * scale_b + h * scale_h)
+    X = tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP)
+    centre = centre_of(X, real)
+    square = (which * programs + s) * NP * NP
+    V = tl.zeros((NP, DP), tl.float32)
+    if which == 0:
+        amplitude = 1.0
+        X = centred(tokens(o + b * o_b + h * o_h, o_n, real, C, NP, CP), centre, real)
+        store(tokens_o + s * NP * CP, X, NP, CP)
+        X = centred(X, centre_of(X, real), real)
+    else:
+        X = centred(X, centre, real)
+        store(tokens_k + s * NP * CP, X, NP, CP)
+        V = tokens(v + b * v_b + h * v_h, v_n, real, D, NP, DP)
+        store(tokens_v + s * NP * DP, V, NP, DP)
+    if which < FACTORED:
+        M = noisy_gram(X, amplitude + tl.zeros((NP,), tl.float32), sigma, real, NP)
+        store(grams + square, M, NP, NP)
+        tl.debug_barrier()
+        log_det, failed = inverse_root(grams + square, roots + square, NP)
+        tl.store(info + which * programs + s, failed)
+        if COUNT:
+            tl.atomic_add(counter, tl.where(failed != 0, 1, 0).to(tl.int64))
+        if which == 1:
+            MV = product(grams + square, NP, 1, tokens_v + s * NP * DP, DP, 1, NP, DP, NP)
+            count = tl.sum(real.to(tl.float32))
+            tl.store(key + s, -0.5 * (tl.sum(V * MV) + D * (log_det + count * _LOG_2_PI)))
+
+
+@triton.jit
+def rows_kernel(
+    q, q_b, q_h, q_n, k, k_b, k_h, k_n,
+    mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
+    noise, noise_b, noise_h, scale_q, scale_q_b, scale_q_h, scale_k, scale_k_b, scale_k_h,
+    log_amplitude, log_b, log_h, log_n,
+    tokens_q, tokens_o, tokens_k, tokens_v, roots,
+    K_qo, K_ok, A, F, scratch, values,
+    mean, mean_b, mean_h, mean_n, variance, unit,
+    programs, H, NQ, N, C, D,
+    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr, AMPLIFIED: tl.constexpr, VARIANCE: tl.constexpr,
+    QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance of every query from the roots; keeps what the backward pass needs."""
+    s = tl.program_id(0).to(tl.int64)
+    b, h = s // H, s % H
+    i = tl.arange(0, QP)
+    real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
+    asked = real_tokens(query_mask + b * query_b + h * query_h, query_n, NQ, QUERY_MASKED, QP)
+    amplitude = tl.load(scale_q + b * scale_q_b + h * scale_q_h) + tl.zeros((QP,), tl.float32)
+    if AMPLIFIED:
+        amplitude *= tl.exp(tl.load(log_amplitude + b * log_b + h * log_h + i * log_n, mask=asked, other=0.0))
+    tokens_q += s * QP * CP
+    tokens_o += s * NP * CP
+    tokens_k += s * NP * CP
+    tokens_v += s * NP * DP
+    K_qo += s * QP * NP
+    K_ok += s * NP * NP
+    A += s * QP * NP
+    F += s * QP * NP
+    scratch += s * QP * NP
+    values += s * NP * DP
+    R = roots + s * NP * NP
+    R_k = roots + (programs + s) * NP * NP
+
+    centre = centre_of(tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP), real)
+    Q = centred(tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP), centre, asked)
+    store(tokens_q, Q, QP, CP)
+    tl.debug_barrier()
+    O = fetch(tokens_o, NP, CP)  # noqa: E741 - the latent inputs
+    between = kappa(product(tokens_q, CP, 1, tokens_o, 1, CP, QP, NP, CP), Q, O)
+    store(K_qo, tl.where(asked[:, None] & real[None, :], between, 0.0), QP, NP)
+    X = fetch(tokens_k, NP, CP)
+    between = kappa(product(tokens_o, CP, 1, tokens_k, 1, CP, NP, NP, CP), O, X)
+    between *= tl.load(scale_k + b * scale_k_b + h * scale_k_h)
+    store(K_ok, tl.where(real[:, None] & real[None, :], between, 0.0), NP, NP)
+    tl.debug_barrier()
+    store(scratch, product(K_qo, NP, 1, R, 1, NP, QP, NP, NP), QP, NP)  # W
+    weighted = product(K_ok, NP, 1, tokens_v, DP, 1, NP, DP, NP)
+    store(values, weighted, NP, DP)
+    tl.debug_barrier()
+    whitened = product(R, NP, 1, values, DP, 1, NP, DP, NP)
+    tl.debug_barrier()  # before it takes the place of what it was made from
+    store(values, whitened, NP, DP)
+    tl.debug_barrier()
+    result = amplitude[:, None] * product(scratch, NP, 1, values, DP, 1, QP, DP, NP)
+    store_tokens(mean + b * mean_b + h * mean_h, mean_n, result, NQ, D, QP, DP)
+    predictor = product(scratch, NP, 1, R, NP, 1, QP, NP, NP)
+    store(A, predictor, QP, NP)
+    if VARIANCE:
+        tl.debug_barrier()  # all of W has been read
+        explained = product(A, NP, 1, K_ok, NP, 1, QP, NP, NP)
+        store(scratch, explained, QP, NP)  # G
+        tl.debug_barrier()
+        reduced = product(scratch, NP, 1, R_k, 1, NP, QP, NP, NP)
+        store(F, reduced, QP, NP)
+        sigma = tl.load(noise + b * noise_b + h * noise_h)
+        u = 1.0 - sigma * tl.sum(predictor * predictor, 1) - tl.sum(reduced * reduced, 1)
+        floor = sigma / (tl.sum(real.to(tl.float32)) + sigma)
+        clamped = tl.minimum(tl.maximum(u, floor, tl.PropagateNan.ALL), 1.0, tl.PropagateNan.ALL)
+        tl.store(unit + s * QP + i, u)
+        inside = i < NQ
+        tl.store(variance + s * NQ + i, tl.where(asked, amplitude * amplitude * clamped, 0.0), mask=inside)

@@ -1,0 +1,87 @@
+"""How tensors reach the kernels: as [B, H, ...] with strides, nothing copied that need not be."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Strided = tuple[Tensor, int, int, int]  # [B, H, N, X] with unit stride along X, and its strides
+PerHead = tuple[Tensor, int, int]  # [B, H] and its strides
+
+# how each kernel is launched for matrices up to 64 a side, the fastest of ten ways on an H200, and up to 128
+_SMALL = {"num_warps": 2, "num_stages": 1}
+_LARGE = {"num_warps": 8, "num_stages": 2}
+LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "roots": ({"num_warps": 4, "num_stages": 2, "maxnreg": 128}, _LARGE),
+    "rows": (_SMALL, _LARGE),
+    "rows_backward": (_SMALL, _LARGE),
+    "inputs_backward": ({"num_warps": 4, "num_stages": 3}, _LARGE),
+    "density": (_SMALL, _LARGE),
+    "density_backward": (_SMALL, _LARGE),
+}
+
+SMALLEST = 16  # side of a padded matrix; the kernels' block
+
+
+def padded(n: int) -> int:
+    """The power of two a side of n is padded to."""
+    return max(SMALLEST, 1 << (n - 1).bit_length())
+
+
+def as_two(lead: torch.Size) -> tuple[int, int]:
+    """Leading axes as batch and heads: the last one is the heads."""
+    return (lead[:-1].numel(), lead[-1]) if lead else (1, 1)
+
+
+def matrices(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., N, X] as [B, H, N, X], a view wherever strides allow."""
+    B, H = as_two(lead)
+    return x.expand(*lead, *x.shape[-2:]).reshape(B, H, *x.shape[-2:])
+
+
+def vectors(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., N] as [B, H, N]."""
+    return matrices(x[..., None], lead)[..., 0]
+
+
+def scalars(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., 1, 1] as [B, H]."""
+    return matrices(x, lead)[..., 0, 0]
+
+
+def by_rows(x: Tensor) -> Strided:
+    """Pointer and strides of [B, H, N, X]."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    return x, x.stride(0), x.stride(1), x.stride(2)
+
+
+def by_entries(x: Tensor | None, like: Tensor) -> Strided:
+    """Pointer and strides of [B, H, N]; of anything where there is none, the kernel does not look."""
+    if x is None:
+        return like, 0, 0, 0
+    return x, x.stride(0), x.stride(1), x.stride(2)
+
+
+def by_heads(x: Tensor) -> PerHead:
+    """Pointer and strides of [B, H]."""
+    return x, x.stride(0), x.stride(1)
+
+
+def token_major(B: int, H: int, N: int, X: int, like: Tensor) -> Tensor:
+    """An empty [B, H, N, X] whose memory is [B, N, H, X], as projections read and write it."""
+    return torch.empty(B, N, H, X, dtype=torch.float32, device=like.device).transpose(1, 2)
+
+
+def allocator(like: Tensor) -> Callable[..., Tensor]:
+    """Makes empty float32 tensors of a shape where `like` lives."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.float32, device=like.device)
+
+    return empty
+
+
+def launch(kernel: str, side: int) -> dict[str, int]:
+    """Launch options of a kernel for padded matrices of that side."""
+    return LAUNCHES[kernel][side > 64]

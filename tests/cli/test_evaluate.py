@@ -1,0 +1,175 @@
+"""`gpattention evaluate`: what is printed, and where results go."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpattention.cli import main
+from gpattention.cli.evaluation_table import evaluation_table, seeds_table
+from gpattention.data.corruptions import CORRUPTIONS
+from gpattention.evaluation.records import Record, SuiteResult, write_suite
+from gpattention.experiments import corrupted_source, train_recipe
+from gpattention.experiments.evaluating import summarise
+from tests.experiments.tiny_runs import digits_recipe
+
+QUICK = ["--samples", "2", "--limit", "20", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_corruptions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corrupted_source, "CORRUPTIONS", {"fog": CORRUPTIONS["fog"]})
+        patch.setattr(corrupted_source, "SEVERITIES", (3,))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        train_recipe(digits_recipe(name=f"tiny-seed{seed}", seed=seed), folder / f"cgp{seed}")
+    return folder
+
+
+def test_a_table_with_accuracy_and_nll_beside_ece(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs / "cgp0"
+    assert main(["evaluate", str(run), "--suite", "clean,corrupted,ood,selective", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    heads = out.splitlines()[0].split("  ")
+    shown = [head.strip() for head in heads if head.strip()]
+    assert shown == [
+        "run", "prediction", "accuracy", "NLL", "ECE", "corr. acc.", "corr. NLL", "corr. ECE", "OOD AUROC",
+        "AURC",
+    ]  # fmt: skip
+    assert "cgp0  mc_dropout+temperature" in out
+    assert "notes:\n  clean, corrupted, ood, selective: reduced: at most 20 items of each set" in out
+    assert f"results: {run / 'evaluation'}" in out
+    assert "cgp0 corrupted 3.0 predictions in" in err
+    assert {file.stem for file in (run / "evaluation").glob("*.json")} == {
+        "clean", "corrupted", "ood", "selective",
+    }  # fmt: skip
+
+
+def test_a_folder_of_runs_with_seeds(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(runs), "--suite", "clean", "--predictors", "model,mean", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    assert "cgp0  ensemble" in out
+    assert "mean and standard deviation over seeds" in out
+    assert "±" in out
+    assert "ensemble of 2 clean" in err
+    assert "mc_dropout" not in out
+
+
+def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(runs / "cgp1")
+    assert main(["evaluate", run, "--suite", "efficiency,oversmoothing", "--json", *QUICK]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document[run]) == ["efficiency", "oversmoothing"]
+    assert "curves" not in document[run]["efficiency"]
+    assert {r["metric"] for r in document[run]["oversmoothing"]["records"]} == {"token_similarity"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite", "dirty"], "suite to be one of clean"),
+        (["--predictors", "oracle"], "predictor to be one of model"),
+        (["--limit", "0"], "limit to be a whole number >= 1"),
+        (["--device", "gameboy"], "device to be auto"),
+    ],
+)
+def test_wrong_use(
+    arguments: list[str], message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(runs / "cgp0"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "expected a run in" in capsys.readouterr().err
+
+
+def test_damage_is_told_in_one_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", str(runs / "cgp1"), "--suite", "selective", *QUICK]
+    assert main(arguments) == 0
+    file = runs / "cgp1" / "evaluation" / "predictions" / "model" / "test.safetensors"
+    file.write_bytes(b"")
+    (runs / "cgp1" / "evaluation" / "selective.json").unlink()
+    capsys.readouterr()
+    assert main(arguments) == 2
+    assert "test.safetensors is damaged" in capsys.readouterr().err
+    assert main([*arguments, "--fresh"]) == 0
+
+
+def result(suite: str, *records: Record, run: str = "a", seed: int = 0, data: str = "digits") -> SuiteResult:
+    return SuiteResult(suite, run, data, seed, "cgp", 10, records)
+
+
+def clean(accuracy: float, ece: float, predictor: str = "model", **detail: object) -> list[Record]:
+    values = {"accuracy": accuracy, "nll": 1.0, "ece": ece}
+    return [Record("test", predictor, metric, value, detail) for metric, value in values.items()]
+
+
+class TestTable:
+    def test_the_best_is_marked(self) -> None:
+        runs = {
+            "x": {"clean": result("clean", *clean(0.9, 0.2))},
+            "y": {"clean": result("clean", *clean(0.8, 0.1))},
+        }
+        plain = evaluation_table(runs, bold=False).splitlines()
+        assert plain[1].split() == ["x", "model", "*0.900", "1.000", "0.200"]
+        assert plain[2].split() == ["y", "model", "0.800", "1.000", "*0.100"]  # equal values are not the best
+        bold = evaluation_table(runs, bold=True)
+        assert "\x1b[1m   0.900\x1b[0m" in bold
+        assert "*" not in bold
+        drawn = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in bold.splitlines()]
+        assert len({len(line) for line in drawn}) == 1  # the columns end together
+
+    def test_only_numbers_on_the_same_items_compete(self) -> None:
+        records = [
+            *clean(0.5, 0.2),
+            *clean(0.4, 0.3, "mean"),
+            *clean(0.9, 0.1, "ensemble", unseen_test_items=3),
+        ]
+        drawn = evaluation_table({"x": {"clean": result("clean", *records)}}, bold=False)
+        assert "*0.500" in drawn
+        assert "*0.900" not in drawn
+        runs = {
+            "x": {"clean": result("clean", *clean(0.9, 0.2))},
+            "y": {"clean": result("clean", *clean(0.8, 0.1), data="cifar10")},
+        }
+        assert "*" not in evaluation_table(runs, bold=False)
+
+    def test_texts_have_their_own_columns(self) -> None:
+        outside = Record("ood/out-of-domain", "model", "mcc", 0.25)
+        inside = Record("test", "model", "mcc", 0.5)
+        drawn = evaluation_table({"x": {"clean": result("clean", inside, outside)}}, bold=False)
+        assert drawn.split("\n")[0].split() == ["run", "prediction", "MCC", "out", "MCC"]
+        assert "MCC" not in evaluation_table({"x": {"clean": result("clean", inside)}}, bold=False)
+
+    def test_sets_are_averaged_and_costs_are_the_runs_own(self) -> None:
+        ood = [
+            Record(f"ood/{n}", "model", "auroc", v, {"score": "entropy"}) for n, v in (("a", 0.5), ("b", 0.7))
+        ]
+        ood.append(Record("ood/a", "model", "auroc", 0.1, {"score": "energy"}))
+        cost = [
+            Record("train", "model", "train_epoch_seconds", value, {"tokens": tokens})
+            for value, tokens in ((120.4, 64), (3.0, 16))
+        ]
+        suites = {"ood": result("ood", *ood), "efficiency": result("efficiency", *cost)}
+        assert evaluation_table({"x": suites}, bold=False).splitlines()[1].split() == [
+            "x", "model", "0.600", "120",
+        ]  # fmt: skip
+
+    def test_seeds(self, tmp_path: Path) -> None:
+        folders = []
+        for seed, value in ((0, 0.5), (1, 0.7)):
+            folders.append(tmp_path / str(seed))
+            write_suite(folders[-1], result("clean", *clean(value, 0.1), run=f"a-seed{seed}", seed=seed))
+        drawn = seeds_table(summarise(folders), ["clean"], bold=False)
+        assert "a       model       0.600 ± 0.141" in drawn
+        assert seeds_table(summarise(folders), ["ood"], bold=False) == ""
+        assert seeds_table(summarise(folders[:1]), ["clean"], bold=False) == ""
