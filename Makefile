@@ -46,15 +46,15 @@ mutants: setup ## plant known bugs in a copy and check that the tests notice eac
 	$(BIN)/python scripts/mutants.py --workers $(WORKERS)
 
 bench: setup ## time posteriors and training steps on this machine, as ratios
-	$(BIN)/python benchmarks/posteriors.py
-	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/gpattention bench cpu
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
 	$(BIN)/mkdocs build --strict
 
-browser: setup ## browser tests of reports; there are no reports yet
-	@echo "Nothing to test in a browser yet: reports come with the evaluation part of the library."
+browser: setup ## open a report in headless Chromium; installs it where it can
+	scripts/browser.sh $(BIN)/python
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/browser
 
 clean: ## remove everything that was built
 	rm -rf $(VENV) build dist site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

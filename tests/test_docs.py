@@ -18,6 +18,9 @@ PAGES = (
     "docs/metrics.md",
     "docs/data.md",
     "docs/corruptions.md",
+    "docs/evaluation.md",
+    "docs/paper-tables.md",
+    "docs/report.md",
 )
 BUILT_IN = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 
