@@ -11,6 +11,9 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
+from gpattention.gp.fused.noise import fused_normal
+from gpattention.gp.fused.switch import why_not_fused_on
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number (splitmix64)
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -67,6 +70,8 @@ class ItemNoise:
     def normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Standard normal numbers, [draws, batch, ...] as `Posterior.sample` asks (Box-Muller)."""
         draws, batch, *rest = shape
+        if dtype == torch.float32 and why_not_fused_on(device, dtype) is None:
+            return fused_normal(self._keys_of(batch, device), self._next_stream(), shape)
         count = math.prod(rest)
         bits = self._hash(draws, batch, (count + 1) // 2, device)  # one hash for two numbers
         radius = _unit(bits >> 32).log_().mul_(-2).sqrt_()
@@ -76,13 +81,21 @@ class ItemNoise:
 
     def _hash(self, draws: int, batch: int, places: int, device: torch.device) -> Tensor:
         """64 random bits each.  [draws, batch, places]"""
-        if batch != len(self._keys):
-            raise ValueError(f"expected a batch of {len(self._keys)} as the noise was made for, got {batch}")
-        stream = self._calls * 0x10001 + torch.arange(draws, device=device)  # [draws]
-        self._calls += 1
-        keys = _mix(self._keys.to(device) + stream[:, None] * _GOLDEN)  # [draws, batch]
+        own = self._keys_of(batch, device)
+        stream = self._next_stream() + torch.arange(draws, device=device)  # [draws]
+        keys = _mix(own + stream[:, None] * _GOLDEN)  # [draws, batch]
         place = torch.arange(places, device=device) * _GOLDEN  # [places]
         return _mix(keys[..., None] + place)
+
+    def _keys_of(self, batch: int, device: torch.device) -> Tensor:
+        if batch != len(self._keys):
+            raise ValueError(f"expected a batch of {len(self._keys)} as the noise was made for, got {batch}")
+        return self._keys.to(device)
+
+    def _next_stream(self) -> int:
+        """The first stream of this call; a call may make 65537 draws before it meets the next one's."""
+        self._calls += 1
+        return (self._calls - 1) * 0x10001
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -18,6 +18,10 @@ PROBLEMS = [
     Problem(1, 1, lead=(3, 2)),
     Problem(3, 17, 5, 7, masked=True, amplified=True, lead=(3, 2)),
     Problem(64, 64, 32, 32, amplified=True, noise=1e-4, spread=0.25, lead=(25, 4)),
+    Problem(33, 50, 17, 32, masked=True, spread=0.3, lead=(2, 3)),
+]
+LARGE = [
+    Problem(40, 64, 64, 64, masked=True, noise=1e-2, spread=0.2, lead=(2, 2)),
     Problem(65, 65, 32, 33, masked=True, spread=0.3, lead=(2, 3)),
     Problem(128, 100, 64, 64, masked=True, noise=1e-2, spread=0.2, lead=(2, 2)),
 ]
@@ -29,7 +33,14 @@ def test_accuracy(call, problem: Problem) -> None:
     check(call, problem, "cuda")
 
 
-@pytest.mark.parametrize("n", [16, 64, 128])
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", LARGE, ids=str)
+@pytest.mark.parametrize("call", [moments, mean, density, draw])
+def test_accuracy_beyond_the_sizes_of_auto(call, problem: Problem) -> None:
+    check(call, problem, "cuda")
+
+
+@pytest.mark.parametrize("n", [16, 64, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("regime", ["iid .1", "iid .25", "iid .58", "rank-4", "rank-8", "twice"])
 def test_stability_figures_hold(regime: str, n: int) -> None:
     x = tokens(regime, n)
@@ -41,6 +52,16 @@ def test_stability_figures_hold(regime: str, n: int) -> None:
         assert (mean - double.mean).norm() / double.mean.norm() < 1.5e-6, f"mean at noise {noise}"
         assert (variance - double.variance).abs().max() < 1e-5, f"variance at noise {noise}"
         assert bool((variance > 0).all())
+
+
+def test_item_noise_has_the_bits_of_the_plain_operations() -> None:
+    items, shape = torch.arange(50, device="cuda"), (3, 50, 4, 64, 32)
+    found = []
+    for mode in ("off", "on"):
+        noise = gp.ItemNoise(3, items, torch.zeros_like(items))
+        with gp.fused_kernels(mode):
+            found.append(noise.normal(shape, torch.float32, items.device))
+    assert torch.equal(*found)
 
 
 def test_a_captured_step_replays_and_counts() -> None:

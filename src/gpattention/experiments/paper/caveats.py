@@ -1,6 +1,7 @@
 """How our runs differ from the paper's: told from recipes and from what evaluations say of themselves."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gpattention.data.corrupted import CORRUPTIONS, SEVERITIES
@@ -110,7 +111,9 @@ def _told_contextual(spec: TableSpec, group: RunGroup) -> Iterator[Note]:
     if kind in ("none", "learned"):
         yield Note("stand-in", f"learned embeddings alone, in the paper {theirs} beside them", group.name)
     elif kind != theirs:
-        source = f" ({given['path']})" if isinstance(given, Mapping) and "path" in given else ""
+        source = (
+            f" ({Path(str(given['path'])).name})" if isinstance(given, Mapping) and "path" in given else ""
+        )
         yield Note("stand-in", f"{kind}{source} stands for {theirs} as contextual embedding", group.name)
 
 

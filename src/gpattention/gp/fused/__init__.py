@@ -4,8 +4,10 @@
     blocks           products, kernel values and Cholesky roots on chip
     layout           strides, padding, launch options
     cgp*             mean, variance and key density of the exact model (eq. 4, 6, 10)
+    amplitude*       row sums of kernel attention (eq. 25)
     density*         log density under an amplified GP prior (eq. 10)
     draw*            independent draws from mean and variance
+    noise*           item-keyed standard normal numbers
 
 Modules with kernels import Triton and are imported when a fused path is taken, never before.
 """

@@ -111,9 +111,9 @@ class _CGP(torch.autograd.Function):
         masked = {"MASKED": mask is not None, "QUERY_MASKED": query_mask is not None}
         roots_kernel[(S, 2)](
             *by_rows(k), *by_rows(o), *by_rows(v), *masks[0], *parameters[0], *parameters[2],
-            tokens_o, tokens_k, tokens_v, grams, roots, key, info, failure_counter(q.device),
+            tokens_o, tokens_k, tokens_v, grams, roots, key, info, failure_counter(q.device), int(deferred),
             S, H, N, C, D,
-            MASKED=masked["MASKED"], COUNT=deferred, FACTORED=factored, NP=NP, CP=CP, DP=DP,
+            MASKED=masked["MASKED"], FACTORED=factored, NP=NP, CP=CP, DP=DP,
             **sizes.launch("roots"),
         )  # fmt: skip
         if not deferred:

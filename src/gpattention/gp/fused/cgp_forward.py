@@ -30,14 +30,14 @@ from gpattention.gp.fused.blocks import (
 _LOG_2_PI = tl.constexpr(1.8378770664093453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["counted", "programs"])
 def roots_kernel(
     k, k_b, k_h, k_n, o, o_b, o_h, o_n, v, v_b, v_h, v_n,
     mask, mask_b, mask_h, mask_n,
     noise, noise_b, noise_h, scale_k, scale_b, scale_h,
-    tokens_o, tokens_k, tokens_v, grams, roots, key, info, counter,
+    tokens_o, tokens_k, tokens_v, grams, roots, key, info, counter, counted,
     programs, H, N, C, D,
-    MASKED: tl.constexpr, COUNT: tl.constexpr, FACTORED: tl.constexpr,
+    MASKED: tl.constexpr, FACTORED: tl.constexpr,
     NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Program (s, 0): M of the latent inputs; (s, 1): M_k, the values and the keys' log density.
@@ -70,8 +70,8 @@ def roots_kernel(
         tl.debug_barrier()
         log_det, failed = inverse_root(grams + square, roots + square, NP)
         tl.store(info + which * programs + s, failed)
-        if COUNT:
-            tl.atomic_add(counter, tl.where(failed != 0, 1, 0).to(tl.int64))
+        if (failed != 0) & (counted != 0):
+            tl.atomic_add(counter, 1)
         if which == 1:
             MV = product(grams + square, NP, 1, tokens_v + s * NP * DP, DP, 1, NP, DP, NP)
             count = tl.sum(real.to(tl.float32))

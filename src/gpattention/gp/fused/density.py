@@ -70,8 +70,8 @@ class _Density(torch.autograd.Function):
         density_kernel[(S,)](
             *by_rows(x), *by_rows(X), *by_entries(mask, x), *by_heads(noise), *by_heads(scale),
             *by_entries(log_amplitude, x), inputs, white, gram, root, value, info,
-            failure_counter(x.device), H, N, C, D,
-            MASKED=mask is not None, AMPLIFIED=log_amplitude is not None, COUNT=deferred,
+            failure_counter(x.device), int(deferred), H, N, C, D,
+            MASKED=mask is not None, AMPLIFIED=log_amplitude is not None,
             NP=NP, CP=CP, DP=DP, **launch("density", NP),
         )  # fmt: skip
         if not deferred:

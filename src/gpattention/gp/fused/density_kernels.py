@@ -26,13 +26,13 @@ from gpattention.gp.fused.blocks import (
 _LOG_2_PI = tl.constexpr(1.8378770664093453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["counted"])
 def density_kernel(
     x, x_b, x_h, x_n, X, X_b, X_h, X_n, mask, mask_b, mask_h, mask_n,
     tau, tau_b, tau_h, scale, scale_b, scale_h, log_amplitude, log_b, log_h, log_n,
-    inputs, white, gram, root, value, info, counter,
+    inputs, white, gram, root, value, info, counter, counted,
     H, N, C, D,
-    MASKED: tl.constexpr, AMPLIFIED: tl.constexpr, COUNT: tl.constexpr,
+    MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
     NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """The density; keeps centred inputs, U, C and R for the backward pass."""
@@ -56,8 +56,8 @@ def density_kernel(
     tl.debug_barrier()
     log_det, failed = inverse_root(gram, root, NP)
     tl.store(info + s, failed)
-    if COUNT:
-        tl.atomic_add(counter, tl.where(failed != 0, 1, 0).to(tl.int64))
+    if (failed != 0) & (counted != 0):
+        tl.atomic_add(counter, 1)
     U = product(root, NP, 1, white, DP, 1, NP, DP, NP)
     tl.debug_barrier()  # X has been read
     store(white, U, NP, DP)

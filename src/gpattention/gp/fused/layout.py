@@ -8,7 +8,8 @@ from torch import Tensor
 Strided = tuple[Tensor, int, int, int]  # [B, H, N, X] with unit stride along X, and its strides
 PerHead = tuple[Tensor, int, int]  # [B, H] and its strides
 
-# how each kernel is launched for matrices up to 64 a side, the fastest of ten ways on an H200, and up to 128
+# how each kernel is launched for matrices up to 64 a side, by benchmark on an H200 but for the last two, and
+# up to 128, a guess
 _SMALL = {"num_warps": 2, "num_stages": 1}
 _LARGE = {"num_warps": 8, "num_stages": 2}
 LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
@@ -18,6 +19,8 @@ LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "inputs_backward": ({"num_warps": 4, "num_stages": 3}, _LARGE),
     "density": (_SMALL, _LARGE),
     "density_backward": (_SMALL, _LARGE),
+    "amplitude": (_SMALL, _LARGE),
+    "amplitude_backward": (_SMALL, _LARGE),
 }
 
 SMALLEST = 16  # side of a padded matrix; the kernels' block

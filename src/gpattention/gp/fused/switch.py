@@ -1,7 +1,8 @@
 """The one switch between fused Triton kernels and plain torch operations, and why it stands as it does.
 
-"auto" takes the kernels for float32 on a CUDA device where Triton is installed and the sizes are within
-what one program holds on chip; everything else runs the plain operations, which are the reference.
+"auto" takes the kernels for float32 on a CUDA device where Triton is installed, at the sizes at which they
+were measured against float64 on a GPU; everything else runs the plain operations, which are the reference.
+"on" also takes them up to the sizes that one program holds.
 """
 
 import os
@@ -17,8 +18,9 @@ from torch import Tensor
 
 Mode = Literal["auto", "on", "off"]
 _MODES: tuple[Mode, ...] = get_args(Mode)
-MOST_TOKENS = 128
-MOST_CHANNELS = 64
+# largest sequence and head: what was measured on a GPU, and what one program can hold
+SHOWN_TOKENS, MOST_TOKENS = 64, 128
+SHOWN_CHANNELS, MOST_CHANNELS = 32, 64
 
 _mode: ContextVar[Mode | None] = ContextVar("gpattention_fused_kernels", default=None)
 
@@ -27,10 +29,10 @@ _mode: ContextVar[Mode | None] = ContextVar("gpattention_fused_kernels", default
 def fused_kernels(mode: Mode) -> Iterator[None]:
     """Choose for a block whether fused kernels run: "auto" (where they can), "on" or "off".
 
-    "on" raises `RuntimeError` with the reason where they cannot; it also runs them on the CPU under
-    Triton's interpreter (`TRITON_INTERPRET=1`), which is slow and meant for tests.  Outside any block the
-    environment variable `GPATTENTION_FUSED` decides, "auto" when unset.  `why_not_fused` tells what a
-    call would do.
+    "on" raises `RuntimeError` with the reason where they cannot.  It takes larger matrices than "auto",
+    which stays with the sizes measured on a GPU, and it runs on the CPU under Triton's interpreter
+    (`TRITON_INTERPRET=1`), which is slow and meant for tests.  Outside any block the environment variable
+    `GPATTENTION_FUSED` decides, "auto" when unset.  `why_not_fused` tells what a call would do.
 
     >>> with fused_kernels("off"):
     ...     reference = model(images)
@@ -61,26 +63,44 @@ def why_not_fused(x: Tensor, *, tokens: int = 1, channels: int = 1) -> str | Non
 
     `tokens` is the longest sequence and `channels` the widest head of the call.
     """
+    return why_not_fused_on(x.device, x.dtype, tokens=tokens, channels=channels)
+
+
+def why_not_fused_on(
+    device: torch.device, dtype: torch.dtype, *, tokens: int = 1, channels: int = 1
+) -> str | None:
+    """`why_not_fused` where there is no tensor yet."""
     if torch.compiler.is_compiling():
         return "the call is being compiled"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "the call is transformed by torch.func"
     mode = fused_mode()
-    reason = "switched off" if mode == "off" else _obstacle(x, tokens, channels, interpreted=mode == "on")
+    reason = (
+        "switched off" if mode == "off" else _obstacle(device, dtype, tokens, channels, asked=mode == "on")
+    )
     if mode == "on" and reason is not None:
         raise RuntimeError(f"fused kernels are switched on but cannot run here: {reason}")
     return reason
 
 
-def _obstacle(x: Tensor, tokens: int, channels: int, *, interpreted: bool) -> str | None:
-    if x.dtype != torch.float32:
-        return f"they compute in float32, not {str(x.dtype).removeprefix('torch.')}"
-    if not (x.is_cuda or (interpreted and os.environ.get("TRITON_INTERPRET") == "1")):
-        return f"the tensors are on {x.device.type}"
+def _obstacle(
+    device: torch.device, dtype: torch.dtype, tokens: int, channels: int, *, asked: bool
+) -> str | None:
+    if dtype != torch.float32:
+        return f"they compute in float32, not {str(dtype).removeprefix('torch.')}"
+    if not (device.type == "cuda" or (asked and os.environ.get("TRITON_INTERPRET") == "1")):
+        return f"the tensors are on {device.type}"
     if not _has_triton():
         return "Triton is not installed (pip install gpattention[triton])"
-    if tokens > MOST_TOKENS:
-        return f"{tokens} tokens are more than the {MOST_TOKENS} that fit on chip"
-    if channels > MOST_CHANNELS:
-        return f"{channels} channels are more than the {MOST_CHANNELS} that fit on chip"
+    sizes = (
+        ("tokens", tokens, SHOWN_TOKENS, MOST_TOKENS),
+        ("channels", channels, SHOWN_CHANNELS, MOST_CHANNELS),
+    )
+    for name, size, shown, most in sizes:
+        if size > most:
+            return f"{size} {name} are more than the {most} that fit on chip"
+        if size > shown and not asked:
+            return f"{size} {name} are more than the {shown} measured on a GPU ('on' takes up to {most})"
     return None
 
 

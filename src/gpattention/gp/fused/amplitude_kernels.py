@@ -1,0 +1,92 @@
+"""Triton kernels of the row sums of kernel attention, one program per sequence and head.
+
+e_ij = -1/2 |q_i - k_j|^2,   s_i = log sum_j exp(e_ij)                                      (25)
+P_ij = g_i exp(e_ij - s_i),  dq_i = sum_j P_ij (k_j - q_i),  dk_j = sum_i P_ij (q_i - k_j)
+"""
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+from gpattention.gp.fused.blocks import (
+    exponential,
+    fetch,
+    product,
+    real_tokens,
+    store,
+    store_tokens,
+    tokens,
+)
+
+_HIDDEN = tl.constexpr(-1e30)  # instead of -inf, whose differences are NaN
+
+
+@triton.jit
+def exponents(tokens_q, tokens_k, real, QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr):
+    """e, never above 0, hidden at padded keys.  [QP, NP]"""
+    Q, K = fetch(tokens_q, QP, CP), fetch(tokens_k, NP, CP)
+    e = product(tokens_q, CP, 1, tokens_k, 1, CP, QP, NP, CP)
+    e = e - 0.5 * tl.sum(Q * Q, 1)[:, None] - 0.5 * tl.sum(K * K, 1)[None, :]
+    return tl.where(real[None, :], tl.minimum(e, 0.0), _HIDDEN)
+
+
+@triton.jit
+def amplitude_kernel(
+    q, q_b, q_h, q_n, k, k_b, k_h, k_n,
+    mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
+    tokens_q, tokens_k, log_sum,
+    H, NQ, N, C,
+    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr,
+    QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
+    """s of every query, 0 at padded queries and where there is no real key; keeps the masked tokens."""
+    s = tl.program_id(0).to(tl.int64)
+    b, h = s // H, s % H
+    i = tl.arange(0, QP)
+    real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
+    asked = real_tokens(query_mask + b * query_b + h * query_h, query_n, NQ, QUERY_MASKED, QP)
+    tokens_q += s * QP * CP
+    tokens_k += s * NP * CP
+    store(tokens_q, tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP), QP, CP)
+    store(tokens_k, tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP), NP, CP)
+    tl.debug_barrier()
+    e = exponents(tokens_q, tokens_k, real, QP, NP, CP)
+    largest = tl.max(e, 1)
+    total = largest + tl.log(tl.sum(exponential(e - largest[:, None]), 1))
+    seen = asked & (tl.sum(real.to(tl.int32)) > 0)
+    tl.store(log_sum + s * NQ + i, tl.where(seen, total, 0.0), mask=i < NQ)
+
+
+@triton.jit
+def amplitude_backward_kernel(
+    grad, mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
+    tokens_q, tokens_k, log_sum, scratch,
+    grad_q, grad_q_b, grad_q_h, grad_q_n, grad_k, grad_k_b, grad_k_h, grad_k_n,
+    H, NQ, N, C,
+    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr,
+    QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries and keys."""
+    s = tl.program_id(0).to(tl.int64)
+    b, h = s // H, s % H
+    i = tl.arange(0, QP)
+    real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
+    asked = real_tokens(query_mask + b * query_b + h * query_h, query_n, NQ, QUERY_MASKED, QP)
+    tokens_q += s * QP * CP
+    tokens_k += s * NP * CP
+    scratch += s * QP * NP
+    total = tl.load(log_sum + s * NQ + i, mask=asked, other=0.0)
+    g = tl.load(grad + s * NQ + i, mask=asked, other=0.0)
+    e = exponents(tokens_q, tokens_k, real, QP, NP, CP) - total[:, None]
+    P = g[:, None] * exponential(tl.minimum(tl.maximum(e, -200.0), 1.0))  # 0 at most, but for rounding
+    P = tl.where(asked[:, None] & real[None, :], P, 0.0)
+    store(scratch, P, QP, NP)
+    by_row, by_column = tl.sum(P, 1), tl.sum(P, 0)
+    tl.debug_barrier()
+    moved = product(scratch, NP, 1, tokens_k, CP, 1, QP, CP, NP) - by_row[:, None] * fetch(tokens_q, QP, CP)
+    store_tokens(grad_q + b * grad_q_b + h * grad_q_h, grad_q_n, moved, NQ, C, QP, CP)
+    moved = product(scratch, 1, NP, tokens_q, CP, 1, NP, CP, QP) - by_column[:, None] * fetch(
+        tokens_k, NP, CP
+    )
+    store_tokens(grad_k + b * grad_k_b + h * grad_k_h, grad_k_n, moved, N, C, NP, CP)

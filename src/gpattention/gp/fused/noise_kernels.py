@@ -1,0 +1,48 @@
+"""Triton kernel of item-keyed normal numbers: the hash and Box-Muller of `gp.noise` in one launch."""
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+_GOLDEN = tl.constexpr(-7046029254386353131)  # as in gp.noise
+_MIX_1 = tl.constexpr(-4658895280553007687)
+_MIX_2 = tl.constexpr(-7723592293110705685)
+_TWO_PI = tl.constexpr(6.283185307179586)
+
+
+@triton.jit
+def shift(x, bits: tl.constexpr):
+    """Logical shift right: int64's own copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@triton.jit
+def mix(x):
+    """The finaliser of splitmix64."""
+    x = (x ^ shift(x, 30)) * _MIX_1
+    x = (x ^ shift(x, 27)) * _MIX_2
+    return x ^ shift(x, 31)
+
+
+@triton.jit
+def unit(bits):
+    """The lower 24 bits as float32 in (0, 1)."""
+    return ((bits & 0xFFFFFF).to(tl.float32) + 0.5) * 5.9604644775390625e-08
+
+
+@triton.jit(do_not_specialize=["stream"])
+def normal_kernel(keys, out, stream, batch, count, SIZE: tl.constexpr):
+    """Program: SIZE numbers of one draw of one item; two neighbours share a hash.
+
+    Logarithm, cosine and sine are those of CUDA's library, which torch takes too.
+    """
+    program, blocks = tl.program_id(0).to(tl.int64), tl.cdiv(count, SIZE)
+    row = program // blocks
+    key = mix(tl.load(keys + row % batch) + (stream + row // batch) * _GOLDEN)
+    i = program % blocks * SIZE + tl.arange(0, SIZE)
+    bits = mix(key + (i >> 1) * _GOLDEN)
+    angle = unit(bits) * _TWO_PI
+    radius = tl.sqrt_rn(-2.0 * tl.log(unit(bits >> 32)))
+    pair = tl.where((i & 1) == 0, tl.cos(angle), tl.sin(angle))
+    tl.store(out + row * count + i, radius * pair, mask=i < count)
