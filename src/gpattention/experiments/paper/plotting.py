@@ -21,7 +21,7 @@ def paper_figure(table: PaperTable) -> "Figure":
         raise ImportError("figures need matplotlib: pip install 'gpattention[train]'") from error
     groups = list(dict.fromkeys(row.group for row in table.rows))
     styles = styles_for(list(dict.fromkeys(row.label for row in table.rows)))
-    figure = Figure(figsize=(4.6 * len(groups), 3.6), layout="constrained")
+    figure = Figure(figsize=(4.6 * len(groups), 4.0), layout="constrained")
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for panel, group in zip(panels, groups, strict=True):
         _draw(panel, table, [row for row in table.rows if row.group == group], styles)
@@ -49,6 +49,7 @@ def _draw(panel: Any, table: PaperTable, rows: list[PaperRow], styles: Mapping[s
     if rows[0].cells[0].measure.unit:  # costs are compared from nothing
         panel.set_ylim(bottom=0)
     if panel.get_legend_handles_labels()[1]:
-        panel.legend(frameon=False, fontsize=8)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}  # never over a line
+        panel.legend(frameon=False, fontsize=8, ncols=3, **below)
     else:
         panel.text(0.5, 0.5, "no runs", transform=panel.transAxes, ha="center", color=INK)
