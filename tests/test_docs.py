@@ -19,8 +19,10 @@ PAGES = (
     "docs/data.md",
     "docs/corruptions.md",
     "docs/evaluation.md",
+    "docs/recipes.md",
     "docs/paper-tables.md",
     "docs/report.md",
+    "docs/speed.md",
 )
 BUILT_IN = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
+from gpattention.gp.checks import check_values
 from gpattention.gp.inputs import prepare
 from tests.gp.samples import Sample, sample
 
@@ -297,3 +298,13 @@ def test_a_health_counter_cannot_be_made_during_capture(monkeypatch: pytest.Monk
     with torch.inference_mode():
         counter = module.failure_counter(torch.device("cpu"))
     assert (counter.is_inference(), gp.health()) == (False, {"cpu": 0})
+
+
+def test_finite_tokens_whose_sum_overflows_are_let_through() -> None:
+    huge = torch.full((1, 4, 2), 3e38)
+    assert not bool(huge.sum().isfinite())
+    check_values({"v": huge}, {}, None)
+    huge[0, 0, 0] = float("inf")
+    huge[0, 1, 0] = float("-inf")
+    with pytest.raises(gp.NonFiniteError, match="v holds 2 non-finite"):
+        check_values({"v": huge}, {}, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import add_changes, add_data, add_device, new_command
-from gpattention.cli.bar import Bar
+from gpattention.cli.bar import Bar, CountBar
 from gpattention.experiments import train_recipe
 from gpattention.training import PRECISIONS, choose_device, launch, load_recipe
 
@@ -70,6 +70,7 @@ def run(given: argparse.Namespace) -> None:
         graphs=not given.no_graphs,
         tensorboard=given.tensorboard,
         progress=Bar(recipe.name) if leads else None,
+        preparing=CountBar("embeddings", "sentences") if leads else None,
     )
     if not leads:
         return

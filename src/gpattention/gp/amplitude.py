@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.fused.amplitude import fused_row_log_sum
-from gpattention.gp.fused.switch import why_not_fused
+from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare
 from gpattention.gp.kernels import cross_gram, squared_distances
 from gpattention.gp.precision import full_precision
@@ -40,8 +40,8 @@ def row_log_amplitude(
         q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
         scale_name="scale",
     )  # fmt: skip
-    longest = max(t.q.shape[-2], t.k.shape[-2])
-    if not causal and why_not_fused(t.q, tokens=longest, channels=t.q.shape[-1]) is None:
+    sizes = {"tokens": max(t.q.shape[-2], t.k.shape[-2]), "channels": t.q.shape[-1]}
+    if not causal and why_not_fused_on(t.q.device, t.q.dtype, measured=False, **sizes) is None:
         sees_key = None if t.mask is None else t.mask.any(-1, keepdim=True)  # [..., 1]
         log_amplitude = t.scale_q[..., 0].log() - fused_row_log_sum(t)
         return _finish(log_amplitude, t, sees_key, max_log_amplitude)

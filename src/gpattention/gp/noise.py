@@ -70,7 +70,7 @@ class ItemNoise:
     def normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Standard normal numbers, [draws, batch, ...] as `Posterior.sample` asks (Box-Muller)."""
         draws, batch, *rest = shape
-        if dtype == torch.float32 and why_not_fused_on(device, dtype) is None:
+        if dtype == torch.float32 and why_not_fused_on(device, dtype, measured=False) is None:
             return fused_normal(self._keys_of(batch, device), self._next_stream(), shape)
         count = math.prod(rest)
         bits = self._hash(draws, batch, (count + 1) // 2, device)  # one hash for two numbers

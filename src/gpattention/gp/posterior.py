@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.fused.draw import fused_draw
+from gpattention.gp.fused.draw import draws_fit, fused_draw
 from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import keep_columns, keep_rows
 from gpattention.gp.noise import NoiseSource, standard_normal
@@ -81,7 +81,8 @@ class Posterior:
             deviation = self._joint_deviation(n, generator)
         else:
             noise = self._normal(n, self._mean.shape[-2], generator)
-            if why_not_fused(self._mean) is None and self._full_variance().ndim < self._mean.ndim:
+            fused = why_not_fused(self._mean) is None and draws_fit(noise.shape)
+            if fused and self._full_variance().ndim < self._mean.ndim:
                 spread, squared = self._spread()
                 return fused_draw(self._mean, spread, noise, squared=squared).to(self._dtype)
             stddev = self._stddev()

@@ -15,7 +15,7 @@ QUICK = [
     Problem(7, 7, masked=True, amplified=True),
     Problem(3, 17, lead=(1, 1)),
     Problem(17, 1, masked=True, lead=(1, 1)),
-    Problem(1, 3, amplified=True, lead=(2,)),
+    Problem(1, 3, amplified=True, lead=(1,)),
     Problem(16, 16, noise=1e-4, spread=0.5, lead=(1, 1)),
 ]
 LARGE = [
@@ -67,7 +67,7 @@ def test_a_deferred_failure_is_nan_and_counted() -> None:
 
 
 def test_padding_hides_whatever_is_written_there() -> None:
-    s = sample(1, 2, queries=6, keys=6, dtype=torch.float32)
+    s = sample(1, 1, queries=6, keys=6, dtype=torch.float32)
     hidden = ~s.mask
     spoiled = {name: getattr(s, name).masked_fill(hidden[..., None], float("nan")) for name in "kov"}
     options = {"noise": 0.1, "mask": s.mask, "query_mask": s.query_mask, "with_variance": True}

@@ -9,6 +9,7 @@ from torch import Tensor
 from gpattention import gp
 from gpattention.gp.correlated_density import cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
+from gpattention.gp.fused.draw import draws_fit, fused_draw
 from tests.gp.samples import sample
 
 pytest.importorskip("triton")
@@ -100,6 +101,17 @@ def test_draws_of_the_direct_model_and_of_long_sequences(draws: int) -> None:
     )
 
 
+def test_draws_too_large_for_a_launch_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert draws_fit(torch.Size([10, 100, 4, 64, 32]))
+    assert draws_fit(torch.Size([1, 1, 4, 1_048_576, 32]))
+    assert not draws_fit(torch.Size([65_536, 1, 1, 1, 1]))
+    assert not draws_fit(torch.Size([1, 1, 1, 32 * 65_536, 1]))
+    assert not draws_fit(torch.Size([16, 4, 32, 1024, 1024]))
+    monkeypatch.setattr("gpattention.gp.posterior.draws_fit", lambda shape: False)
+    monkeypatch.setattr("gpattention.gp.posterior.fused_draw", None)
+    both(lambda q: gp.direct_posterior(q, S.k, S.v, noise=0.1).sample(generator=noise()))
+
+
 def test_draws_of_the_sparse_model() -> None:
     inducing = S.inducing_q, S.inducing_k
     both(lambda q: gp.scgp_posterior(q, S.k, S.o, S.v, *inducing, noise=0.1).sample(2, generator=noise()))
@@ -116,8 +128,6 @@ def test_draws_with_one_variance_per_channel_stay_plain() -> None:
 
 
 def test_draws_of_a_fixed_spread_pass_the_mean_its_gradient() -> None:
-    from gpattention.gp.fused.draw import fused_draw
-
     mean, spread = S.q.clone().requires_grad_(), torch.ones(1, 1, 5)
     draws = fused_draw(mean, spread, torch.randn(2, *S.q.shape), squared=False)
     (g,) = torch.autograd.grad(draws.sum(), mean)

@@ -33,6 +33,17 @@ def test_auto_takes_measured_sizes_on_a_gpu_alone() -> None:
     assert gp.why_not_fused(on_gpu(torch.float64)) == "they compute in float32, not float64"
 
 
+def test_auto_leaves_kernels_that_were_not_measured() -> None:
+    cuda = torch.device("cuda")
+    told = switch.why_not_fused_on(cuda, torch.float32, measured=False)
+    assert told == "the kernel was not measured on a GPU ('on' takes it)"
+    assert switch.why_not_fused_on(cuda, torch.float32) is None
+    with gp.fused_kernels("on"):
+        assert switch.why_not_fused_on(cuda, torch.float32, measured=False) is None
+    with gp.fused_kernels("off"):
+        assert switch.why_not_fused_on(cuda, torch.float32, measured=False) == "switched off"
+
+
 def test_on_takes_all_that_fits_and_raises_beyond() -> None:
     with gp.fused_kernels("on"):
         assert gp.why_not_fused(on_gpu(), tokens=128, channels=64) is None

@@ -9,6 +9,12 @@ from torch.autograd.function import once_differentiable
 from gpattention.gp.fused.layout import by_rows, matrices, padded, vectors
 
 _ROWS = 32
+_LARGEST_GRID = 65535  # of the second and third axis of a launch
+
+
+def draws_fit(shape: torch.Size) -> bool:
+    """Whether draws [n, ..., Q, D] are within one launch and its 32-bit places within a sequence."""
+    return max(shape[0], -(-shape[-2] // _ROWS)) <= _LARGEST_GRID and shape.numel() < 2**31
 
 
 def fused_draw(
@@ -35,7 +41,7 @@ class _Draw(torch.autograd.Function):
         spread = spread.contiguous()
         # token by token, as the output projection reads it
         out = torch.empty(n, B, N, H, D, dtype=mean.dtype, device=mean.device).transpose(2, 3)
-        draw_kernel[(B * H * -(-N // _ROWS), n)](
+        draw_kernel[(B * H, -(-N // _ROWS), n)](
             *by_rows(mean), spread, noise, out, *out.stride()[:4], B * H, H, N, D,
             SQUARED=squared, ROWS=_ROWS, DP=padded(D), num_warps=4,
         )  # fmt: skip
@@ -56,7 +62,7 @@ class _Draw(torch.autograd.Function):
         d_spread = None
         if ctx.needs_input_grad[1]:
             d_spread = torch.empty_like(spread)
-            draw_backward_kernel[(B * H * -(-N // _ROWS),)](
+            draw_backward_kernel[(B * H, -(-N // _ROWS))](
                 g, *g.stride()[:4], spread, noise, d_spread, B * H, H, N, D, n,
                 SQUARED=ctx.squared, ROWS=_ROWS, DP=padded(D), num_warps=4,
             )  # fmt: skip

@@ -7,23 +7,15 @@ import triton.language as tl
 
 
 @triton.jit
-def place(N, ROWS: tl.constexpr):
-    """This program's sequence and head, and its first row; 64 bits, for sequences may be long."""
-    program, blocks = tl.program_id(0).to(tl.int64), tl.cdiv(N, ROWS)
-    return program // blocks, program % blocks * ROWS
-
-
-@triton.jit
 def draw_kernel(
     mean, mean_b, mean_h, mean_n, spread, noise, out, out_r, out_b, out_h, out_n,
     S, H, N, D,
     SQUARED: tl.constexpr, ROWS: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, rows; r): some rows of draw r of one sequence and head."""
-    s, first = place(N, ROWS)
-    r = tl.program_id(1).to(tl.int64)
+    """Program (s, rows, r): some rows of draw r of one sequence and head."""
+    s, r = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     b, h = s // H, s % H
-    i, c = first + tl.arange(0, ROWS), tl.arange(0, DP)
+    i, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
     inside = (i < N)[:, None] & (c < D)[None, :]
     deviation = tl.load(spread + s * N + i, mask=i < N, other=0.0)
     if SQUARED:
@@ -42,13 +34,14 @@ def draw_backward_kernel(
     SQUARED: tl.constexpr, ROWS: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Program (s, rows): gradient of the spread, summed over draws; 0 where the spread is 0."""
-    s, first = place(N, ROWS)
+    s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
-    i, c = first + tl.arange(0, ROWS), tl.arange(0, DP)
+    i, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
     inside = (i < N)[:, None] & (c < D)[None, :]
     total = tl.zeros((ROWS,), tl.float32)
     for r in range(0, draws):
-        Z = tl.load(noise + (r * S + s) * N * D + i[:, None] * D + c[None, :], mask=inside, other=0.0)
+        place = (r * S + s) * N * D
+        Z = tl.load(noise + place + i[:, None] * D + c[None, :], mask=inside, other=0.0)
         at = grad + r * grad_r + b * grad_b + h * grad_h
         g = tl.load(at + i[:, None] * grad_n + c[None, :], mask=inside, other=0.0)
         total += tl.sum(g * Z, 1)

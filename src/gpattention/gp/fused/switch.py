@@ -67,9 +67,9 @@ def why_not_fused(x: Tensor, *, tokens: int = 1, channels: int = 1) -> str | Non
 
 
 def why_not_fused_on(
-    device: torch.device, dtype: torch.dtype, *, tokens: int = 1, channels: int = 1
+    device: torch.device, dtype: torch.dtype, *, tokens: int = 1, channels: int = 1, measured: bool = True
 ) -> str | None:
-    """`why_not_fused` where there is no tensor yet."""
+    """`why_not_fused` where there is no tensor yet, or for a kernel that was not `measured` on a GPU."""
     if torch.compiler.is_compiling():
         return "the call is being compiled"
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -80,6 +80,8 @@ def why_not_fused_on(
     )
     if mode == "on" and reason is not None:
         raise RuntimeError(f"fused kernels are switched on but cannot run here: {reason}")
+    if reason is None and mode == "auto" and not measured:
+        return "the kernel was not measured on a GPU ('on' takes it)"
     return reason
 
 
