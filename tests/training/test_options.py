@@ -11,6 +11,7 @@ import torch
 from gpattention.data import CropAndFlip
 from gpattention.models import TextConfig, TextTransformer
 from gpattention.training import Hardware, TrainingData, TrainingFailedError, build_model, choose_device, fit
+from gpattention.training.engine import CaptureFailedError, EagerEngine
 from gpattention.training.feeding import Feed, cast
 from gpattention.training.hardware import start_fabric, why_no_graph
 from gpattention.training.objective import Objective
@@ -242,3 +243,31 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
     assert torch.equal(flat(resumed.model), flat(whole.model))
     assert (folder / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
     json.loads((folder / "recipe.json").read_text())
+
+
+class _Refusing(EagerEngine):
+    """A captured engine whose capture fails after three eager steps, as one with a waiting operation does."""
+
+    steps = 0
+
+    def step(self, batches, controls) -> None:
+        if self.steps == 3:
+            raise CaptureFailedError("operation not permitted when stream is capturing")
+        self.steps += 1
+        super().step(batches, controls)
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = fit(toy_recipe(), toy_data(), tmp_path / "plain")
+    monkeypatch.setattr("gpattention.training.trainer.why_no_graph", lambda hardware, fabric: None)
+    monkeypatch.setattr("gpattention.training.trainer.GraphEngine", _Refusing)
+    result = fit(toy_recipe(), toy_data(), tmp_path / "run")
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    phases = [(e["engine"], e["reason"]) for e in events if e["event"] == "phase"]
+    reason = "the step cannot be captured: operation not permitted when stream is capturing"
+    assert phases == [("graph", None), ("eager", reason), ("eager", reason)]
+    # fused Adam of the first three steps rounds otherwise
+    torch.testing.assert_close(flat(result.model), flat(plain.model), rtol=1e-3, atol=1e-4)
+    assert result.rows[0]["train_loss"] == pytest.approx(plain.rows[0]["train_loss"], rel=1e-4)

@@ -36,6 +36,10 @@ class StepFailedError(RuntimeError):
         self.step, self.reason = step, reason
 
 
+class CaptureFailedError(RuntimeError):
+    """A step that cannot be captured as a graph; nothing of it was run."""
+
+
 class Engine(Protocol):
     """Runs updates; reading what they gave may wait for the device, so it is asked for rarely."""
 

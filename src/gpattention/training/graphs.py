@@ -19,7 +19,7 @@ from torch import Tensor, optim
 
 from gpattention import gp
 from gpattention.data import Batch
-from gpattention.training.engine import StepFailedError, Sums
+from gpattention.training.engine import CaptureFailedError, StepFailedError, Sums
 from gpattention.training.gradients import clip_gradients, is_finite
 from gpattention.training.objective import Objective
 from gpattention.training.recipe import Recipe
@@ -103,8 +103,11 @@ class GraphEngine:
     def _capture(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # gradients then live in the graph's own memory
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._run(clear=False)
+        try:
+            with torch.cuda.graph(graph):
+                self._run(clear=False)
+        except RuntimeError as error:  # an operation that waits for the device, as kinds of others may have
+            raise CaptureFailedError(str(error).partition("\n")[0]) from error
         graph.replay()  # capturing ran nothing
         self._graph = graph
 

@@ -10,6 +10,8 @@ import time
 from types import FrameType
 from typing import Any, Self
 
+import torch
+
 SAME_REQUEST = 2.0  # seconds
 
 
@@ -37,3 +39,14 @@ class StopRequest:
         if self.asked is None:
             self._when = time.monotonic()
         self.asked = self.asked or signal.Signals(number).name
+
+
+def asked_together(stop: StopRequest, fabric: Any) -> bool:
+    """Whether any process was asked to stop; all call it together, or one would wait for ever."""
+    if fabric.world_size == 1:
+        return stop.asked is not None
+    asked = torch.tensor(float(stop.asked is not None), device=fabric.device)
+    together = bool(fabric.all_reduce(asked, reduce_op="sum") > 0)
+    if together and stop.asked is None:
+        stop.asked = "another process"
+    return together

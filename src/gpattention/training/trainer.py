@@ -18,7 +18,14 @@ from gpattention.models import warm_start
 from gpattention.models.rows import take
 from gpattention.training.build import build_kernel_model, build_model, may_leave_unused, needs_warm_start
 from gpattention.training.checkpoint import CheckpointError
-from gpattention.training.engine import EagerEngine, Engine, StepFailedError, Sums, repeat_step
+from gpattention.training.engine import (
+    CaptureFailedError,
+    EagerEngine,
+    Engine,
+    StepFailedError,
+    Sums,
+    repeat_step,
+)
 from gpattention.training.feeding import Feed, cast
 from gpattention.training.folder import RunFolder
 from gpattention.training.graphs import GraphEngine
@@ -33,7 +40,7 @@ from gpattention.training.results import (
     TrainingStoppedError,
 )
 from gpattention.training.schedule import PhaseName, Schedule
-from gpattention.training.signals import StopRequest
+from gpattention.training.signals import StopRequest, asked_together
 from gpattention.training.state import pack, random_states, unpack
 from gpattention.training.tensorboard import Board
 from gpattention.training.validation import HEALTH_ITEMS, floor_share, validate
@@ -93,6 +100,7 @@ class _Run:
         self.rows: list[dict[str, Any]] = []
         self.best = -math.inf
         self.sums = Sums()
+        self.refusal: str | None = None  # why steps that could be captured are not
 
     def run(self, board: Board, *, resume: bool) -> TrainingResult:
         self.folder.open(self.recipe, resume=resume)
@@ -139,7 +147,7 @@ class _Run:
     def _set_up(self, phase: PhaseName) -> None:
         """A fresh optimiser, and the engine that runs its steps."""
         self.phase: PhaseName = phase
-        reason = why_no_graph(self.hardware, self.fabric)
+        reason = self.refusal or why_no_graph(self.hardware, self.fabric)
         captured = reason is None
         optimizer = torch.optim.Adam(
             self.model.parameters(),
@@ -160,7 +168,7 @@ class _Run:
         self._collect()
         kernel = self.model
         if not needs_warm_start(self.recipe):
-            self._keep_training()
+            self._keep_training("gp")
             return
         self._enter("gp")
         first = torch.arange(min(self.feed.items, HEALTH_ITEMS))
@@ -172,16 +180,27 @@ class _Run:
             "warm start", copied=len(report.copied), initialised=list(report.initialised), gap=report.gap
         )
 
-    def _keep_training(self) -> None:
-        """The same model goes on with its optimiser's state; only what it minimises changes."""
+    def _run_eagerly(self, reason: str) -> None:
+        """From here on; what the captured engine has added up is kept."""
+        self._collect()
+        self.refusal = reason
+        self._keep_training(self.phase)
+
+    def _keep_training(self, phase: PhaseName) -> None:
+        """The same model goes on with its optimiser's state; only the engine or what it minimises changes."""
         before = self.engine.optimizer.state_dict()["state"]
-        self._set_up("gp")
+        self._set_up(phase)
         groups = self.engine.optimizer.state_dict()["param_groups"]
         self.engine.optimizer.load_state_dict({"state": before, "param_groups": groups})
 
     def _update(self, batches: Sequence[Batch]) -> None:
+        controls = self.schedule.controls(self.step)
         try:
-            self.engine.step(batches, self.schedule.controls(self.step))
+            try:
+                self.engine.step(batches, controls)
+            except CaptureFailedError as refusal:
+                self._run_eagerly(f"the step cannot be captured: {refusal}")
+                self.engine.step(batches, controls)
             self.step += 1
             if self.step % LISTEN_EVERY == 0:
                 self._collect()
@@ -209,17 +228,13 @@ class _Run:
             )  # fmt: skip
 
     def _stopping(self, stop: StopRequest) -> bool:
-        """Whether to stop now; several processes must agree on it, or one would wait for ever."""
-        if self.fabric.world_size == 1:
-            return stop.asked is not None
-        rarely = self.fabric.device.type == "cuda"  # asking waits for the device
+        """Whether to stop now."""
+        rarely = (
+            self.fabric.world_size > 1 and self.fabric.device.type == "cuda"
+        )  # asking waits for the device
         if rarely and self.step % LISTEN_EVERY and self.step % self.schedule.steps_per_epoch:
             return False
-        asked = torch.tensor(float(stop.asked is not None), device=self.fabric.device)
-        together = bool(self.fabric.all_reduce(asked, reduce_op="sum") > 0)
-        if together and stop.asked is None:
-            stop.asked = "another process"
-        return together
+        return asked_together(stop, self.fabric)
 
     def _reason(self, failure: StepFailedError) -> str:
         """A captured step cannot say what failed: run it once more, eagerly, from the same weights."""
@@ -252,19 +267,13 @@ class _Run:
         if self.fabric.world_size > 1:
             sums = self.fabric.all_reduce(sums.to(self.fabric.device), reduce_op="mean").cpu()
         loss, regularizer = (sums / self.sums.steps).tolist()
-        last = self.step - 1
         row = {
-            "epoch": epoch,
-            "step": self.step,
-            "phase": self.phase,
-            "learning_rate": self.schedule.learning_rate(last),
-            "alpha": self.schedule.alpha(last),
-            "train_loss": loss,
-            "train_regularizer": regularizer,
-            "validation_accuracy": found.accuracy,
-            "validation_nll": found.nll,
-            "floor_share": share,
-        }
+            "epoch": epoch, "step": self.step, "phase": self.phase,
+            "learning_rate": self.schedule.learning_rate(self.step - 1),
+            "alpha": self.schedule.alpha(self.step - 1),
+            "train_loss": loss, "train_regularizer": regularizer,
+            "validation_accuracy": found.accuracy, "validation_nll": found.nll, "floor_share": share,
+        }  # fmt: skip
         self.rows.append(row)
         self.sums = Sums()
         self.folder.metrics(self.rows)
