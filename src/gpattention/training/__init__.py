@@ -1,7 +1,7 @@
 """Training: recipes, the two phases of the paper, checkpoints that survive a kill.
 
 >>> from gpattention.training import TrainingData, fit, load_recipe
->>> result = fit(load_recipe("recipes/digits.toml"), data, "runs/digits")
+>>> result = fit(load_recipe("recipes/digits-cgp.toml"), data, "runs/digits")
 """
 
 from gpattention.training.build import build_kernel_model, build_model
