@@ -1,6 +1,7 @@
 """The command line as a whole: examples that parse, a page that tells of every command, exit codes, pipes."""
 
 import argparse
+import io
 import re
 import shlex
 import subprocess
@@ -43,8 +44,9 @@ SHOWN = examples("\n".join(re.findall(r"```console\n(.*?)```", PAGE.read_text(),
 
 @pytest.mark.parametrize("example", sorted({*EXAMPLES, *SHOWN}))
 def test_examples_parse(example: str) -> None:
-    given = build_parser().parse_args(shlex.split(example)[1:])
-    assert given.run_command is not None
+    words = shlex.split(example)[1:]
+    given = build_parser().parse_args(words)
+    assert given.run_command.__module__ == f"gpattention.cli.{words[0]}"
 
 
 @pytest.mark.parametrize("command", NAMES)
@@ -126,7 +128,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
     )
-    assert child.stdout is not None
+    assert isinstance(child.stdout, io.BufferedReader)
     child.stdout.close()  # as `head` does
     _, told = child.communicate(timeout=60)
     assert told == b""

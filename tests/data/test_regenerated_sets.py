@@ -20,7 +20,6 @@ def test_in_place_of_the_published_one(tmp_path: Path, images: torch.Tensor) -> 
     regenerate(images, torch.tensor([3, 1, 2]), tmp_path / "CIFAR-10-C", names=["contrast"], seed=4)
     data = load_corrupted("cifar10-c", tmp_path, subset=True)
     assert data.name == "cifar10-c-regenerated"
-    assert data.regenerated is not None
     assert data.regenerated.name == "CIFAR-10-C (regenerated)"
     assert (data.regenerated.frost, data.regenerated.seed) == ("generated pictures", 4)
 

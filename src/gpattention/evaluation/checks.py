@@ -1,20 +1,6 @@
 """Argument checks of the evaluation: every error names the argument, its value and what was expected."""
 
-import torch
 from torch import Tensor
-
-
-def check_labels(labels: Tensor, items: int, classes: int) -> None:
-    """One class number for every item.  [B]"""
-    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if labels.shape != (items,) or not whole:
-        raise ValueError(
-            f"expected labels to be whole numbers of shape [{items}], one per item, "
-            f"got shape {tuple(labels.shape)} and {labels.dtype}"
-        )
-    wrong = (labels < 0) | (labels >= classes)
-    if bool(wrong.any()):
-        raise ValueError(f"expected labels from 0 to {classes - 1}, got {int(labels[wrong][0])}")
 
 
 def check_probs(probs: Tensor) -> None:

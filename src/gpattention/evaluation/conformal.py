@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.evaluation.checks import check_labels, check_probs
+from gpattention.evaluation.checks import check_probs
 from gpattention.gp import ItemNoise
-from gpattention.metrics.checks import check_choice, check_fraction
+from gpattention.metrics.checks import check_choice, check_fraction, check_labels
 
 SCORES = ("lac", "aps")
 _FITTING, _PREDICTING = 0, 1  # which noise: held-out and new items must not share any

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.evaluation.checks import check_labels, not_fitted
+from gpattention.evaluation.checks import not_fitted
 from gpattention.evaluation.last_layer import (
     FeatureClassifier,
     LastLayerPredictor,
@@ -20,6 +20,7 @@ from gpattention.evaluation.last_layer import (
 )
 from gpattention.gp import NumericalError
 from gpattention.gp.cholesky import cholesky
+from gpattention.metrics.checks import check_labels
 from gpattention.models.prediction import BATCH_SIZE
 from gpattention.models.rows import Inputs, Progress, check_count
 

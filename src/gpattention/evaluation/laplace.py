@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gpattention.evaluation.checks import check_labels, not_fitted
+from gpattention.evaluation.checks import not_fitted
 from gpattention.evaluation.last_layer import (
     FeatureClassifier,
     LastLayerPredictor,
@@ -21,7 +21,7 @@ from gpattention.evaluation.last_layer import (
 )
 from gpattention.gp import NumericalError
 from gpattention.gp.cholesky import cholesky
-from gpattention.metrics.checks import check_choice
+from gpattention.metrics.checks import check_choice, check_labels
 from gpattention.models.prediction import BATCH_SIZE
 from gpattention.models.rows import Inputs, Progress
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.evaluation.checks import check_labels
+from gpattention.metrics.checks import check_labels
 from gpattention.models.prediction import Prediction
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gpattention.evaluation.bounds import BOUNDS, upper_bound
-from gpattention.evaluation.checks import check_labels
-from gpattention.metrics.checks import check_choice, check_fraction
+from gpattention.metrics.checks import check_choice, check_fraction, check_labels
 from gpattention.models.prediction import Prediction
 
 SCORES = ("confidence", "entropy", "expected_entropy", "mutual_information")

@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from gpattention.evaluation.checks import check_labels, check_predictor, not_fitted
+from gpattention.evaluation.checks import check_predictor, not_fitted
 from gpattention.evaluation.predictor import Predictor
 from gpattention.gp import NumericalError
+from gpattention.metrics.checks import check_labels
 from gpattention.models.prediction import BATCH_SIZE, Prediction
 from gpattention.models.rows import Inputs, Progress
 
