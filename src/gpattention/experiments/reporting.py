@@ -1,6 +1,5 @@
 """Run folders as one HTML report."""
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 from gpattention.data.places import StrPath
 from gpattention.evaluation.records import read_suites
-from gpattention.experiments.runs import find_runs
+from gpattention.experiments.runs import find_runs, read_events, read_rows
 from gpattention.models.storage import write_atomically
 from gpattention.reports import RunData, build_report
 
@@ -50,8 +49,8 @@ def _read(folder: Path, name: str) -> RunData:
     return RunData(
         name=name,
         recipe=_recipe(folder / "recipe.json"),
-        rows=_rows(folder / "metrics.csv"),
-        events=_events(folder / "events.jsonl"),
+        rows=list(read_rows(folder / "metrics.csv")),
+        events=list(read_events(folder)),
         suites={suite: result.to_dict() for suite, result in read_suites(folder).items()},
         folder=str(folder),
     )
@@ -80,30 +79,3 @@ def _recipe(file: Path) -> dict[str, Any]:
     if not isinstance(recipe, dict):
         raise ValueError(f"expected {file} to hold an object, got {type(recipe).__name__}")
     return recipe
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    if not file.is_file():
-        return []
-    with file.open(newline="") as stream:
-        return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(stream)]
-
-
-def _value(text: str | None) -> float | str | None:
-    if not text:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _events(file: Path) -> list[dict[str, Any]]:
-    """Of whole lines: a run that is being written may end in half a one."""
-    if not file.is_file():
-        return []
-    *whole, _ = file.read_text().split("\n")
-    try:
-        return [json.loads(line) for line in whole]
-    except ValueError as error:
-        raise ValueError(f"expected one JSON object a line in {file}, got {error}") from error

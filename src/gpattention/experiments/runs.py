@@ -85,7 +85,9 @@ def open_run(folder: StrPath) -> Run:
     """Everything of a run; it must have a model already."""
     folder = Path(folder)
     recipe = _recipe(folder / "recipe.json")
-    return Run(folder, recipe, _model(folder / "model"), _rows(folder / "metrics.csv"), _events(folder))
+    return Run(
+        folder, recipe, _model(folder / "model"), read_rows(folder / "metrics.csv"), read_events(folder)
+    )
 
 
 def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
@@ -121,16 +123,17 @@ def _model(folder: Path) -> Transformer:
     return MODELS[name].from_pretrained(folder)
 
 
-def _rows(file: Path) -> tuple[dict[str, Any], ...]:
+def read_rows(file: Path) -> tuple[dict[str, Any], ...]:
+    """Of `metrics.csv`; none where there is no such file."""
     if not file.is_file():
         return ()
     with file.open(newline="") as stream:
         return tuple({key: _value(text) for key, text in row.items()} for row in csv.DictReader(stream))
 
 
-def _value(text: str) -> int | float | str | None:
+def _value(text: str | None) -> int | float | str | None:
     """What a cell of a CSV file was: nothing, a whole number, a number or text."""
-    if text == "":
+    if not text:
         return None
     for kind in (int, float):
         try:
@@ -140,7 +143,8 @@ def _value(text: str) -> int | float | str | None:
     return text
 
 
-def _events(folder: Path) -> tuple[dict[str, Any], ...]:
+def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
+    """Of a run's `events.jsonl`, of its whole lines."""
     file = folder / "events.jsonl"
     if not file.is_file():
         return ()
