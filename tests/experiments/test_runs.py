@@ -139,3 +139,19 @@ def test_damaged_runs_are_told(digits_run: Path, tmp_path: Path) -> None:
     (folder / "events.jsonl").write_text("half a li\n{}\n")
     with pytest.raises(ValueError, match="one JSON object a line"):
         open_run(folder)
+
+
+def test_a_first_phase_taken_over(tmp_path: Path) -> None:
+    def two_phases(kind: str) -> Recipe:
+        phases = {"kernel_epochs": 1, "epochs": 1}
+        return digits(model={"attention": kind, "config": SMALL}, phases=phases)
+
+    train_recipe(two_phases("cgp"), tmp_path / "cgp")
+    taken = train_recipe(two_phases("direct"), tmp_path / "taken", first_phase=tmp_path / "cgp")
+    whole = train_recipe(two_phases("direct"), tmp_path / "whole")
+    assert taken.rows == whole.rows
+    assert open_run(tmp_path / "taken").preprocessing.kind == "images"
+    again = train_recipe(
+        two_phases("direct"), tmp_path / "taken", resume=True, first_phase=tmp_path / "not looked at"
+    )
+    assert again.rows == whole.rows

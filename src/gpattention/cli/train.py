@@ -19,6 +19,7 @@ examples:
   gpattention train recipes/digits-cgp.toml
   gpattention train recipes/digits-cgp.toml --set phases.epochs=30 --set model.attention=scgp --run runs/mine
   gpattention train recipes/digits-cgp.toml --resume        go on where a run was stopped or killed
+  gpattention train recipes/digits-scgp.toml --first-phase runs/digits-cgp   from the same kernel model
   gpattention train recipes/cifar10-cgpt.toml --device cuda --data ~/data --tensorboard
   gpattention train recipes/cifar10-cgpt.toml --devices 4   data parallel in 4 processes, the same batches
   torchrun --nnodes 2 ... -m gpattention train recipes/cifar10-cgpt.toml       several machines
@@ -31,6 +32,9 @@ def add_parser(commands: "Commands") -> None:
     train.add_argument("recipe", help="a TOML file, see recipes/")
     train.add_argument("--run", help="run folder (default: runs/NAME)")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    train.add_argument(
+        "--first-phase", metavar="RUN", help="take phase 1 from this run, which must have had the same"
+    )
     add_changes(train)
     add_device(train)
     add_data(train)
@@ -51,6 +55,9 @@ def run(given: argparse.Namespace) -> None:
     folder = Path(given.run) if given.run else Path("runs") / recipe.name
     if given.devices < 1:
         raise ValueError(f"expected --devices >= 1, got {given.devices}")
+    several = given.devices > 1 or os.environ.get("WORLD_SIZE", "1") != "1"
+    if several and given.first_phase is not None:
+        raise ValueError("expected --first-phase with one process: let it take the phase over, then --resume")
     if given.devices > 1 and "WORLD_SIZE" not in os.environ:
         if recipe.optimizer.batch_size % given.devices:
             raise ValueError(
@@ -65,6 +72,7 @@ def run(given: argparse.Namespace) -> None:
         folder,
         root=given.data,
         resume=given.resume,
+        first_phase=given.first_phase,
         device=choose_device(given.device),
         precision=given.precision,
         graphs=not given.no_graphs,

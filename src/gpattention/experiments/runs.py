@@ -22,6 +22,7 @@ from gpattention.training import (
     build_model,
     fit,
     recipe_from_dict,
+    take_first_phase,
 )
 
 MODELS: dict[str, type[Transformer]] = {c.__name__: c for c in (VisionTransformer, TextTransformer)}
@@ -54,6 +55,7 @@ def train_recipe(
     *,
     root: StrPath | None = None,
     resume: bool = False,
+    first_phase: StrPath | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[Progress], object] | None = None,
     preparing: Callable[[int, int], None] | None = None,
@@ -66,6 +68,8 @@ def train_recipe(
         folder: the run's.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         resume: go on from the last checkpoint.
+        first_phase: a run whose first phase is the same and is taken over, to the same bits; it is
+            looked at only where there is nothing to resume.
         device: where to train.
         progress: called at every step.
         preparing: called with (done, total) of the sentences whose frozen vectors are computed first.
@@ -74,6 +78,9 @@ def train_recipe(
     prepared = prepare(recipe, root, progress=preparing)
     build_kernel_model(recipe, prepared.training.facts)  # mistakes in a recipe show before a folder is made
     build_model(recipe, prepared.training.facts)
+    if first_phase is not None and not (resume and (Path(folder) / "recipe.json").exists()):
+        take_first_phase(recipe, folder, first_phase)
+        resume = True
     if not resume or (Path(folder) / "recipe.json").exists():  # nothing to resume: `fit` says so
         save_preprocessing(folder, prepared)
     return fit(

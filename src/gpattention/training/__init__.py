@@ -7,6 +7,7 @@
 from gpattention.training.build import build_kernel_model, build_model
 from gpattention.training.checkpoint import CheckpointError
 from gpattention.training.devices import choose_device
+from gpattention.training.first_phase import take_first_phase
 from gpattention.training.hardware import PRECISIONS, Hardware
 from gpattention.training.launch import launch
 from gpattention.training.recipe import (
@@ -55,5 +56,6 @@ __all__ = [
     "launch",
     "load_recipe",
     "recipe_from_dict",
+    "take_first_phase",
     "with_seed",
 ]

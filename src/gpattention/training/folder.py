@@ -19,6 +19,8 @@ from gpattention.training.recipe import Recipe
 from gpattention.training.records import append_event, write_metrics
 from gpattention.training.results import TrainingFailedError
 
+FIRST_PHASE = "first-phase"
+
 
 class RunFolder:
     """One process of a run writes; the others read only."""
@@ -61,11 +63,15 @@ class RunFolder:
             with self._full_disk():
                 model.save_pretrained(self.path / "model")
 
-    def checkpoint(self, step: int, checkpoint: Checkpoint, *, keep: int) -> None:
-        """A state to resume from; the older ones stay until it is whole on the disk."""
+    def checkpoint(self, step: int, checkpoint: Checkpoint, *, keep: int | None) -> None:
+        """A state to resume from; the older ones stay until it is whole on the disk.
+
+        With `keep=None` it is the end of the first phase, which is kept for other runs.
+        """
         if self._writes:
             with self._full_disk():
-                write_checkpoint(self.path / "checkpoints", step, checkpoint, keep=keep)
+                place = FIRST_PHASE if keep is None else "checkpoints"
+                write_checkpoint(self.path / place, step, checkpoint, keep=keep or 1)
 
     def last_checkpoint(self) -> Checkpoint | None:
         """The newest, or None where there is none yet."""

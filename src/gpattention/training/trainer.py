@@ -165,11 +165,12 @@ class _Run:
 
     def _start_gp(self) -> None:
         """Phase 2: the model of the recipe, from the weights of phase 1 where it is another one."""
-        self._collect()
-        kernel = self.model
         if not needs_warm_start(self.recipe):
+            self._collect()
             self._keep_training("gp")
             return
+        self._save(first_phase=True)
+        kernel = self.model
         self._enter("gp")
         first = torch.arange(min(self.feed.items, HEALTH_ITEMS))
         inputs = take(self.data.train, first, self.fabric.device)
@@ -228,10 +229,8 @@ class _Run:
             )  # fmt: skip
 
     def _stopping(self, stop: StopRequest) -> bool:
-        """Whether to stop now."""
-        rarely = (
-            self.fabric.world_size > 1 and self.fabric.device.type == "cuda"
-        )  # asking waits for the device
+        """Whether to stop now; asking other processes waits for the device."""
+        rarely = self.fabric.world_size > 1 and self.fabric.device.type == "cuda"
         if rarely and self.step % LISTEN_EVERY and self.step % self.schedule.steps_per_epoch:
             return False
         return asked_together(stop, self.fabric)
@@ -294,11 +293,12 @@ class _Run:
             "sums": asdict(self.sums),
         }
 
-    def _save(self) -> None:
+    def _save(self, *, first_phase: bool = False) -> None:
         self._collect()
         random = random_states(self.fabric.world_size)
         checkpoint = pack(self.model, self.engine.optimizer, self._counters(), random)
-        self.folder.checkpoint(self.step, checkpoint, keep=self.recipe.checkpoint.keep)
+        keep = None if first_phase else self.recipe.checkpoint.keep
+        self.folder.checkpoint(self.step, checkpoint, keep=keep)
         self.fabric.barrier()
 
     def _resume(self) -> None:
