@@ -21,6 +21,7 @@ from gpattention.cli import (
     paper,
     predict,
     report,
+    reproduce,
     sweep,
     train,
 )
@@ -29,7 +30,7 @@ from gpattention.gp import NumericalError
 from gpattention.training import CheckpointError, TrainingFailedError, TrainingStoppedError
 
 # in the order of the help text
-COMMANDS = (demo, train, sweep, evaluate, predict, report, paper, data, models, bench, completion)
+COMMANDS = (demo, train, sweep, evaluate, predict, report, paper, reproduce, data, models, bench, completion)
 
 EXAMPLES = """\
 examples:

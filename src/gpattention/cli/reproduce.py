@@ -1,0 +1,83 @@
+"""`gpattention reproduce`."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpattention.cli.arguments import add_data, add_device, new_command
+from gpattention.cli.table import shortened
+from gpattention.experiments.reproduction import Outcome, evaluate_plan, load_plan, train_plan
+from gpattention.experiments.reproduction.working import STOPPED, is_finished
+from gpattention.training import choose_device
+
+if TYPE_CHECKING:
+    from gpattention.cli.arguments import Commands
+
+EXAMPLES = """\
+examples:
+  gpattention reproduce recipes/plans/digits.toml                          train and judge every run of a plan
+  gpattention reproduce recipes/plans/cifar10-60.toml --jobs 8 --device cuda --data ~/data
+  gpattention reproduce recipes/plans/cifar10-60.toml --minutes 25         save and stop after 25 minutes
+  gpattention reproduce recipes/plans/cifar10-60.toml --stage evaluate --models cifar10-cgpt --seeds 0,1
+
+A second call goes on where the first one stopped. Runs are in runs/PLAN/MODEL-seedN, their logs in
+runs/PLAN/logs. Runs that start from the same kernel attention train it once. Tables and pages come after:
+  gpattention paper all runs/cifar10-60 -o results/cifar10-60
+  gpattention report runs/cifar10-60 -o results/cifar10-60/report.html
+"""
+
+
+def add_parser(commands: "Commands") -> None:
+    """Arguments of a reproduction."""
+    reproduce = new_command(commands, "reproduce", "train and judge all runs of a plan", EXAMPLES)
+    reproduce.add_argument("plan", help="a TOML file, see recipes/plans/")
+    reproduce.add_argument("--runs", metavar="FOLDER", help="where runs go (default: runs/PLAN)")
+    reproduce.add_argument(
+        "--stage", choices=("train", "evaluate", "all"), default="all", help="default: %(default)s"
+    )
+    reproduce.add_argument("--jobs", type=int, default=1, help="processes at once (default: %(default)s)")
+    reproduce.add_argument("--models", help="comma-separated names of the plan (default: all)")
+    reproduce.add_argument("--seeds", help="comma-separated (default: all)")
+    reproduce.add_argument("--minutes", type=float, help="save and stop after that time")
+    add_device(reproduce)
+    add_data(reproduce)
+    reproduce.set_defaults(run_command=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """A line for each process as it ends; 1 if one failed, 130 if some are not finished."""
+    plan = load_plan(given.plan)
+    seeds = [] if given.seeds is None else [_number(text) for text in given.seeds.split(",")]
+    plan = plan.only([] if given.models is None else given.models.split(","), seeds)
+    runs = Path("runs") / plan.name if given.runs is None else Path(given.runs)
+    options = {
+        "at_once": given.jobs, "minutes": given.minutes, "device": str(choose_device(given.device)),
+        "root": given.data,
+    }  # fmt: skip
+    codes: list[int] = []
+
+    def tell(outcome: Outcome) -> None:
+        codes.append(outcome.code)
+        how = {0: "done", STOPPED: "stopped"}.get(outcome.code, f"failed ({outcome.code})")
+        print(
+            f"{outcome.name}: {how} after {outcome.seconds:.0f} s: {shortened(outcome.said, 150)}", flush=True
+        )
+
+    if given.stage != "evaluate":
+        print(f"{plan.name}: {len(plan.trainings)} runs, {given.jobs} at a time, in {runs}", flush=True)
+        train_plan(plan, runs, on_done=tell, **options)
+    left = [t.folder for t in plan.trainings if not is_finished(runs / t.folder)]
+    if left:
+        print(f"not finished: {', '.join(left)}")
+    if given.stage != "train" and STOPPED not in codes:
+        evaluate_plan(plan, runs, on_done=tell, **options)
+    if any(code not in (0, STOPPED) for code in codes):
+        return 1
+    return STOPPED if left or STOPPED in codes else 0
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"expected --seeds to be whole numbers, got {text!r}") from None

@@ -1,0 +1,124 @@
+"""A plan as frozen data: which recipes are trained, with which changes and seeds, and how they are judged."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpattention.evaluation.suites import SUITES
+from gpattention.training import Recipe, load_recipe, with_seed
+from gpattention.training.build import needs_warm_start
+from gpattention.training.first_phase import first_phase
+
+_KEYS = {"name", "seeds", "changes", "suites", "evaluate", "runs"}
+_RUN_KEYS = {"recipe", "name", "changes", "seeds"}
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """One run of a plan."""
+
+    model: str  # the name that its seeds share
+    seed: int
+    recipe: Recipe
+
+    @property
+    def folder(self) -> str:
+        """Below the folder of the plan's runs."""
+        return f"{self.model}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a plan file says, recipes read and checked."""
+
+    name: str
+    trainings: tuple[PlannedTraining, ...]
+    suites: tuple[str, ...]  # how runs are judged
+    evaluate: tuple[str, ...]  # further arguments of `gpattention evaluate`
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names in the order of the file, each once."""
+        return tuple(dict.fromkeys(training.model for training in self.trainings))
+
+    def only(self, models: Sequence[str] = (), seeds: Sequence[int] = ()) -> "Plan":
+        """A part of it; everything where nothing is named."""
+        for model in models:
+            if model not in self.models:
+                raise ValueError(f"expected models of the plan ({', '.join(self.models)}), got {model!r}")
+        known = sorted({training.seed for training in self.trainings})
+        for seed in seeds:
+            if seed not in known:
+                raise ValueError(f"expected seeds of the plan ({', '.join(map(str, known))}), got {seed}")
+        chosen = [
+            t for t in self.trainings if (not models or t.model in models) and (not seeds or t.seed in seeds)
+        ]
+        return replace(self, trainings=tuple(chosen))
+
+    def sources(self) -> dict[str, str]:
+        """Folder of each run whose first phase another run trains too, and that run's folder."""
+        first: dict[str, str] = {}
+        found: dict[str, str] = {}
+        for training in self.trainings:
+            recipe = training.recipe
+            if recipe.phases.kernel_epochs < 1 or not needs_warm_start(recipe):
+                continue
+            key = json.dumps(first_phase(recipe), sort_keys=True)
+            source = first.setdefault(key, training.folder)
+            if source != training.folder:
+                found[training.folder] = source
+        return found
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan; its recipes are files beside it, in the folder above, or named by their path."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no plan {path}")
+    try:
+        plain = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    _check_keys(plain, _KEYS, str(path))
+    if not plain.get("runs"):
+        raise ValueError(f"expected [[runs]] in {path}, got none")
+    suites = tuple(plain.get("suites", ("clean",)))
+    for suite in suites:
+        if suite not in SUITES:
+            raise ValueError(f"{path}: expected suites among {', '.join(SUITES)}, got {suite!r}")
+    trainings: list[PlannedTraining] = []
+    for entry in plain["runs"]:
+        trainings += _trainings(entry, plain, path)
+    names = [training.folder for training in trainings]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path}: two runs are called {twice}; give one of them another name")
+    return Plan(plain.get("name", path.stem), tuple(trainings), suites, tuple(plain.get("evaluate", ())))
+
+
+def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -> list[PlannedTraining]:
+    _check_keys(entry, _RUN_KEYS, f"[[runs]] of {path}")
+    if "recipe" not in entry:
+        raise ValueError(f"{path}: expected recipe in every [[runs]], got {dict(entry)!r}")
+    recipe = load_recipe(
+        _recipe_file(entry["recipe"], path), [*plain.get("changes", ()), *entry.get("changes", ())]
+    )
+    model = entry.get("name", recipe.name)
+    seeds = entry.get("seeds", plain.get("seeds", [0]))
+    return [PlannedTraining(model, s, with_seed(replace(recipe, name=model), s)) for s in seeds]
+
+
+def _recipe_file(name: str, plan: Path) -> Path:
+    for place in (plan.parent / f"{name}.toml", plan.parent.parent / f"{name}.toml", Path(name)):
+        if place.is_file():
+            return place
+    raise FileNotFoundError(f"{plan}: no recipe {name!r} beside it or in the folder above")
+
+
+def _check_keys(plain: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(plain) - known)
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r} in {where}; known: {', '.join(sorted(known))}")

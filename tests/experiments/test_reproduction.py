@@ -1,0 +1,127 @@
+"""A plan's runs: trained once, shared, stopped, gone on with, judged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpattention.cli.main import main
+from gpattention.experiments import find_runs, open_run, train_recipe
+from gpattention.experiments.reproduction import evaluate_plan, load_plan, train_plan
+from gpattention.experiments.reproduction.working import STOPPED
+
+PLANS = sorted((Path(__file__).parents[2] / "recipes" / "plans").glob("*.toml"))
+RECIPE = """
+[data]
+name = "digits"
+[model]
+attention = "cgp"
+config = { width = 8, heads = 2, depth = 1 }
+[optimizer]
+batch_size = 400
+[phases]
+kernel_epochs = 1
+epochs = 1
+"""
+PLAN = """
+suites = ["clean"]
+evaluate = ["--limit", "20", "--samples", "2", "--predictors", "model"]
+[[runs]]
+recipe = "small"
+[[runs]]
+recipe = "small"
+name = "other"
+changes = ["model.attention=direct"]
+"""
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(RECIPE)
+    file = tmp_path / "plan.toml"
+    file.write_text(PLAN)
+    return file
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_plans_of_the_project_can_be_read(path: Path) -> None:
+    plan = load_plan(path)
+    assert len(plan.trainings) >= len(plan.models) > 1
+    for target, source in plan.sources().items():
+        assert target != source
+
+
+def test_a_plan_from_start_to_end(plan_file: Path, tmp_path: Path) -> None:
+    plan, runs = load_plan(plan_file), tmp_path / "runs"
+    outcomes = train_plan(plan, runs, at_once=2, device="cpu")
+    assert [(o.name, o.code) for o in outcomes] == [("small-seed0", 0), ("other-seed0", 0)], [
+        o.said for o in outcomes
+    ]
+    taken = (runs / "other-seed0" / "events.jsonl").read_text().splitlines()[0]
+    assert json.loads(taken)["event"] == "first phase taken"
+    alone = train_recipe(plan.trainings[1].recipe, tmp_path / "alone")
+    assert open_run(runs / "other-seed0").rows == open_run(alone.folder).rows
+    assert train_plan(plan, runs, device="cpu") == []  # nothing is left to do
+    judged = evaluate_plan(plan, runs, device="cpu")
+    assert [o.code for o in judged] == [0, 0], [o.said for o in judged]
+    for run in find_runs(runs):
+        assert (run / "evaluation" / "clean.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_deadline_saves_and_a_second_call_goes_on(plan_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(RECIPE.replace("epochs = 1", "epochs = 2000"))
+    plan, runs = load_plan(plan_file), tmp_path / "runs"
+    outcomes = train_plan(plan, runs, at_once=1, minutes=0.2, device="cpu")
+    assert [(o.name, o.code) for o in outcomes] == [("small-seed0", STOPPED)]
+    assert "resume to go on" in outcomes[0].said
+    command = ["reproduce", str(plan_file), "--runs", str(runs), "--device", "cpu", "--minutes", "0.2"]
+    assert main([*command, "--models", "small", "--seeds", "0"]) == STOPPED
+    events = (runs / "small-seed0" / "events.jsonl").read_text()
+    assert '"resumed"' in events
+
+
+def test_what_waits_for_a_failed_run_fails(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.toml").write_text(RECIPE.replace('"digits"', '"cifar10"'))
+    command = ["reproduce", str(plan_file), "--runs", str(tmp_path / "runs"), "--device", "cpu"]
+    assert main([*command, "--data", str(tmp_path / "nothing"), "--stage", "train"]) == 1
+    told = capsys.readouterr().out
+    assert "small-seed0: failed (2)" in told
+    assert "other-seed0: failed (1) after 0 s: the run whose first phase" in told
+    assert "not finished: small-seed0, other-seed0" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("seeds = [0]", r"expected \[\[runs\]\]"),
+        ("run = 1", "unknown key 'run'"),
+        ("x =", "is not TOML"),
+        ('suites = ["clan"]\n[[runs]]\nrecipe = "small"', "expected suites among"),
+        ('[[runs]]\nname = "a"', "expected recipe in every"),
+        ('[[runs]]\nrecipe = "small"\n[[runs]]\nrecipe = "small"', "two runs are called small-seed0"),
+        ('[[runs]]\nrecipe = "small"\nseed = 1', "unknown key 'seed'"),
+    ],
+)
+def test_plans_that_are_refused(plan_file: Path, text: str, told: str) -> None:
+    plan_file.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        load_plan(plan_file)
+
+
+def test_names_that_are_not_there(plan_file: Path, tmp_path: Path) -> None:
+    plan = load_plan(plan_file)
+    with pytest.raises(ValueError, match=r"expected models of the plan \(small, other\), got 'smal'"):
+        plan.only(["smal"])
+    with pytest.raises(ValueError, match=r"expected seeds of the plan \(0\), got 3"):
+        plan.only(seeds=[3])
+    with pytest.raises(ValueError, match="expected at_once >= 1, got 0"):
+        train_plan(plan, tmp_path / "runs", at_once=0)
+    with pytest.raises(FileNotFoundError, match="no plan"):
+        load_plan(tmp_path / "none.toml")
+    plan_file.write_text('[[runs]]\nrecipe = "large"')
+    with pytest.raises(FileNotFoundError, match="no recipe 'large'"):
+        load_plan(plan_file)
+    assert main(["reproduce", str(plan_file), "--seeds", "a"]) == 2
