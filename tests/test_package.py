@@ -59,7 +59,16 @@ PUBLIC = [
 ]
 WITHOUT_EQUATION = {"check_health", "deferred_checks", "fused_kernels", "health", "why_not_fused"}
 # rank of each part: an import points to a lower one; independent parts import nothing of the library
-RANKS = {"gp": 0, "attention": 1, "models": 2, "evaluation": 3, "training": 3, "experiments": 4, "cli": 5}
+RANKS = {
+    "gp": 0,
+    "attention": 1,
+    "models": 2,
+    "adopt": 3,
+    "evaluation": 3,
+    "training": 3,
+    "experiments": 4,
+    "cli": 5,
+}
 INDEPENDENT = {"data", "metrics", "reports"}
 # distributions whose modules are not called as they are
 MODULES = {
