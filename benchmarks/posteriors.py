@@ -4,8 +4,9 @@ Prints ratios measured in the same run; absolute times mean little between machi
 has the same table.
 """
 
-from gpattention.cli.bench import posteriors_table
-from gpattention.experiments.bench_posteriors import bench_posteriors
+from gpattention.cli.bench import shown
+from gpattention.experiments.bench import bench_posteriors
+from gpattention.experiments.bench.words import posterior_table
 
 if __name__ == "__main__":
-    print(posteriors_table(bench_posteriors()))
+    print(shown(posterior_table(bench_posteriors())))

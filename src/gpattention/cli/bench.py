@@ -1,125 +1,262 @@
 """`gpattention bench`."""
 
 import argparse
-import json
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from gpattention.cli.arguments import add_device, new_command
 from gpattention.cli.bar import CountBar
+from gpattention.cli.bench_help import (
+    CPU_EXAMPLES,
+    EXAMPLES,
+    FLOOR_EXAMPLES,
+    LENGTH_EXAMPLES,
+    PLOT_EXAMPLES,
+    PREDICT_EXAMPLES,
+    STEP_EXAMPLES,
+)
 from gpattention.cli.table import table
-from gpattention.experiments.bench_posteriors import NAMES, PosteriorTimes, bench_posteriors
-from gpattention.experiments.benching import (
-    ALLOWED_GAP,
-    VARIANTS,
-    BenchResult,
+from gpattention.experiments.bench import (
+    bench_lengths,
+    bench_posteriors,
     bench_predictions,
     bench_steps,
-    check_kinds,
     environment,
+    step_floors,
+    words,
+    writing,
 )
-from gpattention.models.storage import write_atomically
+from gpattention.experiments.bench.floors import PROJECTIONS
+from gpattention.experiments.bench.length_case import LengthCase, measure_apart
+from gpattention.experiments.bench.lengths import MODELS, LengthResult, fits_of
+from gpattention.experiments.bench.machine import in_words
+from gpattention.experiments.bench.tables import BenchTable
+from gpattention.experiments.bench.variants import VARIANTS, check_kinds
+from gpattention.gp.fused.switch import Mode
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
 
-EXAMPLES = f"""\
-examples:
-  gpattention bench                                  the same as bench step
-  gpattention bench step --kinds softmax,cgp,scgp --batch 50 --repeats 5
-  gpattention bench predict --samples 20 --device cuda
-  gpattention bench cpu --json bench.json            posteriors, then steps, on the CPU
-
-step     a training step: forward, loss with draws and regulariser, backward, Adam
-predict  a prediction of one batch, with draws where the kind draws
-cpu      the posteriors alone, at three lengths, then step
-
-Ratios are those of one run: to softmax, and to kernel attention as the paper's code computes it.
-kinds: {", ".join(VARIANTS)}
-"""
+CPU_TOKENS = (1024, 8192, 65_536)  # of `bench cpu`
+IMAGES = {"cuda": 10_000, "cpu": 100}  # of `bench predict`
 
 
 def add_parser(commands: "Commands") -> None:
     """Arguments of benchmarks."""
-    bench = new_command(commands, "bench", "time training steps and predictions on this machine", EXAMPLES)
-    bench.add_argument(
-        "what", nargs="?", choices=("step", "predict", "cpu"), default="step", help="default: %(default)s"
+    bench = new_command(commands, "bench", "time training, prediction and lengths on this machine", EXAMPLES)
+    below = bench.add_subparsers(title="what", metavar="WHAT", required=True)
+    step = new_command(below, "step", "whole training steps of each kind", STEP_EXAMPLES)
+    _add_sizes(step, batch=100, repeats=5)
+    length = new_command(below, "length", "one attention module at growing lengths", LENGTH_EXAMPLES)
+    length.add_argument("--longest", type=int, metavar="N", help="leave longer sequences out")
+    _add_sizes(length, repeats=5)
+    predict = new_command(below, "predict", "posterior samples of many images", PREDICT_EXAMPLES)
+    predict.add_argument("--images", type=int, metavar="N", help="default: 10,000 on a GPU, 100 on a CPU")
+    predict.add_argument("--samples", type=int, default=10, metavar="N", help="default: %(default)s")
+    predict.add_argument(
+        "--batch-size", type=int, metavar="N", help="rows at once (default: the model's own)"
     )
-    bench.add_argument("--kinds", help="comma-separated (default: all)")
-    bench.add_argument("--batch", type=int, default=100, help="images at once (default: %(default)s)")
-    bench.add_argument("--repeats", type=int, default=3, help="medians of how many (default: %(default)s)")
-    bench.add_argument("--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)")
-    bench.add_argument("--json", metavar="FILE", help="write all numbers to this file too")
-    add_device(bench)
-    bench.set_defaults(run_command=run)
+    predict.add_argument("--eager", action="store_true", help="capture no graph")
+    _add_sizes(predict, repeats=3)
+    cpu = new_command(below, "cpu", "a part of everything on the CPU, in two minutes", CPU_EXAMPLES)
+    _add_sizes(cpu, batch=25, repeats=3, device=False)
+    floor = new_command(below, "floor", "the least that a training step can take, computed", FLOOR_EXAMPLES)
+    _add_sizes(floor, batch=100, device=False)
+    for parser, run in ((step, run_step), (length, run_length), (predict, run_predict), (cpu, run_cpu)):
+        parser.set_defaults(run_command=run)
+    floor.set_defaults(run_command=run_floor)
+    plot = new_command(below, "plot", "draw figures from measured numbers", PLOT_EXAMPLES)
+    plot.add_argument("folder", metavar="FOLDER", help="where `--out` wrote")
+    plot.set_defaults(run_command=run_plot)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Measure, print, write; 1 if the baseline is not the attention that it claims to be."""
-    kinds = tuple(VARIANTS) if given.kinds is None else tuple(given.kinds.split(","))
-    check_kinds(kinds)
-    device = torch.device("cpu") if given.what == "cpu" else choose_device(given.device)
-    document: dict[str, Any] = {"environment": environment(device)}
-    print(_facts(document["environment"]))
-    if given.what == "cpu":
-        times = _with_bar("posteriors", lambda bar: bench_posteriors(repeats=given.repeats, progress=bar))
-        print(f"\n{posteriors_table(times)}")
-        document["posteriors"] = [asdict(each) for each in times]
-    sizes = {"batch": given.batch, "repeats": given.repeats, "device": device}
-    if given.what == "predict":
-        result = _with_bar(
-            "predictions",
-            lambda bar: bench_predictions(kinds, samples=given.samples, progress=bar, **sizes),
+def _add_sizes(
+    parser: argparse.ArgumentParser,
+    *,
+    batch: int | None = None,
+    repeats: int | None = None,
+    device: bool = True,
+) -> None:
+    parser.add_argument("--kinds", metavar="LIST", help="comma-separated (default: all that are quick)")
+    if batch is not None:
+        parser.add_argument("--batch", type=int, default=batch, help="images at once (default: %(default)s)")
+    if repeats is not None:
+        parser.add_argument("--repeats", type=int, default=repeats, help="medians of (default: %(default)s)")
+        parser.add_argument("--seed", type=int, default=0, help="of weights, data and draws")
+        parser.add_argument(
+            "--fused", choices=get_args(Mode), help="fused kernels (default: GPATTENTION_FUSED or auto)"
         )
-    else:
-        result = _with_bar("steps", lambda bar: bench_steps(kinds, progress=bar, **sizes))
-    print(f"\n{bench_table(result)}")
-    document[result.what] = asdict(result)
+    parser.add_argument("--json", metavar="FILE", help="write all numbers to this file")
+    parser.add_argument("--out", metavar="FOLDER", help="write numbers, tables and figures into this folder")
+    if device:
+        add_device(parser)
+
+
+def run_step(given: argparse.Namespace) -> int:
+    """Training steps, and how far they are from their floor."""
+    kinds, device = _kinds(given), choose_device(given.device)
+    facts = _begin(device)
+    result = _with_bar(
+        "steps",
+        lambda bar: bench_steps(
+            kinds, batch=given.batch, repeats=given.repeats, seed=given.seed, device=device,
+            fused=given.fused, progress=bar,
+        ),
+    )  # fmt: skip
+    tables = {"step": words.step_table(result)}
+    if device.type == "cuda":
+        ours = [row.name for row in result.rows if not row.name.startswith("paper")]
+        tables["step-floor"] = words.floor_table(step_floors(ours, batch=given.batch), result)
+    _end(given, "step", facts, {"step": asdict(result)}, tables)
+    return 0 if result.baselines_hold else 1
+
+
+def run_length(given: argparse.Namespace) -> int:
+    """Growing lengths."""
+    kinds, device = _kinds(given, MODELS), choose_device(given.device)
+    facts = _begin(device)
+    result = _with_bar(
+        "lengths",
+        lambda bar: bench_lengths(
+            kinds, repeats=given.repeats, seed=given.seed, longest=given.longest, device=device,
+            fused=given.fused, progress=bar,
+        ),
+    )  # fmt: skip
+    rows, fits = words.length_tables(result)
+    _end(given, "length", facts, {"length": asdict(result)}, {"length": rows, "length-fits": fits})
+    return 0 if result.baselines_hold else 1
+
+
+def run_predict(given: argparse.Namespace) -> int:
+    """Posterior samples."""
+    kinds, device = _kinds(given), choose_device(given.device)
+    facts = _begin(device)
+    result = _with_bar(
+        "predictions",
+        lambda bar: bench_predictions(
+            kinds, images=IMAGES.get(device.type, 100) if given.images is None else given.images,
+            samples=given.samples, batch_size=given.batch_size, capture=False if given.eager else None,
+            repeats=given.repeats, seed=given.seed, device=device, fused=given.fused, progress=bar,
+        ),
+    )  # fmt: skip
+    _end(given, "predict", facts, {"predict": asdict(result)}, {"predict": words.predict_table(result)})
+    return 0 if result.baselines_hold else 1
+
+
+def run_cpu(given: argparse.Namespace) -> int:
+    """What two CPU cores can show in two minutes."""
+    kinds = _kinds(given)
+    facts = _begin(torch.device("cpu"))
+    times = _with_bar("posteriors", lambda bar: bench_posteriors(repeats=given.repeats, progress=bar))
+    steps = _with_bar(
+        "steps",
+        lambda bar: bench_steps(
+            kinds, batch=given.batch, repeats=given.repeats, seed=given.seed, fused=given.fused, progress=bar
+        ),
+    )  # fmt: skip
+    lengths = _with_bar("lengths", lambda bar: _sparse_lengths(given, bar))
+    rows, fits = words.length_tables(lengths)
+    tables = {
+        "cpu-posteriors": words.posterior_table(times),
+        "cpu-step": words.step_table(steps),
+        "cpu-length": rows,
+        "cpu-length-fits": fits,
+    }
+    document = {
+        "posteriors": [asdict(each) for each in times],
+        "step": asdict(steps),
+        "length": asdict(lengths),
+    }  # fmt: skip
+    _end(given, "cpu", facts, document, tables)
+    return 0 if steps.baselines_hold else 1
+
+
+def run_floor(given: argparse.Namespace) -> int:
+    """Nothing is measured."""
+    known = tuple(name for name, variant in VARIANTS.items() if variant.kind in PROJECTIONS)
+    floors = step_floors(_kinds(given, known), batch=given.batch)
+    document = {"floor": [asdict(floor) for floor in floors], "batch": given.batch}
+    facts = environment(torch.device("cpu"))
+    _end(given, "floor", facts, document, {"floor": words.floor_table(floors)})
+    return 0
+
+
+def run_plot(given: argparse.Namespace) -> int:
+    """Figures from JSON."""
+    for file in writing.draw_folder(given.folder):
+        print(f"written: {file}")
+    return 0
+
+
+def shown(one: BenchTable) -> str:
+    """A table for the terminal, its title above and its notes below."""
+    heads = [column.head for column in one.filled]
+    lines = [one.title, "", table(heads, one.cells, right=one.right)]
+    return "\n".join([*lines, "", *one.notes]) if one.notes else "\n".join(lines)
+
+
+def _sparse_lengths(given: argparse.Namespace, bar: CountBar) -> LengthResult:
+    """The sparse model at three lengths, each in a process of its own."""
+    rows = []
+    mode: Mode = given.fused or "auto"
+    for done, tokens in enumerate(CPU_TOKENS, 1):
+        rows.append(measure_apart(LengthCase("scgp", 1, tokens, given.repeats, given.seed, "cpu", mode)))
+        bar(done, len(CPU_TOKENS))
+    return LengthResult(tuple(rows), fits_of(rows), {}, given.repeats, given.seed, "cpu", mode, {})
+
+
+def _kinds(given: argparse.Namespace, known: Sequence[str] = tuple(VARIANTS)) -> tuple[str, ...] | None:
+    if given.kinds is None:
+        return None
+    kinds = tuple(given.kinds.split(","))
+    check_kinds(kinds, known)
+    return kinds
+
+
+def _begin(device: torch.device) -> dict[str, str]:
+    facts = environment(device)
+    print(in_words(facts))
+    return facts
+
+
+def _end(
+    given: argparse.Namespace,
+    name: str,
+    facts: dict[str, str],
+    measured: Mapping[str, Any],
+    tables: Mapping[str, BenchTable],
+) -> None:
+    """Print all tables, write what was asked for."""
+    for one in tables.values():
+        print(f"\n{shown(one)}")
+    settings = {key: x for key, x in vars(given).items() if key not in ("run_command", "debug")}
+    document = {"environment": facts, "settings": settings, **measured}
     if given.json is not None:
-        path = Path(given.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
-        print(f"\nnumbers: {path}")
-    return 0 if result.gap < ALLOWED_GAP else 1
+        print(f"\nnumbers: {writing.write_json(document, given.json)}")
+    if given.out is not None:
+        files = writing.write_folder(given.out, name, document, tables, _command(name, settings))
+        print(f"\nwritten: {', '.join(str(file) for file in files)}")
+        if not any(file.suffix == ".svg" for file in files) and name in ("length", "cpu"):
+            print(
+                f"no figures: without matplotlib they are drawn later by gpattention bench plot {given.out}"
+            )
 
 
-def bench_table(result: BenchResult) -> str:
-    """One line for each kind."""
-    unit = "ms/step" if result.what == "step" else "ms"
-    rows = [
-        (row.name, f"{1000 * row.seconds:.1f}", f"{row.to_softmax:.1f}x", f"{row.to_paper:.1f}x")
-        for row in result.rows
-    ]
-    heads = ("model", unit, "time to softmax's", "faster than the paper's kernel")
-    drawn = f", {result.samples} draws" if result.what == "predict" else ""
-    return (
-        f"{table(heads, rows, right=range(1, 4))}\n\n"
-        f"batch {result.batch}{drawn}, median of {result.repeats}; the paper's kernel attention and ours "
-        f"differ by {result.gap:.1e} (at most {ALLOWED_GAP:.0e} is right)"
-    )
-
-
-def posteriors_table(times: tuple[PosteriorTimes, ...]) -> str:
-    """Ratios to softmax attention, by length."""
-    rows = [
-        (str(each.tokens), *(f"{each.seconds[name] / each.seconds['softmax']:.1f}x" for name in NAMES))
-        for each in times
-    ]
-    return table(("tokens", *NAMES), rows, right=range(len(NAMES) + 1)) + (
-        "\n\nmean and variance, forward and backward; times as multiples of softmax attention's"
-    )
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return (
-        f"gpattention {facts['gpattention']}, torch {facts['torch']}, {facts['device']}, "
-        f"{facts['threads']} threads"
-    )
+def _command(name: str, settings: Mapping[str, Any]) -> str:
+    """The call that gives the same tables."""
+    parts = ["gpattention", "bench", name]
+    for key, value in settings.items():
+        flag = f"--{key.replace('_', '-')}"
+        if value is True:
+            parts.append(flag)
+        elif value is not None and value is not False:
+            parts += [flag, str(value)]
+    return shlex.join(parts)
 
 
 def _with_bar(name: str, measure: Callable[[CountBar], Any]) -> Any:

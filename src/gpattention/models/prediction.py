@@ -7,6 +7,7 @@ draws expect of their own entropy plus how much they disagree, the mutual inform
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -25,10 +26,15 @@ from gpattention.models.rows import (
     evaluating,
     model_device,
 )
+from gpattention.models.sample_chunks import Request, run_chunks, shares_samples
 
 Draw: TypeAlias = Literal["none", "independent", "joint"]
 DRAWS = ("none", "independent", "joint")
 BATCH_SIZE = 256  # rows that run at once unless told otherwise
+BATCH_SIZES = {"cuda": 2000}  # of devices that few rows leave idle
+
+
+NO_VARIANCE = "variances=True, but none of the model's {} layers has a variance"
 
 
 class LayerOutput(Protocol):
@@ -170,9 +176,10 @@ def predict(
     samples: int = 10,
     seed: int = 0,
     draw: Draw = "independent",
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     variances: bool = False,
     first_item: int = 0,
+    capture: bool | None = None,
     progress: Progress | None = None,
 ) -> Prediction:
     """Class probabilities from `samples` forward passes with drawn attention outputs.
@@ -185,6 +192,11 @@ def predict(
     `samples=0` and `draw="none"` give the mean prediction, with S = 1.  So does a model whose layers
     cannot draw: S identical passes would tell nothing more.
 
+    A model whose forward pass takes `samples`, as the transformers' does, computes what is before the first
+    draw once for all samples of an item.  On a GPU batches of such a model may be replays of a captured one:
+    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time.
+    `batch_size` is 256 if not given; 2000 on a GPU, and 256 there too if memory does not suffice.
+
     >>> predict(model, images, samples=10).probs  # [B, C]
     """
     check_count("samples", samples, least=0)
@@ -192,28 +204,59 @@ def predict(
         raise ValueError(f"expected draw to be one of {', '.join(DRAWS)}, got {draw!r}")
     drawing = samples > 0 and draw != "none" and model.draws
     count = samples if drawing else 1
-    told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
     need = ("logits", "variance") if variances else ("logits",)
-
-    def forward(rows: Rows) -> Tensor:
-        noise = rows.noise if drawing else None
-        output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
-        if told is not None:
-            told.add(rows.items, output.layers)
-        return output.logits
-
+    device = model_device(model, inputs)
     with evaluating(model):
+        if shares_samples(model):
+            request = Request(count, seed, draw if drawing else "none", need, first_item)
+            return _from_chunks(model, inputs, request, batch_size, device, capture, progress)
+        told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
+
+        def forward(rows: Rows) -> Tensor:
+            noise = rows.noise if drawing else None
+            output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
+            if told is not None:
+                told.add(rows.items, output.layers)
+            return output.logits
+
         logits = collect(
             forward,
             inputs,
             samples=count,
             seed=seed,
-            batch_size=batch_size,
-            device=model_device(model, inputs),
+            batch_size=BATCH_SIZE if batch_size is None else batch_size,
+            device=device,
             first_item=first_item,
             progress=progress,
         )
     return Prediction.from_logits(logits, None if told is None else told.means())
+
+
+def _from_chunks(
+    model: Classifier,
+    inputs: Inputs,
+    request: Request,
+    batch_size: int | None,
+    device: torch.device,
+    capture: bool | None,
+    progress: Progress | None,
+) -> Prediction:
+    """A prediction whose samples share what is before the first draw."""
+    chosen = BATCH_SIZES.get(device.type, BATCH_SIZE)
+    run = partial(run_chunks, model, inputs, request, device=device, capture=capture, progress=progress)
+    try:
+        logits, sums = run(batch_size=chosen if batch_size is None else batch_size)
+    except torch.OutOfMemoryError:
+        if batch_size is not None or chosen <= BATCH_SIZE:
+            raise
+        torch.cuda.empty_cache()
+        logits, sums = run(batch_size=BATCH_SIZE)
+    if "variance" not in request.need:
+        return Prediction.from_logits(logits)
+    if all(total is None for total in sums):
+        raise ValueError(NO_VARIANCE.format(len(sums)))
+    means = tuple(None if total is None else total / request.samples for total in sums)
+    return Prediction.from_logits(logits, means)
 
 
 class _VarianceMeans:
@@ -227,9 +270,7 @@ class _VarianceMeans:
         """Rows of every layer, each for its item."""
         if self._sums is None:
             if all(layer.variance is None for layer in layers):
-                raise ValueError(
-                    f"variances=True, but none of the model's {len(layers)} layers has a variance"
-                )
+                raise ValueError(NO_VARIANCE.format(len(layers)))
             self._sums = [self._zeros(layer.variance) for layer in layers]
         for total, layer in zip(self._sums, layers, strict=True):
             if total is not None and layer.variance is not None:

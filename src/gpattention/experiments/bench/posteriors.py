@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention import gp
-from gpattention.experiments.benching import time_in_turns
+from gpattention.experiments.bench.timing import time_in_turns
 from gpattention.gp import reference
 
 BATCH, HEADS, WIDTH, INDUCING = 8, 4, 32, 16

@@ -1,0 +1,245 @@
+"""Predictions whose samples share what is before the first draw: the same draws, fewer calls, replays."""
+
+import time
+
+import pytest
+import torch
+
+from gpattention import gp
+from gpattention.gp import ItemNoise
+from gpattention.gp.cholesky import cholesky
+from gpattention.models import predict, sample_chunks
+from gpattention.models.rows import collect, evaluating
+from gpattention.models.sample_chunks import Chunk, SharedNoise, cut, shares_samples
+from tests.models.graph_stand_in import stand_in
+from tests.models.small_models import DRAWING, STACKS, text, vision
+from tests.models.stub_models import StubModel, normal
+
+IMAGES = normal(5, 3, 8, 8, seed=3, dtype=torch.float64)
+
+
+def row_by_row(model, inputs, samples: int, seed: int = 0, draw: str = "independent") -> torch.Tensor:
+    """[S, B, C] with one forward pass a row, which is how the draws are defined."""
+
+    def forward(rows):
+        return model(rows.inputs, draw=draw, generator=rows.noise).logits
+
+    with evaluating(model):
+        return collect(
+            forward, inputs, samples=samples, seed=seed, batch_size=1, device=torch.device("cpu")
+        )  # fmt: skip
+
+
+class TestCutting:
+    @pytest.mark.parametrize(
+        ("items", "samples", "batch"), [(1, 1, 1), (7, 3, 10), (7, 3, 2), (2, 5, 4), (4, 10, 40)]
+    )
+    def test_every_row_once_and_never_too_many(self, items: int, samples: int, batch: int) -> None:
+        chunks = list(cut(items, samples, batch))
+        seen = torch.zeros(samples, items, dtype=torch.long)
+        for chunk in chunks:
+            seen[chunk.samples, chunk.items] += 1
+            assert chunk.rows <= batch
+        assert torch.equal(seen, torch.ones_like(seen))
+
+    def test_samples_stay_together_where_they_fit(self) -> None:
+        assert list(cut(5, 3, 8)) == [Chunk(slice(i, min(i + 2, 5)), slice(0, 3)) for i in (0, 2, 4)]
+
+    def test_who_shares(self) -> None:
+        assert shares_samples(vision("cgp"))
+        assert not shares_samples(StubModel())
+
+
+def test_noise_is_that_of_rows() -> None:
+    numbers, samples = torch.tensor([4, 9, 2]), torch.tensor([0, 1])
+    shared = SharedNoise(7, numbers, samples)
+    rows = ItemNoise(7, numbers.repeat(2), samples.repeat_interleave(3))
+    parting = shared.normal((2, 3, 4, 5), torch.float64, torch.device("cpu"))
+    above = shared.normal((1, 6, 4, 5), torch.float64, torch.device("cpu"))
+    assert torch.equal(
+        parting.flatten(0, 1), rows.normal((1, 6, 4, 5), torch.float64, torch.device("cpu"))[0]
+    )
+    assert torch.equal(above, rows.normal((1, 6, 4, 5), torch.float64, torch.device("cpu")))
+
+
+class TestDraws:
+    @pytest.mark.parametrize("stack", [s for s in STACKS if set(s) & set(DRAWING)], ids="-".join)
+    @pytest.mark.parametrize("draw", ["independent", "joint"])
+    def test_are_those_of_rows(self, stack: tuple[str, ...], draw) -> None:
+        model = vision(*stack)
+        found = predict(model, IMAGES, samples=3, seed=5, draw=draw, batch_size=7).logits
+        torch.testing.assert_close(found, row_by_row(model, IMAGES, 3, 5, draw), rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 4, 5, 100])
+    def test_do_not_depend_on_the_batch_size(self, batch_size: int) -> None:
+        model, whole = vision("scgp"), None
+        told: list[tuple[int, int]] = []
+        found = predict(
+            model, IMAGES, samples=4, batch_size=batch_size, variances=True,
+            progress=lambda *x: told.append(x),
+        )  # fmt: skip
+        whole = predict(model, IMAGES, samples=4, variances=True)
+        torch.testing.assert_close(found.logits, whole.logits, rtol=1e-9, atol=1e-9)
+        for a, b in zip(found.variances, whole.variances, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        assert told[-1] == (20, 20)
+
+    def test_of_padded_text(self) -> None:
+        words = torch.randint(1, 20, (4, 9), generator=torch.Generator().manual_seed(0))
+        inputs = {"tokens": words, "padding_mask": torch.arange(9) >= torch.tensor([[9], [3], [5], [1]])}
+        model = text("softmax", "cgp")
+        found = predict(model, inputs, samples=3, batch_size=6).logits
+        torch.testing.assert_close(found, row_by_row(model, inputs, 3), rtol=1e-9, atol=1e-9)
+
+    def test_variances_before_the_samples_part_count_once_for_all(self) -> None:
+        model = vision("cgp", "softmax", "scgp", depth=3)
+        found = predict(model, IMAGES, samples=3, variances=True).variances
+        first = predict(model, IMAGES, samples=0, variances=True).variances
+        torch.testing.assert_close(found[0], first[0], rtol=1e-9, atol=1e-12)
+        assert found[1] is None
+        assert found[2].shape == first[2].shape
+        with pytest.raises(ValueError, match="none of the model's 2 layers has a variance"):
+            predict(vision("softmax"), IMAGES, variances=True)
+
+    def test_the_part_that_is_shared_runs_once_for_each_item(self, monkeypatch) -> None:
+        model, rows = vision("cgp"), []
+        forward = model.blocks[0].attention.forward
+        monkeypatch.setattr(
+            model.blocks[0].attention, "forward", lambda x, **o: (rows.append(len(x)), forward(x, **o))[1]
+        )
+        predict(model, IMAGES, samples=4, batch_size=8)
+        assert rows == [2, 2, 1]
+
+
+class TestReplays:
+    @pytest.mark.parametrize(("batch_size", "samples"), [(6, 3), (4, 5), (2, 2)])
+    def test_give_what_calls_give(self, monkeypatch, batch_size: int, samples: int) -> None:
+        model, images = vision("cgp"), normal(11, 3, 8, 8, seed=1, dtype=torch.float64)
+        plain = predict(model, images, samples=samples, batch_size=batch_size, variances=True)
+        tapes = stand_in(monkeypatch)
+        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
+        found = predict(
+            model, images, samples=samples, batch_size=batch_size, variances=True, capture=True
+        )  # fmt: skip
+        torch.testing.assert_close(found.logits, plain.logits, rtol=1e-12, atol=1e-12)
+        for a, b in zip(found.variances, plain.variances, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        assert [tape.replays > 0 for tape in tapes] == [True]
+
+    def test_are_made_where_starting_kernels_takes_the_time(self, monkeypatch) -> None:
+        model, images = vision("cgp"), normal(16, 3, 8, 8, seed=1, dtype=torch.float64)
+        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
+        for share, made in ((0.9, 1), (0.2, 0)):
+            tapes, clock = stand_in(monkeypatch), iter([0.0, share, 1.0])
+            monkeypatch.setattr(
+                sample_chunks.time, "perf_counter", lambda clock=clock: next(clock, time.monotonic())
+            )
+            predict(model, images, samples=2, batch_size=4)
+            assert len(tapes) == made
+        tapes = stand_in(monkeypatch)
+        predict(model, images[:8], samples=2, batch_size=4)  # too few chunks to pay
+        predict(model, images, samples=2, batch_size=4, capture=False)
+        assert tapes == []
+
+    def test_a_model_that_cannot_be_captured_runs_eagerly(self, monkeypatch) -> None:
+        def refuse(*_, **__):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        model = vision("direct")
+        stand_in(monkeypatch)
+        monkeypatch.setattr(torch.cuda, "graph", refuse)
+        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
+        found = predict(model, IMAGES, samples=3, batch_size=3, capture=True)
+        assert torch.equal(found.logits, predict(model, IMAGES, samples=3, batch_size=3).logits)
+
+    def test_mappings_are_copied_into_the_graph(self, monkeypatch) -> None:
+        words = torch.randint(1, 20, (7, 9), generator=torch.Generator().manual_seed(0))
+        inputs = {"tokens": words, "padding_mask": torch.arange(9) >= torch.arange(1, 8)[:, None]}
+        model = text("cgp")
+        plain = predict(model, inputs, samples=2, batch_size=4)
+        stand_in(monkeypatch)
+        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
+        found = predict(model, inputs, samples=2, batch_size=4, capture=True)
+        torch.testing.assert_close(found.logits, plain.logits, rtol=1e-12, atol=1e-12)
+
+    def test_where_they_are_allowed(self, monkeypatch) -> None:
+        allowed = sample_chunks.may_capture
+        model, gpu = vision("cgp"), torch.device("cuda")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        assert not allowed(model, torch.device("cpu"))
+        assert allowed(model, gpu)
+        handle = model.norm.register_forward_hook(lambda *_: None)
+        assert not allowed(model, gpu)
+        handle.remove()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "is_autocast_enabled", lambda _: True)
+            assert not allowed(model, gpu)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert not allowed(model, gpu)
+
+
+class TestFailures:
+    def test_are_told_after_deferred_checks_as_they_are_at_once(self, monkeypatch) -> None:
+        model, broken = vision("cgp"), IMAGES.clone()
+        broken[3] = torch.nan
+        told = []
+        for deferred in (False, True):
+            monkeypatch.setattr(sample_chunks, "_defers_checks", lambda _, deferred=deferred: deferred)
+            with pytest.raises(gp.NonFiniteError) as error:
+                predict(model, broken, samples=2, batch_size=4)
+            told.append((str(error.value), error.value.__notes__))
+        assert told[0] == told[1]
+        assert sum(gp.health().values()) == 0
+
+    def test_counts_of_others_are_left_alone(self, monkeypatch) -> None:
+        monkeypatch.setattr(sample_chunks, "_defers_checks", lambda _: True)
+        singular = -torch.eye(3, dtype=torch.float64)
+        with gp.deferred_checks():
+            cholesky(singular, name="theirs", noise=1.0)
+        broken = IMAGES.clone()
+        broken[0] = torch.inf
+        with pytest.raises(gp.NumericalError):
+            predict(vision("cgp"), broken, samples=2)
+        with pytest.raises(gp.NotPositiveDefiniteError):
+            gp.check_health()
+        predict(vision("cgp"), IMAGES, samples=2)
+        assert sum(gp.health().values()) == 0
+
+    def test_memory_that_does_not_suffice_is_tried_with_fewer_rows(self, monkeypatch) -> None:
+        from gpattention.models import prediction
+
+        asked, run = [], prediction.run_chunks
+
+        def limited(*arguments, batch_size, **options):
+            asked.append(batch_size)
+            if batch_size > 256:
+                raise torch.OutOfMemoryError
+            return run(*arguments, batch_size=batch_size, **options)
+
+        model = vision("cgp")
+        monkeypatch.setattr(prediction, "run_chunks", limited)
+        monkeypatch.setattr(prediction, "BATCH_SIZES", {"cpu": 2000})
+        found = predict(model, IMAGES, samples=2)
+        assert asked == [2000, 256]
+        assert found.logits.shape == (2, 5, 3)
+        with pytest.raises(torch.OutOfMemoryError):
+            predict(model, IMAGES, samples=2, batch_size=300)
+
+    @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("first_item", -1), ("samples", -2)])
+    def test_wrong_numbers(self, name: str, value: int) -> None:
+        with pytest.raises(ValueError, match=f"expected {name} to be a whole number"):
+            predict(vision("cgp"), IMAGES, **{name: value})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["softmax", *DRAWING])
+def test_replays_on_a_gpu(kind: str) -> None:
+    model = vision(kind, dtype=torch.float32).cuda()
+    images = normal(67, 3, 8, 8, seed=1)
+    plain = predict(model, images.cuda(), samples=4, batch_size=16, capture=False, variances=model.draws)
+    found = predict(model, images.cuda(), samples=4, batch_size=16, capture=True, variances=model.draws)
+    torch.testing.assert_close(found.logits, plain.logits, rtol=1e-5, atol=1e-5)
+    slow = predict(model.cpu(), images, samples=4)
+    torch.testing.assert_close(found.logits.cpu(), slow.logits, rtol=1e-3, atol=1e-3)
+    assert sum(gp.health().values()) == 0
