@@ -5,6 +5,9 @@ sum over batch and heads of (negative log density or KL) / (heads * real tokens 
 Under data parallelism gradients are averaged over processes, so the local sum is divided by the *mean*
 number of real tokens per process: the average of the processes' values is then the value of the whole
 batch, however unevenly the tokens are spread.
+
+Where the processes share the tokens of each sequence (`SCGPAttention.shard_tokens`) they stand for one: sum
+and count are those of all tokens already, and every process has the value of the whole batch.
 """
 
 import torch

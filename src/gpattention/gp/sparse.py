@@ -8,23 +8,35 @@
     cov  = sigma^2 I + H^T R R^T H,   R R^T = 2 I - L_B^-1 L_B^-T + T^T T >= I                    (15)
 
 Time O(N m^2), memory O(N m); no N x N matrix forward or backward.  The long axis always is a row
-axis: `solve_triangular` with a million columns is a trap.
+axis: `solve_triangular` with a million columns is a trap.  Tokens meet in the sums of `sparse_sums`
+alone, so they may be spread over the processes of a group.  Where `gp.fused` applies, its kernels do it
+all with nothing of the features in memory.
 """
 
-from typing import Literal
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare, with_diagonal
+from gpattention.gp.fused.sparse import SparseMoments, fused_scgp, why_not_fused_sparse
+from gpattention.gp.fused.sparse_launch import Options
+from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
+from gpattention.gp.shard_noise import ShardNoise
+from gpattention.gp.sharding import check_group
+from gpattention.gp.sparse_sums import DensitySums, density_sums, over_shards, token_sums
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Values = Literal["paper", "dual"]
+FusedObjective = Literal["dtc", "kl"]
 
 
 @full_precision
@@ -45,6 +57,8 @@ def scgp_posterior(
     values: Values = "paper",
     include_noise: bool = True,
     delta: float = 1e-6,
+    group: "ProcessGroup | None" = None,
+    objectives: Collection[FusedObjective] | None = None,
 ) -> "SCGPPosterior":
     """Sparse CGP prediction through inducing inputs m (z_q | z_o) and l (z_o | z_k) (eq. 15).
 
@@ -52,12 +66,27 @@ def scgp_posterior(
     observes z_k = (Q_k + sigma^2 I) V, so that the mean approximates the exact model's.  The
     variance is of the noisy query process, as printed; `include_noise=False` leaves sigma^2 out.
     `delta` is a fixed perturbation of the inducing Gram matrices: keep inducing inputs apart.
+
+    With a `group`, q, k, o, v, their masks and amplitudes are this process's shard of the tokens, and
+    inducing inputs and parameters are the same on every process: one all-reduce here and one in the
+    backward pass (section 12, `gp.sharding`).  Each process then has the posterior of its own queries.
+
+    `objectives` announces which of "dtc" and "kl" will be asked of the posterior: fused kernels compute
+    these with the mean, which is cheaper.  None announces both where gradients are recorded.
     """
+    check_group(group)
     t = prepare_sparse(
         q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
+        centre=False,
     )  # fmt: skip
-    return SCGPPosterior(t, values=values, delta=delta, include_noise=include_noise)
+    if group is None and why_not_fused_sparse(t) is None:
+        if objectives is None:
+            objectives = ("dtc", "kl") if torch.is_grad_enabled() else ()
+        return FusedSCGPPosterior(
+            t, values=values, delta=delta, include_noise=include_noise, objectives=objectives
+        )
+    return SCGPPosterior(centred(t), values=values, delta=delta, include_noise=include_noise, group=group)
 
 
 def prepare_sparse(
@@ -76,6 +105,7 @@ def prepare_sparse(
     log_amplitude: Tensor | None,
     values: Values,
     delta: float,
+    centre: bool = True,
 ) -> Tokens:
     """The checks all sparse functions share."""
     if values not in ("paper", "dual"):
@@ -86,15 +116,23 @@ def prepare_sparse(
         inducing["inducing_k"] = inducing_k
     return prepare(
         q, k, v, o=o, inducing=inducing, noise=noise, scale_q=scale_q, scale_k=scale_k,
-        mask=mask, query_mask=query_mask, log_amplitude=log_amplitude,
+        mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, centre=centre,
     )  # fmt: skip
 
 
 class SCGPPosterior(Posterior):
     """Whitened sparse posterior; keeps the features for variance, draws, densities and KL."""
 
-    def __init__(self, t: Tokens, *, values: Values, delta: float, include_noise: bool) -> None:
-        self.t, self.include_noise = t, include_noise
+    def __init__(
+        self,
+        t: Tokens,
+        *,
+        values: Values,
+        delta: float,
+        include_noise: bool,
+        group: "ProcessGroup | None" = None,
+    ) -> None:
+        self.t, self.include_noise, self.group = t, include_noise, group
         self.values, self.delta = values, delta
         m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
         self.L_m = inducing_root(m, delta)  # [..., m, m]
@@ -104,9 +142,14 @@ class SCGPPosterior(Posterior):
         self.Phi_o = features(o, m, self.L_m, t.mask)  # [..., K, m]
         self.Psi_o = self.Phi_o if l is m else features(o, l, self.L_l, t.mask)  # [..., K, l]
         self.Psi_k = t.scale_k * features(t.k, l, self.L_l, t.mask)  # [..., K, l]
-        self.L_B = self._root(self.Phi_o)  # [..., m, m]
-        self.L_Bl = self._root(self.Psi_k)  # [..., l, l]
-        S = self.Psi_o.mT @ self.Phi_o / t.noise  # [..., l, m]
+        self.sums = token_sums(self.Phi_o, self.Psi_o, self.Psi_k, t.v)
+        self._density_sums: DensitySums | None = None
+        if group is not None:
+            self.sums, self._density_sums = over_shards(self.sums, density_sums(t, self.Phi_q), group)
+        # from here to the mean nothing knows how many tokens there are
+        self.L_B = self._root(self.sums.Phi_oo)  # [..., m, m]
+        self.L_Bl = self._root(self.sums.Psi_kk)  # [..., l, l]
+        S = self.sums.Psi_Phi_oo / t.noise  # [..., l, m]
         S = solve_triangular(self.L_B.mT, S, upper=True, left=False)
         self.T = solve_triangular(self.L_Bl, S, upper=False)  # [..., l, m]
         c = self.T.mT @ self._whitened_values(values)  # [..., m, D]
@@ -115,17 +158,30 @@ class SCGPPosterior(Posterior):
         super().__init__(self.Phi_q @ self.c, t.query_mask, t.dtype)  # eq. 15
         self._R_c: Tensor | None = None
 
-    def _root(self, F: Tensor) -> Tensor:
+    def plain(self) -> "SCGPPosterior":
+        """The posterior that has the features and factors: this one."""
+        return self
+
+    def fused(self, objective: FusedObjective) -> SparseMoments | None:
+        """What fused kernels gave, with that objective, where they apply."""
+        return None
+
+    def density_sums(self) -> DensitySums:
+        """The sums of log densities and KL; under a group they came with the others."""
+        if self._density_sums is None:
+            self._density_sums = density_sums(self.t, self.Phi_q)
+        return self._density_sums
+
+    def _root(self, FF: Tensor) -> Tensor:
         """chol(I + F^T F / sigma^2).  [..., m, m]"""
-        B = with_diagonal(F.mT @ F / self.t.noise, 1.0)
+        B = with_diagonal(FF / self.t.noise, 1.0)
         return cholesky(B, name="I + Phi^T Phi / noise", noise=self.t.noise)
 
     def _whitened_values(self, values: Values) -> Tensor:
         """L_Bl^-1 Psi_k^T z_k / sigma^2 for z_k = V or (Q_k + sigma^2 I) V.  [..., l, D]"""
-        Psi_v = self.Psi_k.mT @ self.t.v
         if values == "dual":
-            return self.L_Bl.mT @ Psi_v
-        return solve_triangular(self.L_Bl, Psi_v / self.t.noise, upper=False)
+            return self.L_Bl.mT @ self.sums.Psi_kV
+        return solve_triangular(self.L_Bl, self.sums.Psi_kV / self.t.noise, upper=False)
 
     def covariance_root(self) -> Tensor:
         """R_c = L_B^-T R, so that cov = sigma^2 I + Phi_q R_c R_c^T Phi_q^T.  [..., m, m]"""
@@ -161,10 +217,74 @@ class SCGPPosterior(Posterior):
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         root = self.covariance_root()
-        deviation = self.Phi_q @ (root @ self._normal(n, root.shape[-1], generator))
+        deviation = self.Phi_q @ (root @ self._shared_normal(n, root.shape[-1], generator))
         if not self.include_noise:
             return deviation
         return deviation + self.t.noise.sqrt() * self._normal(n, self.t.q.shape[-2], generator)
+
+    def _normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
+        if self.group is not None and not isinstance(generator, ShardNoise):
+            raise ValueError(
+                "expected generator to be a ShardNoise for draws under a group, whose processes must share "
+                f"some numbers and not others, got {type(generator).__name__}"
+            )
+        return super()._normal(n, rows, generator)
+
+    def _shared_normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
+        """epsilon_2, which correlates tokens: the same numbers on every process.  [n, ..., rows, D]"""
+        if not isinstance(generator, ShardNoise):
+            return self._normal(n, rows, generator)
+        shape = (n, *self._mean.shape[:-2], rows, self._mean.shape[-1])
+        return generator.shared_normal(shape, self._mean.dtype, self._mean.device)
+
+
+class FusedSCGPPosterior(SCGPPosterior):
+    """Mean, variance, dtc and KL from fused kernels; the rest from a plain posterior, made when asked."""
+
+    def __init__(
+        self,
+        t: Tokens,  # not centred
+        *,
+        values: Values,
+        delta: float,
+        include_noise: bool,
+        objectives: Collection[FusedObjective],
+    ) -> None:
+        self.t, self.include_noise, self.group = t, include_noise, None
+        self.values, self.delta = values, delta
+        self._plain: SCGPPosterior | None = None
+        self._moments = self._compute(objectives)
+        Posterior.__init__(self, self._moments.mean, None, t.dtype)
+        self._query_mask = t.query_mask
+        self._cached_variance = self._moments.variance
+
+    def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
+        asked = {"density": "dtc" in objectives, "kl": "kl" in objectives}
+        dual = self.values == "dual"
+        return fused_scgp(self.t, Options(dual, self.include_noise, self.delta, **asked))
+
+    def plain(self) -> SCGPPosterior:
+        """The same posterior by plain operations, with its features and factors."""
+        if self._plain is None:
+            self._plain = SCGPPosterior(
+                centred(self.t), values=self.values, delta=self.delta, include_noise=self.include_noise
+            )
+        return self._plain
+
+    @full_precision
+    def fused(self, objective: FusedObjective) -> SparseMoments:
+        """What the kernels gave; computed anew if the objective was not announced."""
+        there = self._moments.kl if objective == "kl" else self._moments.query
+        return self._compute((objective,)) if there is None else self._moments
+
+    def _prior_stddev(self) -> Tensor:
+        return self.plain()._prior_stddev()
+
+    def _full_covariance(self) -> Tensor:
+        return self.plain()._full_covariance()
+
+    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+        return self.plain()._joint_deviation(n, generator)
 
 
 def inducing_root(m: Tensor, delta: float) -> Tensor:

@@ -12,7 +12,7 @@ The key term is the same with q -> k, the inducing set l, and N -> z_k.
 """
 
 import math
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
@@ -29,7 +29,11 @@ from gpattention.gp.inputs import Scalar, keep_rows, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.latent_trace import latent_trace, latent_trace_estimate
 from gpattention.gp.precision import full_precision
-from gpattention.gp.sparse import SCGPPosterior, Values, prepare_sparse
+from gpattention.gp.sparse import SCGPPosterior, Values, scgp_posterior
+from gpattention.gp.sparse_evidence import bound, density_from_sums
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 SCGPObjective = Literal["dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed"]
 
@@ -55,6 +59,7 @@ def scgp_log_density(
     chunk: int = 1024,
     features: int | None = None,
     generator: Generator | None = None,
+    group: "ProcessGroup | None" = None,
 ) -> LogDensity:
     """log p of the sparse mean and observed values (section 4); negate it for a regulariser.
 
@@ -62,6 +67,9 @@ def scgp_log_density(
     kernel of the latent inputs: exactly in chunks of `chunk` rows, O(N m) memory; or, for those
     linear in it ("jensen", "double_jensen", "printed"), without bias from `features` random
     features.
+
+    With a `group` (see `scgp_posterior`), which "dtc" and "dtc_bound" take, it is that of all tokens, the
+    same on every process, and its gradient counts once in the sum of their losses.
     """
     check_choice("objective", objective, get_args(SCGPObjective))
     if features is not None and objective in ("dtc", "dtc_bound", "marginal"):
@@ -69,11 +77,11 @@ def scgp_log_density(
             f"features={features} estimates a trace that {objective!r} does not hold linearly: "
             "use it with jensen, double_jensen or printed"
         )
-    t = prepare_sparse(
+    p = scgp_posterior(
         q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
+        group=group, objectives=[objective] if objective == "dtc" else [],
     )  # fmt: skip
-    p = SCGPPosterior(t, values=values, delta=delta, include_noise=True)
     return scgp_density_of(p, objective, chunk=chunk, features=features, generator=generator)
 
 
@@ -87,6 +95,17 @@ def scgp_density_of(
     generator: Generator | None = None,
 ) -> LogDensity:
     """`scgp_log_density` of a posterior that is there already."""
+    fused = p.fused("dtc") if objective == "dtc" else None
+    if fused is not None and fused.query is not None and fused.key is not None:
+        return as_log_density(p.t, fused.query, fused.key)
+    p = p.plain()
+    if objective in ("dtc", "dtc_bound"):
+        return density_from_sums(p, bound=objective == "dtc_bound")
+    if p.group is not None:
+        raise ValueError(
+            "expected objective to be dtc or dtc_bound under a group, whose processes share sums over "
+            f"tokens and no pairs of them, got {objective!r}"
+        )
     t, values, delta = p.t, p.values, p.delta
     z_k = t.v if values == "paper" else p.Psi_k @ (p.Psi_k.mT @ t.v) + t.noise * t.v  # [..., K, D]
     trace = _Trace(t.latent, chunk, features, generator)
@@ -126,10 +145,6 @@ def _term(
     trace: _Trace,
 ) -> Tensor:
     """One side's log density under `objective`.  [...]"""
-    if objective == "dtc":
-        return lowrank_log_density(X, Phi, noise, real)
-    if objective == "dtc_bound":
-        return _bound(X, Phi.square().sum((-2, -1)), noise, real)
     L_B = lowrank_root(Phi_o, noise)  # [..., m, m]
     H_t = solve_triangular(L_B.mT, Phi, upper=True, left=False)  # [..., N, m]
     G = solve_triangular(L_B.mT, Phi_o, upper=True, left=False).mT  # [..., m, K]
@@ -140,19 +155,12 @@ def _term(
     HH = H_t.mT @ H_t  # [..., m, m]
     if objective == "double_jensen":
         t_1, t_2 = (HH * J).sum((-2, -1)), H_t.square().sum((-2, -1))
-        return _bound(X, t_1 + t_2, noise, real)
+        return bound(X.square().sum((-2, -1)), t_1 + t_2, X.shape[-1], noise, real)
     # jensen: tr(S^-1 A K_o A^T) = <J, HH^T (sigma^2 I + HH^T)^-1>
     L_H = lowrank_root(H_t, noise)  # [..., m, m]
     shrink = solve(HH / noise, L_H)  # [..., m, m]
     trace_term = (J * shrink.mT).sum((-2, -1))
     return lowrank_log_density(X, H_t, noise, real) - 0.5 * X.shape[-1] * trace_term
-
-
-def _bound(X: Tensor, traces: Tensor, noise: Tensor, real: Tensor) -> Tensor:
-    """-[|X|^2 + s traces] / (2 sigma^2) - (n s / 2) log 2 pi sigma^2 (eq. 16).  [...]"""
-    scalar, D = noise[..., 0, 0], X.shape[-1]
-    error = X.square().sum((-2, -1)) + D * traces
-    return -0.5 * (error / scalar + real * D * (2 * math.pi * scalar).log())
 
 
 def _printed(
