@@ -1,6 +1,7 @@
 """The one call all kinds of attention share: projections, masks, draws, and what `need` names."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -8,6 +9,7 @@ from torch import Generator, Tensor, nn
 
 from gpattention.attention.initialisation import preserve_
 from gpattention.attention.output import AttentionOutput, Draw, check_request
+from gpattention.attention.projections import projected_together
 from gpattention.attention.regularizer import normalised, real_tokens
 from gpattention.gp import LogDensity, NoiseSource, Posterior
 from gpattention.gp.inputs import keep_rows
@@ -23,6 +25,7 @@ class Heads:
     mask: Tensor | None  # [B, 1, K]
     query_mask: Tensor | None  # [B, 1, Q]
     inducing: Tensor | None  # [H, m, E], sgpa's
+    ready: Mapping[str, Tensor] = field(default_factory=dict)  # projections made together, [B, N, E] each
 
     def one_mask(self, kind: str) -> Tensor | None:
         """The mask of queries and keys together, for models that know no other.  [B, 1, N]"""
@@ -55,6 +58,7 @@ class Attention(nn.Module):
     normalizes: ClassVar[bool] = False  # whether it takes normalize="rows"
     causal_form: ClassVar[bool] = False  # whether it takes causal=True
     crosses: ClassVar[bool] = True  # whether keys may differ from queries
+    projections: ClassVar[tuple[str, ...]] = ("value",)  # its linear maps of the tokens
 
     def __init__(
         self,
@@ -99,6 +103,7 @@ class Attention(nn.Module):
         generator: Generator | NoiseSource | None = None,
         need: tuple[str, ...] = ("output",),
         inducing: Tensor | None = None,  # [H, m, E], sgpa only
+        finish: bool = True,
     ) -> AttentionOutput:
         """Attend, and return the output with whatever `need` names.
 
@@ -106,7 +111,8 @@ class Attention(nn.Module):
         self-attention the key mask is the query mask too.  `draw` replaces the mean by draws from the
         posterior, token by token ("independent") or correlated ("joint"); one sample has the shape of the
         mean, more come stacked in front.  Unbatched [N, E] inputs give unbatched results, but for the
-        posterior, which has a batch of one.
+        posterior, which has a batch of one.  `finish=False` leaves the output projection and its dropout to
+        the caller, who may have them done together with what follows: the output is what they are given.
         """
         check_request(self.kind, self.draws, draw, samples, need)
         heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
@@ -119,7 +125,8 @@ class Attention(nn.Module):
         else:
             mean = posterior.sample(samples, generator=generator, joint=draw == "joint")
             mean = mean if samples > 1 else mean[0]
-        output = self.dropout(self.output(mean.transpose(-3, -2).flatten(-2)))  # [..., B, Q, E]
+        output = mean.transpose(-3, -2).flatten(-2)  # [..., B, Q, E]
+        output = self.dropout(self.output(output)) if finish else output
         variance = posterior.variance if posterior is not None and "variance" in need else None
         weights = self._weights(heads) if "weights" in need else None
         if unbatched:
@@ -184,15 +191,32 @@ class Attention(nn.Module):
         else:
             query_mask = _as_real(query_padding, query, "query_padding_mask")
         keys = _real_rows(key, mask)
+        ready = self._together(keys) if one_mask and values_are_keys else {}
+        values = ready.get("value")
+        if values is None:
+            values = self.value(keys if values_are_keys else _real_rows(value, mask))
         heads = Heads(
             queries=keys if one_mask else _real_rows(query, query_mask),
             keys=keys,
-            v=self._split(self.value(keys if values_are_keys else _real_rows(value, mask))),
+            v=self._split(values),
             mask=mask,
             query_mask=query_mask,
             inducing=self._inducing_inputs(inducing),
+            ready=ready,
         )
         return heads, unbatched
+
+    def _together(self, tokens: Tensor) -> dict[str, Tensor]:
+        """All projections of the tokens in one product, where that can be done; else none.  [B, N, E]"""
+        names = [name for name in self.projections if getattr(self, name) is not None]
+        made = projected_together(tokens, [getattr(self, name) for name in names])
+        return {} if made is None else dict(zip(names, made, strict=True))
+
+    def _projection(self, name: str, heads: Heads) -> Tensor:
+        """Queries, keys or latent inputs by the projection of that name.  [B, H, N, D]"""
+        if name in heads.ready:
+            return self._split(heads.ready[name])
+        return self._split(getattr(self, name)(heads.queries if name == "query" else heads.keys))
 
     def _scalar_regularizer(
         self, heads: Heads, posterior: Posterior | None, generator: Generator | NoiseSource | None

@@ -11,6 +11,7 @@ from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_poster
 from gpattention.gp.correlated import CGPPosterior
 from gpattention.gp.correlated_density import LatentPrior, cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
+from gpattention.gp.fused.cgp import Cost
 
 
 @register_attention("cgp")
@@ -23,6 +24,7 @@ class CGPAttention(GaussianAttention):
     """
 
     causal_form = True
+    projections = ("query", "key", "latent", "value")
     regularizers = ("kl", "marginal", "jensen", "monte_carlo", "joint", "none")
     default_regularizer = "kl"
 
@@ -53,13 +55,21 @@ class CGPAttention(GaussianAttention):
         self.latent = self._latent()
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
-        q, k, o = *self._projected(heads), self._split(self.latent(heads.keys))
+        q, k, o = *self._projected(heads), self._projection("latent", heads)
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
         if self.causal:
             options |= {"mask": heads.one_mask("causal 'cgp'")}
             options.pop("query_mask")
             return causal_cgp_posterior(q, k, o, v, **options)
-        return cgp_posterior(q, k, o, v, with_variance=with_variance, **options)
+        return cgp_posterior(q, k, o, v, with_variance=with_variance, with_cost=self._announced(), **options)
+
+    def _announced(self) -> Cost:
+        """The regulariser that a training step will ask for, where fused kernels can give it."""
+        if not self.training or self.observation_noise is not None:
+            return "none"
+        if self.regularizer == "kl":
+            return "kl"
+        return "marginal" if self.regularizer == "marginal" and self.latent_prior == "noisy" else "none"
 
     def _regularizer(
         self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
@@ -67,6 +77,9 @@ class CGPAttention(GaussianAttention):
         exact = _exact(posterior)
         if self.regularizer == "kl":
             return cgp_kl_of(exact, self.observation_noise)
+        fused = exact.fused_cost("marginal") if self._announced() == "marginal" else None
+        if fused is not None:
+            return fused
         density = cgp_density_of(
             exact, self.regularizer, self.latent_prior, self.observation_noise,  # type: ignore[arg-type]
             samples=self.regularizer_samples, generator=generator,

@@ -7,7 +7,11 @@ from torch import Generator, Tensor
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.registry import register_attention
-from gpattention.gp import LogDensity, NoiseSource, Posterior, direct_kl, direct_log_density, direct_posterior
+from gpattention.gp import LogDensity, NoiseSource, Posterior, direct_log_density, direct_posterior
+from gpattention.gp.direct import DirectPosterior
+from gpattention.gp.direct_density import direct_density_of
+from gpattention.gp.divergence import direct_kl_of
+from gpattention.gp.fused.cgp import Cost
 
 
 @register_attention("direct")
@@ -36,18 +40,36 @@ class DirectAttention(GaussianAttention):
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
-        return direct_posterior(q, k, v, causal=self.causal, **options)
+        return direct_posterior(
+            q, k, v, causal=self.causal, with_variance=with_variance, with_cost=self._announced(), **options
+        )
+
+    def _announced(self) -> Cost:
+        """The regulariser that a training step will ask for, where fused kernels can give it."""
+        if not self.training or self.causal:
+            return "none"
+        return "kl" if self.regularizer == "kl" else "marginal" if self.regularizer == "marginal" else "none"
 
     def _regularizer(
         self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
     ) -> Tensor:
-        q, k = self._projected(heads)
-        v, options = self._amplitudes(q, k, heads, causal=False)
+        direct = _direct(posterior)
         if self.regularizer == "kl":
-            return direct_kl(q, k, v, **options)
-        return self._density(direct_log_density(q, k, v, objective=self.regularizer, **options))  # type: ignore[arg-type]
+            return direct_kl_of(direct)
+        fused = direct.fused_cost("marginal") if self._announced() == "marginal" else None
+        if fused is not None:
+            return fused
+        return self._density(direct_density_of(direct, self.regularizer))  # type: ignore[arg-type]
 
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
+        if not self.causal:
+            return direct_density_of(_direct(posterior))
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=False)
         return direct_log_density(q, k, v, **options)
+
+
+def _direct(posterior: Posterior) -> DirectPosterior:
+    if not isinstance(posterior, DirectPosterior):
+        raise TypeError(f"expected the direct model's posterior, got {type(posterior).__name__}")
+    return posterior

@@ -23,6 +23,7 @@ class GaussianAttention(Attention):
 
     draws: ClassVar[bool] = True
     normalizes: ClassVar[bool] = True
+    projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class GaussianAttention(Attention):
             self.scale_k = Positive((num_heads,), scale, learned=learn_scale, **self._made_with)
 
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._split(self.query(heads.queries)), self._split(self.key(heads.keys))
+        return self._projection("query", heads), self._projection("key", heads)
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._projected(heads)

@@ -11,6 +11,8 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import exp_dot, rbf
+from gpattention.gp.fused.attention import fused_kernel_attention
+from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import keep_rows
 from gpattention.gp.precision import compute_dtype, full_precision
 
@@ -52,6 +54,7 @@ class KernelAttention(Attention):
 
     normalizes = True
     causal_form = True
+    projections = ("query", "key", "value")
 
     def __init__(
         self,
@@ -80,14 +83,19 @@ class KernelAttention(Attention):
                 kernel, num_heads, self.head_dim, **self._made_with
             )
 
-    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        """Queries and keys divided by the length scales, masked, about one origin.  [B, H, N, D]"""
-        key = self.query if self.key is None else self.key
-        q, k = self._split(self.query(heads.queries)), self._split(key(heads.keys))
+    def _scaled(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        """Queries and keys divided by the length scales.  [B, H, N, D]"""
+        q = self._projection("query", heads)
+        k = self._projection("key", heads) if self.key is not None else self._split(self.query(heads.keys))
         q, k = q.to(compute_dtype(q.dtype)), k.to(compute_dtype(k.dtype))
         if self.kernel != "rbf":
             scale = self.lengthscale()[:, None]  # [H, 1, D]
             q, k = q / scale, k / scale
+        return q, k
+
+    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        """The same masked and about one origin.  [B, H, N, D]"""
+        q, k = self._scaled(heads)
         k = keep_rows(k, heads.mask)
         if self.kernel != "exp_dot":  # distances do not see a translation, but rounding does
             centre = k.detach().mean(-2, keepdim=True)
@@ -98,7 +106,27 @@ class KernelAttention(Attention):
         return self._projected(heads)
 
     def _mean(self, heads: Heads) -> Tensor:
+        if self._why_not_fused(heads.v) is None:
+            return self._streamed(heads, *self._scaled(heads))
         return self._attended(heads, *self._projected(heads))
+
+    def _why_not_fused(self, v: Tensor) -> str | None:
+        """None if a fused kernel attends, else the reason."""
+        if self.kernel == "exp_dot":
+            return "exp_dot has no fused kernel"
+        dtype, channels = compute_dtype(v.dtype), max(self.head_dim, v.shape[-1])
+        return why_not_fused_on(v.device, dtype, channels=channels, measured=False)
+
+    def _streamed(self, heads: Heads, q: Tensor, k: Tensor) -> Tensor:
+        """The mean by the kernel that streams the keys and sees to origin and masks.  [B, H, Q, D]"""
+        v = heads.v.to(q.dtype)
+        if self.kernel != "rbf" and self.normalize == "none":
+            v = self.variance()[:, None, None] * v
+        mean = fused_kernel_attention(
+            q, k, v, normalised=self.normalize == "rows", causal=self.causal,
+            mask=heads.mask, query_mask=heads.query_mask,
+        )  # fmt: skip
+        return mean.to(heads.v.dtype)
 
     @full_precision
     def _attended(self, heads: Heads, q: Tensor, k: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Positive(nn.Module):
     def forward(self) -> Tensor:
         """The positive values, at least in float32: half precision would round them to the floor."""
         raw = self.raw.float() if self.raw.dtype in (torch.float16, torch.bfloat16) else self.raw
-        return self.floor + softplus(raw)
+        return softplus(raw) if self.floor == 0 else self.floor + softplus(raw)
 
     @torch.no_grad()
     def set(self, value: Tensor | float) -> None:

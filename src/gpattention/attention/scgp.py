@@ -1,18 +1,27 @@
 """Sparse correlated-GP attention (eq. 15): linear in the number of tokens."""
 
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Generator, Tensor
 
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
-from gpattention.attention.inducing import InducingKind, build_inducing
+from gpattention.attention.inducing import InducingKind, LearnedInducing, build_inducing
+from gpattention.attention.recomputation import recomputed
 from gpattention.attention.registry import register_attention
+from gpattention.attention.regularizer import normalised
+from gpattention.attention.sharding import TokenShards
 from gpattention.gp import LogDensity, NoiseSource, Posterior, scgp_posterior, sparse_row_log_amplitude
 from gpattention.gp.divergence import scgp_kl_of
+from gpattention.gp.sharded_amplitude import sharded_row_log_amplitude
 from gpattention.gp.sparse import SCGPPosterior
 from gpattention.gp.sparse_density import scgp_density_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+SHARED_REGULARIZERS = ("kl", "dtc", "dtc_bound", "none")  # functions of sums over tokens
 
 
 @register_attention("scgp")
@@ -25,8 +34,11 @@ class SCGPAttention(GaussianAttention):
     the default with `normalize="rows"`, whose row sums are those of the exact kernel; `include_noise`:
     whether variance and draws hold sigma^2 as eq. 15 prints it, the default without row normalisation
     (beside the small amplitudes of normalised rows it would drown what the keys say).
+
+    Tokens may be spread over the processes of a group: see `shard_tokens`.
     """
 
+    projections = ("query", "key", "latent", "value")
     regularizers = ("kl", "dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed", "none")
     default_regularizer = "kl"
 
@@ -55,18 +67,49 @@ class SCGPAttention(GaussianAttention):
         self.inducing_k = None
         if len(counts) == 2:
             self.inducing_k = build_inducing(inducing, num_heads, counts[1], embed_dim, **self._made_with)
+        self._shards = TokenShards()
+
+    def shard_tokens(self, group: "ProcessGroup | None") -> Self:
+        """From now on each call holds this process's shard of the tokens of every sequence (section 12).
+
+        Every process of the group must make the same calls, with the same number of sequences and the
+        same parameters; the numbers of tokens may differ.  Outputs, variances and draws (from a
+        `ShardNoise`) are those of the process's own tokens; the regulariser is that of all tokens, the
+        same everywhere.  The loss of the run is the sum of the processes' losses, in which the regulariser
+        counts once; after the backward pass `gp.sharding.sum_gradients` adds up the gradients of parameters.
+        One all-reduce forward and one backward, whatever the length; with `normalize="rows"` a second,
+        smaller one each.  The group is no part of the module's state: it is neither saved nor pickled.
+        `None` ends it.
+        """
+        shards = TokenShards(group)
+        if group is not None:
+            self._check_shardable()
+        self._shards = shards
+        return self
+
+    def _check_shardable(self) -> None:
+        if not isinstance(self.inducing_q, LearnedInducing):
+            raise ValueError(
+                "expected inducing to be 'learned' where tokens are spread over a group, got 'pooled', "
+                "which averages over all tokens"
+            )
+        if self.regularizer not in SHARED_REGULARIZERS:
+            raise ValueError(
+                f"expected regularizer to be one of {', '.join(SHARED_REGULARIZERS)} where tokens are spread "
+                f"over a group, got {self.regularizer!r}, which holds pairs of tokens"
+            )
 
     def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """q, k, o, v, both inducing sets, and the keyword arguments."""
         q, k = self._projected(heads)
-        o = self._split(self.latent(heads.keys))
+        o = self._projection("latent", heads)
         m = self.inducing_q(heads.keys, o, heads.mask)
         points = m if self.inducing_k is None else self.inducing_k(heads.keys, o, heads.mask)
         v, options = self._amplitudes(q, k, heads, causal=False)
         if self.normalize == "rows":
             options["log_amplitude"] = self._sparse_amplitude(q, k, points, heads)
         sets = (m,) if self.inducing_k is None else (m, points)
-        return (q, k, o, v, *sets), {**options, "values": self.values}
+        return (q, k, o, v, *sets), {**options, "values": self.values, "group": self._shards.group}
 
     def _row_amplitude(self, q: Tensor, k: Tensor, heads: Heads, t: Tensor, *, causal: bool) -> Tensor:
         """Filled in by `_sparse`, which knows the inducing inputs; nothing N x N is made here."""
@@ -74,14 +117,18 @@ class SCGPAttention(GaussianAttention):
 
     def _sparse_amplitude(self, q: Tensor, k: Tensor, points: Tensor, heads: Heads) -> Tensor:
         """log a_i from the Nystrom estimate of the row sums.  [B, H, Q]"""
-        return sparse_row_log_amplitude(
-            q, k, points, scale=self.prior_scale(), mask=heads.mask, query_mask=heads.query_mask,
-            max_log_amplitude=math.log(self.max_stddev),
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "scale": self.prior_scale(), "mask": heads.mask, "query_mask": heads.query_mask,
+            "max_log_amplitude": math.log(self.max_stddev),
+        }  # fmt: skip
+        if self._shards.group is not None:
+            return sharded_row_log_amplitude(q, k, points, group=self._shards.group, **options)
+        return sparse_row_log_amplitude(q, k, points, **options)
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         tensors, options = self._sparse(heads)
-        return scgp_posterior(*tensors, include_noise=self.include_noise, **options)
+        with recomputed(heads.ready):
+            return scgp_posterior(*tensors, include_noise=self.include_noise, **options)
 
     def _regularizer(
         self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
@@ -90,6 +137,23 @@ class SCGPAttention(GaussianAttention):
         if self.regularizer == "kl":
             return scgp_kl_of(sparse)
         return self._density(scgp_density_of(sparse, self.regularizer))  # type: ignore[arg-type]
+
+    def _scalar_regularizer(
+        self, heads: Heads, posterior: Posterior | None, generator: Generator | NoiseSource | None
+    ) -> Tensor:
+        if self._shards.group is None or self.regularizer == "none" or posterior is None:
+            return super()._scalar_regularizer(heads, posterior, generator)
+        total = self._regularizer(heads, posterior, generator)  # [B, H] of all tokens
+        tokens = _sparse_posterior(posterior).density_sums().real_queries[:, 0].sum()
+        # the processes count as one: there is nothing to average over them, in training or not
+        return normalised(total, tokens, head_dim=self.head_dim, training=False)
+
+    def _weights(self, heads: Heads) -> Tensor:
+        if self._shards.group is not None:
+            raise ValueError(
+                "weights hold every pair of tokens: not to be had where a group shares the tokens"
+            )
+        return super()._weights(heads)
 
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
         return scgp_density_of(_sparse_posterior(posterior))

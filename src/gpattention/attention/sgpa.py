@@ -11,7 +11,8 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
-from gpattention.gp import NoiseSource, Posterior, ard_rbf, exp_dot, rbf, sgpa_posterior
+from gpattention.gp import NoiseSource, Posterior, exp_dot, rbf, sgpa_posterior
+from gpattention.gp.kernels import ArdRbf
 from gpattention.gp.variational import SGPAPosterior
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -30,6 +31,7 @@ class SGPAAttention(Attention):
 
     draws = True
     crosses = False
+    projections = ("query", "value")
     regularizers = ("kl", "none")
     default_regularizer = "kl"
 
@@ -69,9 +71,10 @@ class SGPAAttention(Attention):
     def _kernel(self) -> Kernel:
         if self.kernel == "rbf":
             return rbf
-        function = ard_rbf if self.kernel == "ard_rbf" else exp_dot
         lengthscale, variance = self.lengthscale(), self.variance()
-        return lambda x, y: function(x, y, lengthscale, variance)
+        if self.kernel == "ard_rbf":
+            return ArdRbf(lengthscale, variance)
+        return lambda x, y: exp_dot(x, y, lengthscale, variance)
 
     def _inducing_inputs(self, inducing: Tensor | None) -> Tensor:
         inducing = self.inducing if inducing is None else inducing
@@ -82,7 +85,7 @@ class SGPAAttention(Attention):
         return inducing
 
     def _arguments(self, heads: Heads) -> tuple[Tensor, ...]:
-        q = self._split(self.query(heads.queries))  # [B, H, N, D]
+        q = self._projection("query", heads)  # [B, H, N, D]
         weight = self.query.weight.unflatten(0, (self.num_heads, self.head_dim))  # [H, D, E]
         raw = self._inducing_inputs(heads.inducing)
         keys = raw.to(weight.dtype) @ weight.mT  # [H, m, D]
@@ -98,7 +101,7 @@ class SGPAAttention(Attention):
         return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.one_mask("'sgpa'")}
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
-        return sgpa_posterior(*self._arguments(heads), **self._options(heads))
+        return sgpa_posterior(*self._arguments(heads), **self._options(heads), with_variance=with_variance)
 
     def _regularizer(
         self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
@@ -106,8 +109,8 @@ class SGPAAttention(Attention):
         return _variational(posterior).kl()
 
     def _weights(self, heads: Heads) -> Tensor:
-        posterior = _variational(self._posterior(heads))
-        return (posterior.K_qq - posterior.Phi @ posterior.Phi.mT).to(heads.v.dtype)
+        f = _variational(self._posterior(heads)).factors()
+        return (f.K_qq - f.Phi @ f.Phi.mT).to(heads.v.dtype)
 
 
 def _variational(posterior: Posterior) -> SGPAPosterior:

@@ -11,6 +11,8 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.parameters import NOISE_FLOOR, Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import Posterior, softmax_posterior
+from gpattention.gp.fused.attention import fused_softmax_attention
+from gpattention.gp.fused.switch import MOST_CHANNELS, MOST_TOKENS, why_not_fused_on
 from gpattention.gp.inputs import keep_rows
 
 
@@ -18,6 +20,7 @@ class _Softmax(Attention):
     """Queries and keys of dot-product attention."""
 
     causal_form = True
+    projections = ("query", "key", "value")
 
     def __init__(self, embed_dim: int, num_heads: int, *, causal: bool = False, **options: Any) -> None:
         super().__init__(embed_dim, num_heads, **options)
@@ -28,7 +31,7 @@ class _Softmax(Attention):
             spread_(linear, num_heads, scale=self.head_dim**0.25)
 
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._split(self.query(heads.queries)), self._split(self.key(heads.keys))
+        return self._projection("query", heads), self._projection("key", heads)
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """q d^-1/4 and k d^-1/4, each about its own mean (eq. 21)."""
@@ -45,6 +48,10 @@ class SoftmaxAttention(_Softmax):
 
     def _mean(self, heads: Heads) -> Tensor:
         q, k = self._projected(heads)
+        if _streams(q, k, heads.v):
+            return fused_softmax_attention(
+                q, k, heads.v, causal=self.causal, mask=heads.mask, query_mask=heads.query_mask
+            )
         if heads.mask is None:
             mean = scaled_dot_product_attention(q, k, heads.v, is_causal=self.causal)
             return keep_rows(mean, heads.query_mask)
@@ -57,6 +64,16 @@ class SoftmaxAttention(_Softmax):
         # a row with nothing to attend to attends anywhere, then to nothing
         mean = scaled_dot_product_attention(q, k, heads.v, attn_mask=visible | ~real)
         return torch.where(real, mean, 0.0)
+
+
+def _streams(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the fused kernel attends: short sequences in float32, where it may run.
+
+    Nothing needs it, so that "on" is no error where it cannot.
+    """
+    tokens, channels = max(q.shape[-2], k.shape[-2]), max(q.shape[-1], v.shape[-1])
+    fits = tokens <= MOST_TOKENS and channels <= MOST_CHANNELS and q.dtype == v.dtype == torch.float32
+    return fits and why_not_fused_on(q.device, q.dtype, measured=False) is None
 
 
 @register_attention("softmax-gp")

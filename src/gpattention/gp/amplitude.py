@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.fused.amplitude import fused_row_log_sum
-from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare
+from gpattention.gp.fused.amplitude import fused_row_log_amplitude
+from gpattention.gp.fused.sparse import why_not_fused_sparse
+from gpattention.gp.fused.sparse_amplitude import fused_sparse_row_sum
+from gpattention.gp.fused.switch import why_not_fused
+from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare
 from gpattention.gp.kernels import cross_gram, squared_distances
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sparse import inducing_root
@@ -38,13 +40,12 @@ def row_log_amplitude(
     """
     t = prepare(
         q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
-        scale_name="scale",
+        scale_name="scale", centre=False,
     )  # fmt: skip
     sizes = {"tokens": max(t.q.shape[-2], t.k.shape[-2]), "channels": t.q.shape[-1]}
-    if not causal and why_not_fused_on(t.q.device, t.q.dtype, measured=False, **sizes) is None:
-        sees_key = None if t.mask is None else t.mask.any(-1, keepdim=True)  # [..., 1]
-        log_amplitude = t.scale_q[..., 0].log() - fused_row_log_sum(t)
-        return _finish(log_amplitude, t, sees_key, max_log_amplitude)
+    if not causal and why_not_fused(t.q, **sizes) is None:
+        return fused_row_log_amplitude(t, max_log_amplitude)
+    t = centred(t)
     exponent = -0.5 * squared_distances(t.q, t.k)  # [..., Q, K]
     if t.mask is not None:
         exponent = exponent.masked_fill(~t.mask[..., None, :], -torch.inf)
@@ -80,8 +81,12 @@ def sparse_row_log_amplitude(
     check_delta(delta)
     t = prepare(
         q, k, k, inducing={"inducing": inducing}, noise=1.0, scale_q=scale, mask=mask,
-        query_mask=query_mask, scale_name="scale",
+        query_mask=query_mask, scale_name="scale", centre=False,
     )  # fmt: skip
+    if why_not_fused_sparse(t) is None:
+        log_amplitude = t.scale_q[..., 0].log() - fused_sparse_row_sum(t, delta).clamp_min(floor).log()
+        return _finish(log_amplitude, t, None, max_log_amplitude)
+    t = centred(t)
     (l,) = t.inducing  # noqa: E741 - the paper's letter
     L = inducing_root(l, delta)  # [..., l, l]
     total = keep_rows(cross_gram(t.k, l), t.mask).sum(-2)[..., None]  # [..., l, 1]

@@ -14,11 +14,12 @@ from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.direct import log_query_scale, prior_draw
-from gpattention.gp.fused.cgp import Moments, fused_cgp
-from gpattention.gp.fused.switch import why_not_fused
+from gpattention.gp.fused.cgp import Cost, Moments, fused_cgp
+from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,
+    centred,
     keep_columns,
     keep_rows,
     prepare,
@@ -45,25 +46,28 @@ def cgp_posterior(
     query_mask: Tensor | None = None,  # [..., Q]
     log_amplitude: Tensor | None = None,  # [..., Q]
     with_variance: bool = False,
+    with_cost: Cost = "none",
 ) -> "CGPPosterior":
     """p(z_q | z_k = M_k V) through the latent inputs o (eq. 4-6).
 
     Queries may be of another number than keys (cross-attention); `query_mask` defaults to `mask`
     when the numbers agree.  The variance is computed when it is asked for; `with_variance` announces
-    that it will be, and computes it with the mean, which is cheaper.
+    that it will be, and computes it with the mean, which is cheaper.  So does `with_cost` for the
+    regulariser "marginal" (eq. 10) or "kl" (eq. 23), where fused kernels run.
     """
     t = prepare(
         q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude,
+        query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
     )  # fmt: skip
-    return CGPPosterior(t, with_variance=with_variance)
+    return CGPPosterior(t, with_variance=with_variance, with_cost=with_cost)
 
 
 class CGPPosterior(Posterior):
     """Exact CGP posterior; keeps the matrices for the variance, draws, densities and KL."""
 
-    def __init__(self, t: Tokens, *, with_variance: bool = False) -> None:
-        self.t = t
+    def __init__(self, t: Tokens, *, with_variance: bool = False, with_cost: Cost = "none") -> None:
+        self.given = t  # as they came; the kernels mask and centre what they read
+        self._centred: Tokens | None = None
         self._M: Tensor | None = None
         self._K_qo: Tensor | None = None
         self._K_ok: Tensor | None = None
@@ -74,27 +78,49 @@ class CGPPosterior(Posterior):
         self._unit: Tensor | None = None
         self._log_det_k: Tensor | None = None
         self._fused: Moments | None = None
+        self._cost: Cost = "none"
         if self.why_not_fused() is None:
-            self._fused = fused_cgp(t, with_variance=with_variance)
+            self._cost = with_cost if self.why_not_fused(with_cost) is None else "none"
+            self._fused = fused_cgp(t, with_variance=with_variance, cost=self._cost)
             mean = self._fused.mean
         elif with_variance:
             mean = t.amplify(self._moments())
         else:
-            mean = t.amplify(cgp_mean(self.M, self.K_qo, self.K_ok, t.v, t.noise))
+            mean = t.amplify(cgp_mean(self.M, self.K_qo, self.K_ok, self.t.v, t.noise))
         super().__init__(mean, None if self._fused else t.query_mask, t.dtype)  # eq. 4
         self._query_mask = t.query_mask
 
-    def why_not_fused(self) -> str | None:
-        """None if mean, variance and marginal density come from fused kernels, else the reason."""
-        t = self.t
-        tokens = max(t.q.shape[-2], t.k.shape[-2])
-        return why_not_fused(t.q, tokens=tokens, channels=max(t.k.shape[-1], t.v.shape[-1]))
+    @property
+    def t(self) -> Tokens:
+        """The checked inputs, centred and masked."""
+        if self._centred is None:
+            self._centred = centred(self.given)
+        return self._centred
+
+    def why_not_fused(self, cost: Cost = "none") -> str | None:
+        """None if mean, variance and that regulariser come from fused kernels, else the reason."""
+        t = self.given
+        tokens, channels = max(t.q.shape[-2], t.k.shape[-2]), max(t.k.shape[-1], t.v.shape[-1])
+        return why_not_fused_on(
+            t.q.device, t.q.dtype, tokens=tokens, channels=channels, measured=cost != "kl"
+        )
 
     def fused(self) -> Moments | None:
         """The fused kernels' mean, variance and key density, where they apply."""
         if self._fused is not None and self._fused.variance is None:
-            self._fused = fused_cgp(self.t, with_variance=True)
+            self._fused = fused_cgp(self.given, with_variance=True)
         return self._fused
+
+    def fused_cost(self, cost: Cost) -> Tensor | None:
+        """Minus eq. 10 or eq. 23 by the fused kernels, at hand if it was announced.  [...]
+
+        None where plain operations run.
+        """
+        if self.why_not_fused(cost) is not None:
+            return None
+        if self._fused is None or self._cost != cost:
+            self._cost, self._fused = cost, fused_cgp(self.given, with_variance=True, cost=cost)
+        return self._fused.cost
 
     @property
     def M(self) -> Tensor:
@@ -180,14 +206,17 @@ class CGPPosterior(Posterior):
             raise RuntimeError("the variance has not been computed")
         return self._unit
 
-    def _raw_variance(self) -> Tensor:
+    def _full_variance(self) -> Tensor:
         fused = self.fused()
         if fused is not None and fused.variance is not None:
             return fused.variance
-        return (2 * log_query_scale(self.t)).exp() * self._unit_variance()
+        return super()._full_variance()
+
+    def _raw_variance(self) -> Tensor:
+        return (2 * log_query_scale(self.given)).exp() * self._unit_variance()
 
     def _prior_stddev(self) -> Tensor:
-        return log_query_scale(self.t).exp()
+        return log_query_scale(self.given).exp()
 
     def unit_covariance(self) -> Tensor:
         """Eq. 6 at unit query amplitude, zero at padded queries.  [..., Q, Q]"""

@@ -26,6 +26,7 @@ from gpattention.gp.density import (
     quadratic_log_density,
 )
 from gpattention.gp.direct import amplified_gram
+from gpattention.gp.fused.cgp import QUERY_COVARIANCE
 from gpattention.gp.fused.density import fused_prior_density
 from gpattention.gp.inputs import (
     Scalar,
@@ -96,7 +97,7 @@ def cgp_density_of(
     generator: Generator | NoiseSource | None = None,
 ) -> LogDensity:
     """`cgp_log_density` of a posterior that is there already."""
-    t = posterior.t
+    t = posterior.given
     tau = observation_variance(observation_noise, t)
     latent = latent_prior == "latent"
     if objective == "marginal" and not latent:  # the GP prior, in which the latent inputs play no part
@@ -108,29 +109,29 @@ def cgp_density_of(
         return as_log_density(t, _jensen(query, latent), _jensen(key, latent))
     if objective == "joint":
         return as_log_density(t, *_joint(query, key, latent))
-    root = prior_root(gram(t.latent.double())).to(t.v.dtype) if latent else posterior.L  # [..., K, K]
+    root = posterior.L if not latent else prior_root(gram(posterior.t.latent.double())).to(t.v.dtype)
     sides = [_monte_carlo(side, root, samples, generator) for side in (query, key)]
     return as_log_density(t, *sides)
 
 
 def _prior_queries(posterior: CGPPosterior, tau: Tensor) -> Tensor:
     """log N(N; 0, K_q + tau^2 I) (eq. 10 with the noisy prior).  [...]"""
-    t, name = posterior.t, "marginal covariance of the queries"
+    t, name = posterior.given, QUERY_COVARIANCE
     if posterior.why_not_fused() is None:
         return fused_prior_density(
             t.q, posterior._mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
             mask=t.query_mask, name=name,
         )  # fmt: skip
-    C = with_diagonal(amplified_gram(t), tau, t.query_mask)  # [..., Q, Q]
+    C = with_diagonal(amplified_gram(posterior.t), tau, t.query_mask)  # [..., Q, Q]
     return prior_log_density(posterior._mean, C, t.real_queries(), name=name, noise=tau)
 
 
 def _prior_keys(posterior: CGPPosterior, tau: Tensor) -> Tensor:
     """log N(Z; 0, K_k + tau^2 I); with tau^2 = sigma^2, Z^T M_k^-1 Z is V^T M_k V.  [...]"""
-    t = posterior.t
-    fused = posterior.fused() if tau is t.noise else None
+    fused = posterior.fused() if tau is posterior.given.noise else None
     if fused is not None and fused.key is not None:
         return fused.key
+    t = posterior.t
     if tau is t.noise:
         quadratic = (t.v * (posterior.M_k @ t.v)).sum((-2, -1))
         constant = posterior.log_det_k() + t.real_keys() * math.log(2 * math.pi)

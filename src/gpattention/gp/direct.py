@@ -11,7 +11,10 @@ from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.errors import UndefinedCovarianceError
-from gpattention.gp.inputs import Scalar, Tokens, keep_columns, keep_rows, prepare, with_diagonal
+from gpattention.gp.fused.cgp import Cost
+from gpattention.gp.fused.direct import DirectMoments, fused_direct
+from gpattention.gp.fused.switch import why_not_fused_on
+from gpattention.gp.inputs import Scalar, Tokens, centred, keep_columns, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram, squared_distances
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
@@ -110,6 +113,86 @@ class UnitDirect(Posterior):
             )
 
 
+class DirectPosterior(UnitDirect):
+    """The posterior of eq. 2; its moments come from fused kernels where these run."""
+
+    def __init__(
+        self, t: Tokens, *, causal: bool = False, with_variance: bool = False, with_cost: Cost = "none"
+    ) -> None:
+        self.given = t  # as they came; the kernels mask and centre what they read
+        self._centred: Tokens | None = None
+        self._causal, self._cost = causal, with_cost
+        self._fused: DirectMoments | None = None
+        if self.why_not_fused() is None:
+            self._fused = fused_direct(t, with_variance=with_variance, cost=with_cost)
+            mean = self._fused.mean
+        else:
+            mean = direct_weights(self.t, causal=causal) @ self.t.v
+        Posterior.__init__(self, mean, None if self._fused else t.query_mask, t.dtype)
+        self._query_mask, self._mask = t.query_mask, t.mask
+        self._unit = None
+
+    @property
+    def t(self) -> Tokens:
+        """The checked inputs, centred and masked."""
+        if self._centred is None:
+            self._centred = centred(self.given)
+        return self._centred
+
+    @property
+    def _q(self) -> Tensor:  # type: ignore[override]
+        return self.t.q
+
+    @property
+    def _k(self) -> Tensor:  # type: ignore[override]
+        return self.t.k
+
+    @property
+    def _noise(self) -> Tensor:  # type: ignore[override]
+        return self.given.noise / self.given.scale_k.square()
+
+    @property
+    def _log_scale(self) -> Tensor:  # type: ignore[override]
+        return log_query_scale(self.given)
+
+    def why_not_fused(self) -> str | None:
+        """None if moments, marginal density and KL come from fused kernels, else the reason."""
+        if self._causal:
+            return "causal attention has no kernel"
+        t = self.given
+        tokens, channels = max(t.q.shape[-2], t.k.shape[-2]), max(t.k.shape[-1], t.v.shape[-1])
+        return why_not_fused_on(t.q.device, t.q.dtype, tokens=tokens, channels=channels, measured=False)
+
+    def fused(self) -> DirectMoments | None:
+        """The fused kernels' moments and key density, where they apply."""
+        if self._fused is not None and self._fused.variance is None:
+            self._fused = fused_direct(self.given, with_variance=True)
+        return self._fused
+
+    def fused_cost(self, cost: Cost) -> Tensor | None:
+        """Minus eq. 12 (GP) or eq. 23 by the fused kernels, at hand if it was announced.  [...]
+
+        None where plain operations run.
+        """
+        if self.why_not_fused() is not None:
+            return None
+        if self._fused is None or self._cost != cost:
+            self._cost, self._fused = cost, fused_direct(self.given, with_variance=True, cost=cost)
+        return self._fused.cost
+
+    def _unit_variance(self) -> Tensor:
+        fused = self.fused()
+        return super()._unit_variance() if fused is None or fused.unit is None else fused.unit
+
+    def _full_variance(self) -> Tensor:
+        fused = self.fused()
+        return super()._full_variance() if fused is None or fused.variance is None else fused.variance
+
+    def _stddev(self) -> Tensor:
+        fused = self.fused()
+        return super()._stddev() if fused is None or fused.stddev is None else fused.stddev
+
+
 def real_key_counts(mask: Tensor | None, k: Tensor, causal: bool) -> Tensor:
     """How many real keys each query sees, as [..., 1] or, causally, [..., Q]."""
     K = k.shape[-2]
@@ -145,29 +228,23 @@ def direct_posterior(
     query_mask: Tensor | None = None,  # [..., Q]
     log_amplitude: Tensor | None = None,  # [..., Q]
     causal: bool = False,
-) -> Posterior:
+    with_variance: bool = False,
+    with_cost: Cost = "none",
+) -> DirectPosterior:
     """Kernel attention K_qk V with its exact GP covariance (eq. 2); the mean needs no solve.
 
     `noise` is sigma^2 of the observed keys.  `query_mask` defaults to `mask` when queries and keys
     are equally many (self-attention); pass it for cross-attention.  `log_amplitude` multiplies the
     query process per token: with `row_log_amplitude` the mean is row-normalised (eq. 25).
     `causal=True` lets row i see keys up to i only; then only per-row variances are defined.
+    `with_variance` and `with_cost` (the regulariser "marginal" or "kl") announce what will be asked for:
+    fused kernels compute it with the mean.
     """
     t = prepare(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude, causal=causal,
+        query_mask=query_mask, log_amplitude=log_amplitude, causal=causal, centre=False,
     )  # fmt: skip
-    return UnitDirect(
-        direct_weights(t, causal=causal) @ t.v,
-        t.q,
-        t.k,
-        t.noise / t.scale_k.square(),
-        log_query_scale(t),
-        mask=t.mask,
-        query_mask=t.query_mask,
-        causal=causal,
-        dtype=t.dtype,
-    )
+    return DirectPosterior(t, causal=causal, with_variance=with_variance, with_cost=with_cost)
 
 
 def log_query_scale(t: Tokens) -> Tensor:

@@ -6,6 +6,8 @@
 and its sparse form (24) in O(N m^2).
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
@@ -13,11 +15,15 @@ from torch.linalg import solve_triangular
 from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.correlated import CGPPosterior, cgp_posterior
 from gpattention.gp.density import log_det
-from gpattention.gp.direct import amplified_gram, direct_weights
+from gpattention.gp.direct import DirectPosterior, amplified_gram, direct_weights
 from gpattention.gp.inputs import Scalar, observation_variance, prepare, with_diagonal
 from gpattention.gp.kernels import gram
 from gpattention.gp.precision import full_precision
-from gpattention.gp.sparse import SCGPPosterior, Values, prepare_sparse
+from gpattention.gp.sharding import counted_once
+from gpattention.gp.sparse import SCGPPosterior, Values, scgp_posterior
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @full_precision
@@ -49,8 +55,11 @@ def cgp_kl(
 @full_precision
 def cgp_kl_of(posterior: CGPPosterior, observation_noise: Scalar | None = None) -> Tensor:
     """`cgp_kl` of a posterior that is there already.  [...]"""
+    tau = observation_variance(observation_noise, posterior.given)
+    fused = posterior.fused_cost("kl") if tau is posterior.given.noise else None
+    if fused is not None:
+        return fused
     t = posterior.t
-    tau = observation_variance(observation_noise, t)
     V = posterior._full_covariance()  # [..., Q, Q]
     return _kl_to_prior(posterior._mean, V, amplified_gram(t), tau, t.query_mask)
 
@@ -72,15 +81,24 @@ def direct_kl(
     """KL of the direct GP's posterior (eq. 2) from its prior (eq. 23).  [...]"""
     t = prepare(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude,
+        query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
     )  # fmt: skip
-    tau = observation_variance(observation_noise, t)
-    K_qk = direct_weights(t)  # [..., Q, K]
+    return direct_kl_of(DirectPosterior(t, with_cost="kl"), observation_noise)
+
+
+@full_precision
+def direct_kl_of(posterior: DirectPosterior, observation_noise: Scalar | None = None) -> Tensor:
+    """`direct_kl` of a posterior that is there already.  [...]"""
+    tau = observation_variance(observation_noise, posterior.given)
+    fused = posterior.fused_cost("kl") if tau is posterior.given.noise else None
+    if fused is not None:
+        return fused
+    t = posterior.t
     M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)  # [..., K, K]
     L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
-    R = solve_triangular(L_k, K_qk.mT, upper=False)  # [..., K, Q]
+    R = solve_triangular(L_k, direct_weights(t).mT, upper=False)  # [..., K, Q]
     K_q = amplified_gram(t)  # [..., Q, Q]
-    return _kl_to_prior(K_qk @ t.v, K_q - R.mT @ R, K_q, tau, t.query_mask)
+    return _kl_to_prior(posterior._mean, K_q - R.mT @ R, K_q, tau, t.query_mask)
 
 
 @full_precision
@@ -100,21 +118,31 @@ def scgp_kl(
     log_amplitude: Tensor | None = None,
     values: Values = "paper",
     delta: float = 1e-6,
+    group: "ProcessGroup | None" = None,
 ) -> Tensor:
-    """KL of the sparse posterior from the DTC prior sigma^2 I + Phi_q Phi_q^T (eq. 24).  [...]"""
-    t = prepare_sparse(
+    """KL of the sparse posterior from the DTC prior sigma^2 I + Phi_q Phi_q^T (eq. 24).  [...]
+
+    With a `group` (see `scgp_posterior`) it is that of all tokens, the same on every process, and its
+    gradient counts once in the sum of their losses.
+    """
+    p = scgp_posterior(
         q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
+        group=group, objectives=["kl"],
     )  # fmt: skip
-    return scgp_kl_of(SCGPPosterior(t, values=values, delta=delta, include_noise=True))
+    return scgp_kl_of(p)
 
 
 @full_precision
 def scgp_kl_of(p: SCGPPosterior) -> Tensor:
     """`scgp_kl` of a posterior that is there already.  [...]"""
+    fused = p.fused("kl")
+    if fused is not None and fused.kl is not None:
+        return fused.kl
+    p = p.plain()
     t = p.t
     noise_, scalar, D = t.noise, t.noise[..., 0, 0], t.v.shape[-1]
-    G = p.Phi_q.mT @ p.Phi_q  # [..., m, m]
+    G = p.density_sums().Phi_qq  # [..., m, m]
     L_0 = cholesky(with_diagonal(G / noise_, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise_)
     y = solve(p.c, L_0)  # [..., m, D]
     Gy = G @ y  # [..., m, D]
@@ -126,7 +154,7 @@ def scgp_kl_of(p: SCGPPosterior) -> Tensor:
         with_diagonal(R_c.mT @ G @ R_c / noise_, 1.0), name="I + R_c^T G R_c / noise", noise=noise_
     )
     trace = (excess * shrink.mT).sum((-2, -1))
-    return 0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner)))
+    return counted_once(0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner))), p.group)
 
 
 def _kl_to_prior(

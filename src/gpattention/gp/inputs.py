@@ -7,7 +7,7 @@ harmless forward and backward.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -91,10 +91,13 @@ def prepare(
     causal: bool = False,
     scale_name: str = "scale_q",
     also_finite: Mapping[str, Tensor] | None = None,
+    centre: bool = True,
 ) -> Tokens:
     """Check everything, then mask, raise and centre.  Errors name argument, value and expectation.
 
     `scale_name` is what the caller calls `scale_q`; `also_finite` are searched for NaN and no more.
+    `centre=False` leaves tokens where they are, whatever is written at padded ones: for kernels that
+    mask and centre what they read.  `centred` does it later.
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     for name, x in tokens.items():
@@ -122,31 +125,27 @@ def prepare(
         name: as_parameter(name, value, lead, q, dtype)
         for name, value in (("noise", noise), (scale_name, scale_q), ("scale_k", scale_k))
     }
-    anchor = next(iter(inducing.values()), None)
-    if anchor is None:
-        centre = _real_mean(k.detach().to(dtype), mask)  # [..., 1, C]
-    else:  # inducing inputs have no batch axis, and must not gain one
-        centre = anchor.detach().to(dtype).mean(-2, keepdim=True)  # [..., 1, C]
     if log_amplitude is not None:
         log_amplitude = log_amplitude.to(dtype)
         if query_mask is not None:
             log_amplitude = torch.where(query_mask, log_amplitude, 0.0)
-    check_values(
-        {
-            name: keep_rows(x, query_mask if name == "q" else mask if name in tokens else None)
-            for name, x in {**tokens, **inducing, **(also_finite or {})}.items()
-        },
-        parameters,
-        log_amplitude,
-    )
+    if not checks_are_deferred():
+        check_values(
+            {
+                name: keep_rows(x, query_mask if name == "q" else mask if name in tokens else None)
+                for name, x in {**tokens, **inducing, **(also_finite or {})}.items()
+            },
+            parameters,
+            log_amplitude,
+        )
     if o is not None and log_amplitude is not None:
         check_amplitude(log_amplitude)
-    return Tokens(
-        q=_shift(q.to(dtype), centre, query_mask),
-        k=_shift(k.to(dtype), centre, mask),
-        o=None if o is None else _shift(o.to(dtype), centre, mask),
-        v=keep_rows(v.to(dtype), mask),
-        inducing=tuple(x.to(dtype) - centre for x in inducing.values()),
+    found = Tokens(
+        q=q.to(dtype),
+        k=k.to(dtype),
+        o=None if o is None else o.to(dtype),
+        v=v.to(dtype),
+        inducing=tuple(x.to(dtype) for x in inducing.values()),
         mask=mask,
         query_mask=query_mask,
         log_amplitude=log_amplitude,
@@ -154,6 +153,23 @@ def prepare(
         noise=parameters["noise"],
         scale_q=parameters[scale_name],
         scale_k=parameters["scale_k"],
+    )
+    return centred(found) if centre else found
+
+
+def centred(t: Tokens) -> Tokens:
+    """Tokens moved by one translation, near the origin, and overwritten with 0 where they are padding."""
+    if t.inducing:  # which have no batch axis, and must not gain one
+        centre = t.inducing[0].detach().mean(-2, keepdim=True)  # [..., 1, C]
+    else:
+        centre = _real_mean(t.k.detach(), t.mask)  # [..., 1, C]
+    return replace(
+        t,
+        q=_shift(t.q, centre, t.query_mask),
+        k=_shift(t.k, centre, t.mask),
+        o=None if t.o is None else _shift(t.o, centre, t.mask),
+        v=keep_rows(t.v, t.mask),
+        inducing=tuple(x - centre for x in t.inducing),
     )
 
 

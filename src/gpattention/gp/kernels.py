@@ -5,6 +5,7 @@ are translation invariant, and without centring a common offset of 3 per coordin
 and, at 1024 tokens, the Cholesky factor.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -183,6 +184,22 @@ def ard_rbf(
     scaled = x / scale
     K = _rbf(scaled, scaled if y is x else y / scale)  # [..., N, M]
     return (_per_matrix(variance) * K).to(dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArdRbf:
+    """`ard_rbf` with its parameters filled in, for functions that take a kernel of two arguments."""
+
+    lengthscale: Tensor | float = 1.0  # one number or [..., C]
+    variance: Tensor | float = 1.0  # one number or [...]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """variance * exp(-1/2 sum_c (x_c - y_c)^2 / lengthscale_c^2).  [..., N, M]"""
+        return ard_rbf(x, y, self.lengthscale, self.variance)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Tokens between which `rbf` is this kernel at unit variance.  [..., N, C]"""
+        return x / _per_feature(self.lengthscale, x)
 
 
 @full_precision

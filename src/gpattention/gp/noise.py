@@ -64,28 +64,35 @@ class ItemNoise:
     def uniform(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uniform numbers in (0, 1); the batch is the first axis of `shape`."""
         batch, *rest = shape
-        bits = self._hash(1, batch, math.prod(rest), device)[0]
+        bits = self._hash(1, batch, torch.arange(math.prod(rest), device=device))[0]
         return _unit(bits >> 32).to(dtype).reshape(shape)
 
     def normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Standard normal numbers, [draws, batch, ...] as `Posterior.sample` asks (Box-Muller)."""
         draws, batch, *rest = shape
-        if dtype == torch.float32 and why_not_fused_on(device, dtype, measured=False) is None:
+        if dtype == torch.float32 and why_not_fused_on(device, dtype) is None:
             return fused_normal(self._keys_of(batch, device), self._next_stream(), shape)
         count = math.prod(rest)
-        bits = self._hash(draws, batch, (count + 1) // 2, device)  # one hash for two numbers
+        numbers = self._pairs(draws, batch, torch.arange((count + 1) // 2, device=device))
+        return numbers[..., :count].reshape(shape).to(dtype)
+
+    def next_draws(self, batch: int, device: torch.device) -> tuple[Tensor, int]:
+        """Keys [batch] and first stream of the next call of `normal`, for a kernel that makes its numbers."""
+        return self._keys_of(batch, device), self._next_stream()
+
+    def _pairs(self, draws: int, batch: int, pairs: Tensor) -> Tensor:
+        """The normal numbers 2 i and 2 i + 1 of each pair i, from one hash.  [draws, batch, 2 pairs]"""
+        bits = self._hash(draws, batch, pairs)
         radius = _unit(bits >> 32).log_().mul_(-2).sqrt_()
         angle = _unit(bits).mul_(2 * math.pi)
-        pairs = torch.stack([radius * angle.cos(), radius * angle.sin()], -1)
-        return pairs.flatten(-2)[..., :count].reshape(shape).to(dtype)
+        return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(-2)
 
-    def _hash(self, draws: int, batch: int, places: int, device: torch.device) -> Tensor:
+    def _hash(self, draws: int, batch: int, places: Tensor) -> Tensor:
         """64 random bits each.  [draws, batch, places]"""
-        own = self._keys_of(batch, device)
-        stream = self._next_stream() + torch.arange(draws, device=device)  # [draws]
+        own = self._keys_of(batch, places.device)
+        stream = self._next_stream() + torch.arange(draws, device=places.device)  # [draws]
         keys = _mix(own + stream[:, None] * _GOLDEN)  # [draws, batch]
-        place = torch.arange(places, device=device) * _GOLDEN  # [places]
-        return _mix(keys[..., None] + place)
+        return _mix(keys[..., None] + places * _GOLDEN)
 
     def _keys_of(self, batch: int, device: torch.device) -> Tensor:
         if batch != len(self._keys):

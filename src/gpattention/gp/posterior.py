@@ -9,9 +9,10 @@ from torch import Generator, Tensor
 
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.fused.draw import draws_fit, fused_draw
+from gpattention.gp.fused.item_draw import fused_item_draw
 from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import keep_columns, keep_rows
-from gpattention.gp.noise import NoiseSource, standard_normal
+from gpattention.gp.noise import ItemNoise, NoiseSource, standard_normal
 from gpattention.gp.precision import full_precision
 
 # Added to the diagonal of *prior* Gram matrices when joint draws factor them, in float64.
@@ -80,15 +81,22 @@ class Posterior:
         if joint:
             deviation = self._joint_deviation(n, generator)
         else:
-            noise = self._normal(n, self._mean.shape[-2], generator)
-            fused = why_not_fused(self._mean) is None and draws_fit(noise.shape)
+            fused = why_not_fused(self._mean) is None and draws_fit(torch.Size((n, *self._mean.shape)))
             if fused and self._full_variance().ndim < self._mean.ndim:
-                spread, squared = self._spread()
-                return fused_draw(self._mean, spread, noise, squared=squared).to(self._dtype)
+                return self._fused_draws(n, generator).to(self._dtype)
+            noise = self._normal(n, self._mean.shape[-2], generator)
             stddev = self._stddev()
             stddev = stddev if stddev.ndim == self._mean.ndim else stddev[..., None]
             deviation = stddev * noise
         return (self._mean + keep_rows(deviation, self._query_mask)).to(self._dtype)
+
+    def _fused_draws(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+        spread, squared = self._spread()
+        if type(generator) is ItemNoise and self._mean.ndim > 2:
+            keys, stream = generator.next_draws(self._mean.shape[0], self._mean.device)
+            return fused_item_draw(self._mean, spread, keys, stream=stream, draws=n, squared=squared)
+        noise = self._normal(n, self._mean.shape[-2], generator)
+        return fused_draw(self._mean, spread, noise, squared=squared)
 
     def _full_variance(self) -> Tensor:
         if self._cached_variance is None:

@@ -81,11 +81,11 @@ def scgp_posterior(
         centre=False,
     )  # fmt: skip
     if group is None and why_not_fused_sparse(t) is None:
-        if objectives is None:
-            objectives = ("dtc", "kl") if torch.is_grad_enabled() else ()
+        both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(
-            t, values=values, delta=delta, include_noise=include_noise, objectives=objectives
-        )
+            t, values=values, delta=delta, include_noise=include_noise,
+            objectives=both if objectives is None else objectives,
+        )  # fmt: skip
     return SCGPPosterior(centred(t), values=values, delta=delta, include_noise=include_noise, group=group)
 
 

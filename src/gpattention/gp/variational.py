@@ -7,18 +7,29 @@ KL     = sum_a 1/2 [tr S_a - m - log det S_a + v_b^T K_bb v_b + v^T (K_qq - Phi 
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.checks import check_positive
+from gpattention.gp.checks import (
+    check_mask,
+    check_positive,
+    check_tokens,
+    check_values,
+    common_lead,
+    expect,
+)
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.inputs import keep_columns, keep_rows, prepare, with_diagonal
-from gpattention.gp.kernels import rbf
+from gpattention.gp.fused.sgpa import SGPAMoments, fused_sgpa, has_no_batch
+from gpattention.gp.fused.sgpa_draw import fused_channel_draw
+from gpattention.gp.fused.switch import why_not_fused_on
+from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
+from gpattention.gp.kernels import ArdRbf, rbf
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
-from gpattention.gp.precision import full_precision
+from gpattention.gp.precision import checks_are_deferred, compute_dtype, full_precision
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -34,14 +45,18 @@ def sgpa_posterior(
     kernel: Kernel = rbf,
     jitter: float = 1e-6,
     mask: Tensor | None = None,  # [..., N] True = real
+    with_variance: bool = False,
 ) -> "SGPAPosterior":
     """Sparse GP attention (eq. 19), full variational covariance per value channel.
 
-    `kernel(x, y)` is any function of the `rbf` form, e.g.
-    `lambda x, y: ard_rbf(x, y, lengthscale, variance)`; the canonical `rbf` by default.
-    The variance is [..., N, D], one per value channel.
+    `kernel(x, y)` is any function of the `rbf` form, e.g. `ArdRbf(lengthscale, variance)`; the canonical
+    `rbf` by default.  The variance is [..., N, D], one per value channel; `with_variance` announces that it
+    will be asked for, which fused kernels like to know.
     """
-    return SGPAPosterior(q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask)
+    return SGPAPosterior(
+        q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask,
+        with_variance=with_variance,
+    )  # fmt: skip
 
 
 @full_precision
@@ -66,6 +81,20 @@ def sgpa_kl(
     return posterior.kl()
 
 
+class Factors(NamedTuple):
+    """Masked tokens and the matrices of eq. 19."""
+
+    x: Tensor  # [..., N, C]
+    v: Tensor  # [..., N, D]
+    s: Tensor  # [..., D, m, m]
+    K_bb: Tensor  # [..., m, m], without jitter
+    L_b: Tensor  # [..., m, m], of K_bb + jitter I
+    K_qb: Tensor  # [..., N, m]
+    Phi: Tensor  # [..., N, m]
+    K_qq: Tensor  # [..., N, N]
+    residual: Tensor  # [..., N, D] K_qq v - Phi Phi^T v
+
+
 class SGPAPosterior(Posterior):
     """Posterior of eq. 19; `.variance` is [..., N, D], `.covariance()` [..., D, N, N]."""
 
@@ -80,69 +109,147 @@ class SGPAPosterior(Posterior):
         kernel: Kernel,
         jitter: float,
         mask: Tensor | None,
+        with_variance: bool = False,
     ) -> None:
         if not 0 < jitter < 1:
             raise ValueError(f"expected jitter in (0, 1), got {jitter}")
-        # kernels need not be translation invariant, so the inputs are checked but not centred
-        t = prepare(
-            q, q, v, inducing={"inducing_k": inducing_k}, noise=jitter, mask=mask,
-            also_finite={"inducing_v": inducing_v, "scale_tril": scale_tril},
+        _check(q, v, inducing_k, inducing_v, scale_tril, mask)
+        dtype = compute_dtype(q.dtype)
+        self.q, self.mask = q.to(dtype), mask  # [..., N, C]
+        self.b = inducing_k.to(dtype)  # [..., m, C]
+        self.values, self.v_b = v.to(dtype), inducing_v.to(dtype)
+        self.scale_tril = scale_tril.to(dtype)  # [..., D, m, m]
+        self.kernel, self.jitter = kernel, jitter
+        self._fused: SGPAMoments | None = None
+        self._factors: Factors | None = None
+        if self.why_not_fused() is None:
+            self._fused = self._run_fused(with_variance)
+            super().__init__(self._fused.mean, None, q.dtype)
+            self._query_mask = mask
+        else:
+            f = self.factors()
+            super().__init__(f.residual + f.K_qb @ self.v_b, mask, q.dtype)
+
+    def why_not_fused(self) -> str | None:
+        """None if mean, variance and KL come from fused kernels, else the reason."""
+        if not (self.kernel is rbf or isinstance(self.kernel, ArdRbf)):
+            return "the kernel is neither rbf nor ArdRbf"
+        parts = [(self.b, 2), (self.v_b, 2), (self.scale_tril, 3)]
+        if isinstance(self.kernel, ArdRbf):
+            shapes = (self.kernel.lengthscale, 1), (self.kernel.variance, 0)
+            parts += [(x, axes) for x, axes in shapes if isinstance(x, Tensor)]
+        if not all(has_no_batch(x, axes) for x, axes in parts):
+            return "inducing inputs differ between sequences"
+        tokens, channels = self.q.shape[-2], max(*self.b.shape[-2:], self.values.shape[-1])
+        return why_not_fused_on(self.q.device, self.q.dtype, tokens=tokens, channels=channels, measured=False)
+
+    def _run_fused(self, with_variance: bool) -> SGPAMoments:
+        variance = self.kernel.variance if isinstance(self.kernel, ArdRbf) else None
+        if variance is not None:
+            variance = torch.as_tensor(variance, dtype=self.q.dtype, device=self.q.device)
+        return fused_sgpa(
+            self._scaled(self.q), self.values, self._scaled(self.b), self.v_b, self.scale_tril,
+            variance=variance, jitter=self.jitter, mask=self.mask, with_variance=with_variance,
         )  # fmt: skip
-        m, D = inducing_k.shape[-2], v.shape[-1]
-        if inducing_v.shape[-2:] != (m, D):
-            raise ValueError(f"expected inducing_v of shape [..., {m}, {D}], got {tuple(inducing_v.shape)}")
-        if scale_tril.shape[-3:] != (D, m, m):
-            raise ValueError(
-                f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}"
-            )
-        check_positive("the diagonal of scale_tril", scale_tril.diagonal(dim1=-2, dim2=-1))
-        dtype = t.v.dtype
-        self.x = x = keep_rows(q.to(dtype), mask)  # [..., N, C]
-        self.b = b = inducing_k.to(dtype)  # [..., m, C]
-        self.kernel = kernel
-        self.v, self.v_b = t.v, inducing_v.to(dtype)
-        self.s = scale_tril.to(dtype).tril()  # [..., D, m, m]
-        self.K_bb = kernel(b, b)  # [..., m, m]
-        self.L_b = cholesky(with_diagonal(self.K_bb, jitter), name="K_bb + jitter I", noise=jitter)
-        self.K_qb = keep_rows(kernel(x, b), mask)  # [..., N, m]
-        self.Phi = solve_triangular(self.L_b.mT, self.K_qb, upper=True, left=False)  # [..., N, m]
-        self.K_qq = keep_columns(keep_rows(kernel(x, x), mask), mask)  # [..., N, N]
-        self.jitter = jitter
-        self.residual = self.K_qq @ t.v - self.Phi @ (self.Phi.mT @ t.v)  # [..., N, D]
-        super().__init__(self.residual + self.K_qb @ self.v_b, mask, t.dtype)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Tokens between which the kernel is variance * kappa.  [..., N, C]"""
+        return self.kernel.scaled(x) if isinstance(self.kernel, ArdRbf) else x
+
+    @full_precision
+    def factors(self) -> Factors:
+        """The matrices of eq. 19 by plain operations."""
+        if self._factors is None:
+            # kernels need not be translation invariant, so tokens are masked but not centred
+            x, v = keep_rows(self.q, self.mask), keep_rows(self.values, self.mask)
+            K_bb = self.kernel(self.b, self.b)
+            noisy = with_diagonal(K_bb, self.jitter)
+            L_b = cholesky(noisy, name="K_bb + jitter I", noise=self.jitter)
+            K_qb = keep_rows(self.kernel(x, self.b), self.mask)
+            Phi = solve_triangular(L_b.mT, K_qb, upper=True, left=False)
+            K_qq = keep_columns(keep_rows(self.kernel(x, x), self.mask), self.mask)
+            residual = K_qq @ v - Phi @ (Phi.mT @ v)
+            self._factors = Factors(x, v, self.scale_tril.tril(), K_bb, L_b, K_qb, Phi, K_qq, residual)
+        return self._factors
+
+    def sample(
+        self, n: int = 1, *, generator: Generator | NoiseSource | None = None, joint: bool = False
+    ) -> Tensor:
+        """n reparameterised draws, independent between value channels.  [n, ..., N, D]"""
+        if self._fused is None or joint or n < 1:
+            return super().sample(n, generator=generator, joint=joint)
+        noise = self._normal(n, self._mean.shape[-2], generator)
+        return fused_channel_draw(self._mean, self._full_variance(), noise).to(self._dtype)
+
+    def _full_variance(self) -> Tensor:
+        if self._fused is None:
+            return super()._full_variance()
+        if self._fused.variance is None:
+            self._fused = self._run_fused(True)
+        assert self._fused.variance is not None
+        return self._fused.variance  # the kernels have masked it
 
     @full_precision
     def _raw_variance(self) -> Tensor:
-        prior = self.K_qq.diagonal(dim1=-2, dim2=-1) - self.Phi.square().sum(-1)  # [..., N]
-        spread = (self.Phi[..., None, :, :] @ self.s).square().sum(-1)  # [..., D, N]
+        f = self.factors()
+        prior = f.K_qq.diagonal(dim1=-2, dim2=-1) - f.Phi.square().sum(-1)  # [..., N]
+        spread = (f.Phi[..., None, :, :] @ f.s).square().sum(-1)  # [..., D, N]
         return (prior[..., None].clamp_min(0) + spread.mT).clamp_min(0)
 
     def _prior_stddev(self) -> Tensor:
-        prior = self.K_qq.diagonal(dim1=-2, dim2=-1)  # [..., N], zero at padded tokens
+        prior = self.factors().K_qq.diagonal(dim1=-2, dim2=-1)  # [..., N], zero at padded tokens
         return torch.where(prior > 0, prior, 1.0).sqrt()
 
     def _full_covariance(self) -> Tensor:
-        root = self.Phi[..., None, :, :] @ self.s  # [..., D, N, m]
-        prior = self.K_qq - self.Phi @ self.Phi.mT  # [..., N, N]
+        f = self.factors()
+        root = f.Phi[..., None, :, :] @ f.s  # [..., D, N, m]
+        prior = f.K_qq - f.Phi @ f.Phi.mT  # [..., N, N]
         return prior[..., None, :, :] + root @ root.mT
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """A prior draw at (b, q) without what b explains, plus the variational spread of b."""
-        m, N = self.K_bb.shape[-1], self.K_qq.shape[-1]
-        lead = torch.broadcast_shapes(self.b.shape[:-2], self.x.shape[:-2])
-        both = torch.cat([self.b.expand(*lead, m, -1), self.x.expand(*lead, N, -1)], -2).double()
+        f = self.factors()
+        m, N = f.K_bb.shape[-1], f.K_qq.shape[-1]
+        lead = torch.broadcast_shapes(self.b.shape[:-2], f.x.shape[:-2])
+        both = torch.cat([self.b.expand(*lead, m, -1), f.x.expand(*lead, N, -1)], -2).double()
         prior = self.kernel(both, both)  # [..., m + N, m + N]
-        f = prior_root(prior).to(self.x.dtype) @ self._normal(n, m + N, generator)
+        drawn = prior_root(prior).to(f.x.dtype) @ self._normal(n, m + N, generator)
         nugget = self.jitter**0.5 * self._normal(n, m, generator)
-        white = solve_triangular(self.L_b, f[..., :m, :] + nugget, upper=False)  # [n, ..., m, D]
-        spread = self.s @ self._normal(n, m, generator).mT[..., None]  # [n, ..., D, m, 1]
-        return f[..., m:, :] + self.Phi @ (spread[..., 0].mT - white)
+        white = solve_triangular(f.L_b, drawn[..., :m, :] + nugget, upper=False)  # [n, ..., m, D]
+        spread = f.s @ self._normal(n, m, generator).mT[..., None]  # [n, ..., D, m, 1]
+        return drawn[..., m:, :] + f.Phi @ (spread[..., 0].mT - white)
 
     @full_precision
     def kl(self) -> Tensor:
         """Eq. 20 per sequence and head.  [...]"""
-        diagonal = self.s.diagonal(dim1=-2, dim2=-1)  # [..., D, m]
-        free = self.s.square().sum((-2, -1)) - diagonal.shape[-1] - 2 * diagonal.log().sum(-1)
-        inducing = (self.v_b * (self.K_bb @ self.v_b)).sum((-2, -1))  # [...]
-        tokens = (self.v * self.residual).sum((-2, -1))  # [...]
+        if self._fused is not None:
+            return self._fused.kl
+        f = self.factors()
+        diagonal = f.s.diagonal(dim1=-2, dim2=-1)  # [..., D, m]
+        free = f.s.square().sum((-2, -1)) - diagonal.shape[-1] - 2 * diagonal.log().sum(-1)
+        inducing = (self.v_b * (f.K_bb @ self.v_b)).sum((-2, -1))  # [...]
+        tokens = (f.v * f.residual).sum((-2, -1))  # [...]
         return 0.5 * (free.sum(-1) + inducing + tokens)
+
+
+def _check(
+    q: Tensor, v: Tensor, inducing_k: Tensor, inducing_v: Tensor, scale_tril: Tensor, mask: Tensor | None
+) -> None:
+    """Shapes, types and values of the arguments; errors name argument, value and expectation."""
+    tokens, inducing = {"q": q, "v": v}, {"inducing_k": inducing_k}
+    for name, x in {**tokens, **inducing}.items():
+        check_tokens(name, x, like=q, same_dtype=name in tokens)
+    expect(inducing_k.shape[-1] == q.shape[-1], f"inducing_k of width {q.shape[-1]} like q", inducing_k)
+    expect(v.shape[-2] == q.shape[-2], f"v with {q.shape[-2]} tokens like q", v)
+    check_mask("mask", mask, common_lead({**tokens, **inducing}), q)
+    m, D = inducing_k.shape[-2], v.shape[-1]
+    if inducing_v.shape[-2:] != (m, D):
+        raise ValueError(f"expected inducing_v of shape [..., {m}, {D}], got {tuple(inducing_v.shape)}")
+    if scale_tril.shape[-3:] != (D, m, m):
+        raise ValueError(f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}")
+    finite = {**tokens, **inducing, "inducing_v": inducing_v, "scale_tril": scale_tril}
+    if not checks_are_deferred():
+        check_values(
+            {name: keep_rows(x, mask if name in tokens else None) for name, x in finite.items()}, {}, None
+        )
+        check_positive("the diagonal of scale_tril", scale_tril.diagonal(dim1=-2, dim2=-1))

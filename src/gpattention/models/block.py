@@ -8,6 +8,7 @@ from torch import Generator, Tensor, nn
 from gpattention.attention import Attention, AttentionOutput, SGPAAttention
 from gpattention.attention.output import Draw
 from gpattention.gp import NoiseSource
+from gpattention.models.fused.dropout import drop
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class FeedForward(nn.Module):
         self.back = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., E] -> [..., E]"""
-        hidden = self.dropout(nn.functional.gelu(self.into(self.norm(x))))
-        return self.dropout(self.back(hidden))
+    def forward(self, x: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
+        """[..., E] -> [..., E]; a seed makes the masks of the two sites (see `fused.dropout`)."""
+        hidden = drop(self.dropout, nn.functional.gelu(self.into(self.norm(x))), seed, site)
+        return drop(self.dropout, self.back(hidden), seed, site + 1)
 
 
 class Block(nn.Module):
@@ -54,8 +55,14 @@ class Block(nn.Module):
         generator: Generator | NoiseSource | None = None,
         need: tuple[str, ...] = ("output",),
         before: "Block | None" = None,
+        seed: Tensor | None = None,
+        site: int = 0,
     ) -> BlockOutput:
-        """One layer; `before` is the layer below, through which SGPA's inducing inputs travel."""
+        """One layer; `before` is the layer below, through which SGPA's inducing inputs travel.
+
+        `seed` makes the dropout masks of the block's sites, the first of which is `site`.
+        """
+        seeded = seed is not None and type(self.attention).forward is Attention.forward
         told = self.attention(
             self.norm(x),
             key_padding_mask=padding,
@@ -63,17 +70,21 @@ class Block(nn.Module):
             samples=samples,
             generator=generator,
             need=need,
-            inducing=self._inducing(before),
+            inducing=self._inducing(before, seed, site + 3),
+            **({"finish": False} if seeded else {}),  # kinds of others need not know it
         )
-        attended = x + told.output
-        return BlockOutput(attended + self.feed_forward(attended), attended, told)
+        output = told.output
+        if seeded:
+            output = drop(self.attention.dropout, self.attention.output(output), seed, site)
+        attended = x + output
+        return BlockOutput(attended + self.feed_forward(attended, seed, site + 1), attended, told)
 
-    def _inducing(self, before: "Block | None") -> Tensor | None:
+    def _inducing(self, before: "Block | None", seed: Tensor | None, site: int) -> Tensor | None:
         """Raw inducing inputs after the feed-forward part below and this layer's LayerNorm.  [H, m, E]"""
         if not isinstance(self.attention, SGPAAttention) or before is None:
             return None
         raw = self.attention.inducing
-        return self.norm(raw + before.feed_forward(raw))
+        return self.norm(raw + before.feed_forward(raw, seed, site))
 
 
 def masked_mean(tokens: Tensor, padding: Tensor | None) -> Tensor:

@@ -5,9 +5,15 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from gpattention.attention.projections import is_plain
 from gpattention.models.block import masked_mean
 from gpattention.models.config import TextConfig, TransformerConfig
+from gpattention.models.fused.dropout import EMBEDDING_SITE, drop, rate_of
+from gpattention.models.fused.residual_norm import Added
+from gpattention.models.fused.stream import Stream
+from gpattention.models.fused.switch import may_drop
 from gpattention.models.transformer import Inputs, Transformer
 
 
@@ -34,6 +40,38 @@ class TextTransformer(Transformer):
 
     def embed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Word indices, and contextual embeddings where the model has them -> tokens [B, N, E]."""
+        words, padding = self._words(inputs)
+        return self.dropout(self._placed(words)), padding
+
+    def pool(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
+        """Mean over real words."""
+        return masked_mean(tokens, padding)
+
+    def real_tokens(self, inputs: Inputs) -> Tensor:
+        """Words that are not padding.  [B]"""
+        return (~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)).sum(-1)
+
+    def _embed(self, inputs: Inputs, seed: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if seed is None or type(self).embed is not TextTransformer.embed:
+            return self.embed(inputs)
+        words, padding = self._words(inputs)
+        return drop(self.dropout, self._placed(words), seed, EMBEDDING_SITE), padding
+
+    def _stream(self, inputs: Inputs, seed: Tensor | None) -> tuple[Stream, Tensor | None]:
+        own = type(self).embed is TextTransformer.embed and may_drop(self.dropout)
+        if not own or not is_plain(self.project, nn.Linear):
+            return super()._stream(inputs, seed)
+        words, padding = self._words(inputs)
+        z = linear(words, self.project.weight)
+        added = Added(z, self.project.bias, rate_of(self.dropout), EMBEDDING_SITE, inside=True)
+        return Stream(self.positions[0, : words.shape[1]], added), padding
+
+    def _placed(self, words: Tensor) -> Tensor:
+        """Projected, with their positions.  [B, N, E]"""
+        return self.project(words) + self.positions[:, : words.shape[1]]
+
+    def _words(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Embedded words beside contextual embeddings [B, N, W], and where there are none [B, N]."""
         given = {"tokens": inputs} if isinstance(inputs, Tensor) else dict(inputs)
         unknown = sorted(set(given) - {"tokens", "padding_mask", "contextual"})
         if unknown or "tokens" not in given:
@@ -56,17 +94,7 @@ class TextTransformer(Transformer):
                 f"got shape {tuple(padding.shape)} and {padding.dtype}"
             )
         words = self.words(tokens)  # [B, N, embedding_width]
-        words = self._beside_contextual(words, given.get("contextual"), padding)
-        projected = self.project(words) + self.positions[:, : tokens.shape[1]]
-        return self.dropout(projected), padding
-
-    def pool(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
-        """Mean over real words."""
-        return masked_mean(tokens, padding)
-
-    def real_tokens(self, inputs: Inputs) -> Tensor:
-        """Words that are not padding.  [B]"""
-        return (~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)).sum(-1)
+        return self._beside_contextual(words, given.get("contextual"), padding), padding
 
     def _beside_contextual(self, words: Tensor, contextual: Tensor | None, padding: Tensor) -> Tensor:
         width = self.text.contextual_width

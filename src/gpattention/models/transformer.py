@@ -1,6 +1,7 @@
 """What both transformers share: blocks of any kinds, a head, draws, storage, predictions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -8,11 +9,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from gpattention.attention import build_attention
+from gpattention.attention import AttentionOutput, build_attention
 from gpattention.attention.output import Draw
 from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.block import Block, BlockOutput
 from gpattention.models.config import TransformerConfig
+from gpattention.models.fused.dropout import first_site, rate_of
+from gpattention.models.fused.stream import Stream, run_block
+from gpattention.models.fused.switch import why_not_fused_blocks
 from gpattention.models.health import HealthReport, measure_health
 from gpattention.models.prediction import Prediction, predict
 from gpattention.models.storage import load_folder, save_folder
@@ -92,14 +96,16 @@ class Transformer(nn.Module):
         samples: int = 1,
         generator: Generator | NoiseSource | None = None,
         need: tuple[str, ...] = ("logits",),
+        dropout_seed: Tensor | None = None,  # [] whole number, where the model is
     ) -> ModelOutput:
         """Logits, and whatever else `need` names.
 
         With `draw`, every layer that has a posterior passes on a draw instead of its mean; `samples` > 1
         runs that many draws side by side and stacks their logits.  The regulariser is that of the
-        layers as they were run, divided by the number of samples.
+        layers as they were run, divided by the number of samples.  In training, `dropout_seed` fixes what
+        is dropped; without it that is drawn from torch's generator.
         """
-        features, layers, regularizer = self._run(inputs, draw, samples, generator, need)
+        features, layers, regularizer = self._run(inputs, draw, samples, generator, need, dropout_seed)
         logits = self.head(features)  # [S * B, C]
         if samples > 1:
             logits = logits.unflatten(0, (samples, -1))
@@ -154,36 +160,73 @@ class Transformer(nn.Module):
         samples: int,
         generator: Generator | NoiseSource | None,
         need: tuple[str, ...],
+        seed: Tensor | None = None,
     ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:
         self._check_request(draw, samples, need)
-        x, padding = self.embed(inputs)
-        asked = ("output", *(n for n in need if n in ("regularizer", "variance", "weights", "posterior")))
+        if why_not_fused_blocks(self._blocks(), self.norm, need) is None:
+            return self._run_fused(inputs, draw, samples, generator, need, seed)
+        x, padding = self._embed(inputs, seed)
+        asked = _asked(need)
         layers: list[LayerOutput] = []
         regularizers: list[Tensor] = []
         before, copies = None, 1
         for index, block in enumerate(self._blocks()):
             first = samples > 1 and copies == 1 and block.attention.draws
-            try:
+            with _named_failures(index, block):
                 told = block(
                     x, padding=padding, draw=draw, samples=samples if first else 1, generator=generator,
-                    need=_available(block, asked), before=before,
+                    need=_available(block, asked), before=before, seed=seed, site=first_site(index),
                 )  # fmt: skip
-            except NumericalError as error:
-                error.add_note(
-                    f"in layer {index} ({block.attention.kind}), where matrices are numbered [item, head]"
-                )
-                raise
             if first:  # the samples part ways here: from now on they share the batch axis
                 copies = samples
                 told = BlockOutput(told.tokens.flatten(0, 1), told.attended.flatten(0, 1), told.attention)
                 padding = None if padding is None else padding.repeat(samples, 1)
             x = told.tokens
-            layers.append(_layer_output(told, need))
+            layers.append(_layer_output(told.attention, told if "tokens" in need else None))
             if told.attention.regularizer is not None:
                 regularizers.append(told.attention.regularizer)
             before = block
-        regularizer = torch.stack(regularizers).sum() if regularizers else None
-        return self.pool(self.norm(x), padding), tuple(layers), regularizer
+        return self.pool(self.norm(x), padding), tuple(layers), _total(regularizers)
+
+    def _run_fused(
+        self,
+        inputs: Inputs,
+        draw: Draw,
+        samples: int,
+        generator: Generator | NoiseSource | None,
+        need: tuple[str, ...],
+        seed: Tensor | None,
+    ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:
+        """The same, with the sums of the residual stream fused with what reads them."""
+        if seed is None and any(rate_of(m) > 0 for m in self.modules() if isinstance(m, nn.Dropout)):
+            seed = torch.randint(-(2**62), 2**62, (), device=self.norm.weight.device)
+        stream, padding = self._stream(inputs, seed)
+        asked, told, before, copies = _asked(need), [], None, 1
+        for index, block in enumerate(self._blocks()):
+            first = samples > 1 and copies == 1 and block.attention.draws
+            with _named_failures(index, block):
+                stream, attention = run_block(
+                    stream, block, seed, first_site(index), before=before, key_padding_mask=padding,
+                    draw=draw if block.attention.draws else "none", samples=samples if first else 1,
+                    generator=generator, need=_available(block, asked),
+                )  # fmt: skip
+            if first:
+                copies = samples
+                padding = None if padding is None else padding.repeat(samples, 1)
+            told.append(attention)
+            before = block
+        normed = stream.settle(self.norm, seed)[1]
+        regularizer = _total([each.regularizer for each in told if each.regularizer is not None])
+        return self.pool(normed, padding), tuple(_layer_output(each) for each in told), regularizer
+
+    def _embed(self, inputs: Inputs, seed: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """`embed` with the dropout mask of a seed, where a subclass knows how."""
+        return self.embed(inputs)
+
+    def _stream(self, inputs: Inputs, seed: Tensor | None) -> tuple[Stream, Tensor | None]:
+        """The tokens that the first block reads, and the padding mask."""
+        tokens, padding = self._embed(inputs, seed)
+        return Stream(tokens), padding
 
     def _check_request(self, draw: Draw, samples: int, need: tuple[str, ...]) -> None:
         unknown = [name for name in need if name not in NEEDS]
@@ -205,15 +248,33 @@ def _available(block: Block, asked: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in asked if name not in ("variance", "posterior"))
 
 
-def _layer_output(told: BlockOutput, need: tuple[str, ...]) -> LayerOutput:
-    tokens = "tokens" in need
+def _asked(need: tuple[str, ...]) -> tuple[str, ...]:
+    """What is needed of every attention."""
+    return ("output", *(n for n in need if n in ("regularizer", "variance", "weights", "posterior")))
+
+
+def _layer_output(attention: AttentionOutput, block: BlockOutput | None = None) -> LayerOutput:
     return LayerOutput(
-        variance=told.attention.variance,
-        weights=told.attention.weights,
-        posterior=told.attention.posterior,
-        attended=told.attended if tokens else None,
-        tokens=told.tokens if tokens else None,
+        variance=attention.variance,
+        weights=attention.weights,
+        posterior=attention.posterior,
+        attended=None if block is None else block.attended,
+        tokens=None if block is None else block.tokens,
     )
+
+
+def _total(regularizers: list[Tensor]) -> Tensor | None:
+    return torch.stack(regularizers).sum() if regularizers else None
+
+
+@contextmanager
+def _named_failures(index: int, block: Block) -> Iterator[None]:
+    """Numerical failures say in which layer they happened."""
+    try:
+        yield
+    except NumericalError as error:
+        error.add_note(f"in layer {index} ({block.attention.kind}), where matrices are numbered [item, head]")
+        raise
 
 
 def _check_tensors(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

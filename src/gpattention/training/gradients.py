@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
 
@@ -14,6 +13,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> T
     return nn.utils.get_total_norm([p.grad for p in owners if p.grad is not None])
 
 
-def is_finite(*values: Tensor) -> Tensor:
-    """Whether all of these single numbers are finite.  []"""
-    return torch.stack([value.detach().float().isfinite() for value in values]).all()
+def is_broken(*values: Tensor) -> Tensor:
+    """1 where any of these single numbers, or their sum, is not finite, else 0.  []
+
+    In few launches: 0 times a number is 0 unless it is infinite or NaN.
+    """
+    total = values[0].detach().float()
+    for value in values[1:]:
+        total = total + value.detach()
+    return (total * 0 != 0).float()

@@ -16,6 +16,7 @@ from gpattention.training.recipe import Recipe
 from gpattention.training.schedule import PhaseName
 
 DROPOUT_SEED = 0x5EED  # another stream than the draws of the same step
+MASK_STRIDE = 0x5DEECE66D  # between the seeds of neighbouring items; larger than any number of steps
 
 
 class Objective(nn.Module):
@@ -29,6 +30,7 @@ class Objective(nn.Module):
         self.normalised = recipe.regularizer.normalised
         self._dropouts = find_dropouts(model) if recipe.optimizer.keyed_dropout else {}
         self._own: list[bool] | None = None  # which calls of dropout lead with the batch
+        self.seeded_dropout: bool | None = None  # whether the step's seed says what drops; None: on a GPU
 
     def forward(
         self,
@@ -40,8 +42,9 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """What is minimised, and the regulariser alone where there is one.  [], []"""
         noise = ItemNoise(seed, items, torch.zeros_like(items)) if self.draw != "none" else None
+        own = {"dropout_seed": _mask_seed(seed, items)} if self._seeds_dropout(items.device) else {}
         with self._dropping(inputs, items, seed):
-            out = self.model(inputs, draw=self.draw, generator=noise, need=self.need)
+            out = self.model(inputs, draw=self.draw, generator=noise, need=self.need, **own)
         loss = cross_entropy(out.logits.float() if out.logits.dtype.itemsize < 4 else out.logits, labels)
         if out.regularizer is None:
             return loss, None
@@ -54,6 +57,18 @@ class Objective(nn.Module):
         for dropout in self._dropouts.values():
             dropout.module.training = False
         return self
+
+    def _seeds_dropout(self, device: torch.device) -> bool:
+        """Whether masks come from the seed: a captured step then drops anew at every replay, the same again
+        when a run is resumed, and the same whether kernels are fused or not.  The plain reference of such
+        masks is slow, so other precisions, which never run fused, keep torch's own.
+        """
+        if self._dropouts or not self.training:
+            return False
+        if self.seeded_dropout is not None:
+            return self.seeded_dropout
+        single = self.model.head.weight.dtype == torch.float32
+        return device.type == "cuda" and single and not torch.is_autocast_enabled("cuda")
 
     def _dropping(self, inputs: Inputs, items: Tensor, seed: Tensor) -> "hooked | nullcontext[None]":  # type: ignore[valid-type]
         if not self._dropouts or not self.training:
@@ -69,3 +84,8 @@ class Objective(nn.Module):
         tokens = self.model.real_tokens(inputs)  # [B]
         whole = mean_over_processes(tokens.sum().float())
         return regularizer * (self.model.config.width * whole / len(tokens))
+
+
+def _mask_seed(seed: Tensor, items: Tensor) -> Tensor:
+    """Another one for every step, and for every batch and process of a step: their items differ.  []"""
+    return torch.add(seed, items[0], alpha=MASK_STRIDE)

@@ -1,10 +1,26 @@
 """The kernels on a CUDA device, compiled: float64 accuracy at odd and large sizes, capture, no waiting."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gpattention import gp
-from tests.gp.fused.problems import Problem, check, density, draw, mean, moments
+from tests.gp.fused.problems import (
+    KL_TOLERANCE,
+    Problem,
+    announced,
+    check,
+    density,
+    direct,
+    direct_announced,
+    direct_density,
+    direct_mean,
+    draw,
+    kl,
+    mean,
+    moments,
+)
 from tests.gp.samples import sample
 from tests.gp.test_stability import tokens
 
@@ -36,8 +52,24 @@ def test_accuracy(call, problem: Problem) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", LARGE, ids=str)
 @pytest.mark.parametrize("call", [moments, mean, density, draw])
-def test_accuracy_beyond_the_sizes_of_auto(call, problem: Problem) -> None:
+def test_accuracy_up_to_the_largest_sizes(call, problem: Problem) -> None:
     check(call, problem, "cuda")
+
+
+COSTS = [kl, announced("marginal"), announced("kl"), direct_announced("marginal"), direct_announced("kl")]
+
+
+@pytest.mark.parametrize("problem", [PROBLEMS[1], replace(PROBLEMS[2], noise=1e-2), *PROBLEMS[3:]], ids=str)
+@pytest.mark.parametrize("call", [direct, direct_mean, direct_density, *COSTS])
+def test_direct_model_and_regularisers(call, problem: Problem) -> None:
+    check(call, problem, "cuda", tolerance=KL_TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", LARGE, ids=str)
+@pytest.mark.parametrize("call", [direct, *COSTS])
+def test_direct_model_and_regularisers_up_to_the_largest_sizes(call, problem: Problem) -> None:
+    check(call, problem, "cuda", tolerance=KL_TOLERANCE)
 
 
 @pytest.mark.parametrize("n", [16, 64, pytest.param(128, marks=pytest.mark.slow)])

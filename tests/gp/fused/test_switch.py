@@ -23,7 +23,9 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPATTENTION_FUSED", raising=False)
 
 
-def test_auto_takes_measured_sizes_on_a_gpu_alone() -> None:
+def test_auto_takes_measured_sizes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "SHOWN_TOKENS", 64)
+    monkeypatch.setattr(switch, "SHOWN_CHANNELS", 32)
     assert gp.why_not_fused(on_gpu(), tokens=64, channels=32) is None
     assert gp.why_not_fused(X) == "the tensors are on cpu"
     told = gp.why_not_fused(on_gpu(), tokens=65)

@@ -6,6 +6,7 @@
     cgp*             mean, variance and key density of the exact model (eq. 4, 6, 10)
     amplitude*       row sums of kernel attention (eq. 25)
     density*         log density under an amplified GP prior (eq. 10)
+    sparse*          mean, variance, DTC density, KL and row sums of the sparse model, of any length
     draw*            independent draws from mean and variance
     noise*           item-keyed standard normal numbers
 

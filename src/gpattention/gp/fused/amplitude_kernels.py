@@ -1,7 +1,8 @@
-"""Triton kernels of the row sums of kernel attention, one program per sequence and head.
+"""Triton kernels of the amplitudes that normalise rows, one program per sequence and head.
 
-e_ij = -1/2 |q_i - k_j|^2,   s_i = log sum_j exp(e_ij)                                      (25)
-P_ij = g_i exp(e_ij - s_i),  dq_i = sum_j P_ij (k_j - q_i),  dk_j = sum_i P_ij (q_i - k_j)
+e_ij = -1/2 |q_i - k_j|^2,   s_i = log sum_j exp(e_ij),   log a_i = min(log t - s_i, most)              (25)
+With g the gradient of log a, 0 where it is capped:   dt = sum_i g_i / t
+P_ij = -g_i exp(e_ij - s_i),  dq_i = sum_j P_ij (k_j - q_i),  dk_j = sum_i P_ij (q_i - k_j)
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -10,6 +11,8 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.blocks import (
+    centre_of,
+    centred,
     exponential,
     fetch,
     product,
@@ -35,12 +38,13 @@ def exponents(tokens_q, tokens_k, real, QP: tl.constexpr, NP: tl.constexpr, CP: 
 def amplitude_kernel(
     q, q_b, q_h, q_n, k, k_b, k_h, k_n,
     mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
-    tokens_q, tokens_k, log_sum,
+    scale, scale_b, scale_h,
+    tokens_q, tokens_k, log_sum, log_amplitude, most,
     H, NQ, N, C,
-    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr,
+    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr, CAPPED: tl.constexpr,
     QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr,
 ):  # fmt: skip
-    """s of every query, 0 at padded queries and where there is no real key; keeps the masked tokens."""
+    """log a of every query, 0 at padding and where there is no real key; keeps the masked tokens and s."""
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, QP)
@@ -48,26 +52,34 @@ def amplitude_kernel(
     asked = real_tokens(query_mask + b * query_b + h * query_h, query_n, NQ, QUERY_MASKED, QP)
     tokens_q += s * QP * CP
     tokens_k += s * NP * CP
-    store(tokens_q, tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP), QP, CP)
-    store(tokens_k, tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP), NP, CP)
+    X = tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP)
+    centre = centre_of(X, real)
+    store(tokens_k, centred(X, centre, real), NP, CP)
+    X = tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP)
+    store(tokens_q, centred(X, centre, asked), QP, CP)
     tl.debug_barrier()
     e = exponents(tokens_q, tokens_k, real, QP, NP, CP)
     largest = tl.max(e, 1)
     total = largest + tl.log(tl.sum(exponential(e - largest[:, None]), 1))
     seen = asked & (tl.sum(real.to(tl.int32)) > 0)
+    found = tl.log(tl.load(scale + b * scale_b + h * scale_h)) - total
+    if CAPPED:
+        found = tl.minimum(found, most, tl.PropagateNan.ALL)
     tl.store(log_sum + s * NQ + i, tl.where(seen, total, 0.0), mask=i < NQ)
+    tl.store(log_amplitude + s * NQ + i, tl.where(seen, found, 0.0), mask=i < NQ)
 
 
 @triton.jit
 def amplitude_backward_kernel(
     grad, mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
-    tokens_q, tokens_k, log_sum, scratch,
-    grad_q, grad_q_b, grad_q_h, grad_q_n, grad_k, grad_k_b, grad_k_h, grad_k_n,
+    scale, scale_b, scale_h,
+    tokens_q, tokens_k, log_sum, scratch, most,
+    grad_q, grad_q_b, grad_q_h, grad_q_n, grad_k, grad_k_b, grad_k_h, grad_k_n, grad_scale,
     H, NQ, N, C,
-    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr,
+    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr, CAPPED: tl.constexpr,
     QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries and keys."""
+    """Gradients of queries, keys and t."""
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, QP)
@@ -77,9 +89,14 @@ def amplitude_backward_kernel(
     tokens_k += s * NP * CP
     scratch += s * QP * NP
     total = tl.load(log_sum + s * NQ + i, mask=asked, other=0.0)
-    g = tl.load(grad + s * NQ + i, mask=asked, other=0.0)
+    seen = asked & (tl.sum(real.to(tl.int32)) > 0)
+    g = tl.where(seen, tl.load(grad + s * NQ + i, mask=asked, other=0.0), 0.0)
+    t = tl.load(scale + b * scale_b + h * scale_h)
+    if CAPPED:
+        g = tl.where(tl.log(t) - total <= most, g, 0.0)
+    tl.store(grad_scale + s, tl.sum(g) / t)
     e = exponents(tokens_q, tokens_k, real, QP, NP, CP) - total[:, None]
-    P = g[:, None] * exponential(tl.minimum(tl.maximum(e, -200.0), 1.0))  # 0 at most, but for rounding
+    P = -g[:, None] * exponential(tl.minimum(tl.maximum(e, -200.0), 1.0))  # 0 at most, but for rounding
     P = tl.where(asked[:, None] & real[None, :], P, 0.0)
     store(scratch, P, QP, NP)
     by_row, by_column = tl.sum(P, 1), tl.sum(P, 0)

@@ -1,10 +1,12 @@
 """Triton kernels of the exact CGP's backward pass; see `cgp_forward` and gp/moments for the letters.
 
-With g, w the gradients of the unit mean and unit variance, c that of the keys' log density:
-    X = F R_k,  T = g V^T - 2 diag(w) X,  Z = (T K_ko - 2 sigma^2 diag(w) A) R^T R
+With g the gradient of the unit mean, Omega that of the unit covariance (diag(w) of the variances, less what
+the KL divergence wants of the explained part), c that of the keys' log density:
+    X = F R_k,  T = g V^T - 2 Omega X,  Z = (T K_ko - 2 sigma^2 Omega A) R^T R
     dK_qo = Z,  dM = -A^T Z,  dK_ok = A^T T,  dV = K_ko A^T g - c M_k V
-    dM_k = X^T diag(w) X - c/2 (D R_k^T R_k + V V^T)
-and through every Gram matrix E = dK * K,  dx_i = sum_j E_ij (y_j - x_i).
+    dM_k = X^T Omega X - c/2 (D R_k^T R_k + V V^T)
+and through every Gram matrix E = dK * K,  dx_i = sum_j E_ij (y_j - x_i).  Gradients of the noise, s_q and s_k
+are [3, 2, B, H]: two parts each, of which some are 0.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -13,7 +15,6 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.blocks import (
-    BLOCK,
     fetch,
     product,
     real_tokens,
@@ -31,13 +32,19 @@ def rows_backward_kernel(
     noise, noise_b, noise_h, scale_q, scale_q_b, scale_q_h,
     log_amplitude, log_b, log_h, log_n,
     tokens_q, tokens_o, tokens_v, roots, K_qo, K_ok, A, F,
-    X, T, Z, E, scratch, unit_grad, unit_weight,
-    grad_q, grad_q_b, grad_q_h, grad_q_n, grad_log, grad_scale_q, grad_noise,
+    by_prior, by_prior_b, by_prior_h, by_prior_n, by_explained,
+    X, OX, T, Z, E, scratch, unit_grad,
+    grad_q, grad_q_b, grad_q_h, grad_q_n, grad_log, grad_parameters,
     programs, H, NQ, N, C, D,
-    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr, AMPLIFIED: tl.constexpr, VARIANCE: tl.constexpr,
+    MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
+    VARIANCE: tl.constexpr, WEIGHTED: tl.constexpr, PRIOR: tl.constexpr, COVARIANCE: tl.constexpr,
     QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """All that belongs to query rows: X, T, Z, E = Z * K_qo, and the gradients of q and its amplitudes."""
+    """All that belongs to query rows: X, Omega X, T, Z, E = Z * K_qo, and gradients of q and its amplitudes.
+
+    WEIGHTED: there are gradients of the variance.  PRIOR: a density or divergence has written its part of
+    the gradients of q, amplitudes and noise, and `by_prior` of the mean; COVARIANCE: of P too.
+    """
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, QP)
@@ -55,7 +62,9 @@ def rows_backward_kernel(
     K_ok += s * NP * NP
     A += s * QP * NP
     F += s * QP * NP
+    by_explained += s * QP * QP
     X += s * QP * NP
+    OX += s * QP * NP
     T += s * QP * NP
     Z += s * QP * NP
     E += s * QP * NP
@@ -67,10 +76,15 @@ def rows_backward_kernel(
     g = tokens(grad_mean + b * grad_b + h * grad_h, grad_n, asked, D, QP, DP)
     attended = tokens(mean + b * mean_b + h * mean_h, mean_n, asked, D, QP, DP)
     by_log = tl.sum(g * attended, 1)  # [QP]
+    if PRIOR:  # whose amplitudes are done
+        g += tokens(by_prior + b * by_prior_b + h * by_prior_h, by_prior_n, asked, D, QP, DP)
     store(unit_grad, amplitude[:, None] * g, QP, DP)
-    d_noise = 0.0
+    d_noise, d_scale = 0.0, 0.0
+    if PRIOR:  # read well before they are overwritten
+        d_noise = tl.load(grad_parameters + s)
+        d_scale = tl.load(grad_parameters + 2 * programs + s)
     w = tl.zeros((QP,), tl.float32)
-    if VARIANCE:
+    if WEIGHTED:
         by_variance = tl.load(grad_variance + s * NQ + i, mask=asked, other=0.0)
         by_log += 2.0 * by_variance * tl.load(variance + s * NQ + i, mask=asked, other=0.0)
         by_unit = amplitude * amplitude * by_variance
@@ -79,20 +93,26 @@ def rows_backward_kernel(
         floor = sigma / (count + sigma)
         w = tl.where((u >= floor) & (u <= 1.0), by_unit, 0.0)
         d_noise += tl.sum(tl.where(u < floor, by_unit, 0.0)) * count / ((count + sigma) * (count + sigma))
-        projected = product(F, NP, 1, R_k, NP, 1, QP, NP, NP)
-        store(X, projected, QP, NP)
-        tl.store(unit_weight + s * QP + i, w)
+    if VARIANCE:
+        store(X, product(F, NP, 1, R_k, NP, 1, QP, NP, NP), QP, NP)
     tl.debug_barrier()
     outer = product(unit_grad, DP, 1, tokens_v, 1, DP, QP, NP, DP)
     if VARIANCE:
-        outer -= 2.0 * w[:, None] * fetch(X, QP, NP)
+        weighted = w[:, None] * fetch(X, QP, NP)
+        if COVARIANCE:
+            weighted -= product(by_explained, QP, 1, X, NP, 1, QP, NP, QP)
+        store(OX, weighted, QP, NP)
+        outer -= 2.0 * weighted
     store(T, outer, QP, NP)
     tl.debug_barrier()
     by_A = product(T, NP, 1, K_ok, 1, NP, QP, NP, NP)
     if VARIANCE:
         predictor = fetch(A, QP, NP)
-        by_A -= (2.0 * sigma * w)[:, None] * predictor
-        d_noise -= tl.sum(w * tl.sum(predictor * predictor, 1))
+        weighted = w[:, None] * predictor
+        if COVARIANCE:
+            weighted -= product(by_explained, QP, 1, A, NP, 1, QP, NP, QP)
+        by_A -= 2.0 * sigma * weighted
+        d_noise -= tl.sum(weighted * predictor)
     store(scratch, by_A, QP, NP)
     tl.debug_barrier()
     half = product(scratch, NP, 1, R, 1, NP, QP, NP, NP)
@@ -106,11 +126,19 @@ def rows_backward_kernel(
     tl.debug_barrier()
     moved = product(E, NP, 1, tokens_o, CP, 1, QP, CP, NP)
     moved -= tl.sum(weights, 1)[:, None] * fetch(tokens_q, QP, CP)
-    store_tokens(grad_q + b * grad_q_b + h * grad_q_h, grad_q_n, moved, NQ, C, QP, CP)
+    grad_q += b * grad_q_b + h * grad_q_h
+    d_scale += tl.sum(by_log) / scale
+    if PRIOR:
+        moved += tokens(grad_q, grad_q_n, i < NQ, C, QP, CP)
+        if AMPLIFIED:
+            by_log += tl.load(grad_log + s * NQ + i, mask=i < NQ, other=0.0)
+        tl.debug_barrier()  # before they are overwritten
+    store_tokens(grad_q, grad_q_n, moved, NQ, C, QP, CP)
     if AMPLIFIED:
         tl.store(grad_log + s * NQ + i, by_log, mask=i < NQ)
-    tl.store(grad_scale_q + s, tl.sum(by_log) / scale)
-    tl.store(grad_noise + s, d_noise)
+    tl.store(grad_parameters + s, d_noise)
+    tl.store(grad_parameters + 2 * programs + s, d_scale)
+    tl.store(grad_parameters + 3 * programs + s, 0.0)
 
 
 @triton.jit
@@ -142,66 +170,76 @@ def latent_backward(
 
 
 @triton.jit
-def weighted_square(X, weight, QP: tl.constexpr, NP: tl.constexpr):
-    """X^T diag(weight) X.  [NP, NP]"""
-    j, step = tl.arange(0, NP), tl.arange(0, BLOCK)
-    total = tl.zeros((NP, NP), tl.float32)
-    for start in range(0, QP, BLOCK):
-        at = start + step
-        w = tl.load(weight + at)
-        left = tl.load(X + j[:, None] + at[None, :] * NP)
-        right = tl.load(X + at[:, None] * NP + j[None, :]) * w[:, None]
-        total = tl.dot(left, right, total, input_precision="ieee")
-    return total
+def key_gram_backward(
+    tokens_k, tokens_v, M, R, by_M, scratch, by_key, scale, D, real,
+    KEYED: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """dM_k and the keys' density to sum_j E_ij x_j, sum_j E_ij and d sigma^2.  [NP, CP], [NP], []
+
+    And to d s_k, all of it and the part of the density alone.  [], []
+    """
+    j = tl.arange(0, NP)
+    on_diagonal = j[:, None] == j[None, :]
+    by_density = 0.0
+    if KEYED:
+        more = D * product(R, 1, NP, R, NP, 1, NP, NP, NP)
+        more += product(tokens_v, DP, 1, tokens_v, 1, DP, NP, NP, DP)
+        more = -0.5 * by_key * tl.where(real[:, None] & real[None, :], more, 0.0)
+        K_k = tl.where(on_diagonal, scale * scale, fetch(M, NP, NP))
+        by_density = 2.0 * tl.sum(more * K_k) / scale
+        by_M += more
+    by_M = tl.where(real[:, None] & real[None, :], by_M, 0.0)
+    trace = tl.sum(tl.where(on_diagonal, by_M, 0.0))
+    weights = tl.where(on_diagonal, 0.0, by_M * fetch(M, NP, NP))
+    store(scratch, weights, NP, NP)
+    rows = tl.sum(weights, 1)
+    tl.debug_barrier()
+    moved = product(scratch, NP, 1, tokens_k, CP, 1, NP, CP, NP)
+    return 2.0 * moved, 2.0 * rows, trace, 2.0 * (tl.sum(rows) / scale + scale * trace), by_density
 
 
 @triton.jit
 def key_backward(
-    tokens_o, tokens_k, tokens_v, M, R, K_ok, A, X, weight, T, scratch,
-    by_key, scale, sigma, D, real,
-    VARIANCE: tl.constexpr,
+    tokens_o, tokens_k, tokens_v, M, R, K_ok, A, X, OX, T, scratch,
+    by_key, scale, D, real,
+    VARIANCE: tl.constexpr, KEYED: tl.constexpr,
     QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys, s_k and the noise, through M_k and K_ok.  [NP, CP], [], []"""
-    j = tl.arange(0, NP)
-    on_diagonal = j[:, None] == j[None, :]
     weights = product(A, 1, NP, T, NP, 1, NP, NP, QP) * fetch(K_ok, NP, NP)
     store(scratch, weights, NP, NP)
     total = tl.sum(weights, 0)
-    d_scale = tl.sum(total)
+    d_scale = tl.sum(total) / scale
     d_noise = 0.0
     tl.debug_barrier()
     moved = product(scratch, 1, NP, tokens_o, CP, 1, NP, CP, NP)
     if VARIANCE:
-        by_M = weighted_square(X, weight, QP, NP)
-        by_M -= 0.5 * by_key * D * product(R, 1, NP, R, NP, 1, NP, NP, NP)
-        by_M -= 0.5 * by_key * product(tokens_v, DP, 1, tokens_v, 1, DP, NP, NP, DP)
-        by_M = tl.where(real[:, None] & real[None, :], by_M, 0.0)
-        trace = tl.sum(tl.where(on_diagonal, by_M, 0.0))
-        d_noise += trace
-        weights = tl.where(on_diagonal, 0.0, by_M * fetch(M, NP, NP))
+        by_M = product(X, 1, NP, OX, NP, 1, NP, NP, QP)
         tl.debug_barrier()  # the scratch has been read
-        store(scratch, weights, NP, NP)
-        rows = tl.sum(weights, 1)
-        total += 2.0 * rows
-        d_scale += 2.0 * (tl.sum(rows) + scale * scale * trace)
-        tl.debug_barrier()
-        moved += 2.0 * product(scratch, NP, 1, tokens_k, CP, 1, NP, CP, NP)
-    return moved - total[:, None] * fetch(tokens_k, NP, CP), d_scale / scale, d_noise
+        more, rows, d_noise, by_scale, _ = key_gram_backward(
+            tokens_k, tokens_v, M, R, by_M, scratch, by_key, scale, D, real, KEYED, NP, CP, DP
+        )
+        moved += more
+        total += rows
+        d_scale += by_scale
+    return moved - total[:, None] * fetch(tokens_k, NP, CP), d_scale, d_noise
 
 
 @triton.jit
 def inputs_backward_kernel(
-    mask, mask_b, mask_h, mask_n, noise, noise_b, noise_h, scale_k, scale_b, scale_h,
+    mask, mask_b, mask_h, mask_n, scale_k, scale_b, scale_h,
     tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_ok, A,
-    X, T, Z, E, unit_grad, unit_weight, grad_key, scratch, values,
+    X, OX, T, Z, E, unit_grad, grad_key, grad_key_b, grad_key_h, scratch, values,
     grad_o, grad_o_b, grad_o_h, grad_o_n, grad_k, grad_k_b, grad_k_h, grad_k_n,
-    grad_v, grad_v_b, grad_v_h, grad_v_n, grad_scale_k, grad_noise,
+    grad_v, grad_v_b, grad_v_h, grad_v_n, grad_parameters,
     programs, H, N, C, D,
-    MASKED: tl.constexpr, VARIANCE: tl.constexpr,
+    MASKED: tl.constexpr, VARIANCE: tl.constexpr, KEY_SIGN: tl.constexpr,
     QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, 0): gradients of the latent inputs; (s, 1): of keys, values and s_k; both: the noise."""
+    """Program (s, 0): gradients of the latent inputs; (s, 1): of keys, values and s_k; both: the noise.
+
+    KEY_SIGN is 1 for gradients of the keys' log density, -1 for those of its negative, 0 for none.
+    """
     s, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = s // H, s % H
     tokens_q += s * QP * CP
@@ -211,6 +249,7 @@ def inputs_backward_kernel(
     K_ok += s * NP * NP
     A += s * QP * NP
     X += s * QP * NP
+    OX += s * QP * NP
     T += s * QP * NP
     Z += s * QP * NP
     E += s * QP * NP
@@ -222,26 +261,27 @@ def inputs_backward_kernel(
             tokens_q, tokens_o, tokens_k, M, K_ok, A, T, Z, E, scratch, QP, NP, CP
         )
         store_tokens(grad_o + b * grad_o_b + h * grad_o_h, grad_o_n, moved, N, C, NP, CP)
-        tl.store(grad_noise + programs + s, d_noise)
+        tl.store(grad_parameters + programs + s, d_noise)
+        tl.store(grad_parameters + 5 * programs + s, 0.0)
     else:
         real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
         scale = tl.load(scale_k + b * scale_b + h * scale_h)
-        sigma = tl.load(noise + b * noise_b + h * noise_h)
+        by_rows = tl.load(grad_parameters + s)
         by_key = 0.0
-        if VARIANCE:
-            by_key = tl.load(grad_key + s)
+        if KEY_SIGN != 0:
+            by_key = KEY_SIGN * tl.load(grad_key + b * grad_key_b + h * grad_key_h)
         moved, d_scale, d_noise = key_backward(
-            tokens_o, tokens_k, tokens_v, M, R, K_ok, A, X, unit_weight + s * QP, T, scratch,
-            by_key, scale, sigma, D, real, VARIANCE, QP, NP, CP, DP,
+            tokens_o, tokens_k, tokens_v, M, R, K_ok, A, X, OX, T, scratch,
+            by_key, scale, D, real, VARIANCE, KEY_SIGN != 0, QP, NP, CP, DP,
         )  # fmt: skip
         store_tokens(grad_k + b * grad_k_b + h * grad_k_h, grad_k_n, moved, N, C, NP, CP)
-        tl.store(grad_scale_k + s, d_scale)
-        tl.store(grad_noise + 2 * programs + s, d_noise)
+        tl.store(grad_parameters + s, by_rows + d_noise)
+        tl.store(grad_parameters + 4 * programs + s, d_scale)
         values += s * NP * DP
         store(values, product(A, 1, NP, unit_grad + s * QP * DP, DP, 1, NP, DP, QP), NP, DP)
         tl.debug_barrier()
         by_v = product(K_ok, 1, NP, values, DP, 1, NP, DP, NP)
-        if VARIANCE:
+        if KEY_SIGN != 0:
             by_v -= by_key * product(M, NP, 1, tokens_v, DP, 1, NP, DP, NP)
         by_v = tl.where(real[:, None], by_v, 0.0)
         store_tokens(grad_v + b * grad_v_b + h * grad_v_h, grad_v_n, by_v, N, D, NP, DP)

@@ -37,22 +37,25 @@ def roots_kernel(
     noise, noise_b, noise_h, scale_k, scale_b, scale_h,
     tokens_o, tokens_k, tokens_v, grams, roots, key, info, counter, counted,
     programs, H, N, C, D,
-    MASKED: tl.constexpr, FACTORED: tl.constexpr,
+    MASKED: tl.constexpr, LATENT: tl.constexpr, FACTORED: tl.constexpr,
     NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Program (s, 0): M of the latent inputs; (s, 1): M_k, the values and the keys' log density.
 
     Writes masked tokens centred on the keys' mean, and of the first FACTORED matrices the noisy Gram,
-    its inverse root and which pivot failed.
+    its inverse root and which pivot failed.  Without LATENT inputs M_k is the first and only matrix.
     """
-    s, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    s, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    which = place
+    if not LATENT:
+        which = 1
     b, h = s // H, s % H
     real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
     sigma = tl.load(noise + b * noise_b + h * noise_h)
     amplitude = tl.load(scale_k + b * scale_b + h * scale_h)
     X = tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP)
     centre = centre_of(X, real)
-    square = (which * programs + s) * NP * NP
+    square = (place * programs + s) * NP * NP
     V = tl.zeros((NP, DP), tl.float32)
     if which == 0:
         amplitude = 1.0
@@ -64,12 +67,12 @@ def roots_kernel(
         store(tokens_k + s * NP * CP, X, NP, CP)
         V = tokens(v + b * v_b + h * v_h, v_n, real, D, NP, DP)
         store(tokens_v + s * NP * DP, V, NP, DP)
-    if which < FACTORED:
+    if place < FACTORED:
         M = noisy_gram(X, amplitude + tl.zeros((NP,), tl.float32), sigma, real, NP)
         store(grams + square, M, NP, NP)
         tl.debug_barrier()
         log_det, failed = inverse_root(grams + square, roots + square, NP)
-        tl.store(info + which * programs + s, failed)
+        tl.store(info + place * programs + s, failed)
         if (failed != 0) & (counted != 0):
             tl.atomic_add(counter, 1)
         if which == 1:

@@ -3,6 +3,8 @@
 C = D_a kappa D_a + tau^2 I,  R = L^-1,  U = R X,  Y = R^T U
 value = -1/2 [|U|^2 + D (log det C + n log 2 pi)]                                     (eq. 10)
 dX = -c Y,   dC = c/2 (Y Y^T - D R^T R),   E = dC * C,  dx_i = 2 sum_j E_ij (x_j - x_i)
+In the COST of a model X is its mean, which the amplitudes scale as they scale K; through both
+d log a_i = -2 tau^2 dC_ii - c D.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -30,12 +32,12 @@ _LOG_2_PI = tl.constexpr(1.8378770664093453)
 def density_kernel(
     x, x_b, x_h, x_n, X, X_b, X_h, X_n, mask, mask_b, mask_h, mask_n,
     tau, tau_b, tau_h, scale, scale_b, scale_h, log_amplitude, log_b, log_h, log_n,
-    inputs, white, gram, root, value, info, counter, counted,
+    inputs, white, gram, root, key, value, info, counter, counted,
     H, N, C, D,
-    MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
+    COST: tl.constexpr, MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
     NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """The density; keeps centred inputs, U, C and R for the backward pass."""
+    """The density, or the COST of both with the keys'; keeps centred inputs, U, C and R."""
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, NP)
@@ -62,21 +64,25 @@ def density_kernel(
     tl.debug_barrier()  # X has been read
     store(white, U, NP, DP)
     count = tl.sum(real.to(tl.float32))
-    tl.store(value + s, -0.5 * (tl.sum(U * U) + D * (log_det + count * _LOG_2_PI)))
+    cost = 0.5 * (tl.sum(U * U) + D * (log_det + count * _LOG_2_PI))
+    if COST:
+        tl.store(value + s, cost - tl.load(key + s))
+    else:
+        tl.store(value + s, -cost)
 
 
 @triton.jit
 def density_backward_kernel(
-    grad, mask, mask_b, mask_h, mask_n,
+    grad, grad_b, grad_h, mask, mask_b, mask_h, mask_n,
     tau, tau_b, tau_h, scale, scale_b, scale_h, log_amplitude, log_b, log_h, log_n,
     inputs, white, gram, root, scratch, dual,
     grad_x, grad_x_b, grad_x_h, grad_x_n, grad_X, grad_X_b, grad_X_h, grad_X_n,
     grad_log, grad_scale, grad_tau,
     H, N, C, D,
-    MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
+    COST: tl.constexpr, MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
     NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of inputs, observations, amplitudes and noise."""
+    """Gradients of inputs, observations, amplitudes and noise, by that of the density or of the COST."""
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, NP)
@@ -92,7 +98,9 @@ def density_backward_kernel(
     root += s * NP * NP
     scratch += s * NP * NP
     dual += s * NP * DP
-    c = tl.load(grad + s)
+    c = tl.load(grad + b * grad_b + h * grad_h)
+    if COST:
+        c = -c
     Y = product(root, 1, NP, white, DP, 1, NP, DP, NP)
     store(dual, Y, NP, DP)
     store_tokens(grad_X + b * grad_X_b + h * grad_X_h, grad_X_n, -c * Y, N, D, NP, DP)
@@ -107,7 +115,10 @@ def density_backward_kernel(
     tl.debug_barrier()
     moved = product(scratch, NP, 1, inputs, CP, 1, NP, CP, NP) - total[:, None] * fetch(inputs, NP, CP)
     store_tokens(grad_x + b * grad_x_b + h * grad_x_h, grad_x_n, 2.0 * moved, N, C, NP, CP)
-    by_log = 2.0 * (total + on * amplitude * amplitude)
+    if COST:
+        by_log = -2.0 * tl.load(tau + b * tau_b + h * tau_h) * on - tl.where(real, c * D, 0.0)
+    else:
+        by_log = 2.0 * (total + on * amplitude * amplitude)
     if AMPLIFIED:
         tl.store(grad_log + s * N + i, by_log, mask=i < N)
     tl.store(grad_scale + s, tl.sum(by_log) / factor)

@@ -1,6 +1,6 @@
 """How tensors reach the kernels: as [B, H, ...] with strides, nothing copied that need not be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,9 +8,11 @@ from torch import Tensor
 Strided = tuple[Tensor, int, int, int]  # [B, H, N, X] with unit stride along X, and its strides
 PerHead = tuple[Tensor, int, int]  # [B, H] and its strides
 
-# how each kernel is launched for matrices up to 64 a side, by benchmark on an H200 but for the last two, and
+# how each kernel is launched for matrices up to 64 a side, by benchmark on an H200 for the first six, and
 # up to 128, a guess
 _SMALL = {"num_warps": 2, "num_stages": 1}
+_FOUR = {"num_warps": 4, "num_stages": 1}
+_EIGHT = {"num_warps": 8, "num_stages": 1}
 _LARGE = {"num_warps": 8, "num_stages": 2}
 LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "roots": ({"num_warps": 4, "num_stages": 2, "maxnreg": 128}, _LARGE),
@@ -19,6 +21,20 @@ LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "inputs_backward": ({"num_warps": 4, "num_stages": 3}, _LARGE),
     "density": (_SMALL, _LARGE),
     "density_backward": (_SMALL, _LARGE),
+    "divergence": ({"num_warps": 4, "num_stages": 2, "maxnreg": 128}, _LARGE),
+    "divergence_backward": (_SMALL, _LARGE),
+    "direct": (_SMALL, _LARGE),
+    "direct_backward": ({"num_warps": 4, "num_stages": 3}, _LARGE),
+    "attention": (_FOUR | {"BQ": 64, "BK": 32}, _FOUR | {"BQ": 64, "BK": 32}),  # and its tiles
+    "keys_backward": (_FOUR | {"BQ": 32, "BK": 64}, _FOUR | {"BQ": 32, "BK": 64}),
+    "queries_backward": (_FOUR | {"BQ": 64, "BK": 32}, _FOUR | {"BQ": 64, "BK": 32}),
+    "inducing": (_FOUR, _EIGHT),  # of SGPA, as are those to `inducing_backward`; T rows in a tile
+    "features": (_FOUR | {"T": 64}, _EIGHT | {"T": 32}),
+    "mean": (_FOUR | {"T": 64}, _EIGHT | {"T": 32}),
+    "features_backward": (_FOUR | {"T": 64, "num_stages": 2}, _EIGHT | {"T": 32, "num_stages": 2}),
+    "tokens_backward": (_EIGHT | {"T": 64}, _EIGHT | {"T": 32}),
+    "sums": (_SMALL, _FOUR),
+    "inducing_backward": (_FOUR, _EIGHT),
     "amplitude": (_SMALL, _LARGE),
     "amplitude_backward": (_SMALL, _LARGE),
 }
@@ -44,12 +60,33 @@ def matrices(x: Tensor, lead: torch.Size) -> Tensor:
 
 def vectors(x: Tensor, lead: torch.Size) -> Tensor:
     """[..., N] as [B, H, N]."""
-    return matrices(x[..., None], lead)[..., 0]
+    return matrices(x[..., None], lead).squeeze(-1)  # whose gradient is a view, a selection's is not
 
 
 def scalars(x: Tensor, lead: torch.Size) -> Tensor:
     """[..., 1, 1] as [B, H]."""
-    return matrices(x, lead)[..., 0, 0]
+    return matrices(x, lead).squeeze(-1).squeeze(-1)
+
+
+def to_parameters(
+    found: Tensor, lead: torch.Size, shapes: Sequence[torch.Size | None]
+) -> list[Tensor | None]:
+    """Gradients [P, 2, B, H], in two parts each, as those of P parameters [..., 1, 1] shared by sequences.
+
+    Parameters with one number per head, the usual ones, are summed together in one launch.
+    """
+    H = as_two(lead)[1]
+    by_head = None
+    gradients: list[Tensor | None] = []
+    for place, shape in enumerate(shapes):
+        if shape is None:
+            gradients.append(None)
+        elif shape.numel() == H and shape[-3:] == (H, 1, 1):
+            by_head = found.sum((1, 2)) if by_head is None else by_head  # [P, H]
+            gradients.append(by_head[place].view(shape))
+        else:
+            gradients.append(found[place].sum(0).reshape(*lead, 1, 1).sum_to_size(shape))
+    return gradients
 
 
 def by_rows(x: Tensor) -> Strided:

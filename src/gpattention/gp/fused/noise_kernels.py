@@ -31,18 +31,29 @@ def unit(bits):
     return ((bits & 0xFFFFFF).to(tl.float32) + 0.5) * 5.9604644775390625e-08
 
 
-@triton.jit(do_not_specialize=["stream"])
-def normal_kernel(keys, out, stream, batch, count, SIZE: tl.constexpr):
-    """Program: SIZE numbers of one draw of one item; two neighbours share a hash.
+@triton.jit
+def normal(key, i):
+    """The standard normal numbers at the places i of a stream; two neighbours share a hash.
 
     Logarithm, cosine and sine are those of CUDA's library, which torch takes too.
     """
-    program, blocks = tl.program_id(0).to(tl.int64), tl.cdiv(count, SIZE)
-    row = program // blocks
-    key = mix(tl.load(keys + row % batch) + (stream + row // batch) * _GOLDEN)
-    i = program % blocks * SIZE + tl.arange(0, SIZE)
     bits = mix(key + (i >> 1) * _GOLDEN)
     angle = unit(bits) * _TWO_PI
     radius = tl.sqrt_rn(-2.0 * tl.log(unit(bits >> 32)))
-    pair = tl.where((i & 1) == 0, tl.cos(angle), tl.sin(angle))
-    tl.store(out + row * count + i, radius * pair, mask=i < count)
+    return radius * tl.where((i & 1) == 0, tl.cos(angle), tl.sin(angle))
+
+
+@triton.jit
+def stream_key(key, stream):
+    """What the hashes of one draw of one item begin with."""
+    return mix(key + tl.cast(stream, tl.int64) * _GOLDEN)
+
+
+@triton.jit(do_not_specialize=["stream"])
+def normal_kernel(keys, out, stream, batch, count, SIZE: tl.constexpr):
+    """Program: SIZE numbers of one draw of one item."""
+    program, blocks = tl.program_id(0).to(tl.int64), tl.cdiv(count, SIZE)
+    row = program // blocks
+    key = stream_key(tl.load(keys + row % batch), stream + row // batch)
+    i = program % blocks * SIZE + tl.arange(0, SIZE)
+    tl.store(out + row * count + i, normal(key, i), mask=i < count)

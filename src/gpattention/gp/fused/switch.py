@@ -19,8 +19,9 @@ from torch import Tensor
 Mode = Literal["auto", "on", "off"]
 _MODES: tuple[Mode, ...] = get_args(Mode)
 # largest sequence and head: what was measured on a GPU, and what one program can hold
-SHOWN_TOKENS, MOST_TOKENS = 64, 128
-SHOWN_CHANNELS, MOST_CHANNELS = 32, 64
+SHOWN_TOKENS, MOST_TOKENS = 128, 128
+SHOWN_CHANNELS, MOST_CHANNELS = 64, 64
+SHOWN_INDUCING, MOST_INDUCING = 64, 64
 
 _mode: ContextVar[Mode | None] = ContextVar("gpattention_fused_kernels", default=None)
 
@@ -58,16 +59,24 @@ def fused_mode() -> Mode:
     raise ValueError(f"expected GPATTENTION_FUSED to be one of {', '.join(_MODES)}, got {found!r}")
 
 
-def why_not_fused(x: Tensor, *, tokens: int = 1, channels: int = 1) -> str | None:
+def why_not_fused(x: Tensor, *, tokens: int = 1, channels: int = 1, inducing: int = 1) -> str | None:
     """None where fused kernels run on tensors like x, else the reason why plain operations do.
 
-    `tokens` is the longest sequence and `channels` the widest head of the call.
+    `tokens` is the longest sequence, `channels` the widest head and `inducing` the larger number of
+    inducing inputs of the call.  Sparse attention names its inducing inputs and no tokens: its kernels
+    take sequences of any length.
     """
-    return why_not_fused_on(x.device, x.dtype, tokens=tokens, channels=channels)
+    return why_not_fused_on(x.device, x.dtype, tokens=tokens, channels=channels, inducing=inducing)
 
 
 def why_not_fused_on(
-    device: torch.device, dtype: torch.dtype, *, tokens: int = 1, channels: int = 1, measured: bool = True
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokens: int = 1,
+    channels: int = 1,
+    inducing: int = 1,
+    measured: bool = True,
 ) -> str | None:
     """`why_not_fused` where there is no tensor yet, or for a kernel that was not `measured` on a GPU."""
     if torch.compiler.is_compiling():
@@ -75,9 +84,9 @@ def why_not_fused_on(
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "the call is transformed by torch.func"
     mode = fused_mode()
-    reason = (
-        "switched off" if mode == "off" else _obstacle(device, dtype, tokens, channels, asked=mode == "on")
-    )
+    if mode == "off":
+        return "switched off"
+    reason = _obstacle(device, dtype, tokens, channels, inducing, asked=mode == "on")
     if mode == "on" and reason is not None:
         raise RuntimeError(f"fused kernels are switched on but cannot run here: {reason}")
     if reason is None and mode == "auto" and not measured:
@@ -86,7 +95,7 @@ def why_not_fused_on(
 
 
 def _obstacle(
-    device: torch.device, dtype: torch.dtype, tokens: int, channels: int, *, asked: bool
+    device: torch.device, dtype: torch.dtype, tokens: int, channels: int, inducing: int, *, asked: bool
 ) -> str | None:
     if dtype != torch.float32:
         return f"they compute in float32, not {str(dtype).removeprefix('torch.')}"
@@ -97,6 +106,7 @@ def _obstacle(
     sizes = (
         ("tokens", tokens, SHOWN_TOKENS, MOST_TOKENS),
         ("channels", channels, SHOWN_CHANNELS, MOST_CHANNELS),
+        ("inducing inputs", inducing, SHOWN_INDUCING, MOST_INDUCING),
     )
     for name, size, shown, most in sizes:
         if size > most:

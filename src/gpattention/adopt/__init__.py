@@ -1,0 +1,1 @@
+"""Gaussian-process uncertainty for models that exist already."""

@@ -1,0 +1,80 @@
+"""The record of a conversion: enough to do it again on the same host."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from gpattention.adopt.convert_kinds import KINDS
+from gpattention.adopt.convert_layer import TrainingDraw
+
+FORMAT_VERSION = 1
+_HOSTS = {
+    "embed_dim",
+    "num_heads",
+    "bias",
+    "dropout",
+    "batch_first",
+    "device",
+    "dtype",
+    "causal",
+    "symmetric",
+}
+RECORD = "gpattention"  # its name in a Hugging Face config
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Which layers of a model became which kind of attention, and how."""
+
+    kind: str
+    layers: tuple[str, ...] = ()  # paths of the converted modules
+    draw: TrainingDraw = "independent"
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    left_alone: tuple[tuple[str, str], ...] = ()  # paths of the others, each with the reason
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"expected kind to be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.draw not in get_args(TrainingDraw):
+            expected = " or ".join(map(repr, get_args(TrainingDraw)))
+            raise ValueError(f"expected draw to be {expected}, got {self.draw!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"expected seed to be a whole number, got {self.seed!r}")
+        taken = sorted(_HOSTS & set(self.options))
+        if taken:
+            raise ValueError(f"the host decides {', '.join(taken)}: expected options without, got {taken}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "kind": self.kind,
+            "layers": list(self.layers),
+            "draw": self.draw,
+            "seed": self.seed,
+            "options": {name: list(x) if isinstance(x, tuple) else x for name, x in self.options.items()},
+            "left_alone": [list(pair) for pair in self.left_alone],
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Conversion":
+        """The inverse of `to_dict`; what it does not know is refused."""
+        values = dict(plain)
+        version = values.pop("format_version", None)
+        if version != FORMAT_VERSION:
+            raise ValueError(f"expected format_version {FORMAT_VERSION} of a conversion, got {version!r}")
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown or "kind" not in values:
+            raise ValueError(f"expected a conversion with a kind and no other keys, got {unknown or plain!r}")
+        options = values.get("options", {})
+        values["options"] = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
+        values["layers"] = tuple(values.get("layers", ()))
+        values["left_alone"] = tuple((name, why) for name, why in values.get("left_alone", ()))
+        return cls(**values)
+
+    def __str__(self) -> str:
+        told = [f"{len(self.layers)} layers are {self.kind} attention now, {len(self.left_alone)} left alone"]
+        told += [f"  {name or '(the model)'}" for name in self.layers]
+        told += [f"  {name or '(the model)'}  left alone: {why}" for name, why in self.left_alone]
+        return "\n".join(told)

@@ -1,0 +1,138 @@
+"""Converted attention of transformers: the module stays, and its configuration names our attention function.
+
+The function is given projected queries, keys and values; the tokens, which a latent projection needs, are
+left for it by a hook before the module's own forward.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.adopt.convert_kinds import KeyProjection
+from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
+from gpattention.adopt.convert_masks import ignored_keys
+from gpattention.adopt.shapes import forward_code
+from gpattention.adopt.sites import Site
+
+IMPLEMENTATION = "gpattention_converted"
+_KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
+
+
+def key_projection(site: Site) -> KeyProjection | None:
+    """The linear map from tokens to keys, where the module has one and does nothing more to the keys."""
+    code = forward_code(site.module)
+    names = () if code is None else (*code.co_names, *code.co_varnames)
+    if any("rotary" in name or "norm" in name for name in names):
+        return None
+    maps = [getattr(site.module, name, None) for name in _KEYS]
+    return next((KeyProjection(linear) for linear in maps if isinstance(linear, nn.Linear)), None)
+
+
+def logit_scale(site: Site) -> float:
+    """What the host multiplies q . k with."""
+    scaling = getattr(site.module, "scaling", None)
+    return float(scaling) if isinstance(scaling, float | int) else site.head_dim**-0.5
+
+
+def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
+    """Give the module its layer."""
+    site.module.add_module(ATTRIBUTE, layer)
+    site.module.register_forward_pre_hook(_leave_tokens, with_kwargs=True)
+
+
+def finish(model: nn.Module, sites: list[Site]) -> None:
+    """Name our attention function in every configuration the converted modules read."""
+    register()
+    configs: dict[int, Any] = {id(site.module.config): site.module.config for site in sites}
+    for config in configs.values():
+        # as set_attn_implementation does, which some hosts refuse for implementations they do not list
+        config._attn_implementation = IMPLEMENTATION
+
+
+def register() -> None:
+    """Make attention and mask function known to transformers: without the second there would be no mask."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(IMPLEMENTATION, _attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, _padding)
+
+
+def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tokens = args[0] if args else kwargs.get("hidden_states")
+    if not isinstance(tokens, Tensor):
+        raise ValueError(
+            f"expected {type(module).__name__} to be called with its tokens first, got {tokens!r}"
+        )
+    _layer(module).tokens = tokens
+
+
+def _layer(module: nn.Module) -> ConvertedAttention:
+    layer = getattr(module, ATTRIBUTE)
+    assert isinstance(layer, ConvertedAttention)
+    return layer
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [B, H, Q, D]
+    key: Tensor,  # [B, H, K, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls: [B, Q, H, D] and the weights, where the host asks for them."""
+    if not isinstance(getattr(module, ATTRIBUTE, None), ConvertedAttention):
+        return _left_alone(module, query, key, value, attention_mask, *args, **kwargs)
+    layer = _layer(module)
+    if kwargs.get("is_causal") or kwargs.get("position_bias") is not None:
+        raise ValueError(f"{layer.name}: expected plain attention, got causal attention or a position bias")
+    tokens, layer.tokens = layer.tokens, None
+    if tokens is None or tokens.shape[1] != key.shape[2]:
+        raise ValueError(f"{layer.name}: expected self-attention over the tokens given, got other keys")
+    padding = None if attention_mask is None else ignored_keys(attention_mask, layer.name)
+    return layer(
+        query, key, value, queries=tokens, keys=tokens, padding=padding,
+        need_weights=bool(kwargs.get("output_attentions")),
+    )  # fmt: skip
+
+
+def _left_alone(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """An attention of the same configuration that was not converted: softmax, as before."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if mask is not None and mask.ndim == 2:
+        mask = mask[:, None, None]  # [B, 1, 1, K]
+    softmax: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    return softmax(module, query, key, value, mask, *args, **kwargs)
+
+
+def _padding(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask function of transformers' shape: padding [B, K] (True = real), and nothing else is known."""
+    from transformers.masking_utils import bidirectional_mask_function
+
+    if mask_function is not bidirectional_mask_function:
+        raise ValueError(
+            "expected attention masked by padding alone, got a causal or windowed mask: "
+            "every query would need a posterior of its own"
+        )
+    return None if attention_mask is None else attention_mask[:, -kv_length:].to(torch.bool)

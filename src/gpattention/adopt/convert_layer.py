@@ -1,0 +1,154 @@
+"""What a converted layer attends with: it lives inside the host and holds every parameter that was added."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gpattention.adopt.convert_kinds import Projected, ProjectedHeads
+from gpattention.gp import NoiseSource, NumericalError, Posterior
+from gpattention.gp.precision import compute_dtype
+
+ATTRIBUTE = "gpattention"  # its name in the host's attention module, and in the host's state_dict
+TrainingDraw: TypeAlias = Literal["independent", "none"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a prediction asks of every layer, instead of what training or evaluation would do."""
+
+    draw: TrainingDraw
+    generator: Generator | NoiseSource | None
+    variances: bool = False
+
+
+class ConvertedAttention(nn.Module):
+    """GP attention over queries, keys and values the host has projected.
+
+    In training it draws its output and remembers its regulariser; in evaluation it gives the mean.
+    """
+
+    def __init__(self, attention: Projected, *, logit_scale: float, draw: TrainingDraw, name: str) -> None:
+        super().__init__()
+        self.attention = attention
+        self.logit_scale = logit_scale  # the host's softmax is over logit_scale q . k
+        self.draw: TrainingDraw = draw
+        self.name = name
+        self.request: Request | None = None
+        self.regularizers: list[Tensor] = []  # of the calls since the host's forward pass began
+        self.variances: list[Tensor | None] = []  # likewise, where the request asks for them
+        self.tokens: Tensor | None = None  # left by a host whose attention does not pass them on
+
+    @property
+    def kind(self) -> str:
+        """The kind of attention."""
+        return self.attention.kind
+
+    def forward(
+        self,
+        q: Tensor,  # [B, H, Q, D]
+        k: Tensor,  # [B, H, K, D]
+        v: Tensor,  # [B, H, K, D]
+        *,
+        queries: Tensor,  # [B, Q, E] the tokens before projection
+        keys: Tensor,  # [B, K, E]
+        padding: Tensor | None = None,  # [B, K] True = ignore
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads' outputs [B, Q, H, D] and, where asked, weights [B, H, Q, K]."""
+        heads = self.heads(q, k, v, queries=queries, keys=keys, padding=padding)
+        draw, generator = self._drawing()
+        asked = self.request is not None and self.request.variances
+        try:
+            posterior = self._posterior(heads, with_variance=draw != "none" or asked)
+            mean = self.attention._mean(heads) if posterior is None else posterior.mean  # [B, H, Q, D]
+            if posterior is not None and draw != "none":
+                mean = posterior.sample(1, generator=generator)[0]
+            if asked:
+                self.variances.append(None if posterior is None else posterior.variance)
+            self._remember(heads, posterior)
+            weights = self.attention._weights(heads) if need_weights else None
+        except NumericalError as error:
+            error.add_note(f"in {self.name} ({self.kind}), where matrices are numbered [item, head]")
+            raise
+        return mean.transpose(1, 2).to(v.dtype), None if weights is None else weights.to(v.dtype)
+
+    def heads(
+        self, q: Tensor, k: Tensor, v: Tensor, *, queries: Tensor, keys: Tensor, padding: Tensor | None
+    ) -> ProjectedHeads:
+        """Projections as the kernel sees them (eq. 21): q . k is the host's logit."""
+        if queries is not keys and not self.attention.crosses:
+            raise ValueError(f"{self.kind!r} attention is self-attention: its keys are its queries")
+        mask = None if padding is None else ~padding[:, None]  # [B, 1, K]
+        query_mask = mask
+        if queries is not keys and mask is not None:
+            query_mask = mask.new_ones(queries.shape[0], 1, queries.shape[1])
+        shrink = self.logit_scale**0.5
+        dtype = compute_dtype(q.dtype)
+        if mask is not None:  # the gradient of a weight is 0 times what is written there
+            keys = torch.where(mask[:, 0, :, None], keys, 0.0)
+        return ProjectedHeads(
+            queries=queries, keys=keys, v=v.to(dtype), mask=mask, query_mask=query_mask,
+            inducing=None, q=q.to(dtype) * shrink, k=k.to(dtype) * shrink,
+        )  # fmt: skip
+
+    def _posterior(self, heads: ProjectedHeads, *, with_variance: bool) -> Posterior | None:
+        if not self.attention.draws:
+            return None
+        return self.attention._posterior(heads, with_variance=with_variance)
+
+    def _drawing(self) -> tuple[TrainingDraw, Generator | NoiseSource | None]:
+        if not self.attention.draws:
+            return "none", None
+        if self.request is not None:
+            return self.request.draw, self.request.generator
+        return (self.draw if self.training else "none"), None
+
+    def _remember(self, heads: ProjectedHeads, posterior: Posterior | None) -> None:
+        if not self.training or self.request is not None:
+            return
+        told = self.attention._scalar_regularizer(heads, posterior, None)
+        # a checkpointed layer runs again during the backward pass, and has to do all it did: but it is told
+        if not _in_backward():
+            self.regularizers.append(told)
+
+    def _replicate_for_data_parallel(self) -> "ConvertedAttention":
+        raise RuntimeError(
+            "nn.DataParallel copies a model for every call, and the regularisers of the copies are lost: "
+            "use DistributedDataParallel"
+        )
+
+    def extra_repr(self) -> str:
+        """What it does in training."""
+        return f"draw={self.draw!r}"
+
+
+def converted_layers(model: nn.Module) -> list[ConvertedAttention]:
+    """All converted layers of a model, in its order."""
+    return [module for module in model.modules() if isinstance(module, ConvertedAttention)]
+
+
+def forget(model: nn.Module, *_: object) -> None:
+    """A forward pass begins: what the layers told of the last one is over."""
+    for layer in converted_layers(model):
+        layer.regularizers, layer.variances = [], []
+
+
+@contextmanager
+def requesting(layers: list[ConvertedAttention], request: Request) -> Iterator[None]:
+    """Inside, the layers do what is asked instead of what their mode says."""
+    before = [layer.request for layer in layers]
+    for layer in layers:
+        layer.request = request
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.request, layer.variances = old, []
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -1,0 +1,100 @@
+"""Our own softmax attention with GP attention in its place, and kernel models by their own warm start."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Generator, Tensor, nn
+
+from gpattention.adopt.convert_kinds import KeyProjection, ProjectedHeads
+from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
+from gpattention.adopt.sites import Site
+from gpattention.attention import Attention, Heads, KernelAttention, SoftmaxAttention
+from gpattention.gp import LogDensity, NoiseSource, Posterior
+from gpattention.gp.precision import compute_dtype
+from gpattention.models import AttentionConfig, Transformer, warm_start
+
+
+class ConvertedOwn(Attention):
+    """Takes the place, the call and the projections of a `SoftmaxAttention`; the converted layer answers."""
+
+    def __init__(self, host: SoftmaxAttention, layer: ConvertedAttention) -> None:
+        nn.Module.__init__(self)
+        self.embed_dim, self.num_heads, self.head_dim = host.embed_dim, host.num_heads, host.head_dim
+        self.batch_first, self.regularizer = host.batch_first, layer.attention.regularizer
+        for name, module in host.named_children():
+            self.add_module(name, module)
+        self.add_module(ATTRIBUTE, layer)
+        answers = layer.attention
+        # of the instance, where other kinds have them of their class
+        self.kind, self.draws, self.crosses = answers.kind, answers.draws, answers.crosses  # type: ignore[misc]
+        self.training = host.training
+
+    def _projected(self, heads: Heads) -> ProjectedHeads:
+        q = self._split(self.query(heads.queries))  # type: ignore[operator]
+        k = self._split(self.key(heads.keys))  # type: ignore[operator]
+        shrink, dtype = self.head_dim**-0.25, compute_dtype(q.dtype)
+        return ProjectedHeads(
+            queries=heads.queries, keys=heads.keys, v=heads.v.to(dtype), mask=heads.mask,
+            query_mask=heads.query_mask, inducing=None, q=q.to(dtype) * shrink, k=k.to(dtype) * shrink,
+        )  # fmt: skip
+
+    @property
+    def _answering(self) -> Attention:
+        layer = getattr(self, ATTRIBUTE)
+        assert isinstance(layer, ConvertedAttention)
+        return layer.attention
+
+    def _mean(self, heads: Heads) -> Tensor:
+        return self._answering._mean(self._projected(heads))
+
+    def _weights(self, heads: Heads) -> Tensor:
+        return self._answering._weights(self._projected(heads))
+
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
+        return self._answering._posterior(self._projected(heads), with_variance=with_variance)
+
+    def _regularizer(
+        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
+    ) -> Tensor:
+        return self._answering._regularizer(self._projected(heads), posterior, generator)
+
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
+        return self._answering._log_density(self._projected(heads), posterior)
+
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        return self._answering._kernel_inputs(self._projected(heads))
+
+
+def is_native(site: Site) -> bool:
+    """Whether the models have a conversion of their own for it: from kernel attention they do."""
+    return isinstance(site.module, KernelAttention)
+
+
+def convert_natively(model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> None:
+    """Swap kernel attention for `kind` by `warm_start`; the model's own config tells it afterwards."""
+    if not isinstance(model, Transformer) or len(sites) != len(model.blocks):
+        raise ValueError("expected a whole transformer of ours to convert from kernel attention, got a part")
+    if kind not in ("cgp", "direct", "scgp", "sgpa"):
+        raise ValueError(f"expected kind to be cgp, direct, scgp or sgpa for kernel attention, got {kind!r}")
+    normalize = {getattr(site.module, "normalize", None) for site in sites}.pop()
+    given = {"normalize": normalize, **options} if kind != "sgpa" else options
+    layers = (AttentionConfig(kind, given),) * len(sites)
+    target = type(model)(replace(model.config, attention=layers))
+    target.to(next(model.parameters()))
+    warm_start(target, model)
+    for ours, new in zip(model._blocks(), target._blocks(), strict=True):
+        ours.attention = new.attention.train(ours.attention.training)
+    model.config = target.config
+
+
+def key_projection(site: Site) -> KeyProjection | None:
+    """The host's map to keys."""
+    key = getattr(site.module, "key", None)
+    return KeyProjection(key) if isinstance(key, nn.Linear) else None
+
+
+def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
+    """Put the converted module where the old one was."""
+    assert isinstance(site.module, SoftmaxAttention)
+    assert site.parent is not None
+    setattr(site.parent, site.attribute, ConvertedOwn(site.module, layer))

@@ -1,0 +1,123 @@
+"""Predictions of a converted model: several passes in evaluation mode whose attention outputs are drawn."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.adopt.convert_layer import (
+    ConvertedAttention,
+    Request,
+    converted_layers,
+    forget,
+    requesting,
+)
+from gpattention.adopt.reading import TASKS, Call, Task, call_model, find_task, read, real_tokens
+from gpattention.adopt.results import TokenPrediction, Values
+from gpattention.models import Prediction, Transformer
+from gpattention.models.prediction import BATCH_SIZE
+from gpattention.models.rows import (
+    Inputs,
+    Progress,
+    Rows,
+    check_count,
+    count_items,
+    device_of,
+    evaluating,
+    iterate_rows,
+    model_device,
+)
+
+
+def predict(
+    model: nn.Module,
+    inputs: Inputs,
+    samples: int = 10,
+    seed: int = 0,
+    *,
+    task: Task | None = None,
+    call: Call | None = None,
+    batch_size: int = BATCH_SIZE,
+    variances: bool = False,
+    first_item: int = 0,
+    progress: Progress | None = None,
+) -> Prediction | TokenPrediction | Values:
+    """What a converted model predicts, with uncertainty: as the handle of `attach` does.
+
+    A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance, by
+    `task` ("classification", "tokens", "regression", "embedding"; seen from the output if not given).  The
+    model runs in evaluation mode and without gradients.  `samples=0` is the mean.  The draws of item i depend
+    on `seed` and `first_item` + i alone.  `variances=True` adds the layers' variances, averaged over the
+    samples, to a `Prediction`.  `call(model, inputs)` runs models whose output is read in another way.
+
+    >>> gpattention.predict(model, tokenizer(sentences, padding=True, return_tensors="pt"), samples=10)
+    """
+    if isinstance(model, Transformer):
+        return model.predict(
+            inputs, samples, seed, batch_size=batch_size, variances=variances, first_item=first_item,
+            progress=progress,
+        )  # fmt: skip
+    layers = converted_layers(model)
+    if not layers:
+        raise ValueError("expected a converted model, got one without a converted layer: call convert first")
+    if task is not None and task not in TASKS:
+        raise ValueError(f"expected task to be one of {', '.join(TASKS)}, got {task!r}")
+    check_count("samples", samples, least=0)
+    drawing = samples > 0 and any(layer.attention.draws for layer in layers)
+    count = samples if drawing else 1
+    told = _Means(len(layers), count_items(inputs), count, device_of(inputs)) if variances else None
+    parts = []
+    with evaluating(model):
+        for rows in iterate_rows(
+            inputs, samples=count, seed=seed, batch_size=batch_size, device=model_device(model, inputs),
+            first_item=first_item, progress=progress,
+        ):  # fmt: skip
+            request = Request("independent" if drawing else "none", rows.noise, variances)
+            with requesting(layers, request):
+                forget(model)
+                output = (call or call_model)(model, rows.inputs)
+                if told is not None:
+                    told.add(rows, layers)
+            task = find_task(model, output) if task is None else task
+            answer = read(output, task, rows.inputs)
+            parts.append(answer.to(device_of(inputs)))
+    answers = torch.cat(parts).unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
+    means = None if told is None else tuple(told.means())
+    return _result(answers, task or "classification", inputs, means)
+
+
+def _result(
+    answers: Tensor, task: Task, inputs: Inputs, variances: tuple[Tensor | None, ...] | None
+) -> Prediction | TokenPrediction | Values:
+    if task == "classification":
+        return Prediction.from_logits(answers, variances)
+    if task == "tokens":
+        flat = Prediction.from_logits(answers.flatten(1, 2))
+        return TokenPrediction(flat, real_tokens(inputs, tuple(answers.shape[1:3])))
+    return Values.from_draws(answers)
+
+
+class _Means:
+    """Every layer's variances, averaged over the samples while they run."""
+
+    def __init__(self, layers: int, items: int, samples: int, device: torch.device) -> None:
+        self._sums: list[Tensor | None] = [None] * layers
+        self._items, self._samples, self._device = items, samples, device
+
+    def add(self, rows: Rows, layers: list[ConvertedAttention]) -> None:
+        """Those of a chunk, of each layer's last call, for the items of its rows."""
+        for place, layer in enumerate(layers):
+            variance = layer.variances[-1] if layer.variances else None
+            if variance is None:
+                continue
+            variance = variance.to(self._device, torch.promote_types(variance.dtype, torch.float32))
+            total = self._sums[place]
+            if total is None:
+                total = variance.new_zeros(self._items, *variance.shape[1:])
+                self._sums[place] = total
+            total.index_add_(0, rows.items, variance)
+
+    def means(self) -> Iterator[Tensor | None]:
+        """[B, H, N] per layer, None where a layer has no variance."""
+        for total in self._sums:
+            yield None if total is None else total / self._samples

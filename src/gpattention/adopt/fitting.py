@@ -1,0 +1,234 @@
+"""Fit what an attached model draws with to held-out data, by the likelihood of its averaged draws.
+
+The data are parted in two.  On the first part candidates are fitted, each from the one before: no draws;
+one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
+draws by greedy choice.  The second part chooses: of all candidates within one standard error of the best the
+simplest, so that draws that do not help are not made.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gpattention.adopt.batches import Batch, Data, collect_batches
+from gpattention.adopt.frames import ALIGNMENTS, Alignment, Frame
+from gpattention.adopt.listening import Measuring
+from gpattention.adopt.running import Runner
+from gpattention.adopt.scoring import Scorer
+from gpattention.adopt.selection import greedy_sites
+from gpattention.adopt.settings import Settings
+from gpattention.adopt.stages import SCALES, START_POWERS, Stage, descend
+from gpattention.models.rows import check_count, evaluating, take
+
+Level: TypeAlias = Literal["global", "sites", "heads"]
+LEVELS: tuple[Level, ...] = ("global", "sites", "heads")
+Progress: TypeAlias = Callable[[str, int, int], object]  # stage, done, total
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How to fit.
+
+    Args:
+        samples: draws of every item.
+        steps: gradient steps of each stage.
+        levels: which candidates to fit, of "global", "sites" and "heads".
+        select: whether to choose sites greedily too.
+        temperature: whether drawn logits are divided by a fitted temperature.
+        alignment: the map A between queries and keys: "full", "isotropic" or "none" (see `frames`).
+        items: most items used, from the first on.
+        batch_size: items of a gradient step.
+        rows: most rows (samples times items) that run at once.
+        learning_rate: of Adam, on logarithms.
+        seed: of all draws and of the order of items.
+        progress: called with the stage's name, how much of it is done, and how much there is.
+    """
+
+    samples: int = 8
+    steps: int = 20
+    levels: Sequence[Level] = LEVELS
+    select: bool = True
+    temperature: bool = True
+    alignment: Alignment = "full"
+    items: int | None = 1000
+    batch_size: int = 24
+    rows: int = 256
+    learning_rate: float = 0.15
+    seed: int = 0
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "steps", "batch_size", "rows"):
+            check_count(name, getattr(self, name), least=1)
+        if self.samples < 2:
+            raise ValueError(f"expected samples >= 2 to average over, got {self.samples}")
+        if self.items is not None:
+            check_count("items", self.items, least=10)
+        unknown = [level for level in self.levels if level not in LEVELS]
+        if unknown:
+            raise ValueError(f"expected levels of {', '.join(LEVELS)}, got {', '.join(map(str, unknown))}")
+        if self.alignment not in ALIGNMENTS:
+            raise ValueError(
+                f"expected alignment to be one of {', '.join(ALIGNMENTS)}, got {self.alignment!r}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Settings and how they did, as mean negative log-likelihoods."""
+
+    name: str
+    settings: Settings
+    fitted_nll: float  # on the part they were fitted to
+    nll: float  # on the part kept back
+    margin: float = 0.0  # standard error of its difference from the best
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """All candidates, simplest first, and the chosen one."""
+
+    candidates: tuple[Candidate, ...]
+    chosen: str
+
+    @property
+    def settings(self) -> Settings:
+        """Of the chosen candidate."""
+        return next(c.settings for c in self.candidates if c.name == self.chosen)
+
+    def __str__(self) -> str:
+        lines = [f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'temperature':>13}  draws"]
+        for c in self.candidates:
+            mark = "* " if c.name == self.chosen else "  "
+            drawn = sum(c.settings.drawn(place) for place in range(len(c.settings.draws)))
+            lines.append(
+                f"{mark}{c.name:12}{c.fitted_nll:12.4f}{c.nll:15.4f}{c.settings.temperature:13.3f}  "
+                f"{drawn} of {len(c.settings.draws)} sites"
+            )
+        return "\n".join(lines)
+
+
+def fit_settings(
+    runner: Runner, start: Settings, data: Data, labels: Tensor | None, options: FitOptions
+) -> Fit:
+    """All candidates, fitted and compared."""
+    batches = collect_batches(data, labels, options.items)
+    with evaluating(runner.model):
+        device = runner.device(batches[0].inputs)
+        runner.output(take(batches[0].inputs, torch.arange(1), device))  # tells the task
+        if runner.task == "embedding":
+            raise ValueError(
+                "expected a model with logits or values to fit to labels, got embeddings: "
+                "set handle.settings, or attach a head"
+            )
+        fitted, kept_back = _part(batches)
+        tell = options.progress or (lambda stage, done, total: None)
+        frames = _measure(runner, fitted, options, tell)
+        settings = replace(start.to(device), frames=frames, draws=(True,) * len(runner.sites))
+        scorer = Scorer(runner, options.samples, options.rows, options.seed, options.temperature)
+        proposed = _candidates(runner, settings, scorer, fitted, options, tell)
+        return _choose(scorer, proposed, fitted, kept_back, tell)
+
+
+def _part(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Three of every five items to fit to, two to choose by."""
+    parts: tuple[list[Batch], list[Batch]] = ([], [])
+    for batch in batches:
+        number = (batch.first_item + torch.arange(len(batch))) % 5
+        for part, chosen in zip(parts, (number < 3, number >= 3), strict=True):
+            if bool(chosen.any()):
+                part.append(batch.select(chosen.nonzero()[:, 0]))
+    if not parts[1]:
+        raise ValueError(f"expected at least 4 items to fit to and choose by, got {sum(map(len, batches))}")
+    return parts
+
+
+def _measure(runner: Runner, batches: list[Batch], options: FitOptions, tell: Progress) -> tuple[Frame, ...]:
+    """Frames of all sites, by two runs over the data."""
+    measuring = Measuring(runner.sites)
+    runs = [(second, batch) for second in (False, True) for batch in batches]
+    for done, (second, batch) in enumerate(runs):
+        if second and done == len(batches):
+            measuring.frames(options.alignment)
+        for items in torch.arange(len(batch)).split(options.rows):
+            runner.output(take(batch.inputs, items, runner.device(batch.inputs)), measuring)
+        tell("frames", done + 1, len(runs))
+    return measuring.finished()
+
+
+def _candidates(
+    runner: Runner,
+    settings: Settings,
+    scorer: Scorer,
+    batches: list[Batch],
+    options: FitOptions,
+    tell: Progress,
+) -> list[tuple[str, Settings]]:
+    """Name and settings, simplest first; all but the first have their last numbers still to be fitted."""
+    silent = replace(settings, scale=torch.zeros_like(settings.scale))
+    found = [("plain", replace(silent, temperature=1.0))]
+    if options.temperature and runner.task != "regression":
+        found.append(("temperature", silent))
+    best = _coarse(settings, scorer, batches, tell)
+    for level in options.levels:
+        best = descend(runner, best, batches, Stage(level), scorer, options, tell)
+        found.append((level, best))
+    if options.select and len(runner.sites) > 1:
+        drawing = greedy_sites(scorer, best, batches, tell)
+        if any(drawing) and not all(drawing):
+            chosen = replace(best, draws=drawing)
+            chosen = descend(
+                runner, chosen, batches, Stage(options.levels[-1], "selected"), scorer, options, tell
+            )
+            found.append(("selected", chosen))
+    return found
+
+
+def _coarse(settings: Settings, scorer: Scorer, batches: list[Batch], tell: Progress) -> Settings:
+    """The best of a few scales and powers for all heads."""
+    trials = [
+        replace(
+            settings,
+            scale=torch.full_like(settings.scale, scale),
+            power=torch.full_like(settings.power, power),
+        )
+        for power in START_POWERS
+        for scale in SCALES
+    ]
+    some = scorer.some(batches)
+    scores = []
+    for done, trial in enumerate(trials):
+        scores.append(-scorer.finish(trial, some)[1])
+        tell("start", done + 1, len(trials))
+    return trials[max(range(len(trials)), key=lambda i: scores[i])]
+
+
+def _choose(
+    scorer: Scorer,
+    proposed: list[tuple[str, Settings]],
+    fitted: list[Batch],
+    kept_back: list[Batch],
+    tell: Progress,
+) -> Fit:
+    """The simplest within one standard error of the best on the part kept back."""
+    finished, scores = [], []
+    for done, (name, settings) in enumerate(proposed):
+        own, nll = scorer.finish(settings, fitted, tempers=name != "plain")
+        finished.append((name, own, nll))
+        scores.append(scorer.score(own, kept_back))  # [M]
+        tell("choice", done + 1, len(proposed))
+    means = [float(score.mean()) for score in scores]
+    best = scores[max(range(len(scores)), key=lambda i: means[i])]
+    candidates = []
+    chosen = None
+    for (name, settings, nll), score in zip(finished, scores, strict=True):
+        gap = best - score
+        margin = float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0
+        candidates.append(Candidate(name, settings, nll, -float(score.mean()), margin))
+        if chosen is None and float(gap.mean()) <= margin:
+            chosen = name
+    assert chosen is not None
+    return Fit(tuple(candidates), chosen)

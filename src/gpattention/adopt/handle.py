@@ -1,0 +1,228 @@
+"""The handle of an attached model: predict with uncertainty, fit it, take it off again."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.adopt.batches import Data
+from gpattention.adopt.fitting import Fit, FitOptions, fit_settings
+from gpattention.adopt.listening import GaussianProcessMean
+from gpattention.adopt.reading import Task, real_tokens
+from gpattention.adopt.results import TokenPrediction, Values
+from gpattention.adopt.running import Runner, chunks
+from gpattention.adopt.settings import Settings, initial_settings
+from gpattention.adopt.sites import Found, Site
+from gpattention.adopt.tables import describe
+from gpattention.models.prediction import BATCH_SIZE, Prediction
+from gpattention.models.rows import Inputs, Progress, check_count, count_items, device_of, evaluating
+
+
+class Handle:
+    """Made by `gpattention.attach`.
+
+    The model is touched only while a call of the handle runs: used directly, saved or copied, it is what it
+    was.
+    """
+
+    def __init__(self, runner: Runner, found: Found) -> None:
+        self._runner, self.found = runner, found
+        self._settings = initial_settings(found.sites)
+        self._attached = True
+
+    @property
+    def model(self) -> nn.Module:
+        """The host."""
+        return self._runner.model
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where it attends."""
+        return self.found.sites
+
+    @property
+    def task(self) -> Task | None:
+        """What the model answers; None until it has been seen to."""
+        return self._runner.task
+
+    @property
+    def settings(self) -> Settings:
+        """What it draws with; assign to change."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        shape = (len(self.sites), max(site.heads for site in self.sites))
+        for name in ("scale", "noise", "power"):
+            found = tuple(getattr(settings, name).shape)
+            if found != shape:
+                raise ValueError(f"expected settings.{name} of shape {shape}, got {found}")
+        if len(settings.draws) != len(self.sites):
+            raise ValueError(
+                f"expected settings.draws for {len(self.sites)} sites, got {len(settings.draws)}"
+            )
+        if bool((settings.scale < 0).any()) or bool((settings.noise <= 0).any()):
+            raise ValueError("expected settings with scale >= 0 and noise > 0, got others")
+        self._settings = settings
+
+    def predict(
+        self,
+        inputs: Inputs | Mapping[str, Any],
+        samples: int = 10,
+        seed: int = 0,
+        *,
+        batch_size: int = BATCH_SIZE,
+        variances: bool = False,
+        first_item: int = 0,
+        progress: Progress | None = None,
+    ) -> Prediction | TokenPrediction | Values:
+        """A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance.
+
+        The model runs in evaluation mode and without gradients.  `samples=0` is the model itself, to the last
+        bit.  The draws of item i depend on `seed` and `first_item` + i alone.  `variances=True` adds each
+        site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
+
+        >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
+        """
+        self._check_attached()
+        check_count("samples", samples, least=0)
+        check_count("batch_size", batch_size, least=1)
+        check_count("first_item", first_item, least=0)
+        device, count = self._runner.device(inputs), max(samples, 1)
+        settings = self._settings.to(device)
+        parts: list[Tensor] = []
+        told = _Means(len(self.sites), count_items(inputs), count) if variances else None
+        with evaluating(self.model):
+            for chunk in chunks(
+                inputs, samples=count, batch_size=batch_size, device=device, first_item=first_item,
+                progress=progress,
+            ):  # fmt: skip
+                if samples == 0:
+                    drawing = self._runner.drawing(settings, None, keep_variances=True) if told else None
+                    answer = self._runner.output(chunk.inputs, drawing)
+                    kept = drawing.variances if drawing else []
+                else:
+                    answer, kept = self._runner.draw(
+                        chunk.inputs, settings, seed=seed, items=chunk.items, samples=chunk.samples,
+                        keep_variances=told is not None,
+                    )  # fmt: skip
+                parts.append(answer.to(device_of(inputs)))
+                if told is not None:
+                    told.add(chunk.rows, kept)
+        answers = torch.cat(parts).unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
+        return self._result(
+            answers, inputs, drawn=samples > 0, variances=None if told is None else told.all()
+        )
+
+    def variances(self, inputs: Inputs, *, batch_size: int = BATCH_SIZE) -> tuple[Tensor, ...]:
+        """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw."""
+        self._check_attached()
+        device = self._runner.device(inputs)
+        settings, told = self._settings.to(device), _Means(len(self.sites), count_items(inputs), 1)
+        with evaluating(self.model):
+            for chunk in chunks(inputs, samples=1, batch_size=batch_size, device=device):
+                drawing = self._runner.drawing(settings, None, keep_variances=True)
+                self._runner.output(chunk.inputs, drawing)
+                told.add(chunk.rows, drawing.variances)
+        return tuple(x for x in told.all() if x is not None)
+
+    def process_mean(self, inputs: Inputs) -> Tensor:
+        """The model's answers with every attention replaced by its Gaussian process's own mean.
+
+        They are those of the model, up to rounding: this is how to see it on data of your own.
+        """
+        self._check_attached()
+        with evaluating(self.model):
+            listener = GaussianProcessMean(self.sites, self._settings.to(self._runner.device(inputs)))
+            return self._runner.output(inputs, listener)
+
+    def fit(self, data: Data, labels: Tensor | None = None, **options: Any) -> Fit:
+        """Fit scales, noise, powers and which sites draw on held-out data, by negative log-likelihood.
+
+        `data` is a loader of (inputs, labels) or of mappings with "labels", a pair of them, or the inputs
+        with `labels` beside; `options` are those of `FitOptions`.  Where drawing does not help on the part of
+        the data kept back from the fit, the scales become 0 and the model stays as it is.
+
+        >>> handle.fit(validation_loader)
+        """
+        self._check_attached()
+        fit = fit_settings(self._runner, self._settings, data, labels, FitOptions(**options))
+        self._settings = fit.settings
+        return fit
+
+    def state_dict(self) -> dict[str, Any]:
+        """The settings, for `torch.save`."""
+        return {"sites": [site.name for site in self.sites], **self._settings.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What `state_dict` gave, for the same model."""
+        own, theirs = [site.name for site in self.sites], list(state.get("sites", []))
+        if own != theirs:
+            raise ValueError(f"expected the state of sites {own}, got {theirs}")
+        self.settings = Settings.from_state_dict({k: v for k, v in state.items() if k != "sites"})
+
+    def detach(self) -> nn.Module:
+        """Let go of the model, which is what it was; the handle answers no more."""
+        self._attached = False
+        return self.model
+
+    def __enter__(self) -> Self:
+        self._check_attached()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        return describe(type(self.model).__name__, self.found, self._settings, attached=self._attached)
+
+    def _result(
+        self,
+        answers: Tensor,  # [S, B, ...]
+        inputs: Inputs,
+        *,
+        drawn: bool,
+        variances: tuple[Tensor | None, ...] | None,
+    ) -> Prediction | TokenPrediction | Values:
+        temperature = self._settings.temperature if drawn else 1.0
+        if self.task == "classification":
+            return Prediction.from_logits(answers / temperature, variances)
+        if self.task == "tokens":
+            shape = tuple(answers.shape[1:3])
+            flat = Prediction.from_logits(answers.flatten(1, 2) / temperature)
+            return TokenPrediction(flat, real_tokens(inputs, shape))
+        residual = self._settings.residual if self.task == "regression" and drawn else 0.0
+        return Values.from_draws(answers, residual)
+
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise ValueError("expected an attached handle, got one that was detached: call attach again")
+
+
+class _Means:
+    """Every site's variances, averaged over the samples while they run."""
+
+    def __init__(self, sites: int, items: int, samples: int) -> None:
+        self._sums: list[Tensor | None] = [None] * sites
+        self._items, self._samples = items, samples
+
+    def add(self, rows: Tensor, variances: list[Tensor | None]) -> None:
+        """Variances of a chunk, [R, H, N] each, for the items of its rows."""
+        for place, variance in enumerate(variances):
+            if variance is None:
+                continue
+            total = self._sums[place]
+            if total is None:
+                total = torch.zeros(
+                    self._items, *variance.shape[1:], dtype=variance.dtype, device=rows.device
+                )
+                self._sums[place] = total
+            total.index_add_(0, rows, variance.to(rows.device))
+
+    def all(self) -> tuple[Tensor | None, ...]:
+        """[B, H, N] per site, None where it does not draw."""
+        return tuple(total if total is None else total / self._samples for total in self._sums)

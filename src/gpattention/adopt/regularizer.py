@@ -1,0 +1,64 @@
+"""The one line to add to a loss: what the converted layers told of the last forward pass."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.adopt.convert_layer import converted_layers
+from gpattention.models import ModelOutput, Transformer
+
+_TOLD = "_gpattention_regularizer"  # where a transformer of ours keeps that of its last output
+
+
+def regularizer(model: nn.Module) -> Tensor:
+    """Sum of the layers' regularisers in the last forward pass in training mode.  []
+
+    Per real token, head and head dimension, as everywhere in the library; a layer that ran several times in
+    that pass counts as often.  Weigh it lightly: 0.01 is a start.  Works under DistributedDataParallel, and
+    under gradient checkpointing with `use_reentrant=False`; `nn.DataParallel` is refused.
+
+    >>> loss = cross_entropy(model(x), y) + 0.01 * regularizer(model)
+    """
+    own = [module for module in model.modules() if isinstance(module, Transformer)]
+    if own:
+        return _of_own(own)
+    layers = converted_layers(model)
+    if not layers:
+        raise ValueError("expected a converted model, got one without a converted layer: call convert first")
+    told = [value for layer in layers for value in layer.regularizers]
+    if not told:
+        raise ValueError(
+            "expected a forward pass in training mode before, got none: the regulariser is not computed in "
+            "evaluation mode"
+        )
+    learned = [
+        value for layer in layers if layer.attention.regularizer != "none" for value in layer.regularizers
+    ]
+    trainable = any(p.requires_grad for layer in layers for p in layer.parameters())
+    if (
+        learned
+        and torch.is_grad_enabled()
+        and trainable
+        and not any(value.requires_grad for value in learned)
+    ):
+        raise ValueError(
+            "expected regularisers with gradients, got a forward pass without: gradient checkpointing needs "
+            "use_reentrant=False, e.g. gradient_checkpointing_kwargs={'use_reentrant': False}"
+        )
+    return torch.stack([value.float() for value in told]).sum()
+
+
+def remember_output(model: nn.Module, _: Any, output: Any) -> None:
+    """Forward hook of our own transformers, which tell their regulariser themselves."""
+    model.__dict__[_TOLD] = output.regularizer if isinstance(output, ModelOutput) else None
+
+
+def _of_own(models: list[Transformer]) -> Tensor:
+    told = [value for model in models if isinstance(value := model.__dict__.get(_TOLD), Tensor)]
+    if not told:
+        raise ValueError(
+            "expected a forward pass that was asked for the regulariser, got none: call "
+            "model(x, draw='independent', need=('logits', 'regularizer')) of a converted transformer"
+        )
+    return torch.stack(told).sum()

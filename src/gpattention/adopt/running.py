@@ -1,0 +1,120 @@
+"""Forward passes of an attached model: rows of samples times items, listened to at every site."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.adopt.attended import Listener
+from gpattention.adopt.families import intercepting
+from gpattention.adopt.listening import Drawing
+from gpattention.adopt.reading import Call, Task, call_model, find_task, read
+from gpattention.adopt.settings import Settings
+from gpattention.adopt.sites import Site
+from gpattention.adopt.variance import MAX_KEYS
+from gpattention.gp import ItemNoise
+from gpattention.models.rows import Inputs, Progress, count_items, device_of, model_device, take
+
+_SITE_SEEDS = 0x9E3779B1  # sites of one seed lie this far apart
+
+
+@dataclass(eq=False)
+class Runner:
+    """A host model, where it attends, and how its output is read."""
+
+    model: nn.Module
+    sites: tuple[Site, ...]
+    call: Call = call_model
+    task: Task | None = None  # None until the first output has been seen
+    max_keys: int = MAX_KEYS
+    max_log_amplitude: float | None = None
+
+    def output(self, inputs: Inputs, listener: Listener | None = None) -> Tensor:
+        """What the model answers to one batch on its device, read as the task says."""
+        if listener is None:
+            told = self.call(self.model, inputs)
+        else:
+            with intercepting(self.model, self.sites, listener):
+                told = self.call(self.model, inputs)
+        if self.task is None:
+            self.task = find_task(self.model, told)
+        answer = read(told, self.task, inputs)
+        if len(answer) != count_items(inputs):
+            raise ValueError(
+                f"expected one answer for each of {count_items(inputs)} inputs, got shape "
+                f"{tuple(answer.shape)}: where batches are not the first axis, pass call= to attach"
+            )
+        return answer
+
+    def draw(
+        self,
+        inputs: Inputs,  # [R, ...] on the model's device
+        settings: Settings,
+        *,
+        seed: int,
+        items: Tensor,  # [R]
+        samples: Tensor,  # [R]
+        keep_variances: bool = False,
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """One pass in which every row draws for itself: the answers, and variances where kept."""
+        noise = [
+            ItemNoise(seed + (place + 1) * _SITE_SEEDS, items, samples) for place in range(len(self.sites))
+        ]
+        drawing = self.drawing(settings, noise, keep_variances=keep_variances)
+        answer = self.output(inputs, drawing)
+        if not drawing.called:
+            raise ValueError(
+                f"expected the model to call one of its {len(self.sites)} sites, got a forward pass that called "
+                "none: a compiled model must be attached before it is compiled"
+            )
+        return answer, drawing.variances
+
+    def drawing(
+        self, settings: Settings, noise: list[ItemNoise] | None, *, keep_variances: bool = False
+    ) -> Drawing:
+        """The listener of that name with this host's options; without noise it only tells variances."""
+        return Drawing(
+            self.sites,
+            settings,
+            max_keys=self.max_keys,
+            max_log_amplitude=self.max_log_amplitude,
+            noise=noise,
+            keep_variances=keep_variances,
+            variances_of_all=noise is None,
+        )
+
+    def device(self, inputs: Inputs) -> torch.device:
+        """Where the model computes."""
+        return model_device(self.model, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Rows that run together."""
+
+    inputs: Inputs  # [R, ...]
+    rows: Tensor  # [R] position of the item
+    items: Tensor  # [R] number of the item, which its noise is made from
+    samples: Tensor  # [R]
+
+
+def chunks(
+    inputs: Inputs,
+    *,
+    samples: int,
+    batch_size: int,
+    device: torch.device,
+    first_item: int = 0,
+    progress: Progress | None = None,
+) -> Iterator[Chunk]:
+    """Row r is sample r % S of item r // S, as in `gpattention.models.rows`."""
+    total = count_items(inputs) * samples
+    for start in range(0, total, batch_size):
+        row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))
+        items = row // samples
+        yield Chunk(
+            take(inputs, items, device), items, (items + first_item).to(device), (row % samples).to(device)
+        )
+        if progress is not None:
+            progress(min(start + batch_size, total), total)

@@ -1,0 +1,101 @@
+"""Converted models in folders: the host's own files, and the record of the conversion beside them."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_model
+from torch import nn
+
+from gpattention.adopt.conversion import Conversion
+from gpattention.models import TextTransformer, Transformer, VisionTransformer
+from gpattention.models.storage import load_folder, write_atomically
+
+RECORD_FILE = "conversion.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def add_saving(model: nn.Module, record: Conversion) -> None:
+    """Give a model `save_pretrained`, or have its own write the record of the conversion too."""
+    model.__dict__["save_pretrained"] = partial(save_converted, model, record)
+
+
+def save_converted(model: nn.Module, record: Conversion, folder: str | Path, **options: Any) -> None:
+    """The host's own files, or `model.safetensors` where it writes none, and `conversion.json`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    host_saves = getattr(type(model), "save_pretrained", None)
+    if host_saves is not None:
+        host_saves(model, folder, **options)
+    else:
+        _save_weights(model, folder / WEIGHTS_FILE)
+    text = json.dumps(record.to_dict(), indent=2) + "\n"
+    write_atomically(folder / RECORD_FILE, text.encode())
+
+
+def read_record(folder: Path) -> Conversion | None:
+    """The record beside the host's files; None where there is none."""
+    path = folder / RECORD_FILE
+    if not path.is_file():
+        return None
+    try:
+        return Conversion.from_dict(json.loads(path.read_text()))
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The host's `config.json`; empty where there is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        plain = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise ValueError(f"{path}: expected an object, got {type(plain).__name__}")
+    return plain
+
+
+def own_class(config: dict[str, Any]) -> type[Transformer] | None:
+    """Which of our transformers a folder holds."""
+    known: dict[str, type[Transformer]] = {c.__name__: c for c in (VisionTransformer, TextTransformer)}
+    name = config.get("model")
+    return known.get(name) if isinstance(name, str) else None
+
+
+def own_host(folder: Path, cls: type[Transformer]) -> Transformer:
+    """A transformer of ours as it was before the conversion, its weights not loaded."""
+    config, _ = load_folder(folder, cls.__name__)
+    return cls(cls.config_class.from_dict(config))
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Every weight, in the type it was saved in; missing, unexpected and misshapen ones are errors."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    try:
+        types = {name: tensor.dtype for name, tensor in load_file(path).items()}
+        for name, own in (*model.named_parameters(), *model.named_buffers()):
+            if name in types:
+                own.data = own.data.to(types[name])
+        load_model(model, path, strict=True)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the model: {error}") from error
+
+
+def _save_weights(model: nn.Module, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with torch.no_grad():
+            save_model(model, str(temporary))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

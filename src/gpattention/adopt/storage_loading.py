@@ -1,0 +1,93 @@
+"""Read a converted model back: the host is built, the recorded conversion done again, every weight loaded."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gpattention.adopt.conversion import RECORD, Conversion
+from gpattention.adopt.convert import conversion_of, convert
+from gpattention.adopt.storage import (
+    WEIGHTS_FILE,
+    load_weights,
+    own_class,
+    own_host,
+    read_config,
+    read_record,
+)
+
+
+def from_pretrained(folder: str | Path, host: nn.Module | None = None, **options: Any) -> nn.Module:
+    """The converted model a folder holds, in evaluation mode.
+
+    For Hugging Face hosts and our own transformers the folder tells everything; for any other, `host` is the
+    model built as it was before the conversion, and is converted in place.  `options` are passed on to the
+    `from_pretrained` of a Hugging Face host (`dtype`, `device_map`).  Weights that are missing or unexpected
+    are errors.
+
+    >>> model.save_pretrained("folder")
+    >>> model = gpattention.from_pretrained("folder")
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    config, record = read_config(folder), read_record(folder)
+    if isinstance(config.get(RECORD), dict) and host is None:
+        return _huggingface(folder, config, **options)
+    if options:
+        raise ValueError(f"expected no options for this folder, got {', '.join(options)}")
+    cls = own_class(config)
+    if cls is not None and record is None:
+        return cls.from_pretrained(folder)  # from kernel attention: its own config tells all
+    if record is None:
+        raise ValueError(f"expected {folder} to hold a converted model, got no record of a conversion")
+    if host is None and cls is None:
+        raise ValueError(
+            f"expected the host of {folder}, built as before the conversion, got none: "
+            "from_pretrained(folder, host)"
+        )
+    model = host if host is not None else own_host(folder, cls)  # type: ignore[arg-type]
+    again(model, record)
+    load_weights(model, folder / WEIGHTS_FILE)
+    return model.eval()
+
+
+def again(model: nn.Module, record: Conversion) -> None:
+    """Do a recorded conversion on a host of the same build."""
+    if conversion_of(model) is not None:
+        raise ValueError("expected a host as before the conversion, got one that is converted")
+    convert(
+        model, record.kind, draw=record.draw, layers=record.layers, seed=record.seed, **dict(record.options)
+    )
+
+
+def _huggingface(folder: Path, config: dict[str, Any], **options: Any) -> nn.Module:
+    """Transformers' own loading, of a class that converts itself before its weights come."""
+    import transformers
+
+    record = Conversion.from_dict(config[RECORD])
+    names = config.get("architectures") or []
+    cls: Any = getattr(transformers, names[0], None) if names else None
+    if cls is None:
+        raise ValueError(
+            f"{folder / 'config.json'}: expected architectures to name a class of transformers, got {names}"
+        )
+
+    class Converting(cls):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.__class__ = cls  # it was needed to be here at this moment only
+            again(self, record)
+
+    # transformers asks the class for its name here and there
+    Converting.__name__, Converting.__qualname__, Converting.__module__ = (
+        cls.__name__, cls.__qualname__, cls.__module__
+    )  # fmt: skip
+    model, told = Converting.from_pretrained(folder, output_loading_info=True, **options)
+    wrong = {
+        name: sorted(map(str, told[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    if any(wrong.values()):
+        raise ValueError(f"{folder}: expected weights that fit the converted model, got {wrong}")
+    loaded: nn.Module = model.eval()
+    return loaded

@@ -1,0 +1,250 @@
+"""The spread behind one call of attention: standard deviations of eq. 22, and the freedoms it leaves.
+
+    x_i = A (q_i - q0),  y_j = A^-T (k_j - k0);   x_i . y_j = q_i . k_j up to terms of i or of j alone
+    u_i = 1 - |L^-1 kappa(y, x_i)|^2,             L = chol(kappa(y, y) + sigma^2 I)
+    log a_i = 1/2 |x_i|^2 + q_i . k0 - lse_i                                                        (21)
+    log std_i = log t + gamma (log a_i - a0) + 1/2 log u_i
+
+gamma = 1 is eq. 22 exactly, a0 being a constant of the head that only names the unit of t.  For gamma < 1 the
+amplitude is tempered: the mean is still the host's, the covariance t^2 a_i^gamma a_j^gamma (kappa - ...)
+still positive semi-definite, its variance still grows with t, falls with every further key and rises with
+sigma^2, but mean and covariance are no longer those of one prior.  gamma = 0 is the posterior covariance of
+the unit-amplitude process z_o at the queries, put around the host's mean.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular, vector_norm
+
+from gpattention.adopt.attended import Attended
+from gpattention.adopt.frames import Frame
+from gpattention.gp.cholesky import cholesky
+from gpattention.gp.inputs import keep_rows
+from gpattention.gp.precision import compute_dtype, full_precision
+
+MAX_KEYS = 256  # keys that are conditioned on unless told otherwise
+_ROWS = 1024  # queries whose log-sum-exp is taken at once
+_BLOCK = 32  # keys eliminated at once
+_SMALLEST = 1e-30  # row sums below may have lost terms to underflow
+_NEVER = -1e30  # exponent of what is not seen; infinity would make NaN of 0 * inf
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What may be chosen for the heads of one site."""
+
+    scale: Tensor  # [H] t
+    noise: Tensor  # [H] sigma^2
+    power: Tensor  # [H] gamma in [0, 1]
+
+
+@full_precision
+def log_stddev(
+    told: Attended,
+    prior: Prior,
+    frame: Frame | None = None,
+    *,
+    max_keys: int = MAX_KEYS,
+    max_log_amplitude: float | None = None,
+) -> Tensor:
+    """log std_i of every token and head, for one dimension of the values.  [B, H, Q]
+
+    Without a frame the unit of t, q0, k0 and a0 come from the sequence itself.  More than `max_keys` keys are
+    thinned to that many, evenly: then u is never smaller than with all of them.  `max_log_amplitude` caps
+    gamma (log a_i - a0).
+    """
+    placed = place(told, frame)
+    y, mask = placed.y, placed.mask
+    if y.shape[-2] > max_keys:
+        y, mask = thinned(y, mask, max_keys)
+    kappa = _kappa(y, placed.x, mask)  # [B, H, K, K + Q]
+    u = _unit_variance(kappa, mask, prior.noise)  # [B, H, Q]
+    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + placed.log_unit  # [B, H, Q]
+    if told.form != "rbf" and _is_used(prior.power):
+        to_x = kappa[..., y.shape[-2] :] if y is placed.y else None
+        amplitude = log_amplitude(told, placed, to_x)  # [B, H, Q]
+        tempered = prior.power.to(u)[:, None] * (amplitude - _reference(told, amplitude, frame))
+        if max_log_amplitude is not None:
+            tempered = tempered.clamp_max(max_log_amplitude)
+        log_std = log_std + tempered
+    if placed.mask is None:
+        return log_std
+    return torch.where(placed.mask.any(-1, keepdim=True), log_std, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Queries and keys where the kernel sees them."""
+
+    q: Tensor  # [B, H, Q, C] as attended
+    k: Tensor  # [B, H, K, C] as attended, padding zeroed
+    x: Tensor  # [B, H, Q, C]
+    y: Tensor  # [B, H, K, C]
+    q0: Tensor  # [H, 1, C] or [B, H, 1, C]
+    k0: Tensor  # the same
+    mask: Tensor | None  # [B, 1, K]
+    log_unit: Tensor  # [H, 1] or [B, H, 1]: log of the values' root mean square
+
+
+def place(told: Attended, frame: Frame | None) -> Placed:
+    """Centre and align the queries and keys; padding counts for nothing, whatever is written there."""
+    dtype = compute_dtype(told.q.dtype)
+    q, k, v = told.q.to(dtype), keep_rows(told.k.to(dtype), told.mask), keep_rows(told.v.to(dtype), told.mask)
+    if frame is None:
+        log_unit = 0.5 * _mean(v.square().mean(-1, keepdim=True), told.mask)[..., 0].clamp_min(1e-12).log()
+        q0, k0 = _mean(q, _query_mask(told)), _mean(k, told.mask)
+    else:
+        log_unit = frame.unit.to(q)[:, None].log()
+        q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:, None]
+    if told.form in ("rows", "rbf"):  # distances between queries and keys allow one origin only
+        x, y = q - k0, k - k0
+    elif frame is None:
+        x, y = q - q0, k - k0
+    else:
+        x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)
+    return Placed(q, k, x, keep_rows(y, told.mask), q0, k0, told.mask, log_unit)
+
+
+def _unit_variance(
+    kappa: Tensor,  # [B, H, K, K + Q] of the keys with themselves and with the queries
+    mask: Tensor | None,  # [B, 1, K]
+    noise: Tensor,  # [H]
+) -> Tensor:
+    """u_i, between its proven bound sigma^2 / (n + sigma^2) and 1.  [B, H, Q]
+
+    Keys are eliminated block by block, which for small matrices is quicker than one factor and one solve:
+    each block's rows of L^-1 kappa(y, x) explain their part, and leave the later keys a Schur complement.
+    """
+    count = kappa.shape[-2]
+    noise = noise.to(kappa)[:, None]  # [H, 1]
+    kappa = kappa.clone() if kappa.requires_grad else kappa
+    # exact as rounding would not leave it; padded keys have nothing else in their rows
+    kappa.diagonal(dim1=-2, dim2=-1).copy_((1 + noise).expand(*kappa.shape[:-2], count))
+    left = kappa.flatten(0, 1)  # [B H, K, K + Q]
+    explained = torch.zeros_like(left[:, 0, count:])  # [B H, Q]
+    for start in range(0, count, _BLOCK):
+        size = min(_BLOCK, count - start)
+        root = cholesky(left[:, :size, :size], name="kappa(k, k) + noise I", noise=noise)
+        eye = torch.eye(size, dtype=root.dtype, device=root.device).expand_as(root)
+        white = solve_triangular(root, eye, upper=False) @ left[:, :size, size:]  # [B H, size, later + Q]
+        later = count - start - size
+        explained = explained + vector_norm(white[..., later:], dim=-2).square()
+        if later:
+            left = torch.baddbmm(left[:, size:, size:], white[..., :later].mT, white, alpha=-1)
+    seen = kappa.new_full((1, 1), count) if mask is None else mask.sum(-1, keepdim=True).to(kappa)
+    u = (1 - explained).unflatten(0, kappa.shape[:2])  # [B, H, Q]
+    return u.clamp_max(1).maximum(noise / (seen + noise))
+
+
+def _kappa(y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+    """kappa(y, [y, x]) of eq. 1 in one product and one pass, zero wherever a y is padding.  [B, H, K, K + Q]
+
+    [y, 1, -1/2 |y|^2] . [z, -1/2 |z|^2, 1] is the exponent.
+    """
+    of_y, of_x = (-0.5 * p.square().sum(-1, keepdim=True) for p in (y, x))  # [B, H, K, 1], [B, H, Q, 1]
+    if mask is not None:
+        of_y = torch.where(mask[..., None], of_y, _NEVER)
+    left = torch.cat([y, torch.ones_like(of_y), of_y], -1)
+    above = torch.cat([y, of_y, torch.ones_like(of_y)], -1)
+    right = torch.cat([above, torch.cat([x, of_x, torch.ones_like(of_x)], -1)], -2)
+    return (left @ right.mT).exp_()
+
+
+def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor | None]:
+    """`most` of the real keys, evenly spaced.  [B, H, most, C], [B, 1, most]"""
+    place = torch.arange(most, device=y.device)
+    if mask is None:
+        return y[..., place * y.shape[-2] // most, :], None
+    order = mask[:, 0].to(torch.int8).argsort(dim=-1, descending=True, stable=True)  # [B, K] real keys first
+    real = mask[:, 0].sum(-1, keepdim=True)  # [B, 1]
+    spread = torch.where(real > most, place * real // most, place)  # [B, most]
+    index = order.gather(-1, spread)[:, None, :, None]  # [B, 1, most, 1]
+    chosen = y.gather(-2, index.expand(-1, y.shape[1], -1, y.shape[-1]))
+    return chosen, (place < real)[:, None]
+
+
+def log_amplitude(told: Attended, placed: Placed, to_x: Tensor | None = None) -> Tensor:
+    """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]
+
+    `to_x` is kappa(y, x) [B, H, K, Q] where it is known already: a_i = 1 / sum_j b_j kappa(y_j, x_i).
+    """
+    own = 0.5 * placed.x.square().sum(-1)
+    if told.form == "exp_dot":
+        return own + (placed.q * placed.k0).sum(-1)
+    if to_x is not None and not torch.compiler.is_compiling():
+        log_b = _log_b(told, placed)  # [B, H, K]
+        most = log_b.amax(-1, keepdim=True)
+        total = ((log_b - most).exp()[..., None, :] @ to_x)[..., 0, :]  # [B, H, Q]
+        if bool((total > _SMALLEST).all()):
+            return -total.log() - most
+    if told.form == "rows":
+        return own - _log_sum_exp(placed.x, placed.y, placed.mask, -0.5 * placed.y.square().sum(-1))
+    return own + (placed.q * placed.k0).sum(-1) - _log_sum_exp(placed.q, placed.k, placed.mask, None)
+
+
+def _log_b(told: Attended, placed: Placed) -> Tensor:
+    """log of the keys' amplitudes but for -log t.  [B, H, K]"""
+    if told.form == "rows":
+        return torch.zeros_like(placed.y[..., 0])
+    return 0.5 * placed.y.square().sum(-1) + (placed.q0 * (placed.k - placed.k0)).sum(-1)
+
+
+def process_mean(told: Attended, frame: Frame | None) -> Tensor:
+    """sum_j a_i b_j kappa(x_i, y_j) v_j, the posterior mean as the process has it.  [B, H, Q, D]
+
+    It equals the host's mean to rounding whatever the frame: exponents cancel, so they are float64.
+    """
+    told = Attended(
+        told.mean, told.q.double(), told.k.double(), told.v.double(), told.mask, told.form, told.amplitude
+    )
+    placed = place(told, frame)
+    exponent = -0.5 * torch.cdist(placed.x, placed.y).square()  # [B, H, Q, K]
+    if told.form != "rbf":
+        exponent = exponent + log_amplitude(told, placed)[..., None]
+    if told.form in ("softmax", "exp_dot"):
+        exponent = exponent + _log_b(told, placed)[..., None, :]
+    if told.amplitude is not None:
+        exponent = exponent + told.amplitude.to(exponent)[:, None, None].log()
+    if told.mask is not None:
+        exponent = exponent.masked_fill(~told.mask[..., None, :], -torch.inf)
+    return exponent.exp() @ keep_rows(told.v, told.mask)
+
+
+def _log_sum_exp(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    """log sum_j exp(q_i . k_j + bias_j) over real keys.  [B, H, Q]"""
+    bias = torch.zeros_like(k[..., 0]) if bias is None else bias  # [B, H, K]
+    if mask is not None:
+        bias = torch.where(mask, bias, _NEVER)
+    k = torch.cat([k, bias[..., None]], -1)  # the bias as a coordinate, to which every query says 1
+    parts = []
+    for rows in torch.cat([q, torch.ones_like(q[..., :1])], -1).split(_ROWS, -2):
+        logits = rows @ k.mT  # [B, H, rows, K]
+        most = logits.detach().amax(-1, keepdim=True)
+        parts.append(logits.sub_(most).exp_().sum(-1).log() + most[..., 0])
+    return torch.cat(parts, -1)
+
+
+def _reference(told: Attended, amplitude: Tensor, frame: Frame | None) -> Tensor:
+    """a0: the mean of log a_i, over calibration data or over the tokens at hand.  [H, 1] or [B, H, 1]"""
+    if frame is not None:
+        return frame.log_amplitude.to(amplitude)[:, None]
+    return _mean(amplitude[..., None], _query_mask(told))[..., 0]
+
+
+def _query_mask(told: Attended) -> Tensor | None:
+    """Real queries: in self-attention, which equal numbers give away, the real keys.  [B, 1, Q]"""
+    return told.mask if told.q.shape[-2] == told.k.shape[-2] else None
+
+
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Over the real tokens.  [B, H, N, C] -> [B, H, 1, C]"""
+    if mask is None:
+        return x.mean(-2, keepdim=True)
+    real = mask[..., None]  # [B, 1, N, 1]
+    return torch.where(real, x, 0.0).sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp_min(1)
+
+
+def _is_used(power: Tensor) -> bool:
+    return power.requires_grad or bool((power != 0).any())

@@ -1,0 +1,218 @@
+"""Triton kernels of SGPA's backward pass; see `sgpa_forward` and `sgpa_inducing` for the letters.
+
+With g, w the gradients of mean and variance, e that of the KL, u = g + e v and y = g + e/2 v:
+    dphi  = 2 sum_a w_a S_a phi - 2 (sum_a w_a) phi - y (phi^T v)^T - v (phi^T y)^T
+    dv    = K_qq u - phi (phi^T u)
+    dK_qb = dphi R + g v_b^T,   dK_qq + dK_qq^T = u v^T + v g^T
+and through every Gram matrix E = dK * K,  dx_i = sum_j E_ij (y_j - x_i).  What belongs to a head is
+summed over the batch in parts, which `inducing_backward_kernel` adds in a fixed order.
+"""
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+from gpattention.gp.fused.attention_tiles import real_rows, rows_of, store_rows
+from gpattention.gp.fused.blocks import centre_of, fetch
+from gpattention.gp.fused.sgpa_forward import CHUNK, inducing_gram, packed_places, project, token_gram
+
+
+@triton.jit
+def features_backward_kernel(
+    grad, grad_b, grad_h, grad_n, mask, mask_b, mask_h, mask_n, variance, S, phi, grad_phi,
+    H, N, M, D,
+    SCALED: tl.constexpr, MASKED: tl.constexpr,
+    T: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Program (s, tile): what the variance adds to dphi, of some rows."""
+    s, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * T
+    b, h = s // H, s % H
+    i, j, a = tl.arange(0, T), tl.arange(0, MP), tl.arange(0, DP)
+    real = real_rows(mask + b * mask_b + h * mask_h, mask_n, first, N, MASKED, T)
+    grad += b * grad_b + h * grad_h + first.to(tl.int64) * grad_n
+    w = rows_of(grad, grad_n, real, D, T, DP)
+    phi += (s * NP + first) * MP
+    features = tl.load(phi + i[:, None] * MP + j[None, :])
+    amplitude = 1.0
+    if SCALED:
+        amplitude = tl.load(variance + h)
+    unclamped = tl.sum(features * features, 1) <= amplitude
+    total = -tl.where(unclamped, tl.sum(w, 1), 0.0)[:, None] * features
+    S += h * D * MP * MP
+    for row in range(0, M):
+        rows = tl.load(S + a[:, None] * (MP * MP) + row * MP + j[None, :], mask=(a < D)[:, None], other=0.0)
+        column = tl.load(phi + i * MP + row)
+        total += tl.dot(w, rows, input_precision="ieee") * column[:, None]
+    tl.store(grad_phi + (s * NP + first) * MP + i[:, None] * MP + j[None, :], 2.0 * total)
+
+
+@triton.jit
+def tokens_backward_kernel(
+    grad, grad_b, grad_h, grad_n, grad_spread, spread_b, spread_h, spread_n, grad_kl, kl_b, kl_h,
+    x, x_b, x_h, x_n, v, v_b, v_h, v_n, inducing_v, inducing_h, inducing_n,
+    mask, mask_b, mask_h, mask_n, variance, tokens_b, origin, root, phi,
+    grad_phi, grad_gram, gram, grad_variance,
+    grad_x, grad_x_b, grad_x_h, grad_x_n, grad_v, grad_v_b, grad_v_h, grad_v_n,
+    H, N, M, C, D,
+    SCALED: tl.constexpr, MASKED: tl.constexpr, VARIANCE: tl.constexpr,
+    T: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Program (s,): gradients of tokens and values; dphi, E_qb and K_qb for the sums over the batch."""
+    s = tl.program_id(0).to(tl.int64)
+    b, h = s // H, s % H
+    grad += b * grad_b + h * grad_h
+    grad_spread += b * spread_b + h * spread_h
+    x += b * x_b + h * x_h
+    v += b * v_b + h * v_h
+    mask += b * mask_b + h * mask_h
+    grad_x += b * grad_x_b + h * grad_x_h
+    grad_v += b * grad_v_b + h * grad_v_h
+    phi += s * NP * MP
+    grad_phi += s * NP * MP
+    grad_gram += s * NP * MP
+    gram += s * NP * MP
+    by_kl = tl.load(grad_kl + b * kl_b + h * kl_h)
+    amplitude = 1.0
+    if SCALED:
+        amplitude = tl.load(variance + h)
+    by_variance = 0.0
+    projected = project(phi, v, v_n, mask, mask_n, N, D, MASKED, NP, MP, DP)  # phi^T v
+    projected_g = project(phi, grad, grad_n, mask, mask_n, N, D, MASKED, NP, MP, DP)  # phi^T g
+    i, j = tl.arange(0, T), tl.arange(0, MP)
+    for first in range(0, NP, T):
+        real = real_rows(mask, mask_n, first, N, MASKED, T)
+        at = (first + i)[:, None] * MP + j[None, :]
+        g = rows_of(grad + first * grad_n, grad_n, real, D, T, DP)
+        V = rows_of(v + first * v_n, v_n, real, D, T, DP)
+        features = tl.load(phi + at)
+        # through phi and K_qb
+        by_phi = -tl.dot(g + 0.5 * by_kl * V, tl.trans(projected), input_precision="ieee")
+        by_phi -= tl.dot(V, tl.trans(projected_g + 0.5 * by_kl * projected), input_precision="ieee")
+        if VARIANCE:
+            by_phi += tl.load(grad_phi + at)
+        tl.store(grad_phi + at, by_phi)
+        R = fetch(root + h * MP * MP, MP, MP)
+        by_gram = tl.dot(by_phi, R, input_precision="ieee")
+        V_b = rows_of(inducing_v + h * inducing_h, inducing_n, j < M, D, MP, DP)
+        by_gram = tl.dot(g, tl.trans(V_b), by_gram, input_precision="ieee")
+        K_qb, X, B = inducing_gram(
+            x, x_n, first, real, M, C, tokens_b + h * MP * CP, origin + h * CP, amplitude, T, MP, CP
+        )
+        tl.store(gram + at, K_qb)
+        weights = by_gram * K_qb
+        tl.store(grad_gram + at, weights)
+        by_row = tl.sum(weights, 1)
+        by_variance += tl.sum(by_row) / amplitude
+        moved = tl.dot(weights, B, input_precision="ieee") - by_row[:, None] * X
+        # through K_qq
+        by_v = -tl.dot(features, projected_g + by_kl * projected, input_precision="ieee")
+        X = rows_of(x + first * x_n, x_n, real, C, T, CP)
+        centre = centre_of(X, real)
+        X = X - centre[None, :]
+        by_row = tl.zeros((T,), tl.float32)
+        for start in range(0, NP, CHUNK):
+            beside = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
+            Y = rows_of(x + start * x_n, x_n, beside, C, CHUNK, CP) - centre[None, :]
+            g_j = rows_of(grad + start * grad_n, grad_n, beside, D, CHUNK, DP)
+            V_j = rows_of(v + start * v_n, v_n, beside, D, CHUNK, DP)
+            K = token_gram(X, Y, first, start, amplitude, T)
+            by_v = tl.dot(K, g_j + by_kl * V_j, by_v, input_precision="ieee")
+            pairs = tl.dot(g + by_kl * V, tl.trans(V_j), input_precision="ieee")
+            pairs = tl.dot(V, tl.trans(g_j), pairs, input_precision="ieee") * K
+            if SCALED:
+                by_variance += 0.5 * tl.sum(pairs) / amplitude
+            same = (first + i)[:, None] == (start + tl.arange(0, CHUNK))[None, :]
+            pairs = tl.where(same, 0.0, pairs)
+            moved = tl.dot(pairs, Y, moved, input_precision="ieee")
+            by_row += tl.sum(pairs, 1)
+        moved = tl.where(real[:, None], moved - by_row[:, None] * X, 0.0)
+        store_rows(grad_x + first * grad_x_n, grad_x_n, moved, first, N, C, T, CP)
+        by_v = tl.where(real[:, None], by_v, 0.0)
+        store_rows(grad_v + first * grad_v_n, grad_v_n, by_v, first, N, D, T, DP)
+        if SCALED and VARIANCE:
+            w = tl.sum(rows_of(grad_spread + first * spread_n, spread_n, real, D, T, DP), 1)
+            by_variance += tl.sum(tl.where(tl.sum(features * features, 1) <= amplitude, w, 0.0))
+    if SCALED:
+        tl.store(grad_variance + s, by_variance)
+
+
+@triton.jit
+def batch_product(
+    left, right, right_b, right_n, centre, mask, mask_b, mask_n, begin, end, H, N, width,
+    MASKED: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A^T (X - centre) and the sums of A's columns, over some of the batch.  [MP, WIDTH], [MP]"""
+    step, j = tl.arange(0, CHUNK), tl.arange(0, MP)
+    total = tl.zeros((MP, WIDTH), tl.float32)
+    by_column = tl.zeros((MP,), tl.float32)
+    for b in range(begin, end):
+        for start in range(0, NP, CHUNK):
+            real = real_rows(mask + b * mask_b, mask_n, start, N, MASKED, CHUNK)
+            A = tl.load(left + b * H * NP * MP + j[:, None] + (start + step)[None, :] * MP)
+            X = rows_of(right + b * right_b + start * right_n, right_n, real, width, CHUNK, WIDTH)
+            total = tl.dot(A, X - centre[None, :], total, input_precision="ieee")
+            by_column += tl.sum(A, 1)
+    return total, by_column
+
+
+@triton.jit
+def sums_kernel(
+    grad, grad_b, grad_h, grad_n, grad_spread, spread_b, spread_h, spread_n, x, x_b, x_h, x_n,
+    mask, mask_b, mask_h, mask_n, tokens_b, origin, phi, grad_phi, grad_gram, gram, sums,
+    batch, per_split, H, N, C, D,
+    MASKED: tl.constexpr, TILES: tl.constexpr,
+    RECORD: tl.constexpr, FP: tl.constexpr, WIDTH: tl.constexpr,
+    NP: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Program (h, task, split): one sum over some of the batch.
+
+    Task t < TILES: w^T (phi_r phi_c) of CHUNK packed places; then dphi^T phi, K_qb^T g and E_qb^T x.
+    """
+    h, task, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = split.to(tl.int64) * per_split
+    end = tl.minimum(begin + per_split, batch)
+    step, j = tl.arange(0, CHUNK), tl.arange(0, MP)
+    sums += (split * H + h) * RECORD
+    if task < TILES:
+        row, column = packed_places(task * CHUNK, MP * (MP + 1) // 2)
+        packed = tl.zeros((DP, CHUNK), tl.float32)
+        for b in range(begin, end):
+            phi_at = phi + (b * H + h) * NP * MP
+            w_at = grad_spread + b * spread_b + h * spread_h
+            for start in range(0, NP, CHUNK):
+                real = real_rows(mask + b * mask_b + h * mask_h, mask_n, start, N, MASKED, CHUNK)
+                w = rows_of(w_at + start * spread_n, spread_n, real, D, CHUNK, DP)
+                pairs = tl.load(phi_at + (start + step)[:, None] * MP + row[None, :])
+                pairs *= tl.load(phi_at + (start + step)[:, None] * MP + column[None, :])
+                packed = tl.dot(tl.trans(w), pairs, packed, input_precision="ieee")
+        a = tl.arange(0, DP)
+        tl.store(sums + a[:, None] * FP + task * CHUNK + step[None, :], packed)
+    else:
+        sums += TILES * CHUNK * DP
+        mask += h * mask_h
+        h64 = h.to(tl.int64)
+        first = h64 * NP * MP
+        nowhere = tl.zeros((WIDTH,), tl.float32)
+        c = tl.arange(0, WIDTH)
+        if task == TILES:
+            total, _ = batch_product(
+                grad_phi + first, phi + first, H * NP * MP, MP, nowhere, mask, mask_b, mask_n,
+                begin, end, H, N, MP, MASKED, NP, MP, WIDTH,
+            )  # fmt: skip
+            tl.store(sums + j[:, None] * WIDTH + c[None, :], total)
+        elif task == TILES + 1:
+            total, _ = batch_product(
+                gram + first, grad + h64 * grad_h, grad_b, grad_n, nowhere, mask, mask_b, mask_n,
+                begin, end, H, N, D, MASKED, NP, MP, WIDTH,
+            )  # fmt: skip
+            tl.store(sums + (MP + j)[:, None] * WIDTH + c[None, :], total)
+        else:
+            centre = tl.load(origin + h * CP + c, mask=c < C, other=0.0)
+            total, by_row = batch_product(
+                grad_gram + first, x + h64 * x_h, x_b, x_n, centre, mask, mask_b, mask_n,
+                begin, end, H, N, C, MASKED, NP, MP, WIDTH,
+            )  # fmt: skip
+            at = tokens_b + h * MP * CP + j[:, None] * CP + c[None, :]
+            total -= by_row[:, None] * tl.load(at, mask=(c < CP)[None, :] & (j < MP)[:, None], other=0.0)
+            tl.store(sums + (2 * MP + j)[:, None] * WIDTH + c[None, :], total)

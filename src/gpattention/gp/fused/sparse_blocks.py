@@ -1,0 +1,182 @@
+"""Triton blocks of the sparse model: tiles of tokens, whitened features, small roots, sums of splits.
+
+E = kappa(x, m),   phi = E W^T,   W = L_m^-1                                             (section 3)
+E, phi are zero at padded tokens and in padded columns, W is identity there.
+"""
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
+# ruff: noqa: ANN001, ANN201
+
+import triton
+import triton.language as tl
+
+from gpattention.gp.fused.blocks import (
+    BLOCK,
+    block_root,
+    exponential,
+    fetch,
+    inverse_root,
+    product,
+    store,
+)
+
+_SHORT = tl.constexpr(32 * 32 * 32)  # multiplications of a product that is written out
+
+
+@triton.jit
+def tile_rows(start, stop, mask, mask_n, MASKED: tl.constexpr, ROWS: tl.constexpr):
+    """Places of a tile's tokens in the sequence, and which of them are real.  [ROWS] each"""
+    i = start + tl.arange(0, ROWS).to(tl.int64)
+    real = i < stop
+    if MASKED:
+        real = tl.load(mask + i * mask_n, mask=real, other=0) != 0
+    return i, real
+
+
+@triton.jit
+def tile(x, x_n, i, real, width, WIDTH: tl.constexpr):
+    """Rows of real tokens, everything else 0.  [ROWS, WIDTH]"""
+    c = tl.arange(0, WIDTH)
+    return tl.load(x + i[:, None] * x_n + c[None, :], mask=real[:, None] & (c < width)[None, :], other=0.0)
+
+
+@triton.jit
+def store_tile(to, to_n, X, i, stop, width, WIDTH: tl.constexpr):
+    """Write the rows and channels that exist."""
+    c = tl.arange(0, WIDTH)
+    tl.store(to + i[:, None] * to_n + c[None, :], X, mask=(i < stop)[:, None] & (c < width)[None, :])
+
+
+@triton.jit
+def transposed(source, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A padded [ROWS, COLUMNS] matrix in memory, read the other way.  [COLUMNS, ROWS]"""
+    i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    return tl.load(source + j[:, None] + i[None, :] * COLUMNS)
+
+
+@triton.jit
+def dot(a, b):
+    """A B in IEEE float32."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def mul(a, b, scratch):
+    """A B of small matrices: at once while it is short, else in steps through scratch memory.
+
+    Unrolled, products of larger matrices take minutes to compile and more registers than there are.
+    """
+    M: tl.constexpr = a.shape[0]
+    K: tl.constexpr = a.shape[1]
+    N: tl.constexpr = b.shape[1]
+    if M * K * N <= _SHORT:
+        found = dot(a, b)
+    else:
+        tl.debug_barrier()  # what was here has been read
+        store(scratch, a, M, K)
+        store(scratch + M * K, b, K, N)
+        tl.debug_barrier()
+        found = product(scratch, K, 1, scratch + M * K, N, 1, M, N, K)
+    return found
+
+
+@triton.jit
+def kernel_values(X, points_t, real, count, MP: tl.constexpr):
+    """kappa(x, m), zero at padding.  [ROWS, MP]"""
+    exponent = (
+        dot(X, points_t) - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(points_t * points_t, 0)[None, :]
+    )
+    inside = real[:, None] & (tl.arange(0, MP) < count)[None, :]
+    return tl.where(inside, exponential(tl.minimum(exponent, 0.0)), 0.0)
+
+
+@triton.jit
+def amplitudes(
+    scale, log_amplitude, log_n, i, real, AMPLIFIED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """s_q a_i of a tile's queries.  [ROWS]"""
+    a = scale + tl.zeros((ROWS,), tl.float32)
+    if AMPLIFIED:
+        a *= exponential(tl.load(log_amplitude + i * log_n, mask=real, other=0.0))
+    return a
+
+
+@triton.jit
+def features_backward(X, weights, points, MP: tl.constexpr, CP: tl.constexpr):
+    """From dE * E: gradients of x [ROWS, CP] and of the points [MP, CP]."""
+    m = fetch(points, MP, CP)
+    by_x = dot(weights, m) - tl.sum(weights, 1)[:, None] * X
+    by_points = dot(tl.trans(weights), X) - tl.sum(weights, 0)[:, None] * m
+    return by_x, by_points
+
+
+@triton.jit
+def one_plus(G, noise, N: tl.constexpr):
+    """I + G / sigma^2.  [N, N]"""
+    i = tl.arange(0, N)
+    return G / noise + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+
+
+@triton.jit
+def root_of(B, scratch, N: tl.constexpr):
+    """L^-1 of B = L L^T, log det B, and the pivot that failed, 0 for none; scratch holds 2 N^2 numbers."""
+    if N == BLOCK:
+        X, log_det, failed = block_root(B, 0, tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32))
+        R = tl.trans(X)
+    else:
+        tl.debug_barrier()  # the scratch of an earlier root has been read
+        store(scratch, B, N, N)
+        tl.debug_barrier()
+        log_det, failed = inverse_root(scratch, scratch + N * N, N)
+        R = fetch(scratch + N * N, N, N)
+    return R, log_det, failed
+
+
+@triton.jit
+def note_failure(info, counter, counted, failed):
+    """Write which pivot failed; count it where nothing may be read back."""
+    tl.store(info, failed)
+    if (failed != 0) & (counted != 0):
+        tl.atomic_add(counter, 1)
+
+
+@triton.jit
+def sum_columns(
+    source, target, i, columns, first, outer, outer_stride, inner,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Columns from `first` on of `outer` times `inner` rows, added in a fixed order, into row i."""
+    c = first + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    rows = outer * inner
+    for start in range(0, rows, ROWS):
+        r = start + tl.arange(0, ROWS)
+        at = (
+            i * inner * columns
+            + (r // inner).to(tl.int64) * outer_stride
+            + (r % inner).to(tl.int64) * columns
+        )
+        inside = (r < rows)[:, None] & (c < columns)[None, :]
+        total += tl.sum(tl.load(source + at[:, None] + c[None, :], mask=inside, other=0.0), 0)
+    tl.store(target + i * columns + c, total, mask=c < columns)
+
+
+@triton.jit(do_not_specialize=["inner"])
+def splits_kernel(source, target, columns, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Program (s, j): some columns of the sum of a sequence's splits."""
+    sum_columns(
+        source, target, tl.program_id(0).to(tl.int64), columns, tl.program_id(1) * COLUMNS, 1, 0, inner,
+        ROWS, COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["outer", "few", "inner"])
+def shares_kernel(
+    shares, moved, width, outer, outer_stride, inner, squares, turned, side, few, few_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Program (set, j): some columns of the sums of the tokens' and of the small matrices' shares."""
+    i, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS
+    if first < width:
+        sum_columns(shares, moved, i, width, first, outer, outer_stride, inner, ROWS, COLUMNS)
+    else:
+        sum_columns(squares, turned, i, side, first - width, few, few_stride, 1, ROWS, COLUMNS)

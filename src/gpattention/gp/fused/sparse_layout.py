@@ -1,0 +1,140 @@
+"""How the sparse model's kernels cut the long axis, pack their small matrices and are launched."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpattention.gp.fused.layout import as_two, padded
+
+MOST_INDUCING = 64  # a side of the small matrices that one program holds
+_SCALARS = 16  # room for a few numbers beside the matrices
+# enough programs to fill a GPU, for which long sequences are split: rows need no sums over their splits
+_PROGRAMS, _ROW_PROGRAMS = 512, 4096
+
+# tokens a program takes at a time and its launch options, for up to 16, 32 and 64 inducing inputs
+_Launch = tuple[int, dict[str, int]]
+LAUNCHES: dict[str, tuple[_Launch, _Launch, _Launch]] = {
+    "inducing": ((0, {"num_warps": 1}), (0, {"num_warps": 2}), (0, {"num_warps": 4})),
+    "sums": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (32, {"num_warps": 8})),
+    "small": ((0, {"num_warps": 4}), (0, {"num_warps": 8}), (0, {"num_warps": 8})),
+    "rows": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (16, {"num_warps": 8})),
+    "rows_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
+    "small_backward": ((0, {"num_warps": 4}), (0, {"num_warps": 8}), (0, {"num_warps": 8})),
+    "keys_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
+    "inducing_backward": ((0, {"num_warps": 1}), (0, {"num_warps": 2}), (0, {"num_warps": 4})),
+}
+
+
+class Sizes(NamedTuple):
+    """Of one call, and how its matrices are padded and packed."""
+
+    B: int
+    H: int
+    NQ: int
+    N: int
+    m: int
+    l: int  # noqa: E741 - the paper's letter
+    C: int
+    D: int
+    two: bool  # two sets of inducing inputs
+    pooled: bool  # inducing inputs of every sequence's own
+
+    @property
+    def heads(self) -> int:
+        """Sequences times heads."""
+        return self.B * self.H
+
+    @property
+    def sets(self) -> int:
+        """Inducing sets of one kind: one per head, or one per sequence and head."""
+        return self.heads if self.pooled else self.H
+
+    @property
+    def padded(self) -> dict[str, int]:
+        """Sides of padded matrices, as kernels name them."""
+        names = {"MP": self.m, "LP": self.l, "CP": self.C, "DP": self.D}
+        return {name: padded(n) for name, n in names.items()}
+
+    @property
+    def lean(self) -> bool:
+        """Whether the backward pass makes the factors again: above 16 inducing inputs they are large."""
+        return self._column() > 0
+
+    @property
+    def scratch(self) -> int:
+        """Room for both factors of a product of small matrices, or for a matrix and its root."""
+        return 2 * max(self.padded.values()) ** 2
+
+    def sums(self) -> dict[str, int]:
+        """Where the sums over tokens lie: G_o, G_k, P, C, G_q, then |V|^2 and the numbers of tokens."""
+        p = self.padded
+        MP, LP, DP = p["MP"], p["LP"], p["DP"]
+        return _packed("SUM", K=MP * MP, P=LP * LP, C=LP * DP, Q=LP * MP, N=MP * MP, SIZE=_SCALARS)
+
+    def factors(self, *, kl: bool) -> dict[str, int]:
+        """Where the factors lie: R, R_l, T, y, z, c, R_c, R_N, then products for the backward pass.
+
+        These are c^T W, R_c^T W, e, U_q and U_q W; for the divergence U_kl, U_kl W and Q_kl.
+        """
+        p = self.padded
+        MP, LP, DP = p["MP"], p["LP"], p["DP"]
+        square, extra = MP * MP, MP * MP if kl else 0
+        return _packed(
+            "FACTOR", RL=square, T=LP * LP, Y=LP * MP, Z=MP * DP, C=LP * DP, RC=MP * DP, RN=square,
+            CW=square, RW=MP * DP, E=square, UQ=MP * DP, UQW=square, UK=square, UKW=extra, QK=extra,
+            SIZE=extra,
+        )  # fmt: skip
+
+    def row_sums(self) -> dict[str, int]:
+        """Where the backward sums over queries lie: M, dc, then the sum of dvar."""
+        p = self.padded
+        return _packed("ROW", C=p["MP"] ** 2, N=p["MP"] * p["DP"], SIZE=_SCALARS)
+
+    def adjoints(self) -> dict[str, int]:
+        """Where the gradients of the sums lie: A_o, A_k, dP, dP^T W_l; for two sets dC W_m, dC^T W_l."""
+        p = self.padded
+        MP, LP, DP = p["MP"], p["LP"], p["DP"]
+        both = LP * MP if self.two else 0
+        return _packed("BACK", K=MP * MP, P=LP * LP, PW=LP * DP, CM=LP * DP, CL=both, SIZE=both)
+
+    def launch(self, kernel: str) -> dict[str, int]:
+        """Tile (if the kernel has one) and launch options."""
+        tile, options = LAUNCHES[kernel][self._column()]
+        return {**({"ROWS": tile} if tile else {}), "num_stages": 1, **options}
+
+    def cut(self, kernel: str, tokens: int) -> tuple[int, int]:
+        """Splits of the long axis and how many tokens each takes, a multiple of the tile."""
+        tile = LAUNCHES[kernel][self._column()][0]
+        tiles = -(-tokens // tile)
+        programs = _ROW_PROGRAMS if kernel == "rows" else _PROGRAMS
+        wanted = max(1, min(tiles, programs // self.heads))
+        each = -(-tiles // wanted)
+        return -(-tiles // each), each * tile
+
+    def _column(self) -> int:
+        side = max(self.padded["MP"], self.padded["LP"])
+        return {16: 0, 32: 1}.get(side, 2)
+
+
+def _packed(name: str, **sizes: int) -> dict[str, int]:
+    """Offsets that follow one another: each key is where the matrix after its size begins."""
+    at, offsets = 0, {}
+    for key, size in sizes.items():
+        at += size
+        offsets[f"{name}_{key}"] = at
+    return offsets
+
+
+def per_head(x: Tensor, lead: torch.Size) -> Tensor:
+    """A parameter [..., 1, 1] as [B, H], or [1, H] where all sequences share it."""
+    return shared_matrices(x, lead)[..., 0, 0]
+
+
+def shared_matrices(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., X, Y] as [B, H, X, Y], or [1, H, X, Y] where all sequences share it."""
+    B, H = as_two(lead)
+    if x.shape[:-3].numel() == 1:
+        head = x.shape[-3] if x.ndim > 2 else 1
+        return x.reshape(1, head, *x.shape[-2:]).expand(1, H, -1, -1)
+    return x.expand(*lead, *x.shape[-2:]).reshape(B, H, *x.shape[-2:])

@@ -1,0 +1,177 @@
+"""Converted models are saved by their hosts and come back bit by bit."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import gpattention
+from gpattention.adopt.conversion import Conversion
+from gpattention.models import Transformer, VisionTransformer
+from tests.adopt.hosts import Host, make
+from tests.adopt.test_convert_families import logits
+
+SELF_TOLD = ["bert", "distilbert", "vit", "own softmax", "own kernel rows", "own text"]
+WITH_HOST = ["encoder", "timm"]
+
+
+def converted(family: str, kind: str = "cgp", **options: object) -> Host:
+    host = make(family)
+    gpattention.convert(host.model, kind, **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in host.model.parameters():  # as if trained
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    host.model.eval()
+    return host
+
+
+@pytest.mark.parametrize("family", SELF_TOLD + WITH_HOST)
+def test_the_round_trip_is_exact(family: str, tmp_path: Path) -> None:
+    host = converted(family)
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    assert list(tmp_path.glob("*.safetensors"))
+    again = gpattention.from_pretrained(tmp_path, make(family).model if family in WITH_HOST else None)
+    assert type(again) is type(host.model)
+    assert not again.training
+    mine, theirs = host.model.state_dict(), again.state_dict()
+    assert set(mine) == set(theirs)
+    assert all(torch.equal(theirs[name], x) for name, x in mine.items())
+    assert torch.equal(logits(Host(again, host.inputs, 2, host.call)), logits(host))
+    again.train()
+    if not isinstance(again, Transformer):
+        logits(Host(again, host.inputs, 2, host.call))
+        assert gpattention.regularizer(again).requires_grad
+
+
+@pytest.mark.parametrize("kind", ["softmax-gp", "direct", "scgp", "kernel", "sgpa"])
+def test_every_kind_comes_back(kind: str, tmp_path: Path) -> None:
+    options = {"num_inducing": (4, 3)} if kind == "scgp" else {}
+    host = converted("bert", kind, **options)
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    again = gpattention.from_pretrained(tmp_path)
+    assert torch.equal(logits(Host(again, host.inputs, 2)), logits(host))
+
+
+def test_the_record_is_in_the_config(tmp_path: Path) -> None:
+    host = converted("bert", "direct", layers=["bert.encoder.layer.1.attention.self"], draw="none", noise=0.1)
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    plain = json.loads((tmp_path / "config.json").read_text())["gpattention"]
+    record = gpattention.conversion_of(host.model)
+    assert record == Conversion.from_dict(plain)
+    assert record is not None
+    assert record.layers == ("bert.encoder.layer.1.attention.self",)
+    assert dict(record.left_alone) == {"bert.encoder.layer.0.attention.self": "not chosen"}
+    assert "1 layers are direct attention now, 1 left alone" in str(record)
+    again = gpattention.from_pretrained(tmp_path)
+    assert gpattention.conversion_of(again) == record
+
+
+def test_the_saved_type_is_kept(tmp_path: Path) -> None:
+    host = make("encoder")
+    gpattention.convert(host.model, "direct")
+    host.model.double()
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    again = gpattention.from_pretrained(tmp_path, make("encoder").model)
+    assert {p.dtype for p in again.parameters()} == {torch.float64}
+
+
+def test_missing_and_unexpected_weights_are_errors(tmp_path: Path) -> None:
+    for family in ("bert", "encoder", "own softmax"):
+        folder = tmp_path / family
+        converted(family).model.save_pretrained(folder)  # type: ignore[operator]
+        (path,) = folder.glob("*.safetensors")
+        tensors = load_file(path)
+        name = next(name for name in tensors if name.endswith("noise.raw"))
+        changed = {("other" if n == name else n): x for n, x in tensors.items()}
+        save_file(changed, path, metadata={"format": "pt"})
+        host = make(family).model if family == "encoder" else None
+        with pytest.raises(ValueError, match=r"noise\.raw"):
+            gpattention.from_pretrained(folder, host)
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        gpattention.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no record of a conversion"):
+        gpattention.from_pretrained(tmp_path)
+    host = converted("encoder")
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="expected the host"):
+        gpattention.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected a host as before"):
+        gpattention.from_pretrained(tmp_path, converted("encoder").model)
+    with pytest.raises(ValueError, match="no options"):
+        gpattention.from_pretrained(tmp_path, make("encoder").model, dtype=torch.float16)
+    (tmp_path / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        gpattention.from_pretrained(tmp_path, make("encoder").model)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="no file"):
+        gpattention.from_pretrained(tmp_path, make("encoder").model)
+    (tmp_path / "conversion.json").write_text("{")
+    with pytest.raises(ValueError, match=r"conversion\.json"):
+        gpattention.from_pretrained(tmp_path, make("encoder").model)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("[]", "expected an object"), ("{", "not JSON"), ('{"gpattention": {"kind": "cgp"}}', "format_version")],
+)
+def test_configs_that_cannot_be_read(text: str, match: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=match):
+        gpattention.from_pretrained(tmp_path)
+
+
+def test_an_unknown_architecture(tmp_path: Path) -> None:
+    record = Conversion("cgp").to_dict()
+    plain = {"gpattention": record, "architectures": ["NoSuchModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match="NoSuchModel"):
+        gpattention.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "softmax"}, {"draw": "joint"}, {"seed": 0.5}, {"options": {"causal": True}}, {"more": 1}],
+)
+def test_records_that_are_refused(change: dict[str, object]) -> None:
+    plain = {**Conversion("cgp", options={"num_inducing": (2, 3)}).to_dict(), **change}
+    with pytest.raises(ValueError, match=r"expected|decides"):
+        Conversion.from_dict(plain)
+
+
+def test_copies_save_themselves(tmp_path: Path) -> None:
+    host = converted("encoder")
+    other = copy.deepcopy(host.model)
+    with torch.no_grad():
+        next(other.parameters()).zero_()
+    other.save_pretrained(tmp_path)  # type: ignore[operator]
+    again = gpattention.from_pretrained(tmp_path, make("encoder").model)
+    assert torch.equal(next(again.parameters()), torch.zeros_like(next(again.parameters())))
+
+
+def test_a_host_that_saves_itself_writes_the_record_too(tmp_path: Path) -> None:
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.host = make("encoder").model
+
+        def save_pretrained(self, folder: Path) -> None:
+            save_file(self.state_dict(), folder / "model.safetensors")
+
+    model = gpattention.convert(Saving(), "direct")
+    model.save_pretrained(tmp_path)
+    again = gpattention.from_pretrained(tmp_path, Saving())
+    assert set(again.state_dict()) == set(model.state_dict())
+
+
+def test_a_native_folder_is_read_by_its_class_too(tmp_path: Path) -> None:
+    host = converted("own kernel rows", "direct")
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    again = VisionTransformer.from_pretrained(tmp_path)
+    assert torch.equal(logits(Host(again, host.inputs, 2)), logits(host))

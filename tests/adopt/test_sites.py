@@ -1,0 +1,220 @@
+"""What is found, and what is refused by name."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import gpattention
+from gpattention.adopt.sites import find_sites
+from gpattention.attention import build_attention
+from tests.adopt.hosts import TimmAttention, make
+
+SIZES = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "vocab_size": 40,
+}  # fmt: skip
+IMAGES = {name: x for name, x in SIZES.items() if name != "vocab_size"} | {"image_size": 16, "patch_size": 8}
+
+
+def llama(**options: Any) -> nn.Module:
+    return transformers.LlamaModel(transformers.LlamaConfig(**SIZES, **options))
+
+
+REFUSED = {
+    "gpt2": (
+        lambda: transformers.GPT2Model(
+            transformers.GPT2Config(
+                n_embd=16, n_layer=1, n_head=2, vocab_size=40, bos_token_id=0, eos_token_id=0
+            )
+        ),
+        "causal",
+    ),
+    "llama": (lambda: llama(), "causal"),
+    "grouped llama": (lambda: llama(num_key_value_heads=1), "grouped-query"),
+    "decoding bert": (
+        lambda: transformers.BertModel(transformers.BertConfig(**SIZES, is_decoder=True)),
+        "causal",
+    ),
+    "t5": (
+        lambda: transformers.T5EncoderModel(
+            transformers.T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16, vocab_size=40, d_kv=8)
+        ),
+        "relative-position",
+    ),
+    "deberta": (
+        lambda: transformers.DebertaV2Model(
+            transformers.DebertaV2Config(**SIZES, relative_attention=True, pos_att_type=["p2c"])
+        ),
+        "relative-position",
+    ),
+    "mpnet": (lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES)), "relative-position"),
+    "beit": (
+        lambda: transformers.BeitModel(transformers.BeitConfig(**IMAGES, use_relative_position_bias=True)),
+        "relative-position",
+    ),
+    "swin": (
+        lambda: transformers.SwinModel(
+            transformers.SwinConfig(
+                embed_dim=16, depths=[1], num_heads=[2], image_size=16, patch_size=4, window_size=2
+            )
+        ),
+        "relative-position",
+    ),
+    "bloom": (
+        lambda: transformers.BloomModel(
+            transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=40)
+        ),
+        "ALiBi",
+    ),
+    "mpt": (
+        lambda: transformers.MptModel(
+            transformers.MptConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=40)
+        ),
+        "ALiBi",
+    ),
+    "own causal": (lambda: build_attention("softmax", embed_dim=16, num_heads=2, causal=True), "causal"),
+    "own posterior": (lambda: build_attention("cgp", embed_dim=16, num_heads=2), "posterior of its own"),
+    "bias keys": (lambda: nn.MultiheadAttention(16, 2, add_bias_kv=True), "add_bias_kv"),
+    "zero key": (lambda: nn.MultiheadAttention(16, 2, add_zero_attn=True), "add_zero_attn"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name: str) -> None:
+    build, reason = REFUSED[name]
+    model = build()
+    found = find_sites(model)
+    assert found.sites == ()
+    assert found.left_alone
+    assert all(reason in alone.why for alone in found.left_alone)
+    with pytest.raises(ValueError, match=reason):
+        gpattention.attach(model)
+
+
+def test_a_mixed_model_is_taken_in_part() -> None:
+    model = nn.Transformer(16, 2, 1, 1, 16, batch_first=True)
+    handle = gpattention.attach(model.eval())
+    assert [site.name for site in handle.sites] == ["encoder.layers.0.self_attn"]
+    told = {alone.name: alone.why for alone in handle.found.left_alone}
+    assert "causal" in told["decoder.layers.0.self_attn"]
+    assert "cross-attention" in told["decoder.layers.0.multihead_attn"]
+    for name in (*told, "encoder.layers.0.self_attn"):
+        assert name in repr(handle)
+        assert name in str(handle.found)
+
+
+def test_clip_text_is_causal_and_its_pictures_are_not() -> None:
+    text = {**SIZES, "bos_token_id": 0, "eos_token_id": 1}
+    config = transformers.CLIPConfig(text_config=text, vision_config=IMAGES, projection_dim=8)
+    found = find_sites(transformers.CLIPModel(config))
+    assert [site.name.split(".")[0] for site in found.sites] == ["vision_model"]
+    assert [alone.name.split(".")[0] for alone in found.left_alone] == ["text_model"]
+    assert "causal" in found.left_alone[0].why
+
+
+def test_sliding_windows_are_left_alone() -> None:
+    sizes = {**SIZES, "num_hidden_layers": 2}
+    special = dict.fromkeys(("pad", "bos", "eos", "cls", "sep"), 0)
+    config = transformers.ModernBertConfig(
+        **sizes, global_attn_every_n_layers=2, **{f"{name}_token_id": x for name, x in special.items()}
+    )
+    found = find_sites(transformers.ModernBertModel(config))
+    assert len(found.sites) == 1
+    assert "sliding-window" in found.left_alone[0].why
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("bert", "huggingface"), ("timm", "timm"), ("encoder", "torch")]
+)
+def test_sites_know_their_place(name: str, family: str) -> None:
+    host = make(name)
+    for site in find_sites(host.model).sites:
+        assert site.family == family
+        assert host.model.get_submodule(site.name) is site.module
+        assert host.model.get_submodule(site.parent_name) is site.parent
+        assert getattr(site.parent, site.attribute) is site.module
+        assert (site.heads, site.head_dim, site.embed_dim) == (2, 8, 16)
+
+
+class Windowed(TimmAttention):
+    """A bias per pair, as in timm's Swin."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__(dim, num_heads)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(9, num_heads))
+
+
+class Shared(TimmAttention):
+    """Fewer keys than queries."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__(dim, num_heads)
+        self.qkv = nn.Linear(dim, 2 * dim)
+
+
+class HandMade(TimmAttention):
+    """Never calls the attention of torch."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return self.proj(x)
+
+
+class Looks(TimmAttention):
+    """Only looks causal by an attribute."""
+
+    is_causal = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Windowed, "relative-position"),
+        (Shared, "grouped-query"),
+        (HandMade, "does not call"),
+        (Looks, "causal"),
+    ],
+)
+def test_variants_of_timm_are_refused(kind: type[TimmAttention], why: str) -> None:
+    (alone,) = find_sites(kind(16, 2)).left_alone
+    assert why in alone.why
+
+
+class StrangeAttention(nn.Module):
+    """An attention of nobody's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Headless(nn.Module):
+    """Goes through the interface but tells nothing of its heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = object()
+
+    def forward(self, x: Tensor) -> Any:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](x)  # noqa: F821 - never called
+
+
+def test_strangers_are_named() -> None:
+    (alone,) = find_sites(nn.Sequential(nn.Linear(2, 2), StrangeAttention())).left_alone
+    assert (alone.name, alone.kind) == ("1", "StrangeAttention")
+    (alone,) = find_sites(nn.Sequential(Headless())).left_alone
+    assert "number of heads" in alone.why
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got Linear with none$"):
+        gpattention.attach(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"nn.Module, got int"):
+        gpattention.attach(3)  # type: ignore[arg-type]
+
+
+def test_an_attention_may_be_the_whole_model() -> None:
+    handle = gpattention.attach(nn.MultiheadAttention(16, 2), call=lambda m, x: m(x, x, x)[0].transpose(0, 1))
+    assert "(the model)" in repr(handle)
+    assert handle.sites[0].parent is None

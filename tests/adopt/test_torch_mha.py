@@ -1,0 +1,92 @@
+"""`nn.MultiheadAttention` in all the ways it can be called."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpattention.adopt.attended import Attended
+from gpattention.adopt.families import intercepting
+from gpattention.adopt.sites import Site, find_sites
+
+
+def pass_on(site: Site, told: Attended) -> Tensor:
+    return told.mean
+
+
+CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "self": ({}, {}),
+    "batch first": ({"batch_first": True}, {}),
+    "no bias": ({"bias": False}, {}),
+    "without weights": ({}, {"need_weights": False}),
+    "weights per head": ({}, {"average_attn_weights": False}),
+    "other widths": ({"kdim": 6, "vdim": 5}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("training", [False, True])
+def test_it_answers_as_before(name: str, training: bool) -> None:
+    torch.manual_seed(0)
+    made, called = CALLS[name]
+    module = nn.MultiheadAttention(8, 2, dropout=0.2, **made).train(training)
+    x = torch.randn(4, 5, 8)
+    key, value = (torch.randn(4, 5, made.get(w, 8)) for w in ("kdim", "vdim"))
+    tokens = (x, key, value) if "kdim" in made else (x, x, x)
+    check(module, tokens, called)
+
+
+def check(module: nn.MultiheadAttention, tokens: tuple[Tensor, ...], called: dict[str, Any]) -> None:
+    def run() -> tuple[Tensor, Tensor | None]:
+        torch.manual_seed(1)
+        return module(*tokens, **called)
+
+    plain = run()
+    with intercepting(module, find_sites(module).sites, pass_on):
+        met = run()
+    for ours, theirs in zip(met, plain, strict=True):
+        if theirs is None:
+            assert ours is None
+        else:
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_unbatched_and_crossed() -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2)
+    q, k = torch.randn(3, 8), torch.randn(6, 8)
+    check(module, (q, k, k), {"key_padding_mask": torch.tensor([False] * 4 + [True] * 2)})
+    check(module, (q, k, k), {"need_weights": False})
+
+
+@pytest.mark.parametrize("padding", [torch.bool, torch.float32])
+def test_masks_of_both_kinds(padding: torch.dtype) -> None:
+    module = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 4, 8)
+    mask = torch.tensor([[False] * 4, [False, False, True, True]])
+    pairs = torch.zeros(4, 4, dtype=torch.bool)
+    pairs[:, 1] = True  # nobody sees the second key: still a mask of keys
+    if padding != torch.bool:
+        mask, pairs = (torch.zeros(m.shape).masked_fill(m, -torch.inf) for m in (mask, pairs))
+    check(module, (x, x, x), {"key_padding_mask": mask, "attn_mask": pairs})
+    check(module, (x, x, x), {"attn_mask": pairs, "need_weights": False})
+
+
+def test_other_masks_are_refused() -> None:
+    module = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 4, 8)
+    with intercepting(module, find_sites(module).sites, pass_on):
+        with pytest.raises(ValueError, match="is_causal"):
+            module(x, x, x, is_causal=True)
+        with pytest.raises(ValueError, match="per head"):
+            module(x, x, x, attn_mask=torch.zeros(4, 4, 4, dtype=torch.bool))
+
+
+def test_a_forward_of_ones_own_is_put_back() -> None:
+    module = nn.MultiheadAttention(8, 2)
+    own = module.forward
+    module.forward = own  # type: ignore[method-assign]
+    with intercepting(module, find_sites(module).sites, pass_on):
+        assert module.__dict__["forward"] is not own
+    assert module.__dict__["forward"] is own

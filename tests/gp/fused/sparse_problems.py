@@ -1,0 +1,107 @@
+"""The sparse model's kernels in float32 beside plain operations in float32 and float64."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpattention import gp
+from gpattention.gp.divergence import scgp_kl_of
+from gpattention.gp.sparse_density import scgp_density_of
+
+# rounding of float32 sums of this length; gradients divide by the noise once more
+TOLERANCE = 6e-6
+EVERYTHING = ("mean", "variance", "query", "key", "kl")
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Sizes and conditions of one comparison."""
+
+    queries: int
+    keys: int
+    m: int = 4
+    l: int | None = None  # noqa: E741 - the paper's letter
+    width: int = 3
+    channels: int = 4
+    lead: tuple[int, int] = (1, 1)
+    masked: bool = False
+    amplified: bool = False
+    pooled: bool = False
+    values: str = "paper"
+    include_noise: bool = True
+    noise: float = 0.2
+    spread: float = 1.0
+    asked: tuple[str, ...] = EVERYTHING
+
+    def __str__(self) -> str:
+        flags = [name for name in ("masked", "amplified", "pooled") if getattr(self, name)]
+        sizes = f"{self.queries}x{self.keys}-{self.m}-{self.l}-{self.width}x{self.channels}"
+        asked = [] if self.asked == EVERYTHING else ["+".join(self.asked)]
+        return "-".join([sizes, self.values, *flags, *asked])
+
+    def inputs(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What gradients are taken of, and the masks."""
+        g = torch.Generator().manual_seed(0)
+        B, H = self.lead
+        sets = (B, H) if self.pooled else (H,)
+
+        def normal(*shape: int) -> Tensor:
+            return self.spread * torch.randn(*shape, generator=g)
+
+        x = {
+            "q": normal(B, H, self.queries, self.width),
+            "k": normal(B, H, self.keys, self.width),
+            "o": normal(B, H, self.keys, self.width),
+            "v": normal(B, H, self.keys, self.channels) / self.spread,
+            "inducing_q": normal(*sets, self.m, self.width),
+        }
+        if self.l is not None:
+            x["inducing_k"] = normal(*sets, self.l, self.width)
+        for name, value in {"noise": self.noise, "scale_q": 1.3, "scale_k": 0.7}.items():
+            x[name] = torch.full((H,), value)
+        if self.amplified:
+            x["log_amplitude"] = 0.3 * torch.randn(B, H, self.queries, generator=g)
+        masks = {}
+        if self.masked:
+            masks = {
+                "mask": torch.rand(B, H, self.keys, generator=g) > 0.35,
+                "query_mask": torch.rand(B, H, self.queries, generator=g) > 0.35,
+            }
+        return x, masks
+
+
+def evaluate(problem: Sparse, dtype: torch.dtype, device: str, *, mode: str) -> dict[str, Tensor]:
+    """Outputs and, under d<name>, the gradients of a random combination of those that are asked."""
+    x, masks = problem.inputs()
+    leaves = {name: t.to(device, dtype).requires_grad_() for name, t in x.items()}
+    options = {name: t.to(device) for name, t in masks.items()}
+    with gp.fused_kernels(mode):
+        p = gp.scgp_posterior(**leaves, **options, values=problem.values, include_noise=problem.include_noise)
+        density = scgp_density_of(p)
+        outputs = {
+            "mean": p.mean, "variance": p.variance, "query": density.query, "key": density.key,
+            "kl": scgp_kl_of(p),
+        }  # fmt: skip
+        g = torch.Generator().manual_seed(1)
+        weights = {
+            name: torch.randn(y.shape, generator=g, dtype=torch.float64) for name, y in outputs.items()
+        }
+        loss = sum((outputs[name] * weights[name].to(device, dtype)).sum() for name in problem.asked)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    gradients = {f"d{name}": y for name, y in zip(leaves, found, strict=True)}
+    zeros = {f"d{name}": torch.zeros_like(y) for name, y in leaves.items()}
+    gradients = {name: zeros[name] if y is None else y for name, y in gradients.items()}
+    return {name: y.detach().cpu() for name, y in {**outputs, **gradients}.items()}
+
+
+def check(problem: Sparse, device: str = "cpu") -> None:
+    """Every output and gradient within rounding, or within what the plain operations lose themselves."""
+    exact = evaluate(problem, torch.float64, device, mode="off")
+    plain = evaluate(problem, torch.float32, device, mode="off")
+    fused = evaluate(problem, torch.float32, device, mode="on")
+    for name, truth in exact.items():
+        errors = [
+            float((y[name].double() - truth).norm() / truth.norm().clamp_min(1e-3)) for y in (fused, plain)
+        ]
+        assert errors[0] < max(TOLERANCE, 6 * errors[1]), f"{name}: {errors[0]:.1e}, plain {errors[1]:.1e}"

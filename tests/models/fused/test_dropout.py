@@ -1,0 +1,79 @@
+"""Dropout by a hash of seed, site and place: what it keeps, and that both paths keep the same."""
+
+import pytest
+import torch
+from torch import nn
+
+from gpattention.models.fused.dropout import (
+    EMBEDDING_SITE,
+    SITES,
+    drop,
+    first_site,
+    keep_mask,
+    rate_of,
+    seeded_dropout,
+)
+
+SHAPE = torch.Size([200, 500])
+
+
+def seed(value: int) -> torch.Tensor:
+    return torch.tensor(value)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_the_share_of_dropped_entries_is_the_rate(rate: float) -> None:
+    kept = keep_mask(SHAPE, rate, seed(3), 5).double()
+    deviation = (rate * (1 - rate) / SHAPE.numel()) ** 0.5
+    assert abs(float(kept.mean()) - (1 - rate)) < 4 * deviation
+    for axis, length in ((0, 200), (1, 500)):  # no stripes: means along an axis spread as they should
+        spread = float(kept.mean(axis).std())
+        assert spread == pytest.approx((rate * (1 - rate) / length) ** 0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("other", [(4, 5), (3, 6), (3 + 2**32, 5), (-3, 5), (2**62, 5)])
+def test_masks_of_other_seeds_and_sites_are_unrelated(other: tuple[int, int]) -> None:
+    one, two = keep_mask(SHAPE, 0.5, seed(3), 5), keep_mask(SHAPE, 0.5, seed(other[0]), other[1])
+    assert abs(float((one == two).double().mean()) - 0.5) < 4 * 0.5 / SHAPE.numel() ** 0.5
+
+
+def test_neighbours_are_unrelated() -> None:
+    kept = keep_mask(SHAPE, 0.5, seed(0), 0).flatten()
+    for lag in (1, 2, 3, 16, 128, 500):
+        assert abs(float((kept[lag:] == kept[:-lag]).double().mean()) - 0.5) < 4 * 0.5 / SHAPE.numel() ** 0.5
+
+
+def test_a_mask_does_not_depend_on_the_shape_but_on_the_place() -> None:
+    flat = keep_mask(torch.Size([60]), 0.3, seed(9), 2)
+    assert torch.equal(keep_mask(torch.Size([3, 4, 5]), 0.3, seed(9), 2).flatten(), flat)
+    assert torch.equal(keep_mask(torch.Size([7]), 0.3, seed(9), 2), flat[:7])
+
+
+def test_what_is_kept_is_scaled() -> None:
+    x = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    kept = keep_mask(x.shape, 0.2, seed(1), 1)
+    torch.testing.assert_close(seeded_dropout(x, 0.2, seed(1), 1), torch.where(kept, x / 0.8, 0.0))
+    assert seeded_dropout(x, 0.0, seed(1), 1) is x
+    assert not bool(seeded_dropout(x, 1.0, seed(1), 1).any())
+
+
+def test_modules_drop_by_themselves_without_a_seed_and_where_somebody_watches() -> None:
+    x, module = torch.ones(50, 50), nn.Dropout(0.5)
+    seeded = drop(module, x, seed(1), 1)
+    assert torch.equal(seeded, drop(module, x, seed(1), 1))
+    torch.manual_seed(0)
+    own = drop(module, x, None, 1)
+    torch.manual_seed(0)
+    assert torch.equal(own, module(x))
+    seen = []
+    handle = module.register_forward_hook(lambda m, args, out: seen.append(out))
+    drop(module, x, seed(1), 1)
+    assert len(seen) == 1
+    handle.remove()
+    assert drop(module.eval(), x, seed(1), 1) is x
+    assert rate_of(module) == 0
+
+
+def test_sites_of_blocks_do_not_meet() -> None:
+    sites = [EMBEDDING_SITE, *(first_site(block) + i for block in range(4) for i in range(SITES))]
+    assert len(set(sites)) == len(sites)
