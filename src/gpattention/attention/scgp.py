@@ -15,7 +15,7 @@ from gpattention.attention.sharding import TokenShards
 from gpattention.gp import LogDensity, NoiseSource, Posterior, scgp_posterior, sparse_row_log_amplitude
 from gpattention.gp.divergence import scgp_kl_of
 from gpattention.gp.sharded_amplitude import sharded_row_log_amplitude
-from gpattention.gp.sparse import SCGPPosterior
+from gpattention.gp.sparse import FUSED_OBJECTIVES, SCGPPosterior
 from gpattention.gp.sparse_density import scgp_density_of
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ class SCGPAttention(GaussianAttention):
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         tensors, options = self._sparse(heads)
+        announced = [name for name in FUSED_OBJECTIVES if name == self.regularizer]
         with recomputed(heads.ready):
-            return scgp_posterior(*tensors, include_noise=self.include_noise, **options)
+            return scgp_posterior(*tensors, include_noise=self.include_noise, objectives=announced, **options)
 
     def _regularizer(
         self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None

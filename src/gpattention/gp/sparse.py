@@ -14,7 +14,7 @@ all with nothing of the features in memory.
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Values = Literal["paper", "dual"]
 FusedObjective = Literal["dtc", "kl"]
+FUSED_OBJECTIVES: tuple[FusedObjective, ...] = get_args(FusedObjective)
 
 
 @full_precision

@@ -153,9 +153,7 @@ def test_a_failed_factor_is_named_or_counted() -> None:
             gp.direct_kl(same, S.k, S.v, noise=1e-9)
         with gp.deferred_checks():
             assert bool(gp.direct_kl(same, S.k, S.v, noise=1e-9).isnan().all())
-    with pytest.raises(
-        gp.NotPositiveDefiniteError, match="[12] on cpu"
-    ):  # the prior's, or the posterior's too
+    with pytest.raises(gp.NotPositiveDefiniteError, match="on cpu"):
         gp.check_health()
 
 

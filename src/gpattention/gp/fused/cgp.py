@@ -145,7 +145,8 @@ class _CGP(torch.autograd.Function):
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None,
             AMPLIFIED=log_amplitude is not None, VARIANCE=with_variance, **P, **sizes.launch("rows"),
         )  # fmt: skip
-        prior, saved = Prior(q, noise_, scales[0], log_amplitude, query_mask), ()
+        prior = Prior(q, noise_, scales[0], log_amplitude, query_mask)
+        saved: tuple[Tensor, ...] = ()
         if cost == "marginal":
             saved = density_forward(prior, mean, value, name=QUERY_COVARIANCE, key=key)
         elif cost == "kl":
