@@ -42,7 +42,7 @@ class _Again:
         if x.untyped_storage().data_ptr() != self._place:
             return x
         self._kept += 1
-        return self, (x.shape, x.stride(), x.storage_offset())
+        return self, (x.shape, x.stride(), int(x.storage_offset()))
 
     def unpack(self, packed: "Tensor | tuple[_Again, _View]") -> Tensor:
         if isinstance(packed, Tensor):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpattention.data.places import StrPath
 from gpattention.models.storage import write_atomically
 from gpattention.training.build import kernel_config, needs_warm_start
 from gpattention.training.checkpoint import (
@@ -22,7 +23,7 @@ from gpattention.training.recipe import Recipe, recipe_from_dict
 from gpattention.training.records import append_event
 
 
-def take_first_phase(recipe: Recipe, folder: str | Path, source: str | Path) -> None:
+def take_first_phase(recipe: Recipe, folder: StrPath, source: StrPath) -> None:
     """Make a run whose first phase is that of the run `source`; resume it to train the second.
 
     Raises `ValueError` where the two first phases would differ, naming what does.

@@ -33,7 +33,7 @@ LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "mean": (_FOUR | {"T": 64}, _EIGHT | {"T": 32}),
     "features_backward": (_FOUR | {"T": 64, "num_stages": 2}, _EIGHT | {"T": 32, "num_stages": 2}),
     "tokens_backward": (_EIGHT | {"T": 64}, _EIGHT | {"T": 32}),
-    "sums": (_SMALL, _FOUR),
+    "sums": (_FOUR | {"PLACES": 64}, _FOUR | {"PLACES": 32}),  # packed places of a program
     "inducing_backward": (_FOUR, _EIGHT),
     "amplitude": (_SMALL, _LARGE),
     "amplitude_backward": (_SMALL, _LARGE),

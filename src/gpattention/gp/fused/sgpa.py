@@ -107,8 +107,8 @@ class _Sizes(NamedTuple):
 
     def record(self, with_variance: bool) -> dict[str, int]:
         """Places of the sums over the batch: w^T (phi_r phi_c), then three matrices."""
-        P = self.padded
-        packed = -(-P["MP"] * (P["MP"] + 1) // 2 // CHUNK) * CHUNK
+        P, tile = self.padded, self.launch("sums")["PLACES"]
+        packed = -(-P["MP"] * (P["MP"] + 1) // 2 // tile) * tile
         width = max(P.values())
         length = with_variance * P["DP"] * packed + 3 * P["MP"] * width
         return {"FP": packed, "WIDTH": width, "RECORD": length}
@@ -140,6 +140,7 @@ class _SGPA(torch.autograd.Function):
         packed, terms = empty(H, MP * (MP + 1) // 2, DP), empty(H, D + 1)
         info = torch.empty(H, dtype=torch.int32, device=x.device)
         phi, kl = empty(B * H, NP, MP), empty(B, H)
+        columns = empty(B * H, MP, NP) if with_variance else phi
         mean, spread = token_major(B, H, N, D, x), token_major(B, H, N, D, x)
         deferred = checks_are_deferred()
         amplitude = x if variance is None else variance
@@ -153,7 +154,7 @@ class _SGPA(torch.autograd.Function):
             report_failures(info, m, x.dtype, name="K_bb + jitter I", noise=jitter)
         tiles = sizes.tiles("features")
         features_kernel[(B * H, NP // tiles["T"])](
-            *by_rows(x), *by_entries(mask, x), amplitude, tokens_b, origin, root, packed, phi,
+            *by_rows(x), *by_entries(mask, x), amplitude, tokens_b, origin, root, packed, phi, columns,
             *by_rows(spread), H, N, m, C, D, VARIANCE=with_variance, **flags, **P, **tiles,
         )  # fmt: skip
         mean_kernel[(B * H,)](
@@ -204,12 +205,13 @@ class _SGPA(torch.autograd.Function):
             VARIANCE=variances, **flags, **P, **sizes.tiles("tokens_backward"),
         )  # fmt: skip
         record, per_split = sizes.record(variances), -(-B // _SPLITS)
-        splits, tasks = -(-B // per_split), variances * record["FP"] // CHUNK
+        options = sizes.launch("sums")
+        splits, tasks = -(-B // per_split), variances * record["FP"] // options["PLACES"]
         sums = empty(splits, H, record["RECORD"])
         sums_kernel[(H, tasks + 3, splits)](
             *by_rows(by_mean), *spread, *by_rows(x), *masks, tokens_b, origin,
             phi, d_phi, weights, cross, sums, B, per_split, H, N, C, D,
-            MASKED=flags["MASKED"], TILES=tasks, NP=NP, **record, **P, **sizes.launch("sums"),
+            MASKED=flags["MASKED"], TILES=tasks, NP=NP, **record, **P, **options,
         )  # fmt: skip
         inducing_backward_kernel[(H, D + 1)](
             *inducing_v, s, *s.stride()[:3], amplitude, ctx.jitter, tokens_b, gram, root,

@@ -161,13 +161,14 @@ def sums_kernel(
     grad, grad_b, grad_h, grad_n, grad_spread, spread_b, spread_h, spread_n, x, x_b, x_h, x_n,
     mask, mask_b, mask_h, mask_n, tokens_b, origin, phi, grad_phi, grad_gram, gram, sums,
     batch, per_split, H, N, C, D,
-    MASKED: tl.constexpr, TILES: tl.constexpr,
+    MASKED: tl.constexpr, TILES: tl.constexpr, PLACES: tl.constexpr,
     RECORD: tl.constexpr, FP: tl.constexpr, WIDTH: tl.constexpr,
     NP: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Program (h, task, split): one sum over some of the batch.
 
-    Task t < TILES: w^T (phi_r phi_c) of CHUNK packed places; then dphi^T phi, K_qb^T g and E_qb^T x.
+    Task t < TILES: w^T (phi_r phi_c) of PLACES packed places; then dphi^T phi, K_qb^T g and E_qb^T x.
+    Products of one token lie along the first axis, along which threads read: within a row of phi.
     """
     h, task, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = split.to(tl.int64) * per_split
@@ -175,21 +176,21 @@ def sums_kernel(
     step, j = tl.arange(0, CHUNK), tl.arange(0, MP)
     sums += (split * H + h) * RECORD
     if task < TILES:
-        row, column = packed_places(task * CHUNK, MP * (MP + 1) // 2)
-        packed = tl.zeros((DP, CHUNK), tl.float32)
+        row, column = packed_places(task * PLACES, MP * (MP + 1) // 2, PLACES)
+        packed = tl.zeros((DP, PLACES), tl.float32)
         for b in range(begin, end):
             phi_at = phi + (b * H + h) * NP * MP
             w_at = grad_spread + b * spread_b + h * spread_h
             for start in range(0, NP, CHUNK):
                 real = real_rows(mask + b * mask_b + h * mask_h, mask_n, start, N, MASKED, CHUNK)
                 w = rows_of(w_at + start * spread_n, spread_n, real, D, CHUNK, DP)
-                pairs = tl.load(phi_at + (start + step)[:, None] * MP + row[None, :])
-                pairs *= tl.load(phi_at + (start + step)[:, None] * MP + column[None, :])
-                packed = tl.dot(tl.trans(w), pairs, packed, input_precision="ieee")
-        a = tl.arange(0, DP)
-        tl.store(sums + a[:, None] * FP + task * CHUNK + step[None, :], packed)
+                pairs = tl.load(phi_at + row[:, None] + (start + step)[None, :] * MP)
+                pairs *= tl.load(phi_at + column[:, None] + (start + step)[None, :] * MP)
+                packed = tl.dot(tl.trans(w), tl.trans(pairs), packed, input_precision="ieee")
+        a, place = tl.arange(0, DP), task * PLACES + tl.arange(0, PLACES)
+        tl.store(sums + a[:, None] * FP + place[None, :], packed)
     else:
-        sums += TILES * CHUNK * DP
+        sums += TILES * PLACES * DP
         mask += h * mask_h
         h64 = h.to(tl.int64)
         first = h64 * NP * MP

@@ -39,9 +39,9 @@ def token_gram(X, Y, first, start, amplitude, ROWS: tl.constexpr):
 
 
 @triton.jit
-def packed_places(start, F: tl.constexpr):
-    """Row and column of the places `start`, `start` + 1, ...; those past the end are the last.  [CHUNK]"""
-    f = tl.minimum(start + tl.arange(0, CHUNK), F - 1)
+def packed_places(start, F: tl.constexpr, COUNT: tl.constexpr):
+    """Row and column of the places `start`, `start` + 1, ...; those past the end are the last.  [COUNT]"""
+    f = tl.minimum(start + tl.arange(0, COUNT), F - 1)
     row = ((tl.sqrt_rn((8 * f + 1).to(tl.float32)) - 1.0) * 0.5).to(tl.int32)  # exact below 2^20 places
     return row, f - row * (row + 1) // 2
 
@@ -49,12 +49,15 @@ def packed_places(start, F: tl.constexpr):
 @triton.jit
 def features_kernel(
     x, x_b, x_h, x_n, mask, mask_b, mask_h, mask_n, variance,
-    tokens_b, origin, root, packed, phi, spread, spread_b, spread_h, spread_n,
+    tokens_b, origin, root, packed, phi, columns, spread, spread_b, spread_h, spread_n,
     H, N, M, C, D,
     SCALED: tl.constexpr, MASKED: tl.constexpr, VARIANCE: tl.constexpr,
     T: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, tile): phi and, with VARIANCE, the variance of every channel, of some rows."""
+    """Program (s, tile): phi and, with VARIANCE, the variance of every channel, of some rows.
+
+    Threads read neighbouring rows of one column of phi, which lie together in `columns`, its transpose.
+    """
     s, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * T
     b, h = s // H, s % H
     real = real_rows(mask + b * mask_b + h * mask_h, mask_n, first, N, MASKED, T)
@@ -68,18 +71,19 @@ def features_kernel(
     R = fetch(root + h * MP * MP, MP, MP)
     features = tl.dot(K_qb, tl.trans(R), input_precision="ieee")
     i, j = tl.arange(0, T), tl.arange(0, MP)
-    phi += (s * NP + first) * MP
-    tl.store(phi + i[:, None] * MP + j[None, :], features)
+    tl.store(phi + (s * NP + first) * MP + i[:, None] * MP + j[None, :], features)
     if VARIANCE:
+        columns += s * NP * MP + first
+        tl.store(columns + i[:, None] + j[None, :] * NP, features)
         tl.debug_barrier()
         F: tl.constexpr = MP * (MP + 1) // 2
         packed += h * F * DP
         a, step = tl.arange(0, DP), tl.arange(0, CHUNK)
         form = tl.zeros((T, DP), tl.float32)
         for start in range(0, F, CHUNK):
-            row, column = packed_places(start, F)
-            pairs = tl.load(phi + i[:, None] * MP + row[None, :])
-            pairs *= tl.load(phi + i[:, None] * MP + column[None, :])
+            row, column = packed_places(start, F, CHUNK)
+            pairs = tl.load(columns + i[:, None] + row[None, :] * NP)
+            pairs *= tl.load(columns + i[:, None] + column[None, :] * NP)
             inside = (start + step < F)[:, None] & (a < D)[None, :]
             factors = tl.load(packed + (start + step)[:, None] * DP + a[None, :], mask=inside, other=0.0)
             form = tl.dot(pairs, factors, form, input_precision="ieee")
