@@ -108,7 +108,6 @@ def named(example: Inputs) -> dict[str, Tensor]:
 
 
 def dynamic_axes(x: Tensor, length: bool) -> dict[int, Any]:
-    """Which axes of an input may be of any size: the batch, and tokens [B, N] along N where asked."""
-    auto = torch.export.Dim.DYNAMIC
-    tokens = length and x.ndim == 2 and not x.is_floating_point()
-    return {0: auto, 1: auto} if tokens else {0: auto}
+    """Which axes of an input may be of any size: the batch, and where asked N of [B, N] or [B, N, E]."""
+    batch, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO  # the second only if the model allows
+    return {0: batch, 1: tokens} if length and x.ndim in (2, 3) else {0: batch}

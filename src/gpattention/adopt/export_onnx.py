@@ -26,7 +26,7 @@ def export_onnx(
         model: runs in evaluation mode; a mapping as `example` becomes keyword arguments and named inputs.
         path: of the file to write.
         example: a batch of at least 2 items; the file takes batches of any size.
-        dynamic_length: second axes of integer and boolean inputs (tokens) may be of any length too.
+        dynamic_length: second axes of inputs [B, N] and [B, N, E] may be of any length too.
         opset: version of ONNX's operations.
 
     >>> gpattention.export_onnx(model, "model.onnx", {"input_ids": ids, "attention_mask": mask})

@@ -33,7 +33,7 @@ class FitOptions:
     """How to fit.
 
     Args:
-        samples: draws of every item.
+        samples: draws of every item; half as many in gradient steps.
         steps: gradient steps of each stage.
         levels: which candidates to fit, of "global", "sites" and "heads".
         select: whether to choose sites greedily too.

@@ -102,15 +102,19 @@ def descend(
 
 def _loss(runner: Runner, parameters: _Parameters, batch: Batch, step: int, options: "FitOptions") -> Tensor:
     device = runner.device(batch.inputs)
-    rows = len(batch) * options.samples
+    samples = max(2, options.samples // 2)  # gradients need fewer than comparisons
     (chunk,) = chunks(
-        batch.inputs, samples=options.samples, batch_size=rows, device=device, first_item=batch.first_item
+        batch.inputs,
+        samples=samples,
+        batch_size=len(batch) * samples,
+        device=device,
+        first_item=batch.first_item,
     )
     seed = options.seed + 1 + step  # apart from the seed that candidates are compared with
     answers, _ = runner.draw(
         chunk.inputs, parameters.settings(), seed=seed, items=chunk.items, samples=chunk.samples
     )
-    answers = answers.unflatten(0, (-1, options.samples)).transpose(0, 1)
+    answers = answers.unflatten(0, (-1, samples)).transpose(0, 1)
     assert runner.task is not None
     return -log_likelihood(
         answers,

@@ -115,7 +115,7 @@ class KernelAttention(Attention):
         if self.kernel == "exp_dot":
             return "exp_dot has no fused kernel"
         dtype, channels = compute_dtype(v.dtype), max(self.head_dim, v.shape[-1])
-        return why_not_fused_on(v.device, dtype, channels=channels, measured=False)
+        return why_not_fused_on(v.device, dtype, channels=channels)
 
     def _streamed(self, heads: Heads, q: Tensor, k: Tensor) -> Tensor:
         """The mean by the kernel that streams the keys and sees to origin and masks.  [B, H, Q, D]"""

@@ -12,6 +12,8 @@ from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import NoiseSource, Posterior, exp_dot, rbf, sgpa_posterior
+from gpattention.gp.fused.switch import why_not_fused_on
+from gpattention.gp.fused.triangle import fused_triangle
 from gpattention.gp.kernels import ArdRbf
 from gpattention.gp.variational import SGPAPosterior
 
@@ -66,7 +68,11 @@ class SGPAAttention(Attention):
 
     def scale_tril(self) -> Tensor:
         """Factors of the variational covariances.  [H, D, m, m]"""
-        return self.scale_lower.tril(-1) + torch.diag_embed(self.scale_diagonal()).to(self.scale_lower.dtype)
+        lower, diagonal = self.scale_lower, self.scale_diagonal
+        single = lower.dtype == diagonal.raw.dtype == torch.float32
+        if single and self.kernel != "exp_dot" and why_not_fused_on(lower.device, lower.dtype) is None:
+            return fused_triangle(lower, diagonal.raw, diagonal.floor)
+        return lower.tril(-1) + torch.diag_embed(diagonal()).to(lower.dtype)
 
     def _kernel(self) -> Kernel:
         if self.kernel == "rbf":

@@ -141,7 +141,7 @@ class SGPAPosterior(Posterior):
         if not all(has_no_batch(x, axes) for x, axes in parts):
             return "inducing inputs differ between sequences"
         tokens, channels = self.q.shape[-2], max(*self.b.shape[-2:], self.values.shape[-1])
-        return why_not_fused_on(self.q.device, self.q.dtype, tokens=tokens, channels=channels, measured=False)
+        return why_not_fused_on(self.q.device, self.q.dtype, tokens=tokens, channels=channels)
 
     def _run_fused(self, with_variance: bool) -> SGPAMoments:
         variance = self.kernel.variance if isinstance(self.kernel, ArdRbf) else None

@@ -140,13 +140,16 @@ def queries_backward_kernel(
     if NORMALISED:
         total = tl.load(log_sum + s * NQ + first + i, mask=asked, other=0.0)
         inner = tl.sum(G * rows_of(out + b * out_b + h * out_h + above * out_n, out_n, asked, D, BQ, DP), 1)
+    k += b * k_b + h * k_h
+    v += b * v_b + h * v_h
+    mask += b * mask_b + h * mask_h
     origin = tl.zeros((CP,), tl.float32)
     if DISTANCE:
         origin = centre_of(Q, asked)
         Q = Q - origin[None, :]
-    k += b * k_b + h * k_h
-    v += b * v_b + h * v_h
-    mask += b * mask_b + h * mask_h
+    else:  # rows of E sum to 0 but for rounding, which what the keys have in common would multiply
+        ahead = real_rows(mask, mask_n, 0, N, MASKED, BK)
+        origin = centre_of(rows_of(k, k_n, ahead, C, BK, CP), ahead)
     by_q = tl.zeros((BQ, CP), tl.float32)
     by_row = tl.zeros((BQ,), tl.float32)
     last = N
@@ -160,6 +163,8 @@ def queries_backward_kernel(
         V = rows_of(v, v_n, real, D, BK, DP)
         visible = sees(asked, real, first, start, CAUSAL, BQ, BK)
         _, E = weights_and_gradients(Q, K, V, G, total, scale, inner, visible, DISTANCE, NORMALISED, False)
+        if not DISTANCE:
+            K = K - origin[None, :]
         by_q = tl.dot(E, K, by_q, input_precision="ieee")
         by_row += tl.sum(E, 1)
         k += BK * k_n

@@ -29,10 +29,10 @@ LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "keys_backward": (_FOUR | {"BQ": 32, "BK": 64}, _FOUR | {"BQ": 32, "BK": 64}),
     "queries_backward": (_FOUR | {"BQ": 64, "BK": 32}, _FOUR | {"BQ": 64, "BK": 32}),
     "inducing": (_FOUR, _EIGHT),  # of SGPA, as are those to `inducing_backward`; T rows in a tile
-    "features": (_FOUR | {"T": 64}, _EIGHT | {"T": 32}),
+    "features": (_SMALL | {"T": 32}, _EIGHT | {"T": 32}),
     "mean": (_FOUR | {"T": 64}, _EIGHT | {"T": 32}),
-    "features_backward": (_FOUR | {"T": 64, "num_stages": 2}, _EIGHT | {"T": 32, "num_stages": 2}),
-    "tokens_backward": (_EIGHT | {"T": 64}, _EIGHT | {"T": 32}),
+    "features_backward": (_SMALL | {"T": 32, "num_stages": 2}, _EIGHT | {"T": 32, "num_stages": 2}),
+    "tokens_backward": (_EIGHT | {"T": 32, "maxnreg": 128}, _EIGHT | {"T": 32}),
     "sums": (_FOUR | {"PLACES": 64}, _FOUR | {"PLACES": 32}),  # packed places of a program
     "inducing_backward": (_FOUR, _EIGHT),
     "amplitude": (_SMALL, _LARGE),

@@ -25,7 +25,7 @@ from gpattention.gp.fused.layout import (
 from gpattention.gp.precision import checks_are_deferred
 
 CHUNK = 32  # of tokens and of packed places, as in the kernels
-_SPLITS = 12  # parts of a sum over the batch
+_SPLITS = 13  # parts of a sum over the batch
 
 
 class SGPAMoments(NamedTuple):
@@ -163,7 +163,7 @@ class _SGPA(torch.autograd.Function):
             H, N, m, C, D, **flags, **P, **sizes.tiles("mean"),
         )  # fmt: skip
         ctx.sizes, ctx.jitter, ctx.with_variance = sizes, jitter, with_variance
-        ctx.save_for_backward(x, v, v_b, s, variance, mask, tokens_b, origin, gram, root, S, phi)
+        ctx.save_for_backward(x, v, v_b, s, variance, mask, tokens_b, origin, gram, root, S, phi, columns)
         return mean, spread if with_variance else None, kl
 
     @staticmethod
@@ -176,7 +176,7 @@ class _SGPA(torch.autograd.Function):
         )
         from gpattention.gp.fused.sgpa_inducing import inducing_backward_kernel
 
-        x, v, v_b, s, variance, mask, tokens_b, origin, gram, root, S, phi = ctx.saved_tensors
+        x, v, v_b, s, variance, mask, tokens_b, origin, gram, root, S, phi, columns = ctx.saved_tensors
         sizes: _Sizes = ctx.sizes
         B, H, N, m, C, D = sizes
         P, NP, empty = sizes.padded, sizes.NP, allocator(x)
@@ -195,7 +195,7 @@ class _SGPA(torch.autograd.Function):
         if variances:
             tiles = sizes.tiles("features_backward")
             features_backward_kernel[(B * H, NP // tiles["T"])](
-                *spread, *masks, amplitude, S, phi, d_phi, H, N, m, D,
+                *spread, *masks, amplitude, S, columns, d_phi, H, N, D,
                 **flags, MP=P["MP"], DP=P["DP"], **tiles,
             )  # fmt: skip
         tokens_backward_kernel[(B * H,)](

@@ -20,30 +20,29 @@ from gpattention.gp.fused.sgpa_forward import CHUNK, inducing_gram, packed_place
 
 @triton.jit
 def features_backward_kernel(
-    grad, grad_b, grad_h, grad_n, mask, mask_b, mask_h, mask_n, variance, S, phi, grad_phi,
-    H, N, M, D,
+    grad, grad_b, grad_h, grad_n, mask, mask_b, mask_h, mask_n, variance, S, columns, grad_phi,
+    H, N, D,
     SCALED: tl.constexpr, MASKED: tl.constexpr,
     T: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, tile): what the variance adds to dphi, of some rows."""
+    """Program (s, tile): what the variance adds to dphi, of some rows; `columns` are those of phi."""
     s, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * T
     b, h = s // H, s % H
-    i, j, a = tl.arange(0, T), tl.arange(0, MP), tl.arange(0, DP)
+    i, j = tl.arange(0, T), tl.arange(0, MP)
     real = real_rows(mask + b * mask_b + h * mask_h, mask_n, first, N, MASKED, T)
     grad += b * grad_b + h * grad_h + first.to(tl.int64) * grad_n
     w = rows_of(grad, grad_n, real, D, T, DP)
-    phi += (s * NP + first) * MP
-    features = tl.load(phi + i[:, None] * MP + j[None, :])
+    features = tl.load(columns + s * NP * MP + first + i[:, None] + j[None, :] * NP)
     amplitude = 1.0
     if SCALED:
         amplitude = tl.load(variance + h)
     unclamped = tl.sum(features * features, 1) <= amplitude
     total = -tl.where(unclamped, tl.sum(w, 1), 0.0)[:, None] * features
     S += h * D * MP * MP
-    for row in range(0, M):
-        rows = tl.load(S + a[:, None] * (MP * MP) + row * MP + j[None, :], mask=(a < D)[:, None], other=0.0)
-        column = tl.load(phi + i * MP + row)
-        total += tl.dot(w, rows, input_precision="ieee") * column[:, None]
+    for a in range(0, D):
+        by_channel = tl.load(grad + i * grad_n + a, mask=real, other=0.0)
+        total += tl.dot(features, fetch(S, MP, MP), input_precision="ieee") * by_channel[:, None]
+        S += MP * MP
     tl.store(grad_phi + (s * NP + first) * MP + i[:, None] * MP + j[None, :], 2.0 * total)
 
 
