@@ -124,7 +124,7 @@ class Attention(nn.Module):
             mean = posterior.mean
         else:
             mean = posterior.sample(samples, generator=generator, joint=draw == "joint")
-            mean = mean if samples > 1 else mean[0]
+            mean = mean if samples > 1 else mean.squeeze(0)  # whose gradient is a view too
         output = mean.transpose(-3, -2).flatten(-2)  # [..., B, Q, E]
         output = self.dropout(self.output(output)) if finish else output
         variance = posterior.variance if posterior is not None and "variance" in need else None

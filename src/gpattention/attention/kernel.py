@@ -12,7 +12,7 @@ from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import exp_dot, rbf
 from gpattention.gp.fused.attention import fused_kernel_attention
-from gpattention.gp.fused.switch import why_not_fused_on
+from gpattention.gp.fused.switch import SHOWN_TOKENS, why_not_fused_on
 from gpattention.gp.inputs import keep_rows
 from gpattention.gp.precision import compute_dtype, full_precision
 
@@ -115,7 +115,9 @@ class KernelAttention(Attention):
         if self.kernel == "exp_dot":
             return "exp_dot has no fused kernel"
         dtype, channels = compute_dtype(v.dtype), max(self.head_dim, v.shape[-1])
-        return why_not_fused_on(v.device, dtype, channels=channels)
+        # any length fits; "auto" stays with those at which the kernel was measured to be the faster way
+        shown = v.shape[-2] <= SHOWN_TOKENS
+        return why_not_fused_on(v.device, dtype, channels=channels, measured=shown)
 
     def _streamed(self, heads: Heads, q: Tensor, k: Tensor) -> Tensor:
         """The mean by the kernel that streams the keys and sees to origin and masks.  [B, H, Q, D]"""

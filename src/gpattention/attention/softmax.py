@@ -74,7 +74,7 @@ def _streams(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """
     tokens, channels = max(q.shape[-2], k.shape[-2]), max(q.shape[-1], v.shape[-1])
     fits = tokens <= MOST_TOKENS and channels <= MOST_CHANNELS and q.dtype == v.dtype == torch.float32
-    return fits and why_not_fused_on(q.device, q.dtype, worthwhile=False) is None
+    return fits and why_not_fused_on(q.device, q.dtype, measured=False) is None
 
 
 @register_attention("softmax-gp")

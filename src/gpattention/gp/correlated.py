@@ -80,7 +80,7 @@ class CGPPosterior(Posterior):
         self._fused: Moments | None = None
         self._cost: Cost = "none"
         if self.why_not_fused() is None:
-            self._cost = with_cost if self.why_not_fused(with_cost) is None else "none"
+            self._cost = with_cost
             self._fused = fused_cgp(t, with_variance=with_variance, cost=self._cost)
             mean = self._fused.mean
         elif with_variance:
@@ -97,13 +97,11 @@ class CGPPosterior(Posterior):
             self._centred = centred(self.given)
         return self._centred
 
-    def why_not_fused(self, cost: Cost = "none") -> str | None:
-        """None if mean, variance and that regulariser come from fused kernels, else the reason."""
+    def why_not_fused(self) -> str | None:
+        """None if mean, variance and regulariser come from fused kernels, else the reason."""
         t = self.given
         tokens, channels = max(t.q.shape[-2], t.k.shape[-2]), max(t.k.shape[-1], t.v.shape[-1])
-        return why_not_fused_on(
-            t.q.device, t.q.dtype, tokens=tokens, channels=channels, measured=cost != "kl"
-        )
+        return why_not_fused_on(t.q.device, t.q.dtype, tokens=tokens, channels=channels)
 
     def fused(self) -> Moments | None:
         """The fused kernels' mean, variance and key density, where they apply."""
@@ -116,7 +114,7 @@ class CGPPosterior(Posterior):
 
         None where plain operations run.
         """
-        if self.why_not_fused(cost) is not None:
+        if self.why_not_fused() is not None:
             return None
         if self._fused is None or self._cost != cost:
             self._cost, self._fused = cost, fused_cgp(self.given, with_variance=True, cost=cost)

@@ -161,7 +161,7 @@ class DirectPosterior(UnitDirect):
             return "causal attention has no kernel"
         t = self.given
         tokens, channels = max(t.q.shape[-2], t.k.shape[-2]), max(t.k.shape[-1], t.v.shape[-1])
-        return why_not_fused_on(t.q.device, t.q.dtype, tokens=tokens, channels=channels, measured=False)
+        return why_not_fused_on(t.q.device, t.q.dtype, tokens=tokens, channels=channels)
 
     def fused(self) -> DirectMoments | None:
         """The fused kernels' moments and key density, where they apply."""

@@ -1,12 +1,17 @@
 """Streamed attention against float64 and the modules' plain operations, under Triton's interpreter."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from gpattention import gp
 from gpattention.attention import KernelAttention, SoftmaxAttention
+from gpattention.attention.softmax import _streams
 from gpattention.gp.fused.attention import fused_kernel_attention, fused_softmax_attention
+from gpattention.gp.fused.switch import SHOWN_TOKENS
 
 pytest.importorskip("triton")
 
@@ -85,6 +90,12 @@ def test_distances_do_not_see_an_offset(kind: str) -> None:
     check(kind, inputs(SIZES[0], offset=30.0), False, {}, limit=2e-5)
 
 
+def test_softmax_loses_no_digits_to_what_all_keys_share() -> None:
+    # queries' gradients are differences of keys, whose common part must cancel before it is rounded
+    sizes = (5, 70, 8, 4)
+    check("softmax", inputs(sizes, offset=3.0), False, {}, limit=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_without_keys_are_zero_and_hidden_tokens_harmless(kind: str) -> None:
     q, k, v = inputs(SIZES[0])
@@ -151,6 +162,30 @@ def test_modules_with_the_switch_on_and_off(module, options: dict[str, object], 
     largest = max(float(plain.norm()) for plain in found[0])  # some biases have no gradient but rounding
     for plain, streamed in zip(*found, strict=True):
         assert float((streamed - plain).norm()) <= 1e-5 * float(plain.norm()) + 2e-6 * largest
+
+
+def on_a_gpu(tokens: int) -> Any:
+    """All that the switch asks of values."""
+    return SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), shape=(2, 2, tokens, 4))
+
+
+def test_auto_takes_kernel_attention_at_measured_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPATTENTION_FUSED", raising=False)
+    for normalize in ("none", "rows"):
+        attention = KernelAttention(8, 2, normalize=normalize)
+        assert attention._why_not_fused(on_a_gpu(SHOWN_TOKENS)) is None
+        told = attention._why_not_fused(on_a_gpu(SHOWN_TOKENS + 1))
+        assert told == "the kernel was not measured on a GPU ('on' takes it)"
+    assert (
+        KernelAttention(8, 2, kernel="exp_dot")._why_not_fused(on_a_gpu(1)) == "exp_dot has no fused kernel"
+    )
+
+
+def test_auto_leaves_softmax_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPATTENTION_FUSED", raising=False)
+    assert not _streams(*[on_a_gpu(8)] * 3)
+    with gp.fused_kernels("on"):
+        assert _streams(*[on_a_gpu(8)] * 3)
 
 
 def test_softmax_stays_with_torch_where_the_kernel_cannot() -> None:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from gpattention import gp
 from gpattention.attention import SGPAAttention
 from gpattention.gp.fused.sgpa_draw import fused_channel_draw
+from gpattention.gp.fused.triangle import fused_triangle
 from gpattention.gp.kernels import ArdRbf
 
 pytest.importorskip("triton")
@@ -222,6 +224,24 @@ def test_draws_pass_no_gradient_where_the_variance_is_zero() -> None:
     assert torch.equal(by_mean, torch.ones_like(mean))
     expected = torch.where(variance > 0, 1 / variance.detach().clamp_min(1e-9).sqrt(), 0.0)
     torch.testing.assert_close(by_variance, expected.detach())
+
+
+def test_triangular_factors_and_their_gradients() -> None:
+    g = torch.Generator().manual_seed(0)
+    raw = torch.cat([torch.tensor([-90.0, -30.0, -9.0, 0.0, 25.0]), torch.randn(10, generator=g)]).view(3, 5)
+    lower, weight = torch.randn(3, 5, 5, generator=g), torch.randn(3, 5, 5, generator=g)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        leaves = [x.to(dtype).requires_grad_() for x in (lower, raw)]
+        if dtype == torch.float32:
+            out = fused_triangle(*leaves, 1e-4)
+        else:
+            out = leaves[0].tril(-1) + torch.diag_embed(1e-4 + softplus(leaves[1]))
+        found.append([out.detach(), *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves)])
+    for exact, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, exact.float(), rtol=1e-6, atol=1e-34)
+    alone = fused_triangle(torch.zeros(3, 5, 5), raw, 0.0).diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(alone, softplus(raw.double()).float(), rtol=1e-6, atol=1e-34)
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "ard_rbf"])
