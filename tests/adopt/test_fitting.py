@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import gpattention
 from gpattention.adopt.batches import IGNORED, collect_batches
-from gpattention.adopt.fitting import Fit, FitOptions
+from gpattention.adopt.fitting import Candidate, Fit, FitOptions, _chosen
 from gpattention.adopt.likelihood import log_likelihood
 from gpattention.adopt.selection import greedy_sites
 from gpattention.adopt.stages import NOISES
@@ -82,7 +82,8 @@ def test_a_calibrated_model_is_left_as_it_is() -> None:
     fit = handle.fit(labelled(model, 200, 1), **QUICK, select=False)
     best = min(c.nll for c in fit.candidates)
     chosen = next(c for c in fit.candidates if c.name == fit.chosen)
-    assert chosen.nll - best <= chosen.margin
+    assert chosen.nll - best <= chosen.margin + 1e-9
+    assert chosen.draws == 0
     assert fit.chosen in ("plain", "temperature")
     x, _ = labelled(model, 20, 3)
     drawn, plain = handle.predict(x, samples=3), handle.predict(x, samples=0)
@@ -180,6 +181,36 @@ def test_the_likelihood_averages_probabilities() -> None:
     told = log_likelihood(values, targets, "regression", log_temperature=ZERO, log_residual=ZERO)
     normal = torch.distributions.Normal(values.mean(0), (values.var(0) + 1).sqrt())
     torch.testing.assert_close(told, normal.log_prob(targets).sum(-1))
+
+
+def candidates(*told: tuple[str, int, float]) -> tuple[list[Candidate], list[Tensor]]:
+    """Names, how many of two sites draw, and mean log-likelihoods; all differ by the same noise."""
+    settings = gpattention.attach(Encoder()).settings
+    made = [
+        Candidate(name, replace(settings, draws=(drawn > 0, drawn > 1)), 0.0, -mean, 0.01)
+        for name, drawn, mean in told
+    ]
+    noise = 0.1 * torch.randn(100, generator=torch.Generator().manual_seed(0))
+    noise = noise - noise.mean()
+    return made, [mean + noise * (i + 1) for i, (_, _, mean) in enumerate(told)]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ((("plain", 0, -1.0), ("temperature", 0, -0.9), ("global", 2, -0.5), ("heads", 2, -0.495)), "global"),
+        ((("plain", 0, -1.0), ("temperature", 0, -0.9), ("global", 2, -0.5), ("heads", 2, -0.3)), "heads"),
+        (
+            (("plain", 0, -1.0), ("temperature", 0, -0.9), ("global", 2, -0.899), ("heads", 2, -1.2)),
+            "temperature",
+        ),
+        ((("plain", 0, -0.8), ("temperature", 0, -0.9), ("global", 2, -1.0)), "plain"),
+    ],
+)
+def test_draws_must_earn_themselves(told: Any, expected: str) -> None:
+    made, scores = candidates(*told)
+    best = max(scores, key=lambda score: float(score.mean()))
+    assert made[_chosen(made, scores, best)].name == expected
 
 
 class Fake:

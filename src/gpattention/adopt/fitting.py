@@ -2,8 +2,8 @@
 
 The data are parted in two.  On the first part candidates are fitted, each from the one before: no draws;
 one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
-draws by greedy choice.  The second part chooses: of all candidates within one standard error of the best the
-simplest, so that draws that do not help are not made.
+draws by greedy choice.  The second part chooses: draws are made only if the best candidate gains more than a
+standard error over the better one without, and then by the simplest that is not behind the best by as much.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,6 +86,11 @@ class Candidate:
     nll: float  # on the part kept back
     margin: float = 0.0  # standard error of its difference from the best
 
+    @property
+    def draws(self) -> int:
+        """How many sites draw."""
+        return sum(self.settings.drawn(place) for place in range(len(self.settings.draws)))
+
 
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -103,10 +108,9 @@ class Fit:
         lines = [f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'temperature':>13}  draws"]
         for c in self.candidates:
             mark = "* " if c.name == self.chosen else "  "
-            drawn = sum(c.settings.drawn(place) for place in range(len(c.settings.draws)))
             lines.append(
                 f"{mark}{c.name:12}{c.fitted_nll:12.4f}{c.nll:15.4f}{c.settings.temperature:13.3f}  "
-                f"{drawn} of {len(c.settings.draws)} sites"
+                f"{c.draws} of {len(c.settings.draws)} sites"
             )
         return "\n".join(lines)
 
@@ -213,22 +217,32 @@ def _choose(
     kept_back: list[Batch],
     tell: Progress,
 ) -> Fit:
-    """The simplest within one standard error of the best on the part kept back."""
+    """All candidates with how they do on either part, and the choice."""
     finished, scores = [], []
     for done, (name, settings) in enumerate(proposed):
         own, nll = scorer.finish(settings, fitted, tempers=name != "plain")
         finished.append((name, own, nll))
         scores.append(scorer.score(own, kept_back))  # [M]
         tell("choice", done + 1, len(proposed))
-    means = [float(score.mean()) for score in scores]
-    best = scores[max(range(len(scores)), key=lambda i: means[i])]
-    candidates = []
-    chosen = None
-    for (name, settings, nll), score in zip(finished, scores, strict=True):
-        gap = best - score
-        margin = float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0
-        candidates.append(Candidate(name, settings, nll, -float(score.mean()), margin))
-        if chosen is None and float(gap.mean()) <= margin:
-            chosen = name
-    assert chosen is not None
-    return Fit(tuple(candidates), chosen)
+    best = max(scores, key=lambda score: float(score.mean()))
+    candidates = [
+        Candidate(name, settings, nll, -float(score.mean()), _margin(best - score))
+        for (name, settings, nll), score in zip(finished, scores, strict=True)
+    ]
+    return Fit(tuple(candidates), candidates[_chosen(candidates, scores, best)].name)
+
+
+def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:
+    """Without draws, unless the best gains more than a standard error: then the simplest not behind it by one."""
+    silent = [i for i, candidate in enumerate(candidates) if not candidate.draws]
+    baseline = max(silent, key=lambda i: float(scores[i].mean()))
+    gain = best - scores[baseline]
+    if float(gain.mean()) <= _margin(gain):
+        return baseline
+    drawing = (i for i, candidate in enumerate(candidates) if candidate.draws)
+    return next(i for i in drawing if float((best - scores[i]).mean()) <= candidates[i].margin)
+
+
+def _margin(gap: Tensor) -> float:
+    """Standard error of the mean of paired differences."""
+    return float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0
