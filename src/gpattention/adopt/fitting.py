@@ -233,7 +233,7 @@ def _choose(
 
 
 def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:
-    """Without draws, unless the best gains more than a standard error: then the simplest not behind it by one."""
+    """Without draws, unless the best gains more than a standard error; then the simplest close to it."""
     silent = [i for i, candidate in enumerate(candidates) if not candidate.draws]
     baseline = max(silent, key=lambda i: float(scores[i].mean()))
     gain = best - scores[baseline]

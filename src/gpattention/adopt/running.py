@@ -65,8 +65,8 @@ class Runner:
         answer = self.output(inputs, drawing)
         if not drawing.called:
             raise ValueError(
-                f"expected the model to call one of its {len(self.sites)} sites, got a forward pass that called "
-                "none: a compiled model must be attached before it is compiled"
+                f"expected the model to call one of its {len(self.sites)} sites, got a forward pass that "
+                "called none: a compiled model must be attached before it is compiled"
             )
         return answer, drawing.variances
 
