@@ -265,3 +265,14 @@ def test_lazy_names() -> None:
     assert {"convert", "attach", "regularizer", "from_pretrained"} <= set(dir(gpattention))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         gpattention.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["bert", "encoder"])
+def test_converted_layers_are_no_sites(name: str) -> None:
+    host = make(name)
+    before = gpattention.find_sites(host.model).sites
+    gpattention.convert(host.model, "direct", layers=[before[0].name])
+    found = gpattention.find_sites(host.model)
+    assert [site.name for site in found.sites] == [site.name for site in before[1:]]
+    with pytest.raises(ValueError, match="converted"):
+        gpattention.convert(host.model, "direct")

@@ -36,12 +36,13 @@ Listener: TypeAlias = Callable[[Site, Attended], Tensor]
 def key_mask(attend: Tensor, site: Site) -> Tensor:
     """Real keys [B, 1, K] from pairs [B or 1, 1 or H, Q or 1, K], boolean (True = attend) or added to logits.
 
-    A mask that differs between queries or heads, or that adds finite numbers, has no such form.
+    A mask that differs between queries or heads, or that adds finite numbers, has no such form; while a
+    model is exported nobody can look.
     """
     if attend.dtype != torch.bool:
         shut = torch.finfo(attend.dtype).min
         biased = (attend != 0) & (attend > 0.5 * shut)
-        if bool(biased.any()):
+        if not torch.compiler.is_compiling() and bool(biased.any()):
             raise ValueError(
                 f"{site.name or 'the model'}: expected a mask of padding, got one that adds numbers to the "
                 "logits (relative positions or ALiBi?): that attention cannot be read as one posterior"
@@ -50,7 +51,7 @@ def key_mask(attend: Tensor, site: Site) -> Tensor:
     while attend.ndim < 4:
         attend = attend[None]
     keys = attend[:, :1, :1]  # [B, 1, 1, K]
-    if bool((attend != keys).any()):
+    if not torch.compiler.is_compiling() and bool((attend != keys).any()):
         raise ValueError(
             f"{site.name or 'the model'}: expected a mask of padding, the same for every query and head, got "
             "one that differs (causal or windowed attention?): every query would need a posterior of its own"

@@ -22,6 +22,7 @@ from gpattention.adopt.shapes import goes_through_interface, heads_of, looks_lik
 from gpattention.attention import Attention
 
 Family: TypeAlias = Literal["torch", "huggingface", "timm", "gpattention"]
+CONVERTED = "it was converted: its attention is a Gaussian process already"
 FAMILIES: tuple[Family, ...] = ("torch", "huggingface", "timm", "gpattention")
 
 
@@ -90,7 +91,7 @@ def find_sites(model: nn.Module) -> Found:
             continue
         parent_name = name.rpartition(".")[0]
         parent = modules[parent_name] if name else None
-        why = _REFUSALS[family](module, parent)
+        why = CONVERTED if "gpattention" in module._modules else _REFUSALS[family](module, parent)
         if why is None and family == "huggingface" and masks_causally(_around(modules, name)):
             why = CAUSAL
         shape = heads_of(module)

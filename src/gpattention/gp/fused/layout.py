@@ -32,7 +32,8 @@ LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "features": (_SMALL | {"T": 32}, _EIGHT | {"T": 32}),
     "mean": (_FOUR | {"T": 64}, _EIGHT | {"T": 32}),
     "features_backward": (_SMALL | {"T": 32, "num_stages": 2}, _EIGHT | {"T": 32, "num_stages": 2}),
-    "tokens_backward": (_EIGHT | {"T": 32, "maxnreg": 128}, _EIGHT | {"T": 32}),
+    "turns": (_FOUR, _EIGHT),
+    "tokens_backward": (_EIGHT | {"T": 32, "maxnreg": 128}, _EIGHT | {"T": 16}),
     "sums": (_FOUR | {"PLACES": 64}, _FOUR | {"PLACES": 32}),  # packed places of a program
     "inducing_backward": (_FOUR, _EIGHT),
     "amplitude": (_SMALL, _LARGE),

@@ -137,6 +137,7 @@ class _SGPA(torch.autograd.Function):
         MP, CP, DP = P["MP"], P["CP"], P["DP"]
         tokens_b, origin = empty(H, MP, CP), empty(H, CP)
         gram, root, S = empty(H, MP, MP), empty(H, MP, MP), empty(H, D, MP, MP)
+        turned, tokens = empty(H, CP + MP + DP, MP), empty(B * H, CP, NP)
         packed, terms = empty(H, MP * (MP + 1) // 2, DP), empty(H, D + 1)
         info = torch.empty(H, dtype=torch.int32, device=x.device)
         phi, kl = empty(B * H, NP, MP), empty(B, H)
@@ -147,23 +148,26 @@ class _SGPA(torch.autograd.Function):
         flags = {"SCALED": variance is not None, "MASKED": mask is not None}
         inducing_kernel[(H, D + 1)](
             b, *b.stride()[:2], v_b, *v_b.stride()[:2], s, *s.stride()[:3], amplitude, jitter,
-            tokens_b, origin, gram, root, S, packed, terms, info, failure_counter(x.device), int(deferred),
+            tokens_b, origin, gram, root, turned, S, packed, terms, info,
+            failure_counter(x.device), int(deferred),
             m, C, D, SCALED=flags["SCALED"], **P, **sizes.launch("inducing"),
         )  # fmt: skip
         if not deferred:
             report_failures(info, m, x.dtype, name="K_bb + jitter I", noise=jitter)
         tiles = sizes.tiles("features")
         features_kernel[(B * H, NP // tiles["T"])](
-            *by_rows(x), *by_entries(mask, x), amplitude, tokens_b, origin, root, packed, phi, columns,
+            *by_rows(x), *by_entries(mask, x), amplitude, turned, origin, packed, phi, columns,
             *by_rows(spread), H, N, m, C, D, VARIANCE=with_variance, **flags, **P, **tiles,
         )  # fmt: skip
         mean_kernel[(B * H,)](
             *by_rows(x), *by_rows(v), v_b, *v_b.stride()[:2], *by_entries(mask, x), amplitude,
-            tokens_b, origin, phi, terms, *by_rows(mean), kl,
+            turned, origin, phi, terms, tokens, *by_rows(mean), kl,
             H, N, m, C, D, **flags, **P, **sizes.tiles("mean"),
         )  # fmt: skip
         ctx.sizes, ctx.jitter, ctx.with_variance = sizes, jitter, with_variance
-        ctx.save_for_backward(x, v, v_b, s, variance, mask, tokens_b, origin, gram, root, S, phi, columns)
+        ctx.save_for_backward(
+            x, v, v_b, s, variance, mask, tokens_b, turned, origin, gram, root, S, phi, columns
+        )
         return mean, spread if with_variance else None, kl
 
     @staticmethod
@@ -173,10 +177,13 @@ class _SGPA(torch.autograd.Function):
             features_backward_kernel,
             sums_kernel,
             tokens_backward_kernel,
+            turns_kernel,
         )
         from gpattention.gp.fused.sgpa_inducing import inducing_backward_kernel
 
-        x, v, v_b, s, variance, mask, tokens_b, origin, gram, root, S, phi, columns = ctx.saved_tensors
+        x, v, v_b, s, variance, mask, tokens_b, turned, origin, gram, root, S, phi, columns = (
+            ctx.saved_tensors
+        )
         sizes: _Sizes = ctx.sizes
         B, H, N, m, C, D = sizes
         P, NP, empty = sizes.padded, sizes.NP, allocator(x)
@@ -185,9 +192,10 @@ class _SGPA(torch.autograd.Function):
         assert by_kl is not None
         spread = by_rows(by_mean if by_spread is None else by_spread)
         d_phi, weights, cross = (empty(B * H, NP, P["MP"]) for _ in range(3))
+        tokens, values = empty(B * H, P["CP"], NP), empty(B * H, 2, P["DP"], NP)
         d_x, d_v = token_major(B, H, N, C, x), token_major(B, H, N, D, x)
         d_b, d_v_b, d_s = empty(H, m, C), empty(H, m, D), empty(H, D, m, m)
-        token_variance, d_variance = empty(B, H), empty(H)
+        projections, d_variance = empty(B * H, 3, P["DP"], P["MP"]), empty(H)
         amplitude = x if variance is None else variance
         flags = {"SCALED": variance is not None, "MASKED": mask is not None}
         variances: bool = ctx.with_variance
@@ -198,24 +206,33 @@ class _SGPA(torch.autograd.Function):
                 *spread, *masks, amplitude, S, columns, d_phi, H, N, D,
                 **flags, MP=P["MP"], DP=P["DP"], **tiles,
             )  # fmt: skip
-        tokens_backward_kernel[(B * H,)](
-            *by_rows(by_mean), *spread, by_kl, *by_kl.stride(), *by_rows(x), *by_rows(v), *inducing_v,
-            *masks, amplitude, tokens_b, origin, root, phi, d_phi, weights, cross, token_variance,
+        by_mean_rows, of_kl = by_rows(by_mean), (by_kl, *by_kl.stride())
+        turns_kernel[(B * H,)](
+            *by_mean_rows, *of_kl, *by_rows(x), *by_rows(v), *masks, phi, tokens, values, projections,
+            H, N, C, D, MASKED=flags["MASKED"], NP=NP, **P, **sizes.launch("turns"),
+        )  # fmt: skip
+        tiles = sizes.tiles("tokens_backward")
+        parts = NP // tiles["T"]
+        token_variance = empty(B, parts, H)
+        tokens_backward_kernel[(B * H, parts)](
+            *by_mean_rows, *spread, *of_kl, *by_rows(x), *by_rows(v),
+            *masks, amplitude, tokens_b, turned, origin, root, phi, tokens, values, projections,
+            d_phi, weights, cross, token_variance,
             *by_rows(d_x), *by_rows(d_v), H, N, m, C, D,
-            VARIANCE=variances, **flags, **P, **sizes.tiles("tokens_backward"),
+            VARIANCE=variances, **flags, **P, **tiles,
         )  # fmt: skip
         record, per_split = sizes.record(variances), -(-B // _SPLITS)
         options = sizes.launch("sums")
         splits, tasks = -(-B // per_split), variances * record["FP"] // options["PLACES"]
         sums = empty(splits, H, record["RECORD"])
         sums_kernel[(H, tasks + 3, splits)](
-            *by_rows(by_mean), *spread, *by_rows(x), *masks, tokens_b, origin,
+            *by_mean_rows, *spread, *by_rows(x), *masks, tokens_b, origin,
             phi, d_phi, weights, cross, sums, B, per_split, H, N, C, D,
             MASKED=flags["MASKED"], TILES=tasks, NP=NP, **record, **P, **options,
         )  # fmt: skip
         inducing_backward_kernel[(H, D + 1)](
             *inducing_v, s, *s.stride()[:3], amplitude, ctx.jitter, tokens_b, gram, root,
-            sums, by_kl, *by_kl.stride(), token_variance, d_b, d_v_b, d_s, d_variance, B, splits, H, m, C, D,
+            sums, *of_kl, token_variance, d_b, d_v_b, d_s, d_variance, B, B * parts, splits, H, m, C, D,
             SCALED=flags["SCALED"], VARIANCE=variances, **record, **P, **sizes.launch("inducing_backward"),
         )  # fmt: skip
         return d_x, d_v, d_b, d_v_b, d_s, None if variance is None else d_variance, None, None, None

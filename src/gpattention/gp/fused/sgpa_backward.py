@@ -14,8 +14,16 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.attention_tiles import real_rows, rows_of, store_rows
-from gpattention.gp.fused.blocks import centre_of, fetch
-from gpattention.gp.fused.sgpa_forward import CHUNK, inducing_gram, packed_places, project, token_gram
+from gpattention.gp.fused.blocks import centre_of, fetch, store
+from gpattention.gp.fused.sgpa_forward import (
+    CHUNK,
+    inducing_gram,
+    packed_places,
+    token_gram,
+    turn,
+    turned_project,
+    turned_rows,
+)
 
 
 @triton.jit
@@ -47,93 +55,120 @@ def features_backward_kernel(
 
 
 @triton.jit
+def turns_kernel(
+    grad, grad_b, grad_h, grad_n, grad_kl, kl_b, kl_h, x, x_b, x_h, x_n, v, v_b, v_h, v_n,
+    mask, mask_b, mask_h, mask_n, phi, tokens, values, projections,
+    H, N, C, D,
+    MASKED: tl.constexpr,
+    NP: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Program (s,): what `tokens_backward_kernel` wants of a whole sequence.
+
+    Transposes of tokens, of values and of their gradients; v^T phi, y^T phi and phi^T u.
+    """
+    s = tl.program_id(0).to(tl.int64)
+    b, h = s // H, s % H
+    grad += b * grad_b + h * grad_h
+    x += b * x_b + h * x_h
+    v += b * v_b + h * v_h
+    mask += b * mask_b + h * mask_h
+    phi += s * NP * MP
+    values += s * 2 * DP * NP
+    projections += s * 3 * DP * MP
+    turn(tokens + s * CP * NP, x, x_n, mask, mask_n, N, C, MASKED, NP, CP)
+    turn(values, v, v_n, mask, mask_n, N, D, MASKED, NP, DP)
+    turn(values + DP * NP, grad, grad_n, mask, mask_n, N, D, MASKED, NP, DP)
+    by_kl = tl.load(grad_kl + b * kl_b + h * kl_h)
+    by_v = turned_project(phi, v, v_n, mask, mask_n, N, D, MASKED, NP, MP, DP)
+    by_g = turned_project(phi, grad, grad_n, mask, mask_n, N, D, MASKED, NP, MP, DP)
+    store(projections, by_v, DP, MP)
+    store(projections + DP * MP, by_g + 0.5 * by_kl * by_v, DP, MP)
+    a, j = tl.arange(0, DP), tl.arange(0, MP)
+    tl.store(projections + 2 * DP * MP + j[None, :] * DP + a[:, None], by_g + by_kl * by_v)
+
+
+@triton.jit
 def tokens_backward_kernel(
     grad, grad_b, grad_h, grad_n, grad_spread, spread_b, spread_h, spread_n, grad_kl, kl_b, kl_h,
-    x, x_b, x_h, x_n, v, v_b, v_h, v_n, inducing_v, inducing_h, inducing_n,
-    mask, mask_b, mask_h, mask_n, variance, tokens_b, origin, root, phi,
-    grad_phi, grad_gram, gram, grad_variance,
+    x, x_b, x_h, x_n, v, v_b, v_h, v_n,
+    mask, mask_b, mask_h, mask_n, variance, tokens_b, turned, origin, root, phi,
+    tokens, values, projections, grad_phi, grad_gram, gram, grad_variance,
     grad_x, grad_x_b, grad_x_h, grad_x_n, grad_v, grad_v_b, grad_v_h, grad_v_n,
     H, N, M, C, D,
     SCALED: tl.constexpr, MASKED: tl.constexpr, VARIANCE: tl.constexpr,
     T: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Program (s,): gradients of tokens and values; dphi, E_qb and K_qb for the sums over the batch."""
-    s = tl.program_id(0).to(tl.int64)
-    b, h = s // H, s % H
+    """Program (s, tile): gradients of some tokens and values; dphi, E_qb and K_qb for sums over the batch."""
+    s, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, h, first = s // H, s % H, tile * T
     grad += b * grad_b + h * grad_h
     grad_spread += b * spread_b + h * spread_h
     x += b * x_b + h * x_h
     v += b * v_b + h * v_h
     mask += b * mask_b + h * mask_h
-    grad_x += b * grad_x_b + h * grad_x_h
-    grad_v += b * grad_v_b + h * grad_v_h
-    phi += s * NP * MP
-    grad_phi += s * NP * MP
-    grad_gram += s * NP * MP
-    gram += s * NP * MP
+    tokens += s * CP * NP
+    values += s * 2 * DP * NP
+    projections += s * 3 * DP * MP
+    turned += h * MP * (CP + MP + DP)
     by_kl = tl.load(grad_kl + b * kl_b + h * kl_h)
     amplitude = 1.0
     if SCALED:
         amplitude = tl.load(variance + h)
-    by_variance = 0.0
-    projected = project(phi, v, v_n, mask, mask_n, N, D, MASKED, NP, MP, DP)  # phi^T v
-    projected_g = project(phi, grad, grad_n, mask, mask_n, N, D, MASKED, NP, MP, DP)  # phi^T g
     i, j = tl.arange(0, T), tl.arange(0, MP)
-    for first in range(0, NP, T):
-        real = real_rows(mask, mask_n, first, N, MASKED, T)
-        at = (first + i)[:, None] * MP + j[None, :]
-        g = rows_of(grad + first * grad_n, grad_n, real, D, T, DP)
-        V = rows_of(v + first * v_n, v_n, real, D, T, DP)
-        features = tl.load(phi + at)
-        # through phi and K_qb
-        by_phi = -tl.dot(g + 0.5 * by_kl * V, tl.trans(projected), input_precision="ieee")
-        by_phi -= tl.dot(V, tl.trans(projected_g + 0.5 * by_kl * projected), input_precision="ieee")
+    real = real_rows(mask, mask_n, first, N, MASKED, T)
+    at = (s * NP + first + i)[:, None] * MP + j[None, :]
+    g = rows_of(grad + first * grad_n, grad_n, real, D, T, DP)
+    V = rows_of(v + first * v_n, v_n, real, D, T, DP)
+    # through phi and K_qb
+    by_phi = tl.dot(g + 0.5 * by_kl * V, fetch(projections, DP, MP), input_precision="ieee")
+    by_phi = -tl.dot(V, fetch(projections + DP * MP, DP, MP), by_phi, input_precision="ieee")
+    if VARIANCE:
+        by_phi += tl.load(grad_phi + at)
+    tl.store(grad_phi + at, by_phi)
+    by_gram = tl.dot(by_phi, fetch(root + h * MP * MP, MP, MP), input_precision="ieee")
+    by_gram = tl.dot(g, fetch(turned + MP * (CP + MP), DP, MP), by_gram, input_precision="ieee")
+    K_qb, shifted = inducing_gram(x, x_n, first, real, M, C, turned, origin + h * CP, amplitude, T, MP, CP)
+    tl.store(gram + at, K_qb)
+    weights = by_gram * K_qb
+    tl.store(grad_gram + at, weights)
+    by_row_b = tl.sum(weights, 1)
+    by_variance = tl.sum(by_row_b) / amplitude
+    B = fetch(tokens_b + h * MP * CP, MP, CP)
+    moved = tl.dot(weights, B, input_precision="ieee") - by_row_b[:, None] * shifted
+    # through K_qq
+    features = tl.load(phi + at)
+    by_v = -tl.dot(features, fetch(projections + 2 * DP * MP, MP, DP), input_precision="ieee")
+    X = rows_of(x + first * x_n, x_n, real, C, T, CP)
+    centre = centre_of(X, real)
+    X = X - centre[None, :]
+    by_row = tl.zeros((T,), tl.float32)
+    for start in range(0, NP, CHUNK):
+        beside = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
+        g_j = rows_of(grad + start * grad_n, grad_n, beside, D, CHUNK, DP)
+        V_j = rows_of(v + start * v_n, v_n, beside, D, CHUNK, DP)
+        Y = turned_rows(tokens, start, NP, CP) - centre[:, None]
+        K = token_gram(X, Y, first, start, amplitude, T)
+        by_v = tl.dot(K, g_j + by_kl * V_j, by_v, input_precision="ieee")
+        pairs = tl.dot(g + by_kl * V, turned_rows(values, start, NP, DP), input_precision="ieee")
+        pairs = tl.dot(V, turned_rows(values + DP * NP, start, NP, DP), pairs, input_precision="ieee") * K
+        if SCALED:
+            by_variance += 0.5 * tl.sum(pairs) / amplitude
+        same = (first + i)[:, None] == (start + tl.arange(0, CHUNK))[None, :]
+        pairs = tl.where(same, 0.0, pairs)
+        Y_j = rows_of(x + start * x_n, x_n, beside, C, CHUNK, CP) - centre[None, :]
+        moved = tl.dot(pairs, Y_j, moved, input_precision="ieee")
+        by_row += tl.sum(pairs, 1)
+    moved = tl.where(real[:, None], moved - by_row[:, None] * X, 0.0)
+    to = grad_x + b * grad_x_b + h * grad_x_h + first * grad_x_n
+    store_rows(to, grad_x_n, moved, first, N, C, T, CP)
+    by_v = tl.where(real[:, None], by_v, 0.0)
+    to_v = grad_v + b * grad_v_b + h * grad_v_h + first * grad_v_n
+    store_rows(to_v, grad_v_n, by_v, first, N, D, T, DP)
+    if SCALED:
         if VARIANCE:
-            by_phi += tl.load(grad_phi + at)
-        tl.store(grad_phi + at, by_phi)
-        R = fetch(root + h * MP * MP, MP, MP)
-        by_gram = tl.dot(by_phi, R, input_precision="ieee")
-        V_b = rows_of(inducing_v + h * inducing_h, inducing_n, j < M, D, MP, DP)
-        by_gram = tl.dot(g, tl.trans(V_b), by_gram, input_precision="ieee")
-        K_qb, X, B = inducing_gram(
-            x, x_n, first, real, M, C, tokens_b + h * MP * CP, origin + h * CP, amplitude, T, MP, CP
-        )
-        tl.store(gram + at, K_qb)
-        weights = by_gram * K_qb
-        tl.store(grad_gram + at, weights)
-        by_row = tl.sum(weights, 1)
-        by_variance += tl.sum(by_row) / amplitude
-        moved = tl.dot(weights, B, input_precision="ieee") - by_row[:, None] * X
-        # through K_qq
-        by_v = -tl.dot(features, projected_g + by_kl * projected, input_precision="ieee")
-        X = rows_of(x + first * x_n, x_n, real, C, T, CP)
-        centre = centre_of(X, real)
-        X = X - centre[None, :]
-        by_row = tl.zeros((T,), tl.float32)
-        for start in range(0, NP, CHUNK):
-            beside = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
-            Y = rows_of(x + start * x_n, x_n, beside, C, CHUNK, CP) - centre[None, :]
-            g_j = rows_of(grad + start * grad_n, grad_n, beside, D, CHUNK, DP)
-            V_j = rows_of(v + start * v_n, v_n, beside, D, CHUNK, DP)
-            K = token_gram(X, Y, first, start, amplitude, T)
-            by_v = tl.dot(K, g_j + by_kl * V_j, by_v, input_precision="ieee")
-            pairs = tl.dot(g + by_kl * V, tl.trans(V_j), input_precision="ieee")
-            pairs = tl.dot(V, tl.trans(g_j), pairs, input_precision="ieee") * K
-            if SCALED:
-                by_variance += 0.5 * tl.sum(pairs) / amplitude
-            same = (first + i)[:, None] == (start + tl.arange(0, CHUNK))[None, :]
-            pairs = tl.where(same, 0.0, pairs)
-            moved = tl.dot(pairs, Y, moved, input_precision="ieee")
-            by_row += tl.sum(pairs, 1)
-        moved = tl.where(real[:, None], moved - by_row[:, None] * X, 0.0)
-        store_rows(grad_x + first * grad_x_n, grad_x_n, moved, first, N, C, T, CP)
-        by_v = tl.where(real[:, None], by_v, 0.0)
-        store_rows(grad_v + first * grad_v_n, grad_v_n, by_v, first, N, D, T, DP)
-        if SCALED and VARIANCE:
             w = tl.sum(rows_of(grad_spread + first * spread_n, spread_n, real, D, T, DP), 1)
             by_variance += tl.sum(tl.where(tl.sum(features * features, 1) <= amplitude, w, 0.0))
-    if SCALED:
-        tl.store(grad_variance + s, by_variance)
+        tl.store(grad_variance + (b * tl.num_programs(1) + tile) * H + h, by_variance)
 
 
 @triton.jit

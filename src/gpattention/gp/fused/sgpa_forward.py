@@ -4,7 +4,9 @@
     mean = r + K_qb v_b,   var_ia = [K_ii - |phi_i|^2]_+ + sum over packed places of S_a phi_i phi_i  (19)
     KL = sum of the head's terms + 1/2 v^T r                                                         (20)
 
-Nothing with an axis of channels beside one of inducing inputs leaves a program.
+Nothing with an axis of channels beside one of inducing inputs leaves a program.  In A B^T the threads read
+neighbouring rows of B, which share their banks of memory on chip unless B was turned before it got there:
+hence the transposes kept beside matrices (`turned`) and written for tokens (`turn`).
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -13,29 +15,53 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.attention_tiles import real_rows, rows_of, store_rows
-from gpattention.gp.fused.blocks import centre_of, fetch, kappa
+from gpattention.gp.fused.blocks import centre_of, exponential, fetch
 
 CHUNK = tl.constexpr(32)  # of keys, and of packed places
 
 
 @triton.jit
-def inducing_gram(x, x_n, first, real, M, C, tokens_b, origin, amplitude,
+def inducing_gram(x, x_n, first, real, M, C, turned, origin, amplitude,
                   ROWS: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr):  # fmt: skip
-    """K_qb of some rows, 0 at padding, with the rows and the inducing inputs about one origin."""
+    """K_qb of some rows, 0 at padding, and the rows about the inducing inputs' origin."""
     X = rows_of(x + first * x_n, x_n, real, C, ROWS, CP)
     X = X - tl.load(origin + tl.arange(0, CP))[None, :]
-    B = fetch(tokens_b, MP, CP)
-    K = amplitude * kappa(tl.dot(X, tl.trans(B), input_precision="ieee"), X, B)
+    K = amplitude * turned_kappa(X, fetch(turned, CP, MP))
     exists = tl.arange(0, MP) < M
-    return tl.where(real[:, None] & exists[None, :], K, 0.0), X, B
+    return tl.where(real[:, None] & exists[None, :], K, 0.0), X
+
+
+@triton.jit
+def turned_kappa(X, Y):
+    """exp(-1/2 |x - y|^2), never above 1, where Y is [WIDTH, M].  [N, M]"""
+    exponent = tl.dot(X, Y, input_precision="ieee")
+    exponent = exponent - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 0)[None, :]
+    return exponential(tl.minimum(exponent, 0.0))
 
 
 @triton.jit
 def token_gram(X, Y, first, start, amplitude, ROWS: tl.constexpr):
-    """K_qq between two tiles about one origin, its diagonal exact.  [ROWS, CHUNK]"""
-    K = kappa(tl.dot(X, tl.trans(Y), input_precision="ieee"), X, Y)
+    """K_qq between two tiles about one origin, the second turned, its diagonal exact.  [ROWS, CHUNK]"""
+    K = turned_kappa(X, Y)
     same = (first + tl.arange(0, ROWS))[:, None] == (start + tl.arange(0, CHUNK))[None, :]
     return amplitude * tl.where(same, 1.0, K)
+
+
+@triton.jit
+def turn(to, x, x_n, mask, mask_n, N, width, MASKED: tl.constexpr, NP: tl.constexpr, WIDTH: tl.constexpr):
+    """Write the transpose of a sequence's real tokens, 0 elsewhere; a barrier must follow.  [WIDTH, NP]"""
+    step, c = tl.arange(0, CHUNK), tl.arange(0, WIDTH)
+    for start in range(0, NP, CHUNK):
+        real = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
+        X = rows_of(x + start * x_n, x_n, real, width, CHUNK, WIDTH)
+        tl.store(to + c[None, :] * NP + (start + step)[:, None], X)
+
+
+@triton.jit
+def turned_rows(turned, start, NP: tl.constexpr, WIDTH: tl.constexpr):
+    """Some of the tokens that `turn` wrote.  [WIDTH, CHUNK]"""
+    step, c = tl.arange(0, CHUNK), tl.arange(0, WIDTH)
+    return tl.load(turned + c[:, None] * NP + (start + step)[None, :])
 
 
 @triton.jit
@@ -49,7 +75,7 @@ def packed_places(start, F: tl.constexpr, COUNT: tl.constexpr):
 @triton.jit
 def features_kernel(
     x, x_b, x_h, x_n, mask, mask_b, mask_h, mask_n, variance,
-    tokens_b, origin, root, packed, phi, columns, spread, spread_b, spread_h, spread_n,
+    turned, origin, packed, phi, columns, spread, spread_b, spread_h, spread_n,
     H, N, M, C, D,
     SCALED: tl.constexpr, MASKED: tl.constexpr, VARIANCE: tl.constexpr,
     T: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
@@ -64,12 +90,11 @@ def features_kernel(
     amplitude = 1.0
     if SCALED:
         amplitude = tl.load(variance + h)
-    K_qb, _, _ = inducing_gram(
-        x + b * x_b + h * x_h, x_n, first, real, M, C, tokens_b + h * MP * CP, origin + h * CP, amplitude,
-        T, MP, CP,
-    )  # fmt: skip
-    R = fetch(root + h * MP * MP, MP, MP)
-    features = tl.dot(K_qb, tl.trans(R), input_precision="ieee")
+    turned += h * MP * (CP + MP + DP)
+    K_qb, _ = inducing_gram(
+        x + b * x_b + h * x_h, x_n, first, real, M, C, turned, origin + h * CP, amplitude, T, MP, CP
+    )
+    features = tl.dot(K_qb, fetch(turned + MP * CP, MP, MP), input_precision="ieee")
     i, j = tl.arange(0, T), tl.arange(0, MP)
     tl.store(phi + (s * NP + first) * MP + i[:, None] * MP + j[None, :], features)
     if VARIANCE:
@@ -98,7 +123,7 @@ def features_kernel(
 @triton.jit
 def mean_kernel(
     x, x_b, x_h, x_n, v, v_b, v_h, v_n, inducing_v, inducing_h, inducing_n,
-    mask, mask_b, mask_h, mask_n, variance, tokens_b, origin, phi, terms,
+    mask, mask_b, mask_h, mask_n, variance, turned, origin, phi, terms, tokens,
     mean, mean_b, mean_h, mean_n, kl,
     H, N, M, C, D,
     SCALED: tl.constexpr, MASKED: tl.constexpr,
@@ -115,6 +140,9 @@ def mean_kernel(
     amplitude = 1.0
     if SCALED:
         amplitude = tl.load(variance + h)
+    tokens += s * CP * NP
+    turn(tokens, x, x_n, mask, mask_n, N, C, MASKED, NP, CP)
+    tl.debug_barrier()
     projected = project(phi, v, v_n, mask, mask_n, N, D, MASKED, NP, MP, DP)  # phi^T v
     V_b = rows_of(inducing_v + h * inducing_h, inducing_n, tl.arange(0, MP) < M, D, MP, DP)
     i, j = tl.arange(0, T), tl.arange(0, MP)
@@ -128,14 +156,13 @@ def mean_kernel(
         attended = -tl.dot(features, projected, input_precision="ieee")
         for start in range(0, NP, CHUNK):
             beside = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
-            Y = rows_of(x + start * x_n, x_n, beside, C, CHUNK, CP) - centre[None, :]
+            Y = turned_rows(tokens, start, NP, CP) - centre[:, None]
             V = rows_of(v + start * v_n, v_n, beside, D, CHUNK, DP)
             K = token_gram(X, Y, first, start, amplitude, T)
             attended = tl.dot(K, V, attended, input_precision="ieee")
         energy += tl.sum(attended * rows_of(v + first * v_n, v_n, real, D, T, DP))
-        K_qb, _, _ = inducing_gram(
-            x, x_n, first, real, M, C, tokens_b + h * MP * CP, origin + h * CP, amplitude, T, MP, CP
-        )
+        turned_b = turned + h * MP * (CP + MP + DP)
+        K_qb, _ = inducing_gram(x, x_n, first, real, M, C, turned_b, origin + h * CP, amplitude, T, MP, CP)
         attended = tl.dot(K_qb, V_b, attended, input_precision="ieee")
         attended = tl.where(real[:, None], attended, 0.0)
         store_rows(mean + first * mean_n, mean_n, attended, first, N, D, T, DP)
@@ -157,4 +184,20 @@ def project(
         V = rows_of(v + start * v_n, v_n, real, D, CHUNK, DP)
         features = tl.load(phi + j[:, None] + (start + step)[None, :] * MP)
         total = tl.dot(features, V, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def turned_project(
+    phi, v, v_n, mask, mask_n, N, D,
+    MASKED: tl.constexpr, NP: tl.constexpr, MP: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """v^T phi of one sequence and head.  [DP, MP]"""
+    j, step = tl.arange(0, MP), tl.arange(0, CHUNK)
+    total = tl.zeros((DP, MP), tl.float32)
+    for start in range(0, NP, CHUNK):
+        real = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
+        V = rows_of(v + start * v_n, v_n, real, D, CHUNK, DP)
+        features = tl.load(phi + j[None, :] + (start + step)[:, None] * MP)
+        total = tl.dot(tl.trans(V), features, total, input_precision="ieee")
     return total

@@ -32,6 +32,13 @@ def lower_factor(s, s_n, M, MP: tl.constexpr):
 
 
 @triton.jit
+def store_turned(to, X, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write X^T.  [COLUMNS, ROWS]"""
+    r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    tl.store(to + c[None, :] * ROWS + r[:, None], X)
+
+
+@triton.jit
 def over_batch(x, x_b, batch):
     """The sum of x over the batch.  []"""
     step = tl.arange(0, BATCHES)
@@ -55,11 +62,14 @@ def over_splits(x, distance, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr, 
 @triton.jit(do_not_specialize=["counted"])
 def inducing_kernel(
     b, b_h, b_n, v_b, v_h, v_n, s, s_h, s_a, s_n, variance, jitter,
-    tokens_b, origin, gram, root, S, packed, terms, info, counter, counted,
+    tokens_b, origin, gram, root, turned, S, packed, terms, info, counter, counted,
     M, C, D,
     SCALED: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, a): S_a, packed and not; (h, D): the inducing inputs about their mean and R."""
+    """Program (h, a): S_a, packed and not; (h, D): the inducing inputs about their mean and R.
+
+    `turned` are the transposes of inducing inputs, R and v_b, for products that want these.
+    """
     h, a = tl.program_id(0), tl.program_id(1)
     r, c = tl.arange(0, MP), tl.arange(0, MP)
     F: tl.constexpr = MP * (MP + 1) // 2
@@ -89,8 +99,12 @@ def inducing_kernel(
         V = rows_of(v_b + h * v_h, v_n, real, D, MP, DP)
         inner = tl.sum(V * tl.dot(noisy, V, input_precision="ieee")) - jitter * tl.sum(V * V)
         tl.store(terms + h * (D + 1) + D, 0.5 * inner)
+        turned += h * MP * (CP + MP + DP)
+        store_turned(turned, B, MP, CP)
+        store_turned(turned + MP * (CP + MP), V, MP, DP)
         tl.debug_barrier()
         _, failed = inverse_root(gram, root + h * MP * MP, MP)
+        store_turned(turned + MP * CP, fetch(root + h * MP * MP, MP, MP), MP, MP)
         tl.store(info + h, failed)
         if (failed != 0) & (counted != 0):
             tl.atomic_add(counter, 1)
@@ -100,7 +114,7 @@ def inducing_kernel(
 def inducing_backward_kernel(
     v_b, v_h, v_n, s, s_h, s_a, s_n, variance, jitter, tokens_b, gram, root,
     sums, grad_kl, kl_b, kl_h, token_variance, grad_b, grad_v, grad_s, grad_variance,
-    batch, splits, H, M, C, D,
+    batch, parts, splits, H, M, C, D,
     SCALED: tl.constexpr, VARIANCE: tl.constexpr,
     RECORD: tl.constexpr, FP: tl.constexpr, WIDTH: tl.constexpr,
     MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
@@ -151,4 +165,4 @@ def inducing_backward_kernel(
         store_rows(grad_v + h * M * D, D, by_v, 0, M, D, MP, DP)
         if SCALED:
             total = tl.sum(weights) / tl.load(variance + h) + tl.sum(tl.where(on_diagonal, by_gram, 0.0))
-            tl.store(grad_variance + h, total + over_batch(token_variance + h, H, batch))
+            tl.store(grad_variance + h, total + over_batch(token_variance + h, H, parts))
