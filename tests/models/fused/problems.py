@@ -112,9 +112,11 @@ def results(problem: Problem, device: str, dtype: torch.dtype, *, fused: bool) -
 
 
 def check(problem: Problem, device: str, limit: float = 3e-6) -> None:
+    if isinstance(problem, Norm) and problem.width == 1:
+        limit *= 4  # its variance is 0: rounding is divided by the square root of epsilon
     exact = results(problem, device, torch.float64, fused=False)
     found = results(problem, device, torch.float32, fused=True)
     for place, (a, b) in enumerate(zip(found, exact, strict=True)):
         assert a.shape == b.shape
-        error = float((a.double() - b).norm() / b.norm().clamp_min(1e-5))
+        error = float((a.double() - b).norm() / b.norm().clamp_min(1e-6))
         assert error < limit, f"result {place}: {error:.1e}"
