@@ -20,10 +20,10 @@ def length_figure(rows: Sequence[Mapping[str, Any]], what: str) -> "Figure":
     key, unit, factor = QUANTITIES[what]
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        if row.get(key) is not None and row[key] > 0:
-            series.setdefault(f"{row['model']}, batch {row['batch']}", []).append(
-                (float(row["tokens"]), factor * row[key])
-            )
+        found = _measured(row, key)
+        if found is not None and found > 0:
+            label = f"{row['model']}, batch {row['batch']}"
+            series.setdefault(label, []).append((float(row["tokens"]), factor * found))
     laws = {label: fit_power(points) for label, points in series.items()}
     named = {
         label: f"{label}: {law.exponent:.2f}" if (law := laws[label]) else label for label in series
@@ -47,6 +47,13 @@ def length_figure(rows: Sequence[Mapping[str, Any]], what: str) -> "Figure":
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")  # the labels' own form would need math text
     name_axes(axes, "tokens", unit)
     return figure
+
+
+def _measured(row: Mapping[str, Any], key: str) -> float | None:
+    """A row's number; of times the captured one where there is one, which no launching hides."""
+    captured = row.get("captured_seconds") if key == "seconds" else None
+    found = row.get(key) if captured is None else captured
+    return None if found is None else float(found)
 
 
 def _short(x: float) -> str:

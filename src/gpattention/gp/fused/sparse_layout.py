@@ -17,10 +17,11 @@ _Launch = tuple[int, dict[str, int]]
 LAUNCHES: dict[str, tuple[_Launch, _Launch, _Launch]] = {
     "inducing": ((0, {"num_warps": 1}), (0, {"num_warps": 2}), (0, {"num_warps": 4})),
     "sums": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (32, {"num_warps": 8})),
-    "small": ((0, {"num_warps": 4}), (0, {"num_warps": 8}), (0, {"num_warps": 8})),
+    # eight warps gave other numbers than four at 32 inducing inputs, by 1e-3 of a loss after 38 steps
+    "small": ((0, {"num_warps": 4}), (0, {"num_warps": 4}), (0, {"num_warps": 8})),
     "rows": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (16, {"num_warps": 8})),
     "rows_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
-    "small_backward": ((0, {"num_warps": 4}), (0, {"num_warps": 8}), (0, {"num_warps": 8})),
+    "small_backward": ((0, {"num_warps": 4}), (0, {"num_warps": 4, "maxnreg": 168}), (0, {"num_warps": 8})),
     "keys_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
     "inducing_backward": ((0, {"num_warps": 1}), (0, {"num_warps": 2}), (0, {"num_warps": 4})),
 }

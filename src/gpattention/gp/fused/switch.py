@@ -21,7 +21,7 @@ _MODES: tuple[Mode, ...] = get_args(Mode)
 # largest sequence and head: what was measured on a GPU, and what one program can hold
 SHOWN_TOKENS, MOST_TOKENS = 128, 128
 SHOWN_CHANNELS, MOST_CHANNELS = 64, 64
-SHOWN_INDUCING, MOST_INDUCING = 64, 64
+SHOWN_INDUCING, MOST_INDUCING = 32, 64
 
 _mode: ContextVar[Mode | None] = ContextVar("gpattention_fused_kernels", default=None)
 
