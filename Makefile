@@ -45,7 +45,7 @@ test-slow: setup ## the long tests: large sizes, compilers, and a GPU where ther
 mutants: setup ## plant known bugs in a copy and check that the tests notice each one
 	$(BIN)/python scripts/mutants.py --workers $(WORKERS)
 
-bench: setup ## time posteriors and training steps on this machine, as ratios
+bench: setup ## time posteriors, training steps and 65,536 tokens on this CPU, in a minute or two
 	$(BIN)/gpattention bench cpu
 
 docs: setup ## build the documentation into site/
