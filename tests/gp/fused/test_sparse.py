@@ -201,6 +201,8 @@ def test_too_many_inducing_inputs_stay_plain(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("GPATTENTION_FUSED", raising=False)
     cuda = torch.device("cuda")
     many = {"channels": 32, "inducing": 65}
-    assert switch.why_not_fused_on(cuda, torch.float32, inducing=64) is None
+    assert switch.why_not_fused_on(cuda, torch.float32, inducing=32) is None
+    told = switch.why_not_fused_on(cuda, torch.float32, inducing=64)
+    assert told is not None and "32 measured on a GPU" in told
     told = switch.why_not_fused_on(cuda, torch.float32, **many)
     assert told == "65 inducing inputs are more than the 64 that fit on chip"
