@@ -2,6 +2,8 @@
 
 import csv
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,26 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path: Path) -> None:
         result = fit(recipe, toy_data(), tmp_path / str(size))
         weights.append(torch.cat([p.detach().flatten() for p in result.model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("select", "column", "best"), [("best", "validation_accuracy", max), ("best-nll", "validation_nll", min)]
+)
+def test_the_chosen_model_is_the_best_of_the_validations(
+    select: str, column: str, best: Callable[[list[float]], float], tmp_path: Path
+) -> None:
+    """On labels that nothing predicts, so that the last model is not the best one."""
+    data = toy_data()
+    g = torch.Generator().manual_seed(1)
+    data = replace(data, train_labels=data.train_labels[torch.randperm(len(data.train_labels), generator=g)])
+    recipe = toy_recipe(checkpoint__select=select, phases__kernel_epochs=0, phases__epochs=8)
+    result = fit(recipe, data, tmp_path / "run")
+    found = [row[column] for row in result.rows]
+    assert best(found) != found[-1]
+    probs = result.model.predict(data.validation, samples=0).probs.double()
+    right = (probs.argmax(-1) == data.validation_labels).double().mean()
+    nll = -probs.gather(-1, data.validation_labels[:, None]).log().mean()
+    assert float(right if select == "best" else nll) == pytest.approx(best(found), rel=1e-5)
 
 
 def test_schedules() -> None:

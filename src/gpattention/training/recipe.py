@@ -69,7 +69,7 @@ class CheckpointRecipe:
 
     every: int = 1  # epochs between validations and checkpoints
     keep: int = 2  # last checkpoints kept
-    select: Literal["best", "last"] = "best"  # by validation accuracy
+    select: Literal["best", "best-nll", "last"] = "best"  # of the validations: by accuracy, or by NLL
 
 
 @dataclass(frozen=True)

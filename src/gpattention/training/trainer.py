@@ -278,10 +278,10 @@ class _Run:
         self.folder.metrics(self.rows)
         self.folder.event("validated", **row)
         board.row(row)
-        final_phase = self.phase == "gp" or self.recipe.phases.epochs == 0
-        if final_phase and found.accuracy > self.best:
-            self.best = found.accuracy
-            if self.recipe.checkpoint.select == "best":
+        score = -found.nll if self.recipe.checkpoint.select == "best-nll" else found.accuracy
+        if (self.phase == "gp" or self.recipe.phases.epochs == 0) and score > self.best:
+            self.best = score
+            if self.recipe.checkpoint.select != "last":
                 self.folder.save_model(self.model)
 
     def _counters(self) -> dict[str, Any]:
