@@ -39,6 +39,7 @@ def test_twice() -> None:
         ({"normalize": "columns"}, "expected normalize"),
         ({"layers": "encoder.layers.0.self_attn"}, "several names"),
         ({"layers": ["nowhere"]}, "expected layers among encoder.layers.0.self_attn"),
+        ({"layers": [2]}, "self_attn, got 2"),
         ({"layers": []}, "none to convert"),
     ],
 )

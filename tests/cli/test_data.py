@@ -17,7 +17,7 @@ from gpattention.data import known, load
 from gpattention.data.catalogue import CATALOGUE, Archive
 from gpattention.data.corruptions import CATEGORIES, CORRUPTIONS, corrupt
 from gpattention.data.downloading import md5_of
-from gpattention.experiments.corrupting import corrupt_test_set, corruption_names, read_pictures
+from gpattention.experiments.judging.corrupting import corrupt_test_set, corruption_names, read_pictures
 from tests.data import official
 
 Output = pytest.CaptureFixture[str]

@@ -10,8 +10,9 @@ from gpattention.cli import main
 from gpattention.cli.evaluation_table import evaluation_table, seeds_table
 from gpattention.data.corruptions import CORRUPTIONS
 from gpattention.evaluation.records import Record, SuiteResult, write_suite
-from gpattention.experiments import corrupted_source, train_recipe
-from gpattention.experiments.evaluating import summarise
+from gpattention.experiments import train_recipe
+from gpattention.experiments.judging import corrupted_source
+from gpattention.experiments.judging.evaluating import summarise
 from tests.experiments.tiny_runs import digits_recipe
 
 QUICK = ["--samples", "2", "--limit", "20", "--device", "cpu"]

@@ -6,7 +6,7 @@ import pytest
 
 from gpattention.cli import main
 from gpattention.experiments.paper import FIGURES, TABLES
-from tests.experiments.paper_runs import layer_records, write_run, write_table_runs
+from tests.experiments.paper.runs import layer_records, write_run, write_table_runs
 
 
 @pytest.fixture

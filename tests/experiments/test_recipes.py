@@ -23,7 +23,7 @@ ROWS = ("cgpt-rows", "scgpt-rows", "direct-rows")
 NAMES = {
     *(f"digits-{model}" for model in MODELS),
     *(f"{data}-{model}" for data in ("cifar10", "cifar100") for model in (*SHARED, *ROWS)),
-    *(f"cola-{model}" for model in ("softmax", "kernel", "sgpa", "cgpt", "scgpt")),
+    *(f"cola-{model}" for model in ("softmax", "kernel", "sgpa", "cgpt", "scgpt", "cgpt-rows")),
     *(f"{d}-{m}-paper-literal" for d in ("cifar10", "cifar100", "cola") for m in ("sgpa", "cgpt", "scgpt")),
     "cifar10-cgpt-paper-literal-07",
 }

@@ -62,10 +62,13 @@ def test_a_plan_from_start_to_end(plan_file: Path, tmp_path: Path) -> None:
     alone = train_recipe(plan.trainings[1].recipe, tmp_path / "alone")
     assert open_run(runs / "other-seed0").rows == open_run(alone.folder).rows
     assert train_plan(plan, runs, device="cpu") == []  # nothing is left to do
-    judged = evaluate_plan(plan, runs, device="cpu")
-    assert [o.code for o in judged] == [0, 0], [o.said for o in judged]
+    command = ["reproduce", str(plan_file), "--runs", str(runs), "--device", "cpu"]
+    assert main([*command, "-o", str(tmp_path / "out")]) == 0
+    assert len(find_runs(runs)) == 2
     for run in find_runs(runs):
         assert (run / "evaluation" / "clean.json").is_file()
+    assert "2 of 2 runs of the plan" in (tmp_path / "out" / "README.md").read_text()
+    assert [o.code for o in evaluate_plan(plan.only(["small"]), runs, device="cpu")] == [0]
 
 
 @pytest.mark.slow

@@ -128,10 +128,10 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     if isinstance(layers, str):
         raise ValueError(f"expected layers to be several names, got one string {layers!r}")
     names = list(layers)
-    unknown = sorted(set(names) - {site.name for site in sites})
+    known = [site.name for site in sites]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        known = ", ".join(site.name for site in sites)
-        raise ValueError(f"expected layers among {known}, got {', '.join(unknown)}")
+        raise ValueError(f"expected layers among {', '.join(known)}, got {unknown[0]!r}")
     return [site for site in sites if site.name in names]
 
 

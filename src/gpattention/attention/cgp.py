@@ -11,7 +11,7 @@ from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_poster
 from gpattention.gp.correlated import CGPPosterior
 from gpattention.gp.correlated_density import LatentPrior, cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
-from gpattention.gp.fused.cgp import Cost
+from gpattention.gp.fused.exact.cgp import Cost
 
 
 @register_attention("cgp")

@@ -11,7 +11,7 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import exp_dot, rbf
-from gpattention.gp.fused.attention import fused_kernel_attention
+from gpattention.gp.fused.attention.streamed import fused_kernel_attention
 from gpattention.gp.fused.switch import SHOWN_TOKENS, why_not_fused_on
 from gpattention.gp.inputs import keep_rows
 from gpattention.gp.precision import compute_dtype, full_precision

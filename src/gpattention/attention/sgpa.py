@@ -12,8 +12,8 @@ from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import NoiseSource, Posterior, exp_dot, rbf, sgpa_posterior
+from gpattention.gp.fused.sgpa.triangle import fused_triangle
 from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.fused.triangle import fused_triangle
 from gpattention.gp.kernels import ArdRbf
 from gpattention.gp.variational import SGPAPosterior
 

@@ -11,7 +11,7 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.parameters import NOISE_FLOOR, Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import Posterior, softmax_posterior
-from gpattention.gp.fused.attention import fused_softmax_attention
+from gpattention.gp.fused.attention.streamed import fused_softmax_attention
 from gpattention.gp.fused.switch import MOST_CHANNELS, MOST_TOKENS, why_not_fused_on
 from gpattention.gp.inputs import keep_rows
 

@@ -10,7 +10,7 @@ from gpattention.cli.arguments import add_data, add_device, new_command
 from gpattention.cli.bar import CountBar
 from gpattention.data import Entry, Status, check, get, known
 from gpattention.data.places import VARIABLE
-from gpattention.experiments.corrupting import SOURCES, corrupt_test_set
+from gpattention.experiments.judging.corrupting import SOURCES, corrupt_test_set
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:

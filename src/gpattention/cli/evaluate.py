@@ -12,8 +12,8 @@ from gpattention.cli.evaluation_table import evaluation_table, seeds_table
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
 from gpattention.evaluation.records import SuiteResult
 from gpattention.evaluation.suites import SUITES
-from gpattention.experiments.evaluating import evaluate_runs, summarise
-from gpattention.experiments.evaluation_session import STEP
+from gpattention.experiments.judging.evaluating import evaluate_runs, summarise
+from gpattention.experiments.judging.session import STEP
 from gpattention.experiments.runs import find_runs
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from gpattention.evaluation.records import SuiteResult
-from gpattention.experiments.ensembles import REDUCED
-from gpattention.experiments.summary import Summary, SummaryRow
+from gpattention.experiments.judging.ensembles import REDUCED
+from gpattention.experiments.judging.summary import Summary, SummaryRow
 
 Suites = Mapping[str, SuiteResult]
 OUT_OF_DOMAIN = "ood/out-of-domain"

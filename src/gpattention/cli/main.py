@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import gpattention
 from gpattention.cli import (
+    adopt,
     bench,
     completion,
     data,
@@ -30,7 +31,21 @@ from gpattention.gp import NumericalError
 from gpattention.training import CheckpointError, TrainingFailedError, TrainingStoppedError
 
 # in the order of the help text
-COMMANDS = (demo, train, sweep, evaluate, predict, report, paper, reproduce, data, models, bench, completion)
+COMMANDS = (
+    demo,
+    train,
+    sweep,
+    evaluate,
+    predict,
+    report,
+    paper,
+    reproduce,
+    adopt,
+    data,
+    models,
+    bench,
+    completion,
+)
 
 EXAMPLES = """\
 examples:

@@ -5,17 +5,36 @@ from typing import TYPE_CHECKING
 
 from gpattention.attention import attention_class, list_attention
 from gpattention.cli.arguments import new_command
+from gpattention.experiments.reproduction.model_card import write_model_card
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
 
+EXAMPLES = """\
+examples:
+  gpattention models                                                        list kinds of attention
+  gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o results/models/cifar10-cgpt
+"""
+CARD_EXAMPLES = """\
+examples:
+  gpattention models card runs/digits-cgp -o results/models/digits-cgp
+  gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o results/models/cgpt --name "CGPT on CIFAR-10"
+
+Copies config.json, model.safetensors (3 MB at most) and preprocessing/, and writes recipe.toml and README.md
+with the measures of the run's evaluation. from_pretrained and load_preprocessing take the folder.
+"""
+
 
 def add_parser(commands: "Commands") -> None:
-    """No arguments."""
-    models = new_command(
-        commands, "models", "list kinds of attention", "examples:\n  gpattention models\n"
-    )  # fmt: skip
+    """Without a command below it, the list."""
+    models = new_command(commands, "models", "list kinds of attention, or share a trained model", EXAMPLES)
     models.set_defaults(run_command=run)
+    below = models.add_subparsers(title="commands", metavar="COMMAND")
+    card = new_command(below, "card", "copy a run's model and write its card", CARD_EXAMPLES)
+    card.add_argument("run", metavar="RUN", help="a run folder")
+    card.add_argument("-o", "--out", metavar="FOLDER", required=True, help="where the model goes")
+    card.add_argument("--name", metavar="TEXT", help="of the model (default: that of the recipe)")
+    card.set_defaults(run_command=run_card)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -26,3 +45,9 @@ def run(given: argparse.Namespace) -> None:
         flags = (cls.draws, cls.crosses, cls.causal_form, cls.normalizes)
         cells = [("yes" if flag else "no") for flag in flags]
         print(f"{kind:<12}{cells[0]:<7}{cells[1]:<7}{cells[2]:<8}{cells[3]:<6}{', '.join(cls.regularizers)}")
+
+
+def run_card(given: argparse.Namespace) -> None:
+    """The files, one a line."""
+    for file in write_model_card(given.run, given.out, name=given.name):
+        print(f"{file} ({file.stat().st_size / 1e3:.1f} kB)")

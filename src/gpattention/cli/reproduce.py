@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import add_data, add_device, new_command
 from gpattention.cli.table import shortened
-from gpattention.experiments.reproduction import Outcome, evaluate_plan, load_plan, train_plan
+from gpattention.experiments.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
+from gpattention.experiments.reproduction.results import write_results
 from gpattention.experiments.reproduction.working import STOPPED, is_finished
 from gpattention.training import choose_device
 
@@ -21,9 +22,9 @@ examples:
   gpattention reproduce recipes/plans/cifar10-60.toml --stage evaluate --models cifar10-cgpt --seeds 0,1
 
 A second call goes on where the first one stopped. Runs are in runs/PLAN/MODEL-seedN, their logs in
-runs/PLAN/logs. Runs that start from the same kernel attention train it once. Tables and pages come after:
-  gpattention paper all runs/cifar10-60 -o results/cifar10-60
-  gpattention report runs/cifar10-60 -o results/cifar10-60/report.html
+runs/PLAN/logs. Runs that start from the same kernel attention train it once. Tables, figures, the choice on
+validation items and the report come after, from the run folders alone:
+  gpattention reproduce recipes/plans/cifar10-60.toml --stage results -o results/cifar10-60
 """
 
 
@@ -33,7 +34,10 @@ def add_parser(commands: "Commands") -> None:
     reproduce.add_argument("plan", help="a TOML file, see recipes/plans/")
     reproduce.add_argument("--runs", metavar="FOLDER", help="where runs go (default: runs/PLAN)")
     reproduce.add_argument(
-        "--stage", choices=("train", "evaluate", "all"), default="all", help="default: %(default)s"
+        "--stage", choices=("train", "evaluate", "results", "all"), default="all", help="default: %(default)s"
+    )
+    reproduce.add_argument(
+        "-o", "--out", metavar="FOLDER", help="where results go (default: none are written)"
     )
     reproduce.add_argument("--jobs", type=int, default=1, help="processes at once (default: %(default)s)")
     reproduce.add_argument("--models", help="comma-separated names of the plan (default: all)")
@@ -46,6 +50,8 @@ def add_parser(commands: "Commands") -> None:
 
 def run(given: argparse.Namespace) -> int:
     """A line for each process as it ends; 1 if one failed, 130 if some are not finished."""
+    if given.stage == "results" and given.out is None:
+        raise ValueError("expected -o FOLDER with --stage results, got none")
     plan = load_plan(given.plan)
     seeds = [] if given.seeds is None else [_number(text) for text in given.seeds.split(",")]
     plan = plan.only([] if given.models is None else given.models.split(","), seeds)
@@ -63,17 +69,27 @@ def run(given: argparse.Namespace) -> int:
             f"{outcome.name}: {how} after {outcome.seconds:.0f} s: {shortened(outcome.said, 150)}", flush=True
         )
 
-    if given.stage != "evaluate":
+    if given.stage in ("train", "all"):
         print(f"{plan.name}: {len(plan.trainings)} runs, {given.jobs} at a time, in {runs}", flush=True)
         train_plan(plan, runs, on_done=tell, **options)
+    if given.stage == "results":
+        return _results(given, plan, runs)
     left = [t.folder for t in plan.trainings if not is_finished(runs / t.folder)]
     if left:
         print(f"not finished: {', '.join(left)}")
-    if given.stage != "train" and STOPPED not in codes:
+    if given.stage in ("evaluate", "all") and STOPPED not in codes:
         evaluate_plan(plan, runs, on_done=tell, **options)
+    if given.stage == "all" and given.out is not None and STOPPED not in codes:
+        _results(given, plan, runs)
     if any(code not in (0, STOPPED) for code in codes):
         return 1
     return STOPPED if left or STOPPED in codes else 0
+
+
+def _results(given: argparse.Namespace, plan: Plan, runs: Path) -> int:
+    files = write_results(plan, runs, given.out, plan_file=given.plan)
+    print(f"results: {len(files)} files in {given.out}, {files[-1].name} tells how they were made")
+    return 0
 
 
 def _number(text: str) -> int:

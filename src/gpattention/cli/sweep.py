@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import add_changes, add_data, add_device, new_command
 from gpattention.cli.table import shortened, table
-from gpattention.experiments.sweep_files import how_chosen, numbers
-from gpattention.experiments.sweep_plan import parse_over
-from gpattention.experiments.sweep_result import CRITERIA, SweepResult, SweepRow
-from gpattention.experiments.sweeping import run_sweep
+from gpattention.experiments.sweep.files import how_chosen, numbers
+from gpattention.experiments.sweep.plan import parse_over
+from gpattention.experiments.sweep.result import CRITERIA, SweepResult, SweepRow
+from gpattention.experiments.sweep.running import run_sweep
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gpattention.evaluation.records import SuiteResult
-from gpattention.experiments.evaluating import evaluate_run
+from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.reporting import write_report
 from gpattention.experiments.runs import train_recipe
 from gpattention.training import Recipe, recipe_from_dict

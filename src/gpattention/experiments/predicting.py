@@ -12,7 +12,7 @@ from torch import Tensor
 from gpattention.data.folders import image_files
 from gpattention.data.places import StrPath
 from gpattention.evaluation.records import read_suites
-from gpattention.experiments.preprocessing import load_preprocessing
+from gpattention.experiments.inputs.preprocessing import load_preprocessing
 from gpattention.experiments.runs import Run, open_run
 from gpattention.models import Prediction
 

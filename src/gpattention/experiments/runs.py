@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from gpattention.data.places import StrPath
-from gpattention.experiments.preparation import prepare, save_preprocessing
-from gpattention.experiments.preprocessing import Preprocessing, load_preprocessing
+from gpattention.experiments.inputs.preparation import prepare, save_preprocessing
+from gpattention.experiments.inputs.preprocessing import Preprocessing, load_preprocessing
 from gpattention.models import TextTransformer, Transformer, VisionTransformer
 from gpattention.training import (
     Progress,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.fused.amplitude import fused_row_log_amplitude
-from gpattention.gp.fused.sparse import why_not_fused_sparse
-from gpattention.gp.fused.sparse_amplitude import fused_sparse_row_sum
+from gpattention.gp.fused.exact.amplitude import fused_row_log_amplitude
+from gpattention.gp.fused.sparse.amplitude import fused_sparse_row_sum
+from gpattention.gp.fused.sparse.posterior import why_not_fused_sparse
 from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare
 from gpattention.gp.kernels import cross_gram, squared_distances

@@ -14,7 +14,7 @@ from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.direct import log_query_scale, prior_draw
-from gpattention.gp.fused.cgp import Cost, Moments, fused_cgp
+from gpattention.gp.fused.exact.cgp import Cost, Moments, fused_cgp
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import (
     Scalar,

@@ -26,8 +26,8 @@ from gpattention.gp.density import (
     quadratic_log_density,
 )
 from gpattention.gp.direct import amplified_gram
-from gpattention.gp.fused.cgp import QUERY_COVARIANCE
-from gpattention.gp.fused.density import fused_prior_density
+from gpattention.gp.fused.exact.cgp import QUERY_COVARIANCE
+from gpattention.gp.fused.exact.density import fused_prior_density
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,

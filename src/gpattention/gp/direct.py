@@ -11,8 +11,8 @@ from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.errors import UndefinedCovarianceError
-from gpattention.gp.fused.cgp import Cost
-from gpattention.gp.fused.direct import DirectMoments, fused_direct
+from gpattention.gp.fused.exact.cgp import Cost
+from gpattention.gp.fused.exact.direct import DirectMoments, fused_direct
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import Scalar, Tokens, centred, keep_columns, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram, squared_distances

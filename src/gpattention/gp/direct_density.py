@@ -14,8 +14,8 @@ from gpattention.gp.density import (
     quadratic_log_density,
 )
 from gpattention.gp.direct import DirectPosterior, amplified_gram, direct_weights
-from gpattention.gp.fused.density import fused_prior_density
-from gpattention.gp.fused.direct import PRIOR_COVARIANCE, fused_direct
+from gpattention.gp.fused.exact.density import fused_prior_density
+from gpattention.gp.fused.exact.direct import PRIOR_COVARIANCE, fused_direct
 from gpattention.gp.inputs import Scalar, observation_variance, prepare, with_diagonal
 from gpattention.gp.kernels import gram
 from gpattention.gp.precision import full_precision

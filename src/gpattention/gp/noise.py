@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from gpattention.gp.fused.noise import fused_normal
+from gpattention.gp.fused.draws.noise import fused_normal
 from gpattention.gp.fused.switch import why_not_fused_on
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number (splitmix64)

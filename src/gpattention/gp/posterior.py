@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.fused.draw import draws_fit, fused_draw
-from gpattention.gp.fused.item_draw import fused_item_draw
+from gpattention.gp.fused.draws.independent import draws_fit, fused_draw
+from gpattention.gp.fused.draws.item_keyed import fused_item_draw
 from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import keep_columns, keep_rows
 from gpattention.gp.noise import ItemNoise, NoiseSource, standard_normal

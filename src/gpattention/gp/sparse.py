@@ -21,8 +21,8 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.fused.sparse import SparseMoments, fused_scgp, why_not_fused_sparse
-from gpattention.gp.fused.sparse_launch import Options
+from gpattention.gp.fused.sparse.launch import Options
+from gpattention.gp.fused.sparse.posterior import SparseMoments, fused_scgp, why_not_fused_sparse
 from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.noise import NoiseSource

@@ -22,8 +22,8 @@ from gpattention.gp.checks import (
     expect,
 )
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.fused.sgpa import SGPAMoments, fused_sgpa, has_no_batch
-from gpattention.gp.fused.sgpa_draw import fused_channel_draw
+from gpattention.gp.fused.draws.per_channel import fused_channel_draw
+from gpattention.gp.fused.sgpa.posterior import SGPAMoments, fused_sgpa, has_no_batch
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
 from gpattention.gp.kernels import ArdRbf, rbf

@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 from gpattention.data.corruptions import CATEGORIES
+from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.records import Record
 from gpattention.evaluation.suites import corrupted_records, corruption_means
+from gpattention.evaluation.suites.reliability import PooledReliability, reliability_curve
+from gpattention.metrics import reliability_bins
 from tests.evaluation.suites.cases import predicted
 
 
@@ -56,3 +60,23 @@ def test_predictors_and_metrics_stay_apart() -> None:
         ("model+temperature", "ece", 3.0),
     ]
     assert means[-1].detail == {"temperature": 1.5, "types": 1}
+
+
+def test_pooled_reliability_is_that_of_all_items_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pooled, logits, labels = PooledReliability(), [], []
+    for count in (7, 30, 1):
+        logits.append(torch.randn(2, count, 4, generator=generator, dtype=torch.float64))
+        labels.append(torch.randint(0, 4, (count,), generator=generator))
+        pooled.add(Predicted.from_logits(logits[-1], labels[-1]))
+    whole = Predicted.from_logits(torch.cat(logits, 1), torch.cat(labels))
+    expected = reliability_curve(reliability_bins(whole.prediction.probs, whole.known_labels))
+    found = pooled.curve()
+    assert found["count"] == expected["count"]
+    for key in ("edges", "confidence", "accuracy"):
+        assert found[key] == pytest.approx(expected[key])
+
+
+def test_no_reliability_of_nothing() -> None:
+    with pytest.raises(ValueError, match="expected at least one set, got none"):
+        PooledReliability().curve()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpattention import gp
-from tests.gp.fused.problems import (
+from tests.gp.fused.exact.problems import (
     KL_TOLERANCE,
     Problem,
     announced,

@@ -9,7 +9,7 @@ from torch import Tensor
 from gpattention import gp
 from gpattention.gp.correlated_density import cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
-from gpattention.gp.fused.draw import draws_fit, fused_draw
+from gpattention.gp.fused.draws.independent import draws_fit, fused_draw
 from tests.gp.samples import sample
 
 pytest.importorskip("triton")

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.suites.classification import classification_records
-from gpattention.evaluation.suites.findings import Findings, numbers
+from gpattention.evaluation.suites.findings import Findings
+from gpattention.evaluation.suites.reliability import Curve, reliability_curve
 from gpattention.metrics import reliability_bins
 
 
@@ -23,11 +24,5 @@ def clean_findings(predictor: str, sets: Mapping[str, Predicted], *, batch: int)
     return Findings(tuple(records), curves)
 
 
-def _reliability(predicted: Predicted) -> dict[str, list[float | None]]:
-    bins = reliability_bins(predicted.prediction.probs, predicted.known_labels)
-    return {
-        "edges": numbers(bins.edges),
-        "confidence": numbers(bins.confidence),
-        "accuracy": numbers(bins.accuracy),
-        "count": [int(count) for count in bins.counts.tolist()],
-    }
+def _reliability(predicted: Predicted) -> Curve:
+    return reliability_curve(reliability_bins(predicted.prediction.probs, predicted.known_labels))

@@ -9,6 +9,7 @@ from gpattention.evaluation.records import Record
 from gpattention.evaluation.suites.classification import classification_records
 
 PREFIX = "corrupted"
+MEAN = f"{PREFIX}/mean"  # the set of the means over all types; items are those of one type and severity
 
 
 def set_name(corruption: str, severity: int) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gpattention.evaluation.suites import SUITES
+from gpattention.experiments.reproduction.goals import Candidate, Goal, read_choose, read_goals, read_rivals
 from gpattention.training import Recipe, load_recipe, with_seed
 from gpattention.training.build import needs_warm_start
 from gpattention.training.first_phase import first_phase
 
-_KEYS = {"name", "seeds", "changes", "suites", "evaluate", "runs"}
+_KEYS = {"name", "seeds", "changes", "suites", "evaluate", "runs", "goals", "rivals", "choose"}
 _RUN_KEYS = {"recipe", "name", "changes", "seeds"}
 
 
@@ -38,6 +39,9 @@ class Plan:
     trainings: tuple[PlannedTraining, ...]
     suites: tuple[str, ...]  # how runs are judged
     evaluate: tuple[str, ...]  # further arguments of `gpattention evaluate`
+    goals: tuple[Goal, ...] = ()  # figures that the chosen model is to beat
+    rivals: tuple[Candidate, ...] = ()  # what it is to beat of our own; their models are not chosen
+    choose: tuple[str, ...] = ()  # predictors that may be chosen; all where none is named
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -96,7 +100,16 @@ def load_plan(path: str | Path) -> Plan:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{path}: two runs are called {twice}; give one of them another name")
-    return Plan(plain.get("name", path.stem), tuple(trainings), suites, tuple(plain.get("evaluate", ())))
+    models = list(dict.fromkeys(training.model for training in trainings))
+    return Plan(
+        name=plain.get("name", path.stem),
+        trainings=tuple(trainings),
+        suites=suites,
+        evaluate=tuple(plain.get("evaluate", ())),
+        goals=read_goals(plain.get("goals", ()), f"[[goals]] of {path}"),
+        rivals=read_rivals(plain.get("rivals", ()), models, str(path)),
+        choose=read_choose(plain.get("choose", ()), str(path)),
+    )
 
 
 def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -> list[PlannedTraining]:

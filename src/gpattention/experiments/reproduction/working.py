@@ -167,7 +167,9 @@ def _all(works: Sequence[_Work], at_once: int, minutes: float | None) -> Iterato
             for name, (process, (work, begin)) in list(running.items()):
                 if process.poll() is not None:
                     del running[name]
-                    yield Outcome(name, process.returncode, time.monotonic() - begin, work.log)
+                    # one that was told to stop before it could listen has lost nothing
+                    code = STOPPED if told and process.returncode == -signal.SIGTERM else process.returncode
+                    yield Outcome(name, code, time.monotonic() - begin, work.log)
             time.sleep(LOOK)
 
 

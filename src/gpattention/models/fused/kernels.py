@@ -10,7 +10,7 @@ dweight = sum by_n u,  dshift = sum by_n,  dbias = sum dz over rows, summed in t
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.noise_kernels import mix
+from gpattention.gp.fused.draws.noise_kernels import mix
 
 _GOLDEN = tl.constexpr(-7046029254386353131)  # as in gp.noise
 _MIX_1 = tl.constexpr(-4658895280553007687)

@@ -1,0 +1,202 @@
+"""`gpattention adopt`."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from gpattention.cli.adopt_help import COLA_EXAMPLES, EXAMPLES, IMAGE_EXAMPLES
+from gpattention.cli.arguments import add_data, add_device, new_command
+from gpattention.cli.bar import CountBar
+from gpattention.experiments.adoption.cola import CONVERSIONS, ColaSettings, adopt_cola, methods_of
+from gpattention.experiments.adoption.columns import (
+    ALL_TITLES,
+    COLA_COLUMNS,
+    COLA_PANELS,
+    IMAGE_COLUMNS,
+    IMAGE_PANELS,
+)
+from gpattention.experiments.adoption.encoder import HEADS, MINILM
+from gpattention.experiments.adoption.finetuning import Finetuning
+from gpattention.experiments.adoption.image_parts import PARTS
+from gpattention.experiments.adoption.images import ImageSettings, adopt_images
+from gpattention.experiments.adoption.tables import to_markdown
+from gpattention.experiments.adoption.writing import write_comparison
+from gpattention.experiments.bench.machine import environment, in_words
+from gpattention.training import choose_device
+
+if TYPE_CHECKING:
+    from gpattention.cli.arguments import Commands
+
+OUT = "results/adopt"
+
+
+def add_parser(commands: "Commands") -> None:
+    """`adopt cola` and `adopt images`."""
+    adopt = new_command(commands, "adopt", "measure what adoption is worth to a trained model", EXAMPLES)
+    below = adopt.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_cola(below)
+    _add_images(below)
+
+
+def _add_cola(commands: "Commands") -> None:
+    cola = new_command(commands, "cola", "a fine-tuned sentence encoder, in and out of domain", COLA_EXAMPLES)
+    usual = Finetuning()
+    cola.add_argument(
+        "--encoder", default=MINILM, metavar="FOLDER",
+        help="a folder of transformers, or package:NAME/inside (default: %(default)s)",
+    )  # fmt: skip
+    cola.add_argument("--seeds", default="0,1,2,3,4", help="comma-separated (default: %(default)s)")
+    cola.add_argument("--epochs", type=int, default=usual.epochs, help="default: %(default)s")
+    cola.add_argument("--learning-rate", type=float, default=usual.learning_rate, help="default: %(default)s")
+    cola.add_argument("--batch-size", type=int, default=usual.batch_size, help="default: %(default)s")
+    cola.add_argument(
+        "--regularizer", type=float, default=usual.regularizer, metavar="WEIGHT",
+        help="of converted models (default: %(default)s)",
+    )  # fmt: skip
+    cola.add_argument(
+        "--head", choices=HEADS, default="mean", help="what is classified (default: %(default)s)"
+    )
+    cola.add_argument(
+        "--kinds", default=",".join(CONVERSIONS[:2]),
+        help=f"converted to, comma-separated: {', '.join(CONVERSIONS)}, or none (default: %(default)s)",
+    )  # fmt: skip
+    cola.add_argument("--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)")
+    cola.add_argument(
+        "--runs", metavar="FOLDER", default="runs/adopt-cola",
+        help="where weights and finished cells go (default: %(default)s)",
+    )  # fmt: skip
+    cola.add_argument("--finished", action="store_true", help="tables of what is finished, compute nothing")
+    cola.add_argument("--subset", action="store_true", help="take a CoLA of other than the published size")
+    cola.add_argument(
+        "-o", "--out", metavar="OUT", default=OUT, help="folder of tables (default: %(default)s)"
+    )
+    add_device(cola)
+    add_data(cola)
+    cola.set_defaults(run_command=run_cola)
+
+
+def _add_images(commands: "Commands") -> None:
+    images = new_command(
+        commands, "images", "softmax and kernel ViTs, corruptions, other images", IMAGE_EXAMPLES
+    )
+    images.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
+    images.add_argument("--parts", default=",".join(PARTS), help="comma-separated (default: %(default)s)")
+    images.add_argument(
+        "--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)"
+    )
+    images.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    images.add_argument(
+        "--batch-size", type=int, help="images times draws that run at once (default: 256, on a GPU 2000)"
+    )
+    images.add_argument("--limit", type=int, metavar="N", help="at most N images of each set")
+    images.add_argument("--corruptions", metavar="TYPES", help="comma-separated (default: all 19)")
+    images.add_argument("--severities", metavar="N,N", help="of the corruptions, 1 to 5 (default: all)")
+    images.add_argument(
+        "-o", "--out", metavar="OUT", default=f"{OUT}/images", help="folder of tables (default: %(default)s)"
+    )
+    add_device(images)
+    add_data(images)
+    images.set_defaults(run_command=run_images)
+
+
+def run_cola(given: argparse.Namespace) -> None:
+    """All cells, then one page."""
+    kinds = () if given.kinds == "none" else tuple(given.kinds.split(","))
+    settings = ColaSettings(
+        encoder=given.encoder,
+        head=given.head,
+        methods=methods_of(kinds),
+        seeds=_numbers(given.seeds, "--seeds"),
+        finetuning=Finetuning(
+            epochs=given.epochs, learning_rate=given.learning_rate, batch_size=given.batch_size,
+            regularizer=given.regularizer,
+        ),
+        samples=given.samples,
+        root=given.data,
+        runs=given.runs,
+        device=given.device,
+        subset=given.subset,
+        finished=given.finished,
+    )  # fmt: skip
+    bars = _Bars()
+    try:
+        cells = adopt_cola(settings, bars)
+    finally:
+        bars.end()
+    command = (
+        f"gpattention adopt cola --encoder {given.encoder} --head {given.head} --seeds {given.seeds} "
+        f"--epochs {given.epochs} --learning-rate {given.learning_rate:g} --kinds {given.kinds} --data FOLDER"
+    )
+    print(to_markdown(cells, COLA_COLUMNS, ALL_TITLES))
+    about = [_facts(given.device), f"Made by `{command}`."]
+    for file in write_comparison(
+        given.out, "cola", cells, COLA_COLUMNS, COLA_PANELS, ALL_TITLES, about=about
+    ):
+        print(file)
+
+
+def run_images(given: argparse.Namespace) -> None:
+    """All runs, the time of each part, then one page."""
+    settings = ImageSettings(
+        parts=tuple(given.parts.split(",")),
+        samples=given.samples,
+        seed=given.seed,
+        root=given.data,
+        device=given.device,
+        limit=given.limit,
+        types=None if given.corruptions is None else tuple(given.corruptions.split(",")),
+        severities=None if given.severities is None else _numbers(given.severities, "--severities"),
+        batch_size=given.batch_size,
+    )
+    bars = _Bars()
+
+    def timed(what: str, seconds: float) -> None:
+        bars.end()
+        print(f"{what}: {seconds:.1f} s", file=sys.stderr, flush=True)
+
+    try:
+        found = adopt_images(given.runs, settings, bars, timed)
+    finally:
+        bars.end()
+    notes = list(found.notes)
+    if given.limit is not None:
+        notes.insert(0, f"reduced: at most {given.limit} images of each set")
+    print(to_markdown(found.cells, IMAGE_COLUMNS, ALL_TITLES))
+    for note in notes:
+        print(f"note: {note}")
+    about = [_facts(given.device), *(f"- {note}" for note in notes)]
+    for file in write_comparison(
+        given.out, "images", found.cells, IMAGE_COLUMNS, IMAGE_PANELS, ALL_TITLES, about=about
+    ):
+        print(file)
+
+
+def _facts(device: str) -> str:
+    return in_words(environment(choose_device(device)))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise ValueError(f"expected {option} as numbers with commas between them, got {text!r}") from None
+
+
+class _Bars:
+    """A bar for each thing that is done, one after the other."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._bar: CountBar | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what != self._what or self._bar is None:
+            self.end()
+            self._what, self._bar = what, CountBar(what)
+        self._bar(done, total)
+
+    def end(self) -> None:
+        """Leave the last one where it is."""
+        if self._bar is not None:
+            self._bar.end()
+            self._bar = None

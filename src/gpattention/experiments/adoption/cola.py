@@ -1,0 +1,244 @@
+"""Does adoption help a fine-tuned encoder?  CoLA, in and out of domain, over several seeds.
+
+Each seed has its own split, head, order of sentences and draws.  All weights of the encoder are fine-tuned:
+once as they are, which serves the methods of `methods.HOST_METHODS`, and once for every converted kind, from
+the same pretrained weights with the same schedule.  Temperatures, attached scales and everything else are
+fitted on the validation part.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.adopt.attach import attach
+from gpattention.data.cola import load_cola
+from gpattention.data.places import StrPath
+from gpattention.evaluation.mc_dropout import MCDropout
+from gpattention.evaluation.prediction_cache import file_digest
+from gpattention.evaluation.predictor import Predictor
+from gpattention.evaluation.suites.classification import POOLED
+from gpattention.experiments.adoption.cells import Cell, Cells
+from gpattention.experiments.adoption.encoder import (
+    MINILM,
+    Head,
+    encoder_folder,
+    load_tokenizer,
+)
+from gpattention.experiments.adoption.finetuning import Finetuning
+from gpattention.experiments.adoption.methods import (
+    ATTACHED,
+    ATTACHED_GLOBAL,
+    HOST_METHODS,
+    MC_DROPOUT,
+    MC_DROPOUT_TEMPERATURE,
+    PLAIN,
+    TEMPERATURE,
+    Fitting,
+    Source,
+    Variant,
+)
+from gpattention.experiments.adoption.predictors import Answering, ConvertedPredictor, predict_sentences
+from gpattention.experiments.adoption.sentences import Sentences, encode_data
+from gpattention.experiments.adoption.trained import trained_model
+from gpattention.metrics.checks import check_choice
+from gpattention.models.rows import check_count
+from gpattention.training import choose_device
+
+Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+CONVERSIONS = ("direct", "cgp", "scgp")
+METRICS = ("accuracy", "mcc", "nll", "ece", "mce", "aurc")
+SETS = ("validation", "test", "ood/out-of-domain")
+FIT_BATCH = 40  # of which `fit` takes 24 to fit to and 16 to choose by
+GROUP = "cola"
+
+
+@dataclass(frozen=True)
+class ColaSettings:
+    """What is compared, and with how much work.
+
+    Args:
+        encoder: a folder, or package:NAME/inside.
+        head: "mean" over the tokens, or the host's own on the "first" one.
+        methods: rows of the table; see `methods_of`.
+        seeds: each is a split, a head, an order and a stream of draws.
+        finetuning: the same for all.
+        samples: draws of a prediction.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        runs: where weights and finished cells go.
+        device: auto, cpu, cuda, ...
+        subset: whether a CoLA of other than the published size is taken.
+        fit: options of `Handle.fit`.
+        finished: whether to read what is finished and compute nothing.
+    """
+
+    encoder: str = MINILM
+    head: Head = "mean"
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    finetuning: Finetuning = field(default_factory=Finetuning)
+    samples: int = 10
+    root: StrPath | None = None
+    runs: StrPath = "runs/adopt-cola"
+    device: torch.device | str = "auto"
+    subset: bool = False
+    fit: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples, least=1)
+        if not self.seeds:
+            raise ValueError("expected at least one of seeds, got none")
+        for method in self.methods:
+            check_choice("method", method, methods_of(CONVERSIONS))
+
+
+def methods_of(kinds: Sequence[str]) -> tuple[str, ...]:
+    """All rows: those of the host, then every converted kind with and without temperature."""
+    return (*HOST_METHODS, *(name for kind in kinds for name in converted_names(kind)))
+
+
+def converted_names(kind: str) -> tuple[str, str]:
+    """As the rows of a converted kind are called."""
+    return f"converted-{kind}", f"converted-{kind}+temperature"
+
+
+def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> list[Cell]:
+    """Every cell that is asked for, computed or read; first the host of every seed, then kind by kind."""
+    work = _Work(settings, progress or (lambda what, done, total: None))
+    wanted = settings.methods or methods_of(CONVERSIONS[:2])
+    groups: list[tuple[str | None, tuple[str, ...]]] = [(None, HOST_METHODS)]
+    groups += [(kind, converted_names(kind)) for kind in CONVERSIONS]
+    found: list[Cell] = []
+    for kind, names in groups:
+        asked = [name for name in names if name in wanted]
+        for seed in settings.seeds if asked else ():
+            found += work.cells_of(seed, kind, asked)
+    if not found:
+        raise ValueError(f"expected finished cells in {settings.runs}, got none: leave out --finished")
+    return found
+
+
+class _Work:
+    """Reads what is finished and computes the rest."""
+
+    def __init__(self, settings: ColaSettings, tell: Progress) -> None:
+        self._settings, self._tell = settings, tell
+        self._device = choose_device(settings.device)
+        self._folder = encoder_folder(settings.encoder)
+        self._data: dict[int, dict[str, Sentences]] = {}
+        self._last: tuple[Predictor, Sentences, Tensor] | None = None
+        if not settings.finished:
+            load_cola(settings.root, form="raw", subset=settings.subset)  # a missing folder costs no work
+        weights = self._folder / "model.safetensors"
+        described = {
+            "encoder": file_digest(weights) if weights.is_file() else str(self._folder),
+            "head": settings.head,
+            "samples": settings.samples,
+            "fit": settings.fit,
+            **asdict(settings.finetuning),
+        }
+        self._cells = Cells(Path(settings.runs), described)
+
+    def cells_of(self, seed: int, kind: str | None, names: Sequence[str]) -> list[Cell]:
+        """Of one training."""
+        found = {name: self._cells.read(seed, name) for name in names}
+        missing = [name for name, cell in found.items() if cell is None]
+        if missing and not self._settings.finished:
+            found |= {cell.method: cell for cell in self._computed(seed, kind, missing)}
+        return [cell for cell in found.values() if cell is not None]
+
+    def _computed(self, seed: int, kind: str | None, names: Sequence[str]) -> list[Cell]:
+        parts, label = self._parts(seed), f"seed {seed} {kind or 'host'}"
+        model, history = trained_model(
+            Path(self._settings.runs) / f"seed{seed}", self._folder, kind, parts, self._settings.finetuning,
+            head=self._settings.head, seed=seed, device=self._device,
+            progress=lambda done, total: self._tell(f"{label} fine-tuning", done, total),
+        )  # fmt: skip
+        written = []
+        for source, notes, begin in self._sources(model, kind, parts, names, seed, label):
+            logits = {
+                name: self._logits(source.predictor, parts[name], source.samples, seed, f"{label} {name}")
+                for name in SETS
+            }
+            seconds = time.perf_counter() - begin
+            for variant in source.variants:
+                values = {name: _scores(variant, logits[name], parts[name].labels) for name in SETS}
+                detail = {**variant.detail, "training": history, "notes": notes}
+                cell = Cell(GROUP, seed, variant.method, values, detail, seconds)
+                self._cells.write(cell)
+                written.append(cell)
+        return written
+
+    def _sources(
+        self,
+        model: nn.Module,
+        kind: str | None,
+        parts: dict[str, Sentences],
+        names: Sequence[str],
+        seed: int,
+        label: str,
+    ) -> Iterator[tuple[Source, list[str], float]]:
+        """One after the other, each with what is to be said and the time at which its fit began."""
+        validation = parts["validation"]
+        fitting = Fitting(
+            lambda predictor, samples: self._logits(
+                predictor, validation, samples, seed, f"{label} validation"
+            ),
+            validation.labels,
+            self._settings.samples,
+        )
+
+        def attached() -> list[Source]:
+            if ATTACHED not in names and ATTACHED_GLOBAL not in names:
+                return []
+            data = validation.shuffled(FIT_BATCH, seed=seed, device=self._device)
+            return fitting.attached(
+                attach(model), data, names, seed=seed,
+                progress=lambda stage, done, total: self._tell(f"{label} fit, {stage}", done, total),
+                **self._settings.fit,
+            )  # fmt: skip
+
+        def pair(predictor: Predictor, both: tuple[str, str], samples: int | None = None) -> list[Source]:
+            return fitting.with_and_without(predictor, both, names, samples=samples)
+
+        steps: list[Callable[[], list[Source]]]
+        if kind is None:
+            steps = [
+                lambda: pair(Answering.predictor(model), (PLAIN, TEMPERATURE), 0),
+                lambda: pair(MCDropout(Answering(model)), (MC_DROPOUT, MC_DROPOUT_TEMPERATURE)),
+                attached,
+            ]
+        else:
+            steps = [lambda: pair(ConvertedPredictor(model), converted_names(kind))]
+        for step in steps:
+            begin = time.perf_counter()
+            for source in (found for found in step() if found.variants):
+                yield source, list(fitting.notes), begin
+
+    def _logits(self, predictor: Predictor, part: Sentences, samples: int, seed: int, label: str) -> Tensor:
+        """What was predicted last to fit to is not predicted again to be judged."""
+        if self._last is not None and self._last[0] is predictor and self._last[1] is part:
+            return self._last[2]
+        found = predict_sentences(
+            predictor, part, samples=samples, seed=seed, device=self._device,
+            progress=lambda done, total: self._tell(label, done, total),
+        )  # fmt: skip
+        if part.name == "validation":
+            self._last = predictor, part, found
+        return found
+
+    def _parts(self, seed: int) -> dict[str, Sentences]:
+        if seed not in self._data:
+            data = load_cola(self._settings.root, seed, form="raw", subset=self._settings.subset)
+            self._data = {seed: encode_data(data, load_tokenizer(self._folder))}
+        return self._data[seed]
+
+
+def _scores(variant: Variant, logits: Tensor, labels: Tensor) -> dict[str, float]:
+    told = variant.predicted(logits, labels)
+    return {name: POOLED[name](told.prediction.probs, told.known_labels) for name in METRICS}

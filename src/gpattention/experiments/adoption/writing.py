@@ -1,0 +1,55 @@
+"""A comparison as files: a page, two CSV files and a picture."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+
+from gpattention.data.places import StrPath
+from gpattention.experiments.adoption.cells import Cell
+from gpattention.experiments.adoption.plots import differences_figure
+from gpattention.experiments.adoption.summary import Column
+from gpattention.experiments.adoption.tables import cells_csv, grouped, summary_csv, to_markdown
+from gpattention.models.storage import write_atomically
+from gpattention.reports.canvas import drawing
+
+PICTURES = ("png", "svg")
+
+
+def write_comparison(
+    folder: StrPath,
+    name: str,
+    cells: Sequence[Cell],
+    columns: Sequence[Column],
+    panels: Mapping[str, Mapping[str, Column]],
+    titles: Mapping[str, str],
+    *,
+    about: Sequence[str] = (),
+) -> list[Path]:
+    """NAME.md with `about` on top, NAME.csv, NAME-cells.csv and, where there is matplotlib, pictures."""
+    place = Path(folder)
+    page = "\n\n".join([*about, to_markdown(cells, columns, titles)])
+    written = [
+        _write(place / f"{name}.md", page.encode()),
+        _write(place / f"{name}.csv", summary_csv(cells, columns).encode()),
+        _write(place / f"{name}-cells.csv", cells_csv(cells).encode()),
+    ]
+    if find_spec("matplotlib") is None:
+        return written
+    several = grouped(cells)
+    for group, methods in several.items():
+        figure = differences_figure(methods, panels, titles)
+        called = name if len(several) == 1 else f"{name}-{group}"
+        for form in PICTURES:
+            stream = BytesIO()
+            metadata = {"Date": None} if form == "svg" else None  # the same numbers give the same file
+            with drawing():
+                figure.savefig(stream, format=form, dpi=150, metadata=metadata, facecolor="white")
+            written.append(_write(place / f"{called}.{form}", stream.getvalue()))
+    return written
+
+
+def _write(file: Path, content: bytes) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content)
+    return file

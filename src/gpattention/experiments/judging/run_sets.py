@@ -1,0 +1,154 @@
+"""The items that a run is judged on: its held-out parts, and items of other kinds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gpattention.data import ImageData, TextData, Texts, load
+from gpattention.data.places import StrPath
+from gpattention.evaluation.items import ItemSet
+from gpattention.evaluation.suites.corrupted import set_name
+from gpattention.experiments.inputs.preparation import prepare
+from gpattention.experiments.inputs.preprocessing import FILE, FOLDER, ImagePreprocessing, TextPreprocessing
+from gpattention.experiments.judging.corrupted_source import CorruptedSource, narrowed, open_corrupted
+from gpattention.experiments.judging.outside_sets import find_outside
+from gpattention.experiments.runs import Run
+from gpattention.models.rows import Inputs
+
+OpenCorrupted = Callable[[torch.device, Callable[[int, int], object] | None], CorruptedSource]
+Encoder = Callable[[Sequence[Sequence[str]]], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class RunSets:
+    """Everything that a run's data offers; what is large is brought when it is asked for."""
+
+    kind: Literal["images", "texts"]
+    data: str
+    classes: tuple[str, ...]
+    train: ItemSet
+    validation: ItemSet
+    test: ItemSet
+    outside: Mapping[str, Callable[[], ItemSet]]  # by name, ood/NAME
+    outside_notes: tuple[str, ...] = ()
+    corrupted: OpenCorrupted | None = None
+    encoder: Encoder | None = None  # of words
+    limit: int | None = None
+
+    def adopt(self, items: ItemSet) -> ItemSet:
+        """Items of another run for this one's model, whose normalisation or vocabulary may be another."""
+        if self.encoder is None:
+            return ItemSet(items.name, items.stored, items.labels, self.test.prepare)
+        words = items.words or ()
+        return ItemSet(items.name, dict(self.encoder(words)), items.labels, words=words)
+
+    def corrupted_items(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
+        """The test items under a corruption."""
+        images = source.images(corruption, severity)[: len(self.test)]
+        return ItemSet(set_name(corruption, severity), images, self.test.labels, self.test.prepare)
+
+
+def run_sets(
+    run: Run,
+    root: StrPath | None = None,
+    *,
+    limit: int | None = None,
+    types: Sequence[str] | None = None,
+    severities: Sequence[int] | None = None,
+) -> RunSets:
+    """The data of a run's recipe, cut to at most `limit` items a set (training items are not cut).
+
+    `types` and `severities` leave out all other corruptions.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"expected limit to be at least 1, got {limit}")
+    recipe = run.recipe
+    if recipe.model.type == "vision":
+        data = load(recipe.data.name, root, recipe.seed, **recipe.data.options)
+        if not isinstance(data, ImageData):
+            raise ValueError(f"expected data of images for a vision model, got {recipe.data.name!r}")
+        sets = _of_images(run, data, root, limit)
+        return sets if types is None and severities is None else _narrowed(sets, types, severities)
+    prepared = prepare(recipe, root)
+    if _is_saved(run) and not prepared.preprocessing.is_same(run.folder):
+        raise _other_data(run)
+    assert isinstance(prepared.data, TextData)
+    assert isinstance(prepared.preprocessing, TextPreprocessing)
+    return _of_texts(prepared.data, prepared.preprocessing.encoder, limit)
+
+
+def _narrowed(sets: RunSets, types: Sequence[str] | None, severities: Sequence[int] | None) -> RunSets:
+    bring = sets.corrupted
+    assert bring is not None
+    return replace(sets, corrupted=lambda device, told: narrowed(bring(device, told), types, severities))
+
+
+def _of_images(run: Run, data: ImageData, root: StrPath | None, limit: int | None) -> RunSets:
+    normalisation = data.normalisation
+    if _is_saved(run):
+        saved = run.preprocessing
+        assert isinstance(saved, ImagePreprocessing)
+        if (saved.normalisation, saved.classes) != (normalisation, data.classes):
+            raise _other_data(run)
+
+    def normalised(stored: Inputs) -> Inputs:
+        assert isinstance(stored, Tensor)
+        return normalisation(stored)
+
+    def items(name: str, images: Tensor, labels: Tensor | None = None) -> ItemSet:
+        return ItemSet(name, images, labels, normalised)
+
+    def opened(device: torch.device, progress: Callable[[int, int], object] | None) -> CorruptedSource:
+        return open_corrupted(run.recipe.data.name, data, root, limit=limit, device=device, progress=progress)
+
+    def loader(name: str, bring: Callable[[], Tensor]) -> Callable[[], ItemSet]:
+        return lambda: items(name, bring()).first(limit)
+
+    outside = find_outside(data, root)
+    return RunSets(
+        kind="images",
+        data=data.name,
+        classes=data.classes,
+        train=items("train", data.train.images, data.train.labels),
+        validation=items("validation", data.validation.images, data.validation.labels).first(limit),
+        test=items("test", data.test.images, data.test.labels).first(limit),
+        outside={f"ood/{name}": loader(f"ood/{name}", bring) for name, bring in outside.images.items()},
+        outside_notes=outside.notes,
+        corrupted=opened,
+        limit=limit,
+    )
+
+
+def _of_texts(data: TextData, encoder: Encoder, limit: int | None) -> RunSets:
+    def items(name: str, part: Texts) -> ItemSet:
+        words = tuple(tuple(sentence) for sentence in part.words)
+        return ItemSet(name, dict(part.inputs), part.labels, words=words)
+
+    def loader(name: str, part: Texts) -> Callable[[], ItemSet]:
+        return lambda: items(name, part).first(limit)
+
+    return RunSets(
+        kind="texts",
+        data=data.name,
+        classes=data.classes,
+        train=items("train", data.train),
+        validation=items("validation", data.validation).first(limit),
+        test=items("test", data.test).first(limit),
+        outside={f"ood/{name}": loader(f"ood/{name}", part) for name, part in data.ood.items()},
+        encoder=encoder,
+        limit=limit,
+    )
+
+
+def _is_saved(run: Run) -> bool:
+    return (run.folder / FOLDER / FILE).is_file()
+
+
+def _other_data(run: Run) -> ValueError:
+    return ValueError(
+        f"expected the data that {run.folder} was trained on, got other data of the name "
+        f"{run.recipe.data.name!r}: its classes, normalisation or words are not those of the run"
+    )

@@ -1,0 +1,193 @@
+"""How the results were made: commands, runs, hardware, dates, times, and everything that was cut."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from gpattention.experiments.reproduction.results.markdown import words
+from gpattention.experiments.reproduction.results.reading import (
+    EvaluatedModel,
+    EvaluatedRun,
+    PlanResults,
+    differences,
+    settings_of,
+)
+
+SETTINGS = ("samples", "limit", "seed", "predictors", "types", "severities")
+FILES = {  # the first that fits
+    "summary.md": "every model with every way to predict: means and standard errors over seeds",
+    "summary.csv": "one line a figure: every severity, every score of other items",
+    "choice.md": "what is chosen on validation items, and the verdicts against goals and rivals",
+    "table*": "the paper's tables with our figures beside them",
+    "fig*": "the paper's figures from our runs",
+    "severity-*": "against the severity of corruption; bands are one standard deviation over seeds",
+    "training-*.csv": "what every seed of a model logged while training",
+    "training-*": "validation by epoch; bands are one standard deviation over seeds",
+    "reliability-*": "confidence against accuracy of the chosen model and of the rivals, all seeds together",
+    "ood-*": "AUROC of every model against items of other kinds",
+    "report.html": "one page that compares all runs",
+    "configs.json": "the recipe of every model in full",
+}
+
+
+def readme(results: PlanResults, commands: list[str], files: list[str], left_out: tuple[str, ...]) -> str:
+    """The page that stands above everything."""
+    parts = [
+        f"# {results.plan.name}\n",
+        _extent(results),
+        "## How it was made\n\n```console\n" + "\n".join(commands) + "\n```\n",
+        "Everything here follows from the run folders; the last command writes the same files again.\n",
+        f"## Models\n\n{_models(results)}",
+        f"## Training\n\n{_training(results)}",
+        f"## Evaluation\n\n{_evaluation(results)}",
+        f"## What was cut or stands in\n\n{_cuts(results, left_out)}",
+        f"## Files\n\n{_files(files)}",
+    ]
+    return "\n".join(parts)
+
+
+def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
+    """From each start of the training process to the last it told, stops between them left out."""
+    total = 0.0
+    for before, event, after in zip(events, events[1:], [*events[2:], {}], strict=False):
+        resumes = event.get("event") == "phase" and after.get("event") == "resumed"
+        if not resumes:
+            total += event["time"] - before["time"]
+    return total
+
+
+def _extent(results: PlanResults) -> str:
+    runs, planned = len(results.runs), len(results.plan.trainings)
+    told = f"{runs} of {planned} runs of the plan are trained and evaluated"
+    return f"{told}: {len(results.models)} models, seeds {_seeds(results.runs)}.\n"
+
+
+def _seeds(runs: "list[EvaluatedRun] | tuple[EvaluatedRun, ...]") -> str:
+    return ", ".join(map(str, sorted({run.seed for run in runs})))
+
+
+def _models(results: PlanResults) -> str:
+    rows = []
+    for model in results.models:
+        recipe = model.runs[0].recipe
+        first, second = recipe.phases.kernel_epochs, recipe.phases.epochs
+        epochs = f"{first} + {second}" if first else f"{second}"
+        kind = f"{recipe.model.attention}{', rows' if _rows(recipe.model.options) else ''}"
+        batch = str(recipe.optimizer.batch_size)
+        rows.append([model.name, recipe.data.name, kind, epochs, _seeds(model.runs), batch])
+    return words(["Model", "Data", "Attention", "Epochs", "Seeds", "Batch"], rows)
+
+
+def _rows(options: Mapping[str, Any]) -> bool:
+    return options.get("normalize") == "rows"
+
+
+def _training(results: PlanResults) -> str:
+    rows = []
+    for run in results.runs:
+        phases = [event for event in run.events if event.get("event") == "phase"]
+        device = ", ".join(dict.fromkeys(f"{e.get('device')}, {e.get('engine')}" for e in phases))
+        stops = sum(event.get("event") == "resumed" for event in run.events)
+        taken = next((e["source"] for e in run.events if e.get("event") == "first phase taken"), "")
+        rows.append(
+            [
+                run.folder.name, date_of(run.events[0]["time"]) if run.events else "",
+                _finished(run), in_words(wall_seconds(run.events)), device,
+                str(max(0, stops - bool(taken))) if run.events else "", taken,
+            ]
+        )  # fmt: skip
+    headings = ["Run", "Started (UTC)", "Finished", "Wall time", "Device", "Resumed", "First phase from"]
+    note = (
+        "\nRuns may have shared their device, so that their times are not the models' speed; a run that\n"
+        "took its first phase from another one did not spend that time.\n"
+    )
+    return words(headings, rows) + note
+
+
+def _finished(run: EvaluatedRun) -> str:
+    ends = [event["time"] for event in run.events if event.get("event") == "finished"]
+    return date_of(ends[-1]) if ends else "not finished"
+
+
+def _evaluation(results: PlanResults) -> str:
+    rows = [row for model in results.models for row in _evaluations(model)]
+    headings = ["Model", "Suites", "Settings", "Time, all seeds", "Where"]
+    return words(headings, rows)
+
+
+def _evaluations(model: EvaluatedModel) -> Iterator[list[str]]:
+    """Suites that were computed in the same way and place together."""
+    grouped: dict[tuple[str, str], dict[str, float]] = {}
+    for run in model.runs:
+        for name, suite in run.suites.items():
+            settings = settings_of(suite)
+            told = ", ".join(
+                f"{key} {_value(settings[key])}" for key in SETTINGS if settings.get(key) is not None
+            )
+            place = suite.environment
+            where = ", ".join(
+                f"{key} {place[key]}" if key != "device" else place[key]
+                for key in ("device", "torch", "python", "gpattention")
+                if key in place
+            )
+            seconds = grouped.setdefault((told, where), {})
+            seconds[name] = seconds.get(name, 0.0) + suite.seconds
+    for (told, where), seconds in grouped.items():
+        yield [model.name, ", ".join(seconds), told, in_words(sum(seconds.values())), where]
+
+
+def _value(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _cuts(results: PlanResults, left_out: tuple[str, ...]) -> str:
+    """Each once, with whose it is where it is not everyone's."""
+    owners: dict[str, list[str]] = {}
+    for model in results.models:
+        for run in model.runs:
+            told = [note for suite in run.suites.values() for note in suite.notes]
+            told += [f"not the plan's recipe: {each}" for each in differences(run)]
+            for note in told:
+                of = owners.setdefault(note, [])
+                of += [] if model.name in of else [model.name]
+    everyone = [model.name for model in results.models]
+    lines = [note if of == everyone else f"{', '.join(of)}: {note}" for note, of in owners.items()]
+    if results.missing:
+        lines.append(f"not trained or not evaluated: {', '.join(results.missing)}")
+    if left_out:
+        lines.append(f"report.html is without {', '.join(left_out)}, to keep it small")
+    return "".join(f"- {line}\n" for line in lines) or "Nothing.\n"
+
+
+def _files(files: list[str]) -> str:
+    """Grouped by what they are; pictures in two formats are named once."""
+    grouped: dict[str, list[str]] = {about: [] for about in FILES.values()}
+    for name in sorted(files):
+        about = next(about for pattern, about in FILES.items() if fnmatch(name, pattern))
+        stem, _, form = name.rpartition(".")
+        twice = form == "svg" and f"{stem}.png" in files
+        grouped[about].append(f"[svg]({name})" if twice else f"[{name}]({name})")
+    rows = [[about, ", ".join(names)] for about, names in grouped.items() if names]
+    return words(["What", "Files"], rows)
+
+
+def date_of(seconds: float) -> str:
+    """UTC, to the minute."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def in_words(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def shown_path(path: Path) -> str:
+    """From the current folder, so that no page tells where that is."""
+    absolute = path.resolve()
+    here = Path.cwd()
+    return (absolute.relative_to(here) if absolute.is_relative_to(here) else Path(path.name)).as_posix()

@@ -1,0 +1,208 @@
+"""The runs of a plan as they lie in a folder: recipes, events, rows of training and evaluations."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gpattention.evaluation.records import SuiteResult, read_suites
+from gpattention.experiments.reproduction.plan import Plan
+from gpattention.experiments.reproduction.results.estimates import Estimate
+from gpattention.experiments.runs import find_runs, read_events, read_rows
+from gpattention.training import Recipe, recipe_from_dict
+
+Key = tuple[str, str, str, str, str | None]  # suite, set, predictor, metric, score
+ORDER = ("model", "mean", "mc_dropout", "laplace", "gp_layer", "ensemble")
+SEVERITY = "corrupted/severity"  # a set of ours: the mean over all types at one severity
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedRun:
+    """One seed; its weights are not read."""
+
+    folder: Path
+    recipe: Recipe
+    suites: Mapping[str, SuiteResult]
+    rows: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    planned: Recipe | None = None  # what a plan says of it now
+
+    @property
+    def seed(self) -> int:
+        """Of the recipe."""
+        return self.recipe.seed
+
+    @cached_property
+    def figures(self) -> Mapping[Key, float]:
+        """Every finite number, with the means over the types at each severity."""
+        found: dict[Key, float] = {}
+        at: dict[Key, list[float]] = {}
+        for suite, result in self.suites.items():
+            for record in result.records:
+                if not math.isfinite(record.value):
+                    continue
+                score = record.detail.get("score")
+                found[suite, record.set, record.predictor, record.metric, score] = record.value
+                parts = record.set.split("/")
+                if suite == "corrupted" and len(parts) == 3:
+                    place = f"{SEVERITY}/{parts[2]}"
+                    at.setdefault((suite, place, record.predictor, record.metric, score), []).append(
+                        record.value
+                    )
+        return {**found, **{key: fmean(values) for key, values in at.items()}}
+
+    @cached_property
+    def judged(self) -> frozenset[tuple[str, str, str]]:
+        """Suites, sets and predictors that have any figure."""
+        return frozenset(key[:3] for key in self.figures)
+
+    def items(self, suite: str, place: str, predictor: str) -> int | None:
+        """How many items a set has; None where the evaluation does not say."""
+        if suite not in self.suites:
+            return None
+        curves = self.suites[suite].curves
+        place = "corrupted/mean" if place.startswith("corrupted/") else place
+        told = curves.get("items", {}).get(predictor, {}).get(place)
+        if told is None and (suite, place) == ("clean", "test"):  # evaluations before items were counted
+            told = sum(curves.get("reliability", {}).get(predictor, {}).get("count", ())) or None
+        if told is None:
+            told = settings_of(self.suites[suite]).get("limit")
+        return None if told is None else int(told)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedModel:
+    """The seeds of one model."""
+
+    name: str
+    runs: tuple[EvaluatedRun, ...]
+
+    @cached_property
+    def predictors(self) -> tuple[str, ...]:
+        """Whose predictions were judged: the model's own first, each before its temperature."""
+        found = {key[2] for run in self.runs for key in run.figures}
+        return tuple(sorted(found, key=_predictor_order))
+
+    def estimate(
+        self, predictor: str, suite: str, place: str, metric: str, score: str | None = None
+    ) -> Estimate | None:
+        """One figure over the seeds that have it; None where none has."""
+        key = (suite, place, predictor, metric, score)
+        values = {run.seed: run.figures[key] for run in self.runs if key in run.figures}
+        return Estimate(values) if values else None
+
+    def items(self, predictor: str, suite: str, place: str) -> str:
+        """Of each run, in words; nothing where it is not known."""
+        judged = [run for run in self.runs if (suite, place, predictor) in run.judged]
+        counts = {run.items(suite, place, predictor) for run in judged}
+        return " or ".join(f"{count:,}" for count in sorted(c for c in counts if c is not None))
+
+    def places(self, suite: str) -> tuple[str, ...]:
+        """Sets of a suite, in the order of the records."""
+        return tuple(dict.fromkeys(key[1] for run in self.runs for key in run.figures if key[0] == suite))
+
+
+@dataclass(frozen=True, eq=False)
+class PlanResults:
+    """Everything that a plan's folder holds so far."""
+
+    plan: Plan
+    models: tuple[EvaluatedModel, ...]  # with at least one evaluated run, in the plan's order
+    missing: tuple[str, ...]  # runs of the plan that are not trained or not evaluated
+
+    def model(self, name: str) -> EvaluatedModel | None:
+        """By name; None where it has no evaluated run."""
+        return next((model for model in self.models if model.name == name), None)
+
+    @property
+    def runs(self) -> list[EvaluatedRun]:
+        """Of all models."""
+        return [run for model in self.models for run in model.runs]
+
+    @property
+    def texts(self) -> bool:
+        """Whether the models read text."""
+        return self.models[0].runs[0].recipe.model.type == "text"
+
+    def places(self, suite: str) -> list[str]:
+        """Sets of a suite that any model has."""
+        return list(dict.fromkeys(place for model in self.models for place in model.places(suite)))
+
+
+def read_results(plan: Plan, runs: Path) -> PlanResults:
+    """The evaluated runs of a plan: in the folders that it names, else those of the same name and seed."""
+    others = _others(runs)
+    found: dict[str, list[EvaluatedRun]] = {}
+    missing = []
+    for training in plan.trainings:
+        folder = runs / training.folder
+        if not (folder / "recipe.json").is_file():
+            folder = others.get((training.model, training.seed), folder)
+        run = read_run(folder, training.recipe) if (folder / "recipe.json").is_file() else None
+        if run is None or not run.suites:
+            missing.append(training.folder)
+        else:
+            found.setdefault(training.model, []).append(run)
+    if not found:
+        raise ValueError(
+            f"expected evaluated runs of {plan.name} in {runs}, got none: "
+            "gpattention reproduce PLAN --stage evaluate makes them"
+        )
+    models = tuple(EvaluatedModel(name, tuple(of_model)) for name, of_model in found.items())
+    return PlanResults(plan, models, tuple(missing))
+
+
+def read_run(folder: Path, planned: Recipe | None = None) -> EvaluatedRun:
+    """Everything of a run but its weights."""
+    return EvaluatedRun(
+        folder=folder,
+        recipe=recipe_from_dict(json.loads((folder / "recipe.json").read_text())),
+        suites=read_suites(folder),
+        rows=read_rows(folder / "metrics.csv"),
+        events=read_events(folder),
+        planned=planned,
+    )
+
+
+def settings_of(result: SuiteResult) -> dict[str, Any]:
+    """How a suite was computed, as it says itself; nothing where it does not."""
+    try:
+        found = json.loads(result.environment.get("settings", "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _others(runs: Path) -> dict[tuple[str, int], Path]:
+    """Every run in the folder by the name and the seed of its recipe."""
+    found: dict[tuple[str, int], Path] = {}
+    for folder in find_runs(runs, unfinished=True):
+        recipe = json.loads((folder / "recipe.json").read_text())
+        found.setdefault((str(recipe.get("name")), int(recipe.get("seed", 0))), folder)
+    return found
+
+
+def _predictor_order(predictor: str) -> tuple[int, str, bool]:
+    base, _, temperature = predictor.partition("+")
+    return (ORDER.index(base) if base in ORDER else len(ORDER), base, bool(temperature))
+
+
+def differences(run: EvaluatedRun) -> Iterator[str]:
+    """Where the recipe of a run is not the one that the plan has now."""
+    if run.planned is None:
+        return
+    ours, planned = _flat(run.recipe.to_dict()), _flat(run.planned.to_dict())
+    for key in sorted({*ours, *planned} - {"name"}):
+        if ours.get(key) != planned.get(key):
+            yield f"{key} = {ours.get(key)}, in the plan {planned.get(key)}"
+
+
+def _flat(plain: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return flat

@@ -1,0 +1,150 @@
+"""All results of a plan into one folder; the same run folders give the same bytes."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gpattention.data.places import StrPath
+from gpattention.experiments.paper import FIGURES, TABLES, paper_table, write_table
+from gpattention.experiments.reporting import read_runs
+from gpattention.experiments.reproduction.plan import Plan
+from gpattention.experiments.reproduction.results.account import readme, shown_path
+from gpattention.experiments.reproduction.results.choice_page import choice_markdown
+from gpattention.experiments.reproduction.results.choosing import choose
+from gpattention.experiments.reproduction.results.plots import FORMS, draw_figures, picture
+from gpattention.experiments.reproduction.results.reading import EvaluatedModel, PlanResults, read_results
+from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
+from gpattention.models.storage import write_atomically
+from gpattention.reports import RunData, build_report
+
+LARGEST = 3_000_000  # bytes of the report
+LEFT_OUT = (  # one after the other, until it is not larger
+    ("the gallery of items", "clean", "gallery"),
+    ("histograms of scores", "ood", "scores"),
+    ("ROC curves", "ood", "roc"),
+)
+
+
+def write_results(
+    plan: Plan,
+    runs: StrPath,
+    out: StrPath,
+    *,
+    plan_file: StrPath | None = None,
+    on_file: Callable[[Path], object] | None = None,
+) -> list[Path]:
+    """Tables, the choice, figures, the paper's tables, the report, and a README that tells how all was made.
+
+    Args:
+        plan: whose runs, or some of them (`Plan.only`).
+        runs: the folder of the plan's runs; nothing is written there.
+        out: the folder to write; files of other names in it are left alone.
+        plan_file: the plan's own file, for the commands in the README.
+        on_file: told each file as it is written.
+    """
+    runs, out = Path(runs), Path(out)
+    results = read_results(plan, runs)
+    choice = choose(results)
+    written: list[Path] = []
+
+    def write(name: str, content: bytes) -> None:
+        write_atomically(out / name, content)
+        note(out / name)
+
+    def note(file: Path) -> None:
+        written.append(file)
+        if on_file is not None:
+            on_file(file)
+
+    out.mkdir(parents=True, exist_ok=True)
+    write("summary.md", summary_markdown(results).encode())
+    write("summary.csv", summary_csv(results).encode())
+    write("choice.md", choice_markdown(results, choice).encode())
+    for name, figure in draw_figures(results, choice):
+        for form in FORMS:
+            write(f"{name}.{form}", picture(figure, form))
+    for model in results.models:
+        write(f"training-{model.name}.csv", _training(model).encode())
+    write("configs.json", _configs(results).encode())
+    for file in _paper(results, runs, out):
+        note(file)
+    page, left_out = report_page(results)
+    write("report.html", page)
+    commands = _commands(results, runs, out, Path(plan_file) if plan_file else None)
+    names = [file.name for file in written]
+    write("README.md", readme(results, commands, names, left_out).encode())
+    return written
+
+
+def _training(model: EvaluatedModel) -> str:
+    """The rows of all seeds, one after the other."""
+    columns = list(dict.fromkeys(key for run in model.runs for row in run.rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["seed", *columns], lineterminator="\n")
+    writer.writeheader()
+    for run in model.runs:
+        writer.writerows({"seed": run.seed, **row} for row in run.rows)
+    return text.getvalue()
+
+
+def _configs(results: PlanResults) -> str:
+    plain = {}
+    for model in results.models:
+        recipe = model.runs[0].recipe.to_dict()
+        del recipe["seed"]
+        plain[model.name] = {"seeds": [run.seed for run in model.runs], "recipe": recipe}
+    return json.dumps(plain, indent=1) + "\n"
+
+
+def _paper(results: PlanResults, runs: Path, out: Path) -> list[Path]:
+    """Those tables and figures that have any figure of the plan's models."""
+    files: list[Path] = []
+    names = {model.name for model in results.models}
+    for name in (*TABLES, *FIGURES):
+        table = paper_table(name, runs)
+        ours = [row for row in table.rows if row.recipe in names]
+        if any(cell.ours is not None for row in ours for cell in row.cells):
+            files += write_table(table, out, ("markdown", "csv"))
+    return files
+
+
+def report_page(results: PlanResults) -> tuple[bytes, tuple[str, ...]]:
+    """The page, and what was left out to keep it small."""
+    folders = [run.folder for run in results.runs]
+    found = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in read_runs(folders)]
+    title = f"{results.plan.name}: {len(results.models)} models"
+    page, left = build_report(found, title), []
+    for what, suite, curve in LEFT_OUT:
+        if len(page.encode(errors="replace")) <= LARGEST:
+            break
+        left.append(what)
+        found = [_without(run, suite, curve) for run in found]
+        page = build_report(found, title)
+    return page.encode(errors="replace"), tuple(left)
+
+
+def _without(run: RunData, suite: str, curve: str) -> RunData:
+    if suite not in run.suites:
+        return run
+    told = run.suites[suite]
+    curves = {key: value for key, value in told["curves"].items() if key != curve}
+    return replace(run, suites={**run.suites, suite: {**told, "curves": curves}})
+
+
+def _commands(results: PlanResults, runs: Path, out: Path, plan_file: Path | None) -> list[str]:
+    """What anyone types to get the same."""
+    plan = results.plan
+    named = f"recipes/plans/{plan.name}.toml" if plan_file is None else shown_path(plan_file)
+    devices = [e.get("device", "") for run in results.runs for e in run.events if e.get("event") == "phase"]
+    where = " --device cuda" if any(str(device).startswith("cuda") for device in devices) else ""
+    place = shown_path(runs)
+    folder = "" if place == f"runs/{plan.name}" else f" --runs {place}"
+    start = f"gpattention reproduce {named}{folder}"
+    return [
+        f"{start} --stage train{where}",
+        f"{start} --stage evaluate{where}",
+        f"{start} --stage results -o {shown_path(out)}",
+    ]

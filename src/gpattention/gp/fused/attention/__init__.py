@@ -1,0 +1,1 @@
+"""Kernel and softmax attention whose keys are streamed: `streamed` is the autograd function."""

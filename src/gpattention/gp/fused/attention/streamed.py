@@ -1,0 +1,150 @@
+"""Attention over distances or dot products as one autograd function that streams the keys.
+
+Its slow references are the plain operations of `attention.kernel` and torch's
+`scaled_dot_product_attention`.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gpattention.gp.fused.layout import (
+    Strided,
+    allocator,
+    by_entries,
+    by_rows,
+    launch,
+    matrices,
+    padded,
+    token_major,
+    vectors,
+)
+
+_WHOLE = 64  # keys that one program of the backward pass holds at once
+
+
+class _Kind(NamedTuple):
+    """What sort of attention; `scale` multiplies dot products."""
+
+    DISTANCE: bool
+    NORMALISED: bool
+    CAUSAL: bool
+    scale: float
+
+    def flags(self, mask: Tensor | None, query_mask: Tensor | None) -> dict[str, bool]:
+        found = {"DISTANCE": self.DISTANCE, "NORMALISED": self.NORMALISED, "CAUSAL": self.CAUSAL}
+        return {**found, "MASKED": mask is not None, "QUERY_MASKED": query_mask is not None}
+
+
+def fused_kernel_attention(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    normalised: bool,
+    causal: bool = False,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+) -> Tensor:
+    """kappa(q, k) v of eq. 1, or its rows divided by their sums (eq. 25's mean).  [..., Q, D]
+
+    The caller divides by length scales.  Rows that see nothing, and padded queries, are 0.
+    """
+    return _attend(q, k, v, _Kind(True, normalised, causal, 1.0), mask, query_mask)
+
+
+def fused_softmax_attention(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+) -> Tensor:
+    """softmax(q k^T / sqrt C) v; rows that see nothing, and padded queries, are 0.  [..., Q, D]"""
+    return _attend(q, k, v, _Kind(False, True, causal, q.shape[-1] ** -0.5), mask, query_mask)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, kind: _Kind, mask: Tensor | None, query_mask: Tensor | None
+) -> Tensor:
+    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
+    out: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+        *(matrices(x, lead) for x in (q, k, v)),
+        None if mask is None else vectors(mask, lead),
+        None if query_mask is None else vectors(query_mask, lead),
+        kind,
+    )
+    return out.reshape(*lead, *out.shape[-2:])
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,  # [B, H, Q, C]
+        k: Tensor,  # [B, H, K, C]
+        v: Tensor,  # [B, H, K, D]
+        mask: Tensor | None,  # [B, H, K]
+        query_mask: Tensor | None,  # [B, H, Q]
+        kind: _Kind,
+    ) -> Tensor:
+        from gpattention.gp.fused.attention.forward import attention_kernel
+
+        (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
+        out = token_major(B, H, NQ, D, q)
+        log_sum = allocator(q)(B, H, NQ) if kind.NORMALISED else out
+        tiles = _tiles("attention", NQ, N)
+        attention_kernel[(B * H, -(-NQ // tiles["BQ"]))](
+            *_inputs(q, k, v, mask, query_mask), *by_rows(out), log_sum, kind.scale, H, NQ, N, C, D,
+            **kind.flags(mask, query_mask), CP=padded(C), DP=padded(D), **tiles,
+        )  # fmt: skip
+        ctx.kind = kind
+        ctx.save_for_backward(q, k, v, mask, query_mask, out, log_sum)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from gpattention.gp.fused.attention.backward import keys_backward_kernel, queries_backward_kernel
+
+        q, k, v, mask, query_mask, out, log_sum = ctx.saved_tensors
+        kind: _Kind = ctx.kind
+        (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
+        d_q, d_k, d_v = (token_major(B, H, n, x, q) for n, x in ((NQ, C), (N, C), (N, D)))
+        whole = padded(N) <= _WHOLE
+        inputs = (
+            *by_rows(grads[0]), *_inputs(q, k, v, mask, query_mask), *by_rows(out), log_sum, kind.scale,
+        )  # fmt: skip
+        sizes = (H, NQ, N, C, D)
+        widths = {"CP": padded(C), "DP": padded(D)}
+        flags = kind.flags(mask, query_mask)
+        tiles = _tiles("keys_backward", NQ, N) | ({"BK": padded(N)} if whole else {})
+        keys_backward_kernel[(B * H, -(-N // tiles["BK"]))](
+            *inputs, *by_rows(d_q), *by_rows(d_k), *by_rows(d_v), *sizes,
+            **flags, WHOLE=whole, **widths, **tiles,
+        )  # fmt: skip
+        if not whole:
+            tiles = _tiles("queries_backward", NQ, N)
+            queries_backward_kernel[(B * H, -(-NQ // tiles["BQ"]))](
+                *inputs, *by_rows(d_q), *sizes, **flags, **widths, **tiles
+            )
+        return d_q, d_k, d_v, None, None, None
+
+
+def _tiles(kernel: str, queries: int, keys: int) -> dict[str, int]:
+    """Tile sizes and launch options, no tile larger than what it holds."""
+    found = launch(kernel, padded(keys))
+    sizes = {"BQ": min(found["BQ"], padded(queries)), "BK": min(found["BK"], padded(keys))}
+    return {**found, **sizes}
+
+
+def _inputs(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, query_mask: Tensor | None
+) -> tuple[Tensor | int, ...]:
+    """Pointers and strides as every kernel takes them."""
+    groups: list[Strided] = [*map(by_rows, (q, k, v)), by_entries(mask, q), by_entries(query_mask, q)]
+    return tuple(x for group in groups for x in group)

@@ -1,0 +1,348 @@
+"""Evaluation of whole runs: records, resumption, ensembles, means over seeds."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpattention.data import load_digits
+from gpattention.data.corruptions import CORRUPTIONS, corrupt
+from gpattention.evaluation.prediction_cache import DamagedPredictionError
+from gpattention.evaluation.records import read_suites
+from gpattention.evaluation.suites import SUITES
+from gpattention.experiments import train_recipe
+from gpattention.experiments.judging import corrupted_source, session
+from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs, summarise
+from gpattention.experiments.judging.summary import name_without_seed
+from gpattention.metrics import accuracy, ece, nll
+from gpattention.models import VisionTransformer
+from tests.experiments.tiny_runs import digits_recipe
+
+QUICK = {"samples": 2, "limit": 24, "device": "cpu"}
+TYPES, SEVERITIES = ("gaussian_noise", "fog", "contrast", "saturate"), (1, 5)
+PREDICTIONS = ("clean", "ood", "selective")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same recipe with two seeds, and another one."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        train_recipe(digits_recipe(name=f"tiny-seed{seed}", seed=seed), folder / f"cgp{seed}")
+    train_recipe(digits_recipe("softmax", name="plain"), folder / "softmax")
+    return [folder / "cgp0", folder / "cgp1", folder / "softmax"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_corruptions() -> Iterator[None]:
+    """Of the 95."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corrupted_source, "CORRUPTIONS", {name: CORRUPTIONS[name] for name in TYPES})
+        patch.setattr(corrupted_source, "SEVERITIES", SEVERITIES)
+        yield
+
+
+@pytest.fixture(scope="module")
+def everything(runs: list[Path]) -> dict:
+    return evaluate_run(runs[0], **QUICK)
+
+
+@pytest.fixture(scope="module")
+def found(runs: list[Path], everything: dict) -> dict:
+    return evaluate_runs(runs, PREDICTIONS, predictors=["model", "mean", "mc_dropout"], **QUICK)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the sets that are predicted from now on."""
+    seen, real = [], session.predict_items
+
+    def predict(predictor: object, items: object, **more: object) -> object:
+        seen.append(items.name)  # type: ignore[attr-defined]
+        return real(predictor, items, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session, "predict_items", predict)
+    return seen
+
+
+class TestOneRun:
+    def test_all_suites_are_written_as_returned(self, runs: list[Path], everything: dict) -> None:
+        assert tuple(everything) == SUITES
+        written = read_suites(runs[0])
+        assert {name: result.records for name, result in written.items()} == {
+            name: result.records for name, result in everything.items()
+        }
+        for name in SUITES:
+            assert "NaN" not in (runs[0] / "evaluation" / f"{name}.json").read_text()
+
+    def test_numbers_are_those_of_the_model(self, runs: list[Path], everything: dict) -> None:
+        data = load_digits(0)
+        model = VisionTransformer.from_pretrained(runs[0] / "model")
+        told = model.predict(data.inputs(data.test.images[:24]), samples=2, seed=0)
+        labels = data.test.labels[:24]
+        clean = everything["clean"]
+        for metric, function in (("accuracy", accuracy), ("nll", nll), ("ece", ece)):
+            assert clean.value("test", metric) == pytest.approx(function(told.probs, labels), abs=1e-6)
+        mean = model.predict(data.inputs(data.test.images[:24]), samples=0)
+        assert clean.value("test", "nll", "mean") == pytest.approx(nll(mean.probs, labels), abs=1e-6)
+
+    def test_corrupted_numbers_too(self, runs: list[Path], everything: dict) -> None:
+        data = load_digits(0)
+        model = VisionTransformer.from_pretrained(runs[0] / "model")
+        coloured = corrupt(data.test.images[:24].expand(-1, 3, -1, -1), "contrast", 5)
+        grey = coloured.float().mean(1, keepdim=True).round().to(torch.uint8)
+        told = model.predict(data.inputs(grey), samples=2, seed=0)
+        found = everything["corrupted"]
+        expected = nll(told.probs, data.test.labels[:24])
+        assert found.value("corrupted/contrast/5", "nll") == pytest.approx(expected, abs=1e-6)
+        types = {record.set.split("/")[1] for record in found.records if record.set.count("/") == 2}
+        assert types == set(TYPES)
+        assert found.value("corrupted/noise", "nll") == pytest.approx(
+            np.mean([found.value(f"corrupted/gaussian_noise/{s}", "nll") for s in SEVERITIES])
+        )
+        assert all("regenerated" in found.notes[i] or "reduced" in found.notes[i] for i in (0, 1))
+
+    def test_every_predictor_with_and_without_temperature(self, everything: dict) -> None:
+        names = {"model", "mean", "mc_dropout"}
+        both = names | {f"{name}+temperature" for name in names}
+        for suite in ("clean", "corrupted", "ood", "selective"):
+            assert {record.predictor for record in everything[suite].records} == both
+        heat = [
+            r.detail["temperature"] for r in everything["clean"].records if r.predictor == "model+temperature"
+        ]
+        assert len(set(heat)) == 1
+
+    def test_other_kinds(self, everything: dict) -> None:
+        found = everything["ood"]
+        sets = {record.set for record in found.records}
+        assert sets == {f"ood/{name}" for name in ("near", "noise", "patterns", "inverted", "shuffled")}
+        assert set(found.curves["roc"]) == sets
+        assert 0 <= found.value("ood/near", "auroc", score="gp_variance") <= 1
+
+    def test_what_else_is_told(self, everything: dict) -> None:
+        clean = everything["clean"]
+        assert (clean.run, clean.data, clean.seed, clean.attention) == ("tiny-seed0", "digits", 0, "cgp")
+        assert set(clean.curves) == {"reliability", "gallery", "health", "items"}
+        assert clean.curves["items"]["model+temperature"] == {"validation": 24, "test": 24}
+        pooled = everything["corrupted"].curves
+        assert pooled["items"]["mean"] == {"corrupted/mean": 24}
+        sets = {r.set for r in everything["corrupted"].records if r.set.count("/") == 2}
+        assert sum(pooled["reliability"]["mean"]["count"]) == 24 * len(sets)
+        assert everything["ood"].curves["items"]["model"]["ood/near"] == 24
+        assert len(clean.curves["gallery"]["most_certain"][0]["token_variance"]) == 16
+        assert "reduced: at most 24 items of each set" in clean.notes
+        assert json.loads(clean.environment["settings"])["samples"] == 2
+        tokens = [r.detail["tokens"] for r in everything["efficiency"].records]
+        assert tokens[0] == 16
+        assert len(everything["oversmoothing"].curves["similarity"]["block"]) == 1
+
+    def test_without_competitors(self, runs: list[Path]) -> None:
+        found = evaluate_run(runs[2], ["clean"], **QUICK)["clean"]
+        assert {r.predictor for r in found.records} == {
+            "model", "model+temperature", "mc_dropout", "mc_dropout+temperature",
+        }  # fmt: skip
+        assert any("mean is left out" in note for note in found.notes)
+
+    def test_last_layers(self, runs: list[Path]) -> None:
+        found = evaluate_run(runs[2], ["selective"], predictors=["laplace"], **QUICK)["selective"]
+        assert {r.predictor for r in found.records} == {"laplace", "laplace+temperature"}
+
+
+class TestResumption:
+    def test_finished_suites_are_read(
+        self, runs: list[Path], everything: dict, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = counted(monkeypatch)
+        again = evaluate_run(runs[0], **QUICK)
+        assert seen == []
+        assert {name: result.records for name, result in again.items()} == {
+            name: result.records for name, result in everything.items()
+        }
+
+    def test_other_settings_are_other_results(
+        self, runs: list[Path], everything: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        seen = counted(monkeypatch)
+        run = copied(runs[0], tmp_path)
+        found = evaluate_run(run, ["clean"], predictors=["model"], samples=3, limit=24, device="cpu")
+        assert sorted(seen) == ["test", "validation"]
+        assert found["clean"].samples == 3
+        assert found["clean"].value("test", "nll") != everything["clean"].value("test", "nll")
+
+    def test_a_stopped_suite_goes_on_where_it_stopped(
+        self, runs: list[Path], everything: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        run = copied(runs[0], tmp_path)
+        (run / "evaluation" / "corrupted.json").unlink()
+        kept = run / "evaluation" / "predictions" / "model" / "corrupted"
+        (kept / "fog" / "1.safetensors").unlink()
+        # grey images have no colours to take away: that set is the test set and has no file of its own
+        missing = {f"corrupted/{c}/{s}" for c in TYPES for s in SEVERITIES if not _file(kept, c, s).exists()}
+        assert missing == {"corrupted/fog/1", "corrupted/saturate/1"}
+        seen = counted(monkeypatch)
+        told = []
+        found = evaluate_run(run, ["corrupted"], progress=lambda *x: told.append(x), **QUICK)
+        assert set(seen) == missing
+        assert found["corrupted"].records == everything["corrupted"].records
+        assert told[-1] == ("corrupted", 24_000, 24_000)
+        assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+    def test_damage_is_refused_and_fresh_repairs(
+        self, runs: list[Path], everything: dict, tmp_path: Path
+    ) -> None:
+        run = copied(runs[0], tmp_path)
+        (run / "evaluation" / "clean.json").write_text("{")  # of no use: replaced
+        file = run / "evaluation" / "predictions" / "model" / "test.safetensors"
+        file.write_bytes(file.read_bytes()[:-5])
+        with pytest.raises(DamagedPredictionError, match="fresh=True"):
+            evaluate_run(run, ["clean"], **QUICK)
+        found = evaluate_run(run, ["clean"], fresh=True, **QUICK)
+        assert found["clean"].records == everything["clean"].records
+
+    def test_other_weights_are_noticed(
+        self, runs: list[Path], everything: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        run = copied(runs[0], tmp_path)
+        model = VisionTransformer.from_pretrained(run / "model")
+        with torch.no_grad():
+            model.head.bias += 1
+        model.save_pretrained(run / "model")
+        seen = counted(monkeypatch)
+        evaluate_run(run, ["clean"], predictors=["model"], **QUICK)
+        assert sorted(seen) == ["test", "validation"]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"suites": ["dirty"]}, "suite to be one of clean"),
+            ({"suites": []}, "at least one of suites"),
+            ({"predictors": ["oracle"]}, "predictor to be one of model"),
+            ({"samples": -1}, "samples to be a whole number >= 0"),
+            ({"limit": 0}, "limit to be a whole number >= 1"),
+            ({"batch_size": 0}, "batch_size to be a whole number >= 1"),
+        ],
+    )
+    def test_before_anything_is_read(self, changes: dict, message: str, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=message):
+            evaluate_run(tmp_path, **changes)
+
+    def test_no_run(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="expected a run in"):
+            evaluate_run(tmp_path, ["clean"])
+
+    def test_other_data_than_trained_on(self, runs: list[Path], tmp_path: Path) -> None:
+        run = copied(runs[0], tmp_path)
+        file = run / "preprocessing" / "preprocessing.json"
+        content = json.loads(file.read_text())
+        content["normalisation"]["mean"] = [0.123]
+        file.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"expected the data that .* was trained on"):
+            evaluate_run(run, ["clean"], **QUICK)
+
+
+class TestSeveralRuns:
+    def test_the_ensemble_is_judged_on_items_that_no_member_knows(
+        self, runs: list[Path], found: dict
+    ) -> None:
+        first, second = load_digits(0), load_digits(1)
+        known = {x.numpy().tobytes() for x in second.train.images}
+        unseen = [i for i in range(24) if first.test.images[i].numpy().tobytes() not in known]
+        assert 0 < len(unseen) < 24
+        logits = [
+            VisionTransformer.from_pretrained(run / "model")
+            .predict(data.inputs(first.test.images[unseen]), samples=2, seed=0)
+            .logits
+            for run, data in ((runs[0], first), (runs[1], second))
+        ]
+        probs = torch.cat(logits).double().softmax(-1).mean(0)
+        expected = nll(probs, first.test.labels[unseen])
+        clean = found[runs[0]]["clean"]
+        assert clean.value("test", "nll", "ensemble") == pytest.approx(expected, abs=1e-6)
+        assert any(f"{len(unseen)} of 24 test items" in note for note in clean.notes)
+        record = next(r for r in clean.records if (r.set, r.predictor) == ("test", "ensemble"))
+        assert record.detail["unseen_test_items"] == len(unseen)
+
+    def test_it_stands_beside_the_first_run(self, runs: list[Path], found: dict) -> None:
+        for suite in PREDICTIONS:
+            own = {r.predictor for r in found[runs[0]][suite].records}
+            assert {"ensemble", "ensemble+temperature", "model"} <= own
+            for other in runs[1:]:
+                assert "ensemble" not in {r.predictor for r in found[other][suite].records}
+        assert read_suites(runs[0])["clean"].records == found[runs[0]]["clean"].records
+        assert "ensemble" in found[runs[0]]["selective"].curves["risk_coverage"]
+
+    def test_again_without_predicting(
+        self, runs: list[Path], found: dict, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = counted(monkeypatch)
+        again = evaluate_runs(runs, PREDICTIONS, **QUICK)
+        assert seen == []
+        assert again[runs[0]]["ood"].records == found[runs[0]]["ood"].records
+
+    def test_means_over_seeds(self, runs: list[Path], found: dict) -> None:
+        summary = summarise(runs)
+        (row,) = summary.find(suite="clean", run="tiny", set="test", metric="nll", predictor="model")
+        values = [found[run]["clean"].value("test", "nll") for run in runs[:2]]
+        assert (row.seeds, list(row.values)) == ((0, 1), values)
+        assert (row.mean, row.std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+        (single,) = summary.find(suite="clean", run="plain", set="test", metric="nll", predictor="model")
+        assert single.std is None
+        scores = summary.find(suite="ood", set="ood/near", metric="auroc", predictor="model", run="tiny")
+        assert len({row.detail["score"] for row in scores}) == len(scores) == 7
+        hot = summary.find(suite="clean", set="test", metric="ece", predictor="model+temperature", run="tiny")
+        assert len(hot) == 1  # temperatures of seeds differ, and are still one row
+
+    def test_a_progress_with_names(self, runs: list[Path], found: dict) -> None:
+        told = []
+        evaluate_runs(runs[:1], ["selective"], progress=lambda *x: told.append(x), fresh=True, **QUICK)
+        assert {what for what, _, _ in told} == {"cgp0 selective"}
+
+
+def test_members_that_know_everything_make_no_ensemble(runs: list[Path], tmp_path: Path) -> None:
+    """With a single item left of each set, the other seed is likely to have trained on one of them."""
+    folders = [copied(run, tmp_path / run.name) for run in runs[:2]]
+    for limit in range(1, 9):
+        found = evaluate_runs(folders, ["clean"], predictors=["model"], samples=0, limit=limit, device="cpu")[
+            folders[0]
+        ]["clean"]
+        if not any(r.predictor == "ensemble" for r in found.records):
+            assert any(note.startswith("no ensemble") for note in found.notes)
+            return
+    raise AssertionError("expected a limit at which all items of a set are known")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cgp-seed3", "cgp"), ("cgp_s12", "cgp"), ("cgp-seed-3", "cgp"), ("digits-cgp", "digits-cgp"),
+        ("scgp-m16", "scgp-m16"),
+    ],
+)  # fmt: skip
+def test_names_without_seeds(name: str, expected: str) -> None:
+    assert name_without_seed(name) == expected
+
+
+def _file(folder: Path, corruption: str, severity: int) -> Path:
+    return folder / corruption / f"{severity}.safetensors"
+
+
+def copied(run: Path, folder: Path) -> Path:
+    """A run that a test may spoil."""
+    target = folder / run.name
+    shutil.copytree(run, target)
+    return target
+
+
+def test_a_run_without_preprocessing_is_still_evaluated(tmp_path: Path, runs: list[Path]) -> None:
+    """As those of older versions, and of `fit` called by itself."""
+    run = copied(runs[0], tmp_path)
+    shutil.rmtree(run / "preprocessing")
+    shutil.rmtree(run / "evaluation", ignore_errors=True)
+    found = evaluate_run(run, ["clean"], predictors=["mean"], limit=5, device="cpu")["clean"]
+    assert found.value("test", "accuracy", "mean") is not None
+    assert "gallery" not in found.curves  # it shows the model's own prediction

@@ -1,0 +1,283 @@
+"""The items that runs on CIFAR and CoLA are judged on: published, regenerated, missing, of one's own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpattention.data import CIFAR10, load_cifar, load_corrupted
+from gpattention.data.corruptions import CORRUPTIONS, corrupt, regenerate
+from gpattention.evaluation.records import SuiteResult
+from gpattention.experiments import open_run, train_recipe
+from gpattention.experiments.judging import corrupted_source
+from gpattention.experiments.judging.corrupted_source import made_as_needed, open_corrupted
+from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs
+from gpattention.experiments.judging.judges import load_outside
+from gpattention.experiments.judging.outside_sets import find_outside
+from gpattention.experiments.judging.run_sets import run_sets
+from gpattention.metrics import mcc, nll
+from gpattention.training import recipe_from_dict
+from tests.data import official
+
+TYPES = ("fog", "contrast", "snow")
+QUICK = {"samples": 2, "device": "cpu", "predictors": ["model"]}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    official.write_cifar10_binary(tmp_path, each=12)
+    return tmp_path
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three corruptions instead of nineteen."""
+    some = {name: CORRUPTIONS[name] for name in TYPES}
+    monkeypatch.setattr(corrupted_source, "CORRUPTIONS", some)
+    monkeypatch.setattr("gpattention.experiments.judging.corrupting.CORRUPTIONS", some)
+    monkeypatch.setattr("gpattention.data.corrupted.CORRUPTIONS", TYPES)
+
+
+def opened(root: Path, **more: object) -> corrupted_source.CorruptedSource:
+    return open_corrupted("cifar10", load_cifar(CIFAR10, root, subset=True), root, **more)
+
+
+class TestCorrupted:
+    def test_published_arrays_come_first(self, root: Path, few: None) -> None:
+        labels = load_cifar(CIFAR10, root, subset=True).test.labels.numpy()
+        arrays = official.write_corrupted(root, 12, TYPES)
+        np.save(root / "CIFAR-10-C" / "labels.npy", np.tile(labels, 5))
+        source = opened(root)
+        assert (source.name, source.types, source.notes) == ("cifar10-c", TYPES, ())
+        expected = torch.from_numpy(arrays["snow"][24:36]).permute(0, 3, 1, 2)
+        assert source.images("snow", 3).equal(expected)
+
+    def test_missing_types_are_named(self, root: Path, few: None) -> None:
+        labels = load_cifar(CIFAR10, root, subset=True).test.labels.numpy()
+        official.write_corrupted(root, 12, ("snow",))
+        np.save(root / "CIFAR-10-C" / "labels.npy", np.tile(labels, 5))
+        assert opened(root).types == ("snow",)
+        assert opened(root).notes == ("corruptions missing: fog, contrast; means are over the others",)
+
+    def test_else_they_are_regenerated_and_kept(self, root: Path, few: None) -> None:
+        told = []
+        source = opened(root, progress=lambda done, total: told.append((done, total)))
+        assert source.name == "cifar10-c-regenerated"
+        assert told[-1] == (3 * 5 * 12, 3 * 5 * 12)
+        clean = load_cifar(CIFAR10, root, subset=True).test.images
+        assert source.images("contrast", 4).equal(corrupt(clean, "contrast", 4))
+        assert "CIFAR-10-C (regenerated), not the published files" in source.notes[0]
+        assert "generated pictures" in source.notes[0]
+        before = (root / "CIFAR-10-C-regenerated" / "fog.npy").stat().st_mtime_ns
+        again = opened(root, progress=lambda *_: pytest.fail("made again"))
+        assert again.name == source.name
+        assert (root / "CIFAR-10-C-regenerated" / "fog.npy").stat().st_mtime_ns == before
+
+    def test_a_stopped_regeneration_goes_on(self, root: Path, few: None) -> None:
+        data = load_cifar(CIFAR10, root, subset=True).test
+        regenerate(data.images, data.labels, root / "CIFAR-10-C-regenerated", names=["fog"])
+        assert opened(root).types == TYPES
+
+    def test_arrays_of_another_test_set_are_not_used(self, root: Path, few: None) -> None:
+        official.write_corrupted(root, 3, TYPES)
+        source = opened(root)
+        assert source.name == "cifar10-c-regenerated"
+        assert (
+            source.notes[0] == "the corrupted images in CIFAR-10-C are not of this test set and were not used"
+        )
+
+    def test_fewer_severities_are_told(self, root: Path, few: None) -> None:
+        data = load_cifar(CIFAR10, root, subset=True).test
+        folder = root / "CIFAR-10-C-regenerated"
+        regenerate(data.images, data.labels, folder, names=TYPES, severities=(2, 4))
+        source = opened(root)
+        assert source.severities == (2, 4)
+        assert source.notes[-1] == "severities 2, 4 only"
+
+    def test_with_a_limit_nothing_is_written(self, root: Path, few: None) -> None:
+        source = opened(root, limit=5)
+        assert source.name == "made as needed"
+        assert len(source.images("fog", 1)) == 5
+        assert not (root / "CIFAR-10-C-regenerated").exists()
+
+    def test_pictures_of_frost_are_taken(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+        (root / "frost").mkdir()
+        picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
+        image.fromarray(picture).save(root / "frost" / "frost1.png")
+        monkeypatch.setattr(corrupted_source, "CORRUPTIONS", {"frost": CORRUPTIONS["frost"]})
+        source = opened(root, limit=4)
+        assert "frost: given pictures" in source.notes[0]
+        clean = load_cifar(CIFAR10, root, subset=True).test.images[:4]
+        frost = [torch.from_numpy(picture).permute(2, 0, 1)]
+        assert source.images("frost", 3).equal(corrupt(clean, "frost", 3, frost=frost))
+
+    def test_all_nineteen_of_five_severities(self) -> None:
+        source = made_as_needed(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+        assert (len(source.types), source.severities) == (19, (1, 2, 3, 4, 5))
+        assert len(source.notes) == 1  # the published size
+
+
+class TestOutside:
+    def test_what_is_there_and_what_is_missing(self, root: Path) -> None:
+        image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+        for place in ("dtd/images/banded", "ood/holidays"):
+            (root / place).mkdir(parents=True)
+            image.fromarray(np.full((40, 50, 3), 7, np.uint8)).save(root / place / "1.png")
+        np.savez(root / "ood" / "tiny-standin.npz", images=np.zeros((3, 32, 32, 3), np.uint8))
+        np.savez(root / "ood" / "wrong.npz", images=np.zeros((3, 9, 9, 3), np.uint8))
+        (root / "ood" / ".hidden").mkdir()
+        found = find_outside(load_cifar(CIFAR10, root, subset=True), root)
+        assert set(found.images) == {"textures-subset", "holidays", "tiny-standin", "wrong"}
+        assert found.images["textures-subset"]().shape == (1, 3, 32, 32)
+        told = "\n".join(found.notes)
+        assert "ood/textures-subset: 1 of 5640 images" in told
+        assert "ood/tiny-standin is a stand-in" in told
+        assert "ood/holidays is a set of your own" in told
+        for name in ("lsun-crop", "lsun-resize", "tinyimagenet-crop", "tinyimagenet-resize"):
+            assert f"ood/{name} is missing: put " in told
+
+    def test_nothing_but_what_the_data_brings(self, root: Path) -> None:
+        data = load_cifar(CIFAR10, root, subset=True)
+        assert find_outside(data, root).images == {}
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A folder of data, and runs of two seeds on it."""
+    root = tmp_path_factory.mktemp("data")
+    official.write_cifar10_binary(root, each=40)
+    np.savez(root / "wrong.npz", images=np.zeros((3, 9, 9, 3), np.uint8))
+    (root / "ood").mkdir()
+    np.savez(root / "ood" / "black.npz", images=np.zeros((9, 32, 32, 3), np.uint8))
+    shutil.move(root / "wrong.npz", root / "ood" / "wrong.npz")
+    folders = []
+    for seed in (0, 1):
+        recipe = recipe_from_dict(
+            {
+                "name": "tiny-cifar",
+                "seed": seed,
+                "data": {"name": "cifar10", "options": {"subset": True}},
+                "model": {"attention": "cgp", "config": {"width": 16, "heads": 2, "depth": 1, "patch": 16}},
+                "optimizer": {"batch_size": 90},
+                "phases": {"epochs": 1},
+            }
+        )
+        folders.append(root / f"run{seed}")
+        train_recipe(recipe, folders[-1], root=root)
+    return root, folders[0], folders[1]
+
+
+def test_a_run_on_cifar(cifar: tuple[Path, Path, Path], few: None) -> None:
+    root, run, _ = cifar
+    found = evaluate_run(run, ["clean", "corrupted", "ood"], root=root, **QUICK)
+    assert found["clean"].data == "cifar10-subset"
+    assert {r.set for r in found["ood"].records} == {"ood/black"}
+    assert any(note.startswith("ood/wrong could not be read") for note in found["ood"].notes)
+    assert (
+        load_corrupted("cifar10-c", root, folder="CIFAR-10-C-regenerated", subset=True).corruptions == TYPES
+    )
+    assert found["corrupted"].value("corrupted/mean", "accuracy") is not None
+    assert found["corrupted"].value("corrupted/noise", "accuracy") is None
+
+
+def test_all_test_images_serve_an_ensemble_on_cifar(cifar: tuple[Path, Path, Path], few: None) -> None:
+    """They are the same for every seed: the members' own predictions are taken, but not of validation."""
+    root, first, second = cifar
+    found = evaluate_runs([second, first], ["clean", "corrupted"], root=root, **QUICK)[first]
+    records = [r for r in found["clean"].records if r.predictor == "ensemble" and r.set == "test"]
+    assert len(records) == 11
+    assert not any("test items" in note for note in found["clean"].notes)
+    assert any("validation items" in note for note in found["clean"].notes)
+    assert found["corrupted"].value("corrupted/fog/2", "ece", "ensemble") is not None
+    aside = list((first / "evaluation" / "predictions").glob("of-*/*/*.safetensors"))
+    assert {file.stem for file in aside} == {"validation"}
+    for file in aside:
+        file.write_bytes(b"damaged")
+    again = evaluate_runs([first, second], ["clean"], root=root, fresh=True, **QUICK)[first]["clean"]
+    assert again.records == found["clean"].records
+
+
+@pytest.fixture(scope="module")
+def cola(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    root = tmp_path_factory.mktemp("cola")
+    official.write_cola(root, (60, 12, 8))
+    folders = []
+    for seed in (0, 1):
+        recipe = recipe_from_dict(
+            {
+                "name": f"tiny-cola-seed{seed}",
+                "seed": seed,
+                "data": {"name": "cola", "options": {"subset": True}},
+                "model": {
+                    "type": "text", "attention": "cgp",
+                    "config": {"width": 16, "heads": 2, "depth": 1, "embedding_width": 8},
+                },
+                "optimizer": {"batch_size": 10},
+                "phases": {"epochs": 1},
+            }
+        )  # fmt: skip
+        folders.append(root / f"run{seed}")
+        train_recipe(recipe, folders[-1], root=root)
+    return root, folders
+
+
+def suites(cola: tuple[Path, list[Path]]) -> dict[str, SuiteResult]:
+    return evaluate_run(
+        cola[1][0], ["clean", "corrupted", "ood", "selective", "oversmoothing"], root=cola[0], **QUICK
+    )
+
+
+def test_sentences_out_of_domain_are_judged_too(cola: tuple[Path, list[Path]]) -> None:
+    found = suites(cola)
+    run = open_run(cola[1][0])
+    outside = load_outside(run_sets(run, cola[0]))[0][0]
+    told = run.model.predict(outside.stored, samples=2, seed=0)
+    expected = mcc(told.probs, outside.labels)
+    assert found["clean"].value("ood/out-of-domain", "mcc") == pytest.approx(expected)
+    assert found["ood"].value("ood/out-of-domain", "auroc", score="entropy") is not None
+    batch = next(r for r in found["clean"].records if r.metric == "batch_ece")
+    assert batch.detail["batch"] == 32
+    assert found["corrupted"].records == ()
+    assert "there are no corruptions of texts" in found["corrupted"].notes
+
+
+def test_words_and_their_variance(cola: tuple[Path, list[Path]]) -> None:
+    for entry in suites(cola)["clean"].curves["gallery"]["most_certain"]:
+        assert entry["words"][-1] == "."
+        assert len(entry["token_variance"]) == len(entry["words"])
+
+
+def test_an_ensemble_of_other_vocabularies(cola: tuple[Path, list[Path]]) -> None:
+    root, folders = cola
+    found = evaluate_runs(folders, ["clean"], root=root, **QUICK)[folders[0]]["clean"]
+    first, second = (run_sets(open_run(folder), root) for folder in folders)
+    kept = [i for i, words in enumerate(first.test.words) if words not in second.train.words]
+    assert 0 < len(kept) < len(first.test)
+    items = first.test.select(torch.tensor(kept))
+    assert not second.adopt(items).stored["tokens"].equal(items.stored["tokens"])  # other numbers, same words
+    logits = [
+        open_run(folder).model.predict(sets.adopt(items).stored, samples=2, seed=0).logits
+        for folder, sets in zip(folders, (first, second), strict=True)
+    ]
+    expected = nll(torch.cat(logits).double().softmax(-1).mean(0), items.labels)
+    assert found.value("test", "nll", "ensemble") == pytest.approx(expected, abs=1e-6)
+
+
+def test_other_sentences_than_trained_on(cola: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    official.write_cola(tmp_path, (60, 12, 8))
+    root = tmp_path
+    shutil.copytree(cola[1][0], root / "run")
+    content = json.loads((root / "run" / "preprocessing" / "preprocessing.json").read_text())
+    content["length"] += 1
+    (root / "run" / "preprocessing" / "preprocessing.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="was trained on, got other data of the name 'cola'"):
+        evaluate_run(root / "run", ["clean"], root=root, **QUICK)
+
+
+def test_a_limit_of_nothing(cola: tuple[Path, list[Path]]) -> None:
+    with pytest.raises(ValueError, match="limit to be at least 1, got 0"):
+        run_sets(open_run(cola[1][0]), cola[0], limit=0)

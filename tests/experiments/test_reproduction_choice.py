@@ -1,0 +1,172 @@
+"""What is chosen on validation items, and whether it beats goals and rivals."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpattention.experiments.reproduction.goals import Candidate
+from gpattention.experiments.reproduction.results.choice_page import choice_markdown
+from gpattention.experiments.reproduction.results.choosing import choose
+from gpattention.experiments.reproduction.results.columns import Column
+from gpattention.experiments.reproduction.results.reading import PlanResults, read_results
+from gpattention.experiments.reproduction.results.summary import (
+    best_place,
+    summary_lines,
+    summary_markdown,
+)
+from gpattention.experiments.reproduction.results.verdicts import judge_goals, judge_rivals
+from tests.experiments.reproduced import Figure, write_plan, write_runs
+
+RIVALS = 'rivals = ["softmax:mc_dropout", "softmax:ensemble"]'
+GOAL = """
+[[goals]]
+name = "NLL"
+suite = "corrupted"
+measure = "nll"
+value = {value}
+source = "Table 2"
+better = "lower"
+"""
+Read = Callable[..., PlanResults]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    def made(
+        figure: Figure, models: tuple[str, ...] = ("softmax", "gp", "other"), **options: object
+    ) -> PlanResults:
+        more, texts = str(options.pop("more", "")), bool(options.pop("texts", False))
+        plan = write_plan(tmp_path / "plan", models, more=more, texts=texts)
+        write_runs(plan, tmp_path / "runs", figure, **options)  # type: ignore[arg-type]
+        return read_results(plan, tmp_path / "runs")
+
+    return made
+
+
+def nlls(**by_model: float) -> Figure:
+    """Validation NLL by model; elsewhere the order is the other way round."""
+
+    def figure(model: str, seed: int, predictor: str, place: str, metric: str) -> float:
+        own = by_model[model] + 0.01 * (predictor != "model") + 0.001 * seed
+        if (place, metric) == ("validation", "nll"):
+            return own
+        return 2 - own if metric != "accuracy" else own
+
+    return figure
+
+
+def test_the_choice_is_made_on_validation_alone(read: Read) -> None:
+    choice = choose(read(nlls(softmax=0.5, gp=0.4, other=0.6)))
+    assert choice.chosen is not None
+    assert str(choice.chosen.candidate) == "gp:model"
+    assert [ranked.nll.mean for ranked in choice.ranking] == sorted(r.nll.mean for r in choice.ranking)
+    assert len(choice.ranking) == 9  # three models with three predictors
+    assert choice.lead is not None
+    assert choice.lead.mean == pytest.approx(-0.01)
+
+
+def test_rivals_and_what_the_plan_leaves_out_are_ranked_not_chosen(read: Read) -> None:
+    more = f'{RIVALS}\nchoose = ["model+temperature"]'
+    results = read(nlls(softmax=0.3, gp=0.4, other=0.6), more=more, ensemble=True)
+    choice = choose(results)
+    assert choice.chosen is not None
+    assert str(choice.chosen.candidate) == "gp:model+temperature"
+    assert str(choice.ranking[0].candidate) == "softmax:model"
+    assert not [ranked for ranked in choice.ranking if ranked.candidate.is_ensemble]
+    page = choice_markdown(results, choice)
+    assert "**Chosen: `gp:model+temperature`**" in page
+    assert "Lower still, but a rival's: `softmax:model`, 0.3010 ± 0.0006." in page
+    assert "| 50 |" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [(1.0, "missed"), (1.5995, "met"), (3.0, "met, beyond two standard errors")],
+)
+def test_goals(read: Read, value: float, outcome: str) -> None:
+    results = read(nlls(softmax=0.5, gp=0.4, other=0.6), more=GOAL.format(value=value))
+    (verdict,) = judge_goals(results, Candidate("gp", "model"))
+    assert verdict.outcome == outcome  # 1.599 ± 0.0006
+    page = choice_markdown(results, choose(results))
+    assert f"Goals met: {int(outcome != 'missed')} of 1, {int('beyond' in outcome)} of them beyond" in page
+    assert f"| < {value:.4f} | 1.5990 ± 0.0006 |" in page
+    (none,) = judge_goals(results, Candidate("gp", "laplace"))
+    assert (none.outcome, none.gap) == ("no figure", None)
+
+
+def corrupted(nll: float, ece: float, accuracy: float, spread: float) -> Figure:
+    """The model gp less softmax, under corruption; `spread` is between seeds, in NLL and ECE alone."""
+
+    def figure(model: str, seed: int, predictor: str, place: str, metric: str) -> float:
+        gaps = {"nll": nll, "ece": ece, "accuracy": accuracy}
+        if model != "gp" or metric not in gaps or not place.startswith("corrupted"):
+            return 0.5 + 0.1 * seed + (model != "gp") * 0.2
+        return 0.7 + 0.1 * seed + gaps[metric] + (seed - 1) * spread * (metric != "accuracy")
+
+    return figure
+
+
+@pytest.mark.parametrize(
+    ("gaps", "spread", "outcome"),
+    [
+        ((-0.1, -0.1, 0.0), 0.01, "beaten, beyond two standard errors"),
+        ((-0.1, -0.1, 0.0), 0.5, "beaten in the mean"),
+        ((-0.1, -0.1, -0.1), 0.01, "not beaten"),
+        ((-0.1, 0.1, 0.1), 0.01, "not beaten"),
+        ((0.1, -0.1, 0.1), 0.01, "not beaten"),
+    ],
+)
+def test_rivals(read: Read, gaps: tuple[float, float, float], spread: float, outcome: str) -> None:
+    results = read(corrupted(*gaps, spread=spread), ("softmax", "gp"), more=RIVALS, ensemble=True)
+    single, ensemble, both = judge_rivals(results, Candidate("gp", "model"))
+    assert single.outcome == outcome
+    gap = single.gaps["nll"][1]
+    assert gap is not None
+    assert gap.basis == "paired"  # so that what seeds share does not count
+    assert gap.mean == pytest.approx(gaps[0])
+    assert (str(both.one), str(both.rival)) == ("gp:ensemble", "softmax:ensemble")
+    assert both.gaps["ece"][1] is not None
+    assert both.gaps["ece"][1].error is None
+    assert ensemble.gaps["ece"][1] is not None
+    assert ensemble.gaps["ece"][1].basis == "one side"
+    page = choice_markdown(results, choose(results))
+    assert f"Rivals beaten: {int(outcome != 'not beaten') + ('beaten' in ensemble.outcome[:6])} of 2" in page
+
+
+def test_rivals_without_figures(read: Read) -> None:
+    results = read(nlls(softmax=0.5, gp=0.4), ("softmax", "gp"), more=RIVALS)
+    verdicts = judge_rivals(results, Candidate("gp", "model"))
+    assert [verdict.outcome for verdict in verdicts] == ["not beaten", "no figure"]
+
+
+def test_texts_are_judged_out_of_domain(read: Read) -> None:
+    results = read(nlls(softmax=0.5, gp=0.4), ("softmax", "gp"), more=RIVALS, texts=True)
+    verdict = judge_rivals(results, Candidate("gp", "model"))[0]
+    assert verdict.kept == "mcc"
+    assert {column.place for column, _ in verdict.gaps.values()} == {"ood/out-of-domain"}
+
+
+def test_nothing_to_choose(read: Read) -> None:
+    results = read(nlls(softmax=0.5), ("softmax",), more=RIVALS)
+    choice = choose(results)
+    assert (choice.chosen, choice.lead) == (None, None)
+    assert "Nothing that may be chosen" in choice_markdown(results, choice)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "nll"])
+@pytest.mark.parametrize(("spread", "bold"), [(0.001, 1), (0.5, None)])
+def test_bold_is_what_is_clearly_better(read: Read, metric: str, spread: float, bold: int | None) -> None:
+    sign = 1 if metric == "accuracy" else -1
+
+    def figure(model: str, seed: int, predictor: str, place: str, named: str) -> float:
+        better = 0.1 + spread * (seed - 1) if model == "gp" else 0.0
+        return 0.5 + 0.2 * seed + sign * (1.0 if predictor == "ensemble" else better)
+
+    results = read(figure, ("softmax", "gp"), predictors=("model",), ensemble=True)
+    lines = summary_lines(results)
+    assert [line.is_ensemble for line in lines] == [False, False, True, True]
+    assert [line.seeds(None) for line in lines[2:]] == ["1 of 3", "1 of 3"]
+    assert best_place(Column(metric, "clean", "test", metric), lines) == bold
+    assert ("**" in summary_markdown(results)) == (bold is not None)
+    assert best_place(Column("", "clean", "nowhere", "nll"), lines) is None

@@ -1,0 +1,23 @@
+"""The site's navigation: every page is in it once, and it names no page that is not there."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    navigation = settings[settings.index("\nnav:") : settings.index("\nmarkdown_extensions:")]
+    named = Counter(re.findall(r"([\w/-]+\.md)$", navigation, re.M))
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(pages - set(named)) == []
+    assert sorted(set(named) - pages) == []
+    assert [page for page, count in named.items() if count > 1] == []
+
+
+def test_the_site_fetches_nothing_from_elsewhere() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "font: false" in settings
+    assert not re.search(r"https?://", settings)
