@@ -168,6 +168,13 @@ def _words(text: str) -> list[str]:
     return [word for word in words if word != "*" and not re.fullmatch(r"[|:─-]+", word)]
 
 
+def test_words_see_other_words_and_not_other_figures() -> None:
+    shown = _words("* plain   NLL 0.12, 3 of 4\n| --- | ---: |")
+    assert shown == _words("plain NLL -1.5e-03, 12 of 4")
+    assert shown != _words("plain ECE 0.12, 3 of 4")
+    assert shown != _words("plain NLL 0.12")
+
+
 def _kinds() -> dict[str, type]:
     return {kind: attention_class(kind) for kind in BUILT_IN}
 

@@ -131,7 +131,7 @@ class _Work:
         self._device = choose_device(settings.device)
         self._folder = encoder_folder(settings.encoder)
         self._data: dict[int, dict[str, Sentences]] = {}
-        self._last: tuple[Predictor, Sentences, Tensor] | None = None
+        self._kept: list[tuple[Predictor, Sentences, Tensor]] = []  # on validation, of the model at hand
         if not settings.finished:
             load_cola(settings.root, form="raw", subset=settings.subset)  # a missing folder costs no work
         weights = self._folder / "model.safetensors"
@@ -160,6 +160,7 @@ class _Work:
             progress=lambda done, total: self._tell(f"{label} fine-tuning", done, total),
         )  # fmt: skip
         written = []
+        self._kept = []
         for source, notes, begin in self._sources(model, kind, parts, names, seed, label):
             logits = {
                 name: self._logits(source.predictor, parts[name], source.samples, seed, f"{label} {name}")
@@ -221,15 +222,16 @@ class _Work:
                 yield source, list(fitting.notes), begin
 
     def _logits(self, predictor: Predictor, part: Sentences, samples: int, seed: int, label: str) -> Tensor:
-        """What was predicted last to fit to is not predicted again to be judged."""
-        if self._last is not None and self._last[0] is predictor and self._last[1] is part:
-            return self._last[2]
+        """What was predicted to fit to is not predicted again to be judged."""
+        for before, of, logits in self._kept:
+            if before is predictor and of is part:
+                return logits
         found = predict_sentences(
             predictor, part, samples=samples, seed=seed, device=self._device,
             progress=lambda done, total: self._tell(label, done, total),
         )  # fmt: skip
         if part.name == "validation":
-            self._last = predictor, part, found
+            self._kept.append((predictor, part, found))
         return found
 
     def _parts(self, seed: int) -> dict[str, Sentences]:

@@ -3,6 +3,12 @@
 Matrices live in padded scratch memory [P, P], row-major, P a power of two and a multiple of BLOCK; what
 one program writes it reads back after a barrier, from the caches.  Everything is IEEE float32.  Imported
 only when a fused path is taken: Triton is an optional package.
+
+In A B neighbouring threads read neighbouring columns of B on chip, and few rows of A.  Where B's columns are
+contiguous instead of its rows, as those of a Y^T read in place, these lie in the same banks and are read one
+after the other, ten times slower than the product itself.  So no B is read with an inner stride of 1: what a
+product wants transposed on its right is written turned (`store_turned`) where it is made, or X Y^T is taken
+as (Y X^T)^T.  For A it is the other way round, by less: columns that are contiguous are read four at a time.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -30,7 +36,7 @@ def product(
     b, b_inner: tl.constexpr, b_column: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """A B of matrices in memory, by strides, so that either may be read transposed.  [ROWS, COLUMNS]"""
+    """A B of matrices in memory, by strides; a_row = 1 and b_column = 1 are the fastest.  [ROWS, COLUMNS]"""
     i, j, step = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, INNER, BLOCK):
@@ -46,6 +52,13 @@ def store(to, X, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Write a padded matrix."""
     i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tl.store(to + i[:, None] * COLUMNS + j[None, :], X)
+
+
+@triton.jit
+def store_turned(to, X, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write the transpose of a padded matrix.  [COLUMNS, ROWS]"""
+    i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    tl.store(to + j[None, :] * ROWS + i[:, None], X)
 
 
 @triton.jit
@@ -102,14 +115,27 @@ def kappa(dot, X, Y):
 
 
 @triton.jit
-def noisy_gram(X, amplitude, diagonal, real, N: tl.constexpr):
+def noisy(dot, X, amplitude, diagonal, real, N: tl.constexpr):
     """a_i a_j kappa(x_i, x_j) + diagonal I with an exact diagonal, identity at padding.  [N, N]"""
     i = tl.arange(0, N)
-    K = kappa(tl.dot(X, tl.trans(X), input_precision="ieee"), X, X)
+    K = kappa(dot, X, X)
     on_diagonal = i[:, None] == i[None, :]
     K = tl.where(on_diagonal, 1.0, K) * (amplitude[:, None] * amplitude[None, :])
     K = K + tl.where(on_diagonal, diagonal, 0.0)
     return tl.where(real[:, None] & real[None, :], K, tl.where(on_diagonal, 1.0, 0.0))
+
+
+@triton.jit
+def noisy_gram(X, amplitude, diagonal, real, N: tl.constexpr):
+    """`noisy` of a few points that are nowhere in memory.  [N, N]"""
+    return noisy(tl.dot(X, tl.trans(X), input_precision="ieee"), X, amplitude, diagonal, real, N)
+
+
+@triton.jit
+def turned_gram(turned, X, amplitude, diagonal, real, N: tl.constexpr, WIDTH: tl.constexpr):
+    """`noisy` of points whose transpose was written before a barrier.  [N, N]"""
+    dot = product(turned, 1, N, turned, N, 1, N, N, WIDTH)
+    return noisy(dot, X, amplitude, diagonal, real, N)
 
 
 @triton.jit
@@ -141,33 +167,32 @@ def block_root(D, first, log_det, failed):
 def inverse_root(M, R, N: tl.constexpr):
     """R = L^-1 for M = L L^T, both in memory; returns log det M and the pivot that failed, 0 for none.
 
-    Left-looking by blocks.  Rows of R that are not finished hold the columns of L below the diagonal, so
-    that one buffer serves both.  M must have been written before a barrier; so is R when this returns.
+    Left-looking by blocks.  Right of the finished rows of R stand those of L^T, each column until it is
+    reached, so that one buffer serves both.  M must have been written before a barrier; so is R when this
+    returns.
     """
     i, b = tl.arange(0, N), tl.arange(0, BLOCK)
     log_det, failed = 0.0, 0
     for J in range(0, N // BLOCK):
         at = J * BLOCK + b
-        panel = tl.load(M + i[:, None] * N + at[None, :])  # [N, b] becomes L[:, J]
+        panel = tl.load(M + i[:, None] * N + at[None, :])  # [N, b] becomes L[:, J], of which what is below
         D = tl.load(M + at[:, None] * N + at[None, :])  # [b, b]
-        row = tl.zeros((BLOCK, N), tl.float32)  # [b, N] becomes R[J, :]
+        row = tl.zeros((BLOCK, N), tl.float32)  # [b, N] becomes R[J, :], of which what is left
         for K in range(0, J):
             before = K * BLOCK + b
-            L_K = tl.load(R + i[:, None] * N + before[None, :], mask=(i >= J * BLOCK)[:, None], other=0.0)
-            L_JK = tl.load(R + at[:, None] * N + before[None, :])  # [b, b]
-            R_K = tl.load(R + before[:, None] * N + i[None, :])  # [b, N]
-            panel -= tl.dot(L_K, tl.trans(L_JK), input_precision="ieee")
-            D -= tl.dot(L_JK, tl.trans(L_JK), input_precision="ieee")
-            row += tl.dot(L_JK, R_K, input_precision="ieee")
+            both = tl.load(R + before[:, None] * N + i[None, :])  # [b, N] R[K, :] left of J, then L[:, K]^T
+            L_JK = tl.load(R + before[:, None] * N + at[None, :])  # [b, b] transposed
+            panel -= tl.dot(tl.trans(both), L_JK, input_precision="ieee")
+            D -= tl.dot(tl.trans(L_JK), L_JK, input_precision="ieee")
+            row += tl.dot(tl.trans(L_JK), both, input_precision="ieee")
         X, log_det, failed = block_root(D, J * BLOCK, log_det, failed)
         panel = tl.dot(panel, X, input_precision="ieee")
         row = -tl.dot(tl.trans(X), row, input_precision="ieee")
         tl.debug_barrier()
-        tl.store(R + i[:, None] * N + at[None, :], panel, mask=(i >= (J + 1) * BLOCK)[:, None])
-        left, right = i < J * BLOCK, i >= (J + 1) * BLOCK
-        tl.store(
-            R + at[:, None] * N + i[None, :], tl.where(left[None, :], row, 0.0), mask=(left | right)[None, :]
-        )
+        left, below = i < J * BLOCK, i >= (J + 1) * BLOCK
+        tl.store(R + i[:, None] * N + at[None, :], tl.zeros((N, BLOCK), tl.float32), mask=left[:, None])
+        tl.store(R + at[None, :] * N + i[:, None], panel, mask=below[:, None])
+        tl.store(R + at[:, None] * N + i[None, :], row, mask=left[None, :])
         tl.store(R + at[:, None] * N + at[None, :], tl.trans(X))
         tl.debug_barrier()
     return log_det, failed

@@ -51,11 +51,11 @@ class _RowLogAmplitude(torch.autograd.Function):
         (B, H, NQ, C), N, empty = q.shape, k.shape[2], allocator(q)
         QP, NP, CP = padded(NQ), padded(N), padded(C)
         tokens_q, tokens_k, log_sum = empty(B * H, QP, CP), empty(B * H, NP, CP), empty(B, H, NQ)
-        log_amplitude = empty(B, H, NQ)
+        log_amplitude, turned = empty(B, H, NQ), empty(B * H, CP, NP)
         amplitude_kernel[(B * H,)](
             *by_rows(q), *by_rows(k), *by_entries(mask, q), *by_entries(query_mask, q),
-            *by_heads(scalars(scale, lead)), tokens_q, tokens_k, log_sum, log_amplitude, most or 0.0,
-            H, NQ, N, C,
+            *by_heads(scalars(scale, lead)), tokens_q, tokens_k, turned, log_sum, log_amplitude,
+            most or 0.0, H, NQ, N, C,
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None, CAPPED=most is not None,
             QP=QP, NP=NP, CP=CP, **launch("amplitude", max(QP, NP)),
         )  # fmt: skip
@@ -76,8 +76,8 @@ class _RowLogAmplitude(torch.autograd.Function):
         found = empty(1, 1, B, H)
         amplitude_backward_kernel[(B * H,)](
             grads[0].contiguous(), *by_entries(mask, log_sum), *by_entries(query_mask, log_sum),
-            *by_heads(scalars(scale, ctx.lead)), tokens_q, tokens_k, log_sum, empty(B * H, QP, NP),
-            most or 0.0, *by_rows(d_q), *by_rows(d_k), found, H, NQ, N, C,
+            *by_heads(scalars(scale, ctx.lead)), tokens_q, tokens_k, empty(B * H, CP, NP), log_sum,
+            empty(B * H, QP, NP), most or 0.0, *by_rows(d_q), *by_rows(d_k), found, H, NQ, N, C,
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None, CAPPED=most is not None,
             QP=QP, NP=NP, CP=CP, **launch("amplitude_backward", max(QP, NP)),
         )  # fmt: skip

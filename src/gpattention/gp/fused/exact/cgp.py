@@ -117,9 +117,10 @@ class _CGP(torch.autograd.Function):
         QP, NP, CP, DP = P["QP"], P["NP"], P["CP"], P["DP"]
         empty = allocator(q)
         tokens_q, tokens_o, tokens_k = empty(S, QP, CP), empty(S, NP, CP), empty(S, NP, CP)
-        tokens_v, values = empty(S, NP, DP), empty(S, NP, DP)
-        grams, roots = empty(2, S, NP, NP), empty(2, S, NP, NP)
-        K_qo, K_ok, A, F, scratch = (empty(S, n, NP) for n in (QP, NP, QP, QP, QP))
+        tokens_v, values, turned = empty(S, NP, DP), empty(S, NP, DP), empty(3, S, CP, NP)
+        grams, roots, turned_roots = (empty(2, S, NP, NP) for _ in range(3))
+        K_qo, K_ok, A = empty(S, QP, NP), empty(S, NP, NP), empty(S, QP, NP)
+        turned_A, F, scratch = empty(S, NP, QP), empty(S, NP, QP), empty(S, NP, max(QP, NP))
         mean = token_major(B, H, NQ, D, q)
         variance, unit, key, value = empty(B, H, NQ), empty(S, QP), empty(B, H), empty(B, H)
         info = torch.empty(2, S, dtype=torch.int32, device=q.device)
@@ -128,8 +129,8 @@ class _CGP(torch.autograd.Function):
         masks = by_entries(mask, q), by_entries(query_mask, q)
         roots_kernel[(S, 2)](
             *by_rows(k), *by_rows(o), *by_rows(v), *masks[0], *by_heads(noise_), *by_heads(scales[1]),
-            tokens_o, tokens_k, tokens_v, grams, roots, key, info, failure_counter(q.device), int(deferred),
-            S, H, N, C, D,
+            tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key, info,
+            failure_counter(q.device), int(deferred), S, H, N, C, D,
             MASKED=mask is not None, LATENT=True, FACTORED=factored, NP=NP, CP=CP, DP=DP,
             **sizes.launch("roots"),
         )  # fmt: skip
@@ -138,9 +139,9 @@ class _CGP(torch.autograd.Function):
                 report_failures(found.view(q.shape[:2]), sizes.N, q.dtype, name=name, noise=noise)
         rows_kernel[(S,)](
             *by_rows(q), *by_rows(k), *masks[0], *masks[1], *by_heads(noise_),
-            *by_heads(scales[0]), *by_heads(scales[1]),
-            *by_entries(log_amplitude, q), tokens_q, tokens_o, tokens_k, tokens_v, roots,
-            K_qo, K_ok, A, F, scratch, values, *by_rows(mean), variance, unit,
+            *by_heads(scales[0]), *by_heads(scales[1]), *by_entries(log_amplitude, q),
+            tokens_q, tokens_o, tokens_k, tokens_v, turned, roots, turned_roots,
+            K_qo, K_ok, A, turned_A, F, scratch, values, *by_rows(mean), variance, unit,
             S, H, NQ, N, C, D,
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None,
             AMPLIFIED=log_amplitude is not None, VARIANCE=with_variance, **P, **sizes.launch("rows"),
@@ -150,7 +151,7 @@ class _CGP(torch.autograd.Function):
         if cost == "marginal":
             saved = density_forward(prior, mean, value, name=QUERY_COVARIANCE, key=key)
         elif cost == "kl":
-            saved = divergence_forward(prior, mean, A, F, value)
+            saved = divergence_forward(prior, mean, turned_A, F, value)
         ctx.sizes, ctx.lead, ctx.with_variance, ctx.cost = sizes, lead, with_variance, cost
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
@@ -178,7 +179,7 @@ class _CGP(torch.autograd.Function):
         by_mean, by_variance, by_key, by_cost = grads
         by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
         X, OX, T, Z, E, scratch = (empty(S, QP, NP) for _ in range(6))
-        unit_grad, values = empty(S, QP, DP), empty(S, NP, DP)
+        unit_grad, values, turned_v = empty(S, QP, DP), empty(S, NP, DP), empty(S, DP, NP)
         d_q, d_k, d_o = (token_major(B, H, n, C, mean) for n in (NQ, N, N))
         d_v, d_log, found = token_major(B, H, N, D, mean), empty(B, H, NQ), empty(3, 2, B, H)
         noise_, *scales = (scalars(x, ctx.lead) for x in (noise, scale_q, scale_k))
@@ -197,8 +198,8 @@ class _CGP(torch.autograd.Function):
             *by_rows(by_mean), variance if by_variance is None else by_variance.contiguous(),
             *by_rows(mean), variance, unit, *masks[0], *masks[1], *by_heads(noise_), *by_heads(scales[0]),
             *by_entries(log_amplitude, mean), tokens_q, tokens_o, tokens_v, roots, K_qo, K_ok, A, F,
-            *by_rows(to.X), by_explained, X, OX, T, Z, E, scratch, unit_grad, *by_rows(d_q), d_log, found,
-            S, H, NQ, N, C, D,
+            *by_rows(to.X), by_explained, X, OX, T, Z, E, scratch, unit_grad, turned_v,
+            *by_rows(d_q), d_log, found, S, H, NQ, N, C, D,
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None,
             AMPLIFIED=log_amplitude is not None, VARIANCE=ctx.with_variance,
             WEIGHTED=by_variance is not None, PRIOR=by_cost is not None,
@@ -206,7 +207,7 @@ class _CGP(torch.autograd.Function):
         )  # fmt: skip
         inputs_backward_kernel[(S, 2)](
             *masks[0], *by_heads(scales[1]), tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_ok, A,
-            X, OX, T, Z, E, unit_grad, *by_heads(unit if by_key is None else by_key),
+            X, OX, T, Z, E, unit_grad, turned_v, *by_heads(unit if by_key is None else by_key),
             empty(2, S, NP, NP), values, *by_rows(d_o), *by_rows(d_k), *by_rows(d_v), found,
             S, H, N, C, D, MASKED=mask is not None, VARIANCE=ctx.with_variance, KEY_SIGN=key_sign,
             **P, **sizes.launch("inputs_backward"),

@@ -5,8 +5,9 @@ the KL divergence wants of the explained part), c that of the keys' log density:
     X = F R_k,  T = g V^T - 2 Omega X,  Z = (T K_ko - 2 sigma^2 Omega A) R^T R
     dK_qo = Z,  dM = -A^T Z,  dK_ok = A^T T,  dV = K_ko A^T g - c M_k V
     dM_k = X^T Omega X - c/2 (D R_k^T R_k + V V^T)
-and through every Gram matrix E = dK * K,  dx_i = sum_j E_ij (y_j - x_i).  Gradients of the noise, s_q and s_k
-are [3, 2, B, H]: two parts each, of which some are 0.
+and through every Gram matrix E = dK * K,  dx_i = sum_j E_ij (y_j - x_i).  F comes as F^T, and Z is made by
+way of T^T, whose products want nothing transposed on the right (see `blocks`).  Gradients of the
+noise, s_q and s_k are [3, 2, B, H]: two parts each, of which some are 0.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -20,6 +21,7 @@ from gpattention.gp.fused.blocks import (
     real_tokens,
     store,
     store_tokens,
+    store_turned,
     tokens,
 )
 
@@ -33,7 +35,7 @@ def rows_backward_kernel(
     log_amplitude, log_b, log_h, log_n,
     tokens_q, tokens_o, tokens_v, roots, K_qo, K_ok, A, F,
     by_prior, by_prior_b, by_prior_h, by_prior_n, by_explained,
-    X, OX, T, Z, E, scratch, unit_grad,
+    X, OX, T, Z, E, scratch, unit_grad, turned_v,
     grad_q, grad_q_b, grad_q_h, grad_q_n, grad_log, grad_parameters,
     programs, H, NQ, N, C, D,
     MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
@@ -43,7 +45,8 @@ def rows_backward_kernel(
     """All that belongs to query rows: X, Omega X, T, Z, E = Z * K_qo, and gradients of q and its amplitudes.
 
     WEIGHTED: there are gradients of the variance.  PRIOR: a density or divergence has written its part of
-    the gradients of q, amplitudes and noise, and `by_prior` of the mean; COVARIANCE: of P too.
+    the gradients of q, amplitudes and noise, and `by_prior` of the mean; COVARIANCE: of P too.  Also writes
+    V^T.
     """
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
@@ -68,8 +71,9 @@ def rows_backward_kernel(
     T += s * QP * NP
     Z += s * QP * NP
     E += s * QP * NP
-    scratch += s * QP * NP
+    scratch += s * NP * QP
     unit_grad += s * QP * DP
+    turned_v += s * DP * NP
     R = roots + s * NP * NP
     R_k = roots + (programs + s) * NP * NP
 
@@ -79,6 +83,7 @@ def rows_backward_kernel(
     if PRIOR:  # whose amplitudes are done
         g += tokens(by_prior + b * by_prior_b + h * by_prior_h, by_prior_n, asked, D, QP, DP)
     store(unit_grad, amplitude[:, None] * g, QP, DP)
+    store_turned(turned_v, fetch(tokens_v, NP, DP), NP, DP)
     d_noise, d_scale = 0.0, 0.0
     if PRIOR:  # read well before they are overwritten
         d_noise = tl.load(grad_parameters + s)
@@ -94,37 +99,39 @@ def rows_backward_kernel(
         w = tl.where((u >= floor) & (u <= 1.0), by_unit, 0.0)
         d_noise += tl.sum(tl.where(u < floor, by_unit, 0.0)) * count / ((count + sigma) * (count + sigma))
     if VARIANCE:
-        store(X, product(F, NP, 1, R_k, NP, 1, QP, NP, NP), QP, NP)
+        store(X, product(F, 1, QP, R_k, NP, 1, QP, NP, NP), QP, NP)
     tl.debug_barrier()
-    outer = product(unit_grad, DP, 1, tokens_v, 1, DP, QP, NP, DP)
+    outer = product(unit_grad, DP, 1, turned_v, NP, 1, QP, NP, DP)
     if VARIANCE:
         weighted = w[:, None] * fetch(X, QP, NP)
         if COVARIANCE:
-            weighted -= product(by_explained, QP, 1, X, NP, 1, QP, NP, QP)
+            weighted -= product(by_explained, 1, QP, X, NP, 1, QP, NP, QP)
         store(OX, weighted, QP, NP)
         outer -= 2.0 * weighted
     store(T, outer, QP, NP)
+    store_turned(E, outer, QP, NP)  # its place is free until the end
     tl.debug_barrier()
-    by_A = product(T, NP, 1, K_ok, 1, NP, QP, NP, NP)
+    by_A = product(K_ok, NP, 1, E, QP, 1, NP, QP, NP)  # transposed, as is `half`
     if VARIANCE:
-        predictor = fetch(A, QP, NP)
-        weighted = w[:, None] * predictor
+        predictor = tl.load(A + tl.arange(0, NP)[:, None] + i[None, :] * NP)  # A^T
+        weighted = w[None, :] * predictor
         if COVARIANCE:
-            weighted -= product(by_explained, QP, 1, A, NP, 1, QP, NP, QP)
+            weighted -= product(A, 1, NP, by_explained, QP, 1, NP, QP, QP)
         by_A -= 2.0 * sigma * weighted
         d_noise -= tl.sum(weighted * predictor)
-    store(scratch, by_A, QP, NP)
+    store(scratch, by_A, NP, QP)
     tl.debug_barrier()
-    half = product(scratch, NP, 1, R, 1, NP, QP, NP, NP)
-    store(E, half, QP, NP)  # its place is free until the end
+    half = product(R, NP, 1, scratch, QP, 1, NP, QP, NP)
+    store(E, half, NP, QP)
     tl.debug_barrier()
-    by_K_qo = product(E, NP, 1, R, NP, 1, QP, NP, NP)
+    by_K_qo = product(E, 1, QP, R, NP, 1, QP, NP, NP)
     store(Z, by_K_qo, QP, NP)
     tl.debug_barrier()  # all of the first half has been read
     weights = by_K_qo * fetch(K_qo, QP, NP)
     store(E, weights, QP, NP)
+    store_turned(scratch, weights, QP, NP)
     tl.debug_barrier()
-    moved = product(E, NP, 1, tokens_o, CP, 1, QP, CP, NP)
+    moved = product(scratch, 1, QP, tokens_o, CP, 1, QP, CP, NP)
     moved -= tl.sum(weights, 1)[:, None] * fetch(tokens_q, QP, CP)
     grad_q += b * grad_q_b + h * grad_q_h
     d_scale += tl.sum(by_log) / scale
@@ -153,25 +160,25 @@ def latent_backward(
     by_M = -product(A, 1, NP, Z, NP, 1, NP, NP, QP)
     d_noise = tl.sum(tl.where(on_diagonal, by_M, 0.0))
     weights = tl.where(on_diagonal, 0.0, by_M * fetch(M, NP, NP))
+    weights += tl.trans(weights)
     store(scratch, weights, NP, NP)
-    total = tl.sum(weights, 0) + tl.sum(weights, 1)
+    total = tl.sum(weights, 0)
     tl.debug_barrier()
-    moved = product(scratch, NP, 1, tokens_o, CP, 1, NP, CP, NP)
-    moved += product(scratch, 1, NP, tokens_o, CP, 1, NP, CP, NP)
+    moved = product(scratch, 1, NP, tokens_o, CP, 1, NP, CP, NP)
     total += tl.sum(fetch(E, QP, NP), 0)
     moved += product(E, 1, NP, tokens_q, CP, 1, NP, CP, QP)
     weights = product(A, 1, NP, T, NP, 1, NP, NP, QP) * fetch(K_ok, NP, NP)
     tl.debug_barrier()  # the scratch has been read
-    store(scratch, weights, NP, NP)
+    store_turned(scratch, weights, NP, NP)
     total += tl.sum(weights, 1)
     tl.debug_barrier()
-    moved += product(scratch, NP, 1, tokens_k, CP, 1, NP, CP, NP)
+    moved += product(scratch, 1, NP, tokens_k, CP, 1, NP, CP, NP)
     return moved - total[:, None] * O, d_noise
 
 
 @triton.jit
 def key_gram_backward(
-    tokens_k, tokens_v, M, R, by_M, scratch, by_key, scale, D, real,
+    tokens_k, turned_v, M, R, by_M, scratch, by_key, scale, D, real,
     KEYED: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """dM_k and the keys' density to sum_j E_ij x_j, sum_j E_ij and d sigma^2.  [NP, CP], [NP], []
@@ -183,7 +190,7 @@ def key_gram_backward(
     by_density = 0.0
     if KEYED:
         more = D * product(R, 1, NP, R, NP, 1, NP, NP, NP)
-        more += product(tokens_v, DP, 1, tokens_v, 1, DP, NP, NP, DP)
+        more += product(turned_v, 1, NP, turned_v, NP, 1, NP, NP, DP)
         more = -0.5 * by_key * tl.where(real[:, None] & real[None, :], more, 0.0)
         K_k = tl.where(on_diagonal, scale * scale, fetch(M, NP, NP))
         by_density = 2.0 * tl.sum(more * K_k) / scale
@@ -191,16 +198,16 @@ def key_gram_backward(
     by_M = tl.where(real[:, None] & real[None, :], by_M, 0.0)
     trace = tl.sum(tl.where(on_diagonal, by_M, 0.0))
     weights = tl.where(on_diagonal, 0.0, by_M * fetch(M, NP, NP))
-    store(scratch, weights, NP, NP)
+    store_turned(scratch, weights, NP, NP)
     rows = tl.sum(weights, 1)
     tl.debug_barrier()
-    moved = product(scratch, NP, 1, tokens_k, CP, 1, NP, CP, NP)
+    moved = product(scratch, 1, NP, tokens_k, CP, 1, NP, CP, NP)
     return 2.0 * moved, 2.0 * rows, trace, 2.0 * (tl.sum(rows) / scale + scale * trace), by_density
 
 
 @triton.jit
 def key_backward(
-    tokens_o, tokens_k, tokens_v, M, R, K_ok, A, X, OX, T, scratch,
+    tokens_o, tokens_k, turned_v, M, R, K_ok, A, X, OX, T, scratch,
     by_key, scale, D, real,
     VARIANCE: tl.constexpr, KEYED: tl.constexpr,
     QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
@@ -217,7 +224,7 @@ def key_backward(
         by_M = product(X, 1, NP, OX, NP, 1, NP, NP, QP)
         tl.debug_barrier()  # the scratch has been read
         more, rows, d_noise, by_scale, _ = key_gram_backward(
-            tokens_k, tokens_v, M, R, by_M, scratch, by_key, scale, D, real, KEYED, NP, CP, DP
+            tokens_k, turned_v, M, R, by_M, scratch, by_key, scale, D, real, KEYED, NP, CP, DP
         )
         moved += more
         total += rows
@@ -229,7 +236,7 @@ def key_backward(
 def inputs_backward_kernel(
     mask, mask_b, mask_h, mask_n, scale_k, scale_b, scale_h,
     tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_ok, A,
-    X, OX, T, Z, E, unit_grad, grad_key, grad_key_b, grad_key_h, scratch, values,
+    X, OX, T, Z, E, unit_grad, turned_v, grad_key, grad_key_b, grad_key_h, scratch, values,
     grad_o, grad_o_b, grad_o_h, grad_o_n, grad_k, grad_k_b, grad_k_h, grad_k_n,
     grad_v, grad_v_b, grad_v_h, grad_v_n, grad_parameters,
     programs, H, N, C, D,
@@ -271,7 +278,7 @@ def inputs_backward_kernel(
         if KEY_SIGN != 0:
             by_key = KEY_SIGN * tl.load(grad_key + b * grad_key_b + h * grad_key_h)
         moved, d_scale, d_noise = key_backward(
-            tokens_o, tokens_k, tokens_v, M, R, K_ok, A, X, OX, T, scratch,
+            tokens_o, tokens_k, turned_v + s * DP * NP, M, R, K_ok, A, X, OX, T, scratch,
             by_key, scale, D, real, VARIANCE, KEY_SIGN != 0, QP, NP, CP, DP,
         )  # fmt: skip
         store_tokens(grad_k + b * grad_k_b + h * grad_k_h, grad_k_n, moved, N, C, NP, CP)
@@ -282,6 +289,6 @@ def inputs_backward_kernel(
         tl.debug_barrier()
         by_v = product(K_ok, 1, NP, values, DP, 1, NP, DP, NP)
         if KEY_SIGN != 0:
-            by_v -= by_key * product(M, NP, 1, tokens_v, DP, 1, NP, DP, NP)
+            by_v -= by_key * product(M, 1, NP, tokens_v, DP, 1, NP, DP, NP)
         by_v = tl.where(real[:, None], by_v, 0.0)
         store_tokens(grad_v + b * grad_v_b + h * grad_v_h, grad_v_n, by_v, N, D, NP, DP)

@@ -82,12 +82,13 @@ def density_forward(
     (B, H, N, C), D = x.shape, X.shape[-1]
     S, NP, CP, DP, empty = B * H, padded(N), padded(C), padded(D), allocator(x)
     inputs, white, gram, root = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
+    turned = empty(S, CP, NP)
     info = torch.empty(B, H, dtype=torch.int32, device=x.device)
     deferred = checks_are_deferred()
     density_kernel[(S,)](
         *by_rows(x), *by_rows(X), *by_entries(prior.mask, x), *by_heads(prior.noise), *by_heads(prior.scale),
-        *by_entries(prior.log_amplitude, x), inputs, white, gram, root, value if key is None else key, value,
-        info, failure_counter(x.device), int(deferred), H, N, C, D,
+        *by_entries(prior.log_amplitude, x), inputs, turned, white, gram, root,
+        value if key is None else key, value, info, failure_counter(x.device), int(deferred), H, N, C, D,
         COST=key is not None, **prior.flags, NP=NP, CP=CP, DP=DP, **launch("density", NP),
     )  # fmt: skip
     if not deferred:

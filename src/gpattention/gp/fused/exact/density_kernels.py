@@ -17,12 +17,13 @@ from gpattention.gp.fused.blocks import (
     centred,
     fetch,
     inverse_root,
-    noisy_gram,
     product,
     real_tokens,
     store,
     store_tokens,
+    store_turned,
     tokens,
+    turned_gram,
 )
 
 _LOG_2_PI = tl.constexpr(1.8378770664093453)
@@ -32,12 +33,15 @@ _LOG_2_PI = tl.constexpr(1.8378770664093453)
 def density_kernel(
     x, x_b, x_h, x_n, X, X_b, X_h, X_n, mask, mask_b, mask_h, mask_n,
     tau, tau_b, tau_h, scale, scale_b, scale_h, log_amplitude, log_b, log_h, log_n,
-    inputs, white, gram, root, key, value, info, counter, counted,
+    inputs, turned, white, gram, root, key, value, info, counter, counted,
     H, N, C, D,
     COST: tl.constexpr, MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
     NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """The density, or the COST of both with the keys'; keeps centred inputs, U, C and R."""
+    """The density, or the COST of both with the keys'; keeps centred inputs, U, C and R.
+
+    `turned` is scratch memory for the transposed inputs.
+    """
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, NP)
@@ -46,15 +50,18 @@ def density_kernel(
     if AMPLIFIED:
         amplitude *= tl.exp(tl.load(log_amplitude + b * log_b + h * log_h + i * log_n, mask=real, other=0.0))
     inputs += s * NP * CP
+    turned += s * CP * NP
     white += s * NP * DP
     gram += s * NP * NP
     root += s * NP * NP
     places = tokens(x + b * x_b + h * x_h, x_n, real, C, NP, CP)
     places = centred(places, centre_of(places, real), real)
     store(inputs, places, NP, CP)
-    noise = tl.load(tau + b * tau_b + h * tau_h)
-    store(gram, noisy_gram(places, amplitude, noise, real, NP), NP, NP)
+    store_turned(turned, places, NP, CP)
     store(white, tokens(X + b * X_b + h * X_h, X_n, real, D, NP, DP), NP, DP)
+    tl.debug_barrier()
+    noise = tl.load(tau + b * tau_b + h * tau_h)
+    store(gram, turned_gram(turned, places, amplitude, noise, real, NP, CP), NP, NP)
     tl.debug_barrier()
     log_det, failed = inverse_root(gram, root, NP)
     tl.store(info + s, failed)
@@ -97,23 +104,23 @@ def density_backward_kernel(
     gram += s * NP * NP
     root += s * NP * NP
     scratch += s * NP * NP
-    dual += s * NP * DP
+    dual += s * DP * NP
     c = tl.load(grad + b * grad_b + h * grad_h)
     if COST:
         c = -c
     Y = product(root, 1, NP, white, DP, 1, NP, DP, NP)
-    store(dual, Y, NP, DP)
+    store_turned(dual, Y, NP, DP)
     store_tokens(grad_X + b * grad_X_b + h * grad_X_h, grad_X_n, -c * Y, N, D, NP, DP)
     tl.debug_barrier()
-    by_C = product(dual, DP, 1, dual, 1, DP, NP, NP, DP)
+    by_C = product(dual, 1, NP, dual, NP, 1, NP, NP, DP)
     by_C -= D * product(root, 1, NP, root, NP, 1, NP, NP, NP)
     by_C = 0.5 * c * tl.where(real[:, None] & real[None, :], by_C, 0.0)
     on = tl.sum(tl.where(on_diagonal, by_C, 0.0), 1)  # [NP]
     weights = tl.where(on_diagonal, 0.0, by_C * fetch(gram, NP, NP))
-    store(scratch, weights, NP, NP)
+    store_turned(scratch, weights, NP, NP)
     total = tl.sum(weights, 1)
     tl.debug_barrier()
-    moved = product(scratch, NP, 1, inputs, CP, 1, NP, CP, NP) - total[:, None] * fetch(inputs, NP, CP)
+    moved = product(scratch, 1, NP, inputs, CP, 1, NP, CP, NP) - total[:, None] * fetch(inputs, NP, CP)
     store_tokens(grad_x + b * grad_x_b + h * grad_x_h, grad_x_n, 2.0 * moved, N, C, NP, CP)
     if COST:
         by_log = -2.0 * tl.load(tau + b * tau_b + h * tau_h) * on - tl.where(real, c * D, 0.0)

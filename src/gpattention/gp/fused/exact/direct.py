@@ -87,8 +87,9 @@ class _Direct(torch.autograd.Function):
         QP, NP, CP, DP = P["QP"], P["NP"], P["CP"], P["DP"]
         empty = allocator(q)
         tokens_q, tokens_k, tokens_v = empty(S, QP, CP), empty(S, NP, CP), empty(S, NP, DP)
-        grams, roots = (empty(S, NP, NP) if with_variance else tokens_k for _ in range(2))
-        K, W = empty(S, QP, NP), empty(S, QP, NP) if with_variance else tokens_k
+        turned_k = empty(S, CP, NP)
+        grams, roots, turned_roots = (empty(S, NP, NP) if with_variance else tokens_k for _ in range(3))
+        K, W = empty(S, QP, NP), empty(S, NP, QP) if with_variance else tokens_k
         weights = K if log_amplitude is None else empty(S, QP, NP)
         mean, raw = token_major(B, H, NQ, D, q), empty(S, QP)
         stddev, variance, unit = empty(B, H, NQ), empty(B, H, NQ), empty(B, H, NQ)
@@ -99,8 +100,8 @@ class _Direct(torch.autograd.Function):
         masks = by_entries(mask, q), by_entries(query_mask, q)
         roots_kernel[(S, 1)](
             *by_rows(k), *by_rows(k), *by_rows(v), *masks[0], *by_heads(noise_), *by_heads(scales[1]),
-            tokens_k, tokens_k, tokens_v, grams, roots, key, info, failure_counter(q.device), int(deferred),
-            S, H, N, C, D,
+            tokens_k, tokens_k, tokens_v, turned_k, grams, roots, turned_roots, key, info,
+            failure_counter(q.device), int(deferred), S, H, N, C, D,
             MASKED=mask is not None, LATENT=False, FACTORED=int(with_variance), NP=NP, CP=CP, DP=DP,
             **sizes.launch("roots"),
         )  # fmt: skip
@@ -109,7 +110,7 @@ class _Direct(torch.autograd.Function):
         direct_kernel[(S,)](
             *by_rows(q), *by_rows(k), *masks[0], *masks[1], *by_heads(noise_),
             *by_heads(scales[0]), *by_heads(scales[1]), *by_entries(log_amplitude, q),
-            tokens_q, tokens_k, tokens_v, roots, K, weights, W,
+            tokens_q, tokens_k, tokens_v, turned_k, turned_roots, K, weights, W,
             *by_rows(mean), stddev, variance, unit, raw, H, NQ, N, C, D,
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None,
             AMPLIFIED=log_amplitude is not None, VARIANCE=with_variance, **P, **sizes.launch("direct"),
@@ -146,7 +147,7 @@ class _Direct(torch.autograd.Function):
         empty = allocator(mean)
         by_mean, by_stddev, by_variance, by_unit, by_key, by_cost = grads
         by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
-        X, OX, E, scratch = empty(S, QP, NP), empty(S, QP, NP), empty(S, QP, NP), empty(S, NP, NP)
+        X, OX, E, scratch = (empty(S, n, NP) for n in (QP, QP, QP, max(QP, NP)))
         d_q, d_k = token_major(B, H, NQ, C, mean), token_major(B, H, N, C, mean)
         d_v, d_log, found = token_major(B, H, N, D, mean), empty(B, H, NQ), empty(3, 2, B, H)
         noise_, *scales = (scalars(x, ctx.lead) for x in (noise, scale_q, scale_k))
@@ -166,8 +167,8 @@ class _Direct(torch.autograd.Function):
             *by_entries(mask, mean), *by_entries(query_mask, mean), *by_heads(noise_),
             *by_heads(scales[0]), *by_heads(scales[1]), tokens_q, tokens_k, tokens_v, grams, roots,
             K, weights, W, *by_rows(to.X), by_explained, *by_heads(raw if by_key is None else by_key),
-            X, OX, E, scratch, empty(S, QP, DP), *by_rows(d_q), *by_rows(d_k), *by_rows(d_v), d_log, found,
-            S, H, NQ, N, C, D,
+            X, OX, E, scratch, empty(S, QP, DP), empty(S, DP, NP),
+            *by_rows(d_q), *by_rows(d_k), *by_rows(d_v), d_log, found, S, H, NQ, N, C, D,
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None,
             AMPLIFIED=log_amplitude is not None, FACTORED=ctx.with_variance,
             BY_STDDEV=by_stddev is not None, BY_VARIANCE=by_variance is not None,

@@ -3,7 +3,9 @@
     K = s_k kappa(q, k),  a_i = s_q exp(log_amplitude_i),  W = K R_k^T,  R_k = L_k^-1
     mean_i = a_i K_i V,  var_i = a_i^2 u_i,  u_i = clamp(1 - |W_i|^2)
 Amplitudes may be too large for float32 where kernel values are too small, so products a_i K_ij are made of
-exponents.  With g the gradient of the mean, Omega that of the unit covariance, c that of the keys' density:
+exponents.  W is made and kept as W^T = R_k K^T, which wants nothing transposed on the right but K, as it is
+made (see `blocks`).  With g the gradient of the mean, Omega that of the unit covariance, c that of the keys'
+density:
     X = W R_k,  E = (g V^T) * a K - 2 (Omega X) * K,  dV = (a K)^T g - c M_k V
     dM_k = X^T Omega X - c/2 (D R_k^T R_k + V V^T)
     d s_k = (sum (g V^T) * a K - 2 sigma^2 tr(X^T Omega X)) / s_k + the density's: u is one of sigma^2 / s_k^2
@@ -24,6 +26,7 @@ from gpattention.gp.fused.blocks import (
     real_tokens,
     store,
     store_tokens,
+    store_turned,
     tokens,
 )
 from gpattention.gp.fused.exact.cgp_backward import key_gram_backward
@@ -35,13 +38,13 @@ def direct_kernel(
     mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
     noise, noise_b, noise_h, scale_q, scale_q_b, scale_q_h, scale_k, scale_k_b, scale_k_h,
     log_amplitude, log_b, log_h, log_n,
-    tokens_q, tokens_k, tokens_v, roots, K, weights, W,
+    tokens_q, tokens_k, tokens_v, turned_k, turned_roots, K, weights, W,
     mean, mean_b, mean_h, mean_n, stddev, variance, unit, raw,
     H, NQ, N, C, D,
     MASKED: tl.constexpr, QUERY_MASKED: tl.constexpr, AMPLIFIED: tl.constexpr, VARIANCE: tl.constexpr,
     QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Mean, standard deviation, variance and unit variance of every query; keeps K, a K / s_q and W."""
+    """Mean, standard deviation, variance and unit variance of every query; keeps K, a K / s_q, W^T."""
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, QP)
@@ -55,34 +58,41 @@ def direct_kernel(
     tokens_q += s * QP * CP
     tokens_k += s * NP * CP
     tokens_v += s * NP * DP
+    turned_k += s * CP * NP
     K += s * QP * NP
     weights += s * QP * NP
     W += s * QP * NP
-    R = roots + s * NP * NP
+    turned_R = turned_roots + s * NP * NP
 
     centre = centre_of(tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP), real)
     Q = centred(tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP), centre, asked)
     store(tokens_q, Q, QP, CP)
     tl.debug_barrier()
     Y = fetch(tokens_k, NP, CP)
-    exponent = product(tokens_q, CP, 1, tokens_k, 1, CP, QP, NP, CP)
+    exponent = product(tokens_q, CP, 1, turned_k, NP, 1, QP, NP, CP)
     exponent = exponent - 0.5 * tl.sum(Q * Q, 1)[:, None] - 0.5 * tl.sum(Y * Y, 1)[None, :]
     exponent = tl.minimum(exponent, 0.0)
     seen = asked[:, None] & real[None, :]
-    store(K, tl.where(seen, s_k * exponential(exponent), 0.0), QP, NP)
+    values = tl.where(seen, s_k * exponential(exponent), 0.0)
+    store(K, values, QP, NP)
+    if VARIANCE:
+        store_turned(W, values, QP, NP)  # until W takes its place
     if AMPLIFIED:
         store(weights, tl.where(seen, s_k * exponential(exponent + lifted[:, None]), 0.0), QP, NP)
     tl.debug_barrier()
     if AMPLIFIED:
         result = product(weights, NP, 1, tokens_v, DP, 1, QP, DP, NP)
+    elif VARIANCE:
+        result = product(W, 1, QP, tokens_v, DP, 1, QP, DP, NP)  # still the transpose of K
     else:
         result = product(K, NP, 1, tokens_v, DP, 1, QP, DP, NP)
     store_tokens(mean + b * mean_b + h * mean_h, mean_n, s_q * result, NQ, D, QP, DP)
     if VARIANCE:
-        reduced = product(K, NP, 1, R, 1, NP, QP, NP, NP)
-        store(W, reduced, QP, NP)
+        reduced = product(turned_R, 1, NP, W, QP, 1, NP, QP, NP)
+        tl.debug_barrier()  # the transpose of K has been read
+        store(W, reduced, NP, QP)
         sigma = tl.load(noise + b * noise_b + h * noise_h)
-        u = 1.0 - tl.sum(reduced * reduced, 1)
+        u = 1.0 - tl.sum(reduced * reduced, 0)
         floor = sigma / (tl.sum(real.to(tl.float32)) * s_k * s_k + sigma)
         clamped = tl.minimum(tl.maximum(u, floor, tl.PropagateNan.ALL), 1.0, tl.PropagateNan.ALL)
         deviation = tl.where(asked, s_q * exponential(lifted) * tl.sqrt_rn(clamped), 0.0)
@@ -101,7 +111,7 @@ def direct_backward_kernel(
     noise, noise_b, noise_h, scale_q, scale_q_b, scale_q_h, scale_k, scale_k_b, scale_k_h,
     tokens_q, tokens_k, tokens_v, grams, roots, K, weights, W,
     by_prior, by_prior_b, by_prior_h, by_prior_n, by_explained, grad_key, grad_key_b, grad_key_h,
-    X, OX, E, scratch, unit_grad,
+    X, OX, E, scratch, unit_grad, turned_v,
     grad_q, grad_q_b, grad_q_h, grad_q_n, grad_k, grad_k_b, grad_k_h, grad_k_n,
     grad_v, grad_v_b, grad_v_h, grad_v_n, grad_log, grad_parameters,
     programs, H, NQ, N, C, D,
@@ -128,9 +138,10 @@ def direct_backward_kernel(
     X += s * QP * NP
     OX += s * QP * NP
     E += s * QP * NP
-    scratch += s * NP * NP
+    scratch += s * NP * (QP if QP > NP else NP)
     by_explained += s * QP * QP
     unit_grad += s * QP * DP
+    turned_v += s * DP * NP
     M, R = grams + s * NP * NP, roots + s * NP * NP
     if not AMPLIFIED:
         weights = K
@@ -147,6 +158,7 @@ def direct_backward_kernel(
     if PRIOR:  # whose amplitudes are done
         g += tokens(by_prior + b * by_prior_b + h * by_prior_h, by_prior_n, asked, D, QP, DP)
     store(unit_grad, s_q * g, QP, DP)
+    store_turned(turned_v, fetch(tokens_v, NP, DP), NP, DP)
     w = tl.zeros((QP,), tl.float32)
     d_scale_k = 0.0
     if BY_STDDEV or BY_VARIANCE or BY_UNIT:
@@ -171,21 +183,22 @@ def direct_backward_kernel(
         d_noise += by_floor * s_k
         d_scale_k -= 2.0 * sigma * by_floor
     if FACTORED:
-        store(X, product(W, NP, 1, R, NP, 1, QP, NP, NP), QP, NP)
+        store(X, product(W, 1, QP, R, NP, 1, QP, NP, NP), QP, NP)
     tl.debug_barrier()
-    pairs = product(unit_grad, DP, 1, tokens_v, 1, DP, QP, NP, DP) * fetch(weights, QP, NP)
+    pairs = product(unit_grad, DP, 1, turned_v, NP, 1, QP, NP, DP) * fetch(weights, QP, NP)
     d_scale_k += tl.sum(pairs) / s_k
     if FACTORED:
         weighted = w[:, None] * fetch(X, QP, NP)
         if COVARIANCE:
-            weighted -= product(by_explained, QP, 1, X, NP, 1, QP, NP, QP)
+            weighted -= product(by_explained, 1, QP, X, NP, 1, QP, NP, QP)
         store(OX, weighted, QP, NP)
         d_scale_k -= 2.0 * sigma / s_k * tl.sum(weighted * fetch(X, QP, NP))
         pairs -= 2.0 * weighted * fetch(K, QP, NP)
     store(E, pairs, QP, NP)
+    store_turned(scratch, pairs, QP, NP)
     total = tl.sum(pairs, 0)  # [NP]
     tl.debug_barrier()
-    moved = product(E, NP, 1, tokens_k, CP, 1, QP, CP, NP)
+    moved = product(scratch, 1, QP, tokens_k, CP, 1, QP, CP, NP)
     moved -= tl.sum(fetch(E, QP, NP), 1)[:, None] * fetch(tokens_q, QP, CP)
     grad_q += b * grad_q_b + h * grad_q_h
     d_scale_q += tl.sum(by_log) / s_q
@@ -201,8 +214,9 @@ def direct_backward_kernel(
     moved = product(E, 1, NP, tokens_q, CP, 1, NP, CP, QP)
     if FACTORED:
         by_M = product(X, 1, NP, OX, NP, 1, NP, NP, QP)
+        tl.debug_barrier()  # the scratch has been read
         more, rows, by_noise, _, by_scale = key_gram_backward(
-            tokens_k, tokens_v, M, R, by_M, scratch, by_key, s_k, D, real, KEY_SIGN != 0, NP, CP, DP
+            tokens_k, turned_v, M, R, by_M, scratch, by_key, s_k, D, real, KEY_SIGN != 0, NP, CP, DP
         )
         moved += more
         total += rows
@@ -212,7 +226,7 @@ def direct_backward_kernel(
     store_tokens(grad_k + b * grad_k_b + h * grad_k_h, grad_k_n, moved, N, C, NP, CP)
     by_v = product(weights, 1, NP, unit_grad, DP, 1, NP, DP, QP)
     if KEY_SIGN != 0:
-        by_v -= by_key * product(M, NP, 1, tokens_v, DP, 1, NP, DP, NP)
+        by_v -= by_key * product(M, 1, NP, tokens_v, DP, 1, NP, DP, NP)
     by_v = tl.where(real[:, None], by_v, 0.0)
     store_tokens(grad_v + b * grad_v_b + h * grad_v_h, grad_v_n, by_v, N, D, NP, DP)
     tl.store(grad_parameters + s, d_noise)

@@ -16,8 +16,8 @@ from gpattention.gp.precision import checks_are_deferred
 def divergence_forward(
     prior: Prior,
     mean: Tensor,  # [B, H, Q, D]
-    A: Tensor | None,  # [S, Q', K'] padded
-    F: Tensor,  # [S, Q', K']
+    A: Tensor | None,  # [S, K', Q'] transposed, padded
+    F: Tensor,  # [S, K', Q'] transposed
     value: Tensor,  # [B, H]
 ) -> tuple[Tensor, ...]:
     """Write the divergence; returns what the backward pass needs."""
@@ -27,15 +27,16 @@ def divergence_forward(
     (B, H, N, C), D = x.shape, mean.shape[-1]
     S, NP, CP, DP, empty = B * H, padded(N), padded(C), padded(D), allocator(x)
     inputs, white, gram, rest = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
-    roots, info = empty(2, S, NP, NP), torch.empty(2, B, H, dtype=torch.int32, device=x.device)
+    turned, roots = empty(S, CP, NP), empty(2, S, NP, NP)
+    info = torch.empty(2, B, H, dtype=torch.int32, device=x.device)
     deferred = checks_are_deferred()
     divergence_kernel[(S,)](
         *by_rows(x), *by_rows(mean), *by_entries(prior.mask, x), *by_heads(prior.noise),
         *by_heads(prior.scale), *by_entries(prior.log_amplitude, x), F if A is None else A, F,
-        inputs, white, gram, rest, roots, value, info, failure_counter(x.device),
+        inputs, turned, white, gram, rest, roots, value, info, failure_counter(x.device),
         int(deferred), S, H, N, C, D,
-        LATENT=A is not None, **prior.flags, NP=NP, KP=F.shape[-1], CP=CP, DP=DP,
-        **launch("divergence", max(NP, F.shape[-1])),
+        LATENT=A is not None, **prior.flags, NP=NP, KP=F.shape[-2], CP=CP, DP=DP,
+        **launch("divergence", max(NP, F.shape[-2])),
     )  # fmt: skip
     if not deferred:
         for name, found in zip(("K_q + tau^2 I", "V + tau^2 I"), info, strict=True):

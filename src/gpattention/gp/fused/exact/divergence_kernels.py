@@ -19,12 +19,13 @@ from gpattention.gp.fused.blocks import (
     centred,
     fetch,
     inverse_root,
-    noisy_gram,
     product,
     real_tokens,
     store,
     store_tokens,
+    store_turned,
     tokens,
+    turned_gram,
 )
 
 
@@ -32,12 +33,15 @@ from gpattention.gp.fused.blocks import (
 def divergence_kernel(
     x, x_b, x_h, x_n, X, X_b, X_h, X_n, mask, mask_b, mask_h, mask_n,
     tau, tau_b, tau_h, scale, scale_b, scale_h, log_amplitude, log_b, log_h, log_n,
-    A, F, inputs, white, gram, rest, roots, value, info, counter, counted,
+    A, F, inputs, turned, white, gram, rest, roots, value, info, counter, counted,
     programs, H, N, C, D,
     LATENT: tl.constexpr, MASKED: tl.constexpr, AMPLIFIED: tl.constexpr,
     NP: tl.constexpr, KP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """The KL of P = F F^T, LATENT with tau^2 A A^T; keeps inputs, U, C, V, R, R_V for the backward pass."""
+    """The KL of P = F F^T, LATENT with tau^2 A A^T; keeps inputs, U, C, V, R, R_V for the backward pass.
+
+    A and F come transposed, [KP, NP]; `turned` is scratch memory for the transposed inputs.
+    """
     s = tl.program_id(0).to(tl.int64)
     b, h = s // H, s % H
     i = tl.arange(0, NP)
@@ -45,9 +49,10 @@ def divergence_kernel(
     amplitude = tl.load(scale + b * scale_b + h * scale_h) + tl.zeros((NP,), tl.float32)
     if AMPLIFIED:
         amplitude *= tl.exp(tl.load(log_amplitude + b * log_b + h * log_h + i * log_n, mask=real, other=0.0))
-    A += s * NP * KP
-    F += s * NP * KP
+    A += s * KP * NP
+    F += s * KP * NP
     inputs += s * NP * CP
+    turned += s * CP * NP
     white += s * NP * DP
     gram += s * NP * NP
     rest += s * NP * NP
@@ -55,12 +60,14 @@ def divergence_kernel(
     places = tokens(x + b * x_b + h * x_h, x_n, real, C, NP, CP)
     places = centred(places, centre_of(places, real), real)
     store(inputs, places, NP, CP)
+    store_turned(turned, places, NP, CP)
+    tl.debug_barrier()
     noise = tl.load(tau + b * tau_b + h * tau_h)
-    covariance = noisy_gram(places, amplitude, noise, real, NP)
+    covariance = turned_gram(turned, places, amplitude, noise, real, NP, CP)
     store(gram, covariance, NP, NP)
-    P = product(F, KP, 1, F, 1, KP, NP, NP, KP)
+    P = product(F, 1, NP, F, NP, 1, NP, NP, KP)
     if LATENT:
-        P += noise * product(A, KP, 1, A, 1, KP, NP, NP, KP)
+        P += noise * product(A, 1, NP, A, NP, 1, NP, NP, KP)
     P *= amplitude[:, None] * amplitude[None, :]
     store(rest, covariance - P, NP, NP)
     store(white, tokens(X + b * X_b + h * X_h, X_n, real, D, NP, DP), NP, DP)
@@ -108,33 +115,33 @@ def divergence_backward_kernel(
     inverse += s * NP * NP
     scratch += s * NP * NP
     by_explained += s * NP * NP
-    dual += s * NP * DP
+    dual += s * DP * NP
     R, R_V = roots + s * NP * NP, roots + (programs + s) * NP * NP
     c = tl.load(grad + b * grad_b + h * grad_h)
     Y = product(R, 1, NP, white, DP, 1, NP, DP, NP)
-    store(dual, Y, NP, DP)
+    store_turned(dual, Y, NP, DP)
     store_tokens(grad_X + b * grad_X_b + h * grad_X_h, grad_X_n, c * Y, N, D, NP, DP)
     store(inverse, product(R, 1, NP, R, NP, 1, NP, NP, NP), NP, NP)
     tl.debug_barrier()
     J = product(R_V, 1, NP, R_V, NP, 1, NP, NP, NP) - fetch(inverse, NP, NP)
     store(by_explained, J, NP, NP)
     tl.debug_barrier()
-    store(scratch, product(inverse, NP, 1, rest, NP, 1, NP, NP, NP), NP, NP)
+    store_turned(scratch, product(inverse, 1, NP, rest, NP, 1, NP, NP, NP), NP, NP)
     tl.debug_barrier()
-    by_C = product(scratch, NP, 1, inverse, NP, 1, NP, NP, NP)
+    by_C = product(scratch, 1, NP, inverse, NP, 1, NP, NP, NP)
     by_C += fetch(by_explained, NP, NP) - fetch(inverse, NP, NP)
-    by_C = product(dual, DP, 1, dual, 1, DP, NP, NP, DP) + D * by_C
+    by_C = product(dual, 1, NP, dual, NP, 1, NP, NP, DP) + D * by_C
     by_C = -0.5 * c * tl.where(real[:, None] & real[None, :], by_C, 0.0)
     J = fetch(by_explained, NP, NP)
     tl.debug_barrier()  # the scratch has been read, and J
     store(by_explained, (0.5 * c * D) * J * (amplitude[:, None] * amplitude[None, :]), NP, NP)
     on = tl.sum(tl.where(on_diagonal, by_C, 0.0), 1)  # [NP]
     weights = tl.where(on_diagonal, 0.0, by_C * fetch(gram, NP, NP))
+    weights += tl.trans(weights)  # dC is symmetric but for rounding, which is not small
     store(scratch, weights, NP, NP)
-    total = tl.sum(weights, 0) + tl.sum(weights, 1)  # dC is symmetric but for rounding, which is not small
+    total = tl.sum(weights, 0)
     tl.debug_barrier()
-    moved = product(scratch, NP, 1, inputs, CP, 1, NP, CP, NP)
-    moved += product(scratch, 1, NP, inputs, CP, 1, NP, CP, NP)
+    moved = product(scratch, 1, NP, inputs, CP, 1, NP, CP, NP)
     moved -= total[:, None] * fetch(inputs, NP, CP)
     store_tokens(grad_x + b * grad_x_b + h * grad_x_h, grad_x_n, moved, N, C, NP, CP)
     by_log = -2.0 * tl.load(tau + b * tau_b + h * tau_h) * on
