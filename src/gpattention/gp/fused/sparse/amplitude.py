@@ -50,12 +50,11 @@ class _RowSum(torch.autograd.Function):
         sizes = Sizes(B, H, NQ, N, count, count, C, 1, two=False, pooled=l.shape[0] > 1)
         S, E, empty, deferred = sizes.heads, sizes.sets, allocator(q), checks_are_deferred()
         LP, CP = sizes.padded["LP"], sizes.padded["CP"]
-        centres, points, W = empty(E, CP), empty(E, LP, CP), empty(E, LP, LP)
+        centres, points, W = empty(E, CP), empty(E, 2, LP, CP), empty(E, 2, LP, LP)
         info = torch.empty(1, E, dtype=torch.int32, device=q.device)
         inducing_kernel[(E, 1)](
-            *by_rows(l), *by_rows(l), centres, points, points, W, W,
-            scratch_for(sizes, empty, E, 4 * LP * LP), info, failure_counter(q.device), int(deferred),
-            delta, E, H, count, count, C, MP=LP, LP=LP, CP=CP, **sizes.launch("inducing"),
+            *by_rows(l), *by_rows(l), centres, points, points, W, W, info, failure_counter(q.device),
+            int(deferred), delta, E, H, count, count, C, MP=LP, LP=LP, CP=CP, **sizes.launch("inducing"),
         )  # fmt: skip
         if not deferred:
             report_inducing(info, sizes, delta, q.dtype)
@@ -106,7 +105,7 @@ class _RowSum(torch.autograd.Function):
         d_l = empty(E // H, H, count, C)
         inducing_backward_kernel[(E, 1)](
             points, points, W, W, moved, moved, turned, turned, d_l, d_l,
-            scratch_for(sizes, empty, 2 * E, sizes.scratch), ctx.delta, moved, moved, B, H, count, count, C,
+            scratch_for(sizes, empty, 2 * E), ctx.delta, moved, moved, B, H, count, count, C,
             SHARED=False, BATCH=128, MP=LP, LP=LP, CP=CP, SCRATCH=sizes.scratch,
             **sizes.launch("inducing_backward"),
         )  # fmt: skip

@@ -13,11 +13,11 @@ import triton.language as tl
 from gpattention.gp.fused.blocks import fetch, store
 from gpattention.gp.fused.sparse.blocks import (
     features_backward,
+    fetch_turned,
     kernel_values,
     store_tile,
     tile,
     tile_rows,
-    transposed,
 )
 
 
@@ -49,7 +49,7 @@ def totals_kernel(
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(k, k_n, i, real, C, CP) - centre[None, :]
-        total += tl.sum(kernel_values(X, transposed(points + e * LP * CP, LP, CP), real, count, LP), 0)
+        total += tl.sum(kernel_values(X, fetch_turned(points + 2 * e * LP * CP, LP, CP), real, count, LP), 0)
     tl.store(totals + (s * splits + split) * LP + tl.arange(0, LP), total)
 
 
@@ -68,13 +68,13 @@ def row_sums_kernel(
     centre = tl.load(centres + e * CP + tl.arange(0, CP))
     q += b * q_b + h * q_h
     mask += b * mask_b + h * mask_h
-    _, w = whitened(W + e * LP * LP, tl.load(totals + s * LP + tl.arange(0, LP)), LP)
+    _, w = whitened(W + 2 * e * LP * LP, tl.load(totals + s * LP + tl.arange(0, LP)), LP)
     begin = split * length
     stop = tl.minimum(begin + length, NQ)
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(q, q_n, i, real, C, CP) - centre[None, :]
-        E = kernel_values(X, transposed(points + e * LP * CP, LP, CP), real, count, LP)
+        E = kernel_values(X, fetch_turned(points + 2 * e * LP * CP, LP, CP), real, count, LP)
         found = tl.sum(E * w[None, :], 1)
         tl.store(row_sum + s * NQ + i, tl.where(real, found, 1.0), mask=i < stop)
 
@@ -96,15 +96,15 @@ def row_sums_backward_kernel(
     q += b * q_b + h * q_h
     mask += b * mask_b + h * mask_h
     grad_q += b * grad_b + h * grad_h
-    points += e * LP * CP
-    _, w = whitened(W + e * LP * LP, tl.load(totals + s * LP + tl.arange(0, LP)), LP)
+    points += 2 * e * LP * CP
+    _, w = whitened(W + 2 * e * LP * LP, tl.load(totals + s * LP + tl.arange(0, LP)), LP)
     by_w, by_l = tl.zeros((LP,), tl.float32), tl.zeros((LP, CP), tl.float32)
     begin = split * length
     stop = tl.minimum(begin + length, NQ)
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(q, q_n, i, real, C, CP) - centre[None, :]
-        E = kernel_values(X, transposed(points, LP, CP), real, count, LP)
+        E = kernel_values(X, fetch_turned(points, LP, CP), real, count, LP)
         d = tl.load(by_row + s * NQ + i, mask=real, other=0.0)
         E = d[:, None] * E
         by_w += tl.sum(E, 0)
@@ -134,10 +134,10 @@ def totals_backward_kernel(
     k += b * k_b + h * k_h
     mask += b * mask_b + h * mask_h
     grad_k += b * grad_b + h * grad_h
-    points += e * LP * CP
-    by_half, by_total = whitened(W + e * LP * LP, tl.load(by_weights + s * LP + j), LP)
+    points += 2 * e * LP * CP
+    by_half, by_total = whitened(W + 2 * e * LP * LP, tl.load(by_weights + s * LP + j), LP)
     if split == 0:
-        half, _ = whitened(W + e * LP * LP, tl.load(totals + s * LP + j), LP)
+        half, _ = whitened(W + 2 * e * LP * LP, tl.load(totals + s * LP + j), LP)
         both = by_half[:, None] * half[None, :] + half[:, None] * by_half[None, :]
         store(turned + s * LP * LP, both, LP, LP)
     by_l = tl.zeros((LP, CP), tl.float32)
@@ -146,7 +146,7 @@ def totals_backward_kernel(
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(k, k_n, i, real, C, CP) - centre[None, :]
-        E = kernel_values(X, transposed(points, LP, CP), real, count, LP)
+        E = kernel_values(X, fetch_turned(points, LP, CP), real, count, LP)
         by_x, moved = features_backward(X, E * by_total[None, :], points, LP, CP)
         by_l += moved
         store_tile(grad_k, grad_n, by_x, i, stop, C, CP)

@@ -2,6 +2,9 @@
 
 E = kappa(x, m),   phi = E W^T,   W = L_m^-1                                             (section 3)
 E, phi are zero at padded tokens and in padded columns, W is identity there.
+
+In A B^T the threads read neighbouring rows of B, which share their banks of memory on chip unless B was
+turned before it got there: points and W lie in memory beside their transposes, and so do factors.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -9,15 +12,7 @@ E, phi are zero at padded tokens and in padded columns, W is identity there.
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.blocks import (
-    BLOCK,
-    block_root,
-    exponential,
-    fetch,
-    inverse_root,
-    product,
-    store,
-)
+from gpattention.gp.fused.blocks import BLOCK, exponential, fetch, product, store
 
 _SHORT = tl.constexpr(32 * 32 * 32)  # multiplications of a product that is written out
 
@@ -47,10 +42,16 @@ def store_tile(to, to_n, X, i, stop, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def transposed(source, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A padded [ROWS, COLUMNS] matrix in memory, read the other way.  [COLUMNS, ROWS]"""
+def store_turned(to, X, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write X^T of a padded X.  [COLUMNS, ROWS]"""
     i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    return tl.load(source + j[:, None] + i[None, :] * COLUMNS)
+    tl.store(to + j[None, :] * ROWS + i[:, None], X)
+
+
+@triton.jit
+def fetch_turned(source, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The transpose that lies behind a padded [ROWS, COLUMNS] matrix.  [COLUMNS, ROWS]"""
+    return fetch(source + ROWS * COLUMNS, COLUMNS, ROWS)
 
 
 @triton.jit
@@ -117,18 +118,99 @@ def one_plus(G, noise, N: tl.constexpr):
 
 
 @triton.jit
-def root_of(B, scratch, N: tl.constexpr):
-    """L^-1 of B = L L^T, log det B, and the pivot that failed, 0 for none; scratch holds 2 N^2 numbers."""
-    if N == BLOCK:
-        X, log_det, failed = block_root(B, 0, tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32))
-        R = tl.trans(X)
-    else:
-        tl.debug_barrier()  # the scratch of an earlier root has been read
-        store(scratch, B, N, N)
+def eliminated(D):
+    """L^-T of one block D = L L^T by elimination, column after column, and the pivots.
+
+    The diagonal is carried beside the matrix so that a pivot does not wait for its row; logarithms and
+    failures are looked at once, in `judged`.
+    """
+    r = tl.arange(0, BLOCK)
+    X = tl.where(r[:, None] == r[None, :], 1.0, 0.0)
+    diagonal = tl.sum(tl.where(r[:, None] == r[None, :], D, 0.0), 0)
+    pivots = tl.full((BLOCK,), 1.0, tl.float32)
+    for j in range(0, BLOCK):
+        here = r == j
+        row = tl.sum(tl.where(here[:, None], D, 0.0), 0)  # D is symmetric where it is still used
+        column = tl.sum(tl.where(here[None, :], D, 0.0), 1)
+        solved = tl.sum(tl.where(here[None, :], X, 0.0), 1)
+        pivot = tl.sum(tl.where(here, diagonal, 0.0))
+        pivots = tl.where(here, pivot, pivots)
+        scale = tl.where(pivot > 0, tl.div_rn(1.0, tl.sqrt_rn(pivot)), float("nan"))
+        row = tl.where(r > j, row * scale, 0.0)
+        solved = solved * scale
+        diagonal = diagonal - row * row
+        D = D - (column * scale)[:, None] * row[None, :]
+        X = tl.where(here[None, :], solved[:, None], X - solved[:, None] * row[None, :])
+    return X, pivots
+
+
+@triton.jit
+def judged(pivots, first, log_det, failed):
+    """Add a block's pivots to the log determinant; the first that is not positive fails (1 is the first)."""
+    place = first + tl.arange(0, BLOCK) + 1
+    bad = tl.min(tl.where(pivots > 0, 2147483647, place))  # false for NaN
+    failed = tl.where((failed == 0) & (bad < 2147483647), bad, failed)
+    return log_det + tl.sum(tl.log(pivots)), failed
+
+
+@triton.jit
+def root_in_place(R, N: tl.constexpr):
+    """A matrix in memory becomes R = L^-1 of its L L^T; returns its log determinant and failed pivot.
+
+    Left-looking by blocks as `inverse_root`: rows of R that are not finished hold columns of L, and what
+    is above the diagonal of the matrix is not read again.  A barrier must come before; one is the last.
+    """
+    i, b = tl.arange(0, N), tl.arange(0, BLOCK)
+    log_det, failed = tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32)
+    for J in range(0, N // BLOCK):
+        at = J * BLOCK + b
+        panel = tl.load(R + i[:, None] * N + at[None, :])  # [N, b] becomes L[:, J]
+        D = tl.load(R + at[:, None] * N + at[None, :])  # [b, b]
+        row = tl.zeros((BLOCK, N), tl.float32)  # [b, N] becomes R[J, :]
+        for K in range(0, J):
+            before = K * BLOCK + b
+            L_K = tl.load(R + i[:, None] * N + before[None, :], mask=(i >= J * BLOCK)[:, None], other=0.0)
+            L_JK = tl.load(R + at[:, None] * N + before[None, :])  # [b, b]
+            R_K = tl.load(R + before[:, None] * N + i[None, :])  # [b, N]
+            panel -= dot(L_K, tl.trans(L_JK))
+            D -= dot(L_JK, tl.trans(L_JK))
+            row += dot(L_JK, R_K)
+        X, pivots = eliminated(D)
+        log_det, failed = judged(pivots, J * BLOCK, log_det, failed)
+        panel = dot(panel, X)
+        row = -dot(tl.trans(X), row)
         tl.debug_barrier()
-        log_det, failed = inverse_root(scratch, scratch + N * N, N)
-        R = fetch(scratch + N * N, N, N)
-    return R, log_det, failed
+        left, right = i < J * BLOCK, i >= (J + 1) * BLOCK
+        tl.store(R + i[:, None] * N + at[None, :], panel, mask=right[:, None])
+        tl.store(
+            R + at[:, None] * N + i[None, :], tl.where(left[None, :], row, 0.0), mask=(left | right)[None, :]
+        )
+        tl.store(R + at[:, None] * N + at[None, :], tl.trans(X))
+        tl.debug_barrier()
+    return log_det, failed
+
+
+@triton.jit
+def root_of(B, R, N: tl.constexpr):
+    """Write L^-1 of B = L L^T, which may be read when this returns; log det B and the failed pivot, or 0."""
+    tl.debug_barrier()  # what was here has been read
+    if N == BLOCK:
+        X, pivots = eliminated(B)
+        log_det, failed = judged(pivots, 0, tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32))
+        store_turned(R, X, N, N)
+        tl.debug_barrier()
+    else:
+        store(R, B, N, N)
+        tl.debug_barrier()
+        log_det, failed = root_in_place(R, N)
+    return log_det, failed
+
+
+@triton.jit
+def turn(to, source, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write the transpose of a matrix in memory, which may be read when this returns."""
+    store_turned(to, fetch(source, ROWS, COLUMNS), ROWS, COLUMNS)
+    tl.debug_barrier()
 
 
 @triton.jit

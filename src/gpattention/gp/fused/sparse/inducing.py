@@ -4,7 +4,8 @@
     S = lower triangle of O with half the diagonal,   dK = -1/2 W^T (S + S^T) W
     E = dK * K,   dm_i = 2 sum_j E_ij (m_j - m_i)
 
-All sets are centred on the mean of the first one, as the tokens are.
+All sets are centred on the mean of the first one, as the tokens are.  Points and W lie in memory beside
+their transposes, [set, 2, ...], for products that want these.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -13,29 +14,30 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.blocks import centre_of, centred, fetch, noisy_gram, store, tokens
-from gpattention.gp.fused.sparse.blocks import mul, note_failure, root_of, transposed
+from gpattention.gp.fused.sparse.blocks import mul, note_failure, root_of, store_turned, turn
 
 
 @triton.jit
 def inducing_root(
-    x, x_n, centre, points, W, scratch, info, counter, counted, delta, count, C,
+    x, x_n, centre, points, W, info, counter, counted, delta, count, C,
     MP: tl.constexpr, CP: tl.constexpr,
 ):  # fmt: skip
-    """Write one set's centred points and W."""
+    """Write one set's centred points and W, and behind each its transpose."""
     real = tl.arange(0, MP) < count
     X = centred(tokens(x, x_n, real, C, MP, CP), centre, real)
     store(points, X, MP, CP)
+    store_turned(points + MP * CP, X, MP, CP)
     X = centred(X, centre_of(X, real), real)
     K = noisy_gram(X, tl.full((MP,), 1.0, tl.float32), delta, real, MP)
-    R, _, failed = root_of(K, scratch, MP)
-    store(W, R, MP, MP)
+    _, failed = root_of(K, W, MP)
+    turn(W + MP * MP, W, MP, MP)
     note_failure(info, counter, counted, failed)
 
 
 @triton.jit(do_not_specialize=["counted", "programs"])
 def inducing_kernel(
     m, m_b, m_h, m_n, l, l_b, l_h, l_n,  # noqa: E741
-    centres, points_m, points_l, W_m, W_l, scratch, info, counter, counted, delta,
+    centres, points_m, points_l, W_m, W_l, info, counter, counted, delta,
     programs, H, count_m, count_l, C,
     MP: tl.constexpr, LP: tl.constexpr, CP: tl.constexpr,
 ):  # fmt: skip
@@ -46,17 +48,16 @@ def inducing_kernel(
     first = tl.arange(0, MP) < count_m
     centre = centre_of(tokens(m, m_n, first, C, MP, CP), first)
     info += which * programs + i
-    scratch += i * 2 * (MP * MP + LP * LP)
     if which == 0:
         tl.store(centres + i * CP + tl.arange(0, CP), centre)
         inducing_root(
-            m, m_n, centre, points_m + i * MP * CP, W_m + i * MP * MP, scratch,
+            m, m_n, centre, points_m + 2 * i * MP * CP, W_m + 2 * i * MP * MP,
             info, counter, counted, delta, count_m, C, MP, CP,
         )  # fmt: skip
     else:
         inducing_root(
-            l + b * l_b + h * l_h, l_n, centre, points_l + i * LP * CP, W_l + i * LP * LP,
-            scratch + 2 * MP * MP, info, counter, counted, delta, count_l, C, LP, CP,
+            l + b * l_b + h * l_h, l_n, centre, points_l + 2 * i * LP * CP, W_l + 2 * i * LP * LP,
+            info, counter, counted, delta, count_l, C, LP, CP,
         )  # fmt: skip
 
 
@@ -69,7 +70,8 @@ def points_backward(
     real = i < count
     S = fetch(turned, MP, MP)
     S = tl.where(i[:, None] > i[None, :], S, tl.where(i[:, None] == i[None, :], 0.5 * S, 0.0))
-    by_K = mul(mul(transposed(W, MP, MP), S + tl.trans(S), scratch), fetch(W, MP, MP), scratch)
+    root = fetch(W, MP, MP)
+    by_K = mul(tl.trans(root), mul(S + tl.trans(S), root, scratch), scratch)
     X = fetch(points, MP, CP)
     X = centred(X, centre_of(X, real), real)
     K = noisy_gram(X, tl.full((MP,), 1.0, tl.float32), delta, real, MP)
@@ -90,7 +92,7 @@ def inducing_backward_kernel(
     scratch += (2 * i + which) * SCRATCH
     if which == 0:
         points_backward(
-            points_m + i * MP * CP, W_m + i * MP * MP, moved_m + i * MP * CP, turned_m + i * MP * MP,
+            points_m + 2 * i * MP * CP, W_m + 2 * i * MP * MP, moved_m + i * MP * CP, turned_m + i * MP * MP,
             grad_m + i * count_m * C, scratch, delta, count_m, C, MP, CP,
         )  # fmt: skip
         if SHARED:
@@ -103,6 +105,6 @@ def inducing_backward_kernel(
                 tl.store(totals + which_scalar * H + i, tl.sum(total))
     else:
         points_backward(
-            points_l + i * LP * CP, W_l + i * LP * LP, moved_l + i * LP * CP, turned_l + i * LP * LP,
+            points_l + 2 * i * LP * CP, W_l + 2 * i * LP * LP, moved_l + i * LP * CP, turned_l + i * LP * LP,
             grad_l + i * count_l * C, scratch, delta, count_l, C, LP, CP,
         )  # fmt: skip

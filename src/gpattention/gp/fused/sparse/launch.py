@@ -38,10 +38,9 @@ def cut(sizes: Sizes, kernel: str, tokens: int, queries: int) -> tuple[int, int,
     return splits, length, query_length
 
 
-def scratch_for(sizes: Sizes, empty: Callable[..., Tensor], programs: int, size: int) -> Tensor:
-    """Room for factorisations and products in steps; none is needed where matrices are one block."""
-    held = max(sizes.padded["MP"], sizes.padded["LP"]) == 16
-    return empty(1) if held else empty(programs, size)
+def scratch_for(sizes: Sizes, empty: Callable[..., Tensor], programs: int) -> Tensor:
+    """Room for products in steps, of which there are none where matrices are one block."""
+    return empty(programs, sizes.scratch) if sizes.stepwise else empty(1)
 
 
 def small_factors(
@@ -52,22 +51,37 @@ def small_factors(
     sizes: Sizes,
     options: Options,
     *,
-    keep: bool,
-    counted: bool = True,
+    train: bool,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Factors, those of the backward pass only with `keep`, and the objectives: query, key, KL.  [B, H]"""
+    """Factors and the objectives: query, key, KL.  [B, H]
+
+    To `train` is to make what the backward pass needs too, and not to count failures a second time.
+    """
+    from gpattention.gp.fused.sparse.roots import roots_kernel
     from gpattention.gp.fused.sparse.small import small_kernel
 
     S, P, empty = sizes.heads, sizes.padded, allocator(sums)
     packed = sizes.factors(kl=options.kl)
     factors = empty(S, packed["FACTOR_SIZE"])
+    variance_of = by_heads(batched(noise, sizes.B))
+    noted = (
+        info,
+        failure_counter(sums.device),
+        int(not train and checks_are_deferred()),
+        info.shape[1],
+        sizes.H,
+    )
+    roots_kernel[(S, 2 + (options.density or options.kl))](
+        sums, *variance_of, factors, *noted, MP=P["MP"], LP=P["LP"],
+        **only(sizes.sums(), "SUM_K", "SUM_Q", "SUM_SIZE"),
+        **only(packed, "FACTOR_RT", "FACTOR_RL", "FACTOR_RQ", "FACTOR_DET", "FACTOR_SIZE"),
+        **sizes.launch("roots"),
+    )  # fmt: skip
     found = empty(sizes.B, sizes.H), empty(sizes.B, sizes.H), empty(sizes.B, sizes.H)
     small_kernel[(S,)](
-        sums, W_m, *by_heads(batched(noise, sizes.B)), factors, *found,
-        scratch_for(sizes, empty, S, sizes.scratch), info, failure_counter(sums.device),
-        int(counted and checks_are_deferred()), info.shape[1], sizes.H, sizes.D,
+        sums, W_m, *variance_of, factors, *found, empty(S, sizes.scratch), *noted, sizes.D,
         TWO=sizes.two, POOLED=sizes.pooled, DUAL=options.dual, DENSITY=options.density, KL=options.kl,
-        TRAIN=keep, MP=P["MP"], LP=P["LP"], DP=P["DP"], SCRATCH=sizes.scratch,
+        TRAIN=train, MP=P["MP"], LP=P["LP"], DP=P["DP"], SCRATCH=sizes.scratch,
         **sizes.sums(), **packed, **sizes.launch("small"),
     )  # fmt: skip
     return factors, found

@@ -17,7 +17,8 @@ _Launch = tuple[int, dict[str, int]]
 LAUNCHES: dict[str, tuple[_Launch, _Launch, _Launch]] = {
     "inducing": ((0, {"num_warps": 1}), (0, {"num_warps": 2}), (0, {"num_warps": 4})),
     "sums": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (32, {"num_warps": 8})),
-    # eight warps gave other numbers than four at 32 inducing inputs, by 1e-3 of a loss after 38 steps
+    # other numbers of warps change nothing but the order in which some scalars are added
+    "roots": ((0, {"num_warps": 1}), (0, {"num_warps": 1}), (0, {"num_warps": 4})),
     "small": ((0, {"num_warps": 4}), (0, {"num_warps": 4}), (0, {"num_warps": 8})),
     "rows": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (16, {"num_warps": 8})),
     "rows_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
@@ -58,14 +59,15 @@ class Sizes(NamedTuple):
         return {name: padded(n) for name, n in names.items()}
 
     @property
-    def lean(self) -> bool:
-        """Whether the backward pass makes the factors again: above 16 inducing inputs they are large."""
-        return self._column() > 0
+    def scratch(self) -> int:
+        """Room for a root and its transpose, or for both factors of a product that takes steps."""
+        side = max(self.padded.values()) if self.stepwise else 16
+        return 2 * side**2
 
     @property
-    def scratch(self) -> int:
-        """Room for both factors of a product of small matrices, or for a matrix and its root."""
-        return 2 * max(self.padded.values()) ** 2
+    def stepwise(self) -> bool:
+        """Whether products of small matrices may take steps through memory: never where all are one block."""
+        return max(self.padded["MP"], self.padded["LP"]) > 16
 
     def sums(self) -> dict[str, int]:
         """Where the sums over tokens lie: G_o, G_k, P, C, G_q, then |V|^2 and the numbers of tokens."""
@@ -74,17 +76,19 @@ class Sizes(NamedTuple):
         return _packed("SUM", K=MP * MP, P=LP * LP, C=LP * DP, Q=LP * MP, N=MP * MP, SIZE=_SCALARS)
 
     def factors(self, *, kl: bool) -> dict[str, int]:
-        """Where the factors lie: R, R_l, T, y, z, c, R_c, R_N, then products for the backward pass.
+        """Where the factors lie: R, R_l, R_q, T, y^T, z, c, R_c, R_N, N, then products for the backward pass.
 
-        These are c^T W, R_c^T W, e, U_q and U_q W; for the divergence U_kl, U_kl W and Q_kl.
+        These are c^T W, R_c^T W, e, U_q and U_q W; for the divergence U_kl, U_kl W and Q_kl.  Behind R,
+        T, z, c and R_c are their transposes; last come the log determinants of the first three.
         """
         p = self.padded
         MP, LP, DP = p["MP"], p["LP"], p["DP"]
         square, extra = MP * MP, MP * MP if kl else 0
         return _packed(
-            "FACTOR", RL=square, T=LP * LP, Y=LP * MP, Z=MP * DP, C=LP * DP, RC=MP * DP, RN=square,
-            CW=square, RW=MP * DP, E=square, UQ=MP * DP, UQW=square, UK=square, UKW=extra, QK=extra,
-            SIZE=extra,
+            "FACTOR", RT=square, RL=square, RQ=LP * LP, T=square, TT=LP * MP, YT=LP * MP, Z=MP * DP,
+            ZT=LP * DP, C=LP * DP, CT=MP * DP, RC=MP * DP, RCT=square, RN=square, N=square, CW=square,
+            RW=MP * DP, E=square, UQ=MP * DP, UQW=square, UK=square, UKW=extra, QK=extra, DET=extra,
+            SIZE=_SCALARS,
         )  # fmt: skip
 
     def row_sums(self) -> dict[str, int]:

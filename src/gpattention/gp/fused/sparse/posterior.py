@@ -39,6 +39,12 @@ from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
 
+_SMALL_BACKWARD = tuple(
+    f"FACTOR_{x}"
+    for x in (
+        "RT", "RL", "T", "TT", "YT", "Z", "ZT", "CT", "RCT", "RN", "N", "E", "UQ", "UK", "QK", "SIZE",
+    )
+)  # fmt: skip
 _ROWS_BACKWARD = tuple(f"FACTOR_{x}" for x in ("C", "RC", "CW", "RW", "UQ", "UQW", "UK", "UKW", "SIZE"))
 
 
@@ -112,14 +118,13 @@ class _SCGP(torch.autograd.Function):
         sizes = Sizes(B, H, NQ, N, m.shape[2], second.shape[2], C, D, l is not None, m.shape[0] > 1)
         S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
         MP, LP, CP = P["MP"], P["LP"], P["CP"]
-        centres, points_m, W_m = empty(E, CP), empty(E, MP, CP), empty(E, MP, MP)
-        points_l, W_l = (empty(E, LP, CP), empty(E, LP, LP)) if sizes.two else (points_m, W_m)
+        centres, points_m, W_m = empty(E, CP), empty(E, 2, MP, CP), empty(E, 2, MP, MP)
+        points_l, W_l = (empty(E, 2, LP, CP), empty(E, 2, LP, LP)) if sizes.two else (points_m, W_m)
         info = torch.empty(5, max(S, E), dtype=torch.int32, device=q.device)
         counter, deferred = failure_counter(q.device), checks_are_deferred()
         inducing_kernel[(E, 1 + sizes.two)](
-            *by_rows(m), *by_rows(second), centres, points_m, points_l, W_m, W_l,
-            scratch_for(sizes, empty, E, 2 * (MP * MP + LP * LP)), info, counter, int(deferred),
-            options.delta, info.shape[1], H, sizes.m, sizes.l, C, MP=MP, LP=LP, CP=CP,
+            *by_rows(m), *by_rows(second), centres, points_m, points_l, W_m, W_l, info, counter,
+            int(deferred), options.delta, info.shape[1], H, sizes.m, sizes.l, C, MP=MP, LP=LP, CP=CP,
             **sizes.launch("inducing"),
         )  # fmt: skip
         if not deferred:
@@ -141,8 +146,7 @@ class _SCGP(torch.autograd.Function):
         )  # fmt: skip
         sums = summed_splits(sums, S)
         packed = sizes.factors(kl=options.kl)
-        keep = any(ctx.needs_input_grad) and not sizes.lean
-        factors, (query, key, kl) = small_factors(sums, W_m, noise, info, sizes, options, keep=keep)
+        factors, (query, key, kl) = small_factors(sums, W_m, noise, info, sizes, options, train=False)
         if not deferred:
             report_small(info, sizes, options, noise, q.dtype)
         mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
@@ -158,7 +162,7 @@ class _SCGP(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             q, k, o, v, noise, scale_q, scale_k, log_amplitude, mask, query_mask,
-            centres, points_m, points_l, W_m, W_l, sums, factors if keep else None,
+            centres, points_m, points_l, W_m, W_l, sums,
         )  # fmt: skip
         return (
             mean, variance, query if options.density else None, key if options.density else None,
@@ -175,13 +179,13 @@ class _SCGP(torch.autograd.Function):
 
         (
             q, k, o, v, noise, scale_q, scale_k, log_amplitude, mask, query_mask,
-            centres, points_m, points_l, W_m, W_l, sums, factors,
+            centres, points_m, points_l, W_m, W_l, sums,
         ) = ctx.saved_tensors  # fmt: skip
         sizes: Sizes = ctx.sizes
         options: Options = ctx.options
-        if factors is None:
-            info = torch.empty(5, max(sizes.heads, sizes.sets), dtype=torch.int32, device=q.device)
-            factors, _ = small_factors(sums, W_m, noise, info, sizes, options, keep=True, counted=False)
+        info = torch.empty(5, max(sizes.heads, sizes.sets), dtype=torch.int32, device=q.device)
+        # made again, with what gradients need: kept, they would weigh as much as the inputs of 64 tokens
+        factors, _ = small_factors(sums, W_m, noise, info, sizes, options, train=True)
         by_mean, by_variance, by_query, by_key, by_kl = grads
         B, H, NQ, N, C, D = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.C, sizes.D
         S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
@@ -217,10 +221,10 @@ class _SCGP(torch.autograd.Function):
         small_backward_kernel[(S,)](
             sums, factors, summed_splits(rows, S), W_m, W_l, *of_noise, *of_scale_q, *of_scale_k,
             *of_query, *of_key, *of_kl, adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
-            scratch_for(sizes, empty, S, sizes.scratch), H, D,
+            scratch_for(sizes, empty, S), H, D,
             **two, INCLUDE=options.include_noise, **asked, KEY=by_key is not None,
             MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, **sizes.sums(),
-            **without(packed, "FACTOR_CW", "FACTOR_RW", "FACTOR_UQW", "FACTOR_UKW"),
+            **only(packed, *_SMALL_BACKWARD),
             **sizes.row_sums(), **sizes.adjoints(), **sizes.launch("small_backward"),
         )  # fmt: skip
         keys_backward_kernel[(S, splits, 2)](
@@ -237,7 +241,7 @@ class _SCGP(torch.autograd.Function):
         moved_l, turned_l = summed_shares(shares_l, turned_l, sizes) if sizes.two else (moved_m, turned_m)
         inducing_backward_kernel[(E, 1 + sizes.two)](
             points_m, points_l, W_m, W_l, moved_m, moved_l, turned_m, turned_l, d_m, d_l,
-            scratch_for(sizes, empty, 2 * E, sizes.scratch), options.delta,
+            scratch_for(sizes, empty, 2 * E), options.delta,
             scalars, totals, B, H, sizes.m, sizes.l, C,
             SHARED=not sizes.pooled, BATCH=128, MP=MP, LP=LP, CP=CP, SCRATCH=sizes.scratch,
             **sizes.launch("inducing_backward"),

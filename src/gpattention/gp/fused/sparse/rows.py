@@ -15,11 +15,11 @@ from gpattention.gp.fused.sparse.blocks import (
     amplitudes,
     dot,
     features_backward,
+    fetch_turned,
     kernel_values,
     store_tile,
     tile,
     tile_rows,
-    transposed,
 )
 
 
@@ -46,16 +46,16 @@ def rows_kernel(
     log_amplitude += b * log_b + h * log_h
     mean += b * mean_b + h * mean_h
     factors += s * FACTOR_SIZE
-    points += e * MP * CP
-    W += e * MP * MP
+    points += 2 * e * MP * CP
+    W += 2 * e * MP * MP
     begin = split * length
     stop = tl.minimum(begin + length, NQ)
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, query_mask, mask_n, QUERY_MASKED, ROWS)
         X = tile(q, q_n, i, real, C, CP) - centre[None, :]
         a = amplitudes(scale, log_amplitude, log_n, i, real, AMPLIFIED, ROWS)
-        E = kernel_values(X, transposed(points, MP, CP), real, count, MP)
-        phi = a[:, None] * dot(E, transposed(W, MP, MP))
+        E = kernel_values(X, fetch_turned(points, MP, CP), real, count, MP)
+        phi = a[:, None] * dot(E, fetch_turned(W, MP, MP))
         store_tile(mean, mean_n, dot(phi, fetch(factors + FACTOR_C, MP, DP)), i, stop, D, DP)
         f = dot(phi, fetch(factors + FACTOR_RC, MP, MP))
         found = tl.sum(f * f, 1)
@@ -93,8 +93,8 @@ def rows_backward_kernel(
     by_mean += b * mean_b + h * mean_h
     grad_q += b * grad_q_b + h * grad_q_h
     factors += s * FACTOR_SIZE
-    points += e * MP * CP
-    W += e * MP * MP
+    points += 2 * e * MP * CP
+    W += 2 * e * MP * MP
     g_query, g_kl = 0.0, 0.0
     if QUERY:
         g_query = tl.load(by_query + b * query_b + h * query_h)
@@ -108,8 +108,8 @@ def rows_backward_kernel(
         i, real = tile_rows(start, stop, query_mask, mask_n, QUERY_MASKED, ROWS)
         X = tile(q, q_n, i, real, C, CP) - centre[None, :]
         a = amplitudes(scale, log_amplitude, log_n, i, real, AMPLIFIED, ROWS)
-        E = kernel_values(X, transposed(points, MP, CP), real, count, MP)
-        phi = a[:, None] * dot(E, transposed(W, MP, MP))
+        E = kernel_values(X, fetch_turned(points, MP, CP), real, count, MP)
+        phi = a[:, None] * dot(E, fetch_turned(W, MP, MP))
         by_E, by_log = tl.zeros((ROWS, MP), tl.float32), tl.zeros((ROWS,), tl.float32)
         if MEAN:
             g = tile(by_mean, mean_n, i, real, D, DP)

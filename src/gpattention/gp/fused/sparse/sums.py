@@ -14,10 +14,10 @@ from gpattention.gp.fused.blocks import store
 from gpattention.gp.fused.sparse.blocks import (
     amplitudes,
     dot,
+    fetch_turned,
     kernel_values,
     tile,
     tile_rows,
-    transposed,
 )
 
 
@@ -33,12 +33,12 @@ def latent_sums(
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(o, o_n, i, real, C, CP) - centre[None, :]
-        E = kernel_values(X, transposed(points_m, MP, CP), real, count_m, MP)
-        phi = dot(E, transposed(W_m, MP, MP))
+        E = kernel_values(X, fetch_turned(points_m, MP, CP), real, count_m, MP)
+        phi = dot(E, fetch_turned(W_m, MP, MP))
         G_o += dot(tl.trans(phi), phi)
         if TWO:
-            E_l = kernel_values(X, transposed(points_l, LP, CP), real, count_l, LP)
-            C_lm += dot(tl.trans(dot(E_l, transposed(W_l, LP, LP))), phi)
+            E_l = kernel_values(X, fetch_turned(points_l, LP, CP), real, count_l, LP)
+            C_lm += dot(tl.trans(dot(E_l, fetch_turned(W_l, LP, LP))), phi)
     store(out, G_o, MP, MP)
     if TWO:
         store(out + SUM_C, C_lm, LP, MP)
@@ -58,8 +58,8 @@ def key_sums(
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(k, k_n, i, real, C, CP) - centre[None, :]
-        E = kernel_values(X, transposed(points, LP, CP), real, count, LP)
-        psi = scale * dot(E, transposed(W, LP, LP))
+        E = kernel_values(X, fetch_turned(points, LP, CP), real, count, LP)
+        psi = scale * dot(E, fetch_turned(W, LP, LP))
         V = tile(v, v_n, i, real, D, DP)
         psi_t = tl.trans(psi)
         G_k += dot(psi_t, psi)
@@ -85,8 +85,8 @@ def query_sums(
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(q, q_n, i, real, C, CP) - centre[None, :]
         a = amplitudes(scale, log_amplitude, log_n, i, real, AMPLIFIED, ROWS)
-        E = kernel_values(X, transposed(points, MP, CP), real, count, MP)
-        phi = a[:, None] * dot(E, transposed(W, MP, MP))
+        E = kernel_values(X, fetch_turned(points, MP, CP), real, count, MP)
+        phi = a[:, None] * dot(E, fetch_turned(W, MP, MP))
         G_q += dot(tl.trans(phi), phi)
         found += real.to(tl.float32)
     store(out + SUM_Q, G_q, MP, MP)
@@ -117,10 +117,10 @@ def sums_kernel(
     mask += b * mask_b + h * mask_h
     begin = split * length
     stop = tl.minimum(begin + length, N)
-    points_m += e * MP * CP
-    points_l += e * LP * CP
-    W_m += e * MP * MP
-    W_l += e * LP * LP
+    points_m += 2 * e * MP * CP
+    points_l += 2 * e * LP * CP
+    W_m += 2 * e * MP * MP
+    W_l += 2 * e * LP * LP
     if role == 0:
         latent_sums(
             o + b * o_b + h * o_h, o_n, mask, mask_n, begin, stop, centre, points_m, points_l, W_m, W_l, out,

@@ -15,11 +15,11 @@ from gpattention.gp.fused.blocks import fetch, store
 from gpattention.gp.fused.sparse.blocks import (
     dot,
     features_backward,
+    fetch_turned,
     kernel_values,
     store_tile,
     tile,
     tile_rows,
-    transposed,
 )
 
 
@@ -35,12 +35,12 @@ def latent_backward(
     for start in range(begin, stop, ROWS):
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(o, o_n, i, real, C, CP) - centre[None, :]
-        E = kernel_values(X, transposed(points_m, MP, CP), real, count_m, MP)
-        phi = dot(E, transposed(W_m, MP, MP))
+        E = kernel_values(X, fetch_turned(points_m, MP, CP), real, count_m, MP)
+        phi = dot(E, fetch_turned(W_m, MP, MP))
         by_E = dot(phi, fetch(adjoints, MP, MP))
         if TWO:
-            E_l = kernel_values(X, transposed(points_l, LP, CP), real, count_l, LP)
-            by_E += dot(dot(E_l, transposed(W_l, LP, LP)), fetch(adjoints + BACK_CM, LP, MP))
+            E_l = kernel_values(X, fetch_turned(points_l, LP, CP), real, count_l, LP)
+            by_E += dot(dot(E_l, fetch_turned(W_l, LP, LP)), fetch(adjoints + BACK_CM, LP, MP))
             by_x, moved = features_backward(X, by_E * E, points_m, MP, CP)
             by_E_l = dot(phi, fetch(adjoints + BACK_CL, MP, LP))
             by_x_l, moved_l = features_backward(X, by_E_l * E_l, points_l, LP, CP)
@@ -68,8 +68,8 @@ def key_backward(
         i, real = tile_rows(start, stop, mask, mask_n, MASKED, ROWS)
         X = tile(k, k_n, i, real, C, CP) - centre[None, :]
         V = tile(v, v_n, i, real, D, DP)
-        E = kernel_values(X, transposed(points, LP, CP), real, count, LP)
-        psi = scale * dot(E, transposed(W, LP, LP))
+        E = kernel_values(X, fetch_turned(points, LP, CP), real, count, LP)
+        psi = scale * dot(E, fetch_turned(W, LP, LP))
         by_v = dot(psi, fetch(adjoints + BACK_P, LP, DP)) + 2.0 * by_square * V
         store_tile(grad_v, grad_v_n, by_v, i, stop, D, DP)
         by_E = dot(psi, fetch(adjoints + BACK_K, LP, LP)) + dot(V, fetch(adjoints + BACK_PW, DP, LP))
@@ -107,10 +107,10 @@ def keys_backward_kernel(
     mask += b * mask_b + h * mask_h
     begin = split * length
     stop = tl.minimum(begin + length, N)
-    points_m += e * MP * CP
-    points_l += e * LP * CP
-    W_m += e * MP * MP
-    W_l += e * LP * LP
+    points_m += 2 * e * MP * CP
+    points_l += 2 * e * LP * CP
+    W_m += 2 * e * MP * MP
+    W_l += 2 * e * LP * LP
     here = s * splits + split
     every = programs.to(tl.int64) * splits
     if role == 0:
