@@ -7,6 +7,34 @@ import triton.language as tl
 
 
 @triton.jit
+def deviation_of(spread, s, i, N, SQUARED: tl.constexpr):
+    """Standard deviations of some rows of sequence and head s.  [ROWS]"""
+    deviation = tl.load(spread + s * N + i, mask=i < N, other=0.0)
+    if SQUARED:
+        deviation = tl.sqrt_rn(deviation)
+    return deviation
+
+
+@triton.jit
+def store_draw(mean, mean_b, mean_h, mean_n, out, out_r, out_b, out_h, out_n,
+               r, b, h, i, c, inside, deviation, Z):  # fmt: skip
+    """Write mean + deviation * Z."""
+    X = tl.load(mean + b * mean_b + h * mean_h + i[:, None] * mean_n + c[None, :], mask=inside, other=0.0)
+    to = out + r * out_r + b * out_b + h * out_h + i[:, None] * out_n + c[None, :]
+    tl.store(to, X + deviation[:, None] * Z, mask=inside)
+
+
+@triton.jit
+def store_gradient(grad_spread, spread, total, s, i, N, SQUARED: tl.constexpr):
+    """Write the gradient of the spread from that of the deviation; 0 where the spread is 0."""
+    if SQUARED:
+        variance = tl.load(spread + s * N + i, mask=i < N, other=0.0)
+        real = variance > 0
+        total = tl.where(real, 0.5 * total / tl.sqrt_rn(tl.where(real, variance, 1.0)), 0.0)
+    tl.store(grad_spread + s * N + i, total, mask=i < N)
+
+
+@triton.jit
 def draw_kernel(
     mean, mean_b, mean_h, mean_n, spread, noise, out, out_r, out_b, out_h, out_n,
     S, H, N, D,
@@ -17,14 +45,12 @@ def draw_kernel(
     b, h = s // H, s % H
     i, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
     inside = (i < N)[:, None] & (c < D)[None, :]
-    deviation = tl.load(spread + s * N + i, mask=i < N, other=0.0)
-    if SQUARED:
-        deviation = tl.sqrt_rn(deviation)
+    deviation = deviation_of(spread, s, i, N, SQUARED)
     at = i[:, None] * D + c[None, :]
     Z = tl.load(noise + (r * S + s) * N * D + at, mask=inside, other=0.0)
-    X = tl.load(mean + b * mean_b + h * mean_h + i[:, None] * mean_n + c[None, :], mask=inside, other=0.0)
-    to = out + r * out_r + b * out_b + h * out_h + i[:, None] * out_n + c[None, :]
-    tl.store(to, X + deviation[:, None] * Z, mask=inside)
+    store_draw(
+        mean, mean_b, mean_h, mean_n, out, out_r, out_b, out_h, out_n, r, b, h, i, c, inside, deviation, Z
+    )
 
 
 @triton.jit
@@ -45,8 +71,4 @@ def draw_backward_kernel(
         at = grad + r * grad_r + b * grad_b + h * grad_h
         g = tl.load(at + i[:, None] * grad_n + c[None, :], mask=inside, other=0.0)
         total += tl.sum(g * Z, 1)
-    if SQUARED:
-        variance = tl.load(spread + s * N + i, mask=i < N, other=0.0)
-        real = variance > 0
-        total = tl.where(real, 0.5 * total / tl.sqrt_rn(tl.where(real, variance, 1.0)), 0.0)
-    tl.store(grad_spread + s * N + i, total, mask=i < N)
+    store_gradient(grad_spread, spread, total, s, i, N, SQUARED)

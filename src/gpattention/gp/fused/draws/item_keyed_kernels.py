@@ -5,6 +5,7 @@
 import triton
 import triton.language as tl
 
+from gpattention.gp.fused.draws.independent_kernels import deviation_of, store_draw, store_gradient
 from gpattention.gp.fused.draws.noise_kernels import normal, stream_key
 
 
@@ -19,14 +20,12 @@ def item_draw_kernel(
     b, h = s // H, s % H
     i, c = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
     inside = (i < N)[:, None] & (c < D)[None, :]
-    deviation = tl.load(spread + s * N + i, mask=i < N, other=0.0)
-    if SQUARED:
-        deviation = tl.sqrt_rn(deviation)
+    deviation = deviation_of(spread, s, i, N, SQUARED)
     key = stream_key(tl.load(keys + s // shared), stream + r)
     Z = normal(key, (s % shared * N + i)[:, None] * D + c[None, :])
-    X = tl.load(mean + b * mean_b + h * mean_h + i[:, None] * mean_n + c[None, :], mask=inside, other=0.0)
-    to = out + r * out_r + b * out_b + h * out_h + i[:, None] * out_n + c[None, :]
-    tl.store(to, X + deviation[:, None] * Z, mask=inside)
+    store_draw(
+        mean, mean_b, mean_h, mean_n, out, out_r, out_b, out_h, out_n, r, b, h, i, c, inside, deviation, Z
+    )
 
 
 @triton.jit(do_not_specialize=["stream"])
@@ -47,8 +46,4 @@ def item_draw_backward_kernel(
         at = grad + r * grad_r + b * grad_b + h * grad_h
         g = tl.load(at + i[:, None] * grad_n + c[None, :], mask=inside, other=0.0)
         total += tl.sum(g * tl.where(inside, Z, 0.0), 1)
-    if SQUARED:
-        variance = tl.load(spread + s * N + i, mask=i < N, other=0.0)
-        real = variance > 0
-        total = tl.where(real, 0.5 * total / tl.sqrt_rn(tl.where(real, variance, 1.0)), 0.0)
-    tl.store(grad_spread + s * N + i, total, mask=i < N)
+    store_gradient(grad_spread, spread, total, s, i, N, SQUARED)
