@@ -112,7 +112,8 @@ class CountBar:
         return f"{self._number(count)} {self._unit}".rstrip()
 
     def _number(self, count: int) -> str:
-        return f"{count}" if self._scale == 1 else f"{count / self._scale:.1f}"
+        whole = count % self._scale == 0
+        return f"{count / self._scale:.0f}" if whole else f"{count / self._scale:.1f}"
 
 
 def drawn(done: int, total: int) -> str:

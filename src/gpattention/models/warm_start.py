@@ -56,8 +56,9 @@ def warm_start(
     """Copy a kernel-attention model's weights into `target`, in place.
 
     `latent_from` says which projection W_o starts as ("none" leaves it fresh).  With `inputs` the gap
-    between the two models' mean logits is measured: nothing for direct (unless normalised rows reach
-    `max_stddev` and are capped), small for cgp, and for scgp what its inducing inputs lose.
+    between the two models' mean logits is measured: nothing for direct, small for cgp, and for scgp what
+    its inducing inputs lose.  With normalised rows it is large where amplitudes reach `max_stddev`: the cap
+    shrinks the mean with the deviation.
     """
     if type(target) is not type(source):
         raise ValueError(f"expected a source of {type(target).__name__}, got {type(source).__name__}")
