@@ -65,12 +65,15 @@ def test_counts_in_a_terminal(terminal: Terminal) -> None:
     bar = CountBar("file", "MiB", scale=1 << 20)
     bar(1 << 20, 4 << 20)
     bar(2 << 20, 4 << 20)
-    assert "file [############............] 2.0/4.0 MiB" in terminal.getvalue()
+    assert "file [############............] 2/4 MiB" in terminal.getvalue()
     assert terminal.getvalue().endswith("left")
     bar(4 << 20, 4 << 20)
-    assert terminal.getvalue().endswith("4.0/4.0 MiB\n")
+    assert terminal.getvalue().endswith("4/4 MiB\n")
     bar.end()
-    assert terminal.getvalue().endswith("4.0/4.0 MiB\n")
+    assert terminal.getvalue().endswith("4/4 MiB\n")
+    part = CountBar("part", "MiB", scale=1 << 20)
+    part(3 << 19, 4 << 20)
+    assert "part [#########...............] 1.5/4 MiB" in terminal.getvalue()
 
 
 def test_counts_without_an_end(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_a_table_with_accuracy_and_nll_beside_ece(runs: Path, capsys: pytest.Cap
     assert "cgp0  mc_dropout+temperature" in out
     assert "notes:\n  clean, corrupted, ood, selective: reduced: at most 20 items of each set" in out
     assert f"results: {run / 'evaluation'}" in out
-    assert "cgp0 corrupted 3.0 predictions in" in err
+    assert "cgp0 corrupted 3 predictions in" in err
     assert {file.stem for file in (run / "evaluation").glob("*.json")} == {
         "clean", "corrupted", "ood", "selective",
     }  # fmt: skip
