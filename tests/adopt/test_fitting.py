@@ -205,12 +205,21 @@ def candidates(*told: tuple[str, int, float]) -> tuple[list[Candidate], list[Ten
             "temperature",
         ),
         ((("plain", 0, -0.8), ("temperature", 0, -0.9), ("global", 2, -1.0)), "plain"),
+        # a gain of one and a half standard errors
+        ((("plain", 0, -1.0), ("temperature", 0, -0.55), ("global", 2, -0.535)), "temperature"),
     ],
 )
 def test_draws_must_earn_themselves(told: Any, expected: str) -> None:
     made, scores = candidates(*told)
     best = max(scores, key=lambda score: float(score.mean()))
     assert made[_chosen(made, scores, best)].name == expected
+
+
+def test_what_is_near_the_best_must_gain_too() -> None:
+    """A candidate behind the one without draws is not taken for being simple."""
+    made, scores = candidates(("temperature", 0, -0.55), ("global", 2, -0.56), ("heads", 2, -0.45))
+    made[1] = replace(made[1], margin=0.2)
+    assert made[_chosen(made, scores, scores[2])].name == "heads"
 
 
 class Fake:

@@ -2,8 +2,8 @@
 
 The data are parted in two.  On the first part candidates are fitted, each from the one before: no draws;
 one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
-draws by greedy choice.  The second part chooses: draws are made only if the best candidate gains more than a
-standard error over the better one without, and then by the simplest that is not behind the best by as much.
+draws by greedy choice.  The second part chooses: draws are made only by a candidate that gains more than two
+standard errors over the better one without, the simplest such that is not one behind the best.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +24,9 @@ from gpattention.adopt.stages import SCALES, START_POWERS, Stage, descend
 from gpattention.models.rows import check_count, evaluating, take
 
 Level: TypeAlias = Literal["global", "sites", "heads"]
+CLEAR = (
+    2.0  # standard errors that draws must gain: one would be passed by chance, there being four candidates
+)
 LEVELS: tuple[Level, ...] = ("global", "sites", "heads")
 Progress: TypeAlias = Callable[[str, int, int], object]  # stage, done, total
 
@@ -233,14 +236,15 @@ def _choose(
 
 
 def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:
-    """Without draws, unless the best gains more than a standard error; then the simplest close to it."""
+    """Without draws, unless a candidate clearly gains; then the simplest such that is close to the best."""
     silent = [i for i, candidate in enumerate(candidates) if not candidate.draws]
     baseline = max(silent, key=lambda i: float(scores[i].mean()))
-    gain = best - scores[baseline]
-    if float(gain.mean()) <= _margin(gain):
-        return baseline
-    drawing = (i for i, candidate in enumerate(candidates) if candidate.draws)
-    return next(i for i in drawing if float((best - scores[i]).mean()) <= candidates[i].margin)
+    for i, candidate in enumerate(candidates):
+        gain, behind = scores[i] - scores[baseline], float((best - scores[i]).mean())
+        clear = float(gain.mean()) > CLEAR * _margin(gain)
+        if candidate.draws and clear and behind <= candidate.margin:
+            return i
+    return baseline
 
 
 def _margin(gap: Tensor) -> float:
