@@ -62,7 +62,6 @@ def test_the_record_is_in_the_config(tmp_path: Path) -> None:
     plain = json.loads((tmp_path / "config.json").read_text())["gpattention"]
     record = gpattention.conversion_of(host.model)
     assert record == Conversion.from_dict(plain)
-    assert record is not None
     assert record.layers == ("bert.encoder.layer.1.attention.self",)
     assert dict(record.left_alone) == {"bert.encoder.layer.0.attention.self": "not chosen"}
     assert "1 layers are direct attention now, 1 left alone" in str(record)

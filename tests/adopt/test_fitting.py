@@ -122,7 +122,6 @@ def test_frames_are_those_of_the_data() -> None:
     with torch.no_grad():
         q, k, v = nn.functional.linear(fitted, site.in_proj_weight, site.in_proj_bias).chunk(3, -1)
     shrink = 8**-0.25
-    assert frame is not None
     torch.testing.assert_close(frame.q0.flatten(), q.mean((0, 1)) * shrink, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(frame.k0.flatten(), k.mean((0, 1)) * shrink, rtol=1e-4, atol=1e-5)
     rms = v.unflatten(-1, (2, 8)).square().mean((0, 1, 3)).sqrt()
