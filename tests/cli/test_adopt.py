@@ -94,10 +94,10 @@ def test_images(tmp_path: Path, capsys: Output) -> None:
     ("words", "message"),
     [
         (["cola", "--encoder", "package:no_such/model"], "pip install no-such"),
-        (["cola", "--seeds", "a"], "--seeds as numbers"),
+        (["cola", "--seeds", "a"], "--seeds to be whole numbers"),
         (["cola", "--kinds", "gp"], "method to be one of plain"),
         (["images", "nowhere"], "no folder nowhere"),
-        (["images", "x", "--severities", "low"], "--severities as numbers"),
+        (["images", "x", "--severities", "low"], "--severities to be whole numbers"),
     ],
 )
 def test_mistakes_take_one_line(

@@ -5,8 +5,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpattention.cli.adopt_help import COLA_EXAMPLES, EXAMPLES, IMAGE_EXAMPLES
-from gpattention.cli.arguments import add_data, add_device, new_command
-from gpattention.cli.bar import CountBar
+from gpattention.cli.arguments import add_data, add_device, new_command, numbers
+from gpattention.cli.bar import Bars
 from gpattention.experiments.adoption.cola import CONVERSIONS, ColaSettings, adopt_cola, methods_of
 from gpattention.experiments.adoption.columns import (
     ALL_TITLES,
@@ -106,7 +106,7 @@ def run_cola(given: argparse.Namespace) -> None:
         encoder=given.encoder,
         head=given.head,
         methods=methods_of(kinds),
-        seeds=_numbers(given.seeds, "--seeds"),
+        seeds=numbers(given.seeds, "--seeds"),
         finetuning=Finetuning(
             epochs=given.epochs, learning_rate=given.learning_rate, batch_size=given.batch_size,
             regularizer=given.regularizer,
@@ -118,7 +118,7 @@ def run_cola(given: argparse.Namespace) -> None:
         subset=given.subset,
         finished=given.finished,
     )  # fmt: skip
-    bars = _Bars()
+    bars = Bars()
     try:
         cells = adopt_cola(settings, bars)
     finally:
@@ -145,10 +145,10 @@ def run_images(given: argparse.Namespace) -> None:
         device=given.device,
         limit=given.limit,
         types=None if given.corruptions is None else tuple(given.corruptions.split(",")),
-        severities=None if given.severities is None else _numbers(given.severities, "--severities"),
+        severities=None if given.severities is None else numbers(given.severities, "--severities"),
         batch_size=given.batch_size,
     )
-    bars = _Bars()
+    bars = Bars()
 
     def timed(what: str, seconds: float) -> None:
         bars.end()
@@ -173,30 +173,3 @@ def run_images(given: argparse.Namespace) -> None:
 
 def _facts(device: str) -> str:
     return in_words(environment(choose_device(device)))
-
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise ValueError(f"expected {option} as numbers with commas between them, got {text!r}") from None
-
-
-class _Bars:
-    """A bar for each thing that is done, one after the other."""
-
-    def __init__(self) -> None:
-        self._what = ""
-        self._bar: CountBar | None = None
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what != self._what or self._bar is None:
-            self.end()
-            self._what, self._bar = what, CountBar(what)
-        self._bar(done, total)
-
-    def end(self) -> None:
-        """Leave the last one where it is."""
-        if self._bar is not None:
-            self._bar.end()
-            self._bar = None

@@ -35,3 +35,11 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1, or auto: a GPU where there is one"
     )
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """`0,1,2` of an option."""
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise ValueError(f"expected {option} to be whole numbers and commas, got {text!r}") from None

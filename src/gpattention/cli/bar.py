@@ -3,6 +3,7 @@
 import shutil
 import sys
 import time
+from collections.abc import Callable
 
 from gpattention.training import Progress
 
@@ -114,6 +115,27 @@ class CountBar:
     def _number(self, count: int) -> str:
         whole = count % self._scale == 0
         return f"{count / self._scale:.0f}" if whole else f"{count / self._scale:.1f}"
+
+
+class Bars:
+    """A bar for each thing that is done, one after the other; `new` makes the bar of a thing."""
+
+    def __init__(self, new: Callable[[str], CountBar] = CountBar) -> None:
+        self._new = new
+        self._what = ""
+        self._bar: CountBar | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Redraw."""
+        if what != self._what or self._bar is None:
+            self.end()
+            self._what, self._bar = what, self._new(what)
+        self._bar(done, total)
+
+    def end(self) -> None:
+        """Leave the last one where it is."""
+        if self._bar is not None:
+            self._bar.end()
 
 
 def drawn(done: int, total: int) -> str:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpattention.cli.arguments import add_data, add_device, new_command
+from gpattention.cli.arguments import add_data, add_device, new_command, numbers
 from gpattention.cli.bar import CountBar
 from gpattention.data import Entry, Status, check, get, known
 from gpattention.data.places import VARIABLE
@@ -160,7 +160,7 @@ def run_corrupt(given: argparse.Namespace) -> None:
             given.name,
             _root(given),
             folder=given.folder,
-            severities=_numbers(given.severities),
+            severities=numbers(given.severities, "--severities"),
             types=None if given.types is None else given.types.split(","),
             seed=given.seed,
             frost=given.frost,
@@ -231,10 +231,3 @@ def _told(status: Status, entry: Entry) -> str:
             lines.append(f"  put {entry.archive.file} (md5 {entry.archive.md5}, linked from {entry.page})")
             lines.append(f"  into the folder of the datasets, then {command}")
     return "\n".join(lines)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"expected --severities to be whole numbers and commas, got {text!r}") from None

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpattention.cli.arguments import add_data, add_device, new_command
-from gpattention.cli.bar import CountBar
+from gpattention.cli.arguments import add_data, add_device, new_command, numbers
+from gpattention.cli.bar import Bars, CountBar
 from gpattention.cli.evaluation_table import evaluation_table, seeds_table
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
 from gpattention.evaluation.records import SuiteResult
@@ -62,7 +62,7 @@ def add_parser(commands: "Commands") -> None:
 def run(given: argparse.Namespace) -> None:
     """All runs, then one table."""
     folders = _folders(given.runs)
-    bars = _Bars()
+    bars = Bars(_bar)
     try:
         found = evaluate_runs(
             folders,
@@ -75,7 +75,7 @@ def run(given: argparse.Namespace) -> None:
             batch_size=given.batch_size,
             limit=given.limit,
             types=None if given.corruptions is None else given.corruptions.split(","),
-            severities=None if given.severities is None else _numbers(given.severities),
+            severities=None if given.severities is None else numbers(given.severities, "--severities"),
             fresh=given.fresh,
             progress=bars,
         )
@@ -106,38 +106,12 @@ def _folders(given: list[str]) -> list[Path]:
     return list(found)
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(each) for each in text.split(",")]
-    except ValueError:
-        raise ValueError(f"expected --severities as numbers with commas between them, got {text!r}") from None
-
-
-class _Bars:
-    """A bar for each thing that is done, one after the other."""
-
-    def __init__(self) -> None:
-        self._what = ""
-        self._bar: CountBar | None = None
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what != self._what or self._bar is None:
-            self.end()
-            self._what, self._bar = what, self._new(what)
-        self._bar(done, total)
-
-    def end(self) -> None:
-        """Leave the last one where it is."""
-        if self._bar is not None:
-            self._bar.end()
-
-    @staticmethod
-    def _new(what: str) -> CountBar:
-        if what.endswith("regenerating"):
-            return CountBar(what, "images")
-        if what.endswith("efficiency"):
-            return CountBar(what, "sizes")
-        return CountBar(what, "predictions", scale=STEP)
+def _bar(what: str) -> CountBar:
+    if what.endswith("regenerating"):
+        return CountBar(what, "images")
+    if what.endswith("efficiency"):
+        return CountBar(what, "sizes")
+    return CountBar(what, "predictions", scale=STEP)
 
 
 def _tell_notes(found: dict[Path, dict[str, SuiteResult]]) -> None:

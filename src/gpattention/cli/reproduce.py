@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpattention.cli.arguments import add_data, add_device, new_command
+from gpattention.cli.arguments import add_data, add_device, new_command, numbers
 from gpattention.cli.table import shortened
 from gpattention.experiments.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
 from gpattention.experiments.reproduction.results import write_results
@@ -53,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
     if given.stage == "results" and given.out is None:
         raise ValueError("expected -o FOLDER with --stage results, got none")
     plan = load_plan(given.plan)
-    seeds = [] if given.seeds is None else [_number(text) for text in given.seeds.split(",")]
+    seeds = () if given.seeds is None else numbers(given.seeds, "--seeds")
     plan = plan.only([] if given.models is None else given.models.split(","), seeds)
     runs = Path("runs") / plan.name if given.runs is None else Path(given.runs)
     options = {
@@ -90,10 +90,3 @@ def _results(given: argparse.Namespace, plan: Plan, runs: Path) -> int:
     files = write_results(plan, runs, given.out, plan_file=given.plan)
     print(f"results: {len(files)} files in {given.out}, {files[-1].name} tells how they were made")
     return 0
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"expected --seeds to be whole numbers, got {text!r}") from None
