@@ -39,7 +39,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
     """`0,1,2` of an option."""
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise ValueError(f"expected {option} to be whole numbers and commas, got {text!r}") from None
+    found = []
+    for each in text.split(","):
+        try:
+            found.append(int(each))
+        except ValueError:
+            raise ValueError(f"expected {option} to be whole numbers, got {each!r}") from None
+    return tuple(found)

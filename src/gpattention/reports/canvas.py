@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from gpattention.reports.palette import GRID, INK, NEUTRAL, QUIET, Style
@@ -53,6 +54,15 @@ def drawing() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         yield
+
+
+def picture(figure: "Figure", form: str) -> bytes:
+    """A figure as a PNG or SVG file on white; the same figure gives the same bytes."""
+    stream = BytesIO()
+    metadata = {"Date": None} if form == "svg" else {"Software": None}
+    with drawing():
+        figure.savefig(stream, format=form, dpi=150, metadata=metadata, facecolor="white")
+    return stream.getvalue()
 
 
 def drawn(function: "Callable[P, Figure]") -> "Callable[P, Figure]":

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 
 from gpattention.data.places import StrPath
@@ -11,7 +10,7 @@ from gpattention.experiments.adoption.plots import differences_figure
 from gpattention.experiments.adoption.summary import Column
 from gpattention.experiments.adoption.tables import cells_csv, grouped, summary_csv, to_markdown
 from gpattention.models.storage import write_atomically
-from gpattention.reports.canvas import drawing
+from gpattention.reports.canvas import picture
 
 PICTURES = ("png", "svg")
 
@@ -40,12 +39,7 @@ def write_comparison(
     for group, methods in several.items():
         figure = differences_figure(methods, panels, titles)
         called = name if len(several) == 1 else f"{name}-{group}"
-        for form in PICTURES:
-            stream = BytesIO()
-            metadata = {"Date": None} if form == "svg" else None  # the same numbers give the same file
-            with drawing():
-                figure.savefig(stream, format=form, dpi=150, metadata=metadata, facecolor="white")
-            written.append(_write(place / f"{called}.{form}", stream.getvalue()))
+        written += [_write(place / f"{called}.{form}", picture(figure, form)) for form in PICTURES]
     return written
 
 

@@ -6,7 +6,6 @@ JSON is what was measured; the figures are drawn from it, at once or later on a 
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from gpattention.experiments.bench.machine import in_words
 from gpattention.experiments.bench.plots import QUANTITIES, length_figure
 from gpattention.experiments.bench.tables import BenchTable, to_csv, to_markdown
 from gpattention.models.storage import write_atomically
-from gpattention.reports.canvas import drawing
+from gpattention.reports.canvas import picture
 
 PICTURES = ("png", "svg")
 
@@ -63,12 +62,7 @@ def draw(folder: Path, name: str, document: Mapping[str, Any]) -> list[Path]:
         if not any(row.get(key) for row in rows):
             continue
         figure = length_figure(rows, what)
-        for form in PICTURES:
-            stream = BytesIO()
-            metadata = {"Date": None} if form == "svg" else None  # the same numbers give the same file
-            with drawing():
-                figure.savefig(stream, format=form, dpi=150, metadata=metadata, facecolor="white")
-            written.append(_write(folder / f"{name}-{what}.{form}", stream.getvalue()))
+        written += [_write(folder / f"{name}-{what}.{form}", picture(figure, form)) for form in PICTURES]
     return written
 
 

@@ -1,7 +1,6 @@
 """Figures of a plan: severities, training, reliability under corruption, items of other kinds."""
 
 from collections.abc import Iterator, Mapping
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from gpattention.data.corruptions import SEVERITIES
@@ -9,7 +8,6 @@ from gpattention.experiments.reproduction.goals import Candidate
 from gpattention.experiments.reproduction.results.choosing import Choice
 from gpattention.experiments.reproduction.results.columns import SCORE
 from gpattention.experiments.reproduction.results.reading import SEVERITY, EvaluatedModel, PlanResults
-from gpattention.reports.canvas import drawing
 from gpattention.reports.figures import bars_figure, reliability_figure, severity_figure, training_figure
 from gpattention.reports.palette import Style, styles_for
 from gpattention.reports.sections.reliability import pooled_bins
@@ -29,15 +27,6 @@ def draw_figures(results: PlanResults, choice: Choice) -> "Iterator[tuple[str, F
     yield from _training(results, styles)
     yield from _reliability(results, choice, styles)
     yield from _outside(results, styles)
-
-
-def picture(figure: "Figure", form: str) -> bytes:
-    """As a file; the same figure gives the same bytes."""
-    stream = BytesIO()
-    metadata = {"Date": None} if form == "svg" else {"Software": None}
-    with drawing():
-        figure.savefig(stream, format=form, dpi=150, metadata=metadata, facecolor="white")
-    return stream.getvalue()
 
 
 def _severities(results: PlanResults, styles: Mapping[str, Style]) -> "Iterator[tuple[str, Figure]]":

@@ -14,11 +14,12 @@ from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.account import readme, shown_path
 from gpattention.experiments.reproduction.results.choice_page import choice_markdown
 from gpattention.experiments.reproduction.results.choosing import choose
-from gpattention.experiments.reproduction.results.plots import FORMS, draw_figures, picture
+from gpattention.experiments.reproduction.results.plots import FORMS, draw_figures
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, PlanResults, read_results
 from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
 from gpattention.models.storage import write_atomically
 from gpattention.reports import RunData, build_report
+from gpattention.reports.canvas import picture
 
 LARGEST = 3_000_000  # bytes of the report
 LEFT_OUT = (  # one after the other, until it is not larger
