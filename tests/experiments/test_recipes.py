@@ -135,8 +135,8 @@ def test_objectives(name: str) -> None:
             assert recipe.model.options["latent_prior"] == "latent"
     elif recipe.model.attention not in ("softmax", "kernel"):
         assert (alpha.start, alpha.end, alpha.normalised) == (0.0, 0.01, True)
-        sgpa = recipe.model.attention == "sgpa"
-        assert recipe.model.options["regularizer"] == ("kl" if sgpa else "marginal")
+        stable = {"sgpa": "kl", "scgp": "dtc"}
+        assert recipe.model.options["regularizer"] == stable.get(recipe.model.attention, "marginal")
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
