@@ -8,7 +8,10 @@ From the queries come M = sum_i dvar_i phi_i f_i^T and dc = sum_i phi_i dmean_i^
 so that nothing is differentiated through a Cholesky factor.  And what W's gradient needs (`inducing`)
     O = c dc^T + 2 R_c M^T + 2 dG_q G_q + 2 dG_o G_o + dC^T C,   O_l = 2 dG_k G_k + dP P^T + dC C^T
 whose traces, queries and keys apart, are the gradients of log s_q and log s_k.  They are summed transposed,
-because the transposes on the right of their products then are those that memory holds (`blocks`).
+because the transposes on the right of their products then are those that memory holds (`blocks`).  The keys'
+trace would be a small difference of terms that grow with the sequence; with R_l G_k R_l^T = s (I - R_l R_l^T)
+and P = s R_l^-1 z it is
+    2 <X_l R_l, R_l> - 2 <T Q, T> - g_key D l - <T c', z>   ("dual": + <dP, P> instead of the last)
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -98,12 +101,14 @@ def small_backward_kernel(
     white = mul(z, c_t, scratch)  # [LP, MP]
     u = mul(T, c, scratch)  # [LP, DP]
     X_l = tl.zeros((LP, LP), tl.float32)
+    by_scale = -g_key * D * LP
     if VARIANCE | KL:
         QN = mul(Q, fetch(factors + FACTOR_N, MP, MP), scratch)
         X += QN + tl.trans(QN) - 2.0 * Q
         TQ = mul(T, Q, scratch)
         white += 2.0 * TQ
         X_l += mul(TQ, fetch(factors + FACTOR_TT, MP, LP), scratch)
+        by_scale -= 2.0 * tl.sum(TQ * T)
     G_o = fetch(sums, MP, MP)
     if TWO:
         C = fetch(sums + SUM_C, LP, MP)
@@ -129,19 +134,23 @@ def small_backward_kernel(
     if DUAL:
         by_P = mul(C, mul(tl.trans(R), c, scratch), scratch) / s - g_key * P
         by_P_t = tl.trans(by_P)
+        by_scale += tl.sum(by_P * P)
         by_noise -= 0.5 * g_key * (squares + D * keys / s)
     else:
         by_z = u + g_key * z
         by_P, by_P_t = mul(tl.trans(R_l), by_z, scratch) / s, mul(tl.trans(by_z), R_l, scratch) / s
         half_l = mul(u + 0.5 * g_key * z, fetch(factors + FACTOR_ZT, DP, LP), scratch)
         X_l += 0.5 * (half_l + tl.trans(half_l))
+        by_scale -= tl.sum(u * z)
         by_noise += g_key * (0.5 * squares / s - tl.sum(z * z) - 0.5 * D * keys) / s - tl.sum(u * z) / s
     X_l += 0.5 * g_key * D * eye
-    by_G_l = -mul(tl.trans(R_l), mul(X_l, R_l, scratch), scratch) / s
+    white_l = mul(X_l, R_l, scratch)
+    by_scale += 2.0 * tl.sum(white_l * R_l)
+    by_G_l = -mul(tl.trans(R_l), white_l, scratch) / s
     G_k = fetch(sums + SUM_K, LP, LP)
     by_noise -= tl.sum(by_G_l * G_k) / s
     turned_key = 2.0 * mul(G_k, by_G_l, scratch) + mul(P, by_P_t, scratch)
-    tl.store(grad_scale_k + i, trace(turned_key, LP) / tl.load(scale_k + b * scale_k_b + h * scale_k_h))
+    tl.store(grad_scale_k + i, by_scale / tl.load(scale_k + b * scale_k_b + h * scale_k_h))
     store(adjoints + BACK_K, 2.0 * mul(by_G_l, fetch(W_l, LP, LP), scratch), LP, LP)
     store(adjoints + BACK_P, by_P, LP, DP)
     store(adjoints + BACK_PW, mul(tl.trans(by_P), fetch(W_l, LP, LP), scratch), DP, LP)
