@@ -40,18 +40,24 @@ def test_cola(tmp_path: Path, capsys: Output) -> None:
     out = tmp_path / "out"
     words = [
         "adopt", "cola", "--encoder", str(encoder), "--data", str(root), "--subset", "--seeds", "0,1",
-        "--epochs", "2", "--learning-rate", "0.01", "--batch-size", "16", "--kinds", "none", "--samples", "2",
+        "--epochs", "2", "--learning-rate", "0.01", "--batch-size", "16", "--kinds", "direct",
+        "--further-epochs", "1", "--further-learning-rate", "0.005", "--samples", "2",
         "--runs", str(tmp_path / "runs"), "--device", "cpu", "-o", str(out),
     ]  # fmt: skip
     assert main(words) == 0
     told, err = capsys.readouterr()
     assert "| attached, as `fit` chose |" in told
+    for row in ("tuned on", "converted to direct, tuned on", "converted to direct, tuned on, temperature"):
+        assert f"| {row} |" in told
     assert "| minus temperature | in MCC |" in told
-    assert "seed 1 host fine-tuning" in err
+    assert "| minus tuned on, temperature | in MCC |" in told
+    for what in ("host", "tuned-on", "converted-direct"):
+        assert f"seed 1 {what} fine-tuning" in err
     assert {file.name for file in out.iterdir()} == {
         "cola.md", "cola.csv", "cola-cells.csv", "cola.png", "cola.svg",
     }  # fmt: skip
     page = (out / "cola.md").read_text()
+    assert "--further-epochs 1 --further-learning-rate 0.005 " in page
     assert "--data FOLDER" in page
     assert str(root) not in page
     single = [
@@ -67,6 +73,11 @@ def test_cola(tmp_path: Path, capsys: Output) -> None:
     assert float(mean["standard_error"]) == pytest.approx(abs(single[0] - single[1]) / 2)
     assert main(words) == 0  # what is finished is read
     assert "fine-tuning" not in capsys.readouterr().err
+    assert main([*words, "--finished", "--convert-from", "pretrained"]) == 0
+    assert "converted to direct" not in capsys.readouterr().out  # none is finished
+    page = (out / "cola.md").read_text()
+    assert "--convert-from pretrained" in page
+    assert "--further" not in page
 
 
 @pytest.mark.usefixtures("quick_fit")
@@ -96,6 +107,9 @@ def test_images(tmp_path: Path, capsys: Output) -> None:
         (["cola", "--encoder", "package:no_such/model"], "pip install no-such"),
         (["cola", "--seeds", "a"], "--seeds to be whole numbers"),
         (["cola", "--kinds", "gp"], "method to be one of plain"),
+        (["cola", "--further-epochs", "0"], "further epochs to be a whole number >= 1, got 0"),
+        (["cola", "--further-learning-rate", "-1"], "further learning_rate > 0, got -1.0"),
+        (["cola", "--further-prior-scale", "0"], "further prior_scale > 0, got 0.0"),
         (["images", "nowhere"], "no folder nowhere"),
         (["images", "x", "--severities", "low"], "--severities to be whole numbers"),
     ],

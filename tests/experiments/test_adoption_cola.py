@@ -10,13 +10,21 @@ import gpattention
 from gpattention.adopt.convert import conversion_of
 from gpattention.data.cola import load_cola
 from gpattention.experiments.adoption import cola
-from gpattention.experiments.adoption.cola import CONVERSIONS, ColaSettings, adopt_cola, methods_of
+from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
 from gpattention.experiments.adoption.encoder import build_classifier, encoder_folder, load_tokenizer
 from gpattention.experiments.adoption.finetuning import Finetuning, finetune
 from gpattention.experiments.adoption.methods import HOST_METHODS, Fitting
 from gpattention.experiments.adoption.predictors import Answering, predict_sentences
 from gpattention.experiments.adoption.sentences import Sentences, encode_data
-from gpattention.experiments.adoption.trained import trained_model
+from gpattention.experiments.adoption.trained import Weights
+from gpattention.experiments.adoption.trainings import (
+    CONVERSIONS,
+    STARTS,
+    Further,
+    Start,
+    converted,
+    methods_of,
+)
 from gpattention.gp import NumericalError
 from tests.experiments.tiny_cola import write_tiny_cola
 from tests.experiments.tiny_encoder import write_tiny_encoder
@@ -57,6 +65,7 @@ def settings(root: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory
     return ColaSettings(
         encoder=str(encoder), seeds=(0, 1),
         finetuning=Finetuning(epochs=6, learning_rate=0.01, batch_size=16),
+        further=Further(epochs=2, learning_rate=0.005),
         samples=3, root=root, runs=tmp_path_factory.mktemp("runs"), device="cpu", subset=True, fit=FIT,
         methods=methods_of(("direct",)),
     )  # fmt: skip
@@ -72,16 +81,21 @@ def test_cells_of_all_methods_and_seeds(settings: ColaSettings) -> None:
         heated = cells[seed, "temperature"].values
         assert heated["test"]["mcc"] == plain["test"]["mcc"]
         assert heated["test"]["aurc"] == pytest.approx(plain["test"]["aurc"])
-        for name in ("temperature", "mc_dropout+temperature", "converted-direct+temperature"):
+        for name in (
+            "temperature", "mc_dropout+temperature", "tuned-on+temperature", "converted-direct+temperature",
+        ):  # fmt: skip
             before = cells[seed, name.removesuffix("+temperature") if "+" in name else "plain"].values
             fitted = cells[seed, name].values["validation"]["nll"]
             assert fitted <= before["validation"]["nll"] + 1e-9  # it was fitted there
         chosen = cells[seed, "attached"]
         if not chosen.detail["draws"]:
             assert chosen.values["test"]["mcc"] == plain["test"]["mcc"]
-    rows = cells[0, "converted-direct"].detail["training"]
-    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert rows[-1]["loss"] < rows[0]["loss"]
+        for name in ("tuned-on", "converted-direct"):
+            assert cells[seed, name].values["test"] != plain["test"]
+    rows = [cells[0, name].detail["training"] for name in ("plain", "tuned-on", "converted-direct")]
+    assert [[row["epoch"] for row in of] for of in rows] == [[1, 2, 3, 4, 5, 6], [7, 8], [7, 8]]
+    for of in rows[1:]:
+        assert of[-1]["loss"] < rows[0][0]["loss"]  # where the host ended, not where it began
 
 
 def test_a_second_call_reads_and_repeats(
@@ -90,7 +104,7 @@ def test_a_second_call_reads_and_repeats(
     few = replace(settings, methods=("plain", "mc_dropout"), seeds=(1,))
     first = adopt_cola(few)
     with monkeypatch.context() as patch:
-        patch.setattr(cola, "trained_model", None)  # would fail
+        patch.setattr(cola, "Weights", None)  # would fail
         assert adopt_cola(few) == first
     again = adopt_cola(replace(few, runs=tmp_path))  # from nothing
     assert [cell.values for cell in again] == [cell.values for cell in first]
@@ -129,15 +143,14 @@ def test_other_settings_do_not_mix(settings: ColaSettings) -> None:
         adopt_cola(replace(few, finetuning=replace(few.finetuning, epochs=5)))
 
 
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("kind", CONVERSIONS)
 def test_converted_weights_are_read_back(
-    kind: str, parts: dict[str, Sentences], encoder: Path, tmp_path: Path
+    kind: str, start: Start, parts: dict[str, Sentences], encoder: Path, tmp_path: Path
 ) -> None:
     short = {name: Sentences(name, part.tokens[:16], part.labels[:16]) for name, part in parts.items()}
-    same = [
-        trained_model(tmp_path, encoder, kind, short, Finetuning(epochs=1), head="mean", seed=3, device=CPU)
-        for _ in range(2)
-    ]
+    weights = Weights(tmp_path, encoder, short, Finetuning(epochs=1), Further(epochs=1), seed=3)
+    same = [weights.trained(converted(kind, start)) for _ in range(2)]
     (first, rows), (second, rows_read) = same
     assert rows == rows_read
     assert conversion_of(second) is not None
@@ -146,6 +159,8 @@ def test_converted_weights_are_read_back(
         assert not model.training
     told = [gpattention.predict(model, inputs, samples=2, seed=1) for model in (first, second)]
     assert torch.equal(told[0].logits, told[1].logits)
+    kept = {file.stem for file in tmp_path.glob("*.safetensors")}
+    assert kept == ({"host", f"converted-{kind}"} if start == "host" else {f"pretrained-{kind}"})
 
 
 def test_batches_hold_every_sentence_once_and_little_padding(parts: dict[str, Sentences]) -> None:
@@ -234,5 +249,9 @@ def test_refused_finetuning(change: dict[str, object]) -> None:
 
 
 def test_rows_of_the_host_come_first() -> None:
-    assert methods_of(())[: len(HOST_METHODS)] == HOST_METHODS
-    assert methods_of(("cgp",))[-2:] == ("converted-cgp", "converted-cgp+temperature")
+    assert methods_of(()) == HOST_METHODS
+    assert methods_of(("cgp",)) == (
+        *HOST_METHODS, "tuned-on", "tuned-on+temperature",
+        "converted-cgp", "converted-cgp+temperature", "converted-cgp-mean+temperature",
+    )  # fmt: skip
+    assert not any("tuned-on" in name for name in methods_of(("cgp",), "pretrained"))

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from gpattention.experiments.adoption.cells import Cell, Cells
-from gpattention.experiments.adoption.cola import CONVERSIONS, methods_of
-from gpattention.experiments.adoption.columns import ALL_TITLES, COLA_COLUMNS, COLA_PANELS
+from gpattention.experiments.adoption.columns import (
+    ALL_TITLES,
+    COLA_BASELINES,
+    COLA_COLUMNS,
+    COLA_PANELS,
+)
 from gpattention.experiments.adoption.plots import differences_figure
 from gpattention.experiments.adoption.summary import Column, Mean, column_mean, paired_difference
 from gpattention.experiments.adoption.tables import (
@@ -18,6 +22,7 @@ from gpattention.experiments.adoption.tables import (
     summary_csv,
     to_markdown,
 )
+from gpattention.experiments.adoption.trainings import all_trainings
 from gpattention.experiments.adoption.writing import write_comparison
 
 NLL = Column("test", "nll", "in NLL")
@@ -85,11 +90,21 @@ def test_markdown() -> None:
     assert lines[0] == "## g"
     assert lines[2] == "|  | in NLL | in MCC | seeds |"
     assert lines[4] == "| plain | 0.900 ± 0.058 | 0.500 ± 0.000 | 3 |"
-    assert lines[6] == "| converted to cgp, fine-tuned | **0.500** | **0.600** | 1 |"
+    assert lines[6] == "| converted to cgp, tuned on | **0.500** | **0.600** | 1 |"
     assert "| plain | **+0.197 ± 0.003** | +0.000 ± 0.000 |" in lines
-    assert "| converted to cgp, fine-tuned | -0.110 | +0.100 |" in lines
+    assert "| converted to cgp, tuned on | -0.110 | +0.100 |" in lines
     alone = to_markdown(CELLS[:3], [NLL], ALL_TITLES)
     assert "minus" not in alone
+
+
+def test_differences_from_the_control_as_well() -> None:
+    cells = [*CELLS, cell("tuned-on+temperature", 1, 0.56, 0.55)]
+    assert "minus tuned on" not in to_markdown(CELLS, [NLL], ALL_TITLES, COLA_BASELINES)
+    page = to_markdown(cells, [NLL, MCC], ALL_TITLES, COLA_BASELINES)
+    before, after = page.split("| minus tuned on, temperature |")
+    assert "| converted to cgp, tuned on | -0.110 | +0.100 |" in before
+    assert "| converted to cgp, tuned on | -0.060 | +0.050 |" in after
+    assert "| temperature | +0.050 | -0.050 |" in after
 
 
 def test_csv_files_round_nothing() -> None:
@@ -100,7 +115,7 @@ def test_csv_files_round_nothing() -> None:
 
 
 def test_every_method_has_a_title() -> None:
-    assert set(methods_of(CONVERSIONS)) == set(ALL_TITLES)
+    assert {name for one in all_trainings() for name in one.methods} == set(ALL_TITLES)
     assert len(set(ALL_TITLES.values())) == len(ALL_TITLES)
     assert {c.metric for c in COLA_COLUMNS} == {"mcc", "nll", "ece", "mce", "aurc"}
 
@@ -112,7 +127,7 @@ def test_a_picture_has_a_mark_for_every_difference() -> None:
     marks = [float(c.lines[0].get_xdata()[0]) for c in panels[0].containers]
     assert marks == pytest.approx([0.59 / 3, -0.11])
     assert [label.get_text() for label in panels[0].get_yticklabels()] == [
-        "plain", "converted to cgp, fine-tuned",
+        "plain", "converted to cgp, tuned on",
     ]  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from gpattention.cli.adopt_help import COLA_EXAMPLES, EXAMPLES, IMAGE_EXAMPLES
 from gpattention.cli.arguments import add_data, add_device, new_command, numbers
 from gpattention.cli.bar import Bars
-from gpattention.experiments.adoption.cola import CONVERSIONS, ColaSettings, adopt_cola, methods_of
+from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
 from gpattention.experiments.adoption.columns import (
     ALL_TITLES,
+    COLA_BASELINES,
     COLA_COLUMNS,
     COLA_PANELS,
     IMAGE_COLUMNS,
@@ -20,6 +21,7 @@ from gpattention.experiments.adoption.finetuning import Finetuning
 from gpattention.experiments.adoption.image_parts import PARTS
 from gpattention.experiments.adoption.images import ImageSettings, adopt_images
 from gpattention.experiments.adoption.tables import to_markdown
+from gpattention.experiments.adoption.trainings import CONVERSIONS, STARTS, Further, methods_of
 from gpattention.experiments.adoption.writing import write_comparison
 from gpattention.experiments.bench.machine import environment, in_words
 from gpattention.training import choose_device
@@ -40,19 +42,12 @@ def add_parser(commands: "Commands") -> None:
 
 def _add_cola(commands: "Commands") -> None:
     cola = new_command(commands, "cola", "a fine-tuned sentence encoder, in and out of domain", COLA_EXAMPLES)
-    usual = Finetuning()
     cola.add_argument(
         "--encoder", default=MINILM, metavar="FOLDER",
         help="a folder of transformers, or package:NAME/inside (default: %(default)s)",
     )  # fmt: skip
     cola.add_argument("--seeds", default="0,1,2,3,4", help="comma-separated (default: %(default)s)")
-    cola.add_argument("--epochs", type=int, default=usual.epochs, help="default: %(default)s")
-    cola.add_argument("--learning-rate", type=float, default=usual.learning_rate, help="default: %(default)s")
-    cola.add_argument("--batch-size", type=int, default=usual.batch_size, help="default: %(default)s")
-    cola.add_argument(
-        "--regularizer", type=float, default=usual.regularizer, metavar="WEIGHT",
-        help="of converted models (default: %(default)s)",
-    )  # fmt: skip
+    _add_schedules(cola)
     cola.add_argument(
         "--head", choices=HEADS, default="mean", help="what is classified (default: %(default)s)"
     )
@@ -73,6 +68,32 @@ def _add_cola(commands: "Commands") -> None:
     add_device(cola)
     add_data(cola)
     cola.set_defaults(run_command=run_cola)
+
+
+def _add_schedules(cola: argparse.ArgumentParser) -> None:
+    """Of fine-tuning, and of what comes after it."""
+    usual, further = Finetuning(), Further()
+    cola.add_argument("--epochs", type=int, default=usual.epochs, help="default: %(default)s")
+    cola.add_argument("--learning-rate", type=float, default=usual.learning_rate, help="default: %(default)s")
+    cola.add_argument("--batch-size", type=int, default=usual.batch_size, help="default: %(default)s")
+    cola.add_argument(
+        "--regularizer", type=float, default=usual.regularizer, metavar="WEIGHT",
+        help="of models converted before fine-tuning (default: %(default)s)",
+    )  # fmt: skip
+    cola.add_argument(
+        "--convert-from", choices=STARTS, default=STARTS[0],
+        help="convert the fine-tuned host and tune it on, or convert first (default: %(default)s)",
+    )  # fmt: skip
+    for option, kind, value, what in (
+        ("epochs", int, further.epochs, "after the host's"),
+        ("learning-rate", float, further.learning_rate, "after the host's"),
+        ("regularizer", float, further.regularizer, "of converted models"),
+        ("prior-scale", float, further.prior_scale, "at which converted models start"),
+    ):
+        cola.add_argument(
+            f"--further-{option}", type=kind, default=value, metavar=option.upper().replace("-", "_"),
+            help=f"{what} (default: %(default)s)",
+        )  # fmt: skip
 
 
 def _add_images(commands: "Commands") -> None:
@@ -105,11 +126,15 @@ def run_cola(given: argparse.Namespace) -> None:
     settings = ColaSettings(
         encoder=given.encoder,
         head=given.head,
-        methods=methods_of(kinds),
+        methods=methods_of(kinds, given.convert_from),
         seeds=numbers(given.seeds, "--seeds"),
         finetuning=Finetuning(
             epochs=given.epochs, learning_rate=given.learning_rate, batch_size=given.batch_size,
             regularizer=given.regularizer,
+        ),
+        further=Further(
+            epochs=given.further_epochs, learning_rate=given.further_learning_rate,
+            regularizer=given.further_regularizer, prior_scale=given.further_prior_scale,
         ),
         samples=given.samples,
         root=given.data,
@@ -123,16 +148,30 @@ def run_cola(given: argparse.Namespace) -> None:
         cells = adopt_cola(settings, bars)
     finally:
         bars.end()
-    command = (
-        f"gpattention adopt cola --encoder {given.encoder} --head {given.head} --seeds {given.seeds} "
-        f"--epochs {given.epochs} --learning-rate {given.learning_rate:g} --kinds {given.kinds} --data FOLDER"
-    )
-    print(to_markdown(cells, COLA_COLUMNS, ALL_TITLES))
-    about = [_facts(given.device), f"Made by `{command}`."]
+    print(to_markdown(cells, COLA_COLUMNS, ALL_TITLES, COLA_BASELINES))
+    about = [_facts(given.device), f"Made by `{_cola_command(given)}`."]
     for file in write_comparison(
-        given.out, "cola", cells, COLA_COLUMNS, COLA_PANELS, ALL_TITLES, about=about
+        given.out, "cola", cells, COLA_COLUMNS, COLA_PANELS, ALL_TITLES, about=about, baselines=COLA_BASELINES
     ):
         print(file)
+
+
+def _cola_command(given: argparse.Namespace) -> str:
+    """What makes the same table, but for the folders."""
+    said = [
+        f"gpattention adopt cola --encoder {given.encoder} --head {given.head} --seeds {given.seeds}",
+        f"--epochs {given.epochs} --learning-rate {given.learning_rate:g} --kinds {given.kinds}",
+    ]
+    if given.kinds != "none" and given.convert_from == "pretrained":
+        said.append("--convert-from pretrained")
+    elif given.kinds != "none":
+        said += [
+            f"--further-epochs {given.further_epochs}",
+            f"--further-learning-rate {given.further_learning_rate:g}",
+            f"--further-regularizer {given.further_regularizer:g}",
+            f"--further-prior-scale {given.further_prior_scale:g}",
+        ]
+    return " ".join([*said, "--data FOLDER"])
 
 
 def run_images(given: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from gpattention.gp.fused.draws.noise import fused_normal
+from gpattention.gp.fused.draws.noise import fused_normal, fused_uniform
 from gpattention.gp.fused.switch import why_not_fused_on
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number (splitmix64)
@@ -64,6 +64,8 @@ class ItemNoise:
     def uniform(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uniform numbers in (0, 1); the batch is the first axis of `shape`."""
         batch, *rest = shape
+        if dtype == torch.float32 and why_not_fused_on(device, dtype) is None:
+            return fused_uniform(self._keys_of(batch, device), self._next_stream(), shape)
         bits = self._hash(1, batch, torch.arange(math.prod(rest), device=device))[0]
         return _unit(bits >> 32).to(dtype).reshape(shape)
 

@@ -1,8 +1,9 @@
 """Does adoption help a fine-tuned encoder?  CoLA, in and out of domain, over several seeds.
 
-Each seed has its own split, head, order of sentences and draws.  All weights of the encoder are fine-tuned:
-once as they are, which serves the methods of `methods.HOST_METHODS`, and once for every converted kind, from
-the same pretrained weights with the same schedule.  Temperatures, attached scales and everything else are
+Each seed has its own split, head, order of sentences and draws.  All weights of the encoder are fine-tuned,
+which makes the host and serves the methods of `methods.HOST_METHODS`.  Every converted kind starts from the
+seed's host and is tuned on for a short while, and so is, as a control, the host itself; or kinds start from
+the pretrained weights with the schedule of the host.  Temperatures, attached scales and everything else are
 fitted on the validation part.
 """
 
@@ -33,7 +34,6 @@ from gpattention.experiments.adoption.finetuning import Finetuning
 from gpattention.experiments.adoption.methods import (
     ATTACHED,
     ATTACHED_GLOBAL,
-    HOST_METHODS,
     MC_DROPOUT,
     MC_DROPOUT_TEMPERATURE,
     PLAIN,
@@ -44,13 +44,20 @@ from gpattention.experiments.adoption.methods import (
 )
 from gpattention.experiments.adoption.predictors import Answering, ConvertedPredictor, predict_sentences
 from gpattention.experiments.adoption.sentences import Sentences, encode_data
-from gpattention.experiments.adoption.trained import trained_model
+from gpattention.experiments.adoption.trained import Weights
+from gpattention.experiments.adoption.trainings import (
+    CONVERSIONS,
+    HOST,
+    Further,
+    Training,
+    all_trainings,
+    methods_of,
+)
 from gpattention.metrics.checks import check_choice
 from gpattention.models.rows import check_count
 from gpattention.training import choose_device
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
-CONVERSIONS = ("direct", "cgp", "scgp")
 METRICS = ("accuracy", "mcc", "nll", "ece", "mce", "aurc")
 SETS = ("validation", "test", "ood/out-of-domain")
 FIT_BATCH = 40  # of which `fit` takes 24 to fit to and 16 to choose by
@@ -66,7 +73,8 @@ class ColaSettings:
         head: "mean" over the tokens, or the host's own on the "first" one.
         methods: rows of the table; see `methods_of`.
         seeds: each is a split, a head, an order and a stream of draws.
-        finetuning: the same for all.
+        finetuning: from the pretrained weights.
+        further: from the fine-tuned host: of converted kinds and of their control.
         samples: draws of a prediction.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         runs: where weights and finished cells go.
@@ -81,6 +89,7 @@ class ColaSettings:
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     finetuning: Finetuning = field(default_factory=Finetuning)
+    further: Further = field(default_factory=Further)
     samples: int = 10
     root: StrPath | None = None
     runs: StrPath = "runs/adopt-cola"
@@ -94,30 +103,18 @@ class ColaSettings:
         if not self.seeds:
             raise ValueError("expected at least one of seeds, got none")
         for method in self.methods:
-            check_choice("method", method, methods_of(CONVERSIONS))
-
-
-def methods_of(kinds: Sequence[str]) -> tuple[str, ...]:
-    """All rows: those of the host, then every converted kind with and without temperature."""
-    return (*HOST_METHODS, *(name for kind in kinds for name in converted_names(kind)))
-
-
-def converted_names(kind: str) -> tuple[str, str]:
-    """As the rows of a converted kind are called."""
-    return f"converted-{kind}", f"converted-{kind}+temperature"
+            check_choice("method", method, tuple(n for one in all_trainings() for n in one.methods))
 
 
 def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> list[Cell]:
     """Every cell that is asked for, computed or read; first the host of every seed, then kind by kind."""
     work = _Work(settings, progress or (lambda what, done, total: None))
     wanted = settings.methods or methods_of(CONVERSIONS[:2])
-    groups: list[tuple[str | None, tuple[str, ...]]] = [(None, HOST_METHODS)]
-    groups += [(kind, converted_names(kind)) for kind in CONVERSIONS]
     found: list[Cell] = []
-    for kind, names in groups:
-        asked = [name for name in names if name in wanted]
+    for training in all_trainings():
+        asked = [name for name in training.methods if name in wanted]
         for seed in settings.seeds if asked else ():
-            found += work.cells_of(seed, kind, asked)
+            found += work.cells_of(seed, training, asked)
     if not found:
         raise ValueError(f"expected finished cells in {settings.runs}, got none: leave out --finished")
     return found
@@ -135,33 +132,39 @@ class _Work:
         if not settings.finished:
             load_cola(settings.root, form="raw", subset=settings.subset)  # a missing folder costs no work
         weights = self._folder / "model.safetensors"
-        described = {
+        self._described = {
             "encoder": file_digest(weights) if weights.is_file() else str(self._folder),
             "head": settings.head,
             "samples": settings.samples,
             "fit": settings.fit,
             **asdict(settings.finetuning),
         }
-        self._cells = Cells(Path(settings.runs), described)
 
-    def cells_of(self, seed: int, kind: str | None, names: Sequence[str]) -> list[Cell]:
+    def cells_of(self, seed: int, training: Training, names: Sequence[str]) -> list[Cell]:
         """Of one training."""
-        found = {name: self._cells.read(seed, name) for name in names}
+        cells = self._cells(training)
+        found = {name: cells.read(seed, name) for name in names}
         missing = [name for name, cell in found.items() if cell is None]
         if missing and not self._settings.finished:
-            found |= {cell.method: cell for cell in self._computed(seed, kind, missing)}
+            found |= {cell.method: cell for cell in self._computed(seed, training, missing)}
         return [cell for cell in found.values() if cell is not None]
 
-    def _computed(self, seed: int, kind: str | None, names: Sequence[str]) -> list[Cell]:
-        parts, label = self._parts(seed), f"seed {seed} {kind or 'host'}"
-        model, history = trained_model(
-            Path(self._settings.runs) / f"seed{seed}", self._folder, kind, parts, self._settings.finetuning,
-            head=self._settings.head, seed=seed, device=self._device,
+    def _cells(self, training: Training) -> Cells:
+        """Those of the host know nothing of what comes after it."""
+        further = self._settings.further.described(training)
+        return Cells(Path(self._settings.runs), {**self._described, **further})
+
+    def _computed(self, seed: int, training: Training, names: Sequence[str]) -> list[Cell]:
+        parts, label = self._parts(seed), f"seed {seed} {training.name}"
+        weights = Weights(
+            Path(self._settings.runs) / f"seed{seed}", self._folder, parts, self._settings.finetuning,
+            self._settings.further, self._settings.head, seed, self._device,
             progress=lambda done, total: self._tell(f"{label} fine-tuning", done, total),
         )  # fmt: skip
+        model, history = weights.trained(training)
         written = []
         self._kept = []
-        for source, notes, begin in self._sources(model, kind, parts, names, seed, label):
+        for source, notes, begin in self._sources(model, training, parts, names, seed, label):
             logits = {
                 name: self._logits(source.predictor, parts[name], source.samples, seed, f"{label} {name}")
                 for name in SETS
@@ -171,14 +174,14 @@ class _Work:
                 values = {name: _scores(variant, logits[name], parts[name].labels) for name in SETS}
                 detail = {**variant.detail, "training": history, "notes": notes}
                 cell = Cell(GROUP, seed, variant.method, values, detail, seconds)
-                self._cells.write(cell)
+                self._cells(training).write(cell)
                 written.append(cell)
         return written
 
     def _sources(
         self,
         model: nn.Module,
-        kind: str | None,
+        training: Training,
         parts: dict[str, Sentences],
         names: Sequence[str],
         seed: int,
@@ -204,18 +207,24 @@ class _Work:
                 **self._settings.fit,
             )  # fmt: skip
 
-        def pair(predictor: Predictor, both: tuple[str, str], samples: int | None = None) -> list[Source]:
-            return fitting.with_and_without(predictor, both, names, samples=samples)
+        def pair(predictor: Predictor, name: str, heated: str, samples: int | None = None) -> list[Source]:
+            return fitting.with_and_without(predictor, (name, heated), names, samples=samples)
 
+        plain, own, mean = Answering.predictor(model), training.name, training.with_mean
         steps: list[Callable[[], list[Source]]]
-        if kind is None:
+        if training == HOST:
             steps = [
-                lambda: pair(Answering.predictor(model), (PLAIN, TEMPERATURE), 0),
-                lambda: pair(MCDropout(Answering(model)), (MC_DROPOUT, MC_DROPOUT_TEMPERATURE)),
+                lambda: pair(plain, PLAIN, TEMPERATURE, 0),
+                lambda: pair(MCDropout(Answering(model)), MC_DROPOUT, MC_DROPOUT_TEMPERATURE),
                 attached,
             ]
+        elif training.kind is None:
+            steps = [lambda: pair(plain, own, f"{own}+temperature", 0)]
         else:
-            steps = [lambda: pair(ConvertedPredictor(model), converted_names(kind))]
+            steps = [
+                lambda: pair(ConvertedPredictor(model), own, f"{own}+temperature"),
+                lambda: pair(plain, mean, f"{mean}+temperature", 0),
+            ]
         for step in steps:
             begin = time.perf_counter()
             for source in (found for found in step() if found.variants):

@@ -1,8 +1,14 @@
 """What the tables and pictures of the comparisons show, and how it is called."""
 
-from gpattention.experiments.adoption.cola import CONVERSIONS, converted_names
-from gpattention.experiments.adoption.methods import TITLES
+from gpattention.experiments.adoption.methods import BASELINE, TITLES
 from gpattention.experiments.adoption.summary import Column
+from gpattention.experiments.adoption.trainings import (
+    CONVERSIONS,
+    STARTS,
+    TUNED_ON,
+    TUNED_ON_TEMPERATURE,
+    converted,
+)
 
 INSIDE, OUTSIDE = "test", "ood/out-of-domain"
 
@@ -36,9 +42,15 @@ IMAGE_PANELS = {
     "AUROC of foreign images": {"entropy": Column("ood/*", "auroc_entropy", "entropy")},
 }
 
+_STARTED = {"host": "tuned on", "pretrained": "fine-tuned"}
+_ENDINGS = ("", ", temperature", ", no draws, temperature")
 _CONVERTED = {
-    name: f"converted to {kind}, fine-tuned{', temperature' if name.endswith('temperature') else ''}"
+    name: f"converted to {kind}, {_STARTED[start]}{ending}"
+    for start in STARTS
     for kind in CONVERSIONS
-    for name in converted_names(kind)
+    for name, ending in zip(converted(kind, start).methods, _ENDINGS, strict=True)
 }
-ALL_TITLES = {**TITLES, **_CONVERTED}
+ALL_TITLES = {
+    **TITLES, TUNED_ON: "tuned on", TUNED_ON_TEMPERATURE: "tuned on, temperature", **_CONVERTED,
+}  # fmt: skip
+COLA_BASELINES = (BASELINE, TUNED_ON_TEMPERATURE)  # the second is to converted rows what the first is to all

@@ -72,10 +72,12 @@ def finetune(
     seed: int,
     device: torch.device,
     progress: Callable[[int, int], object] | None = None,
+    epochs_before: int = 0,
 ) -> list[EpochRow]:
     """In place; the weights are those after the last step, whatever validation says on the way.
 
-    The seed decides the order of sentences, dropout and the draws of a converted model.
+    The seed decides the order of sentences, dropout and the draws of a converted model.  What has seen
+    `epochs_before` already goes on with the orders that come after those.
     """
     optimiser = torch.optim.AdamW(_groups(model, settings), lr=settings.learning_rate, fused=True)
     total = settings.epochs * math.ceil(len(train) / settings.batch_size)
@@ -83,7 +85,7 @@ def finetune(
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        for epoch in range(settings.epochs):
+        for epoch in range(epochs_before, epochs_before + settings.epochs):
             model.train()
             losses = []
             for inputs, labels in train.shuffled(settings.batch_size, seed=seed, epoch=epoch, device=device):

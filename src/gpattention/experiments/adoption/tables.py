@@ -26,15 +26,21 @@ def grouped(cells: Sequence[Cell]) -> dict[str, dict[str, list[Cell]]]:
     return found
 
 
-def to_markdown(cells: Sequence[Cell], columns: Sequence[Column], titles: Mapping[str, str]) -> str:
-    """Two tables for each group."""
+def to_markdown(
+    cells: Sequence[Cell],
+    columns: Sequence[Column],
+    titles: Mapping[str, str],
+    baselines: Sequence[str] = (BASELINE,),
+) -> str:
+    """For each group a table of means and one of differences from every baseline that it has."""
     parts = []
     for group, methods in grouped(cells).items():
         shown = [c for c in columns if any(column_mean(of, c) for of in methods.values())]
         parts += [f"## {group}", means_table(methods, shown, titles)]
-        if BASELINE in methods and len(methods) > 1:
-            told = DIFFERENCES.format(baseline=titles.get(BASELINE, BASELINE))
-            parts += [told, differences_table(methods, shown, titles)]
+        for baseline in baselines:
+            if baseline in methods and len(methods) > 1:
+                told = DIFFERENCES.format(baseline=titles.get(baseline, baseline))
+                parts += [told, differences_table(methods, shown, titles, baseline)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -52,17 +58,20 @@ def means_table(
 
 
 def differences_table(
-    methods: Mapping[str, Sequence[Cell]], columns: Sequence[Column], titles: Mapping[str, str]
+    methods: Mapping[str, Sequence[Cell]],
+    columns: Sequence[Column],
+    titles: Mapping[str, str],
+    baseline: str = BASELINE,
 ) -> str:
     """Every method against the baseline."""
     rows = []
     for method, of in methods.items():
-        if method == BASELINE:
+        if method == baseline:
             continue
-        found = [paired_difference(of, methods[BASELINE], c) for c in columns]
+        found = [paired_difference(of, methods[baseline], c) for c in columns]
         cells = [_shown(mean, bold=is_clear(mean), signed=True) for mean in found]
         rows.append([titles.get(method, method), *cells])
-    return _table([f"minus {titles.get(BASELINE, BASELINE)}", *(c.head for c in columns)], rows)
+    return _table([f"minus {titles.get(baseline, baseline)}", *(c.head for c in columns)], rows)
 
 
 def is_clear(mean: Mean | None) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpattention.data.places import StrPath
 from gpattention.experiments.adoption.cells import Cell
+from gpattention.experiments.adoption.methods import BASELINE
 from gpattention.experiments.adoption.plots import differences_figure
 from gpattention.experiments.adoption.summary import Column
 from gpattention.experiments.adoption.tables import cells_csv, grouped, summary_csv, to_markdown
@@ -24,10 +25,11 @@ def write_comparison(
     titles: Mapping[str, str],
     *,
     about: Sequence[str] = (),
+    baselines: Sequence[str] = (BASELINE,),
 ) -> list[Path]:
     """NAME.md with `about` on top, NAME.csv, NAME-cells.csv and, where there is matplotlib, pictures."""
     place = Path(folder)
-    page = "\n\n".join([*about, to_markdown(cells, columns, titles)])
+    page = "\n\n".join([*about, to_markdown(cells, columns, titles, baselines)])
     written = [
         _write(place / f"{name}.md", page.encode()),
         _write(place / f"{name}.csv", summary_csv(cells, columns).encode()),

@@ -23,6 +23,18 @@ def test_numbers_are_those_of_the_plain_operations(shape: tuple[int, ...]) -> No
         torch.testing.assert_close(fused, plain, rtol=2e-6, atol=1e-6)  # log, cos and sin of two libraries
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 5, 3), (4, 3, 401), (4, 0)], ids=str)
+def test_uniform_numbers_are_those_of_the_plain_operations_to_the_bit(shape: tuple[int, ...]) -> None:
+    found = {}
+    for mode in ("off", "on"):
+        noise = gp.ItemNoise(3, ITEMS, SAMPLES)
+        with gp.fused_kernels(mode):
+            found[mode] = [noise.uniform(shape, torch.float32, CPU) for _ in range(2)]
+    for plain, fused in zip(found["off"], found["on"], strict=True):
+        assert fused.shape == shape
+        assert torch.equal(fused, plain)
+
+
 def test_modes_take_turns_with_one_stream_of_calls() -> None:
     shape = (1, 4, 6)
     first, second = numbers("off", shape, shape)

@@ -1,4 +1,4 @@
-"""Triton kernel of item-keyed normal numbers: the hash and Box-Muller of `gp.noise` in one launch."""
+"""Triton kernels of item-keyed numbers: the hash of `gp.noise`, and Box-Muller, in one launch."""
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
 
@@ -49,11 +49,21 @@ def stream_key(key, stream):
     return mix(key + tl.cast(stream, tl.int64) * _GOLDEN)
 
 
+@triton.jit
+def uniform(key, i):
+    """The numbers in (0, 1) at the places i of a stream."""
+    return unit(mix(key + i * _GOLDEN) >> 32)
+
+
 @triton.jit(do_not_specialize=["stream"])
-def normal_kernel(keys, out, stream, batch, count, SIZE: tl.constexpr):
-    """Program: SIZE numbers of one draw of one item."""
+def noise_kernel(keys, out, stream, batch, count, NORMAL: tl.constexpr, SIZE: tl.constexpr):
+    """Program: SIZE numbers of one draw of one item, standard normal or uniform."""
     program, blocks = tl.program_id(0).to(tl.int64), tl.cdiv(count, SIZE)
     row = program // blocks
     key = stream_key(tl.load(keys + row % batch), stream + row // batch)
     i = program % blocks * SIZE + tl.arange(0, SIZE)
-    tl.store(out + row * count + i, normal(key, i), mask=i < count)
+    if NORMAL:
+        numbers = normal(key, i)
+    else:
+        numbers = uniform(key, i)
+    tl.store(out + row * count + i, numbers, mask=i < count)
