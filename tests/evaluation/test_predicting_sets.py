@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("chunk", "rows"), [(2, 3), (3, 100), (2000, None)])
-@pytest.mark.parametrize("name", ["model", "mean", "mc_dropout"])
+@pytest.mark.parametrize("name", ["model", "mean", "mc_dropout", "dropout_draws"])
 def test_chunks_change_nothing(
     name: str, chunk: int, rows: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +30,7 @@ def test_chunks_change_nothing(
     assert found.logits.dtype == torch.float32
     assert found.logits.numpy() == pytest.approx(whole.logits.numpy(), abs=1e-6)
     assert found.labels.equal(items.labels)
-    assert (found.layer_variance is None) == (name == "mc_dropout")
+    assert (found.layer_variance is None) == ("dropout" in name)
 
 
 def test_progress_goes_from_nothing_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +86,19 @@ class TestByName:
         with pytest.raises(UnavailablePredictorError, match="mc_dropout is left out: expected a model with"):
             build_predictor("mc_dropout", vision("cgp", dropout=0.0), 5)
 
+    def test_masks_with_and_without_draws(self) -> None:
+        x = images(6)
+        drawn, masked = (
+            build_predictor(name, vision("cgp", dropout=0.3), 4) for name in ("model", "mc_dropout")
+        )
+        both = build_predictor("dropout_draws", vision("cgp", dropout=0.3), 4)
+        assert (masked.draw, both.draw) == ("dropout", "dropout+independent")
+        logits = [built.predictor.predict(x, samples=200, seed=1).logits for built in (drawn, masked, both)]
+        spread = [float(each.var(0).mean()) for each in logits]
+        assert spread[2] > max(spread[:2]) > 0
+        with pytest.raises(UnavailablePredictorError, match="dropout_draws is left out: the model does not"):
+            build_predictor("dropout_draws", vision("softmax", dropout=0.3), 4)
+
     @pytest.mark.parametrize("name", ["laplace", "gp_layer"])
     def test_last_layers_are_fitted_on_training_items(self, name: str) -> None:
         model = vision("softmax", dtype=torch.float32)
@@ -110,7 +123,7 @@ class TestOnAGpu:
             pytest.skip("there is no CUDA device")
         return torch.device("cuda")
 
-    @pytest.mark.parametrize("name", ["model", "mean", "mc_dropout"])
+    @pytest.mark.parametrize("name", ["model", "mean", "mc_dropout", "dropout_draws"])
     def test_as_on_a_cpu(self, name: str, device: torch.device) -> None:
         model, items = vision("cgp", dropout=0.2), ItemSet("test", images(9), torch.arange(9) % 3)
         found = []

@@ -33,6 +33,7 @@ PREDICTORS = {
     "model": "own prediction",
     "mean": "mean, without draws",
     "mc_dropout": "MC dropout",
+    "dropout_draws": "draws and MC dropout",
     "laplace": "last-layer Laplace",
     "gp_layer": "GP last layer",
     "ensemble": "ensemble",

@@ -46,7 +46,7 @@ def evaluate_run(
         device: auto, cpu, cuda, ...
         samples: draws of a prediction.
         seed: of the draws.
-        predictors: of model, mean, mc_dropout, laplace, gp_layer; each also with temperature.
+        predictors: of model, mean, mc_dropout, dropout_draws, laplace, gp_layer; each also with temperature.
         batch_size: items times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
         limit: at most so many items of each set; the results say that they are reduced.
         types: of corruptions; all if not given.

@@ -16,7 +16,7 @@ from gpattention.experiments.runs import find_runs, read_events, read_rows
 from gpattention.training import Recipe, recipe_from_dict
 
 Key = tuple[str, str, str, str, str | None]  # suite, set, predictor, metric, score
-ORDER = ("model", "mean", "mc_dropout", "laplace", "gp_layer", "ensemble")
+ORDER = ("model", "mean", "mc_dropout", "dropout_draws", "laplace", "gp_layer", "ensemble")
 SEVERITY = "corrupted/severity"  # a set of ours: the mean over all types at one severity
 
 
