@@ -86,11 +86,33 @@ def test_the_plots_show_the_figures(tmp_path: Path) -> None:
     line = attention.get_lines()[0]
     assert list(line.get_xdata()) == [1, 2, 3, 4, 5]
     assert list(line.get_ydata()) == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6])
-    assert [text.get_text() for text in block.get_legend().get_texts()] == ["CGPT"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["CGPT"]
+    assert list(block.get_lines()[0].get_xdata()) == [1, 2, 3, 4, 5]
     costs(tmp_path, {8: 600.0, 16: 700.0, 32: 900.0}, seconds=30.0)
     for panel in paper_figure(paper_table("fig2", tmp_path)).axes:
         assert panel.get_ylim()[0] == 0
         assert len(panel.get_lines()) >= 2
+
+
+def test_some_of_the_runs(tmp_path: Path) -> None:
+    """Two runs are in the folder and one is asked for: its figures alone, without a spread."""
+    folders = [
+        write_run(tmp_path, "cifar10-cgpt", layer_records([value] * 5), suite="oversmoothing", seed=seed)
+        for seed, value in ((0, 0.2), (1, 0.6))
+    ]
+    for only, expected in ((None, 0.4), ({folders[1]}, 0.6)):
+        (line, *_) = paper_figure(paper_table("fig3", tmp_path, only)).axes[0].get_lines()
+        assert list(line.get_ydata()) == pytest.approx([expected] * 5)
+
+
+def test_long_names_do_not_press_the_panels_together(tmp_path: Path) -> None:
+    names = [f"cifar10-a-model-with-a-very-long-name-{i}" for i in range(4)]
+    for name in names:
+        write_run(tmp_path, name, layer_records([0.1, 0.2, 0.3, 0.4, 0.5]), suite="oversmoothing")
+    figure = paper_figure(paper_table("fig3", tmp_path))
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{name} (ours)" for name in names]
+    assert all(panel.get_position().width > 0.35 for panel in figure.axes)
 
 
 def test_a_plot_without_runs_says_so_and_tables_have_none(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """From a folder of runs to a table of the paper."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,15 +19,16 @@ from gpattention.experiments.paper.table import Measured, PaperCell, PaperRow, P
 _PARTS = {"sets": "Dataset", "detectors": "Detector", "inducing": "Inducing inputs", "layers": "Layer"}
 
 
-def paper_table(name: str, folder: str | Path) -> PaperTable:
+def paper_table(name: str, folder: str | Path, only: Collection[Path] | None = None) -> PaperTable:
     """Our figures beside the paper's.
 
     Args:
         name: `table1` to `table5`, or `fig2` to `fig4`, of which the paper prints no numbers.
         folder: where runs with their evaluations are, at any depth.
+        only: some of these runs; all if not given.
     """
     spec = table_spec(name)
-    matching = match_runs(spec, read_groups(folder))
+    matching = match_runs(spec, read_groups(folder, only))
     further = {f"{group.name} (ours)": group for group in matching.extras}
     figures = _measured(spec, {**matching.rows, **further})
     published = {key: value.value for key, value in spec.published().items()}

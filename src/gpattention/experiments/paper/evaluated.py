@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +47,12 @@ class RunGroup:
         return any(suite in run.suites for run in self.runs for suite in suites)
 
 
-def read_groups(folder: str | Path) -> tuple[RunGroup, ...]:
-    """Every run in or below a folder, by the name of its recipe without a seed at its end."""
+def read_groups(folder: str | Path, only: Collection[Path] | None = None) -> tuple[RunGroup, ...]:
+    """Every run in or below a folder, or `only` some, by its recipe's name without a seed at its end."""
     found: dict[str, list[EvaluatedRun]] = {}
     for place in find_runs(folder, unfinished=True):
+        if only is not None and place not in only:
+            continue
         run = EvaluatedRun(place, _recipe(place / "recipe.json"), read_suites(place))
         found.setdefault(re.sub(r"-seed-?\d+$", "", run.recipe.name), []).append(run)
     if not found:

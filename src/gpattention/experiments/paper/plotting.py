@@ -1,6 +1,6 @@
 """Figures 2, 3 and 4 of the paper from our runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpattention.experiments.paper.published import FIGURES
@@ -9,6 +9,8 @@ from gpattention.reports.palette import GRID, INK, Style, styles_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LETTER, KEY = 0.075, 0.6  # inches that a letter and the line before a name take in a legend
 
 
 def paper_figure(table: PaperTable) -> "Figure":
@@ -27,6 +29,7 @@ def paper_figure(table: PaperTable) -> "Figure":
         _draw(panel, table, [row for row in table.rows if row.group == group], styles)
         panel.set_title(group, color=INK, fontsize=10)
     figure.suptitle(f"{table.title} ({table.place.partition(',')[0]} of the paper, our runs)", fontsize=10)
+    _legend(figure, panels)
     return figure
 
 
@@ -48,8 +51,20 @@ def _draw(panel: Any, table: PaperTable, rows: list[PaperRow], styles: Mapping[s
     panel.set_axisbelow(True)
     if rows[0].cells[0].measure.unit:  # costs are compared from nothing
         panel.set_ylim(bottom=0)
-    if panel.get_legend_handles_labels()[1]:
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}  # never over a line
-        panel.legend(frameon=False, fontsize=8, ncols=3, **below)
-    else:
+    if not panel.get_legend_handles_labels()[1]:
         panel.text(0.5, 0.5, "no runs", transform=panel.transAxes, ha="center", color=INK)
+
+
+def _legend(figure: "Figure", panels: Sequence[Any]) -> None:
+    """One for all panels, below them and never over a line; as many columns as its longest name leaves."""
+    keys: dict[str, Any] = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        keys |= dict(zip(labels, handles, strict=True))
+    if not keys:
+        return
+    wide = LETTER * max(map(len, keys)) + KEY
+    columns = max(1, min(len(keys), int(figure.get_figwidth() // wide)))
+    figure.legend(
+        list(keys.values()), list(keys), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )

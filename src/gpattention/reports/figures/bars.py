@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from gpattention.reports.canvas import WIDTH, drawn, few_ticks, name_axes, new_figure, shorten
+from gpattention.reports.canvas import LETTER, WIDTH, drawn, few_ticks, name_axes, new_figure, shorten
 from gpattention.reports.palette import INK, NEUTRAL, Style, styles_for
 
 if TYPE_CHECKING:
@@ -28,24 +28,32 @@ def bars_figure(
         styles: of the models; by their order if not given.
     """
     styles = styles or styles_for(list(values))
-    longest = max((len(shorten(label)) for label in values), default=0)
-    left = min(20 + 6.9 * longest, WIDTH * 0.42)
-    figure, axes = new_figure(title, height=58 + 30 * len(values), left=left)
+    beside = 20 + LETTER * max((len(shorten(label)) for label in values), default=0)
+    above = beside > WIDTH * 0.42  # long names stand above their bars
+    thick = 0.46 if above else 0.62
+    figure, axes = new_figure(
+        title, height=58 + (46 if above else 30) * len(values), left=16 if above else beside
+    )
     axes.grid(False, axis="y")
     means = {label: fmean(of_model) for label, of_model in values.items()}
     largest = max(means.values(), default=0.0)
     for row, (label, of_model) in enumerate(values.items()):
-        axes.barh(row, means[label], 0.62, color=styles[label].colour, linewidth=0)
+        axes.barh(row, means[label], thick, color=styles[label].colour, linewidth=0)
         if len(of_model) > 1:
             axes.errorbar(means[label], row, xerr=stdev(of_model), fmt="none", ecolor=NEUTRAL, elinewidth=2)
         axes.annotate(
             f"{means[label]:.3g}", (means[label], row), (6, 0), textcoords="offset points", va="center",
             color=INK, fontsize=11.5,
         )  # fmt: skip
-    axes.set_ylim(len(values) - 0.5, -0.5)
+        if above:
+            axes.annotate(
+                shorten(label), (0, row - thick / 2), (0, 3), textcoords="offset points", va="bottom",
+                color=INK, fontsize=12,
+            )  # fmt: skip
+    axes.set_ylim(len(values) - 0.5, -0.8 if above else -0.5)
     axes.set_xlim(0, largest * 1.18 or 1)
     few_ticks(axes, x=4)
-    axes.set_yticks(range(len(values)), labels=[shorten(label) for label in values])
+    axes.set_yticks(range(len(values)), labels=["" if above else shorten(label) for label in values])
     axes.tick_params(axis="y", labelcolor=INK)
     name_axes(axes, x, "")
     return figure

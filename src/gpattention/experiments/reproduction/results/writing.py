@@ -105,7 +105,7 @@ def _paper(results: PlanResults, runs: Path, out: Path) -> list[Path]:
     files: list[Path] = []
     names = {model.name for model in results.models}
     for name in (*TABLES, *FIGURES):
-        table = paper_table(name, runs)
+        table = paper_table(name, runs, {run.folder for run in results.runs})
         ours = [row for row in table.rows if row.recipe in names]
         if any(cell.ours is not None for row in ours for cell in row.cells):
             files += write_table(table, out, ("markdown", "csv"))
