@@ -183,3 +183,23 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"gpattention\[train\]"):
         bars_figure({"a": [1.0]}, x="s")
+
+
+@pytest.mark.parametrize("letters", [3, 20, 40, 58, 90])
+def test_titles_and_names_stay_inside_the_picture(letters: int) -> None:
+    name = ("cifar10-direct-rows-augmented:" * 4)[:letters]
+    figures = [
+        bars_figure({name: [0.7], "b": [0.6]}, x="AUROC", title=name),
+        severity_figure({name: [{0: 0.1, 5: 0.9}]}, y="NLL", title=name),
+    ]
+    for figure in figures:
+        with drawing():
+            figure.draw_without_rendering()
+            whole = figure.bbox
+            shown = [
+                text for text in figure.findobj(matplotlib.text.Text) if text.get_text().startswith(name[:3])
+            ]
+            assert len(shown) >= 2
+            for text in shown:
+                box = text.get_window_extent()
+                assert whole.x0 <= box.x0 < box.x1 <= whole.x1, text.get_text()

@@ -23,7 +23,8 @@ WIDTH, HEIGHT = 360, 246  # of a chart without its legend
 LEFT, RIGHT, TOP, BOTTOM = 68, 12, 14, 42
 LINE = 19  # of a legend
 LETTER = 6.9  # width of a letter, about
-LONGEST = 44  # letters of a label; what is longer ends in dots
+BOLD = 8.0  # of a title
+LONGEST, LONGEST_TITLE = 44, 60  # letters of a label and of a title; what is longer ends in dots
 
 SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",  # letters, not their outlines
@@ -98,9 +99,17 @@ def new_figure(
     )
     dress(axes)
     if title:
-        figure.text(left / WIDTH, 1 - 18 / whole, shorten(title), color=INK, weight="bold")
+        _draw_title(figure, shorten(title, LONGEST_TITLE), left, 1 - 18 / whole)
     _draw_legend(figure, legend or {}, whole)
     return figure, axes
+
+
+def _draw_title(figure: "Figure", title: str, left: float, y: float) -> None:
+    """Above the axes; a long one begins at the margin, in smaller letters if it must."""
+    wide = BOLD * len(title)
+    start = left if left + wide <= WIDTH else max(RIGHT, WIDTH - wide)
+    size = SETTINGS["font.size"] * min(1.0, (WIDTH - 2 * RIGHT) / wide) if wide else None
+    figure.text(start / WIDTH, y, title, color=INK, weight="bold", fontsize=size)
 
 
 def dress(axes: "Axes") -> None:
@@ -150,10 +159,10 @@ def legend_rows(labels: Mapping[str, Style]) -> int:
     return -(-len(labels) // _legend_columns(labels)) if labels else 0
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, most: int = LONGEST) -> str:
     """A label that fits, without characters that no XML may hold."""
     text = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _legend_columns(labels: "Mapping[str, Style] | Sequence[str]") -> int:

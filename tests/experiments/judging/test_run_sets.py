@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpattention.data import CIFAR10, load_cifar, load_corrupted
+from gpattention.data import CIFAR10, CIFAR100, load_cifar, load_corrupted
 from gpattention.data.corruptions import CORRUPTIONS, corrupt, regenerate
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments import open_run, train_recipe
@@ -139,6 +139,17 @@ class TestOutside:
         assert "ood/holidays is a set of your own" in told
         for name in ("lsun-crop", "lsun-resize", "tinyimagenet-crop", "tinyimagenet-resize"):
             assert f"ood/{name} is missing: put " in told
+        assert "ood/cifar100 is missing: get('cifar100', root) downloads" in told
+
+    def test_the_other_cifar(self, root: Path) -> None:
+        official.write_cifar100_python(root)
+        found = find_outside(load_cifar(CIFAR10, root, subset=True), root)
+        assert set(found.images) == {"cifar100-subset"}
+        assert found.images["cifar100-subset"]().equal(load_cifar(CIFAR100, root, subset=True).test.images)
+        count = len(load_cifar(CIFAR100, root, subset=True).test)
+        assert f"ood/cifar100-subset: {count} of 10000 test images" in found.notes
+        back = find_outside(load_cifar(CIFAR100, root, subset=True), root)
+        assert set(back.images) == {"cifar10-subset"}
 
     def test_nothing_but_what_the_data_brings(self, root: Path) -> None:
         data = load_cifar(CIFAR10, root, subset=True)

@@ -7,12 +7,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gpattention.data import ImageData, data_root, load_ood
+from gpattention.data import CIFAR10, CIFAR100, ImageData, data_root, load_cifar, load_ood
 from gpattention.data.catalogue import entry_of
 from gpattention.data.checking import status_of
+from gpattention.data.cifar import TEST
 from gpattention.data.folders import image_files
 from gpattention.data.ood import OOD_SETS
 from gpattention.data.places import StrPath
+
+SIBLINGS = {"cifar10": CIFAR100, "cifar100": CIFAR10}  # no class in common
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +27,10 @@ class OutsideSets:
 
 
 def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
-    """What the data brings itself; for coloured square images also the known sets and those in ROOT/ood."""
+    """What the data brings itself; for coloured square images also the known sets and those in ROOT/ood.
+
+    Against CIFAR-10 also the test images of CIFAR-100, and the other way round.
+    """
     images: dict[str, Callable[[], Tensor]] = {
         name: partial(_given, part.images) for name, part in data.ood.items()
     }
@@ -43,6 +49,17 @@ def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
         if called != name:
             notes.append(f"ood/{called}: {count} of {known.images} images")
         images[called] = partial(_read, name, folder, height)
+    sibling = SIBLINGS.get(data.name.removesuffix("-subset"))
+    if sibling is not None:
+        status = status_of(entry_of(sibling.name), folder)
+        if status.where is None or status.state == "incomplete":
+            notes.append(f"ood/{sibling.name} is missing: {status.how}")
+        else:
+            test = load_cifar(sibling, folder, subset=True).test.images
+            called = sibling.name if len(test) == TEST else f"{sibling.name}-subset"
+            if called != sibling.name:
+                notes.append(f"ood/{called}: {len(test)} of {TEST} test images")
+            images[called] = partial(_given, test)
     for place in _own_sets(folder / "ood"):
         name = place.name.removesuffix(".npz")
         about = "a stand-in, not a published set" if "standin" in name else "a set of your own"
