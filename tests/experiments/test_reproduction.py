@@ -1,6 +1,7 @@
 """A plan's runs: trained once, shared, stopped, gone on with, judged."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from gpattention.cli.main import main
 from gpattention.experiments import find_runs, open_run, train_recipe
 from gpattention.experiments.reproduction import evaluate_plan, load_plan, train_plan
 from gpattention.experiments.reproduction.working import STOPPED
+from gpattention.training.folder import FIRST_PHASE
 
 PLANS = sorted((Path(__file__).parents[2] / "recipes" / "plans").glob("*.toml"))
 RECIPE = """
@@ -69,6 +71,17 @@ def test_a_plan_from_start_to_end(plan_file: Path, tmp_path: Path) -> None:
         assert (run / "evaluation" / "clean.json").is_file()
     assert "2 of 2 runs of the plan" in (tmp_path / "out" / "README.md").read_text()
     assert [o.code for o in evaluate_plan(plan.only(["small"]), runs, device="cpu")] == [0]
+
+
+@pytest.mark.slow
+def test_a_first_phase_that_is_gone_is_trained_again(plan_file: Path, tmp_path: Path) -> None:
+    plan, runs = load_plan(plan_file), tmp_path / "runs"
+    train_plan(plan, runs, at_once=2, device="cpu")
+    before = open_run(runs / "other-seed0").rows
+    for folder in (runs / "other-seed0", runs / "small-seed0" / FIRST_PHASE):
+        shutil.rmtree(folder)
+    assert [(o.name, o.code) for o in train_plan(plan, runs, device="cpu")] == [("other-seed0", 0)]
+    assert open_run(runs / "other-seed0").rows == before
 
 
 @pytest.mark.slow

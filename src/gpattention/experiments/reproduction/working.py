@@ -63,8 +63,9 @@ def train_plan(
 ) -> list[Outcome]:
     """Train every run of a plan that is not finished, at most `at_once` at a time.
 
-    Runs whose first phases are the same wait for the one that trains it and take it over.  After `minutes`
-    the runs under way are told to save their state and stop.
+    Runs whose first phases are the same wait for the one that trains it and take it over, or train their own
+    where a finished run no longer has it.  After `minutes` the runs under way are told to save their state
+    and stop.
     """
     runs = Path(runs)
     (runs / "recipes").mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,10 @@ def train_plan(
             continue
         file = runs / "recipes" / f"{training.folder}.toml"
         write_recipe(file, training.recipe, f"run {training.folder} of the plan {plan.name}")
-        works.append(_training(training, runs, file, sources.get(training.folder), options))
+        source = sources.get(training.folder)
+        if source is not None and _is_gone(runs / source):
+            source = None
+        works.append(_training(training, runs, file, source, options))
     return list(_told(_all(works, at_once, minutes), on_done))
 
 
@@ -109,6 +113,11 @@ def is_finished(folder: Path) -> bool:
     if not events.is_file():
         return False
     return any(json.loads(line)["event"] == "finished" for line in events.read_text().splitlines())
+
+
+def _is_gone(source: Path) -> bool:
+    """Whether the first phase of a finished run was removed, or not brought along."""
+    return is_finished(source) and not list_checkpoints(source / FIRST_PHASE)
 
 
 def _training(
