@@ -109,6 +109,25 @@ def test_autocast_trains_through_fabric(tmp_path: Path) -> None:
     assert {p.dtype for p in result.model.parameters()} == {torch.float32}
 
 
+def test_tf32_is_for_the_run_alone(tmp_path: Path) -> None:
+    """On a CPU nothing but the setting changes: the same numbers, and the setting is back afterwards."""
+    products, seen = torch.backends.cuda.matmul, set()
+
+    def look(progress: object) -> None:
+        seen.add(products.fp32_precision)
+
+    before, recipe = products.fp32_precision, toy_recipe()
+    single = fit(recipe, toy_data(), tmp_path / "single", progress=look)
+    assert seen == {before}
+    lowered = fit(recipe, toy_data(), tmp_path / "tf32", precision="tf32", progress=look)
+    assert seen == {before, "tf32"}
+    assert lowered.rows == single.rows
+    assert '"precision": "tf32"' in (tmp_path / "tf32" / "events.jsonl").read_text()
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        fit(recipe, toy_data(), tmp_path / "tf32", precision="tf32")
+    assert products.fp32_precision == before
+
+
 def test_hardware_is_checked() -> None:
     with pytest.raises(ValueError, match="precision to be one of"):
         Hardware(precision="8-bit")

@@ -6,6 +6,8 @@ One process needs nothing.  Several are started by `torchrun`, by SLURM, or by `
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -16,7 +18,8 @@ from gpattention.training.devices import choose_device
 from gpattention.training.single import SingleProcess
 
 DDP = {False: "ddp", True: "ddp_find_unused_parameters_true"}
-PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+PLAIN_PRECISIONS = ("32-true", "tf32", "64-true")  # no autocast
+PRECISIONS = (*PLAIN_PRECISIONS, "bf16-mixed")
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Hardware:
     """What a run may use.  Nothing of it is part of the recipe: it changes the time, not the result."""
 
     device: torch.device | str = "auto"  # cpu, cuda, cuda:1, or auto
-    precision: str = "32-true"
+    precision: str = "32-true"  # tf32: float32, with products of linear maps in TF32 where a GPU has it
     strategy: Any = "auto"  # one of Fabric's, for several processes; DDP is the one that is tested
     graphs: bool = True  # capture the whole step as a CUDA graph where that is possible
 
@@ -43,13 +46,14 @@ def start_fabric(hardware: Hardware, *, find_unused: bool = True) -> Any:
     """
     device = choose_device(hardware.device)
     world = _world_size()
-    if world == 1 and hardware.precision.endswith("-true"):
+    if world == 1 and hardware.precision in PLAIN_PRECISIONS:
         return SingleProcess(device)
     accelerator = "gpu" if device.type == "cuda" else "cpu"
+    precision = "32-true" if hardware.precision == "tf32" else hardware.precision
     fabric_class = _fabric_class()
     if world == 1:
         devices: Any = 1 if device.index is None else [device.index]
-        fabric = fabric_class(accelerator=accelerator, devices=devices, precision=hardware.precision)
+        fabric = fabric_class(accelerator=accelerator, devices=devices, precision=precision)
     else:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", "1")))
         fabric = fabric_class(
@@ -57,10 +61,23 @@ def start_fabric(hardware: Hardware, *, find_unused: bool = True) -> Any:
             devices=local,
             num_nodes=max(world // local, 1),
             strategy=(DDP[find_unused] if hardware.strategy == "auto" else hardware.strategy),
-            precision=hardware.precision,
+            precision=precision,
         )
     fabric.launch()
     return fabric
+
+
+@contextmanager
+def matmul_precision(hardware: Hardware) -> Iterator[None]:
+    """Products in TF32 if that is asked; posteriors and densities compute in full float32 all the same."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    if hardware.precision == "tf32":
+        products.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
 
 
 def why_no_graph(hardware: Hardware, fabric: Any) -> str | None:

@@ -29,7 +29,7 @@ from gpattention.training.engine import (
 from gpattention.training.feeding import Feed, cast
 from gpattention.training.folder import RunFolder
 from gpattention.training.graphs import GraphEngine
-from gpattention.training.hardware import Hardware, start_fabric, why_no_graph
+from gpattention.training.hardware import Hardware, matmul_precision, start_fabric, why_no_graph
 from gpattention.training.objective import Objective
 from gpattention.training.recipe import Recipe
 from gpattention.training.results import (
@@ -70,7 +70,7 @@ def fit(
     build_kernel_model(recipe, data.facts)  # mistakes in a recipe show before anything is made
     build_model(recipe, data.facts)
     run = _Run(recipe, data, Path(folder), hardware, progress)
-    with Board(Path(folder), wanted=tensorboard and run.leads) as board:
+    with matmul_precision(hardware), Board(Path(folder), wanted=tensorboard and run.leads) as board:
         return run.run(board, resume=resume)
 
 
@@ -161,6 +161,7 @@ class _Run:
         self.folder.event(
             "phase", phase=phase, step=self.step, device=str(self.fabric.device),
             processes=self.fabric.world_size, engine="graph" if captured else "eager", reason=reason,
+            precision=self.hardware.precision,
         )  # fmt: skip
 
     def _start_gp(self) -> None:
