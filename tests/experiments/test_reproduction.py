@@ -26,6 +26,7 @@ kernel_epochs = 1
 epochs = 1
 """
 PLAN = """
+train = ["--precision", "tf32"]
 suites = ["clean"]
 evaluate = ["--limit", "20", "--samples", "2", "--predictors", "model"]
 [[runs]]
@@ -69,7 +70,9 @@ def test_a_plan_from_start_to_end(plan_file: Path, tmp_path: Path) -> None:
     assert len(find_runs(runs)) == 2
     for run in find_runs(runs):
         assert (run / "evaluation" / "clean.json").is_file()
-    assert "2 of 2 runs of the plan" in (tmp_path / "out" / "README.md").read_text()
+    told = (tmp_path / "out" / "README.md").read_text()
+    assert "2 of 2 runs of the plan" in told
+    assert "cpu, eager, tf32" in told
     assert [o.code for o in evaluate_plan(plan.only(["small"]), runs, device="cpu")] == [0]
 
 

@@ -13,7 +13,7 @@ from gpattention.training import Recipe, load_recipe, with_seed
 from gpattention.training.build import needs_warm_start
 from gpattention.training.first_phase import first_phase
 
-_KEYS = {"name", "seeds", "changes", "suites", "evaluate", "runs", "goals", "rivals", "choose"}
+_KEYS = {"name", "seeds", "changes", "train", "suites", "evaluate", "runs", "goals", "rivals", "choose"}
 _RUN_KEYS = {"recipe", "name", "changes", "seeds"}
 
 
@@ -39,6 +39,7 @@ class Plan:
     trainings: tuple[PlannedTraining, ...]
     suites: tuple[str, ...]  # how runs are judged
     evaluate: tuple[str, ...]  # further arguments of `gpattention evaluate`
+    train: tuple[str, ...] = ()  # and of `gpattention train`
     goals: tuple[Goal, ...] = ()  # figures that the chosen model is to beat
     rivals: tuple[Candidate, ...] = ()  # what it is to beat of our own; their models are not chosen
     choose: tuple[str, ...] = ()  # predictors that may be chosen; all where none is named
@@ -106,6 +107,7 @@ def load_plan(path: str | Path) -> Plan:
         trainings=tuple(trainings),
         suites=suites,
         evaluate=tuple(plain.get("evaluate", ())),
+        train=tuple(plain.get("train", ())),
         goals=read_goals(plain.get("goals", ()), f"[[goals]] of {path}"),
         rivals=read_rivals(plain.get("rivals", ()), models, str(path)),
         choose=read_choose(plain.get("choose", ()), str(path)),

@@ -70,7 +70,7 @@ def train_plan(
     runs = Path(runs)
     (runs / "recipes").mkdir(parents=True, exist_ok=True)
     sources = plan.sources()
-    options = _options(device, root)
+    options = (*_options(device, root), *plan.train)
     works = []
     for training in plan.trainings:
         if is_finished(runs / training.folder):

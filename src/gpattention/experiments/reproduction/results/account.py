@@ -88,7 +88,7 @@ def _training(results: PlanResults) -> str:
     rows = []
     for run in results.runs:
         phases = [event for event in run.events if event.get("event") == "phase"]
-        device = ", ".join(dict.fromkeys(f"{e.get('device')}, {e.get('engine')}" for e in phases))
+        device = ", ".join(dict.fromkeys(_where(event) for event in phases))
         stops = sum(event.get("event") == "resumed" for event in run.events)
         taken = next((e["source"] for e in run.events if e.get("event") == "first phase taken"), "")
         rows.append(
@@ -104,6 +104,13 @@ def _training(results: PlanResults) -> str:
         "took its first phase from another one did not spend that time.\n"
     )
     return words(headings, rows) + note
+
+
+def _where(event: Mapping[str, Any]) -> str:
+    """Device, how steps run, and their precision where it is not plain float32."""
+    told = f"{event.get('device')}, {event.get('engine')}"
+    precision = event.get("precision", "32-true")  # older runs do not say: they had no choice
+    return told if precision == "32-true" else f"{told}, {precision}"
 
 
 def _finished(run: EvaluatedRun) -> str:
