@@ -73,6 +73,10 @@ def test_cola(tmp_path: Path, capsys: Output) -> None:
     assert float(mean["standard_error"]) == pytest.approx(abs(single[0] - single[1]) / 2)
     assert main(words) == 0  # what is finished is read
     assert "fine-tuning" not in capsys.readouterr().err
+    assert main([*words, "--finished", "--against", "plain"]) == 0
+    told = capsys.readouterr().out
+    assert "| minus plain | in MCC |" in told
+    assert "minus temperature" not in told
     assert main([*words, "--finished", "--convert-from", "pretrained"]) == 0
     assert "converted to direct" not in capsys.readouterr().out  # none is finished
     page = (out / "cola.md").read_text()
@@ -107,6 +111,7 @@ def test_images(tmp_path: Path, capsys: Output) -> None:
         (["cola", "--encoder", "package:no_such/model"], "pip install no-such"),
         (["cola", "--seeds", "a"], "--seeds to be whole numbers"),
         (["cola", "--kinds", "gp"], "method to be one of plain"),
+        (["cola", "--against", "magic"], "--against to be one of plain"),
         (["cola", "--further-epochs", "0"], "further epochs to be a whole number >= 1, got 0"),
         (["cola", "--further-learning-rate", "-1"], "further learning_rate > 0, got -1.0"),
         (["cola", "--further-prior-scale", "0"], "further prior_scale > 0, got 0.0"),

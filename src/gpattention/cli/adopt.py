@@ -24,6 +24,7 @@ from gpattention.experiments.adoption.tables import to_markdown
 from gpattention.experiments.adoption.trainings import CONVERSIONS, STARTS, Further, methods_of
 from gpattention.experiments.adoption.writing import write_comparison
 from gpattention.experiments.bench.machine import environment, in_words
+from gpattention.metrics.checks import check_choice
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ def _add_cola(commands: "Commands") -> None:
     cola.add_argument(
         "--runs", metavar="FOLDER", default="runs/adopt-cola",
         help="where weights and finished cells go (default: %(default)s)",
+    )  # fmt: skip
+    cola.add_argument(
+        "--against", default=",".join(COLA_BASELINES), metavar="METHODS",
+        help="what differences are taken from, seed by seed, comma-separated (default: %(default)s)",
     )  # fmt: skip
     cola.add_argument("--finished", action="store_true", help="tables of what is finished, compute nothing")
     cola.add_argument("--subset", action="store_true", help="take a CoLA of other than the published size")
@@ -122,6 +127,9 @@ def _add_images(commands: "Commands") -> None:
 
 def run_cola(given: argparse.Namespace) -> None:
     """All cells, then one page."""
+    baselines = tuple(given.against.split(","))
+    for baseline in baselines:
+        check_choice("--against", baseline, tuple(ALL_TITLES))
     kinds = () if given.kinds == "none" else tuple(given.kinds.split(","))
     settings = ColaSettings(
         encoder=given.encoder,
@@ -148,10 +156,10 @@ def run_cola(given: argparse.Namespace) -> None:
         cells = adopt_cola(settings, bars)
     finally:
         bars.end()
-    print(to_markdown(cells, COLA_COLUMNS, ALL_TITLES, COLA_BASELINES))
+    print(to_markdown(cells, COLA_COLUMNS, ALL_TITLES, baselines))
     about = [_facts(given.device), f"Made by `{_cola_command(given)}`."]
     for file in write_comparison(
-        given.out, "cola", cells, COLA_COLUMNS, COLA_PANELS, ALL_TITLES, about=about, baselines=COLA_BASELINES
+        given.out, "cola", cells, COLA_COLUMNS, COLA_PANELS, ALL_TITLES, about=about, baselines=baselines
     ):
         print(file)
 

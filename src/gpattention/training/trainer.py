@@ -263,10 +263,7 @@ class _Run:
         found = validate(self.fabric, self.model, self.data, self.recipe.optimizer.batch_size)
         limit = self.recipe.regularizer.floor_warning
         share = floor_share(self.model, self.data, self.step, limit) if self.phase == "gp" else None
-        sums = torch.tensor([self.sums.loss, self.sums.regularizer], dtype=torch.float64)
-        if self.fabric.world_size > 1:
-            sums = self.fabric.all_reduce(sums.to(self.fabric.device), reduce_op="mean").cpu()
-        loss, regularizer = (sums / self.sums.steps).tolist()
+        loss, regularizer = self.sums.means(self.fabric)
         row = {
             "epoch": epoch, "step": self.step, "phase": self.phase,
             "learning_rate": self.schedule.learning_rate(self.step - 1),
