@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpattention.cli import main
-from tests.experiments.test_adoption_cola import mislabel
-from tests.experiments.tiny_cola import write_tiny_cola
+from tests.experiments.tiny_cola import mislabel, write_tiny_cola
 from tests.experiments.tiny_encoder import write_tiny_encoder
 from tests.experiments.tiny_runs import digits_recipe
 

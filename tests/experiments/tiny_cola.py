@@ -23,3 +23,12 @@ def write_tiny_cola(root: Path, rows: tuple[int, int, int] = (60, 10, 8), seed: 
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{name}.tsv").write_text("\n".join(text) + "\n")
     return root
+
+
+def mislabel(folder: Path) -> None:
+    """Every seventh sentence: what is always right has no temperature."""
+    for file in (folder / "cola_public" / "raw").iterdir():
+        lines = [line.split("\t") for line in file.read_text().splitlines()]
+        for columns in lines[::7]:
+            columns[1] = "10"[int(columns[1])]
+        file.write_text("\n".join("\t".join(columns) for columns in lines) + "\n")

@@ -7,36 +7,16 @@ import pytest
 import torch
 
 import gpattention
-from gpattention.data.cola import load_cola
 from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.encoder import load_tokenizer
 from gpattention.experiments.adoption.finetuning import Finetuning
-from gpattention.experiments.adoption.sentences import Sentences, encode_data
+from gpattention.experiments.adoption.sentences import Sentences
 from gpattention.experiments.adoption.trained import Weights
 from gpattention.experiments.adoption.trainings import CONTROL, HOST, Further, converted, methods_of
-from tests.experiments.test_adoption_cola import CPU, FIT, mislabel
-from tests.experiments.tiny_cola import write_tiny_cola
-from tests.experiments.tiny_encoder import write_tiny_encoder
+from tests.experiments.adoption.conftest import FIT
 
 pytest.importorskip("transformers")
+CPU = torch.device("cpu")
 FIRST = Finetuning(epochs=2, learning_rate=0.01, batch_size=16)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_tiny_cola(tmp_path_factory.mktemp("data"), (160, 40, 30))
-    mislabel(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_encoder(tmp_path_factory.mktemp("encoder") / "bert")
-
-
-@pytest.fixture(scope="module")
-def parts(root: Path, encoder: Path) -> dict[str, Sentences]:
-    return encode_data(load_cola(root, 0, form="raw", subset=True), load_tokenizer(encoder))
 
 
 @pytest.fixture(scope="module")

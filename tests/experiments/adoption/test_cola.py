@@ -8,14 +8,13 @@ import torch
 
 import gpattention
 from gpattention.adopt.convert import conversion_of
-from gpattention.data.cola import load_cola
 from gpattention.experiments.adoption import cola
 from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.encoder import build_classifier, encoder_folder, load_tokenizer
+from gpattention.experiments.adoption.encoder import build_classifier, encoder_folder
 from gpattention.experiments.adoption.finetuning import Finetuning, finetune
 from gpattention.experiments.adoption.methods import HOST_METHODS, Fitting
 from gpattention.experiments.adoption.predictors import Answering, predict_sentences
-from gpattention.experiments.adoption.sentences import Sentences, encode_data
+from gpattention.experiments.adoption.sentences import Sentences
 from gpattention.experiments.adoption.trained import Weights
 from gpattention.experiments.adoption.trainings import (
     CONVERSIONS,
@@ -26,38 +25,10 @@ from gpattention.experiments.adoption.trainings import (
     methods_of,
 )
 from gpattention.gp import NumericalError
-from tests.experiments.tiny_cola import write_tiny_cola
-from tests.experiments.tiny_encoder import write_tiny_encoder
+from tests.experiments.adoption.conftest import FIT
 
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
-FIT = {"steps": 1, "samples": 2, "levels": ("global",)}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_tiny_cola(tmp_path_factory.mktemp("data"), (160, 40, 30))
-    mislabel(folder)
-    return folder
-
-
-def mislabel(folder: Path) -> None:
-    """Every seventh sentence: what is always right has no temperature."""
-    for file in (folder / "cola_public" / "raw").iterdir():
-        lines = [line.split("\t") for line in file.read_text().splitlines()]
-        for columns in lines[::7]:
-            columns[1] = "10"[int(columns[1])]
-        file.write_text("\n".join("\t".join(columns) for columns in lines) + "\n")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_encoder(tmp_path_factory.mktemp("encoder") / "bert")
-
-
-@pytest.fixture(scope="module")
-def parts(root: Path, encoder: Path) -> dict[str, Sentences]:
-    return encode_data(load_cola(root, 0, form="raw", subset=True), load_tokenizer(encoder))
 
 
 @pytest.fixture(scope="module")
