@@ -15,25 +15,31 @@ from torch import Tensor
 from torch import distributed as dist
 
 
-def real_tokens(padding: Tensor | None, tokens: Tensor) -> Tensor:
-    """How many tokens [B, N, E] are real under a padding mask [B, N] (True = ignore).  []"""
+def real_tokens(padding: Tensor | None, tokens: Tensor) -> Tensor | int:
+    """How many of [B, N, E] are real under a padding mask [B, N] (True = ignore); a number without one."""
     if padding is None:
-        count = float(tokens.shape[0] * tokens.shape[1])
-        return torch.full((), count, device=tokens.device)  # made there: CUDA graphs allow no copies
+        return tokens.shape[0] * tokens.shape[1]
     return (~padding).sum().float()
 
 
-def normalised(total: Tensor, tokens: Tensor, *, head_dim: int, training: bool) -> Tensor:
+def normalised(total: Tensor, tokens: Tensor | int, *, head_dim: int, training: bool) -> Tensor:
     """`total` [B, H] per sequence and head, as one number.  []"""
-    if training:
+    if training and _processes() > 1:
+        if not isinstance(tokens, Tensor):  # other processes may have another number
+            tokens = torch.full((), float(tokens), device=total.device)  # made there: graphs allow no copies
         tokens = mean_over_processes(tokens)
-    return total.sum() / (total.shape[-1] * tokens.clamp_min(1) * head_dim)
+    count = tokens.clamp_min(1) if isinstance(tokens, Tensor) else max(tokens, 1)
+    return total.sum() / (total.shape[-1] * head_dim * count)
 
 
 def mean_over_processes(count: Tensor) -> Tensor:
     """The mean of a count over the processes of a run; itself in a single one.  []"""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if _processes() == 1:
         return count
     count = count.clone()
     dist.all_reduce(count)
     return count / dist.get_world_size()
+
+
+def _processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
