@@ -24,9 +24,7 @@ from gpattention.adopt.stages import SCALES, START_POWERS, Stage, descend
 from gpattention.models.rows import check_count, evaluating, take
 
 Level: TypeAlias = Literal["global", "sites", "heads"]
-CLEAR = (
-    2.0  # standard errors that draws must gain: one would be passed by chance, there being four candidates
-)
+CLEAR = 2.0  # standard errors that draws must gain: with four candidates chance alone would pass one
 LEVELS: tuple[Level, ...] = ("global", "sites", "heads")
 Progress: TypeAlias = Callable[[str, int, int], object]  # stage, done, total
 

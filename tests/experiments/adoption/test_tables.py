@@ -42,7 +42,6 @@ CELLS = [
 
 def test_mean_and_standard_error() -> None:
     found = column_mean(CELLS[:3], NLL)
-    assert found is not None
     assert found.value == pytest.approx(0.9)
     assert found.error == pytest.approx(0.1 / math.sqrt(3))
     assert column_mean(CELLS[6:], NLL) == Mean(0.5, None, 1)
@@ -51,7 +50,6 @@ def test_mean_and_standard_error() -> None:
 
 def test_differences_are_paired_by_seed() -> None:
     found = paired_difference(CELLS[:3], CELLS[3:6], NLL)
-    assert found is not None
     assert (found.seeds, found.value) == (3, pytest.approx((0.2 + 0.19 + 0.2) / 3))
     spread = math.sqrt(((0.2 - 0.59 / 3) ** 2 * 2 + (0.19 - 0.59 / 3) ** 2) / 2)
     assert found.error == pytest.approx(spread / math.sqrt(3))

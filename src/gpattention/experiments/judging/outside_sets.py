@@ -11,6 +11,7 @@ from gpattention.data import CIFAR10, CIFAR100, ImageData, data_root, load_cifar
 from gpattention.data.catalogue import entry_of
 from gpattention.data.checking import status_of
 from gpattention.data.cifar import TEST
+from gpattention.data.cifar_files import Cifar
 from gpattention.data.folders import image_files
 from gpattention.data.ood import OOD_SETS
 from gpattention.data.places import StrPath
@@ -49,23 +50,34 @@ def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
         if called != name:
             notes.append(f"ood/{called}: {count} of {known.images} images")
         images[called] = partial(_read, name, folder, height)
-    sibling = SIBLINGS.get(data.name.removesuffix("-subset"))
-    if sibling is not None:
-        status = status_of(entry_of(sibling.name), folder)
-        if status.where is None or status.state == "incomplete":
-            notes.append(f"ood/{sibling.name} is missing: {status.how}")
-        else:
-            test = load_cifar(sibling, folder, subset=True).test.images
-            called = sibling.name if len(test) == TEST else f"{sibling.name}-subset"
-            if called != sibling.name:
-                notes.append(f"ood/{called}: {len(test)} of {TEST} test images")
-            images[called] = partial(_given, test)
+    sibling = _sibling(data, folder)
+    images |= sibling.images
+    notes += sibling.notes
     for place in _own_sets(folder / "ood"):
         name = place.name.removesuffix(".npz")
         about = "a stand-in, not a published set" if "standin" in name else "a set of your own"
         notes.append(f"ood/{name} is {about}")
         images[name] = partial(_read, str(place.resolve()), folder, height)
     return OutsideSets(images, tuple(notes))
+
+
+def _sibling(data: ImageData, folder: Path) -> OutsideSets:
+    """Test images of the other CIFAR: read when they are asked for, of a subset at once, to count them."""
+    kind = SIBLINGS.get(data.name.removesuffix("-subset"))
+    if kind is None:
+        return OutsideSets({})
+    status = status_of(entry_of(kind.name), folder)
+    if status.where is None or status.state == "incomplete":
+        return OutsideSets({}, (f"ood/{kind.name} is missing: {status.how}",))
+    if status.state != "subset":
+        return OutsideSets({kind.name: partial(_test_images, kind, folder)})
+    test, called = _test_images(kind, folder), f"{kind.name}-subset"
+    note = f"ood/{called}: {len(test)} of {TEST} test images"
+    return OutsideSets({called: partial(_given, test)}, (note,))
+
+
+def _test_images(kind: Cifar, folder: Path) -> Tensor:
+    return load_cifar(kind, folder, subset=True).test.images
 
 
 def _own_sets(folder: Path) -> list[Path]:
