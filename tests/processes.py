@@ -27,9 +27,9 @@ def in_processes(work: Callable[[int], Any], count: int, folder: Path, *, meet: 
 
 
 @contextmanager
-def group_of_one(folder: Path) -> Iterator[Any]:
+def group_of_one(folder: Path, backend: str = "gloo") -> Iterator[Any]:
     """A process group that holds this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=0, world_size=1)
     try:
         yield dist.group.WORLD
     finally:

@@ -134,8 +134,8 @@ def evaluate(
     return Found({name: x.detach() for name, x in (numbers | gradients).items()}, forward, backward, counted)
 
 
-def item_noise(**shard: int) -> Any:
-    items = torch.arange(BATCH)
+def item_noise(device: str = "cpu", **shard: int) -> Any:
+    items = torch.arange(BATCH, device=device)
     return (ShardNoise if shard else gp.ItemNoise)(7, items, torch.zeros_like(items), **shard)
 
 
