@@ -31,6 +31,7 @@ LARGE = [
     Sparse(40, 5, 33, 40, 5, 17, spread=0.6, amplified=True),
     Sparse(16, 16, noise=1e-3, spread=0.5, values="dual"),
     Sparse(1, 1, 1, 2),
+    Sparse(2, 3, 2, 2, lead=(3, 2)),  # few keys: padding must not round
 ]
 S = sample(1, 1, queries=5, keys=4, dtype=torch.float32)
 TOKENS = S.q, S.k, S.o, S.v, S.inducing_q, S.inducing_k

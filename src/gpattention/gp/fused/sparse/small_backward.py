@@ -101,14 +101,14 @@ def small_backward_kernel(
     white = mul(z, c_t, scratch)  # [LP, MP]
     u = mul(T, c, scratch)  # [LP, DP]
     X_l = tl.zeros((LP, LP), tl.float32)
-    by_scale = -g_key * D * LP
+    by_scale, held = 0.0, tl.zeros((LP,), tl.float32) + 0.5 * g_key * D  # taken off row by row, below
     if VARIANCE | KL:
         QN = mul(Q, fetch(factors + FACTOR_N, MP, MP), scratch)
         X += QN + tl.trans(QN) - 2.0 * Q
         TQ = mul(T, Q, scratch)
         white += 2.0 * TQ
         X_l += mul(TQ, fetch(factors + FACTOR_TT, MP, LP), scratch)
-        by_scale -= 2.0 * tl.sum(TQ * T)
+        held += tl.sum(TQ * T, axis=1)
     G_o = fetch(sums, MP, MP)
     if TWO:
         C = fetch(sums + SUM_C, LP, MP)
@@ -145,7 +145,7 @@ def small_backward_kernel(
         by_noise += g_key * (0.5 * squares / s - tl.sum(z * z) - 0.5 * D * keys) / s - tl.sum(u * z) / s
     X_l += 0.5 * g_key * D * eye
     white_l = mul(X_l, R_l, scratch)
-    by_scale += 2.0 * tl.sum(white_l * R_l)
+    by_scale += 2.0 * tl.sum(tl.sum(white_l * R_l, axis=1) - held)  # 0 in rows of padding
     by_G_l = -mul(tl.trans(R_l), white_l, scratch) / s
     G_k = fetch(sums + SUM_K, LP, LP)
     by_noise -= tl.sum(by_G_l * G_k) / s
