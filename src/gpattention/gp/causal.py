@@ -29,6 +29,7 @@ from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
+from gpattention.gp.shapes import broadcast
 
 
 @full_precision
@@ -174,7 +175,7 @@ class _Past:
 
 def _step(past: _Past | None, t: Tokens, q: Tensor, k: Tensor, o: Tensor) -> tuple[Tensor, Tensor, _Past]:
     """Section 6, incremental step: unit-amplitude mean [..., 1, D], variance [..., 1, 1], new state."""
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], o.shape[:-2], t.v.shape[:-2])
+    lead = broadcast(q.shape[:-2], k.shape[:-2], o.shape[:-2], t.v.shape[:-2])
     q, k, o, v = (x.expand(*lead, *x.shape[-2:]) for x in (q, k, o, t.v))
     real = (q.new_ones(1, 1) if t.mask is None else t.mask[..., None].to(q.dtype)).expand(*lead, 1, 1)
     if past is None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gpattention.gp.errors import NonFiniteError
 from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.shapes import broadcast
 
 
 def check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True) -> None:
@@ -32,7 +33,7 @@ def expect(holds: bool, expectation: str, x: Tensor) -> None:
 def common_lead(tensors: Mapping[str, Tensor]) -> torch.Size:
     """The leading axes all tensors broadcast to."""
     try:
-        return torch.broadcast_shapes(*(x.shape[:-2] for x in tensors.values()))
+        return broadcast(*(x.shape[:-2] for x in tensors.values()))
     except RuntimeError:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
         raise ValueError(f"expected leading axes that broadcast together, got {shapes}") from None
@@ -41,7 +42,7 @@ def common_lead(tensors: Mapping[str, Tensor]) -> torch.Size:
 def broadcasts_into(shape: torch.Size, lead: torch.Size) -> bool:
     """True if `shape` broadcasts to exactly `lead`."""
     try:
-        return torch.broadcast_shapes(shape, lead) == lead
+        return broadcast(shape, lead) == lead
     except RuntimeError:
         return False
 

@@ -13,6 +13,7 @@ from gpattention.gp.checks import check_positive
 from gpattention.gp.cholesky import cholesky, inverse, solve
 from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
 from gpattention.gp.precision import checks_are_deferred, compute_dtype
+from gpattention.gp.shapes import broadcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def prior_log_density(
     noise: Tensor,
 ) -> Tensor:
     """The same from the covariance itself, with its gradient written out.  [...]"""
-    lead = torch.broadcast_shapes(X.shape[:-2], C.shape[:-2])
+    lead = broadcast(X.shape[:-2], C.shape[:-2])
     X, C = X.expand(*lead, *X.shape[-2:]), C.expand(*lead, *C.shape[-2:])
     if torch.compiler.is_compiling():
         return gaussian_log_density(X, cholesky(C, name=name, noise=noise), real)

@@ -19,6 +19,7 @@ from gpattention.gp.kernels import cross_gram, gram, squared_distances
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
 from gpattention.gp.precision import full_precision
+from gpattention.gp.shapes import broadcast
 
 
 class UnitDirect(Posterior):
@@ -209,7 +210,7 @@ def prior_draw(
     posterior: Posterior, inputs: tuple[Tensor, ...], n: int, generator: Generator | NoiseSource | None
 ) -> Tensor:
     """A draw of the canonical GP at several token sets together.  [n, ..., sum N, D]"""
-    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in inputs))
+    lead = broadcast(*(x.shape[:-2] for x in inputs))
     together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
     root = prior_root(gram(together.double())).to(together.dtype)  # [..., sum N, sum N]
     return root @ posterior._normal(n, together.shape[-2], generator)

@@ -23,6 +23,7 @@ from gpattention.gp.checks import (
     expect,
 )
 from gpattention.gp.precision import checks_are_deferred, compute_dtype
+from gpattention.gp.shapes import broadcast
 
 Scalar = Tensor | float  # one number, or one per leading axis
 
@@ -198,7 +199,7 @@ def with_diagonal(K: Tensor, diagonal: Scalar, mask: Tensor | None = None) -> Te
 
 def beside(a: Tensor, b: Tensor) -> Tensor:
     """Columns of a, then columns of b, leading axes broadcast.  [..., N, X + Y]"""
-    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    lead = broadcast(a.shape[:-2], b.shape[:-2])
     return torch.cat([x.expand(*lead, *x.shape[-2:]) for x in (a, b)], -1)
 
 
@@ -224,7 +225,7 @@ def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
         return t.noise
     if not isinstance(observation_noise, Tensor) and observation_noise == 0:
         return torch.zeros_like(t.noise)
-    lead = torch.broadcast_shapes(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
+    lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
     if not checks_are_deferred() and not bool(((tau >= 0) & tau.isfinite()).all()):
         bad = tau.detach()[~((tau >= 0) & tau.isfinite())]

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from gpattention.gp.kernels import cross_gram
+from gpattention.gp.shapes import broadcast
 
 
 def latent_trace_reference(o: Tensor, G: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def latent_trace(
     """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]"""
     if chunk < 1:
         raise ValueError(f"expected chunk >= 1, got {chunk}")
-    lead = torch.broadcast_shapes(o.shape[:-2], G.shape[:-2])
+    lead = broadcast(o.shape[:-2], G.shape[:-2])
     o, G = o.expand(*lead, *o.shape[-2:]), G.expand(*lead, *G.shape[-2:])
     if torch.compiler.is_compiling():  # see kernels.gram
         return _recomputed(o, G, chunk)

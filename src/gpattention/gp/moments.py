@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky, inverse
+from gpattention.gp.shapes import broadcast
 
 
 def cgp_mean(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ def _plain(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> t
 
 def _expand(*matrices: Tensor) -> list[Tensor]:
     """All with the same leading axes, which gradients are then summed back to."""
-    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in matrices))
+    lead = broadcast(*(x.shape[:-2] for x in matrices))
     return [x.expand(*lead, *x.shape[-2:]) for x in matrices]
 
 

@@ -30,6 +30,7 @@ from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
+from gpattention.gp.shapes import broadcast
 
 Centre = tuple[Tensor, Tensor]  # of queries and keys, each [..., C] in the units of q and k
 
@@ -217,7 +218,7 @@ def _sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
 
 def _softmax_attention(q: Tensor, k: Tensor, t: Tokens, sees_key: Tensor | None, causal: bool) -> Tensor:
     q, k = keep_rows(q, t.query_mask), keep_rows(k, t.mask)
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], t.v.shape[:-2])
+    lead = broadcast(q.shape[:-2], k.shape[:-2], t.v.shape[:-2])
     q, k, v = (x.expand(*lead, *x.shape[-2:]) for x in (q, k, t.v))
     if t.mask is None:
         return scaled_dot_product_attention(q, k, v, is_causal=causal)

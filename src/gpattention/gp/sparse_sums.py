@@ -7,10 +7,10 @@ many tokens there were, nor which process held them.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from gpattention.gp.inputs import Tokens
+from gpattention.gp.shapes import broadcast
 from gpattention.gp.sharding import sum_over_shards
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def over_shards(
     would cost more than their m^2 + 3 numbers per sequence and head.
     """
     matrices = (sums.Phi_oo, sums.Psi_kV, densities.Phi_qq)
-    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in matrices))
+    lead = broadcast(*(x.shape[:-2] for x in matrices))
     # one process may have a mask and another none: the counts take the same shape everywhere
     counts = [count.expand(lead) for count in (densities.real_queries, densities.real_keys)]
     one_set = sums.Psi_Phi_oo is sums.Phi_oo

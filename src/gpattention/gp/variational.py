@@ -30,6 +30,7 @@ from gpattention.gp.kernels import ArdRbf, rbf
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
 from gpattention.gp.precision import checks_are_deferred, compute_dtype, full_precision
+from gpattention.gp.shapes import broadcast
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -210,7 +211,7 @@ class SGPAPosterior(Posterior):
         """A prior draw at (b, q) without what b explains, plus the variational spread of b."""
         f = self.factors()
         m, N = f.K_bb.shape[-1], f.K_qq.shape[-1]
-        lead = torch.broadcast_shapes(self.b.shape[:-2], f.x.shape[:-2])
+        lead = broadcast(self.b.shape[:-2], f.x.shape[:-2])
         both = torch.cat([self.b.expand(*lead, m, -1), f.x.expand(*lead, N, -1)], -2).double()
         prior = self.kernel(both, both)  # [..., m + N, m + N]
         drawn = prior_root(prior).to(f.x.dtype) @ self._normal(n, m + N, generator)

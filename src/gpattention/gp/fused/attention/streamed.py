@@ -21,6 +21,7 @@ from gpattention.gp.fused.layout import (
     token_major,
     vectors,
 )
+from gpattention.gp.shapes import broadcast
 
 _WHOLE = 64  # keys that one program of the backward pass holds at once
 
@@ -71,7 +72,7 @@ def fused_softmax_attention(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, kind: _Kind, mask: Tensor | None, query_mask: Tensor | None
 ) -> Tensor:
-    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
+    lead = broadcast(*(x.shape[:-2] for x in (q, k, v)))
     out: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
         *(matrices(x, lead) for x in (q, k, v)),
         None if mask is None else vectors(mask, lead),

@@ -20,11 +20,12 @@ from gpattention.gp.fused.layout import (
     vectors,
 )
 from gpattention.gp.inputs import Tokens
+from gpattention.gp.shapes import broadcast
 
 
 def fused_row_log_amplitude(t: Tokens, most: float | None) -> Tensor:
     """log a_i of eq. 25 for t.scale_q, at most `most`, 0 at padding and where there is no key.  [..., Q]"""
-    lead = torch.broadcast_shapes(t.q.shape[:-2], t.k.shape[:-2])
+    lead = broadcast(t.q.shape[:-2], t.k.shape[:-2])
     log_amplitude: Tensor = _RowLogAmplitude.apply(  # type: ignore[no-untyped-call]
         matrices(t.q, lead), matrices(t.k, lead), t.scale_q,
         None if t.mask is None else vectors(t.mask, lead),

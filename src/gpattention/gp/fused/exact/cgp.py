@@ -28,6 +28,7 @@ from gpattention.gp.fused.layout import (
 )
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.shapes import broadcast
 
 Cost = Literal["none", "marginal", "kl"]
 QUERY_COVARIANCE = "marginal covariance of the queries"
@@ -47,7 +48,7 @@ def fused_cgp(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Moments
 
     A cost ("marginal", eq. 10, or "kl", eq. 23, both with tau^2 = sigma^2) comes with the variance.
     """
-    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v)))
+    lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v)))
     mean, *rest = _CGP.apply(  # type: ignore[no-untyped-call]
         *(matrices(x, lead) for x in (t.q, t.k, t.latent, t.v)),
         t.noise, t.scale_q, t.scale_k,

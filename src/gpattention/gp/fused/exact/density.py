@@ -25,6 +25,7 @@ from gpattention.gp.fused.layout import (
     vectors,
 )
 from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.shapes import broadcast
 
 
 def fused_prior_density(
@@ -38,7 +39,7 @@ def fused_prior_density(
     name: str,
 ) -> Tensor:
     """log N(X; 0, D_a kappa(x, x) D_a + noise I), summed over channels (eq. 10).  [...]"""
-    lead = torch.broadcast_shapes(x.shape[:-2], X.shape[:-2])
+    lead = broadcast(x.shape[:-2], X.shape[:-2])
     value: Tensor = _Density.apply(  # type: ignore[no-untyped-call]
         matrices(x, lead), matrices(X, lead), noise, scale,
         None if log_amplitude is None else vectors(log_amplitude, lead),

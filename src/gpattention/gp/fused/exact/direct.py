@@ -27,6 +27,7 @@ from gpattention.gp.fused.layout import (
 )
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.shapes import broadcast
 
 PRIOR_COVARIANCE = "K_q + tau^2 I"
 
@@ -47,7 +48,7 @@ def fused_direct(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Dire
 
     A cost ("marginal" or "kl", both with tau^2 = sigma^2) comes with the spread.
     """
-    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (t.q, t.k, t.v)))
+    lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.v)))
     mean, *rest = _Direct.apply(  # type: ignore[no-untyped-call]
         *(matrices(x, lead) for x in (t.q, t.k, t.v)),
         t.noise, t.scale_q, t.scale_k,

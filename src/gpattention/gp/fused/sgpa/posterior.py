@@ -23,6 +23,7 @@ from gpattention.gp.fused.layout import (
     vectors,
 )
 from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.shapes import broadcast
 
 CHUNK = 32  # of tokens and of packed places, as in the kernels
 _SPLITS = 13  # parts of a sum over the batch
@@ -54,7 +55,7 @@ def fused_sgpa(
     with_variance: bool,
 ) -> SGPAMoments:
     """Mean, variance (eq. 19) and KL (eq. 20) with the kernel variance * exp(-1/2 |x - y|^2)."""
-    lead = torch.broadcast_shapes(x.shape[:-2], v.shape[:-2])
+    lead = broadcast(x.shape[:-2], v.shape[:-2])
     _, H = as_two(lead)
     mean, found, kl = _SGPA.apply(  # type: ignore[no-untyped-call]
         matrices(x, lead),

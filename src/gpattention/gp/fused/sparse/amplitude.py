@@ -15,15 +15,16 @@ from gpattention.gp.fused.sparse.launch import (
     summed_shares,
     summed_splits,
 )
-from gpattention.gp.fused.sparse.layout import Sizes, shared_matrices
+from gpattention.gp.fused.sparse.layout import Sizes, shared_matrices, sizes_of
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.shapes import broadcast
 
 
 def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
     """kappa(q, l) (K_ll + delta I)^-1 sum_j kappa(l, k_j) of tokens that need not be centred.  [..., Q]"""
     (l,) = t.inducing  # noqa: E741 - the paper's letter
-    lead = torch.broadcast_shapes(t.q.shape[:-2], t.k.shape[:-2], l.shape[:-2])
+    lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], l.shape[:-2])
     row_sum: Tensor = _RowSum.apply(  # type: ignore[no-untyped-call]
         matrices(t.q, lead), matrices(t.k, lead), shared_matrices(l, lead),
         None if t.mask is None else vectors(t.mask, lead),
@@ -47,7 +48,7 @@ class _RowSum(torch.autograd.Function):
         from gpattention.gp.fused.sparse.inducing import inducing_kernel
 
         (B, H, NQ, C), N, count = q.shape, k.shape[2], l.shape[2]
-        sizes = Sizes(B, H, NQ, N, count, count, C, 1, two=False, pooled=l.shape[0] > 1)
+        sizes = sizes_of(B, H, NQ, N, count, count, C, 1, two=False, pooled=l.shape[0] > 1)
         S, E, empty, deferred = sizes.heads, sizes.sets, allocator(q), checks_are_deferred()
         LP, CP = sizes.padded["LP"], sizes.padded["CP"]
         centres, points, W = empty(E, CP), empty(E, 2, LP, CP), empty(E, 2, LP, LP)

@@ -73,7 +73,7 @@ def small_factors(
     )
     roots_kernel[(S, 2 + (options.density or options.kl))](
         sums, *variance_of, factors, *noted, MP=P["MP"], LP=P["LP"],
-        **only(sizes.sums(), "SUM_K", "SUM_Q", "SUM_SIZE"),
+        **only(sizes.sums, "SUM_K", "SUM_Q", "SUM_SIZE"),
         **only(packed, "FACTOR_RT", "FACTOR_RL", "FACTOR_RQ", "FACTOR_DET", "FACTOR_SIZE"),
         **sizes.launch("roots"),
     )  # fmt: skip
@@ -82,7 +82,7 @@ def small_factors(
         sums, W_m, *variance_of, factors, *found, empty(S, sizes.scratch), *noted, sizes.D,
         TWO=sizes.two, POOLED=sizes.pooled, DUAL=options.dual, DENSITY=options.density, KL=options.kl,
         TRAIN=train, MP=P["MP"], LP=P["LP"], DP=P["DP"], SCRATCH=sizes.scratch,
-        **sizes.sums(), **packed, **sizes.launch("small"),
+        **sizes.sums, **packed, **sizes.launch("small"),
     )  # fmt: skip
     return factors, found
 

@@ -1,6 +1,7 @@
 """How the sparse model's kernels cut the long axis, pack their small matrices and are launched."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -28,8 +29,12 @@ LAUNCHES: dict[str, tuple[_Launch, _Launch, _Launch]] = {
 }
 
 
-class Sizes(NamedTuple):
-    """Of one call, and how its matrices are padded and packed."""
+@dataclass(frozen=True)
+class Sizes:
+    """Of one call, and how its matrices are padded and packed.
+
+    `sizes_of` makes them: a call of the same shapes gets the same one, with all that it has worked out.
+    """
 
     B: int
     H: int
@@ -52,23 +57,24 @@ class Sizes(NamedTuple):
         """Inducing sets of one kind: one per head, or one per sequence and head."""
         return self.heads if self.pooled else self.H
 
-    @property
+    @cached_property
     def padded(self) -> dict[str, int]:
         """Sides of padded matrices, as kernels name them."""
         names = {"MP": self.m, "LP": self.l, "CP": self.C, "DP": self.D}
         return {name: padded(n) for name, n in names.items()}
 
-    @property
+    @cached_property
     def scratch(self) -> int:
         """Room for a root and its transpose, or for both factors of a product that takes steps."""
         side = max(self.padded.values()) if self.stepwise else 16
         return 2 * side**2
 
-    @property
+    @cached_property
     def stepwise(self) -> bool:
         """Whether products of small matrices may take steps through memory: never where all are one block."""
         return max(self.padded["MP"], self.padded["LP"]) > 16
 
+    @cached_property
     def sums(self) -> dict[str, int]:
         """Where the sums over tokens lie: G_o, G_k, P, C, G_q, then |V|^2 and the numbers of tokens."""
         p = self.padded
@@ -76,6 +82,18 @@ class Sizes(NamedTuple):
         return _packed("SUM", K=MP * MP, P=LP * LP, C=LP * DP, Q=LP * MP, N=MP * MP, SIZE=_SCALARS)
 
     def factors(self, *, kl: bool) -> dict[str, int]:
+        """Of the divergence too, or not."""
+        return self._factors_kl if kl else self._factors
+
+    @cached_property
+    def _factors(self) -> dict[str, int]:
+        return self._packed_factors(kl=False)
+
+    @cached_property
+    def _factors_kl(self) -> dict[str, int]:
+        return self._packed_factors(kl=True)
+
+    def _packed_factors(self, *, kl: bool) -> dict[str, int]:
         """Where the factors lie: R, R_l, R_q, T, y^T, z, c, R_c, R_N, N, then products for the backward pass.
 
         These are c^T W, R_c^T W, e, U_q and U_q W; for the divergence U_kl, U_kl W and Q_kl.  Behind R,
@@ -91,11 +109,13 @@ class Sizes(NamedTuple):
             SIZE=_SCALARS,
         )  # fmt: skip
 
+    @cached_property
     def row_sums(self) -> dict[str, int]:
         """Where the backward sums over queries lie: M, dc, then the sum of dvar."""
         p = self.padded
         return _packed("ROW", C=p["MP"] ** 2, N=p["MP"] * p["DP"], SIZE=_SCALARS)
 
+    @cached_property
     def adjoints(self) -> dict[str, int]:
         """Where the gradients of the sums lie: A_o, A_k, dP, dP^T W_l; for two sets dC W_m, dC^T W_l."""
         p = self.padded
@@ -105,21 +125,40 @@ class Sizes(NamedTuple):
 
     def launch(self, kernel: str) -> dict[str, int]:
         """Tile (if the kernel has one) and launch options."""
-        tile, options = LAUNCHES[kernel][self._column()]
+        tile, options = LAUNCHES[kernel][self._column]
         return {**({"ROWS": tile} if tile else {}), "num_stages": 1, **options}
 
     def cut(self, kernel: str, tokens: int) -> tuple[int, int]:
         """Splits of the long axis and how many tokens each takes, a multiple of the tile."""
-        tile = LAUNCHES[kernel][self._column()][0]
+        tile = LAUNCHES[kernel][self._column][0]
         tiles = -(-tokens // tile)
         programs = _ROW_PROGRAMS if kernel == "rows" else _PROGRAMS
         wanted = max(1, min(tiles, programs // self.heads))
         each = -(-tiles // wanted)
         return -(-tiles // each), each * tile
 
+    @cached_property
     def _column(self) -> int:
         side = max(self.padded["MP"], self.padded["LP"])
         return {16: 0, 32: 1}.get(side, 2)
+
+
+@lru_cache(maxsize=256)
+def sizes_of(
+    B: int,
+    H: int,
+    NQ: int,
+    N: int,
+    m: int,
+    l: int,  # noqa: E741 - the paper's letter
+    C: int,
+    D: int,
+    *,
+    two: bool,
+    pooled: bool,
+) -> Sizes:
+    """Those of a call; what they work out is kept: Python is most of a short sequence's time."""
+    return Sizes(B, H, NQ, N, m, l, C, D, two, pooled)
 
 
 def _packed(name: str, **sizes: int) -> dict[str, int]:

@@ -34,10 +34,11 @@ from gpattention.gp.fused.sparse.launch import (
     summed_splits,
     without,
 )
-from gpattention.gp.fused.sparse.layout import Sizes, per_head, shared_matrices
+from gpattention.gp.fused.sparse.layout import Sizes, per_head, shared_matrices, sizes_of
 from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.shapes import broadcast
 
 _SMALL_BACKWARD = tuple(
     f"FACTOR_{x}"
@@ -66,7 +67,7 @@ def why_not_fused_sparse(t: Tokens) -> str | None:
 
 def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
     """Mean and variance (eq. 15) of checked inputs, which need not be centred, and the objectives asked."""
-    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v, *t.inducing)))
+    lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v, *t.inducing)))
     m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
     mean, variance, *objectives = _SCGP.apply(  # type: ignore[no-untyped-call]
         *(matrices(x, lead) for x in (t.q, t.k, t.latent, t.v)),
@@ -115,7 +116,9 @@ class _SCGP(torch.autograd.Function):
 
         (B, H, NQ, C), N, D = q.shape, k.shape[2], v.shape[3]
         second = m if l is None else l
-        sizes = Sizes(B, H, NQ, N, m.shape[2], second.shape[2], C, D, l is not None, m.shape[0] > 1)
+        sizes = sizes_of(
+            B, H, NQ, N, m.shape[2], second.shape[2], C, D, two=l is not None, pooled=m.shape[0] > 1
+        )
         S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
         MP, LP, CP = P["MP"], P["LP"], P["CP"]
         centres, points_m, W_m = empty(E, CP), empty(E, 2, MP, CP), empty(E, 2, MP, MP)
@@ -136,13 +139,13 @@ class _SCGP(torch.autograd.Function):
         masked = {"QUERY_MASKED": query_mask is not None, "AMPLIFIED": log_amplitude is not None}
         wanted = options.density or options.kl
         splits, length, query_length = cut(sizes, "sums", N, NQ if wanted else 0)
-        sums = empty(S, splits, sizes.sums()["SUM_SIZE"])
+        sums = empty(S, splits, sizes.sums["SUM_SIZE"])
         sums_kernel[(S, splits, 2 + wanted)](
             *by_rows(q), *by_rows(k), *by_rows(o), *by_rows(v), *masks[0], *masks[1], *shared[0], *shared[1],
             *amplitude, centres, points_m, points_l, W_m, W_l, sums,
             splits, length, query_length, H, NQ, N, sizes.m, sizes.l, C, D,
             MASKED=mask is not None, **masked, TWO=sizes.two, POOLED=sizes.pooled,
-            **P, **sizes.sums(), **sizes.launch("sums"),
+            **P, **sizes.sums, **sizes.launch("sums"),
         )  # fmt: skip
         sums = summed_splits(sums, S)
         packed = sizes.factors(kl=options.kl)
@@ -205,7 +208,7 @@ class _SCGP(torch.autograd.Function):
         splits, length, query_length = cut(sizes, "keys_backward", N, NQ)
         shares_m = empty(3 - sizes.two, S, splits, MP * CP)
         shares_l = empty(2, S, splits, LP * CP) if sizes.two else shares_m[2:]
-        rows, scalars = empty(S, splits, sizes.row_sums()["ROW_SIZE"]), empty(3, B, H)
+        rows, scalars = empty(S, splits, sizes.row_sums["ROW_SIZE"]), empty(3, B, H)
         rows_backward_kernel[(S, splits)](
             *by_rows(q), *by_entries(query_mask, q), *of_scale_q, *by_entries(log_amplitude, q),
             centres, points_m, W_m, factors, *by_rows(q if by_mean is None else by_mean),
@@ -213,19 +216,19 @@ class _SCGP(torch.autograd.Function):
             *of_query, *of_kl, *by_rows(d_q), q if d_log is None else d_log, rows, shares_m,
             splits, query_length, H, NQ, sizes.m, C, D,
             QUERY_MASKED=query_mask is not None, AMPLIFIED=log_amplitude is not None, POOLED=sizes.pooled,
-            **asked, **without(P, "LP"), **only(packed, *_ROWS_BACKWARD), **sizes.row_sums(),
+            **asked, **without(P, "LP"), **only(packed, *_ROWS_BACKWARD), **sizes.row_sums,
             **sizes.launch("rows_backward"),
         )  # fmt: skip
-        adjoints, turned_m = empty(S, sizes.adjoints()["BACK_SIZE"]), empty(S, MP * MP)
+        adjoints, turned_m = empty(S, sizes.adjoints["BACK_SIZE"]), empty(S, MP * MP)
         turned_l = empty(S, LP * LP) if sizes.two else turned_m
         small_backward_kernel[(S,)](
             sums, factors, summed_splits(rows, S), W_m, W_l, *of_noise, *of_scale_q, *of_scale_k,
             *of_query, *of_key, *of_kl, adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
             scratch_for(sizes, empty, S), H, D,
             **two, INCLUDE=options.include_noise, **asked, KEY=by_key is not None,
-            MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, **sizes.sums(),
+            MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, **sizes.sums,
             **only(packed, *_SMALL_BACKWARD),
-            **sizes.row_sums(), **sizes.adjoints(), **sizes.launch("small_backward"),
+            **sizes.row_sums, **sizes.adjoints, **sizes.launch("small_backward"),
         )  # fmt: skip
         keys_backward_kernel[(S, splits, 2)](
             *by_rows(k), *by_rows(o), *by_rows(v), *by_entries(mask, q), *of_noise, *of_scale_k, *of_key,
@@ -233,7 +236,7 @@ class _SCGP(torch.autograd.Function):
             *by_rows(d_k), *by_rows(d_o), *by_rows(d_v), shares_m, shares_l,
             splits, length, S, H, N, sizes.m, sizes.l, C, D,
             MASKED=mask is not None, **two, KEY=by_key is not None,
-            **P, **sizes.adjoints(), **sizes.launch("keys_backward"),
+            **P, **sizes.adjoints, **sizes.launch("keys_backward"),
         )  # fmt: skip
         d_m, totals = empty(E // H, H, sizes.m, C), empty(3, H)
         d_l = empty(E // H, H, sizes.l, C) if sizes.two else d_m

@@ -1,0 +1,11 @@
+"""Leading axes that broadcast together."""
+
+import torch
+
+
+def broadcast(*shapes: torch.Size) -> torch.Size:
+    """`torch.broadcast_shapes`, without its cost where the longest shape ends in all the others."""
+    longest = max(shapes, key=len)
+    if all(shape == longest[len(longest) - len(shape) :] for shape in shapes):
+        return longest
+    return torch.broadcast_shapes(*shapes)
