@@ -54,14 +54,23 @@ def as_two(lead: torch.Size) -> tuple[int, int]:
 
 
 def matrices(x: Tensor, lead: torch.Size) -> Tensor:
-    """[..., N, X] as [B, H, N, X], a view wherever strides allow."""
+    """[..., N, X] as [B, H, N, X], a view wherever strides allow; as it is where there is nothing to do."""
+    if len(lead) == 2 and x.shape[:-2] == lead:
+        return x
     B, H = as_two(lead)
     return x.expand(*lead, *x.shape[-2:]).reshape(B, H, *x.shape[-2:])
 
 
 def vectors(x: Tensor, lead: torch.Size) -> Tensor:
     """[..., N] as [B, H, N]."""
+    if len(lead) == 2 and x.shape[:-1] == lead:
+        return x
     return matrices(x[..., None], lead).squeeze(-1)  # whose gradient is a view, a selection's is not
+
+
+def with_lead(x: Tensor, lead: torch.Size) -> Tensor:
+    """[B, H, ...] with the leading axes again that became B and H."""
+    return x if len(lead) == 2 else x.reshape(*lead, *x.shape[2:])
 
 
 def scalars(x: Tensor, lead: torch.Size) -> Tensor:

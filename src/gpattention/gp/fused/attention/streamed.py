@@ -20,6 +20,7 @@ from gpattention.gp.fused.layout import (
     padded,
     token_major,
     vectors,
+    with_lead,
 )
 from gpattention.gp.shapes import broadcast
 
@@ -79,7 +80,7 @@ def _attend(
         None if query_mask is None else vectors(query_mask, lead),
         kind,
     )
-    return out.reshape(*lead, *out.shape[-2:])
+    return with_lead(out, lead)
 
 
 class _Attention(torch.autograd.Function):

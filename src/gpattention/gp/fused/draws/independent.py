@@ -29,7 +29,7 @@ def fused_draw(
     draws: Tensor = _Draw.apply(  # type: ignore[no-untyped-call]
         matrices(mean, lead), vectors(spread, lead), noise.contiguous(), squared
     )
-    return draws.reshape(noise.shape)
+    return draws if draws.shape == noise.shape else draws.reshape(noise.shape)
 
 
 class _Draw(torch.autograd.Function):

@@ -24,7 +24,7 @@ def fused_channel_draw(
     draws: Tensor = _ChannelDraw.apply(  # type: ignore[no-untyped-call]
         matrices(mean, lead), matrices(variance, lead), noise.contiguous()
     )
-    return draws.reshape(noise.shape)
+    return draws if draws.shape == noise.shape else draws.reshape(noise.shape)
 
 
 class _ChannelDraw(torch.autograd.Function):

@@ -25,6 +25,7 @@ from gpattention.gp.fused.layout import (
     to_parameters,
     token_major,
     vectors,
+    with_lead,
 )
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
@@ -59,10 +60,10 @@ def fused_cgp(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Moments
     )  # fmt: skip
     variance, key, value = rest
     return Moments(
-        mean.reshape(*lead, *mean.shape[-2:]),
-        None if variance is None else variance.reshape(*lead, variance.shape[-1]),
-        None if key is None else key.reshape(lead),
-        None if value is None else value.reshape(lead),
+        with_lead(mean, lead),
+        None if variance is None else with_lead(variance, lead),
+        None if key is None else with_lead(key, lead),
+        None if value is None else with_lead(value, lead),
     )
 
 

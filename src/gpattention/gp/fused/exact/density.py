@@ -23,6 +23,7 @@ from gpattention.gp.fused.layout import (
     to_parameters,
     token_major,
     vectors,
+    with_lead,
 )
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
@@ -45,7 +46,7 @@ def fused_prior_density(
         None if log_amplitude is None else vectors(log_amplitude, lead),
         None if mask is None else vectors(mask, lead), lead, name,
     )  # fmt: skip
-    return value.reshape(lead)
+    return with_lead(value, lead)
 
 
 class Prior(NamedTuple):

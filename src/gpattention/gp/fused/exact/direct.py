@@ -24,6 +24,7 @@ from gpattention.gp.fused.layout import (
     to_parameters,
     token_major,
     vectors,
+    with_lead,
 )
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
@@ -57,9 +58,7 @@ def fused_direct(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Dire
         None if t.query_mask is None else vectors(t.query_mask, lead),
         lead, with_variance or cost != "none", cost,
     )  # fmt: skip
-    spreads = [None if x is None else x.reshape(*lead, x.shape[-1]) for x in rest[:3]]
-    numbers = [None if x is None else x.reshape(lead) for x in rest[3:]]
-    return DirectMoments(mean.reshape(*lead, *mean.shape[-2:]), *spreads, *numbers)
+    return DirectMoments(with_lead(mean, lead), *(None if x is None else with_lead(x, lead) for x in rest))
 
 
 class _Direct(torch.autograd.Function):

@@ -21,6 +21,7 @@ from gpattention.gp.fused.layout import (
     padded,
     token_major,
     vectors,
+    with_lead,
 )
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
@@ -66,10 +67,8 @@ def fused_sgpa(
         jitter,
         with_variance,
     )
-    mean = mean.reshape(*lead, *mean.shape[-2:])
-    if with_variance:
-        found = found.reshape(*lead, *found.shape[-2:])
-    return SGPAMoments(mean, found, kl.reshape(lead))
+    spread = with_lead(found, lead) if with_variance else found
+    return SGPAMoments(with_lead(mean, lead), spread, with_lead(kl, lead))
 
 
 def _per_head(x: Tensor, H: int, axes: int) -> Tensor:

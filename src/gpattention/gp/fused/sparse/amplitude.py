@@ -7,7 +7,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpattention.gp.cholesky import failure_counter
-from gpattention.gp.fused.layout import allocator, by_entries, by_rows, matrices, token_major, vectors
+from gpattention.gp.fused.layout import (
+    allocator,
+    by_entries,
+    by_rows,
+    matrices,
+    token_major,
+    vectors,
+    with_lead,
+)
 from gpattention.gp.fused.sparse.launch import (
     cut,
     report_inducing,
@@ -30,7 +38,7 @@ def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
         None if t.mask is None else vectors(t.mask, lead),
         None if t.query_mask is None else vectors(t.query_mask, lead), delta,
     )  # fmt: skip
-    return row_sum.reshape(*lead, row_sum.shape[-1])
+    return with_lead(row_sum, lead)
 
 
 class _RowSum(torch.autograd.Function):

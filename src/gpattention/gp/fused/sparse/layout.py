@@ -172,7 +172,9 @@ def _packed(name: str, **sizes: int) -> dict[str, int]:
 
 def per_head(x: Tensor, lead: torch.Size) -> Tensor:
     """A parameter [..., 1, 1] as [B, H], or [1, H] where all sequences share it."""
-    return shared_matrices(x, lead)[..., 0, 0]
+    if x.numel() == as_two(lead)[1]:
+        return x.reshape(1, -1)
+    return shared_matrices(x, lead).squeeze(-1).squeeze(-1)  # whose gradient is a view, a selection's is not
 
 
 def shared_matrices(x: Tensor, lead: torch.Size) -> Tensor:

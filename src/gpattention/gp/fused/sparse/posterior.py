@@ -20,6 +20,7 @@ from gpattention.gp.fused.layout import (
     matrices,
     token_major,
     vectors,
+    with_lead,
 )
 from gpattention.gp.fused.sparse.launch import (
     Options,
@@ -78,9 +79,8 @@ def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
         None if t.query_mask is None else vectors(t.query_mask, lead),
         options,
     )
-    query, key, kl = (None if x is None else x.reshape(lead) for x in objectives)
-    mean = mean.reshape(*lead, *mean.shape[-2:])
-    return SparseMoments(mean, variance.reshape(*lead, variance.shape[-1]), query, key, kl)
+    query, key, kl = (None if x is None else with_lead(x, lead) for x in objectives)
+    return SparseMoments(with_lead(mean, lead), with_lead(variance, lead), query, key, kl)
 
 
 def _points(m: Tensor, l: Tensor, lead: torch.Size) -> tuple[Tensor, Tensor | None]:  # noqa: E741
