@@ -14,6 +14,7 @@ from gpattention.adopt.fitting import Candidate, Fit, FitOptions, _chosen
 from gpattention.adopt.likelihood import log_likelihood
 from gpattention.adopt.selection import greedy_sites
 from gpattention.adopt.stages import NOISES
+from gpattention.evaluation.temperature import fit_temperature
 from gpattention.metrics import nll
 from tests.adopt.hosts import CLASSES, Encoder
 
@@ -88,6 +89,19 @@ def test_a_calibrated_model_is_left_as_it_is() -> None:
     x, _ = labelled(model, 20, 3)
     drawn, plain = handle.predict(x, samples=3), handle.predict(x, samples=0)
     assert torch.equal(drawn.label, plain.label)
+
+
+def test_a_temperature_alone_is_that_of_all_items() -> None:
+    model = Loud(6.0)
+    x, labels = labelled(model, 60, 1)
+    fit = gpattention.attach(model).fit(x, labels, **QUICK, levels=(), select=False)
+    assert fit.chosen == "temperature"
+    with torch.no_grad():
+        logits = model.eval()(x)[None]
+    assert fit.settings.temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-4)
+    partly = fit.candidates[1].settings.temperature  # fitted to three fifths
+    assert partly != pytest.approx(fit.settings.temperature, rel=1e-3)
+    assert f"all items ask for: {fit.settings.temperature:.3f}" in str(fit)
 
 
 def test_fits_repeat() -> None:

@@ -3,7 +3,8 @@
 The data are parted in two.  On the first part candidates are fitted, each from the one before: no draws;
 one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
 draws by greedy choice.  The second part chooses: draws are made only by a candidate that gains more than two
-standard errors over the better one without, the simplest such that is not one behind the best.
+standard errors over the better one without, the simplest such that is not one behind the best.  Its last
+number, a temperature or residual variance, is then fitted to both parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,15 +96,17 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """All candidates, simplest first, and the chosen one."""
+    """All candidates, simplest first, and the chosen one.
+
+    Args:
+        candidates: fitted to the first part of the items and weighed on the second.
+        chosen: the name of one of them.
+        settings: its settings, with the temperature or residual variance that all items together ask for.
+    """
 
     candidates: tuple[Candidate, ...]
     chosen: str
-
-    @property
-    def settings(self) -> Settings:
-        """Of the chosen candidate."""
-        return next(c.settings for c in self.candidates if c.name == self.chosen)
+    settings: Settings
 
     def __str__(self) -> str:
         lines = [f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'temperature':>13}  draws"]
@@ -113,6 +116,8 @@ class Fit:
                 f"{mark}{c.name:12}{c.fitted_nll:12.4f}{c.nll:15.4f}{c.settings.temperature:13.3f}  "
                 f"{c.draws} of {len(c.settings.draws)} sites"
             )
+        if self.settings.temperature != 1.0:
+            lines.append(f"temperature that all items ask for: {self.settings.temperature:.3f}")
         return "\n".join(lines)
 
 
@@ -230,7 +235,9 @@ def _choose(
         Candidate(name, settings, nll, -float(score.mean()), _margin(best - score))
         for (name, settings, nll), score in zip(finished, scores, strict=True)
     ]
-    return Fit(tuple(candidates), candidates[_chosen(candidates, scores, best)].name)
+    chosen = candidates[_chosen(candidates, scores, best)]
+    settings, _ = scorer.finish(chosen.settings, [*fitted, *kept_back], tempers=chosen.name != "plain")
+    return Fit(tuple(candidates), chosen.name, settings)
 
 
 def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:

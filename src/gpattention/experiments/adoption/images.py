@@ -232,8 +232,8 @@ class _RunWork:
     def _attached(self, fitting: Fitting) -> list[Source]:
         name, validation = self._run.folder.name, self._sets.validation
         options = {"rows": FIT_ROWS[self._device.type]} if self._device.type in FIT_ROWS else {}
-        options |= self._settings.fit
-        some = validation.first(options.get("items", 1000))
+        options |= {"items": len(validation)} | self._settings.fit  # as many as the temperature is fitted to
+        some = validation.first(options["items"])
         assert some.labels is not None
         data = [(some.inputs(0, len(some), self._device), some.labels.to(self._device))]
         return fitting.attached(
