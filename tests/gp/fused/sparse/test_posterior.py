@@ -64,6 +64,25 @@ def test_the_gradient_of_the_keys_amplitude_keeps_its_digits_in_long_sequences()
     assert (fused - exact).norm() < 2e-6 * exact.norm()
 
 
+@pytest.mark.parametrize("shape", [(), (2,), (2, 1), (2, 2), (1, 2)], ids=str)
+def test_parameters_of_heads_and_of_sequences(shape: tuple[int, ...]) -> None:
+    """As many sequences as heads: only the axis tells whose a parameter is."""
+    x = sample(2, 2, queries=3, keys=4, dtype=torch.float32)
+    values = torch.linspace(0.1, 0.4, 4)[: torch.Size(shape).numel()].reshape(shape)
+
+    def found(mode: switch.Mode) -> list[Tensor]:
+        noise, scale_q, scale_k = ((values * factor).clone().requires_grad_() for factor in (1, 3, 4))
+        with gp.fused_kernels(mode):
+            p = gp.scgp_posterior(
+                x.q, x.k, x.o, x.v, x.inducing_q, noise=noise, scale_q=scale_q, scale_k=scale_k
+            )
+            loss = p.mean.square().sum() + p.variance.sum()
+        return [p.mean, p.variance, *torch.autograd.grad(loss, (noise, scale_q, scale_k))]
+
+    for fused, plain in zip(found("on"), found("off"), strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.slow
 def test_splits_of_the_long_axis_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     x = sample(1, 1, queries=70, keys=100, dtype=torch.float32)

@@ -172,7 +172,7 @@ def _packed(name: str, **sizes: int) -> dict[str, int]:
 
 def per_head(x: Tensor, lead: torch.Size) -> Tensor:
     """A parameter [..., 1, 1] as [B, H], or [1, H] where all sequences share it."""
-    if x.numel() == as_two(lead)[1]:
+    if x.ndim > 2 and x.numel() == x.shape[-3] == as_two(lead)[1]:
         return x.reshape(1, -1)
     return shared_matrices(x, lead).squeeze(-1).squeeze(-1)  # whose gradient is a view, a selection's is not
 
