@@ -1,6 +1,5 @@
 """Tables and figures of the paper as files."""
 
-from io import BytesIO
 from pathlib import Path
 
 from gpattention.experiments.paper.latex import to_latex
@@ -10,6 +9,7 @@ from gpattention.experiments.paper.published import FIGURES
 from gpattention.experiments.paper.spreadsheet import to_csv
 from gpattention.experiments.paper.table import PaperTable
 from gpattention.models.storage import write_atomically
+from gpattention.reports.canvas import picture
 
 FORMATS = {"markdown": to_markdown, "csv": to_csv, "latex": to_latex}
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
@@ -43,20 +43,9 @@ def write_table(
 
 def _write(table: PaperTable, file: Path) -> Path:
     if file.suffix in PICTURES:
-        content = _picture(table, file.suffix.removeprefix("."))
+        content = picture(paper_figure(table), file.suffix.removeprefix("."))
     else:
         content = rendered(table, SUFFIXES[file.suffix]).encode()
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, content)
     return file
-
-
-def _picture(table: PaperTable, form: str) -> bytes:
-    figure = paper_figure(table)
-    from matplotlib import rc_context
-
-    stream = BytesIO()
-    # without a date and with named parts the same runs give the same file
-    with rc_context({"svg.hashsalt": table.name}):
-        figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
-    return stream.getvalue()
