@@ -28,7 +28,7 @@ import torch
 from gpattention.experiments import load_preprocessing
 from gpattention.models import Prediction, {kind}
 
-folder = {folder!r}
+folder = {folder}
 model = {kind}.from_pretrained(folder)
 preprocessing = load_preprocessing(folder)
 {inputs}prediction = model.predict(inputs, samples={samples}, seed=0)
@@ -99,7 +99,10 @@ def _code(run: EvaluatedRun, config: Mapping[str, Any], preprocessing: Mapping[s
         inputs = IMAGES.format(count=2, channels=channels, height=height, width=width)
     draws = attention_class(run.recipe.model.attention).draws
     code = CODE.format(
-        kind=config["model"], folder=shown_path(out), inputs=inputs, samples=10 if draws else 0
+        kind=config["model"],
+        folder=json.dumps(shown_path(out), ensure_ascii=False),
+        inputs=inputs,
+        samples=10 if draws else 0,
     )
     temperature = fitted(run)
     if temperature is not None:
