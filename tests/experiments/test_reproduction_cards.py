@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def code_of(folder: Path) -> str:
     found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
     assert found is not None
-    assert "\nfolder = \"" in found[1]  # as a formatter would have it
+    assert '\nfolder = "' in found[1]  # as a formatter would have it
     return found[1]
 
 
