@@ -24,14 +24,12 @@ class TestPowers:
     @pytest.mark.parametrize("exponent", [0.0, 1.0, 2.5])
     def test_are_found_again(self, exponent: float) -> None:
         law = fit_power([(float(x), 3 * x**exponent) for x in (2, 8, 64, 100)])
-        assert law is not None
         assert law.exponent == pytest.approx(exponent, abs=1e-12)
         assert law(10.0) == pytest.approx(3 * 10**exponent)
         assert (law.low, law.high) == (2, 100)
 
     def test_are_least_squares_of_logarithms(self) -> None:
         law = fit_power([(1.0, 1.0), (10.0, 1.0), (100.0, 1000.0)])
-        assert law is not None
         assert law.exponent == pytest.approx(1.5)  # slope of (0, 0), (1, 0), (2, 3)
 
     def test_need_two_sizes(self) -> None:
@@ -69,8 +67,6 @@ class TestCase:
     def test_a_process_of_its_own_tells_its_memory(self) -> None:
         found = measure_apart(LengthCase("scgp", 1, 4096, repeats=1))
         assert found.failure is None
-        assert found.peak_mib is not None
-        assert found.own_mib is not None
         assert 4 < found.own_mib < found.peak_mib  # the tokens alone are 2 MiB, and so is their gradient
 
     def test_a_process_of_its_own_is_told_the_case(self, monkeypatch) -> None:

@@ -83,15 +83,11 @@ class Sizes:
 
     def factors(self, *, kl: bool) -> dict[str, int]:
         """Of the divergence too, or not."""
-        return self._factors_kl if kl else self._factors
+        return self._factors[kl]
 
     @cached_property
-    def _factors(self) -> dict[str, int]:
-        return self._packed_factors(kl=False)
-
-    @cached_property
-    def _factors_kl(self) -> dict[str, int]:
-        return self._packed_factors(kl=True)
+    def _factors(self) -> tuple[dict[str, int], dict[str, int]]:
+        return self._packed_factors(kl=False), self._packed_factors(kl=True)
 
     def _packed_factors(self, *, kl: bool) -> dict[str, int]:
         """Where the factors lie: R, R_l, R_q, T, y^T, z, c, R_c, R_N, N, then products for the backward pass.
@@ -143,22 +139,7 @@ class Sizes:
         return {16: 0, 32: 1}.get(side, 2)
 
 
-@lru_cache(maxsize=256)
-def sizes_of(
-    B: int,
-    H: int,
-    NQ: int,
-    N: int,
-    m: int,
-    l: int,  # noqa: E741 - the paper's letter
-    C: int,
-    D: int,
-    *,
-    two: bool,
-    pooled: bool,
-) -> Sizes:
-    """Those of a call; what they work out is kept: Python is most of a short sequence's time."""
-    return Sizes(B, H, NQ, N, m, l, C, D, two, pooled)
+sizes_of = lru_cache(maxsize=256)(Sizes)  # Python is most of a short sequence's time
 
 
 def _packed(name: str, **sizes: int) -> dict[str, int]:
