@@ -208,6 +208,29 @@ def test_kernel_models_convert_by_their_own_warm_start() -> None:
     assert gpattention.regularizer(host.model) > 0
 
 
+@pytest.mark.parametrize("kind", ["direct", "cgp"])
+def test_a_prior_scale_of_kernel_models_scales_the_draws_alone(kind: str) -> None:
+    spreads, means = [], []
+    for scale in (1.0, 0.25):
+        host = make("own kernel")
+        host.model.eval()
+        gpattention.convert(host.model, kind, prior_scale=scale)
+        assert isinstance(host.model, Transformer)
+        told = host.model(host.inputs, need=("logits", "variance"))
+        means.append(told.logits)
+        spreads.append([layer.variance.sqrt() for layer in told.layers if layer.variance is not None])
+    assert gap(means[1], means[0]) < 1e-5
+    for whole, part in zip(*spreads, strict=True):
+        torch.testing.assert_close(part, 0.25 * whole, rtol=1e-3, atol=1e-6)
+
+
+def test_a_prior_scale_of_kernel_models_is_positive() -> None:
+    host = make("own kernel")
+    with pytest.raises(ValueError, match=r"expected prior_scale > 0, got -1"):
+        gpattention.convert(host.model, "direct", prior_scale=-1.0)
+    assert [layer.kind for layer in host.model.config.layers] == ["kernel", "kernel"]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("normalize", ["rows", "none"])
 def test_the_library_s_own_ways_to_weigh(normalize: str) -> None:
     host = make("bert")

@@ -9,7 +9,7 @@ from torch import Tensor
 from gpattention.adopt.attended import Attended, Form
 from gpattention.adopt.frames import Frame, aligning_maps
 from gpattention.adopt.variance import Prior, log_stddev, process_mean, thinned
-from gpattention.gp import direct_posterior, row_log_amplitude, softmax_posterior
+from gpattention.gp import direct_posterior, fused_kernels, row_log_amplitude, softmax_posterior
 
 B, H, N, C, D = 2, 3, 40, 4, 5
 
@@ -63,6 +63,43 @@ def test_plain_kernels_have_no_amplitude() -> None:
     everyone = torch.ones(B, 1, N, dtype=torch.bool)
     posterior = direct_posterior(told.q, told.k, told.v, noise=0.1, mask=told.mask, query_mask=everyone)
     torch.testing.assert_close((2 * log_stddev(told, prior(), frame())).exp(), posterior.variance)
+
+
+def _fused_and_plain(told: Attended, device: str) -> list[tuple[Tensor, Tensor]]:
+    """log std and the gradients of the three scalars, by fused kernels and by plain operations."""
+    single = Attended(
+        *(x.float().to(device) for x in (told.mean, told.q, told.k, told.v)),
+        None if told.mask is None else told.mask.to(device), told.form,
+    )  # fmt: skip
+    weights = torch.randn(B, H, N, generator=torch.Generator().manual_seed(2)).to(device)
+    found = []
+    for mode in ("on", "off"):
+        given = [torch.full((H,), x, device=device, requires_grad=True) for x in (0.7, 0.1, 0.5)]
+        with fused_kernels(mode):  # type: ignore[arg-type]
+            log_std = log_stddev(single, Prior(*given), frame())
+        slopes = torch.autograd.grad((weights * log_std).sum(), given, materialize_grads=True)
+        found.append((log_std.detach(), *slopes))
+    return list(zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("form", ["softmax", "rows", "rbf"])
+def test_fused_kernels_give_the_same_spread(form: Form, masked: bool) -> None:
+    for fused, plain in _fused_and_plain(attended(form, masked=masked), "cpu"):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("keys", [N, 33])
+@pytest.mark.parametrize("form", ["softmax", "rows", "rbf"])
+def test_fused_kernels_on_a_gpu(form: Form, keys: int) -> None:
+    told = attended(form, keys=keys)
+    (fused, _), *slopes = _fused_and_plain(told, "cuda")
+    exact = log_stddev(told, prior(0.7, 0.1, 0.5), frame())
+    torch.testing.assert_close(fused.cpu().double(), exact, rtol=1e-5, atol=1e-4)
+    for ours, theirs in slopes:
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_amplitudes_that_underflow_are_summed_in_logarithms() -> None:

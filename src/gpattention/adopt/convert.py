@@ -59,7 +59,8 @@ def convert(
         seed: of the start of inducing inputs.
         **options: of the kind: `noise`, `prior_scale`, `regularizer`, `num_inducing`, ...  For cgp, direct
             and scgp `normalize` is "softmax" by default, which starts as the host (eq. 21); "rows" (eq. 25)
-            and "none" are those of the library's own modules.
+            and "none" are those of the library's own modules.  `prior_scale` says how much is drawn and
+            leaves the mean as it is.
 
     >>> convert(model, kind="direct", layers=["encoder.layer.11.attention.self"])
     """

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.adopt.convert_kinds import KeyProjection, ProjectedHeads
 from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
 from gpattention.adopt.sites import Site
-from gpattention.attention import Attention, Heads, KernelAttention, SoftmaxAttention
+from gpattention.attention import Attention, GaussianAttention, Heads, KernelAttention, SoftmaxAttention
 from gpattention.gp import LogDensity, NoiseSource, Posterior
 from gpattention.gp.precision import compute_dtype
 from gpattention.models import AttentionConfig, Transformer, warm_start
@@ -77,14 +78,28 @@ def convert_natively(model: nn.Module, sites: list[Site], kind: str, options: di
     if kind not in ("cgp", "direct", "scgp", "sgpa"):
         raise ValueError(f"expected kind to be cgp, direct, scgp or sgpa for kernel attention, got {kind!r}")
     normalize = {getattr(site.module, "normalize", None) for site in sites}.pop()
-    given = {"normalize": normalize, **options} if kind != "sgpa" else options
+    given = {"normalize": normalize, **options} if kind != "sgpa" else dict(options)
+    prior_scale = given.pop("prior_scale", 1.0) if given.get("normalize") == "none" else 1.0
+    if not prior_scale > 0:
+        raise ValueError(f"expected prior_scale > 0, got {prior_scale}")
     layers = (AttentionConfig(kind, given),) * len(sites)
     target = type(model)(replace(model.config, attention=layers))
     target.to(next(model.parameters()))
     warm_start(target, model)
     for ours, new in zip(model._blocks(), target._blocks(), strict=True):
+        if prior_scale != 1:
+            _start_at(new.attention, prior_scale)
         ours.attention = new.attention.train(ours.attention.training)
     model.config = target.config
+
+
+@torch.no_grad()
+def _start_at(attention: Attention, prior_scale: float) -> None:
+    """s_q times t and V over t leave s_q s_k kappa V as it is and scale the draws."""
+    assert isinstance(attention, GaussianAttention)
+    attention.scale_q.set(attention.scale_q() * prior_scale)
+    for parameter in attention.value.parameters():
+        parameter.div_(prior_scale)
 
 
 def key_projection(site: Site) -> KeyProjection | None:

@@ -20,6 +20,7 @@ from torch.linalg import solve_triangular, vector_norm
 
 from gpattention.adopt.attended import Attended
 from gpattention.adopt.frames import Frame
+from gpattention.gp import direct_posterior, why_not_fused
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.inputs import keep_rows
 from gpattention.gp.precision import compute_dtype, full_precision
@@ -59,12 +60,10 @@ def log_stddev(
     y, mask = placed.y, placed.mask
     if y.shape[-2] > max_keys:
         y, mask = thinned(y, mask, max_keys)
-    kappa = _kappa(y, placed.x, mask)  # [B, H, K, K + Q]
-    u = _unit_variance(kappa, mask, prior.noise)  # [B, H, Q]
+    u, to_x = _conditioned(placed.x, y, mask, prior.noise)  # [B, H, Q], [B, H, K, Q]
     log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + placed.log_unit  # [B, H, Q]
     if told.form != "rbf" and _is_used(prior.power):
-        to_x = kappa[..., y.shape[-2] :] if y is placed.y else None
-        amplitude = log_amplitude(told, placed, to_x)  # [B, H, Q]
+        amplitude = log_amplitude(told, placed, to_x if y is placed.y else None)  # [B, H, Q]
         tempered = prior.power.to(u)[:, None] * (amplitude - _reference(told, amplitude, frame))
         if max_log_amplitude is not None:
             tempered = tempered.clamp_max(max_log_amplitude)
@@ -105,6 +104,25 @@ def place(told: Attended, frame: Frame | None) -> Placed:
     else:
         x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)
     return Placed(q, k, x, keep_rows(y, told.mask), q0, k0, told.mask, log_unit)
+
+
+def _conditioned(
+    x: Tensor,  # [B, H, Q, C]
+    y: Tensor,  # [B, H, K, C]
+    mask: Tensor | None,  # [B, 1, K]
+    noise: Tensor,  # [H]
+) -> tuple[Tensor, Tensor | None]:
+    """u_i [B, H, Q], and kappa(y, x) [B, H, K, Q] where it was formed: fused kernels keep it on chip."""
+    tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
+    if why_not_fused(x, tokens=tokens, channels=channels) is None:
+        everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])  # padding too has u
+        none = torch.zeros_like(y[..., :1])  # of values: the mean is the host's
+        unit = direct_posterior(
+            x, y, none, noise=noise.to(x), mask=mask, query_mask=everyone, with_variance=True
+        )
+        return unit.variance, None
+    kappa = _kappa(y, x, mask)  # [B, H, K, K + Q]
+    return _unit_variance(kappa, mask, noise), kappa[..., y.shape[-2] :]
 
 
 def _unit_variance(

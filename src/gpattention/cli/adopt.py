@@ -10,7 +10,7 @@ from gpattention.cli.bar import Bars
 from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
 from gpattention.experiments.adoption.columns import (
     ALL_TITLES,
-    COLA_BASELINES,
+    BASELINES,
     COLA_COLUMNS,
     COLA_PANELS,
     IMAGE_COLUMNS,
@@ -19,7 +19,8 @@ from gpattention.experiments.adoption.columns import (
 from gpattention.experiments.adoption.encoder import HEADS, MINILM
 from gpattention.experiments.adoption.finetuning import Finetuning
 from gpattention.experiments.adoption.image_parts import PARTS
-from gpattention.experiments.adoption.images import ImageSettings, adopt_images
+from gpattention.experiments.adoption.image_work import ImageSettings
+from gpattention.experiments.adoption.images import adopt_images
 from gpattention.experiments.adoption.tables import to_markdown
 from gpattention.experiments.adoption.trainings import CONVERSIONS, STARTS, Further, methods_of
 from gpattention.experiments.adoption.writing import write_comparison
@@ -52,19 +53,13 @@ def _add_cola(commands: "Commands") -> None:
     cola.add_argument(
         "--head", choices=HEADS, default="mean", help="what is classified (default: %(default)s)"
     )
-    cola.add_argument(
-        "--kinds", default=",".join(CONVERSIONS[:2]),
-        help=f"converted to, comma-separated: {', '.join(CONVERSIONS)}, or none (default: %(default)s)",
-    )  # fmt: skip
+    _add_kinds(cola)
     cola.add_argument("--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)")
     cola.add_argument(
         "--runs", metavar="FOLDER", default="runs/adopt-cola",
         help="where weights and finished cells go (default: %(default)s)",
     )  # fmt: skip
-    cola.add_argument(
-        "--against", default=",".join(COLA_BASELINES), metavar="METHODS",
-        help="what differences are taken from, seed by seed, comma-separated (default: %(default)s)",
-    )  # fmt: skip
+    _add_against(cola)
     cola.add_argument("--finished", action="store_true", help="tables of what is finished, compute nothing")
     cola.add_argument("--subset", action="store_true", help="take a CoLA of other than the published size")
     cola.add_argument(
@@ -77,7 +72,7 @@ def _add_cola(commands: "Commands") -> None:
 
 def _add_schedules(cola: argparse.ArgumentParser) -> None:
     """Of fine-tuning, and of what comes after it."""
-    usual, further = Finetuning(), Further()
+    usual = Finetuning()
     cola.add_argument("--epochs", type=int, default=usual.epochs, help="default: %(default)s")
     cola.add_argument("--learning-rate", type=float, default=usual.learning_rate, help="default: %(default)s")
     cola.add_argument("--batch-size", type=int, default=usual.batch_size, help="default: %(default)s")
@@ -89,16 +84,35 @@ def _add_schedules(cola: argparse.ArgumentParser) -> None:
         "--convert-from", choices=STARTS, default=STARTS[0],
         help="convert the fine-tuned host and tune it on, or convert first (default: %(default)s)",
     )  # fmt: skip
+    _add_further(cola, Further())
+
+
+def _add_further(parser: argparse.ArgumentParser, usual: Further) -> None:
     for option, kind, value, what in (
-        ("epochs", int, further.epochs, "after the host's"),
-        ("learning-rate", float, further.learning_rate, "after the host's"),
-        ("regularizer", float, further.regularizer, "of converted models"),
-        ("prior-scale", float, further.prior_scale, "at which converted models start"),
+        ("epochs", int, usual.epochs, "after the host's"),
+        ("learning-rate", float, usual.learning_rate, "after the host's"),
+        ("regularizer", float, usual.regularizer, "of converted models"),
+        ("prior-scale", float, usual.prior_scale, "at which converted models start"),
     ):
-        cola.add_argument(
+        told = "best on validation" if value is None else "%(default)s"
+        parser.add_argument(
             f"--further-{option}", type=kind, default=value, metavar=option.upper().replace("-", "_"),
-            help=f"{what} (default: %(default)s)",
+            help=f"{what} (default: {told})",
         )  # fmt: skip
+
+
+def _add_kinds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kinds", default=",".join(CONVERSIONS[:2]),
+        help=f"converted to, comma-separated: {', '.join(CONVERSIONS)}, or none (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _add_against(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--against", default=",".join(BASELINES), metavar="METHODS",
+        help="what differences are taken from, seed by seed, comma-separated (default: %(default)s)",
+    )  # fmt: skip
 
 
 def _add_images(commands: "Commands") -> None:
@@ -107,6 +121,8 @@ def _add_images(commands: "Commands") -> None:
     )
     images.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
     images.add_argument("--parts", default=",".join(PARTS), help="comma-separated (default: %(default)s)")
+    _add_kinds(images)
+    _add_further(images, ImageSettings().further)
     images.add_argument(
         "--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)"
     )
@@ -117,6 +133,8 @@ def _add_images(commands: "Commands") -> None:
     images.add_argument("--limit", type=int, metavar="N", help="at most N images of each set")
     images.add_argument("--corruptions", metavar="TYPES", help="comma-separated (default: all 19)")
     images.add_argument("--severities", metavar="N,N", help="of the corruptions, 1 to 5 (default: all)")
+    _add_against(images)
+    images.add_argument("--finished", action="store_true", help="tables of what is finished, compute nothing")
     images.add_argument(
         "-o", "--out", metavar="OUT", default=f"{OUT}/images", help="folder of tables (default: %(default)s)"
     )
@@ -127,10 +145,7 @@ def _add_images(commands: "Commands") -> None:
 
 def run_cola(given: argparse.Namespace) -> None:
     """All cells, then one page."""
-    baselines = tuple(given.against.split(","))
-    for baseline in baselines:
-        check_choice("--against", baseline, tuple(ALL_TITLES))
-    kinds = () if given.kinds == "none" else tuple(given.kinds.split(","))
+    baselines, kinds = _baselines(given), _kinds(given)
     settings = ColaSettings(
         encoder=given.encoder,
         head=given.head,
@@ -140,10 +155,7 @@ def run_cola(given: argparse.Namespace) -> None:
             epochs=given.epochs, learning_rate=given.learning_rate, batch_size=given.batch_size,
             regularizer=given.regularizer,
         ),
-        further=Further(
-            epochs=given.further_epochs, learning_rate=given.further_learning_rate,
-            regularizer=given.further_regularizer, prior_scale=given.further_prior_scale,
-        ),
+        further=_further(given),
         samples=given.samples,
         root=given.data,
         runs=given.runs,
@@ -184,8 +196,11 @@ def _cola_command(given: argparse.Namespace) -> str:
 
 def run_images(given: argparse.Namespace) -> None:
     """All runs, the time of each part, then one page."""
+    baselines = _baselines(given)
     settings = ImageSettings(
         parts=tuple(given.parts.split(",")),
+        kinds=_kinds(given),
+        further=_further(given),
         samples=given.samples,
         seed=given.seed,
         root=given.data,
@@ -194,6 +209,7 @@ def run_images(given: argparse.Namespace) -> None:
         types=None if given.corruptions is None else tuple(given.corruptions.split(",")),
         severities=None if given.severities is None else numbers(given.severities, "--severities"),
         batch_size=given.batch_size,
+        finished=given.finished,
     )
     bars = Bars()
 
@@ -208,14 +224,33 @@ def run_images(given: argparse.Namespace) -> None:
     notes = list(found.notes)
     if given.limit is not None:
         notes.insert(0, f"reduced: at most {given.limit} images of each set")
-    print(to_markdown(found.cells, IMAGE_COLUMNS, ALL_TITLES))
+    print(to_markdown(found.cells, IMAGE_COLUMNS, ALL_TITLES, baselines))
     for note in notes:
         print(f"note: {note}")
     about = [_facts(given.device), *(f"- {note}" for note in notes)]
     for file in write_comparison(
-        given.out, "images", found.cells, IMAGE_COLUMNS, IMAGE_PANELS, ALL_TITLES, about=about
-    ):
+        given.out, "images", found.cells, IMAGE_COLUMNS, IMAGE_PANELS, ALL_TITLES, about=about,
+        baselines=baselines,
+    ):  # fmt: skip
         print(file)
+
+
+def _baselines(given: argparse.Namespace) -> tuple[str, ...]:
+    found = tuple(given.against.split(","))
+    for baseline in found:
+        check_choice("--against", baseline, tuple(ALL_TITLES))
+    return found
+
+
+def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
+    return () if given.kinds == "none" else tuple(given.kinds.split(","))
+
+
+def _further(given: argparse.Namespace) -> Further:
+    return Further(
+        epochs=given.further_epochs, learning_rate=given.further_learning_rate,
+        regularizer=given.further_regularizer, prior_scale=given.further_prior_scale,
+    )  # fmt: skip
 
 
 def _facts(device: str) -> str:

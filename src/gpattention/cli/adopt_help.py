@@ -27,8 +27,10 @@ examples:
   gpattention adopt images runs/digits-softmax runs/digits-kernel
   gpattention adopt images runs/cifar10-60 --device cuda --data ~/data
   gpattention adopt images runs/cifar10-60 --limit 2000 --severities 1,3,5 --data ~/data
-  gpattention adopt images runs/digits --parts clean,ood -o results/adopt/digits
+  gpattention adopt images runs/digits --parts clean,ood --kinds none    without the converted models
+  gpattention adopt images runs/digits --finished -o results/adopt/digits
 
-Runs of one name that differ by their seed are one model. Runs of other kinds of attention are left out. What
-is finished is in RUN/adoption and not computed again.
+Runs of one name that differ by their seed are one model. Runs of other kinds of attention are left out.
+Converted models are tuned on with the run's own training images, and so is the host, as their control.
+Weights and finished cells are in RUN/adoption; nothing is computed twice.
 """

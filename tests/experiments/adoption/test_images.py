@@ -9,13 +9,16 @@ import pytest
 
 from gpattention.data.corruptions import CORRUPTIONS
 from gpattention.experiments import evaluate_run, train_recipe
-from gpattention.experiments.adoption.images import FOLDER, ImageSettings, adopt_images
+from gpattention.experiments.adoption.image_models import PRIOR_SCALES
+from gpattention.experiments.adoption.image_work import FOLDER, ImageSettings
+from gpattention.experiments.adoption.images import adopt_images
 from gpattention.experiments.adoption.methods import HOST_METHODS
+from gpattention.experiments.adoption.trainings import Further, methods_of
 from gpattention.experiments.judging import corrupted_source
 from tests.experiments.tiny_runs import digits_recipe
 
 QUICK = ImageSettings(
-    samples=2, limit=60, device="cpu", fit={"steps": 1, "samples": 2, "levels": ("global",)}
+    kinds=(), samples=2, limit=60, device="cpu", fit={"steps": 1, "samples": 2, "levels": ("global",)}
 )
 
 
@@ -78,11 +81,69 @@ def test_plain_is_what_evaluate_says(runs: Path) -> None:
 
 def test_finished_parts_are_read_not_computed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = adopt_images([runs / "tiny-softmax-seed1"], QUICK)
-    monkeypatch.setattr("gpattention.experiments.adoption.images.predict_items", None)  # would fail
+    monkeypatch.setattr("gpattention.experiments.adoption.image_work.predict_items", None)  # would fail
     assert adopt_images([runs / "tiny-softmax-seed1"], QUICK) == first
     assert any("regenerated" in note for note in first.notes)
     with pytest.raises(ValueError, match=r"other settings .*samples 2 instead of 3"):
         adopt_images([runs / "tiny-softmax-seed1"], replace(QUICK, samples=3))
+
+
+def test_a_missing_method_alone_is_computed(runs: Path) -> None:
+    run = runs / "tiny-kernel-seed0"
+    first = adopt_images([run], replace(QUICK, parts=("clean",)))
+    kept = run / FOLDER / "seed0" / "clean"
+    before = {file.name: file.stat().st_mtime_ns for file in kept.glob("*.json")}
+    (kept / "attached-global.json").unlink()
+    timed: list[str] = []
+    again = adopt_images(
+        [run], replace(QUICK, parts=("clean",)), on_part=lambda what, seconds: timed.append(what)
+    )
+    assert timed == ["tiny-kernel-seed0 fit", "tiny-kernel-seed0 clean"]
+    after = {file.name: file.stat().st_mtime_ns for file in kept.glob("*.json")}
+    assert {name for name, time in after.items() if time != before[name]} == {"attached-global.json"}
+    assert [(c.method, c.values) for c in again.cells] == [(c.method, c.values) for c in first.cells]
+
+
+@pytest.mark.parametrize("attention", ["softmax", "kernel"])
+def test_converted_and_tuned_on_with_their_control(runs: Path, attention: str) -> None:
+    run = runs / f"tiny-{attention}-seed0"
+    wanted = replace(QUICK, kinds=("direct", "cgp"), parts=("clean", "ood"))
+    found = adopt_images([run], wanted)
+    assert [c.method for c in found.cells] == list(methods_of(("direct", "cgp")))
+    told = {c.method: c for c in found.cells}
+    plain, tuned = told["plain"], told["tuned-on"]
+    assert tuned.values["test"]["nll"] != plain.values["test"]["nll"]
+    assert [row["epoch"] for row in tuned.detail["training"]["epochs"]] == [3]  # after the run's two
+    drawn = told["converted-direct"].detail["training"]
+    assert drawn["prior_scale"] in PRIOR_SCALES
+    assert min(drawn["nll_before"], key=drawn["nll_before"].get) == str(drawn["prior_scale"])
+    for kind in ("direct", "cgp"):
+        draws, mean = told[f"converted-{kind}"], told[f"converted-{kind}-mean+temperature"]
+        outside = [name for name in draws.values if name.startswith("ood/")]
+        assert all("auroc_mutual_information" in draws.values[name] for name in outside)
+        assert not any("auroc_mutual_information" in mean.values[name] for name in outside)
+    again = adopt_images([run], replace(wanted, finished=True))
+    assert again == found
+
+
+def test_tuned_weights_are_read_not_trained(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs / "tiny-softmax-seed1"
+    wanted = replace(QUICK, kinds=("direct",), parts=("clean",), further=Further(prior_scale=0.5))
+    first = adopt_images([run], wanted)
+    for file in (run / FOLDER / "seed1" / "clean").glob("converted-direct*.json"):
+        file.unlink()
+    monkeypatch.setattr("gpattention.experiments.adoption.image_models.tune_on", None)  # would fail
+    again = adopt_images([run], wanted)
+    assert [(c.method, c.values) for c in again.cells] == [(c.method, c.values) for c in first.cells]
+    for file in (run / FOLDER / "seed1" / "clean").glob("converted-direct*.json"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"converted-direct.safetensors was trained with .*0.5.* not with"):
+        adopt_images([run], replace(wanted, further=Further(prior_scale=0.25)))
+
+
+def test_nothing_is_finished(runs: Path) -> None:
+    with pytest.raises(ValueError, match="leave out --finished"):
+        adopt_images([runs / "tiny-softmax-seed0"], replace(QUICK, samples=7, finished=True, parts=()))
 
 
 def test_a_run_without_dropout_has_one_method_less(tmp_path: Path) -> None:
@@ -125,7 +186,12 @@ def test_nothing_to_attach_to(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"samples": 0}, "samples"), ({"parts": ("dirty",)}, "part to be one of"), ({"limit": 0}, "limit")],
+    [
+        ({"samples": 0}, "samples"),
+        ({"parts": ("dirty",)}, "part to be one of"),
+        ({"limit": 0}, "limit"),
+        ({"kinds": ("kernel",)}, "kind to be one of"),
+    ],
 )
 def test_refused_settings(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,7 @@ import pytest
 from gpattention.experiments.adoption.cells import Cell, Cells
 from gpattention.experiments.adoption.columns import (
     ALL_TITLES,
-    COLA_BASELINES,
+    BASELINES,
     COLA_COLUMNS,
     COLA_PANELS,
 )
@@ -97,8 +97,8 @@ def test_markdown() -> None:
 
 def test_differences_from_the_control_as_well() -> None:
     cells = [*CELLS, cell("tuned-on+temperature", 1, 0.56, 0.55)]
-    assert "minus tuned on" not in to_markdown(CELLS, [NLL], ALL_TITLES, COLA_BASELINES)
-    page = to_markdown(cells, [NLL, MCC], ALL_TITLES, COLA_BASELINES)
+    assert "minus tuned on" not in to_markdown(CELLS, [NLL], ALL_TITLES, BASELINES)
+    page = to_markdown(cells, [NLL, MCC], ALL_TITLES, BASELINES)
     before, after = page.split("| minus tuned on, temperature |")
     assert "| converted to cgp, tuned on | -0.110 | +0.100 |" in before
     assert "| converted to cgp, tuned on | -0.060 | +0.050 |" in after

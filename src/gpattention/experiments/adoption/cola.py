@@ -102,6 +102,8 @@ class ColaSettings:
         check_count("samples", self.samples, least=1)
         if not self.seeds:
             raise ValueError("expected at least one of seeds, got none")
+        if self.further.prior_scale is None:
+            raise ValueError("expected further prior_scale to be a number for sentences, got None")
         for method in self.methods:
             check_choice("method", method, tuple(n for one in all_trainings() for n in one.methods))
 

@@ -27,7 +27,7 @@ COLA_PANELS = {
     for metric, head in {"mcc": "MCC", "nll": "NLL", "ece": "ECE", "aurc": "AURC"}.items()
 }
 
-_IMAGE = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "aurc": "AURC"}
+_IMAGE = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "mce": "MCE", "aurc": "AURC"}
 _OOD = {"entropy": "entropy", "mutual_information": "mutual inf.", "max_softmax": "max-prob"}
 IMAGE_COLUMNS = (
     *_labelled("test", "", _IMAGE),
@@ -53,4 +53,4 @@ _CONVERTED = {
 ALL_TITLES = {
     **TITLES, TUNED_ON: "tuned on", TUNED_ON_TEMPERATURE: "tuned on, temperature", **_CONVERTED,
 }  # fmt: skip
-COLA_BASELINES = (BASELINE, TUNED_ON_TEMPERATURE)  # the second is to converted rows what the first is to all
+BASELINES = (BASELINE, TUNED_ON_TEMPERATURE)  # the second is to converted rows what the first is to all

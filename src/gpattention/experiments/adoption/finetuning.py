@@ -79,7 +79,7 @@ def finetune(
     The seed decides the order of sentences, dropout and the draws of a converted model.  What has seen
     `epochs_before` already goes on with the orders that come after those.
     """
-    optimiser = torch.optim.AdamW(_groups(model, settings), lr=settings.learning_rate, fused=True)
+    optimiser = torch.optim.AdamW(parameter_groups(model, settings), lr=settings.learning_rate, fused=True)
     total = settings.epochs * math.ceil(len(train) / settings.batch_size)
     rows, step = [], 0
     devices = [device] if device.type == "cuda" else []
@@ -90,7 +90,7 @@ def finetune(
             losses = []
             for inputs, labels in train.shuffled(settings.batch_size, seed=seed, epoch=epoch, device=device):
                 step += 1
-                rate = settings.learning_rate * _share(step, total, settings.warmup)
+                rate = settings.learning_rate * rate_share(step, total, settings.warmup)
                 for group in optimiser.param_groups:
                     group["lr"] = rate
                 optimiser.zero_grad()
@@ -111,7 +111,8 @@ def finetune(
     return rows
 
 
-def _groups(model: nn.Module, settings: Finetuning) -> list[dict[str, object]]:
+def parameter_groups(model: nn.Module, settings: Finetuning) -> list[dict[str, object]]:
+    """For an optimiser: vectors do not decay."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     return [
@@ -120,7 +121,7 @@ def _groups(model: nn.Module, settings: Finetuning) -> list[dict[str, object]]:
     ]
 
 
-def _share(step: int, total: int, warmup: float) -> float:
+def rate_share(step: int, total: int, warmup: float) -> float:
     """Of the highest learning rate: up in a line, then down to 0 after the last step."""
     rising = warmup * total
     return step / rising if step < rising else (total + 1 - step) / (total + 1 - rising)

@@ -1,21 +1,19 @@
 """Fine-tuned weights: read where they are, else trained and kept."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
 from torch import nn
 
 from gpattention.adopt.convert import convert
 from gpattention.experiments.adoption.encoder import Head, build_classifier
 from gpattention.experiments.adoption.finetuning import Finetuning, finetune
+from gpattention.experiments.adoption.kept_weights import KeptWeights
 from gpattention.experiments.adoption.sentences import Sentences
 from gpattention.experiments.adoption.trainings import HOST, Further, Training
-from gpattention.models.storage import write_atomically
 
 EXAMPLE = 64  # sentences at whose tokens inducing inputs start
 OPTIONS: dict[str, dict[str, Any]] = {"scgp": {"num_inducing": 32}}  # of a kind; the others have their own
@@ -50,11 +48,12 @@ class Weights:
 
     def trained(self, training: Training) -> tuple[nn.Module, Epochs]:
         """The model of a training, in evaluation mode, and what its epochs came to."""
-        before = self._read(training)
+        kept, settings = KeptWeights(self.folder), self._settings(training)
+        before = kept.record(training.name, settings)
         model = self.start(training, known=before is not None)
         if before is not None:
-            model.load_state_dict(load_file(self._file(training)))
-            return model.eval(), before
+            model.load_state_dict(kept.tensors(training.name))
+            return model.eval(), before["epochs"]
         first = self.finetuning
         rows = finetune(
             model, self.parts["train"], self.parts["validation"],
@@ -63,7 +62,7 @@ class Weights:
             epochs_before=first.epochs if training.further else 0,
         )  # fmt: skip
         epochs = [asdict(row) for row in rows]
-        self._write(training, model, epochs)
+        kept.write(training.name, settings, model, {"epochs": epochs})
         return model.eval(), epochs
 
     def start(self, training: Training, *, known: bool = False) -> nn.Module:
@@ -87,32 +86,5 @@ class Weights:
             options["example"] = train.inputs(spread, self.device)
         convert(model, kind, seed=self.seed, **options)
 
-    def _read(self, training: Training) -> Epochs | None:
-        """What the epochs came to, where there are finished weights; those of other settings are an error."""
-        weights, record = self._file(training), self._record(training)
-        if not (weights.is_file() and record.is_file()):
-            return None
-        before, told = json.loads(record.read_text()), self._settings(training)
-        if before["settings"] != told:
-            raise ValueError(
-                f"{weights} was trained with {before['settings']}, not with {told}: choose another folder "
-                "for the runs, or delete it"
-            )
-        epochs: Epochs = before["epochs"]
-        return epochs
-
-    def _write(self, training: Training, model: nn.Module, epochs: Epochs) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {key: x.detach().cpu().contiguous().clone() for key, x in model.state_dict().items()}
-        write_atomically(self._file(training), save(tensors))
-        told = {"settings": self._settings(training), "epochs": epochs}
-        write_atomically(self._record(training), (json.dumps(told, indent=1) + "\n").encode())
-
     def _settings(self, training: Training) -> dict[str, Any]:
         return {"head": self.head, **asdict(self.finetuning), **self.further.described(training)}
-
-    def _file(self, training: Training) -> Path:
-        return self.folder / f"{training.name}.safetensors"
-
-    def _record(self, training: Training) -> Path:
-        return self.folder / f"{training.name}-training.json"

@@ -1,4 +1,4 @@
-"""The trainings of a comparison on sentences, and the rows that the weights of each serve."""
+"""The trainings of a comparison, and the rows that the weights of each serve."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,19 +43,21 @@ class Further:
         learning_rate: the highest, after the warm-up; lower than that of fine-tuning.
         regularizer: weight of the regulariser of a converted model.
         prior_scale: at which a converted model starts; the standard deviation of its draws is in proportion.
-            It is learned, but a short training hardly moves it.
+            It is learned, but a short training hardly moves it.  None, for images: that one of a few whose
+            draws are best on validation before any tuning.
     """
 
     epochs: int = 1
     learning_rate: float = 5e-5
     regularizer: float = 0.01
-    prior_scale: float = 0.3
+    prior_scale: float | None = 0.3
 
     def __post_init__(self) -> None:
         check_count("further epochs", self.epochs, least=1)
         for name in ("learning_rate", "prior_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"expected further {name} > 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"expected further {name} > 0, got {value}")
         if not self.regularizer >= 0:
             raise ValueError(f"expected further regularizer >= 0, got {self.regularizer}")
 

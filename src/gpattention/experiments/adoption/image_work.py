@@ -1,0 +1,265 @@
+"""The comparison on one run of images: what is finished is read, the rest computed part by part."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gpattention
+from gpattention.adopt.attach import attach
+from gpattention.data.places import StrPath
+from gpattention.evaluation.items import ItemSet
+from gpattention.evaluation.mc_dropout import MCDropout
+from gpattention.evaluation.predicting import predict_items
+from gpattention.evaluation.prediction_cache import file_digest
+from gpattention.evaluation.predictor import ModelPredictor, Predictor
+from gpattention.experiments.adoption.cells import Cell, Cells
+from gpattention.experiments.adoption.image_models import ImageModels
+from gpattention.experiments.adoption.image_parts import PARTS, part_values
+from gpattention.experiments.adoption.methods import (
+    ATTACHED,
+    ATTACHED_GLOBAL,
+    MC_DROPOUT,
+    MC_DROPOUT_TEMPERATURE,
+    PLAIN,
+    TEMPERATURE,
+    Fitting,
+    Source,
+)
+from gpattention.experiments.adoption.predictors import ConvertedPredictor
+from gpattention.experiments.adoption.trainings import (
+    CONTROL,
+    CONVERSIONS,
+    HOST,
+    Further,
+    Training,
+    converted,
+)
+from gpattention.experiments.judging.run_sets import RunSets, run_sets
+from gpattention.experiments.judging.summary import name_without_seed
+from gpattention.experiments.runs import Run
+from gpattention.metrics.checks import check_choice
+from gpattention.models import Transformer
+from gpattention.models.rows import check_count
+from gpattention.training import choose_device
+
+Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+FOLDER = "adoption"  # in a run's folder
+FIT_ROWS = {"cuda": 2000}  # items times samples that `fit` runs at once where the default would idle
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """What is compared, and with how much work.
+
+    Args:
+        parts: of clean, corrupted, ood.
+        kinds: that the host is converted to and tuned on as; none leaves the control out too.
+        further: how converted hosts and the control are tuned on.
+        samples: draws of a prediction.
+        seed: of the draws.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        device: auto, cpu, cuda, ...
+        limit: at most so many images of each set.
+        types: of corruptions; all if not given.
+        severities: of corruptions, 1 to 5; all if not given.
+        batch_size: images times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
+        fit: options of `Handle.fit`.
+        finished: whether to read what is finished and compute nothing.
+    """
+
+    parts: tuple[str, ...] = PARTS
+    kinds: tuple[str, ...] = CONVERSIONS[:2]
+    further: Further = field(default_factory=lambda: Further(prior_scale=None))
+    samples: int = 10
+    seed: int = 0
+    root: StrPath | None = None
+    device: torch.device | str = "auto"
+    limit: int | None = None
+    types: tuple[str, ...] | None = None
+    severities: tuple[int, ...] | None = None
+    batch_size: int | None = None
+    fit: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples, least=1)
+        for part in self.parts:
+            check_choice("part", part, PARTS)
+        for kind in self.kinds:
+            check_choice("kind", kind, CONVERSIONS)
+        for name in ("limit", "batch_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), least=1)
+
+    @property
+    def trainings(self) -> tuple[Training, ...]:
+        """In the order of the table."""
+        return (HOST, *((CONTROL, *map(converted, self.kinds)) if self.kinds else ()))
+
+
+class RunWork:
+    """Reads what is finished of one run and computes the rest."""
+
+    def __init__(
+        self, run: Run, settings: ImageSettings, tell: Progress, on_part: Callable[[str, float], object]
+    ) -> None:
+        self._run, self._settings, self._tell, self._on_part = run, settings, tell, on_part
+        self._device = choose_device(settings.device)
+        self._name = run.folder.name
+        self.notes: list[str] = []
+        self._described = {
+            "gpattention": gpattention.__version__,
+            "model": file_digest(run.folder / "model" / "model.safetensors"),
+            "samples": settings.samples, "seed": settings.seed, "limit": settings.limit,
+            "types": settings.types, "severities": settings.severities, "fit": settings.fit,
+        }  # fmt: skip
+
+    def cells(self) -> list[Cell]:
+        """One for each method, its parts together."""
+        found: dict[str, list[Cell]] = {}
+        for training in self._settings.trainings:
+            for cell in self._of_training(training):
+                found.setdefault(cell.method, []).append(cell)
+                self.notes += cell.detail["notes"]
+        return [_joined(parts) for parts in found.values()]
+
+    def _of_training(self, training: Training) -> list[Cell]:
+        """Read, and computed where a method is missing that this run can have."""
+        cells = self._cells(training)
+        found, missing = [], {}
+        for part in self._settings.parts:
+            read = {name: cells.read(self._run.recipe.seed, name, part) for name in training.methods}
+            done = [cell for cell in read.values() if cell is not None]
+            without = {name for cell in done for name in cell.detail.get("left_out", ())}
+            missing[part] = [name for name, cell in read.items() if cell is None and name not in without]
+            found += done
+        wanted = [name for name in training.methods if any(name in names for names in missing.values())]
+        if not wanted or self._settings.finished:
+            return found
+        sources, told = self._fitted(training, wanted)
+        for part, names in missing.items():
+            found += self._computed(part, _only(sources, names), training, told)
+        return found
+
+    def _cells(self, training: Training) -> Cells:
+        return Cells(self._run.folder / FOLDER, {**self._described, **self._models.settings(training)})
+
+    def _computed(
+        self, part: str, sources: Sequence[Source], training: Training, told: dict[str, Any]
+    ) -> list[Cell]:
+        if not sources:
+            return []
+        begin = time.perf_counter()
+        label = f"{self._name} {part}" if training == HOST else f"{self._name} {training.name} {part}"
+        values, notes = part_values(
+            part, self._sets, sources, self._logits, self._device,
+            lambda done, total: self._tell(label, done, total),
+        )  # fmt: skip
+        seconds = time.perf_counter() - begin
+        self._on_part(label, seconds)
+        group, seed, written = name_without_seed(self._run.recipe.name), self._run.recipe.seed, []
+        for variant in (v for source in sources for v in source.variants):
+            detail = {**told, **variant.detail, "notes": [*told["notes"], *notes]}
+            cell = Cell(group, seed, variant.method, values[variant.method], detail, seconds)
+            self._cells(training).write(cell, part)
+            written.append(cell)
+        return written
+
+    def _fitted(self, training: Training, wanted: Sequence[str]) -> tuple[list[Source], dict[str, Any]]:
+        """The methods that are wanted, each fitted once, and what their cells are to tell."""
+        begin, validation = time.perf_counter(), self._sets.validation
+        model, trained = self._models.trained(training)
+        assert validation.labels is not None
+        fitting = Fitting(
+            lambda predictor, samples: self._logits(predictor, samples, validation),
+            validation.labels.to(self._device),
+            self._settings.samples,
+        )
+        found = self._of_host(model, fitting, wanted) if training == HOST else []
+        if training != HOST:
+            plain = ModelPredictor(model, draw="none")
+            name = training.name if training.kind is None else training.with_mean
+            if training.kind is not None:
+                drawing = ConvertedPredictor(model)
+                pair = (training.name, f"{training.name}+temperature")
+                found += fitting.with_and_without(drawing, pair, wanted)
+            found += fitting.with_and_without(plain, (name, f"{name}+temperature"), wanted, samples=0)
+        found = [source for source in found if source.variants]
+        served = {variant.method for source in found for variant in source.variants}
+        self._on_part(
+            f"{self._name} {'fit' if training == HOST else training.name}", time.perf_counter() - begin
+        )
+        told = {
+            "left_out": [name for name in wanted if name not in served],
+            "notes": [f"{self._name}: {note}" for note in fitting.notes],
+        }
+        return found, told | ({"training": trained} if trained else {})
+
+    def _of_host(self, model: Transformer, fitting: Fitting, wanted: Sequence[str]) -> list[Source]:
+        plain = ModelPredictor(model, draw="none")
+        found = fitting.with_and_without(plain, (PLAIN, TEMPERATURE), wanted, samples=0)
+        if MC_DROPOUT in wanted or MC_DROPOUT_TEMPERATURE in wanted:
+            try:
+                dropping: Predictor = MCDropout(model)
+            except ValueError as error:
+                fitting.notes.append(f"MC dropout is left out: {error}")
+            else:
+                found += fitting.with_and_without(dropping, (MC_DROPOUT, MC_DROPOUT_TEMPERATURE), wanted)
+        if ATTACHED in wanted or ATTACHED_GLOBAL in wanted:
+            found += self._attached(model, fitting, wanted)
+        return found
+
+    def _attached(self, model: Transformer, fitting: Fitting, wanted: Sequence[str]) -> list[Source]:
+        validation = self._sets.validation
+        options = {"rows": FIT_ROWS[self._device.type]} if self._device.type in FIT_ROWS else {}
+        options |= {"items": len(validation)} | self._settings.fit  # as many as the temperature is fitted to
+        some = validation.first(options["items"])
+        assert some.labels is not None
+        data = [(some.inputs(0, len(some), self._device), some.labels.to(self._device))]
+        return fitting.attached(
+            attach(model), data, wanted, seed=self._settings.seed,
+            progress=lambda stage, done, total: self._tell(f"{self._name} fit, {stage}", done, total),
+            **options,
+        )  # fmt: skip
+
+    def _logits(self, predictor: Predictor, samples: int, items: ItemSet) -> Tensor:
+        return predict_items(
+            predictor, items, samples=samples, seed=self._settings.seed, device=self._device,
+            batch_size=self._settings.batch_size,
+        ).logits  # fmt: skip
+
+    @cached_property
+    def _models(self) -> ImageModels:
+        given = self._settings
+        return ImageModels(
+            self._run, lambda: self._sets, given.root, given.further, given.samples, given.seed, self._device,
+            FOLDER, lambda done, total: self._tell(f"{self._name} tuning on", done, total),
+        )  # fmt: skip
+
+    @cached_property
+    def _sets(self) -> RunSets:
+        """Brought when something is to be computed."""
+        given = self._settings
+        return run_sets(
+            self._run, given.root, limit=given.limit, types=given.types, severities=given.severities
+        )
+
+
+def _only(sources: Sequence[Source], names: Sequence[str]) -> list[Source]:
+    """The variants of these names, and the sources that have any."""
+    found = [
+        replace(source, variants=tuple(v for v in source.variants if v.method in names)) for source in sources
+    ]
+    return [source for source in found if source.variants]
+
+
+def _joined(cells: Sequence[Cell]) -> Cell:
+    """The parts of one method as one cell."""
+    first = cells[0]
+    values = {name: numbers for cell in cells for name, numbers in cell.values.items()}
+    return Cell(first.group, first.seed, first.method, values, first.detail, sum(c.seconds for c in cells))
