@@ -26,7 +26,8 @@ def test_every_row_is_that_of_the_cpu(tmp_path: Path, attention: str) -> None:
     train_recipe(recipe, tmp_path / "cpu" / "tiny")
     copytree(tmp_path / "cpu" / "tiny", tmp_path / "cuda" / "tiny")
     settings = ImageSettings(
-        kinds=("direct", "cgp"), parts=("clean", "ood"), samples=4, limit=200, further=Further(prior_scale=0.3),
+        kinds=("direct", "cgp"), parts=("clean", "ood"), samples=4, limit=200,
+        further=Further(prior_scale=0.3),
         fit={"steps": 5, "samples": 2, "levels": ("global",)},
     )  # fmt: skip
     found = {
