@@ -29,7 +29,7 @@ from gpattention.metrics import nll
 from gpattention.models import Transformer
 from gpattention.training import TrainingData
 
-PRIOR_SCALES = (0.1, 0.3, 1.0)  # of which one is chosen
+PRIOR_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of which one is chosen
 CHOOSE_BY = 500  # validation images
 EXAMPLE = 64  # training images at whose tokens inducing inputs start
 
