@@ -70,7 +70,7 @@ def vectors(x: Tensor, lead: torch.Size) -> Tensor:
 
 def with_lead(x: Tensor, lead: torch.Size) -> Tensor:
     """[B, H, ...] with the leading axes again that became B and H."""
-    return x if len(lead) == 2 else x.reshape(*lead, *x.shape[2:])
+    return x if len(lead) == 2 else x.reshape((*lead, *x.shape[2:]))
 
 
 def scalars(x: Tensor, lead: torch.Size) -> Tensor:

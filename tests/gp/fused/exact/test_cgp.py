@@ -16,6 +16,7 @@ QUICK = [
     Problem(3, 17, lead=(1, 1)),
     Problem(17, 1, masked=True, lead=(1, 1)),
     Problem(1, 3, amplified=True, lead=(1,)),
+    Problem(5, 5, masked=True, lead=()),
     Problem(16, 16, noise=1e-4, spread=0.5, lead=(1, 1)),
 ]
 LARGE = [

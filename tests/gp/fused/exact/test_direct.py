@@ -31,6 +31,7 @@ pytest.importorskip("triton")
 
 MASKED = Problem(5, 7, masked=True, amplified=True, lead=(1, 1))
 CROSS = Problem(3, 17, lead=(1, 1))
+ALONE = Problem(5, 5, lead=())
 SHARP = Problem(16, 16, noise=1e-3, spread=0.5, lead=(1, 1))
 LARGE = [
     Problem(64, 64, 32, 32, masked=True, amplified=True, spread=0.3, lead=(1, 1)),
@@ -39,7 +40,7 @@ LARGE = [
 S = sample(1, 1, queries=4, keys=4, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("problem", [MASKED, CROSS, replace(MASKED, queries=17, keys=1)], ids=str)
+@pytest.mark.parametrize("problem", [MASKED, CROSS, ALONE, replace(MASKED, queries=17, keys=1)], ids=str)
 @pytest.mark.parametrize("call", [direct, direct_mean, direct_density])
 def test_direct(call: Callable, problem: Problem) -> None:
     check(call, problem)
