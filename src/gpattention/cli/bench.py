@@ -98,7 +98,7 @@ def _add_sizes(
 
 
 def run_step(given: argparse.Namespace) -> int:
-    """Training steps, and how far they are from their floor."""
+    """Training steps, how far they are from their floor, and where their time goes."""
     kinds, device = _kinds(given), choose_device(given.device)
     facts = _begin(device)
     result = _with_bar(
@@ -112,6 +112,7 @@ def run_step(given: argparse.Namespace) -> int:
     if device.type == "cuda":
         ours = [row.name for row in result.rows if not row.name.startswith("paper")]
         tables["step-floor"] = words.floor_table(step_floors(ours, batch=given.batch), result)
+        tables["step-profile"] = words.profile_table(result)
     _end(given, "step", facts, {"step": asdict(result)}, tables)
     return 0 if result.baselines_hold else 1
 

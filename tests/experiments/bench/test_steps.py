@@ -233,19 +233,32 @@ def test_launches_are_what_the_profiler_sees_on_the_gpu(monkeypatch: pytest.Monk
 
         def key_averages(self):
             seen = [
-                ("roots", 15, DeviceType.CUDA),
-                ("Memset", 3, DeviceType.CUDA),
-                ("cuLaunch", 9, DeviceType.CPU),
+                ("roots", 15, 30.0, DeviceType.CUDA),
+                ("Memset", 3, 3.0, DeviceType.CUDA),
+                ("sm90_xmma_gemm_f32f32", 3, 45.0, DeviceType.CUDA),
+                ("cutlass_80_simt_sgemm", 3, 15.0, DeviceType.CUDA),
+                ("at::native::reduce", 6, 6.0, DeviceType.CUDA),
+                ("cuLaunch", 9, 90.0, DeviceType.CPU),
             ]
-            return [SimpleNamespace(key=k, count=c, device_type=d) for k, c, d in seen]
+            return [
+                SimpleNamespace(key=k, count=c, self_device_time_total=t, device_type=d)
+                for k, c, t, d in seen
+            ]
 
     calls: list[int] = []
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(launches, "our_kernels", lambda: frozenset({"roots", "rows"}))
     counted = launches.count_launches(lambda: calls.append(1), torch.device("cuda"))
-    assert (counted.number, counted.fused) == (6.0, ("roots",))
+    assert (counted.number, counted.fused) == (10.0, ("roots",))
     assert len(calls) == 4
+    told = [(each.name, each.launches, pytest.approx(1e6 * each.seconds)) for each in counted.times]
+    assert told == [
+        ("matrix products", 2.0, 20.0),
+        ("roots", 5.0, 10.0),
+        ("other operations", 2.0, 2.0),
+        ("copies and fills", 1.0, 1.0),
+    ]
 
 
 def test_our_kernels_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from gpattention.experiments.bench import machine, step_floors, targets, words, writing
 from gpattention.experiments.bench.floors import attention_flops
+from gpattention.experiments.bench.launches import KernelTime
 from gpattention.experiments.bench.length_case import LengthFigures
 from gpattention.experiments.bench.lengths import LengthResult, crossings_of, fits_of
 from gpattention.experiments.bench.machine import environment, in_words
@@ -96,6 +97,17 @@ class TestWords:
         assert column(table, "softmax", "launches_ms") == pytest.approx(448 * 2.2e-3)
         alone = words.floor_table(floors)
         assert "to_floor" not in [c.key for c in alone.filled]
+
+    def test_a_profile_adds_up_to_the_step(self) -> None:
+        kernels = (KernelTime("roots_kernel", 5, 0.003), KernelTime("matrix products", 40, 0.001))
+        softmax, cgp, paper = STEPS.rows
+        table = words.profile_table(replace(STEPS, rows=(softmax, replace(cgp, kernels=kernels), paper)))
+        assert [(row["kernel"], row["launches"]) for row in table.rows] == [
+            ("roots_kernel", 5), ("matrix products", 40), ("between kernels", None),
+        ]  # fmt: skip
+        assert {row["name"] for row in table.rows} == {"cgp"}  # the others have no profile
+        assert sum(row["ms"] for row in table.rows) == pytest.approx(6)
+        assert [row["share"] for row in table.rows] == pytest.approx([50, 100 / 6, 100 / 3])
 
     def test_lengths_have_their_targets(self) -> None:
         rows, fits = words.length_tables(lengths())

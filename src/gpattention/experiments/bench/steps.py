@@ -13,7 +13,7 @@ import torch
 
 from gpattention import gp
 from gpattention.data import Batch
-from gpattention.experiments.bench.launches import Launches, count_launches
+from gpattention.experiments.bench.launches import KernelTime, Launches, count_launches
 from gpattention.experiments.bench.paper_model import ALLOWED_GAP, PAPERS, gap_to_ours
 from gpattention.experiments.bench.timing import Progress, check_counts, time_in_turns
 from gpattention.experiments.bench.variants import (
@@ -52,6 +52,7 @@ class StepRow:
     fused: tuple[str, ...] | None = None  # names of our kernels among them
     engine: str = "eager"
     reason: str | None = None  # why it is not captured, or why there is no time
+    kernels: tuple[KernelTime, ...] = ()  # on a GPU, by the profiler
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def _row(name: str, run: _Prepared, times: dict[str, float], device: torch.devic
         fused=counted.fused,
         engine=run.engine,
         reason=run.reason,
+        kernels=counted.times,
     )
 
 

@@ -100,6 +100,37 @@ def floor_table(floors: Sequence[Floor], result: StepResult | None = None) -> Be
     return BenchTable("Floor of a training step", columns, tuple(rows), notes)
 
 
+def profile_table(result: StepResult) -> BenchTable:
+    """Kernel by kernel, for every model of ours."""
+    rows = []
+    for row in result.rows:
+        if row.seconds is None or not row.kernels or row.name.startswith("paper"):
+            continue
+        parts = [(each.name, each.launches, each.seconds) for each in row.kernels]
+        between = row.seconds - sum(seconds for _, _, seconds in parts)
+        for name, launches, seconds in [*parts, ("between kernels", None, max(between, 0.0))]:
+            rows.append(
+                {
+                    "name": row.name,
+                    "kernel": name,
+                    "launches": launches,
+                    "ms": 1000 * seconds,
+                    "share": 100 * seconds / row.seconds,
+                }
+            )
+    columns = (
+        Column("name", "model"),
+        Column("kernel", "kernel"),
+        Column("launches", "launches", ".0f"),
+        Column("ms", "ms", ".3f"),
+        Column("share", "of the step", ".0f", " %"),
+    )
+    notes = (
+        "by torch.profiler, a mean of three steps after the timed ones; kernels of other libraries by family",
+    )
+    return BenchTable("Where a training step's time goes", columns, tuple(rows), notes)
+
+
 def length_tables(result: LengthResult) -> tuple[BenchTable, ...]:
     """All lengths, then the fitted powers."""
     rows = []
