@@ -24,7 +24,8 @@ examples:
 
 A step is forward, loss with draws and regulariser, backward, Adam, as a run makes it: on a GPU captured
 as one graph, and profiled kernel by kernel. softmax and paper-kernel are always in the run. paper-* are
-straight transcriptions of the paper's algorithm; exit code 1 if one of them does not compute what our mathematics does.
+straight transcriptions of the paper's algorithm; exit code 1 if one of them does not compute what our
+mathematics does.
 kinds: {", ".join(VARIANTS)}
 """
 LENGTH_EXAMPLES = f"""\
