@@ -141,6 +141,19 @@ def test_tuned_weights_are_read_not_trained(runs: Path, monkeypatch: pytest.Monk
         adopt_images([run], replace(wanted, further=Further(prior_scale=0.25)))
 
 
+@pytest.mark.parametrize("attention", ["softmax", "kernel"])
+def test_sparse_attention_in_the_place_of_trained(runs: Path, attention: str) -> None:
+    wanted = replace(QUICK, kinds=("scgp",), parts=("clean",), further=Further(prior_scale=0.1))
+    found = adopt_images([runs / f"tiny-{attention}-seed0"], wanted)
+    drawn, mean = (
+        next(c for c in found.cells if c.method == name)
+        for name in ("converted-scgp", "converted-scgp-mean+temperature")
+    )
+    assert drawn.detail["training"]["prior_scale"] == 0.1
+    assert 0 < drawn.values["test"]["nll"] < 5
+    assert drawn.values["test"]["nll"] != mean.values["test"]["nll"]
+
+
 def test_nothing_is_finished(runs: Path) -> None:
     with pytest.raises(ValueError, match="leave out --finished"):
         adopt_images([runs / "tiny-softmax-seed0"], replace(QUICK, samples=7, finished=True, parts=()))
