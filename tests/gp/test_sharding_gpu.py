@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from gpattention import gp
+from gpattention.gp.fused.switch import Mode
 from tests.gp.test_sharding import BY_TOKEN, CUTS, QUERIES, Case, Found, evaluate, item_noise, problem, shard
 from tests.processes import group_of_one, in_processes, same_but_rounding
 
@@ -29,32 +31,49 @@ def whole(case: Case) -> Found:
     return evaluate(case, on_gpu(tokens), on_gpu(shared), partial(item_noise, "cuda"), None)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_nccl_sums_what_one_process_sums(case: Case, tmp_path: Path) -> None:
+def modes(case: Case) -> tuple[Mode, ...]:
+    """Plain operations, and fused kernels where there are any."""
+    return ("off", "on") if case.dtype == torch.float32 else ("off",)
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"), [(c, m) for c in CASES for m in modes(c)], ids=lambda x: getattr(x, "name", x)
+)
+def test_nccl_sums_what_one_process_sums(case: Case, mode: Mode, tmp_path: Path) -> None:
     tokens, shared = problem(case)
     noise = partial(item_noise, "cuda", first_token=0, tokens=QUERIES)
-    with group_of_one(tmp_path, "nccl") as group:
+    with group_of_one(tmp_path, "nccl") as group, gp.fused_kernels(mode):
         found = evaluate(case, on_gpu(tokens), on_gpu(shared), noise, group)
-    assert [name for name, _ in found.forward + found.backward] == ["all_reduce", "all_reduce"]
-    for name, expected in whole(case).numbers.items():
-        same_but_rounding(found.numbers[name], expected, name)
+    # joint draws are of plain operations, which sum once more
+    times = 2 if mode == "on" else 1
+    assert [[name for name, _ in way] for way in (found.forward, found.backward)] == [
+        ["all_reduce"] * times
+    ] * 2
+    with gp.fused_kernels(mode):
+        expected = whole(case).numbers
+    for name, value in expected.items():
+        same_but_rounding(found.numbers[name], value, name)
 
 
-def test_two_processes_on_one_device(tmp_path: Path) -> None:
-    parts = in_processes(half, 2, tmp_path)
-    for case in CASES:
-        for name, expected in whole(case).numbers.items():
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_two_processes_on_one_device(mode: Mode, tmp_path: Path) -> None:
+    parts = in_processes(partial(half, mode=mode), 2, tmp_path)
+    for case in (c for c in CASES if mode in modes(c)):
+        with gp.fused_kernels(mode):
+            alone = whole(case).numbers
+        for name, expected in alone.items():
             found = [part[case.name][name] for part in parts]
             together = torch.cat(found, -2) if name in BY_TOKEN else found[0]
             same_but_rounding(together, expected.cpu(), name)
 
 
-def half(rank: int) -> dict[str, Any]:
+def half(rank: int, mode: Mode) -> dict[str, Any]:
     found = {}
-    for case in CASES:
+    for case in (c for c in CASES if mode in modes(c)):
         tokens, shared = problem(case)
         noise = partial(item_noise, "cuda", first_token=CUTS[2][0][rank], tokens=QUERIES)
         here = on_gpu(shard(tokens, rank, 2))
-        numbers = evaluate(case, here, on_gpu(shared), noise, dist.group.WORLD).numbers
+        with gp.fused_kernels(mode):
+            numbers = evaluate(case, here, on_gpu(shared), noise, dist.group.WORLD).numbers
         found[case.name] = {name: x.cpu() for name, x in numbers.items()}
     return found

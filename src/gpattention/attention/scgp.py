@@ -145,7 +145,7 @@ class SCGPAttention(GaussianAttention):
         if self._shards.group is None or self.regularizer == "none" or posterior is None:
             return super()._scalar_regularizer(heads, posterior, generator)
         total = self._regularizer(heads, posterior, generator)  # [B, H] of all tokens
-        tokens = _sparse_posterior(posterior).density_sums().real_queries[:, 0].sum()
+        tokens = _sparse_posterior(posterior).real_counts()[0][:, 0].sum()
         # the processes count as one: there is nothing to average over them, in training or not
         return normalised(total, tokens, head_dim=self.head_dim, training=False)
 

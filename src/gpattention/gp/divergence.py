@@ -138,7 +138,7 @@ def scgp_kl_of(p: SCGPPosterior) -> Tensor:
     """`scgp_kl` of a posterior that is there already.  [...]"""
     fused = p.fused("kl")
     if fused is not None and fused.kl is not None:
-        return fused.kl
+        return counted_once(fused.kl, p.group)
     p = p.plain()
     t = p.t
     noise_, scalar, D = t.noise, t.noise[..., 0, 0], t.v.shape[-1]

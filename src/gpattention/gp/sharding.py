@@ -63,6 +63,12 @@ def sum_over_shards(tensors: Sequence[Tensor], group: "ProcessGroup") -> list[Te
     return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
 
 
+@torch.no_grad()
+def sum_in_place(x: Tensor, group: "ProcessGroup | None") -> Tensor:
+    """The sum over the processes, written into a contiguous tensor: for those who differentiate by hand."""
+    return x if group is None else _all_reduce(x, group)
+
+
 def counted_once(value: Tensor, group: "ProcessGroup | None") -> Tensor:
     """A value all processes share, whose gradient counts once in the sum of their losses."""
     if group is None:

@@ -81,11 +81,11 @@ def scgp_posterior(
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
         centre=False,
     )  # fmt: skip
-    if group is None and why_not_fused_sparse(t) is None:
+    if why_not_fused_sparse(t, grouped=group is not None) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(
             t, values=values, delta=delta, include_noise=include_noise,
-            objectives=both if objectives is None else objectives,
+            objectives=both if objectives is None else objectives, group=group,
         )  # fmt: skip
     return SCGPPosterior(centred(t), values=values, delta=delta, include_noise=include_noise, group=group)
 
@@ -173,6 +173,11 @@ class SCGPPosterior(Posterior):
             self._density_sums = density_sums(self.t, self.Phi_q)
         return self._density_sums
 
+    def real_counts(self) -> tuple[Tensor, Tensor]:
+        """Real queries and keys, of all processes under a group.  [...], [...]"""
+        sums = self.density_sums()
+        return sums.real_queries, sums.real_keys
+
     def _root(self, FF: Tensor) -> Tensor:
         """chol(I + F^T F / sigma^2).  [..., m, m]"""
         B = with_diagonal(FF / self.t.noise, 1.0)
@@ -250,8 +255,9 @@ class FusedSCGPPosterior(SCGPPosterior):
         delta: float,
         include_noise: bool,
         objectives: Collection[FusedObjective],
+        group: "ProcessGroup | None" = None,
     ) -> None:
-        self.t, self.include_noise, self.group = t, include_noise, None
+        self.t, self.include_noise, self.group = t, include_noise, group
         self.values, self.delta = values, delta
         self._plain: SCGPPosterior | None = None
         self._moments = self._compute(objectives)
@@ -262,21 +268,33 @@ class FusedSCGPPosterior(SCGPPosterior):
     def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
         asked = {"density": "dtc" in objectives, "kl": "kl" in objectives}
         dual = self.values == "dual"
-        return fused_scgp(self.t, Options(dual, self.include_noise, self.delta, **asked))
+        return fused_scgp(self.t, Options(dual, self.include_noise, self.delta, **asked, group=self.group))
 
     def plain(self) -> SCGPPosterior:
         """The same posterior by plain operations, with its features and factors."""
         if self._plain is None:
             self._plain = SCGPPosterior(
-                centred(self.t), values=self.values, delta=self.delta, include_noise=self.include_noise
-            )
+                centred(self.t), values=self.values, delta=self.delta, include_noise=self.include_noise,
+                group=self.group,
+            )  # fmt: skip
         return self._plain
 
     @full_precision
     def fused(self, objective: FusedObjective) -> SparseMoments:
         """What the kernels gave; computed anew if the objective was not announced."""
         there = self._moments.kl if objective == "kl" else self._moments.query
-        return self._compute((objective,)) if there is None else self._moments
+        if there is None:
+            self._moments = self._compute((objective,))
+        return self._moments
+
+    def real_counts(self) -> tuple[Tensor, Tensor]:
+        """As the kernels counted them."""
+        told = self._moments
+        if self.group is None:
+            return self.t.real_queries(), self.t.real_keys()
+        if told.real_queries is None or told.real_keys is None:
+            return self.plain().real_counts()
+        return told.real_queries, told.real_keys
 
     def _prior_stddev(self) -> Tensor:
         return self.plain()._prior_stddev()

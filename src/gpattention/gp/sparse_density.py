@@ -14,6 +14,7 @@ The key term is the same with q -> k, the inducing set l, and N -> z_k.
 import math
 from typing import TYPE_CHECKING, Literal, get_args
 
+import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
@@ -29,6 +30,7 @@ from gpattention.gp.inputs import Scalar, keep_rows, with_diagonal
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.latent_trace import latent_trace, latent_trace_estimate
 from gpattention.gp.precision import full_precision
+from gpattention.gp.sharding import counted_once
 from gpattention.gp.sparse import SCGPPosterior, Values, scgp_posterior
 from gpattention.gp.sparse_evidence import bound, density_from_sums
 
@@ -97,7 +99,8 @@ def scgp_density_of(
     """`scgp_log_density` of a posterior that is there already."""
     fused = p.fused("dtc") if objective == "dtc" else None
     if fused is not None and fused.query is not None and fused.key is not None:
-        return as_log_density(p.t, fused.query, fused.key)
+        query, key = (counted_once(x, p.group) for x in torch.broadcast_tensors(fused.query, fused.key))
+        return LogDensity(query, key, *p.real_counts(), p.t.v.shape[-1])
     p = p.plain()
     if objective in ("dtc", "dtc_bound"):
         return density_from_sums(p, bound=objective == "dtc_bound")

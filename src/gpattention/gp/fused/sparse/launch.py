@@ -1,7 +1,7 @@
 """What the sparse model's autograd function does beside launching its kernels: cuts, sums, reports."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from gpattention.gp.cholesky import failure_counter, report_failures
 from gpattention.gp.fused.layout import allocator, by_heads
 from gpattention.gp.fused.sparse.layout import Sizes
 from gpattention.gp.precision import checks_are_deferred
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _COLUMNS = 32  # a program of the sums over splits and shares takes so many of each row
 _SUMS = {"ROWS": 64, "COLUMNS": _COLUMNS, "num_warps": 4}
@@ -23,6 +26,7 @@ class Options(NamedTuple):
     delta: float
     density: bool
     kl: bool
+    group: "ProcessGroup | None" = None  # whose processes hold the other tokens
 
 
 def batched(x: Tensor, B: int) -> Tensor:

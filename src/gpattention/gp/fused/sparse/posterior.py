@@ -36,10 +36,12 @@ from gpattention.gp.fused.sparse.launch import (
     without,
 )
 from gpattention.gp.fused.sparse.layout import Sizes, per_head, shared_matrices, sizes_of
-from gpattention.gp.fused.switch import why_not_fused
+from gpattention.gp.fused.sparse.shards import Shards
+from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import Tokens
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
+from gpattention.gp.sharding import sum_in_place
 
 _SMALL_BACKWARD = tuple(
     f"FACTOR_{x}"
@@ -58,19 +60,21 @@ class SparseMoments(NamedTuple):
     query: Tensor | None  # [...] log N(N; 0, sigma^2 I + Phi_q Phi_q^T)
     key: Tensor | None  # [...] the same of z_k
     kl: Tensor | None  # [...] eq. 24
+    real_keys: Tensor | None = None  # [...] of all processes, where an objective was asked for
+    real_queries: Tensor | None = None  # [...]
 
 
-def why_not_fused_sparse(t: Tokens) -> str | None:
-    """None if the kernels take these tokens, of which there may be any number."""
-    inducing = max(x.shape[-2] for x in t.inducing)
-    return why_not_fused(t.q, channels=max(t.q.shape[-1], t.v.shape[-1]), inducing=inducing)
+def why_not_fused_sparse(t: Tokens, *, grouped: bool = False) -> str | None:
+    """None if the kernels take these tokens, of which there may be any number, also on other processes."""
+    channels, inducing = max(t.q.shape[-1], t.v.shape[-1]), max(x.shape[-2] for x in t.inducing)
+    return why_not_fused_on(t.q.device, t.q.dtype, channels=channels, inducing=inducing, measured=not grouped)
 
 
 def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
     """Mean and variance (eq. 15) of checked inputs, which need not be centred, and the objectives asked."""
     lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v, *t.inducing)))
     m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
-    mean, variance, *objectives = _SCGP.apply(  # type: ignore[no-untyped-call]
+    mean, variance, counts, *objectives = _SCGP.apply(  # type: ignore[no-untyped-call]
         *(matrices(x, lead) for x in (t.q, t.k, t.latent, t.v)),
         *_points(m, l, lead),
         *(per_head(x, lead) for x in (t.noise, t.scale_q, t.scale_k)),
@@ -80,7 +84,8 @@ def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
         options,
     )
     query, key, kl = (None if x is None else with_lead(x, lead) for x in objectives)
-    return SparseMoments(with_lead(mean, lead), with_lead(variance, lead), query, key, kl)
+    keys, queries = (None, None) if counts is None else (with_lead(x, lead) for x in counts.unbind(-1))
+    return SparseMoments(with_lead(mean, lead), with_lead(variance, lead), query, key, kl, keys, queries)
 
 
 def _points(m: Tensor, l: Tensor, lead: torch.Size) -> tuple[Tensor, Tensor | None]:  # noqa: E741
@@ -147,7 +152,7 @@ class _SCGP(torch.autograd.Function):
             MASKED=mask is not None, **masked, TWO=sizes.two, POOLED=sizes.pooled,
             **P, **sizes.sums, **sizes.launch("sums"),
         )  # fmt: skip
-        sums = summed_splits(sums, S)
+        sums = sum_in_place(summed_splits(sums, S), options.group)
         packed = sizes.factors(kl=options.kl)
         factors, (query, key, kl) = small_factors(sums, W_m, noise, info, sizes, options, train=False)
         if not deferred:
@@ -167,8 +172,13 @@ class _SCGP(torch.autograd.Function):
             q, k, o, v, noise, scale_q, scale_k, log_amplitude, mask, query_mask,
             centres, points_m, points_l, W_m, W_l, sums,
         )  # fmt: skip
+        counts = None
+        if wanted:
+            at = sizes.sums["SUM_N"]
+            counts = sums.view(B, H, -1)[..., at + 1 : at + 3].clone()  # [B, H, 2]
+            ctx.mark_non_differentiable(counts)
         return (
-            mean, variance, query if options.density else None, key if options.density else None,
+            mean, variance, counts, query if options.density else None, key if options.density else None,
             kl if options.kl else None,
         )  # fmt: skip
 
@@ -189,7 +199,13 @@ class _SCGP(torch.autograd.Function):
         info = torch.empty(5, max(sizes.heads, sizes.sets), dtype=torch.int32, device=q.device)
         # made again, with what gradients need: kept, they would weigh as much as the inputs of 64 tokens
         factors, _ = small_factors(sums, W_m, noise, info, sizes, options, train=True)
-        by_mean, by_variance, by_query, by_key, by_kl = grads
+        by_mean, by_variance, _, by_query, by_key, by_kl = grads
+        shards = None
+        if options.group is not None:  # the other processes may have gradients where this one has none
+            shards = Shards.of(options, by_query, by_key, by_kl, like=q)
+            by_query, by_key, by_kl = shards.cotangents
+            by_mean = q.new_zeros(*q.shape[:3], sizes.D) if by_mean is None else by_mean
+            by_variance = q.new_zeros(q.shape[:3]) if by_variance is None else by_variance
         B, H, NQ, N, C, D = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.C, sizes.D
         S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
         MP, LP, CP = P["MP"], P["LP"], P["CP"]
@@ -221,8 +237,9 @@ class _SCGP(torch.autograd.Function):
         )  # fmt: skip
         adjoints, turned_m = empty(S, sizes.adjoints["BACK_SIZE"]), empty(S, MP * MP)
         turned_l = empty(S, LP * LP) if sizes.two else turned_m
+        rows = summed_splits(rows, S) if shards is None else shards.summed(summed_splits(rows, S))
         small_backward_kernel[(S,)](
-            sums, factors, summed_splits(rows, S), W_m, W_l, *of_noise, *of_scale_q, *of_scale_k,
+            sums, factors, rows, W_m, W_l, *of_noise, *of_scale_q, *of_scale_k,
             *of_query, *of_key, *of_kl, adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
             scratch_for(sizes, empty, S), H, D,
             **two, INCLUDE=options.include_noise, **asked, KEY=by_key is not None,
@@ -230,6 +247,9 @@ class _SCGP(torch.autograd.Function):
             **only(packed, *_SMALL_BACKWARD),
             **sizes.row_sums, **sizes.adjoints, **sizes.launch("small_backward"),
         )  # fmt: skip
+        if shards is not None:  # these are of all tokens; the processes' gradients of parameters are added up
+            for whole in (turned_m, turned_l, scalars) if sizes.two else (turned_m, scalars):
+                whole.div_(shards.count)
         keys_backward_kernel[(S, splits, 2)](
             *by_rows(k), *by_rows(o), *by_rows(v), *by_entries(mask, q), *of_noise, *of_scale_k, *of_key,
             centres, points_m, points_l, W_m, W_l, adjoints,
