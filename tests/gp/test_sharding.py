@@ -183,6 +183,16 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     return in_processes(work, 4, tmp_path_factory.mktemp("meeting"))
 
 
+def agree(parts: list[dict[str, Tensor]], whole: Found) -> None:
+    """The numbers of all processes with those of one."""
+    for name, expected in whole.numbers.items():
+        if name in BY_TOKEN:
+            same_but_rounding(torch.cat([part[name] for part in parts], -2), expected, name)
+            continue
+        for part in parts:  # every process has all of what is shared
+            same_but_rounding(part[name], expected, name)
+
+
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 both_counts = pytest.mark.parametrize("count", [2, 4])
 
@@ -192,12 +202,7 @@ both_counts = pytest.mark.parametrize("count", [2, 4])
 def test_shards_agree_with_one_process(processes: list[Any], case: Case, count: int) -> None:
     whole = evaluate(case, *problem(case), item_noise, None)
     parts = [processes[rank][count, case.name].numbers for rank in range(count)]
-    for name, expected in whole.numbers.items():
-        if name in BY_TOKEN:
-            same_but_rounding(torch.cat([part[name] for part in parts], -2), expected, name)
-            continue
-        for part in parts:  # every process has all of what is shared
-            same_but_rounding(part[name], expected, name)
+    agree(parts, whole)
 
 
 def formula(case: Case) -> int:

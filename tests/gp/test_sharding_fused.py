@@ -13,8 +13,8 @@ from gpattention import gp
 from gpattention.gp.shard_noise import ShardNoise
 from gpattention.gp.sparse_density import scgp_density_of
 from tests.gp import test_sharding
-from tests.gp.test_sharding import BY_TOKEN, CUTS, QUERIES, Case, evaluate, shard
-from tests.processes import in_processes, same_but_rounding, spied
+from tests.gp.test_sharding import CUTS, QUERIES, Case, agree, evaluate, shard
+from tests.processes import in_processes, spied
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for CPUs")
@@ -115,9 +115,4 @@ def test_shards_agree_with_one_process(processes: list[Any], case: Case, count: 
     with gp.fused_kernels("on"):
         whole = evaluate(case, *problem(case), item_noise, None)
     parts = [processes[rank][count, case.name].numbers for rank in range(count)]
-    for name, expected in whole.numbers.items():
-        if name in BY_TOKEN:
-            same_but_rounding(torch.cat([part[name] for part in parts], -2), expected, name)
-            continue
-        for part in parts:
-            same_but_rounding(part[name], expected, name)
+    agree(parts, whole)
