@@ -340,9 +340,13 @@ def copied(run: Path, folder: Path) -> Path:
 
 def test_a_run_without_preprocessing_is_still_evaluated(tmp_path: Path, runs: list[Path]) -> None:
     """As those of older versions, and of `fit` called by itself."""
-    run = copied(runs[0], tmp_path)
+    before, run = copied(runs[0], tmp_path / "before"), copied(runs[0], tmp_path)
     shutil.rmtree(run / "preprocessing")
-    shutil.rmtree(run / "evaluation", ignore_errors=True)
-    found = evaluate_run(run, ["clean"], predictors=["mean"], limit=5, device="cpu")["clean"]
-    assert found.value("test", "accuracy", "mean") is not None
+    for each in (before, run):
+        shutil.rmtree(each / "evaluation", ignore_errors=True)
+    expected, found = (
+        evaluate_run(each, ["clean"], predictors=["mean"], limit=5, device="cpu")["clean"]
+        for each in (before, run)
+    )
+    assert found.value("test", "nll", "mean") == expected.value("test", "nll", "mean") > 0
     assert "gallery" not in found.curves  # it shows the model's own prediction

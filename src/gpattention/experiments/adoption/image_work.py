@@ -180,15 +180,10 @@ class RunWork:
             validation.labels.to(self._device),
             self._settings.samples,
         )
-        found = self._of_host(model, fitting, wanted) if training == HOST else []
-        if training != HOST:
-            plain = ModelPredictor(model, draw="none")
-            name = training.name if training.kind is None else training.with_mean
-            if training.kind is not None:
-                drawing = ConvertedPredictor(model)
-                pair = (training.name, f"{training.name}+temperature")
-                found += fitting.with_and_without(drawing, pair, wanted)
-            found += fitting.with_and_without(plain, (name, f"{name}+temperature"), wanted, samples=0)
+        if training == HOST:
+            found = self._of_host(model, fitting, wanted)
+        else:
+            found = _of_tuned(model, training, fitting, wanted)
         found = [source for source in found if source.variants]
         served = {variant.method for source in found for variant in source.variants}
         self._on_part(
@@ -248,6 +243,20 @@ class RunWork:
         return run_sets(
             self._run, given.root, limit=given.limit, types=given.types, severities=given.severities
         )
+
+
+def _of_tuned(
+    model: Transformer, training: Training, fitting: Fitting, wanted: Sequence[str]
+) -> list[Source]:
+    """The model without draws and, where it is converted, with them before that."""
+    plain, name = ModelPredictor(model, draw="none"), training.name
+    if training.kind is None:
+        return fitting.with_and_without(plain, (name, f"{name}+temperature"), wanted, samples=0)
+    mean = training.with_mean
+    return [
+        *fitting.with_and_without(ConvertedPredictor(model), (name, f"{name}+temperature"), wanted),
+        *fitting.with_and_without(plain, (mean, f"{mean}+temperature"), wanted, samples=0),
+    ]
 
 
 def _only(sources: Sequence[Source], names: Sequence[str]) -> list[Source]:
