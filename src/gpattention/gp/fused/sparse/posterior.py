@@ -60,7 +60,7 @@ class SparseMoments(NamedTuple):
     query: Tensor | None  # [...] log N(N; 0, sigma^2 I + Phi_q Phi_q^T)
     key: Tensor | None  # [...] the same of z_k
     kl: Tensor | None  # [...] eq. 24
-    real_keys: Tensor | None = None  # [...] of all processes, where an objective was asked for
+    real_keys: Tensor | None = None  # [...] under a group, of all processes, where an objective was asked for
     real_queries: Tensor | None = None  # [...]
 
 
@@ -173,7 +173,7 @@ class _SCGP(torch.autograd.Function):
             centres, points_m, points_l, W_m, W_l, sums,
         )  # fmt: skip
         counts = None
-        if wanted:
+        if wanted and options.group is not None:  # one process counts its masks itself
             at = sizes.sums["SUM_N"]
             counts = sums.view(B, H, -1)[..., at + 1 : at + 3].clone()  # [B, H, 2]
             ctx.mark_non_differentiable(counts)
