@@ -35,6 +35,7 @@ recipe = "small"
 recipe = "small"
 name = "other"
 changes = ["model.attention=direct"]
+evaluate = ["--predictors", "mean"]
 """
 
 
@@ -68,8 +69,9 @@ def test_a_plan_from_start_to_end(plan_file: Path, tmp_path: Path) -> None:
     command = ["reproduce", str(plan_file), "--runs", str(runs), "--device", "cpu"]
     assert main([*command, "-o", str(tmp_path / "out")]) == 0
     assert len(find_runs(runs)) == 2
-    for run in find_runs(runs):
-        assert (run / "evaluation" / "clean.json").is_file()
+    for run, predictor in ((runs / "small-seed0", "model"), (runs / "other-seed0", "mean")):
+        records = json.loads((run / "evaluation" / "clean.json").read_text())["records"]
+        assert {r["predictor"] for r in records} == {predictor}
     told = (tmp_path / "out" / "README.md").read_text()
     assert "2 of 2 runs of the plan" in told
     assert "cpu, eager, tf32" in told

@@ -81,7 +81,7 @@ def scgp_posterior(
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
         centre=False,
     )  # fmt: skip
-    if why_not_fused_sparse(t, grouped=group is not None) is None:
+    if why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(
             t, values=values, delta=delta, include_noise=include_noise,

@@ -14,7 +14,7 @@ from gpattention.training.build import needs_warm_start
 from gpattention.training.first_phase import first_phase
 
 _KEYS = {"name", "seeds", "changes", "train", "suites", "evaluate", "runs", "goals", "rivals", "choose"}
-_RUN_KEYS = {"recipe", "name", "changes", "seeds"}
+_RUN_KEYS = {"recipe", "name", "changes", "seeds", "evaluate"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class PlannedTraining:
     model: str  # the name that its seeds share
     seed: int
     recipe: Recipe
+    evaluate: tuple[str, ...] = ()  # arguments of `gpattention evaluate` for this model, after the plan's
 
     @property
     def folder(self) -> str:
@@ -123,7 +124,8 @@ def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -
     )
     model = entry.get("name", recipe.name)
     seeds = entry.get("seeds", plain.get("seeds", [0]))
-    return [PlannedTraining(model, s, with_seed(replace(recipe, name=model), s)) for s in seeds]
+    evaluate = tuple(entry.get("evaluate", ()))
+    return [PlannedTraining(model, s, with_seed(replace(recipe, name=model), s), evaluate) for s in seeds]
 
 
 def _recipe_file(name: str, plan: Path) -> Path:

@@ -98,10 +98,11 @@ def evaluate_plan(
     runs = Path(runs)
     works = []
     for model in plan.models:
-        folders = [runs / t.folder for t in plan.trainings if t.model == model]
-        finished = [str(folder) for folder in folders if is_finished(folder)]
+        seeds = [t for t in plan.trainings if t.model == model]
+        finished = [str(runs / t.folder) for t in seeds if is_finished(runs / t.folder)]
         if finished:
-            arguments = ("evaluate", *finished, "--suite", ",".join(plan.suites), *plan.evaluate)
+            settings = (*plan.evaluate, *seeds[0].evaluate)  # of an option given twice the last counts
+            arguments = ("evaluate", *finished, "--suite", ",".join(plan.suites), *settings)
             log = runs / "logs" / f"evaluate-{model}.txt"
             works.append(_Work(model, (*arguments, *_options(device, root)), log))
     return list(_told(_all(works, at_once, minutes), on_done))

@@ -56,6 +56,6 @@ class Shards:
         elif bool(differ):
             raise ValueError(
                 "expected the gradient of a regulariser to be the same on every process of a group, got "
-                "others: add it to every process's loss with the same weight"
+                "others: add it to every process's loss with the same weight, or switch the fused kernels off"
             )
         return total.view(rows.shape)
