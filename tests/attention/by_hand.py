@@ -172,7 +172,9 @@ def heads_by_hand(
     if module.kind == "direct":
         posterior = gp.direct_posterior(*tensors, causal=module.causal, **options)
     elif module.kind == "scgp":
-        posterior = gp.scgp_posterior(*tensors, include_noise=module.include_noise, **options)
+        posterior = gp.scgp_posterior(
+            *tensors, include_noise=module.include_noise, conditional=module.conditional, **options
+        )
     elif module.causal:
         options.pop("query_mask")
         posterior = gp.causal_cgp_posterior(*tensors, **options)

@@ -48,7 +48,7 @@ def matches(found: Any, module: nn.Module, mean: Tensor, variance: Tensor | None
 
 def test_the_table_holds_every_kind() -> None:
     assert tuple(sorted({variant.kind for variant in VARIANTS})) == list_attention()
-    assert len(NAMED) == len(VARIANTS) == 2 + 24 + 2 + 4 + 4 + 16 + 3
+    assert len(NAMED) == len(VARIANTS) == 2 + 24 + 2 + 4 + 4 + 18 + 3
 
 
 @every_variant

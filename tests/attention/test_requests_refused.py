@@ -68,6 +68,7 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("scgp", {"inducing": "sampled"}, "got 'sampled'"),
     ("scgp", {"values": "printed"}, "got 'printed'"),
+    ("scgp", {"conditional": "fitc"}, "expected conditional to be .* got 'fitc'"),
     ("scgp", {"num_inducing": 0}, "got 0"),
     ("scgp", {"num_inducing": (4, 4, 4)}, r"got \(4, 4, 4\)"),
     ("sgpa", {"num_inducing": 0}, "got 0"),

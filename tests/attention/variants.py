@@ -58,6 +58,7 @@ VARIANTS = [
         "scgp", inducing=("learned", "pooled"), num_inducing=(5, (5, 4)), normalize=WAYS,
         values=("paper", "dual"),
     ),
+    *_grid("scgp", {"num_inducing": 5}, conditional=("independent",), normalize=WAYS),
     *_grid("sgpa", {"num_inducing": 5}, kernel=KERNELS),
 ]  # fmt: skip
 NAMED = {variant.name: variant for variant in VARIANTS}

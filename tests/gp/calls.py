@@ -105,6 +105,7 @@ JOINT_POSTERIORS = {
     "scgp": _scgp(gp.scgp_posterior, options={}),
     "scgp-dual": _scgp(gp.scgp_posterior, options={"values": "dual"}),
     "scgp-noise-free": _scgp(gp.scgp_posterior, options={"include_noise": False}),
+    "scgp-independent": _scgp(gp.scgp_posterior, options={"conditional": "independent"}),
     "scgp-shared": _scgp(gp.scgp_posterior, arguments=(*CGP, "inducing_q"), options={}),
     "sgpa": _sgpa_call(partial(_sgpa, gp.sgpa_posterior), options={}),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -201,9 +202,12 @@ PAIRS: dict[str, Pair] = {
 def _add_families() -> None:
     """The functions that come in several named variants."""
     for values in ("paper", "dual"):
-        for include in (True, False):
-            choice = {"values": values, "include_noise": include}
-            PAIRS[f"scgp {values}{'' if include else ' noiseless'}"] = Pair(
+        for include, conditional in product((True, False), ("deterministic", "independent")):
+            choice = {"values": values, "include_noise": include, "conditional": conditional}
+            told = ("" if include else " noiseless") + (
+                f" {conditional}" if conditional != "deterministic" else ""
+            )
+            PAIRS[f"scgp {values}{told}"] = Pair(
                 lambda s, opt, n, c=choice: _posterior(
                     gp.scgp_posterior(*_t6(s), noise=n, **SCALES, **c, **opt)
                 ),

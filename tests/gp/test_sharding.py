@@ -39,6 +39,7 @@ class Case(NamedTuple):
     sets: int = 2
     dtype: torch.dtype = torch.float64
     repeat: int = 1  # how often each token is there
+    conditional: str = "deterministic"
 
     @property
     def name(self) -> str:
@@ -51,6 +52,7 @@ CASES = [
     *(Case(objective, dtype=torch.float32) for objective in ("kl", "dtc")),
     Case("dtc", "dual", 1, torch.float32),
     Case(repeat=3),
+    Case(conditional="independent"),
 ]
 
 
@@ -112,7 +114,9 @@ def evaluate(
     arguments = {name: x[..., 0] if name in ("log_amplitude", "mask", "query_mask") else x
                  for name, x in leaves.items()}  # fmt: skip
     with spied() as forward, count_traffic() as traffic:
-        posterior = gp.scgp_posterior(**arguments, values=case.values, group=group)  # type: ignore[arg-type]
+        posterior = gp.scgp_posterior(
+            **arguments, values=case.values, conditional=case.conditional, group=group,  # type: ignore[arg-type]
+        )  # fmt: skip
         numbers = {
             "mean": posterior.mean,
             "variance": posterior.variance[..., None],

@@ -24,6 +24,7 @@ CASES = [
     Case("dtc", "dual", dtype=torch.float32),
     Case("dtc", sets=1, dtype=torch.float32),
     Case("dtc_bound", sets=1, dtype=torch.float32),  # which no kernel has
+    Case("kl", dtype=torch.float32, conditional="independent"),
 ]
 
 

@@ -65,6 +65,44 @@ def test_inducing_inputs_at_the_tokens_give_the_exact_covariance_but_for_what_th
     close(scgp(s, include_noise=False).covariance(), expected - NOISE * identity(5))
 
 
+def test_an_independent_conditional_gives_each_query_what_the_inducing_inputs_miss() -> None:
+    s = at_tokens(sample(seed=2, queries=5, spread=1.5))
+    g = matrices(s)
+    missed = g.K_q - g.K_qo @ torch.linalg.solve(g.K_o, g.K_qo.T)
+    plain = scgp(s).covariance()
+    close(scgp(s, conditional="independent").covariance(), plain + torch.diag(missed.diagonal()))
+
+
+def test_far_from_all_inducing_inputs_an_independent_conditional_is_the_prior() -> None:
+    s = sample(seed=4, queries=5)
+    a = SCALE_Q * s.log_amplitude.exp()
+    far = replace(s, q=s.q + 100.0)
+    for include in (True, False):
+        noise = NOISE if include else 0.0
+        options = {"log_amplitude": s.log_amplitude, "include_noise": include}
+        told = scgp(far, conditional="independent", **options)
+        close(told.mean, torch.zeros_like(told.mean))
+        close(told.variance, a.square() + noise)
+        close(told.variance, told.prior_stddev.square())
+        close(told.covariance(), torch.diag(a.square() + noise))
+        # as printed, the model is the more certain the less it can know
+        close(scgp(far, **options).variance, torch.full_like(a, noise))
+
+
+def test_at_the_inducing_inputs_both_conditionals_are_one() -> None:
+    s = sample(seed=5, queries=5, inducing=(5, 4))
+    s = replace(s, q=s.inducing_q)
+    one, other = scgp(s), scgp(s, conditional="independent")
+    close(other.covariance(), one.covariance())
+    draws = (p.sample(3, joint=True, generator=torch.Generator().manual_seed(0)) for p in (one, other))
+    close(*draws, rtol=1e-6, atol=1e-6)
+
+
+def test_another_conditional_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected conditional 'deterministic' or 'independent', got 'fitc'"):
+        scgp(sample(seed=5), conditional="fitc")
+
+
 def test_delta_is_the_nugget_of_the_inducing_gram() -> None:
     s, delta = sample(seed=3, queries=5), 0.01
     K_mm, K_ll = (kappa(x, x) + delta * identity(len(x)) for x in (s.inducing_q, s.inducing_k))

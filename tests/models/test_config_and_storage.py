@@ -26,7 +26,14 @@ LAYERS = [
     layer("cgp", causal=True, learn_noise=False, noise=0.05, normalize="none", scale=1.5),
     layer("cgp", regularizer="jensen", latent_prior="latent", observation_noise=0.0, max_stddev=3.0),
     layer("direct", bias=False, prior_scale=0.4, learn_prior_scale=False),
-    layer("scgp", num_inducing=(4, 3), inducing="pooled", values="dual", include_noise=True),
+    layer(
+        "scgp",
+        num_inducing=(4, 3),
+        inducing="pooled",
+        values="dual",
+        include_noise=True,
+        conditional="independent",
+    ),
     layer("scgp", num_inducing=[4, 3], regularizer="dtc"),
     layer("sgpa", kernel="exp_dot", jitter=1e-5),
 ]

@@ -92,8 +92,12 @@ def scgp_posterior(
     values: str = "paper",
     delta: float = 1e-6,
     include_noise: bool = True,
+    conditional: str = "deterministic",
 ) -> tuple[Array, Array]:
-    """Mean [Nq,D] and covariance [Nq,Nq] of sparse CGP attention (eq. 13, 14)."""
+    """Mean [Nq,D] and covariance [Nq,Nq] of sparse CGP attention (eq. 13, 14).
+
+    A query keeps its own variance given the inducing values where the conditional is "independent".
+    """
     n_q = len(q)
     qi, ki = real_tokens(n_q, len(k), mask, query_mask)
     a = amplitudes(log_amplitude, qi)  # [nq]
@@ -112,4 +116,8 @@ def scgp_posterior(
     cov = from_o.J @ cov_m @ from_o.J.T  # [nq, nq]
     if include_noise:
         cov = cov + noise * np.eye(len(qi))
+    if conditional == "independent":
+        prior = (scale_q * a) ** 2  # kappa(q, q) = 1
+        told = np.einsum("im,mn,in->i", g.K_qm, np.linalg.inv(g.K_mm), g.K_qm)
+        cov = cov + np.diag(prior - told)
     return scatter_rows(mean, qi, n_q), scatter_square(cov, qi, n_q)

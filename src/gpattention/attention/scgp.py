@@ -17,6 +17,7 @@ from gpattention.gp.divergence import scgp_kl_of
 from gpattention.gp.sharded_amplitude import sharded_row_log_amplitude
 from gpattention.gp.sparse import FUSED_OBJECTIVES, SCGPPosterior
 from gpattention.gp.sparse_density import scgp_density_of
+from gpattention.gp.sparse_kind import CONDITIONALS, Conditional
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,7 +34,9 @@ class SCGPAttention(GaussianAttention):
     one common set; `values`: "paper" observes z_k = V, "dual" approximates the exact model's mean and is
     the default with `normalize="rows"`, whose row sums are those of the exact kernel; `include_noise`:
     whether variance and draws hold sigma^2 as eq. 15 prints it, the default without row normalisation
-    (beside the small amplitudes of normalised rows it would drown what the keys say).
+    (beside the small amplitudes of normalised rows it would drown what the keys say); `conditional`:
+    "deterministic" as printed, where the variance falls to sigma^2 far from all inducing inputs, or
+    "independent", where it rises to the prior's (the regularisers stay those of the first).
 
     Tokens may be spread over the processes of a group: see `shard_tokens`.
     """
@@ -51,12 +54,18 @@ class SCGPAttention(GaussianAttention):
         num_inducing: int | tuple[int, int] = 32,
         values: Literal["paper", "dual"] | None = None,
         include_noise: bool | None = None,
+        conditional: Conditional = "deterministic",
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
         if values not in (None, "paper", "dual"):
             raise ValueError(f"expected values to be 'paper' or 'dual', got {values!r}")
         self.values: Literal["paper", "dual"] = values or ("dual" if self.normalize == "rows" else "paper")
+        if conditional not in CONDITIONALS:
+            raise ValueError(
+                f"expected conditional to be 'deterministic' or 'independent', got {conditional!r}"
+            )
+        self.conditional: Conditional = conditional
         self.include_noise = self.normalize == "none" if include_noise is None else include_noise
         self.latent = self._latent()
         counts = (num_inducing,) if isinstance(num_inducing, int) else tuple(num_inducing)
@@ -129,7 +138,10 @@ class SCGPAttention(GaussianAttention):
         tensors, options = self._sparse(heads)
         announced = [name for name in FUSED_OBJECTIVES if name == self.regularizer]
         with recomputed(heads.ready):
-            return scgp_posterior(*tensors, include_noise=self.include_noise, objectives=announced, **options)
+            return scgp_posterior(
+                *tensors, include_noise=self.include_noise, conditional=self.conditional,
+                objectives=announced, **options,
+            )  # fmt: skip
 
     def _regularizer(
         self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None

@@ -16,7 +16,7 @@ from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare
 from gpattention.gp.kernels import cross_gram, squared_distances
 from gpattention.gp.precision import full_precision
-from gpattention.gp.sparse import inducing_root
+from gpattention.gp.sparse_features import inducing_root
 
 
 @full_precision

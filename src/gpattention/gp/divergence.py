@@ -20,7 +20,8 @@ from gpattention.gp.inputs import Scalar, observation_variance, prepare, with_di
 from gpattention.gp.kernels import gram
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sharding import counted_once
-from gpattention.gp.sparse import SCGPPosterior, Values, scgp_posterior
+from gpattention.gp.sparse import SCGPPosterior, scgp_posterior
+from gpattention.gp.sparse_kind import Values
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,7 +10,7 @@ from gpattention.gp.inputs import Scalar, keep_rows, prepare
 from gpattention.gp.kernels import cross_gram
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sharding import check_group, sum_over_shards
-from gpattention.gp.sparse import inducing_root
+from gpattention.gp.sparse_features import inducing_root
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -23,19 +23,19 @@ from torch.linalg import solve_triangular
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.fused.sparse.launch import Options
 from gpattention.gp.fused.sparse.posterior import SparseMoments, fused_scgp, why_not_fused_sparse
-from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare, with_diagonal
-from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, prepare, with_diagonal
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 from gpattention.gp.shard_noise import ShardNoise
 from gpattention.gp.sharding import check_group
+from gpattention.gp.sparse_features import features, inducing_root, missed_variance
+from gpattention.gp.sparse_kind import CONDITIONALS, Conditional, SparseKind, Values
 from gpattention.gp.sparse_sums import DensitySums, density_sums, over_shards, token_sums
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Values = Literal["paper", "dual"]
 FusedObjective = Literal["dtc", "kl"]
 FUSED_OBJECTIVES: tuple[FusedObjective, ...] = get_args(FusedObjective)
 
@@ -57,6 +57,7 @@ def scgp_posterior(
     log_amplitude: Tensor | None = None,  # [..., Q]
     values: Values = "paper",
     include_noise: bool = True,
+    conditional: Conditional = "deterministic",
     delta: float = 1e-6,
     group: "ProcessGroup | None" = None,
     objectives: Collection[FusedObjective] | None = None,
@@ -68,6 +69,10 @@ def scgp_posterior(
     variance is of the noisy query process, as printed; `include_noise=False` leaves sigma^2 out.
     `delta` is a fixed perturbation of the inducing Gram matrices: keep inducing inputs apart.
 
+    `conditional` is z_q given the inducing values.  As printed it is deterministic but for the noise, so
+    that the variance of a query *falls* to sigma^2 far from all inducing inputs; "independent" leaves each
+    query what they do not tell, K_q - Q_q on the diagonal, so that it rises to the prior's there.
+
     With a `group`, q, k, o, v, their masks and amplitudes are this process's shard of the tokens, and
     inducing inputs and parameters are the same on every process: one all-reduce here and one in the
     backward pass (section 12, `gp.sharding`).  Each process then has the posterior of its own queries.
@@ -76,18 +81,18 @@ def scgp_posterior(
     these with the mean, which is cheaper.  None announces both where gradients are recorded.
     """
     check_group(group)
+    if conditional not in CONDITIONALS:
+        raise ValueError(f"expected conditional 'deterministic' or 'independent', got {conditional!r}")
     t = prepare_sparse(
         q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
         centre=False,
     )  # fmt: skip
+    kind = SparseKind(values, conditional, include_noise, delta, group)
     if why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
-        return FusedSCGPPosterior(
-            t, values=values, delta=delta, include_noise=include_noise,
-            objectives=both if objectives is None else objectives, group=group,
-        )  # fmt: skip
-    return SCGPPosterior(centred(t), values=values, delta=delta, include_noise=include_noise, group=group)
+        return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
+    return SCGPPosterior(centred(t), kind)
 
 
 def prepare_sparse(
@@ -124,17 +129,9 @@ def prepare_sparse(
 class SCGPPosterior(Posterior):
     """Whitened sparse posterior; keeps the features for variance, draws, densities and KL."""
 
-    def __init__(
-        self,
-        t: Tokens,
-        *,
-        values: Values,
-        delta: float,
-        include_noise: bool,
-        group: "ProcessGroup | None" = None,
-    ) -> None:
-        self.t, self.include_noise, self.group = t, include_noise, group
-        self.values, self.delta = values, delta
+    def __init__(self, t: Tokens, kind: SparseKind) -> None:
+        self._set(t, kind)
+        delta, group = kind.delta, kind.group
         m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
         self.L_m = inducing_root(m, delta)  # [..., m, m]
         self.L_l = self.L_m if l is m else inducing_root(l, delta)  # [..., l, l]
@@ -153,11 +150,16 @@ class SCGPPosterior(Posterior):
         S = self.sums.Psi_Phi_oo / t.noise  # [..., l, m]
         S = solve_triangular(self.L_B.mT, S, upper=True, left=False)
         self.T = solve_triangular(self.L_Bl, S, upper=False)  # [..., l, m]
-        c = self.T.mT @ self._whitened_values(values)  # [..., m, D]
+        c = self.T.mT @ self._whitened_values(kind.values)  # [..., m, D]
         # mean = Phi_q c: the N x m features touch one small matrix only
         self.c = solve_triangular(self.L_B.mT, c, upper=True)  # [..., m, D]
         super().__init__(self.Phi_q @ self.c, t.query_mask, t.dtype)  # eq. 15
         self._R_c: Tensor | None = None
+
+    def _set(self, t: Tokens, kind: SparseKind) -> None:
+        self.t, self.kind = t, kind
+        self.values, self.include_noise, self.delta = kind.values, kind.include_noise, kind.delta
+        self.group = kind.group
 
     def plain(self) -> "SCGPPosterior":
         """The posterior that has the features and factors: this one."""
@@ -202,19 +204,26 @@ class SCGPPosterior(Posterior):
     @full_precision
     def _raw_variance(self) -> Tensor:
         signal = (self.Phi_q @ self.covariance_root()).square().sum(-1)  # [..., Q]
-        return signal + self.t.noise[..., 0] if self.include_noise else signal
+        own = self._own_variance()
+        return signal if own is None else signal + own
+
+    def _own_variance(self) -> Tensor | None:
+        """What is each query's alone: sigma^2 and what the inducing values miss.  [..., Q]"""
+        noise = self._noise_per_query() if self.include_noise else None
+        if self.kind.conditional == "deterministic":
+            return noise
+        missed = missed_variance(self.t, self.Phi_q)
+        return missed if noise is None else missed + noise
 
     def _prior_stddev(self) -> Tensor:
-        """Of the DTC prior sigma^2 I + Phi_q Phi_q^T, with the noise where the variance has it."""
-        signal = self.Phi_q.square().sum(-1)
-        return (signal + self.t.noise[..., 0] if self.include_noise else signal).sqrt()
+        """Of the prior Phi_q Phi_q^T of the sparse model, with what is each query's alone."""
+        signal, own = self.Phi_q.square().sum(-1), self._own_variance()
+        return (signal if own is None else signal + own).sqrt()
 
     def _full_covariance(self) -> Tensor:
         F = self.Phi_q @ self.covariance_root()  # [..., Q, m]
-        cov = F @ F.mT
-        if not self.include_noise:
-            return cov
-        return cov + torch.diag_embed(self._noise_per_query())
+        own = self._own_variance()
+        return F @ F.mT if own is None else F @ F.mT + torch.diag_embed(own)
 
     def _noise_per_query(self) -> Tensor:
         """sigma^2 at real queries, 0 at padded ones.  [..., Q]"""
@@ -224,9 +233,12 @@ class SCGPPosterior(Posterior):
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         root = self.covariance_root()
         deviation = self.Phi_q @ (root @ self._shared_normal(n, root.shape[-1], generator))
-        if not self.include_noise:
+        own = self._own_variance()
+        if own is None:
             return deviation
-        return deviation + self.t.noise.sqrt() * self._normal(n, self.t.q.shape[-2], generator)
+        # sqrt has an infinite slope at 0
+        stddev = torch.where(own > 0, torch.where(own > 0, own, 1.0).sqrt(), 0.0)
+        return deviation + stddev[..., None] * self._normal(n, self.t.q.shape[-2], generator)
 
     def _normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
         if self.group is not None and not isinstance(generator, ShardNoise):
@@ -248,22 +260,23 @@ class FusedSCGPPosterior(SCGPPosterior):
     """Mean, variance, dtc and KL from fused kernels; the rest from a plain posterior, made when asked."""
 
     def __init__(
-        self,
-        t: Tokens,  # not centred
-        *,
-        values: Values,
-        delta: float,
-        include_noise: bool,
-        objectives: Collection[FusedObjective],
-        group: "ProcessGroup | None" = None,
-    ) -> None:
-        self.t, self.include_noise, self.group = t, include_noise, group
-        self.values, self.delta = values, delta
+        self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective]
+    ) -> None:  # t is not centred
+        self._set(t, kind)
         self._plain: SCGPPosterior | None = None
         self._moments = self._compute(objectives)
         Posterior.__init__(self, self._moments.mean, None, t.dtype)
         self._query_mask = t.query_mask
         self._cached_variance = self._moments.variance
+        if kind.conditional == "independent":
+            self._cached_variance = self._cached_variance + self._missed()
+
+    @full_precision
+    def _missed(self) -> Tensor:
+        t = centred(self.t)
+        m = t.inducing[0]
+        Phi_q = t.amplify(features(t.q, m, inducing_root(m, self.delta), t.query_mask))  # [..., Q, m]
+        return missed_variance(t, Phi_q)
 
     def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
         asked = {"density": "dtc" in objectives, "kl": "kl" in objectives}
@@ -273,10 +286,7 @@ class FusedSCGPPosterior(SCGPPosterior):
     def plain(self) -> SCGPPosterior:
         """The same posterior by plain operations, with its features and factors."""
         if self._plain is None:
-            self._plain = SCGPPosterior(
-                centred(self.t), values=self.values, delta=self.delta, include_noise=self.include_noise,
-                group=self.group,
-            )  # fmt: skip
+            self._plain = SCGPPosterior(centred(self.t), self.kind)
         return self._plain
 
     @full_precision
@@ -304,14 +314,3 @@ class FusedSCGPPosterior(SCGPPosterior):
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         return self.plain()._joint_deviation(n, generator)
-
-
-def inducing_root(m: Tensor, delta: float) -> Tensor:
-    """chol(K_mm + delta I).  [..., m, m]"""
-    return cholesky(with_diagonal(gram(m), delta), name="K_mm + delta I", noise=delta)
-
-
-def features(x: Tensor, m: Tensor, L: Tensor, mask: Tensor | None) -> Tensor:
-    """Whitened inducing features kappa(x, m) L^-T, zero at padded tokens.  [..., N, m]"""
-    phi = solve_triangular(L.mT, cross_gram(x, m), upper=True, left=False)
-    return keep_rows(phi, mask)

@@ -31,8 +31,9 @@ from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.latent_trace import latent_trace, latent_trace_estimate
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sharding import counted_once
-from gpattention.gp.sparse import SCGPPosterior, Values, scgp_posterior
+from gpattention.gp.sparse import SCGPPosterior, scgp_posterior
 from gpattention.gp.sparse_evidence import bound, density_from_sums
+from gpattention.gp.sparse_kind import Values
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -30,6 +30,7 @@ class Sparse:
     pooled: bool = False
     values: str = "paper"
     include_noise: bool = True
+    conditional: str = "deterministic"
     noise: float = 0.2
     spread: float = 1.0
     asked: tuple[str, ...] = EVERYTHING
@@ -77,7 +78,10 @@ def evaluate(problem: Sparse, dtype: torch.dtype, device: str, *, mode: str) -> 
     leaves = {name: t.to(device, dtype).requires_grad_() for name, t in x.items()}
     options = {name: t.to(device) for name, t in masks.items()}
     with gp.fused_kernels(mode):
-        p = gp.scgp_posterior(**leaves, **options, values=problem.values, include_noise=problem.include_noise)
+        p = gp.scgp_posterior(
+            **leaves, **options, values=problem.values, include_noise=problem.include_noise,
+            conditional=problem.conditional,
+        )  # fmt: skip
         density = scgp_density_of(p)
         outputs = {
             "mean": p.mean, "variance": p.variance, "query": density.query, "key": density.key,

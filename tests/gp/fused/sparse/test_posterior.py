@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 QUICK = [
     Sparse(7, 7, masked=True, amplified=True),
     Sparse(3, 35, 5, 3, masked=True, pooled=True, values="dual", include_noise=False),
+    Sparse(6, 5, 4, 3, masked=True, amplified=True, conditional="independent"),
 ]
 PARTS = [("mean",), ("variance",), ("query", "key"), ("kl",), ("key",), ("mean", "variance", "query", "key")]
 LARGE = [
