@@ -89,7 +89,7 @@ def scgp_posterior(
         centre=False,
     )  # fmt: skip
     kind = SparseKind(values, conditional, include_noise, delta, group)
-    if why_not_fused_sparse(t) is None:
+    if why_not_fused_sparse(t, own=conditional == "independent") is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
     return SCGPPosterior(centred(t), kind)
@@ -268,20 +268,12 @@ class FusedSCGPPosterior(SCGPPosterior):
         Posterior.__init__(self, self._moments.mean, None, t.dtype)
         self._query_mask = t.query_mask
         self._cached_variance = self._moments.variance
-        if kind.conditional == "independent":
-            self._cached_variance = self._cached_variance + self._missed()
-
-    @full_precision
-    def _missed(self) -> Tensor:
-        t = centred(self.t)
-        m = t.inducing[0]
-        Phi_q = t.amplify(features(t.q, m, inducing_root(m, self.delta), t.query_mask))  # [..., Q, m]
-        return missed_variance(t, Phi_q)
 
     def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
         asked = {"density": "dtc" in objectives, "kl": "kl" in objectives}
-        dual = self.values == "dual"
-        return fused_scgp(self.t, Options(dual, self.include_noise, self.delta, **asked, group=self.group))
+        dual, own = self.values == "dual", self.kind.conditional == "independent"
+        options = Options(dual, self.include_noise, self.delta, **asked, own=own, group=self.group)
+        return fused_scgp(self.t, options)
 
     def plain(self) -> SCGPPosterior:
         """The same posterior by plain operations, with its features and factors."""

@@ -22,6 +22,7 @@ def features(x: Tensor, m: Tensor, L: Tensor, mask: Tensor | None) -> Tensor:
 def missed_variance(t: Tokens, Phi_q: Tensor) -> Tensor:
     """diag(K_q - Phi_q Phi_q^T), 0 at padded queries: what z_m leaves open of each query.  [..., Q]"""
     prior = t.amplify(Phi_q.new_ones(*Phi_q.shape[:-1], 1)).square()[..., 0]  # (s_q a_i)^2, as kappa = 1
-    # never negative but for rounding, since K_mm + delta I >= K_mm
-    missed = (prior - Phi_q.square().sum(-1)).clamp_min(0.0)
+    missed = prior - Phi_q.square().sum(-1)
+    # never negative but for rounding, since K_mm + delta I >= K_mm: lifted in value, with its own gradient
+    missed = missed + (-missed).clamp_min(0.0).detach()
     return keep_columns(missed[..., None, :], t.query_mask)[..., 0, :]

@@ -31,6 +31,10 @@ LARGE = [
     Sparse(33, 70, 20, 9, masked=True),
     Sparse(40, 5, 33, 40, 5, 17, spread=0.6, amplified=True),
     Sparse(16, 16, noise=1e-3, spread=0.5, values="dual"),
+    Sparse(
+        35, 20, 20, 9, masked=True, pooled=True, values="dual", include_noise=False, conditional="independent"
+    ),
+    Sparse(9, 40, 33, 5, 6, lead=(2, 2), spread=0.6, amplified=True, conditional="independent"),
     Sparse(1, 1, 1, 2),
     Sparse(2, 3, 2, 2, lead=(3, 2)),  # few keys: padding must not round
 ]

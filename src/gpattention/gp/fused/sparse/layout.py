@@ -107,7 +107,7 @@ class Sizes:
 
     @cached_property
     def row_sums(self) -> dict[str, int]:
-        """Where the backward sums over queries lie: M, dc, then the sum of dvar."""
+        """Where the backward sums over queries lie: M, dc, then the sums of dvar and of dvar s_q^2 a^2."""
         p = self.padded
         return _packed("ROW", C=p["MP"] ** 2, N=p["MP"] * p["DP"], SIZE=_SCALARS)
 

@@ -46,7 +46,7 @@ from gpattention.gp.sharding import sum_in_place
 _SMALL_BACKWARD = tuple(
     f"FACTOR_{x}"
     for x in (
-        "RT", "RL", "T", "TT", "YT", "Z", "ZT", "CT", "RCT", "RN", "N", "E", "UQ", "UK", "QK", "SIZE",
+        "RT", "RL", "T", "TT", "YT", "Z", "ZT", "CT", "RC", "RCT", "RN", "N", "E", "UQ", "UK", "QK", "SIZE",
     )
 )  # fmt: skip
 _ROWS_BACKWARD = tuple(f"FACTOR_{x}" for x in ("C", "RC", "CW", "RW", "UQ", "UQW", "UK", "UKW", "SIZE"))
@@ -64,10 +64,13 @@ class SparseMoments(NamedTuple):
     real_queries: Tensor | None = None  # [...]
 
 
-def why_not_fused_sparse(t: Tokens) -> str | None:
-    """None if the kernels take these tokens, of which there may be any number, also on other processes."""
+def why_not_fused_sparse(t: Tokens, *, own: bool = False) -> str | None:
+    """None if the kernels take these tokens, of which there may be any number, also on other processes.
+
+    With the `own` variance of queries they were not measured on a GPU.
+    """
     channels, inducing = max(t.q.shape[-1], t.v.shape[-1]), max(x.shape[-2] for x in t.inducing)
-    return why_not_fused_on(t.q.device, t.q.dtype, channels=channels, inducing=inducing)
+    return why_not_fused_on(t.q.device, t.q.dtype, channels=channels, inducing=inducing, measured=not own)
 
 
 def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
@@ -163,7 +166,7 @@ class _SCGP(torch.autograd.Function):
             *by_rows(q), *masks[1], *variance_of, *shared[0], *amplitude,
             centres, points_m, W_m, factors, *by_rows(mean), variance,
             length, H, NQ, sizes.m, C, D, **masked, POOLED=sizes.pooled, INCLUDE=options.include_noise,
-            **without(P, "LP"), **only(packed, "FACTOR_C", "FACTOR_RC", "FACTOR_SIZE"),
+            OWN=options.own, **without(P, "LP"), **only(packed, "FACTOR_C", "FACTOR_RC", "FACTOR_SIZE"),
             **sizes.launch("rows"),
         )  # fmt: skip
         ctx.sizes, ctx.options = sizes, options
@@ -232,7 +235,7 @@ class _SCGP(torch.autograd.Function):
             *of_query, *of_kl, *by_rows(d_q), q if d_log is None else d_log, rows, shares_m,
             splits, query_length, H, NQ, sizes.m, C, D,
             QUERY_MASKED=query_mask is not None, AMPLIFIED=log_amplitude is not None, POOLED=sizes.pooled,
-            **asked, **without(P, "LP"), **only(packed, *_ROWS_BACKWARD), **sizes.row_sums,
+            **asked, OWN=options.own, **without(P, "LP"), **only(packed, *_ROWS_BACKWARD), **sizes.row_sums,
             **sizes.launch("rows_backward"),
         )  # fmt: skip
         adjoints, turned_m = empty(S, sizes.adjoints["BACK_SIZE"]), empty(S, MP * MP)
@@ -242,7 +245,7 @@ class _SCGP(torch.autograd.Function):
             sums, factors, rows, W_m, W_l, *of_noise, *of_scale_q, *of_scale_k,
             *of_query, *of_key, *of_kl, adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
             scratch_for(sizes, empty, S), H, D,
-            **two, INCLUDE=options.include_noise, **asked, KEY=by_key is not None,
+            **two, INCLUDE=options.include_noise, OWN=options.own, **asked, KEY=by_key is not None,
             MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, **sizes.sums,
             **only(packed, *_SMALL_BACKWARD),
             **sizes.row_sums, **sizes.adjoints, **sizes.launch("small_backward"),

@@ -1,6 +1,7 @@
 """Triton kernel of the gradients of the sparse model's small matrices; `small` has the letters.
 
-From the queries come M = sum_i dvar_i phi_i f_i^T and dc = sum_i phi_i dmean_i^T.  With Q = R M R_N
+From the queries come M = sum_i dvar_i phi_i f_i^T and dc = sum_i phi_i dmean_i^T.  (OWN: the first is
+Y = sum_i dvar_i phi_i phi_i^T, M = Y R_c, and O below has -2 Y more.)  With Q = R M R_N
 (= sum_i dvar_i h_i h_i^T for h = R phi) and c' = R dc, both plus the objectives' own,
     X = Q N + N Q - 2 Q + (c' y^T + y c'^T) / 2,   dB = -R^T X R
     dC = R_l^T (2 T Q + z c'^T) R / s,   dP = R_l^T T c' / s ("dual": C R^T c' / s)
@@ -37,13 +38,15 @@ def small_backward_kernel(
     by_query, query_b, query_h, by_key, key_b, key_h, by_kl, kl_b, kl_h,
     adjoints, turned_m, turned_l, grad_noise, grad_scale_q, grad_scale_k, scratch, H, D,
     TWO: tl.constexpr, POOLED: tl.constexpr, DUAL: tl.constexpr, INCLUDE: tl.constexpr,
+    OWN: tl.constexpr,
     MEAN: tl.constexpr, VARIANCE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr, KL: tl.constexpr,
     MP: tl.constexpr, LP: tl.constexpr, DP: tl.constexpr, SCRATCH: tl.constexpr,
     SUM_K: tl.constexpr, SUM_P: tl.constexpr, SUM_C: tl.constexpr, SUM_Q: tl.constexpr,
     SUM_N: tl.constexpr, SUM_SIZE: tl.constexpr,
     FACTOR_RT: tl.constexpr, FACTOR_RL: tl.constexpr, FACTOR_T: tl.constexpr, FACTOR_TT: tl.constexpr,
     FACTOR_YT: tl.constexpr, FACTOR_Z: tl.constexpr, FACTOR_ZT: tl.constexpr, FACTOR_CT: tl.constexpr,
-    FACTOR_RCT: tl.constexpr, FACTOR_RN: tl.constexpr, FACTOR_N: tl.constexpr, FACTOR_E: tl.constexpr,
+    FACTOR_RC: tl.constexpr, FACTOR_RCT: tl.constexpr, FACTOR_RN: tl.constexpr, FACTOR_N: tl.constexpr,
+    FACTOR_E: tl.constexpr,
     FACTOR_UQ: tl.constexpr, FACTOR_UK: tl.constexpr, FACTOR_QK: tl.constexpr, FACTOR_SIZE: tl.constexpr,
     ROW_C: tl.constexpr, ROW_N: tl.constexpr, ROW_SIZE: tl.constexpr,
     BACK_K: tl.constexpr, BACK_P: tl.constexpr, BACK_PW: tl.constexpr, BACK_CM: tl.constexpr,
@@ -68,11 +71,16 @@ def small_backward_kernel(
     by_noise, g_query, g_key, g_kl = 0.0, 0.0, 0.0, 0.0
     Q, by_c = tl.zeros((MP, MP), tl.float32), tl.zeros((MP, DP), tl.float32)
     turned = tl.zeros((MP, MP), tl.float32)  # O^T
+    by_prior = 0.0
     if MEAN:
         by_c += fetch(rows + ROW_C, MP, DP)
         turned += mul(by_c, fetch(factors + FACTOR_CT, DP, MP), scratch)
     if VARIANCE:
         M = fetch(rows, MP, MP)
+        if OWN:
+            turned -= 2.0 * M
+            by_prior += 2.0 * tl.load(rows + ROW_N + 1)
+            M = mul(M, fetch(factors + FACTOR_RC, MP, MP), scratch)
         turned += 2.0 * mul(M, fetch(factors + FACTOR_RCT, MP, MP), scratch)
         half = mul(mul(R, M, scratch), fetch(factors + FACTOR_RN, MP, MP), scratch)
         Q += 0.5 * (half + tl.trans(half))
@@ -93,7 +101,8 @@ def small_backward_kernel(
         by_c += (g_kl - g_query) * fetch(factors + FACTOR_E, MP, DP)
     if KEY:
         g_key = tl.load(by_key + b * key_b + h * key_h)
-    tl.store(grad_scale_q + i, trace(turned, MP) / tl.load(scale_q + b * scale_q_b + h * scale_q_h))
+    by_log_scale = trace(turned, MP) + by_prior
+    tl.store(grad_scale_q + i, by_log_scale / tl.load(scale_q + b * scale_q_b + h * scale_q_h))
 
     c, c_t = mul(R, by_c, scratch), mul(tl.trans(by_c), fetch(factors + FACTOR_RT, MP, MP), scratch)
     half = mul(c, fetch(factors + FACTOR_YT, DP, MP), scratch)
