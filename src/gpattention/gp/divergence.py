@@ -139,7 +139,7 @@ def scgp_kl_of(p: SCGPPosterior) -> Tensor:
     """`scgp_kl` of a posterior that is there already.  [...]"""
     fused = p.fused("kl")
     if fused is not None and fused.kl is not None:
-        return counted_once(fused.kl, p.group)
+        return counted_once(fused.kl, p.kind.group)
     p = p.plain()
     t = p.t
     noise_, scalar, D = t.noise, t.noise[..., 0, 0], t.v.shape[-1]
@@ -155,7 +155,7 @@ def scgp_kl_of(p: SCGPPosterior) -> Tensor:
         with_diagonal(R_c.mT @ G @ R_c / noise_, 1.0), name="I + R_c^T G R_c / noise", noise=noise_
     )
     trace = (excess * shrink.mT).sum((-2, -1))
-    return counted_once(0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner))), p.group)
+    return counted_once(0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner))), p.kind.group)
 
 
 def _kl_to_prior(

@@ -89,7 +89,7 @@ def scgp_posterior(
         centre=False,
     )  # fmt: skip
     kind = SparseKind(values, conditional, include_noise, delta, group)
-    if why_not_fused_sparse(t, own=conditional == "independent") is None:
+    if why_not_fused_sparse(t, independent=conditional == "independent") is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
     return SCGPPosterior(centred(t), kind)
@@ -130,7 +130,7 @@ class SCGPPosterior(Posterior):
     """Whitened sparse posterior; keeps the features for variance, draws, densities and KL."""
 
     def __init__(self, t: Tokens, kind: SparseKind) -> None:
-        self._set(t, kind)
+        self.t, self.kind = t, kind
         delta, group = kind.delta, kind.group
         m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
         self.L_m = inducing_root(m, delta)  # [..., m, m]
@@ -155,11 +155,6 @@ class SCGPPosterior(Posterior):
         self.c = solve_triangular(self.L_B.mT, c, upper=True)  # [..., m, D]
         super().__init__(self.Phi_q @ self.c, t.query_mask, t.dtype)  # eq. 15
         self._R_c: Tensor | None = None
-
-    def _set(self, t: Tokens, kind: SparseKind) -> None:
-        self.t, self.kind = t, kind
-        self.values, self.include_noise, self.delta = kind.values, kind.include_noise, kind.delta
-        self.group = kind.group
 
     def plain(self) -> "SCGPPosterior":
         """The posterior that has the features and factors: this one."""
@@ -209,7 +204,7 @@ class SCGPPosterior(Posterior):
 
     def _own_variance(self) -> Tensor | None:
         """What is each query's alone: sigma^2 and what the inducing values miss.  [..., Q]"""
-        noise = self._noise_per_query() if self.include_noise else None
+        noise = self._noise_per_query() if self.kind.include_noise else None
         if self.kind.conditional == "deterministic":
             return noise
         missed = missed_variance(self.t, self.Phi_q)
@@ -241,7 +236,7 @@ class SCGPPosterior(Posterior):
         return deviation + stddev[..., None] * self._normal(n, self.t.q.shape[-2], generator)
 
     def _normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
-        if self.group is not None and not isinstance(generator, ShardNoise):
+        if self.kind.group is not None and not isinstance(generator, ShardNoise):
             raise ValueError(
                 "expected generator to be a ShardNoise for draws under a group, whose processes must share "
                 f"some numbers and not others, got {type(generator).__name__}"
@@ -262,7 +257,7 @@ class FusedSCGPPosterior(SCGPPosterior):
     def __init__(
         self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective]
     ) -> None:  # t is not centred
-        self._set(t, kind)
+        self.t, self.kind = t, kind
         self._plain: SCGPPosterior | None = None
         self._moments = self._compute(objectives)
         Posterior.__init__(self, self._moments.mean, None, t.dtype)
@@ -271,8 +266,11 @@ class FusedSCGPPosterior(SCGPPosterior):
 
     def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
         asked = {"density": "dtc" in objectives, "kl": "kl" in objectives}
-        dual, own = self.values == "dual", self.kind.conditional == "independent"
-        options = Options(dual, self.include_noise, self.delta, **asked, own=own, group=self.group)
+        kind = self.kind
+        options = Options(
+            kind.values == "dual", kind.include_noise, kind.delta, **asked,
+            independent=kind.conditional == "independent", group=kind.group,
+        )  # fmt: skip
         return fused_scgp(self.t, options)
 
     def plain(self) -> SCGPPosterior:
@@ -292,7 +290,7 @@ class FusedSCGPPosterior(SCGPPosterior):
     def real_counts(self) -> tuple[Tensor, Tensor]:
         """As the kernels counted them."""
         told = self._moments
-        if self.group is None:
+        if self.kind.group is None:
             return self.t.real_queries(), self.t.real_keys()
         if told.real_queries is None or told.real_keys is None:
             return self.plain().real_counts()

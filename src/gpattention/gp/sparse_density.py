@@ -100,17 +100,17 @@ def scgp_density_of(
     """`scgp_log_density` of a posterior that is there already."""
     fused = p.fused("dtc") if objective == "dtc" else None
     if fused is not None and fused.query is not None and fused.key is not None:
-        query, key = (counted_once(x, p.group) for x in torch.broadcast_tensors(fused.query, fused.key))
+        query, key = (counted_once(x, p.kind.group) for x in torch.broadcast_tensors(fused.query, fused.key))
         return LogDensity(query, key, *p.real_counts(), p.t.v.shape[-1])
     p = p.plain()
     if objective in ("dtc", "dtc_bound"):
         return density_from_sums(p, bound=objective == "dtc_bound")
-    if p.group is not None:
+    if p.kind.group is not None:
         raise ValueError(
             "expected objective to be dtc or dtc_bound under a group, whose processes share sums over "
             f"tokens and no pairs of them, got {objective!r}"
         )
-    t, values, delta = p.t, p.values, p.delta
+    t, values, delta = p.t, p.kind.values, p.kind.delta
     z_k = t.v if values == "paper" else p.Psi_k @ (p.Psi_k.mT @ t.v) + t.noise * t.v  # [..., K, D]
     trace = _Trace(t.latent, chunk, features, generator)
     if objective == "printed":

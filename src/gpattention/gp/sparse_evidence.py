@@ -25,8 +25,8 @@ def density_from_sums(p: SCGPPosterior, *, bound: bool) -> LogDensity:
     query, key = torch.broadcast_tensors(*terms)  # keys shared by a batch count in each sequence
     sums = p.density_sums()
     return LogDensity(
-        query=counted_once(query, p.group),
-        key=counted_once(key, p.group),
+        query=counted_once(query, p.kind.group),
+        key=counted_once(key, p.kind.group),
         real_queries=sums.real_queries,
         real_keys=sums.real_keys,
         channels=p.t.v.shape[-1],
@@ -68,10 +68,10 @@ def _key_quadratic(p: SCGPPosterior) -> Tensor:
     are here: from sums it loses its digits when V lies in the span of Psi_k.
     """
     scalar, P = p.t.noise[..., 0, 0], p.sums.Psi_kV
-    if p.values == "dual":
+    if p.kind.values == "dual":
         return scalar * p.density_sums().VV + P.square().sum((-2, -1))
     w = solve(P / p.t.noise, p.L_Bl)  # [..., l, D]
-    if p.group is None:
+    if p.kind.group is None:
         fit = (p.t.v - p.Psi_k @ w).square().sum((-2, -1))
     else:
         fit = _fit_from_sums(p, w)
@@ -93,7 +93,7 @@ def _query_bound(p: SCGPPosterior) -> Tensor:
 def _key_bound(p: SCGPPosterior) -> Tensor:
     sums, P, S, D = p.density_sums(), p.sums.Psi_kV, p.sums.Psi_kk, p.t.v.shape[-1]
     square = sums.VV
-    if p.values == "dual":  # |Psi_k P + sigma^2 V|^2
+    if p.kind.values == "dual":  # |Psi_k P + sigma^2 V|^2
         scalar = p.t.noise[..., 0, 0]
         cross = (P * (S @ P)).sum((-2, -1)) + 2 * scalar * P.square().sum((-2, -1))
         square = cross + scalar.square() * sums.VV

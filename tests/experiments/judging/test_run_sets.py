@@ -19,7 +19,7 @@ from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_ru
 from gpattention.experiments.judging.judges import load_outside
 from gpattention.experiments.judging.outside_sets import find_outside
 from gpattention.experiments.judging.run_sets import run_sets
-from gpattention.metrics import mcc, nll
+from gpattention.metrics import auroc, mcc, nll
 from gpattention.training import recipe_from_dict
 from tests.data import official
 
@@ -251,7 +251,9 @@ def test_sentences_out_of_domain_are_judged_too(cola: tuple[Path, list[Path]]) -
     told = run.model.predict(outside.stored, samples=2, seed=0)
     expected = mcc(told.probs, outside.labels)
     assert found["clean"].value("ood/out-of-domain", "mcc") == pytest.approx(expected)
-    assert found["ood"].value("ood/out-of-domain", "auroc", score="entropy") is not None
+    inside = run.model.predict(run_sets(run, cola[0]).test.stored, samples=2, seed=0)
+    told_apart = auroc(inside.entropy, told.entropy)
+    assert found["ood"].value("ood/out-of-domain", "auroc", score="entropy") == pytest.approx(told_apart)
     batch = next(r for r in found["clean"].records if r.metric == "batch_ece")
     assert batch.detail["batch"] == 32
     assert found["corrupted"].records == ()

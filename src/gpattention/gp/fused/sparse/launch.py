@@ -26,7 +26,7 @@ class Options(NamedTuple):
     delta: float
     density: bool
     kl: bool
-    own: bool = False  # whether a query keeps what the inducing values do not tell of it
+    independent: bool = False  # whether a query keeps what the inducing values do not tell of it
     group: "ProcessGroup | None" = None  # whose processes hold the other tokens
 
 

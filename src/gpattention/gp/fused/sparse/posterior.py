@@ -64,13 +64,15 @@ class SparseMoments(NamedTuple):
     real_queries: Tensor | None = None  # [...]
 
 
-def why_not_fused_sparse(t: Tokens, *, own: bool = False) -> str | None:
+def why_not_fused_sparse(t: Tokens, *, independent: bool = False) -> str | None:
     """None if the kernels take these tokens, of which there may be any number, also on other processes.
 
-    With the `own` variance of queries they were not measured on a GPU.
+    With an `independent` conditional they were not measured on a GPU.
     """
     channels, inducing = max(t.q.shape[-1], t.v.shape[-1]), max(x.shape[-2] for x in t.inducing)
-    return why_not_fused_on(t.q.device, t.q.dtype, channels=channels, inducing=inducing, measured=not own)
+    return why_not_fused_on(
+        t.q.device, t.q.dtype, channels=channels, inducing=inducing, measured=not independent
+    )
 
 
 def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
@@ -166,7 +168,8 @@ class _SCGP(torch.autograd.Function):
             *by_rows(q), *masks[1], *variance_of, *shared[0], *amplitude,
             centres, points_m, W_m, factors, *by_rows(mean), variance,
             length, H, NQ, sizes.m, C, D, **masked, POOLED=sizes.pooled, INCLUDE=options.include_noise,
-            OWN=options.own, **without(P, "LP"), **only(packed, "FACTOR_C", "FACTOR_RC", "FACTOR_SIZE"),
+            INDEPENDENT=options.independent, **without(P, "LP"),
+            **only(packed, "FACTOR_C", "FACTOR_RC", "FACTOR_SIZE"),
             **sizes.launch("rows"),
         )  # fmt: skip
         ctx.sizes, ctx.options = sizes, options
@@ -235,7 +238,8 @@ class _SCGP(torch.autograd.Function):
             *of_query, *of_kl, *by_rows(d_q), q if d_log is None else d_log, rows, shares_m,
             splits, query_length, H, NQ, sizes.m, C, D,
             QUERY_MASKED=query_mask is not None, AMPLIFIED=log_amplitude is not None, POOLED=sizes.pooled,
-            **asked, OWN=options.own, **without(P, "LP"), **only(packed, *_ROWS_BACKWARD), **sizes.row_sums,
+            **asked, INDEPENDENT=options.independent, **without(P, "LP"),
+            **only(packed, *_ROWS_BACKWARD), **sizes.row_sums,
             **sizes.launch("rows_backward"),
         )  # fmt: skip
         adjoints, turned_m = empty(S, sizes.adjoints["BACK_SIZE"]), empty(S, MP * MP)
@@ -245,7 +249,8 @@ class _SCGP(torch.autograd.Function):
             sums, factors, rows, W_m, W_l, *of_noise, *of_scale_q, *of_scale_k,
             *of_query, *of_key, *of_kl, adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
             scratch_for(sizes, empty, S), H, D,
-            **two, INCLUDE=options.include_noise, OWN=options.own, **asked, KEY=by_key is not None,
+            **two, INCLUDE=options.include_noise, INDEPENDENT=options.independent,
+            **asked, KEY=by_key is not None,
             MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, **sizes.sums,
             **only(packed, *_SMALL_BACKWARD),
             **sizes.row_sums, **sizes.adjoints, **sizes.launch("small_backward"),

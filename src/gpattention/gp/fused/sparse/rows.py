@@ -3,7 +3,7 @@
 h_i = R phi_i,  mean_i = y^T h_i,  var_i = 2 |h_i|^2 - |R^T h_i|^2 + |T h_i|^2 + sigma^2     (15)
 dh_i = y dmean_i + 2 dvar_i (2 h_i - R R^T h_i + T^T T h_i),   dphi_i = R^T dh_i + 2 dG_q phi_i
 Q = sum_i dvar_i h_i h_i^T,   c = sum_i h_i dmean_i^T     for `small_backward`
-OWN adds s_q^2 a_i^2 - |phi_i|^2 to var_i, what the inducing values leave open of a query.
+INDEPENDENT adds s_q^2 a_i^2 - |phi_i|^2 to var_i, what the inducing values leave open of a query.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
@@ -31,7 +31,7 @@ def rows_kernel(
     centres, points, W, factors, mean, mean_b, mean_h, mean_n, variance,
     length, H, NQ, count, C, D,
     QUERY_MASKED: tl.constexpr, AMPLIFIED: tl.constexpr, POOLED: tl.constexpr, INCLUDE: tl.constexpr,
-    OWN: tl.constexpr, ROWS: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+    INDEPENDENT: tl.constexpr, ROWS: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
     FACTOR_C: tl.constexpr, FACTOR_RC: tl.constexpr, FACTOR_SIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (s, split): mean and variance of the queries of one split."""
@@ -62,7 +62,7 @@ def rows_kernel(
         found = tl.sum(f * f, 1)
         if INCLUDE:
             found += sigma
-        if OWN:  # never negative but for rounding
+        if INDEPENDENT:  # never negative but for rounding
             found += tl.maximum(a * a - tl.sum(phi * phi, 1), 0.0)
         tl.store(variance + s * NQ + i, tl.where(real, found, 0.0), mask=i < stop)
 
@@ -77,7 +77,7 @@ def rows_backward_kernel(
     splits, length, H, NQ, count, C, D,
     QUERY_MASKED: tl.constexpr, AMPLIFIED: tl.constexpr, POOLED: tl.constexpr,
     MEAN: tl.constexpr, VARIANCE: tl.constexpr, QUERY: tl.constexpr, KL: tl.constexpr,
-    OWN: tl.constexpr, ROWS: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
+    INDEPENDENT: tl.constexpr, ROWS: tl.constexpr, MP: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr,
     FACTOR_C: tl.constexpr, FACTOR_RC: tl.constexpr, FACTOR_CW: tl.constexpr, FACTOR_RW: tl.constexpr,
     FACTOR_UQ: tl.constexpr, FACTOR_UQW: tl.constexpr, FACTOR_UK: tl.constexpr, FACTOR_UKW: tl.constexpr,
     FACTOR_SIZE: tl.constexpr, ROW_C: tl.constexpr, ROW_N: tl.constexpr, ROW_SIZE: tl.constexpr,
@@ -128,12 +128,12 @@ def rows_backward_kernel(
             by_log += 2.0 * w * tl.sum(f * f, 1)
             f = w[:, None] * f
             by_E += 2.0 * dot(f, fetch(factors + FACTOR_RW, MP, MP))
-            if OWN:
+            if INDEPENDENT:
                 by_log += 2.0 * w * (a * a - tl.sum(phi * phi, 1))
                 prior += w * a * a
-                own = w[:, None] * phi
-                M += dot(tl.trans(phi), own)  # before R_c, which `small_backward` puts to it
-                by_E -= 2.0 * dot(own, fetch(W, MP, MP))
+                weighted = w[:, None] * phi
+                M += dot(tl.trans(phi), weighted)  # before R_c, which `small_backward` puts to it
+                by_E -= 2.0 * dot(weighted, fetch(W, MP, MP))
             else:
                 M += dot(tl.trans(phi), f)
         if QUERY:
@@ -155,6 +155,6 @@ def rows_backward_kernel(
     if MEAN:
         store(sums + ROW_C, by_c, MP, DP)
     tl.store(sums + ROW_N, tl.sum(weight))
-    if OWN:
+    if INDEPENDENT:
         tl.store(sums + ROW_N + 1, tl.sum(prior))
     store(shares + (s * splits + split) * MP * CP, by_m, MP, CP)

@@ -1,6 +1,6 @@
 """Triton kernel of the gradients of the sparse model's small matrices; `small` has the letters.
 
-From the queries come M = sum_i dvar_i phi_i f_i^T and dc = sum_i phi_i dmean_i^T.  (OWN: the first is
+From the queries come M = sum_i dvar_i phi_i f_i^T and dc = sum_i phi_i dmean_i^T.  (INDEPENDENT: the first is
 Y = sum_i dvar_i phi_i phi_i^T, M = Y R_c, and O below has -2 Y more.)  With Q = R M R_N
 (= sum_i dvar_i h_i h_i^T for h = R phi) and c' = R dc, both plus the objectives' own,
     X = Q N + N Q - 2 Q + (c' y^T + y c'^T) / 2,   dB = -R^T X R
@@ -38,7 +38,7 @@ def small_backward_kernel(
     by_query, query_b, query_h, by_key, key_b, key_h, by_kl, kl_b, kl_h,
     adjoints, turned_m, turned_l, grad_noise, grad_scale_q, grad_scale_k, scratch, H, D,
     TWO: tl.constexpr, POOLED: tl.constexpr, DUAL: tl.constexpr, INCLUDE: tl.constexpr,
-    OWN: tl.constexpr,
+    INDEPENDENT: tl.constexpr,
     MEAN: tl.constexpr, VARIANCE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr, KL: tl.constexpr,
     MP: tl.constexpr, LP: tl.constexpr, DP: tl.constexpr, SCRATCH: tl.constexpr,
     SUM_K: tl.constexpr, SUM_P: tl.constexpr, SUM_C: tl.constexpr, SUM_Q: tl.constexpr,
@@ -77,7 +77,7 @@ def small_backward_kernel(
         turned += mul(by_c, fetch(factors + FACTOR_CT, DP, MP), scratch)
     if VARIANCE:
         M = fetch(rows, MP, MP)
-        if OWN:
+        if INDEPENDENT:
             turned -= 2.0 * M
             by_prior += 2.0 * tl.load(rows + ROW_N + 1)
             M = mul(M, fetch(factors + FACTOR_RC, MP, MP), scratch)
