@@ -149,7 +149,7 @@ def test_the_papers_tables_come_along(tmp_path: Path) -> None:
 
 
 def test_large_reports_lose_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = write_plan(tmp_path, seeds=[0])
+    plan = write_plan(tmp_path, seeds=[0], texts=True)
     write_runs(plan, tmp_path / "runs", flat)
     results = read_results(plan, tmp_path / "runs")
     whole, nothing = writing.report_page(results)
@@ -160,6 +160,16 @@ def test_large_reports_lose_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert left_out == ("the gallery of items",)
     told = "- report.html is without the gallery of items, to keep it small"
     assert told in readme(results, [], ["report.html"], left_out)
+    monkeypatch.setattr(writing, "LARGEST", 1)
+    assert writing.report_page(results)[1] == tuple(what for what, _, _ in writing.LEFT_OUT)
+
+
+def test_reports_have_no_gallery_of_images(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, ("gp",), seeds=[0])
+    write_runs(plan, tmp_path / "runs", flat)
+    page, left_out = writing.report_page(read_results(plan, tmp_path / "runs"))
+    assert b"no gallery of test items" in page
+    assert left_out == ("the gallery of items",)
 
 
 def test_texts(tmp_path: Path) -> None:

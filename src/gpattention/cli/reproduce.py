@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpattention.cli.arguments import add_data, add_device, new_command, numbers
 from gpattention.cli.table import shortened
 from gpattention.experiments.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
-from gpattention.experiments.reproduction.results import write_results
+from gpattention.experiments.reproduction.results import ARCHIVE, write_results
 from gpattention.experiments.reproduction.working import STOPPED, is_finished
 from gpattention.training import choose_device
 
@@ -25,6 +25,8 @@ A second call goes on where the first one stopped. Runs are in runs/PLAN/MODEL-s
 runs/PLAN/logs. Runs that start from the same kernel attention train it once. Tables, figures, the choice on
 validation items and the report come after, from the run folders alone:
   gpattention reproduce recipes/plans/cifar10-60.toml --stage results -o results/cifar10-60
+The same call packs the records of the runs, without weights, into records.tar.xz beside them. A later call
+takes from it what the run folders do not have: it rebuilds results without these, or adds further runs.
 """
 
 
@@ -87,6 +89,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _results(given: argparse.Namespace, plan: Plan, runs: Path) -> int:
-    files = write_results(plan, runs, given.out, plan_file=given.plan)
+    def tell(archived: tuple[str, ...]) -> None:
+        told = f"{len(archived)} of {len(plan.trainings)} runs are not evaluated in {runs}"
+        print(f"results: {told} and come from {Path(given.out) / ARCHIVE}: {', '.join(archived)}")
+
+    files = write_results(plan, runs, given.out, plan_file=given.plan, on_archived=tell)
     print(f"results: {len(files)} files in {given.out}, {files[-1].name} tells how they were made")
     return 0

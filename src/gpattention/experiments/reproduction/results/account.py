@@ -29,6 +29,9 @@ FILES = {  # the first that fits
     "ood-*": "AUROC of every model against items of other kinds",
     "report.html": "one page that compares all runs",
     "configs.json": "the recipe of every model in full",
+    "records.tar.xz": (
+        "the records of every run, without weights: `--stage results` rebuilds this folder from them"
+    ),
 }
 
 
@@ -38,7 +41,8 @@ def readme(results: PlanResults, commands: list[str], files: list[str], left_out
         f"# {results.plan.name}\n",
         _extent(results),
         "## How it was made\n\n```console\n" + "\n".join(commands) + "\n```\n",
-        "Everything here follows from the run folders; the last command writes the same files again.\n",
+        "Everything here follows from the run folders, or without them from their records in\n"
+        "[records.tar.xz](records.tar.xz); the last command writes the same files again.\n",
         f"## Models\n\n{_models(results)}",
         f"## Training\n\n{_training(results)}",
         f"## Evaluation\n\n{_evaluation(results)}",

@@ -134,26 +134,39 @@ class PlanResults:
 
 
 def read_results(plan: Plan, runs: Path) -> PlanResults:
-    """The evaluated runs of a plan: in the folders that it names, else those of the same name and seed."""
-    others = _others(runs)
+    """The evaluated runs of a plan in a folder, and what is missing."""
+    evaluated = find_evaluated(plan, runs)
+    if not evaluated:
+        raise none_evaluated(plan, str(runs))
     found: dict[str, list[EvaluatedRun]] = {}
-    missing = []
+    for training in plan.trainings:
+        if training.folder in evaluated:
+            found.setdefault(training.model, []).append(evaluated[training.folder])
+    models = tuple(EvaluatedModel(name, tuple(of_model)) for name, of_model in found.items())
+    missing = tuple(t.folder for t in plan.trainings if t.folder not in evaluated)
+    return PlanResults(plan, models, missing)
+
+
+def find_evaluated(plan: Plan, runs: Path) -> dict[str, EvaluatedRun]:
+    """By the folders that the plan names: the runs there, else those of the same name and seed."""
+    others = _others(runs)
+    found = {}
     for training in plan.trainings:
         folder = runs / training.folder
         if not (folder / "recipe.json").is_file():
             folder = others.get((training.model, training.seed), folder)
         run = read_run(folder, training.recipe) if (folder / "recipe.json").is_file() else None
-        if run is None or not run.suites:
-            missing.append(training.folder)
-        else:
-            found.setdefault(training.model, []).append(run)
-    if not found:
-        raise ValueError(
-            f"expected evaluated runs of {plan.name} in {runs}, got none: "
-            "gpattention reproduce PLAN --stage evaluate makes them"
-        )
-    models = tuple(EvaluatedModel(name, tuple(of_model)) for name, of_model in found.items())
-    return PlanResults(plan, models, tuple(missing))
+        if run is not None and run.suites:
+            found[training.folder] = run
+    return found
+
+
+def none_evaluated(plan: Plan, where: str) -> ValueError:
+    """The mistake that there is nothing to make results of."""
+    return ValueError(
+        f"expected evaluated runs of {plan.name} in {where}, got none: "
+        "gpattention reproduce PLAN --stage evaluate makes them"
+    )
 
 
 def read_run(folder: Path, planned: Recipe | None = None) -> EvaluatedRun:

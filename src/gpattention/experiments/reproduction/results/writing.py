@@ -1,8 +1,9 @@
-"""All results of a plan into one folder; the same run folders give the same bytes."""
+"""All results of a plan into one folder; the same records of runs give the same bytes."""
 
 import csv
 import io
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from gpattention.experiments.paper import FIGURES, TABLES, paper_table, write_ta
 from gpattention.experiments.reporting import read_runs
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.account import readme, shown_path
+from gpattention.experiments.reproduction.results.archive import ARCHIVE, Records, gather
 from gpattention.experiments.reproduction.results.choice_page import choice_markdown
 from gpattention.experiments.reproduction.results.choosing import choose
 from gpattention.experiments.reproduction.results.plots import FORMS, draw_figures
@@ -22,7 +24,7 @@ from gpattention.reports import RunData, build_report
 from gpattention.reports.canvas import picture
 
 LARGEST = 3_000_000  # bytes of the report
-LEFT_OUT = (  # one after the other, until it is not larger
+LEFT_OUT = (  # one after the other, until it is not larger; records have no gallery of images at all
     ("the gallery of items", "clean", "gallery"),
     ("histograms of scores", "ood", "scores"),
     ("ROC curves", "ood", "roc"),
@@ -36,18 +38,39 @@ def write_results(
     *,
     plan_file: StrPath | None = None,
     on_file: Callable[[Path], object] | None = None,
+    on_archived: Callable[[tuple[str, ...]], object] | None = None,
 ) -> list[Path]:
     """Tables, the choice, figures, the paper's tables, the report, and a README that tells how all was made.
 
+    The records of the runs are packed beside them, into `records.tar.xz`.  A later call takes from
+    that file the runs that are not evaluated in `runs`, and keeps in it those that it is not asked for.
+
     Args:
         plan: whose runs, or some of them (`Plan.only`).
-        runs: the folder of the plan's runs; nothing is written there.
+        runs: the folder of the plan's runs; nothing is written there, and with records it need not be there.
         out: the folder to write; files of other names in it are left alone.
         plan_file: the plan's own file, for the commands in the README.
         on_file: told each file as it is written.
+        on_archived: told the runs that are taken from the records of an earlier call, if any.
     """
     runs, out = Path(runs), Path(out)
-    results = read_results(plan, runs)
+    with tempfile.TemporaryDirectory(prefix="gpattention-records-") as place:
+        records = gather(plan, runs, out / ARCHIVE, Path(place))
+        if records.archived and on_archived is not None:
+            on_archived(records.archived)
+        # of the records alone, so that results do not depend on where these came from
+        results = read_results(plan, records.runs)
+        commands = _commands(results, runs, out, Path(plan_file) if plan_file else None)
+        return _write(results, records, out, commands, on_file)
+
+
+def _write(
+    results: PlanResults,
+    records: Records,
+    out: Path,
+    commands: list[str],
+    on_file: Callable[[Path], object] | None,
+) -> list[Path]:
     choice = choose(results)
     written: list[Path] = []
 
@@ -61,6 +84,7 @@ def write_results(
             on_file(file)
 
     out.mkdir(parents=True, exist_ok=True)
+    write(ARCHIVE, records.archive)
     write("summary.md", summary_markdown(results).encode())
     write("summary.csv", summary_csv(results).encode())
     write("choice.md", choice_markdown(results, choice).encode())
@@ -70,11 +94,10 @@ def write_results(
     for model in results.models:
         write(f"training-{model.name}.csv", _training(model).encode())
     write("configs.json", _configs(results).encode())
-    for file in _paper(results, runs, out):
+    for file in _paper(results, records.runs, out):
         note(file)
     page, left_out = report_page(results)
     write("report.html", page)
-    commands = _commands(results, runs, out, Path(plan_file) if plan_file else None)
     names = [file.name for file in written]
     write("README.md", readme(results, commands, names, left_out).encode())
     return written
@@ -117,14 +140,14 @@ def report_page(results: PlanResults) -> tuple[bytes, tuple[str, ...]]:
     folders = [run.folder for run in results.runs]
     found = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in read_runs(folders)]
     title = f"{results.plan.name}: {len(results.models)} models"
-    page, left = build_report(found, title), []
-    for what, suite, curve in LEFT_OUT:
-        if len(page.encode(errors="replace")) <= LARGEST:
-            break
-        left.append(what)
-        found = [_without(run, suite, curve) for run in found]
-        page = build_report(found, title)
-    return page.encode(errors="replace"), tuple(left)
+    left = [] if results.texts else [LEFT_OUT[0]]
+    while True:
+        for _, suite, curve in left:
+            found = [_without(run, suite, curve) for run in found]
+        page = build_report(found, title).encode(errors="replace")
+        if len(page) <= LARGEST or len(left) == len(LEFT_OUT):
+            return page, tuple(what for what, _, _ in left)
+        left.append(LEFT_OUT[len(left)])
 
 
 def _without(run: RunData, suite: str, curve: str) -> RunData:

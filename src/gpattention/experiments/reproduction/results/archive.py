@@ -1,0 +1,143 @@
+"""The records of runs in one file beside their results: all that these are made of, without weights.
+
+Run folders are large and are not committed.  Results are therefore made of records alone: from run folders
+where these are evaluated, else from the archive of an earlier call.  So results can be made again, and
+completed with further runs, when the run folders are gone.
+"""
+
+import io
+import json
+import lzma
+import re
+import shutil
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpattention.experiments.reproduction.plan import Plan
+from gpattention.experiments.reproduction.results.reading import (
+    EvaluatedRun,
+    find_evaluated,
+    none_evaluated,
+    read_run,
+)
+
+ARCHIVE = "records.tar.xz"
+# positions in a text are not aligned to four bytes, as xz takes them to be: 6 % smaller without
+COMPRESSION = [{"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "pb": 0}]
+EXPECTED = "RUN/recipe.json, RUN/metrics.csv, RUN/events.jsonl or RUN/evaluation/SUITE.json"
+_NAME = re.compile(r"([^/\\]+-seed-?\d+)/(recipe\.json|metrics\.csv|events\.jsonl|evaluation/[^/\\]+\.json)")
+
+
+@dataclass(frozen=True)
+class Records:
+    """What results are made of."""
+
+    runs: Path  # folders as the plan names them, with records alone
+    archive: bytes  # of these runs, and of those that an earlier archive has besides
+    archived: tuple[str, ...]  # runs that came from the earlier archive
+
+
+def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> Records:
+    """The records of a plan's evaluated runs, unpacked into a new folder.
+
+    Args:
+        plan: whose runs, or some of them; the archive keeps those that are not asked for.
+        runs: their folder; it need not be there if there is an archive.
+        archive: of an earlier call, for runs that are not evaluated in `runs`; it need not be there.
+        place: an empty folder to write to.
+    """
+    staged, kept = place / "runs", place / "kept"
+    staged.mkdir()
+    kept.mkdir()
+    if archive.is_file():
+        unpack(archive, kept)
+    # without an archive, a folder that is not there is a mistake and is told as one
+    found = find_evaluated(plan, runs) if runs.is_dir() or not archive.is_file() else {}
+    for name, run in found.items():
+        if (kept / name).exists():
+            shutil.rmtree(kept / name)
+        _write_records(run, staged / name)
+    names = [training.folder for training in plan.trainings]
+    archived = tuple(name for name in names if (kept / name).is_dir())
+    for name in archived:
+        (kept / name).rename(staged / name)
+        _check_readable(archive, staged / name)
+    if not found and not archived:
+        raise none_evaluated(plan, f"{runs} or {archive}" if archive.is_file() else str(runs))
+    return Records(staged, packed((staged, kept)), archived)
+
+
+def packed(folders: Sequence[Path]) -> bytes:
+    """All files in these folders as an archive; the same files give the same bytes."""
+    files = {f.relative_to(folder).as_posix(): f for folder in folders for f in folder.rglob("*")}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in sorted(name for name, file in files.items() if file.is_file()):
+            content = files[name].read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            member.mtime, member.uid, member.gid = 0, 0, 0
+            tar.addfile(member, io.BytesIO(content))
+    return lzma.compress(stream.getvalue(), filters=COMPRESSION)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the records that an archive holds; `ValueError`, and nothing written, if it is not whole."""
+    try:
+        # all of it first: whoever reads member by member never sees that the end is cut off
+        content = lzma.decompress(archive.read_bytes(), format=lzma.FORMAT_XZ)
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            members = tar.getmembers()
+            _check_members(archive, members)
+            tar.extractall(folder, members, filter="data")
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{archive}: expected a whole .tar.xz with records of runs, got: {error}") from None
+
+
+def _check_members(archive: Path, members: Sequence[tarfile.TarInfo]) -> None:
+    files: dict[str, list[str]] = {}
+    for member in members:
+        named = _NAME.fullmatch(member.name)
+        if named is None or not member.isreg():
+            kind = "" if member.isreg() else ", which is no plain file"
+            raise ValueError(f"{archive}: expected {EXPECTED}, got {member.name!r}{kind}")
+        files.setdefault(named[1], []).append(named[2])
+    for run, names in files.items():
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"{archive}: expected every file once, got {run}/{twice} twice")
+        if "recipe.json" not in names or not any(name.startswith("evaluation/") for name in names):
+            raise ValueError(
+                f"{archive}: expected recipe.json and an evaluation of {run}, got {', '.join(sorted(names))}"
+            )
+
+
+def _check_readable(archive: Path, run: Path) -> None:
+    """Before anything is written; an error must not tell of a folder that is gone with the call."""
+    try:
+        read_run(run)
+    except (KeyError, TypeError, ValueError) as error:
+        told = str(error).replace(f"{run.parent}/", "")
+        raise ValueError(f"{archive}: expected records of {run.name} to read, got: {told}") from None
+
+
+def _write_records(run: EvaluatedRun, place: Path) -> None:
+    (place / "evaluation").mkdir(parents=True)
+    _write_json(place / "recipe.json", json.loads((run.folder / "recipe.json").read_text()))
+    for name in ("metrics.csv", "events.jsonl"):
+        if (run.folder / name).is_file():
+            shutil.copyfile(run.folder / name, place / name)
+    for file in sorted((run.folder / "evaluation").glob("*.json")):
+        plain = json.loads(file.read_text())
+        if plain["suite"] == "clean" and run.recipe.model.type != "text":
+            plain.get("curves", {}).pop("gallery", None)  # pixels: they are large, and no figure needs them
+        _write_json(place / "evaluation" / file.name, plain)
+
+
+def _write_json(file: Path, plain: Any) -> None:
+    """Without spaces; numbers are the same, to the last digit."""
+    file.write_text(json.dumps(plain, separators=(",", ":")) + "\n")
