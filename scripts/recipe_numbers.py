@@ -1,7 +1,7 @@
 """Write into every recipe what it gave: figures of the plans in results/, as a comment above its first key.
 
-They are read from results/PLAN/summary.csv.  `--check` writes nothing and fails where a recipe is not up to
-date.
+They are read from results/PLAN/summary.csv, and from results/PLAN-part-*/ where parts of a plan have results
+of their own.  `--check` writes nothing and fails where a recipe is not up to date.
 """
 
 import argparse
@@ -42,10 +42,10 @@ def given() -> dict[str, list[str]]:
     """Lines for each recipe, of each model of a plan that came from it."""
     found: dict[str, list[str]] = {}
     for file in sorted((ROOT / "recipes" / "plans").glob("*.toml")):
-        summary = ROOT / "results" / file.stem / "summary.csv"
-        if not summary.is_file():
-            continue
-        figures = read(summary)
+        figures: Figures = {}
+        for name in (file.stem, f"{file.stem}-part-*"):
+            for summary in sorted((ROOT / "results").glob(f"{name}/summary.csv")):
+                figures |= read(summary)
         for run in tomllib.loads(file.read_text())["runs"]:
             model = run.get("name", run["recipe"])
             if any(key[0] == model for key in figures):

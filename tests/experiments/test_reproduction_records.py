@@ -18,6 +18,7 @@ from gpattention.experiments.reproduction.results.archive import gather, packed,
 from tests.experiments.reproduced import flat, write_plan, write_runs
 
 SUITES = tuple(f"evaluation/{suite}.json" for suite in ("clean", "corrupted", "ood"))
+OF_GP = tuple(f"gp-seed0/{suite}" for suite in SUITES)
 NAMES = (*SUITES, "events.jsonl", "metrics.csv", "recipe.json")
 
 
@@ -134,6 +135,14 @@ def test_runs_that_are_not_asked_for_are_kept(made: Path, tmp_path: Path) -> Non
         assert found.archived == ()
 
 
+def test_a_part_of_a_plan_tells_which(made: Path, tmp_path: Path) -> None:
+    part = load_plan(made / "plan.toml").only(["gp"], [1])
+    write_results(part, made / "runs", tmp_path / "out", plan_file="plan.toml")
+    told = (tmp_path / "out" / "README.md").read_text()
+    assert "1 of 1 runs of this part of the plan are trained and evaluated" in told
+    assert " --models gp --seeds 1 --stage train --device cuda\n" in told
+
+
 def test_evaluated_run_folders_win(made: Path, tmp_path: Path) -> None:
     plan, archive = load_plan(made / "plan.toml"), made / "out" / ARCHIVE
     write_runs(plan.only(["gp"]), tmp_path / "runs", other)
@@ -169,6 +178,43 @@ def test_galleries_of_texts_are_kept(tmp_path: Path) -> None:
     assert "gallery" in json.loads(found["gp-seed0/evaluation/clean.json"])["curves"]
 
 
+def break_off(run: Path, *further: str) -> None:
+    """A run whose training failed and was never judged."""
+    shutil.rmtree(run / "evaluation")
+    failed = {"time": 5.0, "event": "failed", "step": 7, "reason": "the loss is nan"}
+    lines = [json.dumps(failed), *(json.dumps({"time": 6.0, "event": event}) for event in further)]
+    with (run / "events.jsonl").open("a") as events:
+        events.writelines(f"{line}\n" for line in lines)
+
+
+def test_runs_that_broke_off_are_told_and_kept(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, seeds=[0, 1])
+    write_runs(plan, tmp_path / "runs", flat)
+    break_off(tmp_path / "runs" / "gp-seed1")
+    break_off(tmp_path / "runs" / "softmax-seed1", "phase", "resumed")  # somebody went on
+    write_results(plan, tmp_path / "runs", tmp_path / "out")
+    told = (tmp_path / "out" / "README.md").read_text()
+    assert "2 of 4 runs of the plan are trained and evaluated: 2 models, seeds 0; 1 broke off." in told
+    assert "| gp-seed1 | 7 | 2 | 50.00 | 1.190 | the loss is nan |" in told
+    assert "- not trained or not evaluated: softmax-seed1\n" in told
+    assert [name for name in members(tmp_path / "out" / ARCHIVE) if "gp-seed1" in name] == [
+        f"gp-seed1/{name}" for name in ("events.jsonl", "metrics.csv", "recipe.json")
+    ]
+    first = contents(tmp_path / "out")
+    shutil.rmtree(tmp_path / "runs")
+    write_results(plan, tmp_path / "runs", tmp_path / "out")
+    assert contents(tmp_path / "out") == first
+
+
+def test_a_plan_of_which_every_run_broke_off_has_no_results(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, ("gp",), seeds=[0])
+    write_runs(plan, tmp_path / "runs", flat)
+    break_off(tmp_path / "runs" / "gp-seed0")
+    with pytest.raises(ValueError, match=r"expected evaluated runs of plan in .*runs, got none"):
+        write_results(plan, tmp_path / "runs", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def tarred(files: Mapping[str, bytes], *further: tarfile.TarInfo) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
@@ -193,7 +239,10 @@ FOREIGN = {
     "above": ({"../gp-seed0/recipe.json": b""}, "got '../gp-seed0/recipe.json'"),
     "absolute": ({"/gp-seed0/recipe.json": b""}, "got '/gp-seed0/recipe.json'"),
     "below": ({"gp-seed0/evaluation/old/clean.json": b""}, "got 'gp-seed0/evaluation/old/clean.json'"),
-    "no evaluation": ({"gp-seed0/recipe.json": b"{}"}, "an evaluation of gp-seed0, got recipe.json"),
+    "no evaluation": (
+        {"gp-seed0/recipe.json": b"{}"},
+        "an evaluation of gp-seed0, or events.jsonl, got recipe.json",
+    ),
 }
 
 
@@ -245,6 +294,14 @@ def test_records_that_cannot_be_read_are_told_without_the_folder_of_the_call(
     with pytest.raises(ValueError, match=told) as refused:
         gather(load_plan(made / "plan.toml"), tmp_path / "none", tmp_path / ARCHIVE, tmp_path / "place")
     assert "place" not in str(refused.value)
+
+
+def test_records_of_a_run_that_neither_ended_nor_failed_are_refused(made: Path, tmp_path: Path) -> None:
+    files = {name: x for name, x in members(made / "out" / ARCHIVE).items() if name not in OF_GP}
+    (tmp_path / ARCHIVE).write_bytes(tarred(files))
+    (tmp_path / "place").mkdir()
+    with pytest.raises(ValueError, match=r"expected an evaluation or a failure of gp-seed0, got neither"):
+        gather(load_plan(made / "plan.toml"), tmp_path / "none", tmp_path / ARCHIVE, tmp_path / "place")
 
 
 def test_no_records_of_the_runs_asked_for(made: Path, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class Plan:
     goals: tuple[Goal, ...] = ()  # figures that the chosen model is to beat
     rivals: tuple[Candidate, ...] = ()  # what it is to beat of our own; their models are not chosen
     choose: tuple[str, ...] = ()  # predictors that may be chosen; all where none is named
+    part: tuple[str, ...] = ()  # arguments of `gpattention reproduce` that name this part of it
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -62,7 +63,9 @@ class Plan:
         chosen = [
             t for t in self.trainings if (not models or t.model in models) and (not seeds or t.seed in seeds)
         ]
-        return replace(self, trainings=tuple(chosen))
+        named = {"--models": ",".join(models), "--seeds": ",".join(map(str, seeds))}
+        part = tuple(word for option, names in named.items() if names for word in (option, names))
+        return replace(self, trainings=tuple(chosen), part=part)
 
     def sources(self) -> dict[str, str]:
         """Folder of each run whose first phase another run trains too, and that run's folder."""

@@ -45,6 +45,7 @@ def readme(results: PlanResults, commands: list[str], files: list[str], left_out
         "[records.tar.xz](records.tar.xz); the last command writes the same files again.\n",
         f"## Models\n\n{_models(results)}",
         f"## Training\n\n{_training(results)}",
+        *([f"## Runs that broke off\n\n{_failed(results)}"] if results.failed else []),
         f"## Evaluation\n\n{_evaluation(results)}",
         f"## What was cut or stands in\n\n{_cuts(results, left_out)}",
         f"## Files\n\n{_files(files)}",
@@ -64,8 +65,10 @@ def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
 
 def _extent(results: PlanResults) -> str:
     runs, planned = len(results.runs), len(results.plan.trainings)
-    told = f"{runs} of {planned} runs of the plan are trained and evaluated"
-    return f"{told}: {len(results.models)} models, seeds {_seeds(results.runs)}.\n"
+    whose = "this part of the plan" if results.plan.part else "the plan"
+    told = f"{runs} of {planned} runs of {whose} are trained and evaluated"
+    broke_off = f"; {len(results.failed)} broke off" if results.failed else ""
+    return f"{told}: {len(results.models)} models, seeds {_seeds(results.runs)}{broke_off}.\n"
 
 
 def _seeds(runs: "list[EvaluatedRun] | tuple[EvaluatedRun, ...]") -> str:
@@ -108,6 +111,22 @@ def _training(results: PlanResults) -> str:
         "took its first phase from another one did not spend that time.\n"
     )
     return words(headings, rows) + note
+
+
+def _failed(results: PlanResults) -> str:
+    rows = []
+    for run in results.failed:
+        failure, last = run.failure or {}, run.rows[-1] if run.rows else {}
+        accuracy, nll = last.get("validation_accuracy"), last.get("validation_nll")
+        rows.append(
+            [
+                run.folder.name, str(failure.get("step", "")), str(last.get("epoch", "")),
+                "" if accuracy is None else f"{100 * accuracy:.2f}", "" if nll is None else f"{nll:.3f}",
+                str(failure.get("reason", "")),
+            ]
+        )  # fmt: skip
+    headings = ["Run", "Step", "Last validation after epoch", "Accuracy, %", "NLL", "Reason"]
+    return words(headings, rows) + "\nThey have no part in any other table.\n"
 
 
 def _where(event: Mapping[str, Any]) -> str:

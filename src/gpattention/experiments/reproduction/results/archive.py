@@ -20,7 +20,7 @@ from typing import Any
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.reading import (
     EvaluatedRun,
-    find_evaluated,
+    find_runs_of,
     none_evaluated,
     read_run,
 )
@@ -42,7 +42,7 @@ class Records:
 
 
 def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> Records:
-    """The records of a plan's evaluated runs, unpacked into a new folder.
+    """The records of a plan's runs that are evaluated or broke off, unpacked into a new folder.
 
     Args:
         plan: whose runs, or some of them; the archive keeps those that are not asked for.
@@ -56,7 +56,7 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> Records:
     if archive.is_file():
         unpack(archive, kept)
     # without an archive, a folder that is not there is a mistake and is told as one
-    found = find_evaluated(plan, runs) if runs.is_dir() or not archive.is_file() else {}
+    found = find_runs_of(plan, runs) if runs.is_dir() or not archive.is_file() else {}
     for name, run in found.items():
         if (kept / name).exists():
             shutil.rmtree(kept / name)
@@ -110,27 +110,33 @@ def _check_members(archive: Path, members: Sequence[tarfile.TarInfo]) -> None:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"{archive}: expected every file once, got {run}/{twice} twice")
-        if "recipe.json" not in names or not any(name.startswith("evaluation/") for name in names):
+        judged = any(name.startswith("evaluation/") for name in names)
+        if "recipe.json" not in names or not (judged or "events.jsonl" in names):  # events tell of a failure
             raise ValueError(
-                f"{archive}: expected recipe.json and an evaluation of {run}, got {', '.join(sorted(names))}"
+                f"{archive}: expected recipe.json and an evaluation of {run}, or events.jsonl, "
+                f"got {', '.join(sorted(names))}"
             )
 
 
 def _check_readable(archive: Path, run: Path) -> None:
     """Before anything is written; an error must not tell of a folder that is gone with the call."""
     try:
-        read_run(run)
+        found = read_run(run)
     except (KeyError, TypeError, ValueError) as error:
         told = str(error).replace(f"{run.parent}/", "")
         raise ValueError(f"{archive}: expected records of {run.name} to read, got: {told}") from None
+    if not found.suites and not found.failure:
+        raise ValueError(f"{archive}: expected an evaluation or a failure of {run.name}, got neither")
 
 
 def _write_records(run: EvaluatedRun, place: Path) -> None:
-    (place / "evaluation").mkdir(parents=True)
+    place.mkdir()
     _write_json(place / "recipe.json", json.loads((run.folder / "recipe.json").read_text()))
     for name in ("metrics.csv", "events.jsonl"):
         if (run.folder / name).is_file():
             shutil.copyfile(run.folder / name, place / name)
+    if run.suites:
+        (place / "evaluation").mkdir()
     for file in sorted((run.folder / "evaluation").glob("*.json")):
         plain = json.loads(file.read_text())
         if plain["suite"] == "clean" and run.recipe.model.type != "text":

@@ -36,6 +36,11 @@ class EvaluatedRun:
         """Of the recipe."""
         return self.recipe.seed
 
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The event with which training broke off, if it did and nobody went on."""
+        return self.events[-1] if self.events and self.events[-1].get("event") == "failed" else None
+
     @cached_property
     def figures(self) -> Mapping[Key, float]:
         """Every finite number, with the means over the types at each severity."""
@@ -113,6 +118,7 @@ class PlanResults:
     plan: Plan
     models: tuple[EvaluatedModel, ...]  # with at least one evaluated run, in the plan's order
     missing: tuple[str, ...]  # runs of the plan that are not trained or not evaluated
+    failed: tuple[EvaluatedRun, ...] = ()  # runs whose training broke off: a result too, without figures
 
     def model(self, name: str) -> EvaluatedModel | None:
         """By name; None where it has no evaluated run."""
@@ -134,21 +140,24 @@ class PlanResults:
 
 
 def read_results(plan: Plan, runs: Path) -> PlanResults:
-    """The evaluated runs of a plan in a folder, and what is missing."""
-    evaluated = find_evaluated(plan, runs)
-    if not evaluated:
+    """The evaluated runs of a plan in a folder, those that broke off, and what is missing."""
+    told = find_runs_of(plan, runs)
+    if not any(run.suites for run in told.values()):
         raise none_evaluated(plan, str(runs))
     found: dict[str, list[EvaluatedRun]] = {}
     for training in plan.trainings:
-        if training.folder in evaluated:
-            found.setdefault(training.model, []).append(evaluated[training.folder])
+        if training.folder in told and told[training.folder].suites:
+            found.setdefault(training.model, []).append(told[training.folder])
     models = tuple(EvaluatedModel(name, tuple(of_model)) for name, of_model in found.items())
-    missing = tuple(t.folder for t in plan.trainings if t.folder not in evaluated)
-    return PlanResults(plan, models, missing)
+    missing = tuple(t.folder for t in plan.trainings if t.folder not in told)
+    return PlanResults(plan, models, missing, tuple(run for run in told.values() if not run.suites))
 
 
-def find_evaluated(plan: Plan, runs: Path) -> dict[str, EvaluatedRun]:
-    """By the folders that the plan names: the runs there, else those of the same name and seed."""
+def find_runs_of(plan: Plan, runs: Path) -> dict[str, EvaluatedRun]:
+    """Runs of a plan that are evaluated or broke off, by the folders that the plan names.
+
+    A run that is not there may lie in a folder of another name, known by the name and seed of its recipe.
+    """
     others = _others(runs)
     found = {}
     for training in plan.trainings:
@@ -156,7 +165,7 @@ def find_evaluated(plan: Plan, runs: Path) -> dict[str, EvaluatedRun]:
         if not (folder / "recipe.json").is_file():
             folder = others.get((training.model, training.seed), folder)
         run = read_run(folder, training.recipe) if (folder / "recipe.json").is_file() else None
-        if run is not None and run.suites:
+        if run is not None and (run.suites or run.failure):
             found[training.folder] = run
     return found
 

@@ -166,7 +166,7 @@ def _commands(results: PlanResults, runs: Path, out: Path, plan_file: Path | Non
     where = " --device cuda" if any(str(device).startswith("cuda") for device in devices) else ""
     place = shown_path(runs)
     folder = "" if place == f"runs/{plan.name}" else f" --runs {place}"
-    start = f"gpattention reproduce {named}{folder}"
+    start = " ".join([f"gpattention reproduce {named}{folder}", *plan.part])
     return [
         f"{start} --stage train{where}",
         f"{start} --stage evaluate{where}",
