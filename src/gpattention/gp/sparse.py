@@ -89,7 +89,7 @@ def scgp_posterior(
         centre=False,
     )  # fmt: skip
     kind = SparseKind(values, conditional, include_noise, delta, group)
-    if why_not_fused_sparse(t, independent=conditional == "independent") is None:
+    if why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
     return SCGPPosterior(centred(t), kind)

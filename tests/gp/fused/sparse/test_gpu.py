@@ -19,7 +19,9 @@ PROBLEMS = [
     Sparse(64, 64, 16, None, 32, 32, (25, 4), spread=0.25, noise=1e-2),
     Sparse(33, 50, 16, 9, 17, 32, (3, 2), masked=True, amplified=True, spread=0.3),
     Sparse(1, 1, 1, 2, lead=(3, 2)),
-    Sparse(65, 40, 16, None, 32, 32, (3, 2), masked=True, amplified=True, conditional="independent"),
+    Sparse(
+        65, 40, 16, None, 32, 32, (3, 2), masked=True, amplified=True, spread=0.25, conditional="independent"
+    ),
     Sparse(130, 65, 8, None, 32, 20, (5, 2), masked=True, pooled=True, values="dual", spread=0.3),
 ]
 LARGE = [

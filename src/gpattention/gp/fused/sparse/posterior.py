@@ -64,15 +64,10 @@ class SparseMoments(NamedTuple):
     real_queries: Tensor | None = None  # [...]
 
 
-def why_not_fused_sparse(t: Tokens, *, independent: bool = False) -> str | None:
-    """None if the kernels take these tokens, of which there may be any number, also on other processes.
-
-    With an `independent` conditional they were not measured on a GPU.
-    """
+def why_not_fused_sparse(t: Tokens) -> str | None:
+    """None if the kernels take these tokens, of which there may be any number, also on other processes."""
     channels, inducing = max(t.q.shape[-1], t.v.shape[-1]), max(x.shape[-2] for x in t.inducing)
-    return why_not_fused_on(
-        t.q.device, t.q.dtype, channels=channels, inducing=inducing, measured=not independent
-    )
+    return why_not_fused_on(t.q.device, t.q.dtype, channels=channels, inducing=inducing)
 
 
 def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
