@@ -1,7 +1,10 @@
 """Arguments that several commands share."""
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
+
+from gpattention.experiments.sharing import shared_gpu
 
 if TYPE_CHECKING:
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -35,6 +38,23 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1, or auto: a GPU where there is one"
     )
+
+
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """`--share-gpu`, for every command that runs processes side by side."""
+    parser.add_argument(
+        "--share-gpu", action="store_true",
+        help="let processes compute on one GPU at the same time, by NVIDIA's MPS; else they take turns",
+    )  # fmt: skip
+
+
+def sharing(given: argparse.Namespace, device: object) -> AbstractContextManager[None]:
+    """What `--share-gpu` asks for, around the work."""
+    if not given.share_gpu:
+        return nullcontext()
+    if not str(device).startswith("cuda"):
+        raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
+    return shared_gpu()
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpattention.cli.arguments import add_data, add_device, new_command, numbers
+from gpattention.cli.arguments import add_data, add_device, add_sharing, new_command, numbers, sharing
 from gpattention.cli.table import shortened
 from gpattention.experiments.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
 from gpattention.experiments.reproduction.results import ARCHIVE, write_results
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   gpattention reproduce recipes/plans/digits.toml                          train and judge every run of a plan
-  gpattention reproduce recipes/plans/cifar10-60.toml --jobs 8 --device cuda --data ~/data
+  gpattention reproduce recipes/plans/cifar10-60.toml --jobs 8 --share-gpu --data ~/data
   gpattention reproduce recipes/plans/cifar10-60.toml --minutes 25         save and stop after 25 minutes
   gpattention reproduce recipes/plans/cifar10-60.toml --stage evaluate --models cifar10-cgpt --seeds 0,1
 
@@ -45,6 +45,7 @@ def add_parser(commands: "Commands") -> None:
     reproduce.add_argument("--models", help="comma-separated names of the plan (default: all)")
     reproduce.add_argument("--seeds", help="comma-separated (default: all)")
     reproduce.add_argument("--minutes", type=float, help="save and stop after that time")
+    add_sharing(reproduce)
     add_device(reproduce)
     add_data(reproduce)
     reproduce.set_defaults(run_command=run)
@@ -71,16 +72,17 @@ def run(given: argparse.Namespace) -> int:
             f"{outcome.name}: {how} after {outcome.seconds:.0f} s: {shortened(outcome.said, 150)}", flush=True
         )
 
-    if given.stage in ("train", "all"):
-        print(f"{plan.name}: {len(plan.trainings)} runs, {given.jobs} at a time, in {runs}", flush=True)
-        train_plan(plan, runs, on_done=tell, **options)
     if given.stage == "results":
         return _results(given, plan, runs)
-    left = [t.folder for t in plan.trainings if not is_finished(runs / t.folder)]
-    if left:
-        print(f"not finished: {', '.join(left)}")
-    if given.stage in ("evaluate", "all") and STOPPED not in codes:
-        evaluate_plan(plan, runs, on_done=tell, **options)
+    with sharing(given, options["device"]):
+        if given.stage in ("train", "all"):
+            print(f"{plan.name}: {len(plan.trainings)} runs, {given.jobs} at a time, in {runs}", flush=True)
+            train_plan(plan, runs, on_done=tell, **options)
+        left = [t.folder for t in plan.trainings if not is_finished(runs / t.folder)]
+        if left:
+            print(f"not finished: {', '.join(left)}")
+        if given.stage in ("evaluate", "all") and STOPPED not in codes:
+            evaluate_plan(plan, runs, on_done=tell, **options)
     if given.stage == "all" and given.out is not None and STOPPED not in codes:
         _results(given, plan, runs)
     if any(code not in (0, STOPPED) for code in codes):

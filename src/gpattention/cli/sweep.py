@@ -4,7 +4,14 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from gpattention.cli.arguments import add_changes, add_data, add_device, new_command
+from gpattention.cli.arguments import (
+    add_changes,
+    add_data,
+    add_device,
+    add_sharing,
+    new_command,
+    sharing,
+)
 from gpattention.cli.table import shortened, table
 from gpattention.experiments.sweep.files import how_chosen, numbers
 from gpattention.experiments.sweep.plan import parse_over
@@ -42,6 +49,7 @@ def add_parser(commands: "Commands") -> None:
         "--choose", choices=CRITERIA, default="accuracy", help="by which measure (default: %(default)s)"
     )
     sweep.add_argument("--resume", action="store_true", help="keep finished runs, go on with the others")
+    add_sharing(sweep)
     add_changes(sweep)
     add_device(sweep)
     add_data(sweep)
@@ -59,19 +67,21 @@ def run(given: argparse.Namespace) -> int:
         print(f"{len(done)}/{total}  {_told(row)}", flush=True)
 
     print(f"{total} runs, {given.jobs} at a time")
-    result = run_sweep(
-        given.recipe,
-        over,
-        seeds=given.seeds,
-        jobs=given.jobs,
-        folder=given.run,
-        choose=given.choose,
-        resume=given.resume,
-        changes=given.changes,
-        root=given.data,
-        device=choose_device(given.device),
-        on_done=tell,
-    )
+    device = choose_device(given.device)
+    with sharing(given, device):
+        result = run_sweep(
+            given.recipe,
+            over,
+            seeds=given.seeds,
+            jobs=given.jobs,
+            folder=given.run,
+            choose=given.choose,
+            resume=given.resume,
+            changes=given.changes,
+            root=given.data,
+            device=device,
+            on_done=tell,
+        )
     print("\n" + sweep_table(result))
     print(f"\ntables: {result.folder / 'sweep.md'}, {result.folder / 'sweep.csv'}")
     if result.chosen is None:

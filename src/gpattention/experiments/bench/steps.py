@@ -114,6 +114,18 @@ def bench_steps(
     return StepResult(rows, batch, repeats, at_once, seed, place.type, mode, gaps)
 
 
+def prepare_step(
+    kind: str, *, batch: int = 100, seed: int = 0, device: torch.device | str = "cpu"
+) -> Callable[[], None]:
+    """One training step of the paper's model, to be called again and again; the first steps are done."""
+    check_kinds((kind,))
+    check_counts(batch=batch)
+    run = _prepared(kind, VisionConfig(), batch, seed, torch.device(device))
+    if run.step is None:
+        raise RuntimeError(f"no step of {kind}: {run.reason}")
+    return run.step
+
+
 @dataclass(frozen=True)
 class _Prepared:
     """A model that has run its first steps."""
