@@ -25,6 +25,7 @@ examples:
   gpattention evaluate runs/digits-cgp --suite clean,ood --samples 20
   gpattention evaluate runs/cgp-seed0 runs/cgp-seed1     each, their ensemble, mean and standard deviation
   gpattention evaluate runs --suite corrupted --limit 1000 --data ~/data
+  gpattention evaluate runs --suite clean,corrupted --shift-temperature
 
 A stopped evaluation goes on where it stopped: what is finished with the same settings is kept. Results are in
 RUN/evaluation.
@@ -52,6 +53,10 @@ def add_parser(commands: "Commands") -> None:
     evaluate.add_argument("--limit", type=int, metavar="N", help="at most N items of each set")
     evaluate.add_argument("--corruptions", metavar="TYPES", help="comma-separated (default: all 19)")
     evaluate.add_argument("--severities", metavar="N,N", help="of the corruptions, 1 to 5 (default: all)")
+    evaluate.add_argument(
+        "--shift-temperature", action="store_true",
+        help="each also with a temperature fitted on validation images turned, recoloured, covered, ...",
+    )  # fmt: skip
     evaluate.add_argument("--fresh", action="store_true", help="compute everything anew, finished or damaged")
     evaluate.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     add_device(evaluate)
@@ -76,6 +81,7 @@ def run(given: argparse.Namespace) -> None:
             limit=given.limit,
             types=None if given.corruptions is None else given.corruptions.split(","),
             severities=None if given.severities is None else numbers(given.severities, "--severities"),
+            shift_temperature=given.shift_temperature,
             fresh=given.fresh,
             progress=bars,
         )

@@ -20,7 +20,7 @@ class Record:
     """One number, e.g. the NLL on `test` of the model's own draws."""
 
     set: str  # validation, test, ood/NAME, corrupted/TYPE/SEVERITY, corrupted/CATEGORY, corrupted/mean
-    predictor: str  # model, mean, mc_dropout, ensemble; each may end in +temperature
+    predictor: str  # model, mean, mc_dropout, ensemble; each may end in +temperature or +shift_temperature
     metric: str  # accuracy, nll, ece, ..., batch_ece (the paper's batch means), auroc, fpr95, ...
     value: float
     detail: Mapping[str, Any] = field(default_factory=dict)  # e.g. score of an OOD metric, temperature

@@ -145,7 +145,8 @@ def _shared_name(names: list[str]) -> str:
     return re.sub(r"[-_ .]*(seed)?[-_ .]*$", "", shared) or names[0]
 
 
-def _predictor_order(predictor: str) -> tuple[int, str, bool]:
+def _predictor_order(predictor: str) -> tuple[int, str, bool, bool]:
     known = list(PREDICTORS)
-    base, _, temperature = predictor.partition("+")
-    return (known.index(base) if base in known else len(known), base, bool(temperature))
+    base, _, fitted = predictor.partition("+")
+    place = known.index(base) if base in known else len(known)
+    return (place, base, bool(fitted), fitted != "temperature")

@@ -51,10 +51,11 @@ def score_name(score: str) -> str:
 
 
 def predictor_name(predictor: str) -> str:
-    """Whose prediction, and whether its temperature was fitted."""
-    base, _, temperature = predictor.partition("+")
+    """Whose prediction, and whether and where its temperature was fitted."""
+    base, _, fitted = predictor.partition("+")
     name = PREDICTORS.get(base, base.replace("_", " "))
-    return f"{name}, temperature fitted" if temperature == "temperature" else name
+    where = {"temperature": ", temperature fitted", "shift_temperature": ", temperature fitted under shift"}
+    return f"{name}{where.get(fitted, '')}"
 
 
 def heading(text: str) -> str:

@@ -11,9 +11,12 @@ import torch
 
 from gpattention.data import load_digits
 from gpattention.data.corruptions import CORRUPTIONS, corrupt
+from gpattention.data.shifts import SEVERITIES as SHIFT_SEVERITIES
+from gpattention.data.shifts import shift, shifts_of
 from gpattention.evaluation.prediction_cache import DamagedPredictionError
 from gpattention.evaluation.records import read_suites
 from gpattention.evaluation.suites import SUITES
+from gpattention.evaluation.temperature import fit_temperature
 from gpattention.experiments import train_recipe
 from gpattention.experiments.judging import corrupted_source, session
 from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs, summarise
@@ -114,6 +117,33 @@ class TestOneRun:
             r.detail["temperature"] for r in everything["clean"].records if r.predictor == "model+temperature"
         ]
         assert len(set(heat)) == 1
+
+    def test_a_temperature_fitted_under_shift(
+        self, runs: list[Path], everything: dict, tmp_path: Path
+    ) -> None:
+        pair = [shutil.copytree(run, tmp_path / run.name) for run in runs[:2]]
+        evaluated = evaluate_runs(pair, ["clean", "corrupted"], shift_temperature=True, **QUICK)
+        found = evaluated[pair[0]]["clean"]
+        data, model = load_digits(0), VisionTransformer.from_pretrained(runs[0] / "model")
+        images, labels = data.validation.images[:24], data.validation.labels[:24]
+        shifted = [shift(images, name, s) for name in shifts_of(1) for s in SHIFT_SEVERITIES]
+        told = model.predict(data.inputs(torch.cat(shifted)), samples=2, seed=0)
+        expected = fit_temperature(told.logits, labels.repeat(len(shifted)))
+        heat = {
+            r.predictor: r.detail["temperature"] for r in found.records if r.predictor.startswith("model+")
+        }
+        assert heat["model+shift_temperature"] == pytest.approx(expected, rel=1e-4)
+        assert heat["model+shift_temperature"] != heat["model+temperature"]
+        names = {"model", "mean", "mc_dropout", "ensemble"}
+        three = {f"{name}{after}" for name in names for after in ("", "+temperature", "+shift_temperature")}
+        assert {record.predictor for record in found.records} == three
+        assert {record.predictor for record in evaluated[pair[0]]["corrupted"].records} == three
+        # what was there is the same, and comes back without the new one
+        for record in everything["clean"].records:
+            again = found.value(record.set, record.metric, record.predictor)
+            assert again == pytest.approx(record.value, abs=1e-7)
+        again = evaluate_run(pair[0], ["clean"], **QUICK)["clean"]
+        assert again.records == everything["clean"].records
 
     def test_other_kinds(self, everything: dict) -> None:
         found = everything["ood"]

@@ -260,6 +260,12 @@ def test_sentences_out_of_domain_are_judged_too(cola: tuple[Path, list[Path]]) -
     assert "there are no corruptions of texts" in found["corrupted"].notes
 
 
+def test_texts_have_no_shifts(cola: tuple[Path, list[Path]]) -> None:
+    found = evaluate_run(cola[1][0], ["clean"], root=cola[0], shift_temperature=True, **QUICK)["clean"]
+    assert "no temperature under shift: there are no shifts of texts" in found.notes
+    assert not any("shift" in record.predictor for record in found.records)
+
+
 def test_words_and_their_variance(cola: tuple[Path, list[Path]]) -> None:
     for entry in suites(cola)["clean"].curves["gallery"]["most_certain"]:
         assert entry["words"][-1] == "."

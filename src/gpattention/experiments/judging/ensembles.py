@@ -71,20 +71,21 @@ class Ensemble:
 
     def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
         """All members' draws, as they are and at the members' temperatures."""
-        raws, temperatures = [], list[float]()
+        raws, fitted = [], list[dict[str, float]]()
         for member in self.members:
             session = member.session
             own = items if member is self.members[0] else member.sets.adopt(items)
             raws.append(session.raw("model", own, aside=_aside(self.members[0], member)))
-            temperature = session.temperature("model")
-            temperatures += [] if temperature is None else [temperature]
+            fitted.append(session.temperatures("model"))
         self.steps.finish_one()
         logits = torch.cat([raw.logits for raw in raws])  # [M S, B, C]
         found = [(name, Predicted.from_logits(logits, items.labels))]
-        if len(temperatures) == len(raws):
-            heated = torch.cat([raw.logits / t for raw, t in zip(raws, temperatures, strict=True)])
-            tempered = Predicted.from_logits(heated, items.labels)
-            found.append((f"{name}+temperature", replace(tempered, temperature=fmean(temperatures))))
+        for suffix in fitted[0]:
+            temperatures = [of_member[suffix] for of_member in fitted if suffix in of_member]
+            if len(temperatures) == len(raws):
+                heated = torch.cat([raw.logits / t for raw, t in zip(raws, temperatures, strict=True)])
+                tempered = Predicted.from_logits(heated, items.labels)
+                found.append((f"{name}{suffix}", replace(tempered, temperature=fmean(temperatures))))
         return found
 
 

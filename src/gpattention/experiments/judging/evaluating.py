@@ -34,6 +34,7 @@ def evaluate_run(
     limit: int | None = None,
     types: Sequence[str] | None = None,
     severities: Sequence[int] | None = None,
+    shift_temperature: bool = False,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, SuiteResult]:
@@ -51,12 +52,13 @@ def evaluate_run(
         limit: at most so many items of each set; the results say that they are reduced.
         types: of corruptions; all if not given.
         severities: of corruptions, 1 to 5; all if not given.
+        shift_temperature: each also with a temperature fitted under shift (`gpattention.data.shifts`).
         fresh: compute everything anew, also where it is finished or damaged.
         progress: called with what is being done, how much of it is done, and how much there is.
     """
     settings = Settings.of(
         suites, predictors, root=root, device=device, samples=samples, seed=seed, batch_size=batch_size,
-        limit=limit, types=types, severities=severities, fresh=fresh,
+        limit=limit, types=types, severities=severities, shift_temperature=shift_temperature, fresh=fresh,
     )  # fmt: skip
     evaluation = Evaluation(run_folder, settings)
     return {name: evaluation.suite(name, progress) for name in settings.suites}

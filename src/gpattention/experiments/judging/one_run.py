@@ -52,6 +52,7 @@ class Settings:
     limit: int | None = None
     types: tuple[str, ...] | None = None  # corruptions; None for all
     severities: tuple[int, ...] | None = None
+    shift_temperature: bool = False
     fresh: bool = False
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ class Evaluation:
             s = self.settings
             self._session = Session(
                 self.run, self.sets, s.predictors, samples=s.samples, seed=s.seed, device=self.device,
-                batch_size=s.batch_size, fresh=s.fresh,
+                batch_size=s.batch_size, fresh=s.fresh, shift_temperature=s.shift_temperature,
             )  # fmt: skip
         return self._session
 
@@ -161,6 +162,7 @@ class Evaluation:
         }
         if suite in JUDGES:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
+            told |= {"shift_temperature": True} if s.shift_temperature else {}
         if suite != "efficiency":
             told |= {"validation": sets.validation.digest, "test": sets.test.digest}
         if suite == "corrupted" and (s.types, s.severities) != (None, None):

@@ -15,6 +15,7 @@ from gpattention.experiments.inputs.preparation import prepare
 from gpattention.experiments.inputs.preprocessing import FILE, FOLDER, ImagePreprocessing, TextPreprocessing
 from gpattention.experiments.judging.corrupted_source import CorruptedSource, narrowed, open_corrupted
 from gpattention.experiments.judging.outside_sets import find_outside
+from gpattention.experiments.judging.shifted_items import shifted_items
 from gpattention.experiments.runs import Run
 from gpattention.models.rows import Inputs
 
@@ -35,6 +36,7 @@ class RunSets:
     outside: Mapping[str, Callable[[], ItemSet]]  # by name, ood/NAME
     outside_notes: tuple[str, ...] = ()
     corrupted: OpenCorrupted | None = None
+    shifted: Callable[[], ItemSet] | None = None  # validation items under shifts
     encoder: Encoder | None = None  # of words
     limit: int | None = None
 
@@ -108,16 +110,18 @@ def _of_images(run: Run, data: ImageData, root: StrPath | None, limit: int | Non
         return lambda: items(name, bring()).first(limit)
 
     outside = find_outside(data, root)
+    validation = items("validation", data.validation.images, data.validation.labels).first(limit)
     return RunSets(
         kind="images",
         data=data.name,
         classes=data.classes,
         train=items("train", data.train.images, data.train.labels),
-        validation=items("validation", data.validation.images, data.validation.labels).first(limit),
+        validation=validation,
         test=items("test", data.test.images, data.test.labels).first(limit),
         outside={f"ood/{name}": loader(f"ood/{name}", bring) for name, bring in outside.images.items()},
         outside_notes=outside.notes,
         corrupted=opened,
+        shifted=lambda: shifted_items(validation),
         limit=limit,
     )
 

@@ -28,6 +28,7 @@ from gpattention.models.rows import Inputs
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
 CORRUPTED = "corrupted/"
 STEP = 1000  # parts of the progress of one prediction of one set
+TEMPERATURE, SHIFT_TEMPERATURE = "+temperature", "+shift_temperature"  # after a predictor's name
 
 
 class Steps:
@@ -64,6 +65,7 @@ class Session:
         device: torch.device,
         batch_size: int | None = None,
         fresh: bool = False,
+        shift_temperature: bool = False,
     ) -> None:
         self.run, self.sets, self.device = run, sets, device
         self.samples, self.seed = samples, seed
@@ -75,7 +77,12 @@ class Session:
         self._batch_size = batch_size
         self._predictors: dict[str, NamedPredictor | None] = {}
         self._kept: dict[tuple[str, str], RawPrediction] = {}
-        self._temperatures: dict[str, float | None] = {}
+        self._fitted_on: dict[str, ItemSet] = {TEMPERATURE: sets.validation}
+        if shift_temperature and sets.shifted is None:
+            self.notes.append(f"no temperature under shift: there are no shifts of {sets.kind}")
+        elif shift_temperature and sets.shifted is not None:
+            self._fitted_on[SHIFT_TEMPERATURE] = sets.shifted()
+        self._temperatures: dict[tuple[str, str], float | None] = {}
         self.names = tuple(name for name in names if self._built(name) is not None)
 
     @property
@@ -121,29 +128,34 @@ class Session:
         return Predicted.from_logits(raw.logits, raw.labels, raw.layer_variance)
 
     def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
-        """The prediction as it is and, where a temperature could be fitted, at that temperature."""
+        """The prediction as it is and, where temperatures could be fitted, at these."""
         plain = self.predicted(name, items)
-        temperature = self.temperature(name)
-        if temperature is None:
-            return [(name, plain)]
-        return [(name, plain), (f"{name}+temperature", plain.tempered(temperature))]
+        found = [(name, plain)]
+        for suffix, temperature in self.temperatures(name).items():
+            found.append((f"{name}{suffix}", plain.tempered(temperature)))
+        return found
 
-    def temperature(self, name: str) -> float | None:
-        """Fitted on validation items; None, with a note, where there is no best one."""
-        if name not in self._temperatures:
-            raw = self._validated(name)
+    def temperatures(self, name: str) -> dict[str, float]:
+        """Fitted on validation items and, where asked for, under shift; without those that have no best."""
+        fitted = {suffix: self._temperature(name, suffix) for suffix in self._fitted_on}
+        return {suffix: value for suffix, value in fitted.items() if value is not None}
+
+    def _temperature(self, name: str, suffix: str) -> float | None:
+        if (name, suffix) not in self._temperatures:
+            raw = self._unseen(name, self._fitted_on[suffix])
             assert raw.labels is not None
             try:
-                self._temperatures[name] = fit_temperature(raw.logits, raw.labels)
+                self._temperatures[name, suffix] = fit_temperature(raw.logits, raw.labels)
             except NumericalError as error:
-                self._temperatures[name] = None
-                self.notes.append(f"no temperature for {name}: {error}")
-        return self._temperatures[name]
+                self._temperatures[name, suffix] = None
+                self.notes.append(f"no {suffix[1:].replace('_', ' ')} for {name}: {error}")
+        return self._temperatures[name, suffix]
 
-    def _validated(self, name: str) -> RawPrediction:
-        steps, self.steps = self.steps, Steps()  # not one of the predictions that the bar counts
+    def _unseen(self, name: str, items: ItemSet) -> RawPrediction:
+        """A prediction that is not one of those that the bar counts."""
+        steps, self.steps = self.steps, Steps()
         try:
-            return self.raw(name, self.sets.validation)
+            return self.raw(name, items)
         finally:
             self.steps = steps
 

@@ -87,12 +87,15 @@ def read_rivals(entries: Sequence[Any], models: Sequence[str], where: str) -> tu
 
 
 def read_choose(entries: Sequence[Any], where: str) -> tuple[str, ...]:
-    """The predictors that may be chosen, each with +temperature or without."""
+    """The predictors that may be chosen, each with a temperature or without."""
     for entry in entries:
         base, plus, more = str(entry).partition("+")
-        if base not in PREDICTORS or (plus and more != "temperature"):
+        if base not in PREDICTORS or (plus and more not in ("temperature", "shift_temperature")):
             known = ", ".join(PREDICTORS)
-            raise ValueError(f"{where}: expected choose among {known}, or with +temperature, got {entry!r}")
+            raise ValueError(
+                f"{where}: expected choose among {known}, or with +temperature or +shift_temperature, "
+                f"got {entry!r}"
+            )
     return tuple(entries)
 
 

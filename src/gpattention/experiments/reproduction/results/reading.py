@@ -208,9 +208,10 @@ def _others(runs: Path) -> dict[tuple[str, int], Path]:
     return found
 
 
-def _predictor_order(predictor: str) -> tuple[int, str, bool]:
-    base, _, temperature = predictor.partition("+")
-    return (ORDER.index(base) if base in ORDER else len(ORDER), base, bool(temperature))
+def _predictor_order(predictor: str) -> tuple[int, str, bool, bool]:
+    base, _, fitted = predictor.partition("+")
+    place = ORDER.index(base) if base in ORDER else len(ORDER)
+    return (place, base, bool(fitted), fitted != "temperature")
 
 
 def differences(run: EvaluatedRun) -> Iterator[str]:
