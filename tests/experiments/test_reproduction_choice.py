@@ -140,6 +140,16 @@ def test_rivals_without_figures(read: Read) -> None:
     assert [verdict.outcome for verdict in verdicts] == ["not beaten", "no figure"]
 
 
+def test_rivals_of_other_parts_are_named_and_not_judged(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, ("softmax", "gp"), more=RIVALS).only(["gp"])
+    write_runs(plan, tmp_path / "runs", nlls(gp=0.4))
+    results = read_results(plan, tmp_path / "runs")
+    assert judge_rivals(results, Candidate("gp", "model")) == []
+    page = choice_markdown(results, choose(results))
+    assert "- The plan's rivals softmax are not in this part of it." in page
+    assert "Rivals beaten" not in page
+
+
 def test_texts_are_judged_out_of_domain(read: Read) -> None:
     results = read(nlls(softmax=0.5, gp=0.4), ("softmax", "gp"), more=RIVALS, texts=True)
     verdict = judge_rivals(results, Candidate("gp", "model"))[0]

@@ -23,6 +23,15 @@ def small(kind: str = "cgp", **arguments: Any) -> RunData:
     return synthetic_run(kind, predictors=("model",), scores=("entropy",), **arguments)
 
 
+def test_sections_can_be_left_out() -> None:
+    tree = read(build_report([small()], without=["gallery", "cost"]))
+    left = [name for name in NAMES if name not in ("gallery", "cost")]
+    assert [part.attributes["id"] for part in tree.all("section")] == left
+    assert [link.attributes["href"] for link in tree.one("nav").all("a")] == [f"#{name}" for name in left]
+    with pytest.raises(ValueError, match=r"expected without to name sections \(summary, .*, got 'galery'"):
+        build_report([small()], without=["galery"])
+
+
 def test_every_section_has_charts_with_words_and_numbers(tree: Element) -> None:
     assert [part.attributes["id"] for part in tree.all("section")] == NAMES
     assert [link.attributes["href"] for link in tree.one("nav").all("a")] == [f"#{name}" for name in NAMES]

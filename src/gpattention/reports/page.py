@@ -1,7 +1,7 @@
 """A whole report: one HTML file with everything in it."""
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import sha256
 from importlib.resources import files
 
@@ -14,7 +14,7 @@ from gpattention.reports.theme import theme_css
 from gpattention.reports.words import listed
 
 
-def build_report(runs: Sequence[RunData], title: str | None = None) -> str:
+def build_report(runs: Sequence[RunData], title: str | None = None, *, without: Collection[str] = ()) -> str:
     """The page that shows these runs; the same runs give the same page.
 
     Runs that differ in nothing but name and seed are one model with a mean and a standard deviation; each
@@ -23,9 +23,15 @@ def build_report(runs: Sequence[RunData], title: str | None = None) -> str:
     Args:
         runs: in the order in which the models should appear.
         title: of the page; made of the data sets if not given.
+        without: names of sections to leave out, e.g. "gallery".
     """
     if not runs:
         raise ValueError("expected runs to report on, got none")
+    known = [section.name for section in SECTIONS]
+    for name in without:
+        if name not in known:
+            raise ValueError(f"expected without to name sections ({', '.join(known)}), got {name!r}")
+    sections = [section for section in SECTIONS if section.name not in without]
     comparisons = compare(runs)
     title = title or f"Report: {listed([c.data for c in comparisons])}"
     style = Safe(theme_css() + _file("page.css"))
@@ -47,7 +53,10 @@ def build_report(runs: Sequence[RunData], title: str | None = None) -> str:
         tag("a", "Skip to the summary", href="#summary", class_="skip"),
         _header(title, comparisons),
         tag(
-            "div", _navigation(), tag("main", *(_section(s, comparisons) for s in SECTIONS)), class_="columns"
+            "div",
+            _navigation(sections),
+            tag("main", *(_section(section, comparisons) for section in sections)),
+            class_="columns",
         ),
         json_script("report-data", [summary_data(comparison) for comparison in comparisons]),
         tag("script", script),
@@ -70,8 +79,8 @@ def _header(title: str, comparisons: Sequence[Comparison]) -> Safe:
     return tag("header", tag("div", tag("h1", title), tag("p", counts), class_="heading"), toggle)
 
 
-def _navigation() -> Safe:
-    links = (tag("li", tag("a", section.title, href=f"#{section.name}")) for section in SECTIONS)
+def _navigation(sections: Sequence[Section]) -> Safe:
+    links = (tag("li", tag("a", section.title, href=f"#{section.name}")) for section in sections)
     return tag("nav", tag("ul", *links), aria_label="sections")
 
 

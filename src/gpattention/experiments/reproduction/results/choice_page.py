@@ -8,6 +8,7 @@ from gpattention.experiments.reproduction.results.reading import PlanResults
 from gpattention.experiments.reproduction.results.verdicts import (
     GoalVerdict,
     RivalVerdict,
+    absent_rivals,
     judge_goals,
     judge_rivals,
     rival_columns,
@@ -41,7 +42,8 @@ def choice_markdown(results: PlanResults, choice: Choice) -> str:
         )
     goals = judge_goals(results, chosen.candidate)
     rivals = judge_rivals(results, chosen.candidate)
-    parts = [title, _verdict(choice, chosen, goals, rivals)]
+    absent = list(dict.fromkeys(rival.model for rival in absent_rivals(results)))
+    parts = [title, _verdict(choice, chosen, goals, rivals, absent)]
     if goals:
         parts.append(f"## Goals\n\n{_goals(goals)}")
     if rivals:
@@ -51,7 +53,13 @@ def choice_markdown(results: PlanResults, choice: Choice) -> str:
     return "\n".join(parts)
 
 
-def _verdict(choice: Choice, chosen: Ranked, goals: list[GoalVerdict], rivals: list[RivalVerdict]) -> str:
+def _verdict(
+    choice: Choice,
+    chosen: Ranked,
+    goals: list[GoalVerdict],
+    rivals: list[RivalVerdict],
+    absent: list[str],
+) -> str:
     lines = [f"**Chosen: `{chosen.candidate}`**, validation NLL {chosen.nll.text(4)}, {_runs(chosen)}."]
     ahead = [ranked for ranked in choice.ranking if ranked.nll.mean < chosen.nll.mean]
     if ahead:
@@ -70,6 +78,8 @@ def _verdict(choice: Choice, chosen: Ranked, goals: list[GoalVerdict], rivals: l
         lines.append(
             f"Rivals beaten: {len(beaten)} of {len(single)}, {clear} of them beyond two standard errors."
         )
+    if absent:
+        lines.append(f"The plan's rivals {', '.join(absent)} are not in this part of it.")
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 

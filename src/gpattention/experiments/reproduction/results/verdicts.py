@@ -73,13 +73,20 @@ def judge_goals(results: PlanResults, one: Candidate) -> list[GoalVerdict]:
 
 
 def judge_rivals(results: PlanResults, one: Candidate) -> list[RivalVerdict]:
-    """Every rival of the plan; the ensemble of the chosen model against those that are ensembles too."""
-    verdicts = [_against(results, one, rival) for rival in results.plan.rivals]
-    for rival in results.plan.rivals:
+    """Every rival here; the ensemble of the chosen model also against those that are ensembles too."""
+    absent = absent_rivals(results)
+    rivals = [rival for rival in results.plan.rivals if rival not in absent]
+    verdicts = [_against(results, one, rival) for rival in rivals]
+    for rival in rivals:
         own = Candidate(one.model, rival.predictor)
         if rival.is_ensemble and _estimate(results, own, rival_columns(results)[0]) is not None:
             verdicts.append(_against(results, own, rival))
     return verdicts
+
+
+def absent_rivals(results: PlanResults) -> list[Candidate]:
+    """Those whose models are in other parts of the plan."""
+    return [rival for rival in results.plan.rivals if rival.model not in results.plan.models]
 
 
 def rival_columns(results: PlanResults) -> list[Column]:
