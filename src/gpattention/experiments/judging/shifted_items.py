@@ -1,4 +1,4 @@
-"""Validation images under shifts that are no corruptions: to fit a temperature for such days."""
+"""Validation images under shifts that are no corruptions, to fit a temperature on."""
 
 import torch
 from torch import Tensor
