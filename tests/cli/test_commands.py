@@ -69,6 +69,15 @@ def test_models_lists_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
 
 
+def test_a_demo_replaces_no_other_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "softmax").mkdir()
+    for written in ('{"name": "thesis"}', "{"):
+        (tmp_path / "softmax" / "recipe.json").write_text(written)
+        assert main(["demo", "--run", str(tmp_path), "--models", "softmax", *FEW]) == 2
+        assert "holds a run that is not the demo's" in capsys.readouterr().err
+        assert (tmp_path / "softmax" / "recipe.json").read_text() == written
+
+
 def test_demo_recipes_are_the_same_but_for_the_attention() -> None:
     first, *others = (demo_recipe(name).to_dict() for name in MODELS)
     for other in others:

@@ -82,6 +82,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
         ("recipe.json", "[]", "to hold an object, got list"),
         ("events.jsonl", "{\n", "one JSON object a line"),
         ("evaluation/clean.json", "{}", "not an evaluation of this library"),
+        ("evaluation/clean.json", "[]", "not an evaluation of this library"),
     ],
 )
 def test_broken_files_are_named(

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpattention.cli.main import main
 from gpattention.experiments import find_runs, open_run, train_recipe
-from gpattention.experiments.reproduction import evaluate_plan, load_plan, train_plan
+from gpattention.experiments.reproduction import evaluate_plan, load_plan, train_plan, working
 from gpattention.experiments.reproduction.working import STOPPED
 from gpattention.training.folder import FIRST_PHASE
 
@@ -100,6 +103,25 @@ def test_a_deadline_saves_and_a_second_call_goes_on(plan_file: Path, tmp_path: P
     assert main([*command, "--models", "small", "--seeds", "0"]) == STOPPED
     events = (runs / "small-seed0" / "events.jsonl").read_text()
     assert '"resumed"' in events
+
+
+def test_no_process_is_left_behind(plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(work: object) -> "subprocess.Popen[bytes]":
+        seconds = 60 if started else 0
+        started.append(subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"]))
+        return started[-1]
+
+    def tell(outcome: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(working, "_start", start)
+    plan_file.write_text('seeds = [0, 1]\n[[runs]]\nrecipe = "small"\n')
+    with pytest.raises(BrokenPipeError):
+        train_plan(load_plan(plan_file), tmp_path / "runs", at_once=2, device="cpu", on_done=tell)
+    assert len(started) == 2
+    assert started[1].poll() == -signal.SIGTERM
 
 
 def test_what_waits_for_a_failed_run_fails(

@@ -154,12 +154,22 @@ def test_evaluated_run_folders_win(made: Path, tmp_path: Path) -> None:
     assert differ == {f"gp-seed0/{name}" for name in SUITES}
 
 
-def test_a_suite_that_is_gone_from_the_run_folder_is_not_kept(made: Path, tmp_path: Path) -> None:
+def test_suites_that_the_run_folder_lacks_are_kept_if_of_the_same_weights(made: Path, tmp_path: Path) -> None:
     plan = load_plan(made / "plan.toml").only(["gp"], [0])
-    write_runs(plan, tmp_path / "runs", flat)
-    (tmp_path / "runs" / "gp-seed0" / "evaluation" / "ood.json").unlink()
-    found = gathered(plan, tmp_path / "runs", made / "out" / ARCHIVE, tmp_path / "place")
-    assert list(found) == [f"gp-seed0/{name}" for name in NAMES if "ood" not in name]
+    archive, judged = made / "out" / ARCHIVE, tmp_path / "runs" / "gp-seed0" / "evaluation"
+    write_runs(plan, tmp_path / "runs", other)
+    (judged / "ood.json").unlink()
+    found, old = gathered(plan, tmp_path / "runs", archive, tmp_path / "place"), members(archive)
+    assert list(found) == [f"gp-seed0/{name}" for name in NAMES]
+    assert found["gp-seed0/evaluation/ood.json"] == old["gp-seed0/evaluation/ood.json"]
+    assert found["gp-seed0/evaluation/clean.json"] != old["gp-seed0/evaluation/clean.json"]
+    for file in judged.iterdir():
+        plain = json.loads(file.read_text())
+        settings = json.loads(plain["environment"]["settings"])
+        plain["environment"]["settings"] = json.dumps({**settings, "model": "trained on"})
+        file.write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match=r"has ood of gp-seed0, of other weights .* evaluate the run by ood"):
+        gathered(plan, tmp_path / "runs", archive, tmp_path / "again")
 
 
 def test_runs_under_other_names_are_called_as_the_plan_does(made: Path, tmp_path: Path) -> None:

@@ -213,6 +213,8 @@ def test_wall_time_leaves_out_stops() -> None:
     assert wall_seconds(events((3, "phase"), (5, "validated"), (9, "phase"), (10, "finished"))) == 7
     resumed = events((3, "phase"), (5, "stopped"), (90, "phase"), (91, "resumed"), (95, "finished"))
     assert wall_seconds(resumed) == 2 + 5
+    begun, again = events((1, "phase"), (2, "phase"), (4, "stopped")), events((40, "phase"), (41, "phase"))
+    assert wall_seconds((*begun, *again, *events((42, "resumed"), (50, "finished")))) == 3 + 10
     taken = events((3, "first phase taken"), (8, "phase"), (9, "resumed"), (10, "finished"))
     assert wall_seconds(taken) == 2
     assert [in_words(s) for s in (3.21, 90, 7199, 7260)] == ["3.2 s", "2 min", "2 h 0 min", "2 h 1 min"]

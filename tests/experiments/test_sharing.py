@@ -1,6 +1,9 @@
 """Several processes on one GPU: the service is started, named to them, and ended; a stand-in plays it."""
 
 import os
+import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,6 +92,54 @@ def test_a_service_that_does_not_answer(alone: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sharing, "PATIENCE", 0.2)
     with pytest.raises(SharingError, match="no answer after"), shared_gpu():
         pass
+
+
+def test_one_that_does_not_quit_is_ended_by_its_number(alone: Path) -> None:
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    service(
+        alone,
+        f"""
+if told == "-d":
+    pathlib.Path(os.environ["{PIPE}"], "{CONTROL}.pid").write_text("{daemon.pid}")
+sys.exit(told == "quit")
+""",
+    )
+    with shared_gpu():
+        place = Path(os.environ[PIPE])
+    assert daemon.wait(10) == -signal.SIGTERM
+    assert not place.exists()
+
+
+def test_one_that_cannot_be_ended_is_told_of(alone: Path) -> None:
+    service(
+        alone,
+        f"""
+pathlib.Path(os.environ["{PIPE}"], "control").touch()
+sys.exit(told == "quit")
+""",
+    )
+    with pytest.warns(RuntimeWarning, match=f"did not end; .* echo quit | {PIPE}="), shared_gpu():
+        place = Path(os.environ[PIPE])
+    assert place.is_dir()  # without it nobody could end the service
+    shutil.rmtree(place)
+
+
+def test_a_daemon_that_keeps_what_it_writes_to_is_not_waited_for(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service(alone, "if told == '-d' and os.fork() == 0:\n    import time; time.sleep(3); os._exit(0)")
+    monkeypatch.setattr(sharing, "PATIENCE", 2.0)
+    with shared_gpu():
+        pass
+
+
+def test_a_signal_ends_it_too(alone: Path) -> None:
+    log = service(alone)
+    with pytest.raises(SystemExit) as ended, shared_gpu():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert ended.value.code == 128 + signal.SIGHUP
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["-d", "quit"]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 def test_commands_refuse_it_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

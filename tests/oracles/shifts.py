@@ -57,7 +57,7 @@ def sheared(image: Array, slope: float, draw: Draw) -> Array:
     return seen_from(image, lambda y, x: (y, x + slope * side(draw, "side") * y))
 
 
-def magnified(image: Array, factor: float, draw: Draw) -> Array:
+def shrunk(image: Array, factor: float, draw: Draw) -> Array:
     return seen_from(image, lambda y, x: (y / factor, x / factor))
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpattention.training import CheckpointError, fit
+from gpattention.training import CheckpointError, Progress, fit
 from gpattention.training.checkpoint import list_checkpoints, read_checkpoint
+from gpattention.training.lock import RunInUseError
+from gpattention.training.records import append_event, read_events
 from tests.training.toy import toy_data, toy_recipe
 
 ROOT = Path(__file__).parent.parent.parent
@@ -92,6 +94,50 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     path.with_suffix(".sha256").unlink()
     with pytest.raises(CheckpointError, match="has no checksum"):
         fit(recipe, data, folder, resume=True)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    """Two would write over each other's checkpoints; a process that ends or dies gives the folder free."""
+    folder, recipe, data = tmp_path / "run", toy_recipe(phases__epochs=1), toy_data()
+    refused = []
+
+    def also(progress: Progress) -> None:
+        if progress.step == 1:
+            with pytest.raises(RunInUseError, match=f"{folder} is being trained by another process"):
+                fit(recipe, data, folder, resume=True)
+            refused.append(progress.step)
+
+    fit(recipe, data, folder, progress=also)
+    assert refused == [1]
+    fit(recipe, data, folder, resume=True)
+    code = f"""
+import os, pathlib
+from gpattention.training.lock import exclusive
+with exclusive(pathlib.Path({str(folder)!r})):
+    os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    fit(recipe, data, folder, resume=True)
+
+
+def test_the_order_of_a_recipes_options_is_no_other_run(tmp_path: Path) -> None:
+    fit(toy_recipe(phases__epochs=1), toy_data(), tmp_path / "run")
+    turned = toy_recipe(
+        phases__epochs=1, model={"config": {"depth": 2, "heads": 2, "width": 16}, "attention": "cgp"}
+    )
+    fit(turned, toy_data(), tmp_path / "run", resume=True)
+    (tmp_path / "run" / "recipe.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"recipe\.json is not a recipe"):
+        fit(turned, toy_data(), tmp_path / "run", resume=True)
+
+
+def test_half_a_line_of_events_is_replaced(tmp_path: Path) -> None:
+    append_event(tmp_path, "phase", step=0)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"time": 179488')  # the disk was full
+    assert [event["event"] for event in read_events(tmp_path)] == ["phase"]
+    append_event(tmp_path, "resumed", step=0)
+    assert [event["event"] for event in read_events(tmp_path)] == ["phase", "resumed"]
 
 
 def test_another_recipe_or_folder_is_refused(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class SuiteResult:
 
 def suite_from_dict(plain: Mapping[str, Any]) -> SuiteResult:
     """The inverse of `SuiteResult.to_dict`."""
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"expected an evaluation, got {type(plain).__name__}")
     if plain.get("format") != FORMAT:
         raise ValueError(f"expected an evaluation of format {FORMAT}, got {plain.get('format')!r}")
     values = {key: value for key, value in plain.items() if key != "format"}

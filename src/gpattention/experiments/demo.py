@@ -4,6 +4,7 @@ Every model has the same size and schedule: a third of it as kernel attention (s
 with draws.  Predictions average ten draws.  Uncertainty for out-of-distribution detection is the entropy.
 """
 
+import json
 import os
 import shutil
 import time
@@ -134,9 +135,25 @@ def _run_all(jobs: list[tuple[Recipe, Path]], workers: int) -> Iterator[DemoRow]
             yield done.result()
 
 
+def _is_demo(folder: Path, name: str) -> bool:
+    """Whether an earlier demo left this run; somebody's work is refused."""
+    written = folder / "recipe.json"
+    if not written.is_file():
+        return False
+    try:
+        found = json.loads(written.read_text())["name"]
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if found != name:
+        raise FileExistsError(
+            f"{folder} holds a run that is not the demo's ({found!r}): choose another folder"
+        )
+    return True
+
+
 def _train_and_judge(recipe: Recipe, folder: Path) -> DemoRow:
     torch.set_num_threads(1)
-    if (folder / "recipe.json").is_file():  # a demo's own run, not somebody's work
+    if _is_demo(folder, recipe.name):
         shutil.rmtree(folder)
     start = time.perf_counter()
     result = train_recipe(recipe, folder)

@@ -8,9 +8,10 @@ from typing import Any
 
 from gpattention.data.places import StrPath
 from gpattention.evaluation.records import read_suites
-from gpattention.experiments.runs import find_runs, read_events, read_rows
+from gpattention.experiments.runs import find_runs, read_rows
 from gpattention.models.storage import write_atomically
 from gpattention.reports import RunData, build_report
+from gpattention.training.records import read_events
 
 
 def write_report(folders: Sequence[StrPath], output: StrPath, *, title: str | None = None) -> Path:

@@ -24,6 +24,7 @@ from gpattention.training import (
     recipe_from_dict,
     take_first_phase,
 )
+from gpattention.training.records import read_events
 
 MODELS: dict[str, type[Transformer]] = {c.__name__: c for c in (VisionTransformer, TextTransformer)}
 
@@ -148,17 +149,3 @@ def _value(text: str | None) -> int | float | str | None:
         except ValueError:
             continue
     return text
-
-
-def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
-    """Of a run's `events.jsonl`, of its whole lines."""
-    file = folder / "events.jsonl"
-    if not file.is_file():
-        return ()
-    # what follows the last line break is nothing, or half a line of a killed run
-    *whole, _ = file.read_text().split("\n")
-    try:
-        events = [json.loads(line) for line in whole]
-    except ValueError as error:
-        raise ValueError(f"{file}: expected one JSON object a line, got {error}") from None
-    return tuple(events)

@@ -10,6 +10,7 @@ from gpattention.training.devices import choose_device
 from gpattention.training.first_phase import take_first_phase
 from gpattention.training.hardware import PRECISIONS, Hardware
 from gpattention.training.launch import launch
+from gpattention.training.lock import RunInUseError
 from gpattention.training.recipe import (
     CheckpointRecipe,
     DataRecipe,
@@ -44,6 +45,7 @@ __all__ = [
     "Progress",
     "Recipe",
     "RegularizerRecipe",
+    "RunInUseError",
     "Schedule",
     "TrainingData",
     "TrainingFailedError",

@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: i
     write_atomically(path.with_suffix(".sha256"), f"{digest}\n".encode())
     write_atomically(path, content)
     for old in list_checkpoints(folder)[:-keep]:
-        old.unlink()
+        old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
     return path
 

@@ -15,7 +15,8 @@ from gpattention.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from gpattention.training.recipe import Recipe
+from gpattention.training.lock import exclusive
+from gpattention.training.recipe import Recipe, recipe_from_dict
 from gpattention.training.records import append_event, write_metrics
 from gpattention.training.results import TrainingFailedError
 
@@ -28,22 +29,35 @@ class RunFolder:
     def __init__(self, path: Path, *, writes: bool) -> None:
         self.path, self._writes = path, writes
 
-    def open(self, recipe: Recipe, *, resume: bool) -> None:
-        """A new folder with the recipe in it, or the one to resume, which must hold the same recipe."""
-        described = json.dumps(recipe.to_dict(), indent=2) + "\n"
+    @contextmanager
+    def opened(self, recipe: Recipe, *, resume: bool) -> Iterator[None]:
+        """A new folder with the recipe in it, or the one to resume, which must hold the same recipe.
+
+        No other process can train in it until the block ends.
+        """
         written = self.path / "recipe.json"
         if resume:
-            if not written.is_file():
-                raise CheckpointError(f"nothing to resume in {self.path}: no recipe.json")
-            if written.read_text() != described:
-                raise CheckpointError(f"{written} describes another run than the one to resume")
-            return
+            self._check_same(recipe, written)
         if not self._writes:
+            yield
             return
-        if written.exists():
+        if not resume and written.exists():
             raise FileExistsError(f"{self.path} holds a run already: resume it, or choose another folder")
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(written, described.encode())
+        with exclusive(self.path):
+            if not resume:
+                write_atomically(written, (json.dumps(recipe.to_dict(), indent=2) + "\n").encode())
+            yield
+
+    def _check_same(self, recipe: Recipe, written: Path) -> None:
+        if not written.is_file():
+            raise CheckpointError(f"nothing to resume in {self.path}: no recipe.json")
+        try:
+            same = recipe_from_dict(json.loads(written.read_text())) == recipe
+        except ValueError as error:
+            raise CheckpointError(f"{written} is not a recipe: {error}") from error
+        if not same:
+            raise CheckpointError(f"{written} describes another run than the one to resume")
 
     def event(self, kind: str, **details: Any) -> None:
         """A line in `events.jsonl`."""

@@ -26,7 +26,25 @@ def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def append_event(folder: Path, kind: str, **details: Any) -> None:
-    """One line of JSON with the time."""
+    """One line of JSON with the time, in the place of half a line that a full disk or a kill has left."""
     line = json.dumps({"time": round(time.time(), 3), "event": kind, **details})
-    with (folder / "events.jsonl").open("a") as file:
-        file.write(line + "\n")
+    path = folder / "events.jsonl"
+    with path.open("r+b" if path.is_file() else "xb") as file:
+        whole = path.read_bytes().rfind(b"\n") + 1
+        file.seek(whole)
+        file.truncate()
+        file.write(f"{line}\n".encode())
+
+
+def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
+    """Of a run's `events.jsonl`, of its whole lines."""
+    file = folder / "events.jsonl"
+    if not file.is_file():
+        return ()
+    # what follows the last line break is nothing, or half a line of a killed run
+    *whole, _ = file.read_text().split("\n")
+    try:
+        events = [json.loads(line) for line in whole]
+    except ValueError as error:
+        raise ValueError(f"{file}: expected one JSON object a line, got {error}") from None
+    return tuple(events)

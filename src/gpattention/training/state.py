@@ -42,15 +42,16 @@ def unpack(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer,
     random = _below(f"random.{rank}.", checkpoint.tensors)  # none for a process that was not there
     if "cpu" in random:
         torch.set_rng_state(random["cpu"])
-    if "cuda" in random and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random["cuda"])
+    device = next(model.parameters()).device
+    if "cuda" in random and device.type == "cuda":
+        torch.cuda.set_rng_state(random["cuda"], device)
 
 
-def random_states(world_size: int) -> list[dict[str, Tensor]]:
-    """Of every process; all of them must call it together."""
+def random_states(device: torch.device, world_size: int) -> list[dict[str, Tensor]]:
+    """Of every process, of its own device; all of them must call it together."""
     own = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        own["cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(device)
     if world_size == 1:
         return [own]
     states: list[dict[str, Tensor]] = [{} for _ in range(world_size)]

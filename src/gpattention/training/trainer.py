@@ -103,7 +103,12 @@ class _Run:
         self.refusal: str | None = None  # why steps that could be captured are not
 
     def run(self, board: Board, *, resume: bool) -> TrainingResult:
-        self.folder.open(self.recipe, resume=resume)
+        with self.folder.opened(self.recipe, resume=resume):
+            self._to_the_end(board, resume=resume)
+        chosen = type(self.model).from_pretrained(self.folder.path / "model")
+        return TrainingResult(self.folder.path, chosen, tuple(self.rows))
+
+    def _to_the_end(self, board: Board, *, resume: bool) -> None:
         torch.manual_seed(self.recipe.seed)
         self._enter(self.schedule.phase(0))
         if self.fabric.world_size > 1:  # dropout differs between processes, the first weights do not
@@ -116,8 +121,6 @@ class _Run:
             self.folder.save_model(self.model)
         self.folder.event("finished", step=self.step)
         self.fabric.barrier()
-        chosen = type(self.model).from_pretrained(self.folder.path / "model")
-        return TrainingResult(self.folder.path, chosen, tuple(self.rows))
 
     def _train(self, stop: StopRequest, board: Board) -> None:
         start, updates = time.perf_counter(), self.feed.updates(self.step)
@@ -248,7 +251,7 @@ class _Run:
     def _fail(self, failure: StepFailedError) -> NoReturn:
         reason = self._reason(failure)
         counters = {**self._counters(), "step": failure.step, "reason": reason}
-        random = random_states(1)  # the other processes may be gone
+        random = random_states(self.fabric.device, 1)  # the other processes may be gone
         path = self.folder.post_mortem(
             failure.step, pack(self.model, self.engine.optimizer, counters, random)
         )
@@ -293,7 +296,7 @@ class _Run:
 
     def _save(self, *, first_phase: bool = False) -> None:
         self._collect()
-        random = random_states(self.fabric.world_size)
+        random = random_states(self.fabric.device, self.fabric.world_size)
         checkpoint = pack(self.model, self.engine.optimizer, self._counters(), random)
         keep = None if first_phase else self.recipe.checkpoint.keep
         self.folder.checkpoint(self.step, checkpoint, keep=keep)

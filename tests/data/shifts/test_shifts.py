@@ -16,7 +16,7 @@ from tests.oracles import shifts as oracle
 NAMES = list(SHIFTS)
 # strength at which nothing happens
 IDENTITY = {
-    "turned": 0, "sheared": 0, "magnified": 1, "moved": 0, "recoloured": 360, "posterised": 256,
+    "turned": 0, "sheared": 0, "shrunk": 1, "moved": 0, "recoloured": 360, "posterised": 256,
     "solarised": 1, "waved": 0, "chequered": 0, "ghosted": 0,
 }  # fmt: skip
 DRAWN = ("turned", "sheared", "moved", "covered", "waved", "striped")
@@ -108,6 +108,7 @@ def test_they_are_no_corruptions() -> None:
         ({"name": "fog"}, r"name: expected one of turned, .* got 'fog'"),
         ({"severity": 4}, r"severity: expected 1, 2 or 3, got 4"),
         ({"severity": True}, r"severity: expected 1, 2 or 3, got True"),
+        ({"severity": 2.0}, r"severity: expected 1, 2 or 3, got 2\.0"),
         ({"images": torch.zeros(3, 8, 8)}, r"images: expected \[B, 1 or 3, H, W\], got \(3, 8, 8\)"),
         ({"images": torch.zeros(1, 1, 8, 8), "name": "recoloured"}, r"three channels for recoloured, got 1"),
         (

@@ -298,18 +298,13 @@ def test_the_chosen_one_is_beaten_by_none(found: list[tuple[float, float, int]])
 
 
 def test_the_row_of_the_weights_that_are_kept() -> None:
-    rows = [
-        {"epoch": 1, "phase": "kernel", "validation_accuracy": 0.9},
-        {"epoch": 2, "phase": "gp", "validation_accuracy": 0.5},
-        {"epoch": 3, "phase": "gp", "validation_accuracy": 0.7},
-        {"epoch": 4, "phase": "gp", "validation_accuracy": 0.7},
-        {"epoch": 5, "phase": "gp", "validation_accuracy": 0.6},
-    ]
-    best, last = digits_recipe(), digits_recipe(checkpoint={"select": "last"})
-    assert chosen_row(best, rows)["epoch"] == 3
-    assert chosen_row(last, rows)["epoch"] == 5
+    figures = [("kernel", 0.9, 0.1), ("gp", 0.5, 0.9), ("gp", 0.7, 0.5), ("gp", 0.7, 0.4), ("gp", 0.6, 0.4)]
+    names = ("phase", "validation_accuracy", "validation_nll")
+    rows = [{"epoch": i, **dict(zip(names, each, strict=True))} for i, each in enumerate(figures, 1)]
+    for select, epoch in (("best", 3), ("best-nll", 4), ("last", 5)):  # of equals the first
+        assert chosen_row(digits_recipe(checkpoint={"select": select}), rows)["epoch"] == epoch
     with pytest.raises(ValueError, match="expected a run with a validation"):
-        chosen_row(best, [])
+        chosen_row(digits_recipe(), [])
 
 
 @given(st.lists(st.sampled_from(["1e-3", "[1, 2]", '"a,b"', "{x = [1, 2]}", "'c,]'", "cgp"]), min_size=1))

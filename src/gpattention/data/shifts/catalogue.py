@@ -1,4 +1,4 @@
-"""Twelve shifts at three severities.  None is, or comes close to, one of the 19 corruptions of CIFAR-10-C."""
+"""Twelve shifts at three severities.  None is one of the 19 corruptions of CIFAR-10-C."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gpattention.data.corruptions.random_fields import RandomFields
 from gpattention.data.shifts.colour import posterised, recoloured, solarised
-from gpattention.data.shifts.geometry import magnified, moved, sheared, turned
+from gpattention.data.shifts.geometry import moved, sheared, shrunk, turned
 from gpattention.data.shifts.patterns import chequered, covered, ghosted, striped, waved
 
 SEVERITIES = (1, 2, 3)
@@ -26,7 +26,7 @@ class Shift:
 _ALL = (
     Shift("turned", (10, 20, 30), turned),  # degrees
     Shift("sheared", (0.15, 0.3, 0.45), sheared),  # slope
-    Shift("magnified", (1.2, 1.5, 1.8), magnified),  # factor
+    Shift("shrunk", (0.85, 0.7, 0.55), shrunk),  # factor
     Shift("moved", (0.1, 0.2, 0.3), moved),  # share of the sides
     Shift("recoloured", (30, 90, 180), recoloured, coloured=True),  # degrees
     Shift("posterised", (8, 4, 3), posterised),  # tones of each colour

@@ -23,8 +23,8 @@ def sheared(images: Tensor, slope: float, random: RandomFields) -> Tensor:
     return _mapped(images, one, 0 * one, slope * _side(random, "side"), one)
 
 
-def magnified(images: Tensor, factor: float, random: RandomFields) -> Tensor:
-    """The middle alone, at the size of the whole."""
+def shrunk(images: Tensor, factor: float, random: RandomFields) -> Tensor:
+    """Seen from further away."""
     scale = torch.full_like(_side(random, "side"), 1 / factor)
     return _mapped(images, scale, 0 * scale, 0 * scale, scale)
 

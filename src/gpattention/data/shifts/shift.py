@@ -20,7 +20,7 @@ def shift(images: Tensor, name: str, severity: int, *, seed: int = 0, first_item
     """
     if name not in SHIFTS:
         raise ValueError(f"name: expected one of {', '.join(SHIFTS)}, got {name!r}")
-    if isinstance(severity, bool) or severity not in SEVERITIES:
+    if not isinstance(severity, int) or isinstance(severity, bool) or severity not in SEVERITIES:
         raise ValueError(f"severity: expected 1, 2 or 3, got {severity!r}")
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise ValueError(f"images: expected [B, 1 or 3, H, W], got {tuple(images.shape)}")

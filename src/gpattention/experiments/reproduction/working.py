@@ -3,12 +3,12 @@
 Everything can be stopped and started again: finished runs are left alone, others go on where they were.
 """
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from gpattention.experiments.recipe_file import write_recipe
 from gpattention.experiments.reproduction.plan import Plan, PlannedTraining
 from gpattention.training.checkpoint import list_checkpoints
 from gpattention.training.folder import FIRST_PHASE
+from gpattention.training.records import read_events
 from gpattention.training.signals import StopRequest
 
 LOOK = 0.2  # seconds between two looks at the processes
+PATIENCE = 60.0  # seconds that a process has to save its state when the work ends with an error
 STOPPED = 130  # exit code of a command that saved its state and stopped
 
 
@@ -37,6 +39,9 @@ class Outcome:
         """The last line of its log."""
         lines = self.log.read_text(errors="replace").replace("\r", "\n").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+_Running = tuple["subprocess.Popen[bytes]", tuple["_Work", float]]  # and when it was started
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,7 @@ def evaluate_plan(
 
 def is_finished(folder: Path) -> bool:
     """Whether a run has trained to its end."""
-    events = folder / "events.jsonl"
-    if not events.is_file():
-        return False
-    return any(json.loads(line)["event"] == "finished" for line in events.read_text().splitlines())
+    return any(event["event"] == "finished" for event in read_events(folder))
 
 
 def _is_gone(source: Path) -> bool:
@@ -152,9 +154,9 @@ def _all(works: Sequence[_Work], at_once: int, minutes: float | None) -> Iterato
         raise ValueError(f"expected at_once >= 1, got {at_once}")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     waiting = list(works)
-    running: dict[str, tuple[subprocess.Popen[bytes], tuple[_Work, float]]] = {}
+    running: dict[str, _Running] = {}
     told = False
-    with StopRequest() as stop:
+    with StopRequest() as stop, _ended(running):
         while waiting or running:
             ending = stop.asked is not None or (deadline is not None and time.monotonic() > deadline)
             if ending:
@@ -181,6 +183,22 @@ def _all(works: Sequence[_Work], at_once: int, minutes: float | None) -> Iterato
                     code = STOPPED if told and process.returncode == -signal.SIGTERM else process.returncode
                     yield Outcome(name, code, time.monotonic() - begin, work.log)
             time.sleep(LOOK)
+
+
+@contextmanager
+def _ended(running: dict[str, _Running]) -> Iterator[None]:
+    """Leave no process behind, whatever ends the work: a second call would train in the same folders."""
+    try:
+        yield
+    finally:
+        for process, _ in running.values():
+            process.send_signal(signal.SIGTERM)
+        for process, _ in running.values():
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _start(work: _Work) -> "subprocess.Popen[bytes]":

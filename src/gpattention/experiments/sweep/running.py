@@ -95,12 +95,17 @@ def choose_setting(settings: Sequence[SweepSetting], choose: Criterion) -> Sweep
 
 
 def chosen_row(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The validation of the weights that a run keeps: its last, or its best of the last phase."""
+    """The validation of the weights that a run keeps: its last, or its best of the last phase.
+
+    Of equals the first is kept, as in training.
+    """
     if not rows:
         raise ValueError("expected a run with a validation, got none")
     if recipe.checkpoint.select == "last":
         return rows[-1]
     late = [row for row in rows if row["phase"] == rows[-1]["phase"]]
+    if recipe.checkpoint.select == "best-nll":
+        return min(late, key=lambda row: float(row["validation_nll"]))
     return max(late, key=lambda row: float(row["validation_accuracy"]))
 
 

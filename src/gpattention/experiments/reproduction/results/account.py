@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatch
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,18 @@ def readme(results: PlanResults, commands: list[str], files: list[str], left_out
 def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
     """From each start of the training process to the last it told, stops between them left out."""
     total = 0.0
-    for before, event, after in zip(events, events[1:], [*events[2:], {}], strict=False):
-        resumes = event.get("event") == "phase" and after.get("event") == "resumed"
+    for i in range(1, len(events)):
+        follow = dropwhile(lambda event: event.get("event") == "phase", events[i:])
+        # a process that resumes sets up its phases first, and then says so
+        resumes = _starts(events, i) and next(follow, {}).get("event") == "resumed"
         if not resumes:
-            total += event["time"] - before["time"]
+            total += events[i]["time"] - events[i - 1]["time"]
     return total
+
+
+def _starts(events: tuple[dict[str, Any], ...], i: int) -> bool:
+    """Whether it is the first of some phases in a row."""
+    return events[i].get("event") == "phase" and events[i - 1].get("event") != "phase"
 
 
 def _extent(results: PlanResults) -> str:

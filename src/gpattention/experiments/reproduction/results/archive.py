@@ -58,9 +58,10 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> Records:
     # without an archive, a folder that is not there is a mistake and is told as one
     found = find_runs_of(plan, runs) if runs.is_dir() or not archive.is_file() else {}
     for name, run in found.items():
-        if (kept / name).exists():
-            shutil.rmtree(kept / name)
         _write_records(run, staged / name)
+        if (kept / name).exists():
+            _keep_suites(archive, kept / name, staged / name)
+            shutil.rmtree(kept / name)
     names = [training.folder for training in plan.trainings]
     archived = tuple(name for name in names if (kept / name).is_dir())
     for name in archived:
@@ -69,6 +70,30 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> Records:
     if not found and not archived:
         raise none_evaluated(plan, f"{runs} or {archive}" if archive.is_file() else str(runs))
     return Records(staged, packed((staged, kept)), archived)
+
+
+def _keep_suites(archive: Path, earlier: Path, now: Path) -> None:
+    """Suites that the run folder was not judged by stay, if they are of the same weights."""
+    judged = {file.name for file in (now / "evaluation").glob("*.json")}
+    further = [file for file in sorted((earlier / "evaluation").glob("*.json")) if file.name not in judged]
+    if not further:
+        return
+    if _weights(earlier) != _weights(now):
+        names = ", ".join(file.stem for file in further)
+        raise ValueError(
+            f"{archive} has {names} of {now.name}, of other weights than in the run folder, which has not: "
+            f"evaluate the run by {names}, or remove the archive"
+        )
+    (now / "evaluation").mkdir(exist_ok=True)
+    for file in further:
+        shutil.copyfile(file, now / "evaluation" / file.name)
+
+
+def _weights(run: Path) -> tuple[Any, set[Any]]:
+    """What tells whether two records are of one run: its recipe, and the digests that were judged."""
+    found = [json.loads(file.read_text()) for file in sorted((run / "evaluation").glob("*.json"))]
+    digests = {json.loads(plain["environment"].get("settings", "{}")).get("model") for plain in found}
+    return json.loads((run / "recipe.json").read_text()), digests
 
 
 def packed(folders: Sequence[Path]) -> bytes:

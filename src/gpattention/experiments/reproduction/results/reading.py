@@ -12,8 +12,9 @@ from typing import Any
 from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.estimates import Estimate
-from gpattention.experiments.runs import find_runs, read_events, read_rows
+from gpattention.experiments.runs import find_runs, read_rows
 from gpattention.training import Recipe, recipe_from_dict
+from gpattention.training.records import read_events
 
 Key = tuple[str, str, str, str, str | None]  # suite, set, predictor, metric, score
 ORDER = ("model", "mean", "mc_dropout", "dropout_draws", "laplace", "gp_layer", "ensemble")
