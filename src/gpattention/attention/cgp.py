@@ -8,8 +8,9 @@ from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.registry import register_attention
 from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_posterior, cgp_posterior
+from gpattention.gp.checks import check_choice, check_count, check_observation_noise
 from gpattention.gp.correlated import CGPPosterior
-from gpattention.gp.correlated_density import LatentPrior, cgp_density_of
+from gpattention.gp.correlated_density import LATENT_PRIORS, LatentPrior, cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
 from gpattention.gp.fused.exact.cgp import Cost
 
@@ -47,8 +48,10 @@ class CGPAttention(GaussianAttention):
                 f"causal attention defines no density of all tokens: expected regularizer 'none', "
                 f"got {self.regularizer!r}"
             )
-        if latent_prior not in ("noisy", "latent"):
-            raise ValueError(f"expected latent_prior to be 'noisy' or 'latent', got {latent_prior!r}")
+        check_choice("latent_prior", latent_prior, LATENT_PRIORS)
+        if observation_noise is not None:
+            check_observation_noise(observation_noise)
+        check_count("regularizer_samples", regularizer_samples)
         self.causal = causal
         self.latent_prior: LatentPrior = latent_prior
         self.observation_noise, self.regularizer_samples = observation_noise, regularizer_samples

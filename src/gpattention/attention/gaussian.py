@@ -45,17 +45,18 @@ class GaussianAttention(Attention):
         self.query, self.key = self._linear(), self._linear()
         for linear in (self.query, self.key):
             spread_(linear, num_heads)
-        self.noise = Positive((num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, **self._made_with)
+        made, H = self._made_with, num_heads
+        self.noise = Positive((H,), noise, floor=NOISE_FLOOR, learned=learn_noise, name="noise", **made)
         if not max_stddev > 0:
             raise ValueError(f"expected max_stddev > 0, got {max_stddev}")
         self.max_stddev = max_stddev
         if self.normalize == "rows":
             self.prior_scale = Positive(
-                (num_heads,), prior_scale, learned=learn_prior_scale, **self._made_with
+                (H,), prior_scale, learned=learn_prior_scale, name="prior_scale", **made
             )
         else:
-            self.scale_q = Positive((num_heads,), scale, learned=learn_scale, **self._made_with)
-            self.scale_k = Positive((num_heads,), scale, learned=learn_scale, **self._made_with)
+            self.scale_q = Positive((H,), scale, learned=learn_scale, name="scale", **made)
+            self.scale_k = Positive((H,), scale, learned=learn_scale, name="scale", **made)
 
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._projection("query", heads), self._projection("key", heads)

@@ -1,7 +1,7 @@
 """Sparse correlated-GP attention (eq. 15): linear in the number of tokens."""
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Generator, Tensor
 
@@ -13,11 +13,12 @@ from gpattention.attention.registry import register_attention
 from gpattention.attention.regularizer import normalised
 from gpattention.attention.sharding import TokenShards
 from gpattention.gp import LogDensity, NoiseSource, Posterior, scgp_posterior, sparse_row_log_amplitude
+from gpattention.gp.checks import check_choice
 from gpattention.gp.divergence import scgp_kl_of
 from gpattention.gp.sharded_amplitude import sharded_row_log_amplitude
 from gpattention.gp.sparse import FUSED_OBJECTIVES, SCGPPosterior
 from gpattention.gp.sparse_density import scgp_density_of
-from gpattention.gp.sparse_kind import CONDITIONALS, Conditional
+from gpattention.gp.sparse_kind import CONDITIONALS, VALUES, Conditional, Values
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,19 +53,16 @@ class SCGPAttention(GaussianAttention):
         *,
         inducing: InducingKind = "learned",
         num_inducing: int | tuple[int, int] = 32,
-        values: Literal["paper", "dual"] | None = None,
+        values: Values | None = None,
         include_noise: bool | None = None,
         conditional: Conditional = "deterministic",
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        if values not in (None, "paper", "dual"):
-            raise ValueError(f"expected values to be 'paper' or 'dual', got {values!r}")
-        self.values: Literal["paper", "dual"] = values or ("dual" if self.normalize == "rows" else "paper")
-        if conditional not in CONDITIONALS:
-            raise ValueError(
-                f"expected conditional to be 'deterministic' or 'independent', got {conditional!r}"
-            )
+        if values is not None:
+            check_choice("values", values, VALUES)
+        self.values: Values = values or ("dual" if self.normalize == "rows" else "paper")
+        check_choice("conditional", conditional, CONDITIONALS)
         self.conditional: Conditional = conditional
         self.include_noise = self.normalize == "none" if include_noise is None else include_noise
         self.latent = self._latent()
