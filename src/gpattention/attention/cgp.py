@@ -12,7 +12,7 @@ from gpattention.gp.checks import check_choice, check_count, check_observation_n
 from gpattention.gp.correlated import CGPPosterior
 from gpattention.gp.correlated_density import LATENT_PRIORS, LatentPrior, cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
-from gpattention.gp.fused.exact.cgp import Cost
+from gpattention.gp.posterior import Cost
 
 
 @register_attention("cgp")

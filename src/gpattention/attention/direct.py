@@ -11,7 +11,7 @@ from gpattention.gp import LogDensity, NoiseSource, Posterior, direct_log_densit
 from gpattention.gp.direct import DirectPosterior
 from gpattention.gp.direct_density import direct_density_of
 from gpattention.gp.divergence import direct_kl_of
-from gpattention.gp.fused.exact.cgp import Cost
+from gpattention.gp.posterior import Cost
 
 
 @register_attention("direct")
