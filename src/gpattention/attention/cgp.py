@@ -5,7 +5,7 @@ from typing import Any
 from torch import Generator, Tensor
 
 from gpattention.attention.base import Heads
-from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.registry import register_attention
 from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_posterior, cgp_posterior
 from gpattention.gp.checks import check_choice, check_count, check_observation_noise
@@ -40,14 +40,7 @@ class CGPAttention(GaussianAttention):
         regularizer_samples: int = 1,
         **options: Any,
     ) -> None:
-        if causal and options.get("regularizer") is None:
-            options["regularizer"] = "none"
-        super().__init__(embed_dim, num_heads, **options)
-        if causal and self.regularizer != "none":
-            raise ValueError(
-                f"causal attention defines no density of all tokens: expected regularizer 'none', "
-                f"got {self.regularizer!r}"
-            )
+        super().__init__(embed_dim, num_heads, **(causal_options(options) if causal else options))
         check_choice("latent_prior", latent_prior, LATENT_PRIORS)
         if observation_noise is not None:
             check_observation_noise(observation_noise)

@@ -100,3 +100,13 @@ class GaussianAttention(Attention):
         linear = self._linear()
         linear.load_state_dict(self.key.state_dict())
         return linear
+
+
+def causal_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of causal attention, which defines no density of all tokens and so has no regulariser."""
+    given = options.get("regularizer")
+    if given not in (None, "none"):
+        raise ValueError(
+            f"causal attention defines no density of all tokens: expected regularizer 'none', got {given!r}"
+        )
+    return {**options, "regularizer": "none"}
