@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpattention.attention.base import Attention
+from gpattention.gp.checks import check_choice
 
 _KINDS: dict[str, type[Attention]] = {}
 
@@ -34,8 +35,7 @@ def list_attention() -> tuple[str, ...]:
 
 def attention_class(kind: str) -> type[Attention]:
     """The class behind a name."""
-    if kind not in _KINDS:
-        raise ValueError(f"expected kind to be one of {', '.join(list_attention())}, got {kind!r}")
+    check_choice("kind", kind, list_attention())
     return _KINDS[kind]
 
 

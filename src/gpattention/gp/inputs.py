@@ -17,6 +17,8 @@ from gpattention.gp.checks import (
     check_amplitude,
     check_amplitude_shape,
     check_mask,
+    check_observation_noise,
+    check_positive,
     check_tokens,
     check_values,
     common_lead,
@@ -206,8 +208,7 @@ def beside(a: Tensor, b: Tensor) -> Tensor:
 def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
     """A positive number, or one per leading axis, as [..., 1, 1]."""
     if not isinstance(value, Tensor):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"expected {name} to be positive and finite, got {value}")
+        check_parameter(name, value)
         return torch.full((1, 1), float(value), dtype=dtype, device=like.device)
     if value.device != like.device:
         raise ValueError(f"expected {name} on {like.device} like q, got {value.device}")
@@ -219,12 +220,22 @@ def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype
     return value.to(dtype)[..., None, None]
 
 
+def check_parameter(name: str, value: Scalar) -> None:
+    """Positive and finite, all of it; whether it fits is seen where the leading axes are known."""
+    if isinstance(value, Tensor):
+        check_positive(name, value)
+    elif not 0 < value < float("inf"):
+        raise ValueError(f"expected {name} to be positive and finite, got {value}")
+
+
 def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
     """tau^2 as [..., 1, 1]: sigma^2 itself for None; 0.0 is allowed."""
     if observation_noise is None:
         return t.noise
-    if not isinstance(observation_noise, Tensor) and observation_noise == 0:
-        return torch.zeros_like(t.noise)
+    if not isinstance(observation_noise, Tensor):
+        check_observation_noise(observation_noise)
+        if observation_noise == 0:
+            return torch.zeros_like(t.noise)
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
     if not checks_are_deferred() and not bool(((tau >= 0) & tau.isfinite()).all()):
