@@ -60,5 +60,5 @@ def _sums(model: Transformer, data: TrainingData, items: Tensor, batch_size: int
     prediction = model.predict(take(data.validation, items, device), samples=0, batch_size=batch_size)
     labels = data.validation_labels[items].to(prediction.label.device)
     right = (prediction.label == labels).double().sum()
-    nll = nll_loss(prediction.probs.double().clamp_min(1e-12).log(), labels, reduction="sum")
+    nll = nll_loss(prediction.log_probs.double(), labels, reduction="sum")
     return torch.stack([right, nll, torch.full_like(nll, len(items))]).cpu()
