@@ -26,14 +26,12 @@ from gpattention.models.rows import (
     evaluating,
     model_device,
 )
-from gpattention.models.sample_chunks import Request, run_chunks, shares_samples
+from gpattention.models.sample_chunks import NO_CAPTURE, Request, run_chunks, shares_samples
 
 Draw: TypeAlias = Literal["none", "independent", "joint"]
 DRAWS = ("none", "independent", "joint")
 BATCH_SIZE = 256  # rows that run at once unless told otherwise
 BATCH_SIZES = {"cuda": 2000}  # of devices that few rows leave idle
-
-
 NO_VARIANCE = "variances=True, but none of the model's {} layers has a variance"
 
 
@@ -194,7 +192,8 @@ def predict(
 
     A model whose forward pass takes `samples`, as the transformers' does, computes what is before the first
     draw once for all samples of an item.  On a GPU batches of such a model may be replays of a captured one:
-    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time.
+    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time.  True
+    fails with the reason where nothing can be captured; two batches come first, so fewer are not replays.
     `batch_size` is 256 if not given; 2000 on a GPU, and 256 there too if memory does not suffice.
 
     >>> predict(model, images, samples=10).probs  # [B, C]
@@ -210,6 +209,8 @@ def predict(
         if shares_samples(model):
             request = Request(count, seed, draw if drawing else "none", need, first_item)
             return _from_chunks(model, inputs, request, batch_size, device, capture, progress)
+        if capture:
+            raise ValueError(NO_CAPTURE.format("its forward pass does not take samples"))
         told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
 
         def forward(rows: Rows) -> Tensor:
