@@ -1,6 +1,7 @@
 """The handle of an attached model: predict with uncertainty, fit it, take it off again."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from gpattention.adopt.reading import Task, real_tokens
 from gpattention.adopt.results import TokenPrediction, Values
 from gpattention.adopt.running import Runner, chunks
 from gpattention.adopt.settings import Settings, initial_settings
+from gpattention.adopt.settings_folder import load_settings, save_settings
 from gpattention.adopt.sites import Found, Site
 from gpattention.adopt.tables import describe
 from gpattention.models.prediction import BATCH_SIZE, Prediction
@@ -152,16 +154,28 @@ class Handle:
         self._settings = fit.settings
         return fit
 
+    def save(self, folder: str | Path) -> None:
+        """Write the settings: `attached.json` and `attached.safetensors`, each in one piece or not at all.
+
+        The model is not among them; it is saved as ever, in the same folder if that is wanted.
+
+        >>> handle.save("attached")
+        """
+        save_settings(Path(folder), [site.name for site in self.sites], self._settings)
+
+    def load(self, folder: str | Path) -> None:
+        """What `save` wrote, for the same model; anything unexpected is an error and nothing is loaded."""
+        sites, settings = load_settings(Path(folder))
+        self._take(sites, settings, str(folder))
+
     def state_dict(self) -> dict[str, Any]:
-        """The settings, for `torch.save`."""
+        """The settings as a mapping, say for a checkpoint of one's own; `save` writes files."""
         return {"sites": [site.name for site in self.sites], **self._settings.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """What `state_dict` gave, for the same model."""
-        own, theirs = [site.name for site in self.sites], list(state.get("sites", []))
-        if own != theirs:
-            raise ValueError(f"expected the state of sites {own}, got {theirs}")
-        self.settings = Settings.from_state_dict({k: v for k, v in state.items() if k != "sites"})
+        settings = Settings.from_state_dict({k: v for k, v in state.items() if k != "sites"})
+        self._take(list(state.get("sites", [])), settings, "state")
 
     def detach(self) -> nn.Module:
         """Let go of the model, which is what it was; the handle answers no more."""
@@ -197,6 +211,13 @@ class Handle:
             return TokenPrediction(flat, real_tokens(inputs, shape))
         residual = self._settings.residual if self.task == "regression" and drawn else 0.0
         return Values.from_draws(answers, residual)
+
+    def _take(self, sites: list[str], settings: Settings, source: str) -> None:
+        """Settings from elsewhere, if they are those of the same sites."""
+        own = [site.name for site in self.sites]
+        if own != sites:
+            raise ValueError(f"{source}: expected the settings of sites {own}, got those of {sites}")
+        self.settings = settings
 
     def _check_attached(self) -> None:
         if not self._attached:
