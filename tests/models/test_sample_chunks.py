@@ -10,6 +10,7 @@ from gpattention.gp import ItemNoise
 from gpattention.gp.cholesky import cholesky
 from gpattention.models import predict, sample_chunks
 from gpattention.models.rows import collect, evaluating
+from gpattention.models.rows_at_once import ROWS
 from gpattention.models.sample_chunks import Chunk, SharedNoise, cut, shares_samples
 from tests.models.graph_stand_in import stand_in
 from tests.models.small_models import DRAWING, STACKS, text, vision
@@ -262,7 +263,7 @@ class TestFailures:
 
         model = vision("cgp")
         monkeypatch.setattr(prediction, "run_chunks", limited)
-        monkeypatch.setattr(prediction, "BATCH_SIZES", {"cpu": 2000})
+        monkeypatch.setitem(ROWS, "cpu", 2000)
         found = predict(model, IMAGES, samples=2)
         assert asked == [2000, 256]
         assert found.logits.shape == (2, 5, 3)

@@ -33,7 +33,7 @@ class Echo(nn.Module):
 def judged(logits: list[list[float]], labels: list[int]):
     inputs, right = torch.tensor(logits), torch.tensor(labels)
     data = TrainingData(inputs, right, inputs, right, {})
-    return validate(SingleProcess(torch.device("cpu")), Echo(), data, batch_size=2)
+    return validate(SingleProcess(torch.device("cpu")), Echo(), data)
 
 
 def test_a_sure_error_costs_its_whole_log_likelihood() -> None:

@@ -18,8 +18,9 @@ from gpattention.adopt.settings import Settings, initial_settings
 from gpattention.adopt.settings_folder import load_settings, save_settings
 from gpattention.adopt.sites import Found, Site
 from gpattention.adopt.tables import describe
-from gpattention.models.prediction import BATCH_SIZE, Prediction
+from gpattention.models.prediction import Prediction
 from gpattention.models.rows import Inputs, Progress, check_count, count_items, device_of, evaluating
+from gpattention.models.rows_at_once import run_rows
 
 
 class Handle:
@@ -75,7 +76,7 @@ class Handle:
         samples: int = 10,
         seed: int = 0,
         *,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         variances: bool = False,
         first_item: int = 0,
         progress: Progress | None = None,
@@ -84,21 +85,22 @@ class Handle:
 
         The model runs in evaluation mode and without gradients.  `samples=0` is the model itself, to the last
         bit.  The draws of item i depend on `seed` and `first_item` + i alone.  `variances=True` adds each
-        site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
+        site's variances, [B, H, N] averaged over the samples, to a `Prediction`.  `batch_size` bounds the
+        rows (items times samples) that run at once: if not given 256, or 2000 on a GPU whose memory suffices.
 
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
         self._check_attached()
         check_count("samples", samples, least=0)
-        check_count("batch_size", batch_size, least=1)
         check_count("first_item", first_item, least=0)
         device, count = self._runner.device(inputs), max(samples, 1)
         settings = self._settings.to(device)
-        parts: list[Tensor] = []
-        told = _Means(len(self.sites), count_items(inputs), count) if variances else None
-        with evaluating(self.model):
+
+        def run(rows_at_once: int) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
+            parts: list[Tensor] = []
+            told = _Means(len(self.sites), count_items(inputs), count) if variances else None
             for chunk in chunks(
-                inputs, samples=count, batch_size=batch_size, device=device, first_item=first_item,
+                inputs, samples=count, batch_size=rows_at_once, device=device, first_item=first_item,
                 progress=progress,
             ):  # fmt: skip
                 if samples == 0:
@@ -113,22 +115,29 @@ class Handle:
                 parts.append(answer.to(device_of(inputs)))
                 if told is not None:
                     told.add(chunk.rows, kept)
-        answers = torch.cat(parts).unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
-        return self._result(
-            answers, inputs, drawn=samples > 0, variances=None if told is None else told.all()
-        )
+            return torch.cat(parts), None if told is None else told.all()
 
-    def variances(self, inputs: Inputs, *, batch_size: int = BATCH_SIZE) -> tuple[Tensor, ...]:
+        with evaluating(self.model):
+            rows, means = run_rows(run, batch_size, device)
+        answers = rows.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
+        return self._result(answers, inputs, drawn=samples > 0, variances=means)
+
+    def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw."""
         self._check_attached()
         device = self._runner.device(inputs)
-        settings, told = self._settings.to(device), _Means(len(self.sites), count_items(inputs), 1)
-        with evaluating(self.model):
-            for chunk in chunks(inputs, samples=1, batch_size=batch_size, device=device):
+        settings = self._settings.to(device)
+
+        def run(rows_at_once: int) -> tuple[Tensor | None, ...]:
+            told = _Means(len(self.sites), count_items(inputs), 1)
+            for chunk in chunks(inputs, samples=1, batch_size=rows_at_once, device=device):
                 drawing = self._runner.drawing(settings, None, keep_variances=True)
                 self._runner.output(chunk.inputs, drawing)
                 told.add(chunk.rows, drawing.variances)
-        return tuple(x for x in told.all() if x is not None)
+            return told.all()
+
+        with evaluating(self.model):
+            return tuple(x for x in run_rows(run, batch_size, device) if x is not None)
 
     def process_mean(self, inputs: Inputs) -> Tensor:
         """The model's answers with every attention replaced by its Gaussian process's own mean.

@@ -7,7 +7,6 @@ draws expect of their own entropy plus how much they disagree, the mutual inform
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -26,12 +25,11 @@ from gpattention.models.rows import (
     evaluating,
     model_device,
 )
+from gpattention.models.rows_at_once import run_rows
 from gpattention.models.sample_chunks import NO_CAPTURE, Request, run_chunks, shares_samples
 
 Draw: TypeAlias = Literal["none", "independent", "joint"]
 DRAWS = ("none", "independent", "joint")
-BATCH_SIZE = 256  # rows that run at once unless told otherwise
-BATCH_SIZES = {"cuda": 2000}  # of devices that few rows leave idle
 NO_VARIANCE = "variances=True, but none of the model's {} layers has a variance"
 
 
@@ -194,7 +192,7 @@ def predict(
     draw once for all samples of an item.  On a GPU batches of such a model may be replays of a captured one:
     `capture` insists on it or forbids it, None captures where starting kernels takes most of the time.  True
     fails with the reason where nothing can be captured; two batches come first, so fewer are not replays.
-    `batch_size` is 256 if not given; 2000 on a GPU, and 256 there too if memory does not suffice.
+    If `batch_size` is not given it is 256, or 2000 on a GPU whose memory suffices.
 
     >>> predict(model, images, samples=10).probs  # [B, C]
     """
@@ -211,26 +209,30 @@ def predict(
             return _from_chunks(model, inputs, request, batch_size, device, capture, progress)
         if capture:
             raise ValueError(NO_CAPTURE.format("its forward pass does not take samples"))
-        told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
 
-        def forward(rows: Rows) -> Tensor:
-            noise = rows.noise if drawing else None
-            output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
-            if told is not None:
-                told.add(rows.items, output.layers)
-            return output.logits
+        def run(rows_at_once: int) -> Prediction:
+            told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
 
-        logits = collect(
-            forward,
-            inputs,
-            samples=count,
-            seed=seed,
-            batch_size=BATCH_SIZE if batch_size is None else batch_size,
-            device=device,
-            first_item=first_item,
-            progress=progress,
-        )
-    return Prediction.from_logits(logits, None if told is None else told.means())
+            def forward(rows: Rows) -> Tensor:
+                noise = rows.noise if drawing else None
+                output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
+                if told is not None:
+                    told.add(rows.items, output.layers)
+                return output.logits
+
+            logits = collect(
+                forward,
+                inputs,
+                samples=count,
+                seed=seed,
+                batch_size=rows_at_once,
+                device=device,
+                first_item=first_item,
+                progress=progress,
+            )
+            return Prediction.from_logits(logits, None if told is None else told.means())
+
+        return run_rows(run, batch_size, device)
 
 
 def _from_chunks(
@@ -243,15 +245,13 @@ def _from_chunks(
     progress: Progress | None,
 ) -> Prediction:
     """A prediction whose samples share what is before the first draw."""
-    chosen = BATCH_SIZES.get(device.type, BATCH_SIZE)
-    run = partial(run_chunks, model, inputs, request, device=device, capture=capture, progress=progress)
-    try:
-        logits, sums = run(batch_size=chosen if batch_size is None else batch_size)
-    except torch.OutOfMemoryError:
-        if batch_size is not None or chosen <= BATCH_SIZE:
-            raise
-        torch.cuda.empty_cache()
-        logits, sums = run(batch_size=BATCH_SIZE)
+    logits, sums = run_rows(
+        lambda rows: run_chunks(
+            model, inputs, request, batch_size=rows, device=device, capture=capture, progress=progress
+        ),
+        batch_size,
+        device,
+    )
     if "variance" not in request.need:
         return Prediction.from_logits(logits)
     if all(total is None for total in sums):
