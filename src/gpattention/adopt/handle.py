@@ -13,14 +13,23 @@ from gpattention.adopt.fitting import Fit, FitOptions, fit_settings
 from gpattention.adopt.listening import GaussianProcessMean
 from gpattention.adopt.reading import Task, real_tokens
 from gpattention.adopt.results import TokenPrediction, Values
-from gpattention.adopt.running import Runner, chunks
+from gpattention.adopt.running import Runner
 from gpattention.adopt.settings import Settings, initial_settings
 from gpattention.adopt.settings_folder import load_settings, save_settings
 from gpattention.adopt.sites import Found, Site
 from gpattention.adopt.tables import describe
 from gpattention.models.prediction import Prediction
-from gpattention.models.rows import Inputs, Progress, check_count, count_items, device_of, evaluating
+from gpattention.models.rows import (
+    Inputs,
+    Progress,
+    check_count,
+    count_items,
+    device_of,
+    evaluating,
+    iterate_rows,
+)
 from gpattention.models.rows_at_once import run_rows
+from gpattention.models.variance_means import VarianceMeans
 
 
 class Handle:
@@ -98,28 +107,27 @@ class Handle:
 
         def run(rows_at_once: int) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
             parts: list[Tensor] = []
-            told = _Means(len(self.sites), count_items(inputs), count) if variances else None
-            for chunk in chunks(
-                inputs, samples=count, batch_size=rows_at_once, device=device, first_item=first_item,
-                progress=progress,
+            told = VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
+            for rows in iterate_rows(
+                inputs, samples=count, seed=seed, batch_size=rows_at_once, device=device,
+                first_item=first_item, progress=progress,
             ):  # fmt: skip
                 if samples == 0:
                     drawing = self._runner.drawing(settings, None, keep_variances=True) if told else None
-                    answer = self._runner.output(chunk.inputs, drawing)
+                    answer = self._runner.output(rows.inputs, drawing)
                     kept = drawing.variances if drawing else []
                 else:
                     answer, kept = self._runner.draw(
-                        chunk.inputs, settings, seed=seed, items=chunk.items, samples=chunk.samples,
-                        keep_variances=told is not None,
+                        rows, settings, seed=seed, keep_variances=told is not None
                     )  # fmt: skip
                 parts.append(answer.to(device_of(inputs)))
                 if told is not None:
-                    told.add(chunk.rows, kept)
-            return torch.cat(parts), None if told is None else told.all()
+                    told.add(rows.items, kept)
+            return torch.cat(parts), None if told is None else told.means()
 
         with evaluating(self.model):
-            rows, means = run_rows(run, batch_size, device)
-        answers = rows.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
+            parts, means = run_rows(run, batch_size, device)
+        answers = parts.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
         return self._result(answers, inputs, drawn=samples > 0, variances=means)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
@@ -129,12 +137,12 @@ class Handle:
         settings = self._settings.to(device)
 
         def run(rows_at_once: int) -> tuple[Tensor | None, ...]:
-            told = _Means(len(self.sites), count_items(inputs), 1)
-            for chunk in chunks(inputs, samples=1, batch_size=rows_at_once, device=device):
+            told = VarianceMeans(count_items(inputs), 1, device_of(inputs))
+            for rows in iterate_rows(inputs, samples=1, seed=0, batch_size=rows_at_once, device=device):
                 drawing = self._runner.drawing(settings, None, keep_variances=True)
-                self._runner.output(chunk.inputs, drawing)
-                told.add(chunk.rows, drawing.variances)
-            return told.all()
+                self._runner.output(rows.inputs, drawing)
+                told.add(rows.items, drawing.variances)
+            return told.means()
 
         with evaluating(self.model):
             return tuple(x for x in run_rows(run, batch_size, device) if x is not None)
@@ -231,28 +239,3 @@ class Handle:
     def _check_attached(self) -> None:
         if not self._attached:
             raise ValueError("expected an attached handle, got one that was detached: call attach again")
-
-
-class _Means:
-    """Every site's variances, averaged over the samples while they run."""
-
-    def __init__(self, sites: int, items: int, samples: int) -> None:
-        self._sums: list[Tensor | None] = [None] * sites
-        self._items, self._samples = items, samples
-
-    def add(self, rows: Tensor, variances: list[Tensor | None]) -> None:
-        """Variances of a chunk, [R, H, N] each, for the items of its rows."""
-        for place, variance in enumerate(variances):
-            if variance is None:
-                continue
-            total = self._sums[place]
-            if total is None:
-                total = torch.zeros(
-                    self._items, *variance.shape[1:], dtype=variance.dtype, device=rows.device
-                )
-                self._sums[place] = total
-            total.index_add_(0, rows, variance.to(rows.device))
-
-    def all(self) -> tuple[Tensor | None, ...]:
-        """[B, H, N] per site, None where it does not draw."""
-        return tuple(total if total is None else total / self._samples for total in self._sums)

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
+from gpattention.attention.output import Draw
 from gpattention.gp import ItemNoise
-from gpattention.models.prediction import Classifier, Draw, Prediction
+from gpattention.models.prediction import Classifier, Prediction
 from gpattention.models.rows import (
     Inputs,
     Progress,

@@ -4,9 +4,10 @@ from functools import partial
 
 from torch import Tensor
 
+from gpattention.attention.output import DRAWS, Draw
 from gpattention.metrics.checks import check_choice
 from gpattention.models.item_dropout import Dropout, calls_of_items, find_dropouts, hooked, item_masks
-from gpattention.models.prediction import DRAWS, Classifier, Draw, Prediction, predict
+from gpattention.models.prediction import Classifier, Prediction, predict
 from gpattention.models.rows import Inputs, Progress, Rows, check_count, collect, evaluating, model_device
 from gpattention.models.rows_at_once import run_rows
 

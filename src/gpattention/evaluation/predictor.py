@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpattention.models.prediction import Classifier, Draw, Prediction, predict
+from gpattention.attention.output import Draw
+from gpattention.models.prediction import Classifier, Prediction, predict
 from gpattention.models.rows import Inputs, Progress
 
 

@@ -7,11 +7,12 @@ draws expect of their own entropy plus how much they disagree, the mutual inform
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
 
+from gpattention.attention.output import DRAWS, Draw
 from gpattention.gp import ItemNoise, NonFiniteError
 from gpattention.models.rows import (
     Inputs,
@@ -27,10 +28,7 @@ from gpattention.models.rows import (
 )
 from gpattention.models.rows_at_once import run_rows
 from gpattention.models.sample_chunks import NO_CAPTURE, Request, run_chunks, shares_samples
-
-Draw: TypeAlias = Literal["none", "independent", "joint"]
-DRAWS = ("none", "independent", "joint")
-NO_VARIANCE = "variances=True, but none of the model's {} layers has a variance"
+from gpattention.models.variance_means import VarianceMeans
 
 
 class LayerOutput(Protocol):
@@ -211,13 +209,13 @@ def predict(
             raise ValueError(NO_CAPTURE.format("its forward pass does not take samples"))
 
         def run(rows_at_once: int) -> Prediction:
-            told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
+            told = VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
 
             def forward(rows: Rows) -> Tensor:
                 noise = rows.noise if drawing else None
                 output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
                 if told is not None:
-                    told.add(rows.items, output.layers)
+                    told.add(rows.items, [layer.variance for layer in output.layers])
                 return output.logits
 
             logits = collect(
@@ -230,7 +228,7 @@ def predict(
                 first_item=first_item,
                 progress=progress,
             )
-            return Prediction.from_logits(logits, None if told is None else told.means())
+            return Prediction.from_logits(logits, None if told is None else _some(told.means()))
 
         return run_rows(run, batch_size, device)
 
@@ -254,38 +252,15 @@ def _from_chunks(
     )
     if "variance" not in request.need:
         return Prediction.from_logits(logits)
-    if all(total is None for total in sums):
-        raise ValueError(NO_VARIANCE.format(len(sums)))
     means = tuple(None if total is None else total / request.samples for total in sums)
-    return Prediction.from_logits(logits, means)
+    return Prediction.from_logits(logits, _some(means))
 
 
-class _VarianceMeans:
-    """Each layer's variances averaged over the samples while they run."""
-
-    def __init__(self, items: int, samples: int, device: torch.device) -> None:
-        self._items, self._samples, self._device = items, samples, device
-        self._sums: list[Tensor | None] | None = None
-
-    def add(self, items: Tensor, layers: Sequence[LayerOutput]) -> None:
-        """Rows of every layer, each for its item."""
-        if self._sums is None:
-            if all(layer.variance is None for layer in layers):
-                raise ValueError(NO_VARIANCE.format(len(layers)))
-            self._sums = [self._zeros(layer.variance) for layer in layers]
-        for total, layer in zip(self._sums, layers, strict=True):
-            if total is not None and layer.variance is not None:
-                total.index_add_(0, items, layer.variance.to(total.device, total.dtype))
-
-    def means(self) -> tuple[Tensor | None, ...]:
-        """Per layer [B, ...]."""
-        return tuple(x if x is None else x / self._samples for x in self._sums or ())
-
-    def _zeros(self, like: Tensor | None) -> Tensor | None:
-        if like is None:
-            return None
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        return torch.zeros(self._items, *like.shape[1:], dtype=dtype, device=self._device)
+def _some(variances: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """They were asked for: at least one layer must have one."""
+    if all(variance is None for variance in variances):
+        raise ValueError(f"variances=True, but none of the model's {len(variances)} layers has a variance")
+    return variances
 
 
 def _cat_variances(parts: Sequence[tuple[Tensor | None, ...] | None]) -> tuple[Tensor | None, ...] | None:
