@@ -1,6 +1,7 @@
 """Evaluation of whole runs: records, resumption, ensembles, means over seeds."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,7 +225,13 @@ class TestResumption:
         self, runs: list[Path], everything: dict, tmp_path: Path
     ) -> None:
         run = copied(runs[0], tmp_path)
-        (run / "evaluation" / "clean.json").write_text("{")  # of no use: replaced
+        told = run / "evaluation" / "clean.json"
+        for damaged in ("{", "[]", '{"format": "gpattention-evaluation-1"}', told.read_text()[:-9]):
+            told.write_text(damaged)
+            with pytest.raises(ValueError, match=rf"{re.escape(str(told))} .* --fresh \(fresh=True\)"):
+                evaluate_run(run, ["clean"], **QUICK)
+            assert told.read_text() == damaged
+        told.unlink()  # only what is missing is computed
         file = run / "evaluation" / "predictions" / "model" / "test.safetensors"
         file.write_bytes(file.read_bytes()[:-5])
         with pytest.raises(DamagedPredictionError, match="fresh=True"):

@@ -20,7 +20,7 @@ from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
 from gpattention.evaluation.prediction_cache import file_digest
-from gpattention.evaluation.records import SuiteResult, suite_from_dict, write_suite
+from gpattention.evaluation.records import SuiteResult, read_suite, write_suite
 from gpattention.evaluation.suites import (
     SUITES,
     EfficiencyPlan,
@@ -175,12 +175,11 @@ class Evaluation:
 
 
 def finished(folder: Path, suite: str, described: str) -> SuiteResult | None:
-    """The result in the folder, if it was computed with these settings."""
+    """The result in the folder, if there is one that was computed with these settings."""
     path = folder / "evaluation" / f"{suite}.json"
-    try:
-        found = suite_from_dict(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, or of no use: it is computed and replaced
+    if not path.exists():
+        return None
+    found = read_suite(path)
     return found if found.environment.get("settings") == described else None
 
 
