@@ -9,7 +9,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import gpattention
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
-from gpattention.evaluation.prediction_cache import file_digest
 from gpattention.evaluation.records import SuiteResult, suite_from_dict, write_suite
 from gpattention.evaluation.suites import (
     SUITES,
@@ -33,7 +31,8 @@ from gpattention.evaluation.suites import (
 from gpattention.experiments.judging.judges import JUDGES
 from gpattention.experiments.judging.run_sets import RunSets, run_sets
 from gpattention.experiments.judging.session import Progress, Session, Steps
-from gpattention.experiments.runs import Run, open_run
+from gpattention.experiments.judging.weights import open_with_digest
+from gpattention.experiments.runs import Run
 from gpattention.metrics.checks import check_choice, check_count
 from gpattention.training import choose_device
 
@@ -88,7 +87,9 @@ class Evaluation:
 
     def __init__(self, folder: StrPath, settings: Settings) -> None:
         self.settings = settings
-        self.run: Run = open_run(folder)
+        self.run: Run
+        self.weights: str  # SHA-256 of those in `run`, also when the file has others by now
+        self.run, self.weights = open_with_digest(folder)
         self.sets: RunSets = run_sets(
             self.run,
             settings.root,
@@ -100,19 +101,15 @@ class Evaluation:
         self._session: Session | None = None
         self._results: dict[str, SuiteResult] = {}
 
-    @cached_property
-    def weights(self) -> str:
-        """SHA-256 of the model's file."""
-        return file_digest(self.run.folder / "model" / "model.safetensors")
-
     @property
     def session(self) -> Session:
         """Made when it is first needed."""
         if self._session is None:
             s = self.settings
             self._session = Session(
-                self.run, self.sets, s.predictors, samples=s.samples, seed=s.seed, device=self.device,
-                batch_size=s.batch_size, fresh=s.fresh, shift_temperature=s.shift_temperature,
+                self.run, self.weights, self.sets, s.predictors, samples=s.samples, seed=s.seed,
+                device=self.device, batch_size=s.batch_size, fresh=s.fresh,
+                shift_temperature=s.shift_temperature,
             )  # fmt: skip
         return self._session
 
