@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from gpattention.data import CIFAR10, CIFAR100, load_cifar, load_corrupted
-from gpattention.data.corruptions import CORRUPTIONS, corrupt, regenerate
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments import open_run, train_recipe
-from gpattention.experiments.judging import corrupted_source
-from gpattention.experiments.judging.corrupted_source import made_as_needed, open_corrupted
 from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs
 from gpattention.experiments.judging.judges import load_outside
 from gpattention.experiments.judging.outside_sets import find_outside
@@ -22,104 +19,9 @@ from gpattention.experiments.judging.run_sets import run_sets
 from gpattention.metrics import auroc, mcc, nll
 from gpattention.training import recipe_from_dict
 from tests.data import official
+from tests.experiments.judging.conftest import TYPES
 
-TYPES = ("fog", "contrast", "snow")
 QUICK = {"samples": 2, "device": "cpu", "predictors": ["model"]}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    official.write_cifar10_binary(tmp_path, each=12)
-    return tmp_path
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three corruptions instead of nineteen."""
-    some = {name: CORRUPTIONS[name] for name in TYPES}
-    monkeypatch.setattr(corrupted_source, "CORRUPTIONS", some)
-    monkeypatch.setattr("gpattention.experiments.judging.corrupting.CORRUPTIONS", some)
-    monkeypatch.setattr("gpattention.data.corrupted.CORRUPTIONS", TYPES)
-
-
-def opened(root: Path, **more: object) -> corrupted_source.CorruptedSource:
-    return open_corrupted("cifar10", load_cifar(CIFAR10, root, subset=True), root, **more)
-
-
-class TestCorrupted:
-    def test_published_arrays_come_first(self, root: Path, few: None) -> None:
-        labels = load_cifar(CIFAR10, root, subset=True).test.labels.numpy()
-        arrays = official.write_corrupted(root, 12, TYPES)
-        np.save(root / "CIFAR-10-C" / "labels.npy", np.tile(labels, 5))
-        source = opened(root)
-        assert (source.name, source.types, source.notes) == ("cifar10-c", TYPES, ())
-        expected = torch.from_numpy(arrays["snow"][24:36]).permute(0, 3, 1, 2)
-        assert source.images("snow", 3).equal(expected)
-
-    def test_missing_types_are_named(self, root: Path, few: None) -> None:
-        labels = load_cifar(CIFAR10, root, subset=True).test.labels.numpy()
-        official.write_corrupted(root, 12, ("snow",))
-        np.save(root / "CIFAR-10-C" / "labels.npy", np.tile(labels, 5))
-        assert opened(root).types == ("snow",)
-        assert opened(root).notes == ("corruptions missing: fog, contrast; means are over the others",)
-
-    def test_else_they_are_regenerated_and_kept(self, root: Path, few: None) -> None:
-        told = []
-        source = opened(root, progress=lambda done, total: told.append((done, total)))
-        assert source.name == "cifar10-c-regenerated"
-        assert told[-1] == (3 * 5 * 12, 3 * 5 * 12)
-        clean = load_cifar(CIFAR10, root, subset=True).test.images
-        assert source.images("contrast", 4).equal(corrupt(clean, "contrast", 4))
-        assert "CIFAR-10-C (regenerated), not the published files" in source.notes[0]
-        assert "generated pictures" in source.notes[0]
-        before = (root / "CIFAR-10-C-regenerated" / "fog.npy").stat().st_mtime_ns
-        again = opened(root, progress=lambda *_: pytest.fail("made again"))
-        assert again.name == source.name
-        assert (root / "CIFAR-10-C-regenerated" / "fog.npy").stat().st_mtime_ns == before
-
-    def test_a_stopped_regeneration_goes_on(self, root: Path, few: None) -> None:
-        data = load_cifar(CIFAR10, root, subset=True).test
-        regenerate(data.images, data.labels, root / "CIFAR-10-C-regenerated", names=["fog"])
-        assert opened(root).types == TYPES
-
-    def test_arrays_of_another_test_set_are_not_used(self, root: Path, few: None) -> None:
-        official.write_corrupted(root, 3, TYPES)
-        source = opened(root)
-        assert source.name == "cifar10-c-regenerated"
-        assert (
-            source.notes[0] == "the corrupted images in CIFAR-10-C are not of this test set and were not used"
-        )
-
-    def test_fewer_severities_are_told(self, root: Path, few: None) -> None:
-        data = load_cifar(CIFAR10, root, subset=True).test
-        folder = root / "CIFAR-10-C-regenerated"
-        regenerate(data.images, data.labels, folder, names=TYPES, severities=(2, 4))
-        source = opened(root)
-        assert source.severities == (2, 4)
-        assert source.notes[-1] == "severities 2, 4 only"
-
-    def test_with_a_limit_nothing_is_written(self, root: Path, few: None) -> None:
-        source = opened(root, limit=5)
-        assert source.name == "made as needed"
-        assert len(source.images("fog", 1)) == 5
-        assert not (root / "CIFAR-10-C-regenerated").exists()
-
-    def test_pictures_of_frost_are_taken(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-        (root / "frost").mkdir()
-        picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
-        image.fromarray(picture).save(root / "frost" / "frost1.png")
-        monkeypatch.setattr(corrupted_source, "CORRUPTIONS", {"frost": CORRUPTIONS["frost"]})
-        source = opened(root, limit=4)
-        assert "frost: given pictures" in source.notes[0]
-        clean = load_cifar(CIFAR10, root, subset=True).test.images[:4]
-        frost = [torch.from_numpy(picture).permute(2, 0, 1)]
-        assert source.images("frost", 3).equal(corrupt(clean, "frost", 3, frost=frost))
-
-    def test_all_nineteen_of_five_severities(self) -> None:
-        source = made_as_needed(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
-        assert (len(source.types), source.severities) == (19, (1, 2, 3, 4, 5))
-        assert len(source.notes) == 1  # the published size
 
 
 class TestOutside:

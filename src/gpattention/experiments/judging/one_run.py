@@ -164,8 +164,10 @@ class Evaluation:
             told |= {"validation": sets.validation.digest, "test": sets.test.digest}
         if suite == "corrupted" and (s.types, s.severities) != (None, None):
             told |= {"types": s.types, "severities": s.severities}
-        if suite in ("clean", "ood"):
-            told["outside"] = sorted(sets.outside)
+        if suite == "corrupted" and sets.corrupted_origin is not None:
+            told["corrupted"] = sets.corrupted_origin()
+        if suite == "ood" or (suite == "clean" and sets.kind == "texts"):
+            told["outside"] = sets.outside_contents()
         if suite == "efficiency":
             told["device"] = _environment(self.device)["device"]
         return json.dumps(told, sort_keys=True)
