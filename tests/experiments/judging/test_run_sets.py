@@ -100,20 +100,33 @@ def test_a_run_on_cifar(cifar: tuple[Path, Path, Path], few: None) -> None:
 
 
 def test_all_test_images_serve_an_ensemble_on_cifar(cifar: tuple[Path, Path, Path], few: None) -> None:
-    """They are the same for every seed: the members' own predictions are taken, but not of validation."""
+    """They are the same for every seed, also where no validation image is left."""
     root, first, second = cifar
     found = evaluate_runs([second, first], ["clean", "corrupted"], root=root, **QUICK)[first]
-    records = [r for r in found["clean"].records if r.predictor == "ensemble" and r.set == "test"]
+    records = [r for r in found["clean"].records if r.predictor == "ensemble"]
+    assert {r.set for r in records} == {"test"}
     assert len(records) == 11
+    assert not any("unseen_test_items" in r.detail for r in records)
     assert not any("test items" in note for note in found["clean"].notes)
-    assert any("validation items" in note for note in found["clean"].notes)
+    assert any("not judged on validation" in note for note in found["clean"].notes)
     assert 0 <= found["corrupted"].value("corrupted/fog/2", "ece", "ensemble") <= 1
+    assert not any("ensemble" in note for note in found["corrupted"].notes)
+    assert not list((first / "evaluation" / "predictions").glob("of-*"))  # the members' own predictions serve
+
+
+def test_what_members_predict_of_anothers_items_is_kept_aside(
+    cifar: tuple[Path, Path, Path], few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpattention.experiments.judging.ensembles.FEWEST", 1)
+    root, first, second = cifar
+    found = evaluate_runs([first, second], ["clean"], root=root, **QUICK)[first]["clean"]
+    assert any("validation items" in note for note in found.notes)
     aside = list((first / "evaluation" / "predictions").glob("of-*/*/*.safetensors"))
     assert {file.stem for file in aside} == {"validation"}
     for file in aside:
         file.write_bytes(b"damaged")
     again = evaluate_runs([first, second], ["clean"], root=root, fresh=True, **QUICK)[first]["clean"]
-    assert again.records == found["clean"].records
+    assert again.records == found.records
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +191,8 @@ def test_an_ensemble_of_other_vocabularies(cola: tuple[Path, list[Path]]) -> Non
     root, folders = cola
     found = evaluate_runs(folders, ["clean"], root=root, **QUICK)[folders[0]]["clean"]
     first, second = (run_sets(open_run(folder), root) for folder in folders)
-    kept = [i for i, words in enumerate(first.test.words) if words not in second.train.words]
+    known = {*second.train.words, *second.validation.words}
+    kept = [i for i, words in enumerate(first.test.words) if words not in known]
     assert 0 < len(kept) < len(first.test)
     items = first.test.select(torch.tensor(kept))
     assert not second.adopt(items).stored["tokens"].equal(items.stored["tokens"])  # other numbers, same words
@@ -188,6 +202,9 @@ def test_an_ensemble_of_other_vocabularies(cola: tuple[Path, list[Path]]) -> Non
     ]
     expected = nll(torch.cat(logits).double().softmax(-1).mean(0), items.labels)
     assert found.value("test", "nll", "ensemble") == pytest.approx(expected, abs=1e-6)
+    outside = [r for r in found.records if (r.set, r.predictor) == ("ood/out-of-domain", "ensemble")]
+    assert outside
+    assert not any("unseen_test_items" in record.detail for record in outside)  # all of them are judged
 
 
 def test_other_sentences_than_trained_on(cola: tuple[Path, list[Path]], tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class RunSets:
     classes: tuple[str, ...]
     train: ItemSet
     validation: ItemSet
+    chose_weights: ItemSet  # the whole validation split, whatever the limit of this evaluation
     test: ItemSet
     outside: Mapping[str, Callable[[], ItemSet]]  # by name, ood/NAME
     outside_notes: tuple[str, ...] = ()
@@ -139,13 +140,15 @@ def _of_images(
         return lambda: items(name, bring()).first(limit)
 
     outside = find_outside(data, root)
-    validation = items("validation", data.validation.images, data.validation.labels).first(limit)
+    whole = items("validation", data.validation.images, data.validation.labels)
+    validation = whole.first(limit)
     return RunSets(
         kind="images",
         data=data.name,
         classes=data.classes,
         train=items("train", data.train.images, data.train.labels),
         validation=validation,
+        chose_weights=whole,
         test=items("test", data.test.images, data.test.labels).first(limit),
         outside={f"ood/{name}": loader(f"ood/{name}", bring) for name, bring in outside.images.items()},
         outside_notes=outside.notes,
@@ -167,12 +170,14 @@ def _of_texts(data: TextData, encoder: Encoder, limit: int | None) -> RunSets:
     def loader(name: str, part: Texts) -> Callable[[], ItemSet]:
         return lambda: items(name, part).first(limit)
 
+    whole = items("validation", data.validation)
     return RunSets(
         kind="texts",
         data=data.name,
         classes=data.classes,
         train=items("train", data.train),
-        validation=items("validation", data.validation).first(limit),
+        validation=whole.first(limit),
+        chose_weights=whole,
         test=items("test", data.test).first(limit),
         outside={f"ood/{name}": loader(f"ood/{name}", part) for name, part in data.ood.items()},
         encoder=encoder,
