@@ -218,7 +218,6 @@ def test_forms_that_do_not_exist() -> None:
     refused("centre='tokens' looks ahead", softmax, SQUARE, causal=True, centre="tokens")
     for call, causal in ((direct, {"causal": True}), (softmax, {"causal": True}), (causal_cgp, {})):
         refused(r"q with 7 tokens like k \(causal\), got shape \(2, 3, 5, 3\)", call, S, **causal)
-    refused("no inducing inputs", softmax()._sparse_inputs)
     refused("no latent inputs", lambda: prepare(S.q, S.k, S.v, noise=0.1).latent)
     for p in (direct(SQUARE, causal=True), softmax(SQUARE, causal=True), causal_cgp(SQUARE)):
         for undefined in (p.covariance, lambda p=p: p.sample(joint=True)):

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.direct import log_query_scale, real_key_counts
+from gpattention.gp.direct import log_query_scale
 from gpattention.gp.errors import UndefinedCovarianceError
 from gpattention.gp.inputs import (
     Scalar,
@@ -31,6 +31,7 @@ from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
+from gpattention.gp.unit_process import real_key_counts
 
 
 @full_precision

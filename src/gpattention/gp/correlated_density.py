@@ -122,11 +122,11 @@ def _prior_queries(posterior: CGPPosterior, tau: Tensor) -> Tensor:
     t, name = posterior.given, QUERY_COVARIANCE
     if posterior.why_not_fused() is None:
         return fused_prior_density(
-            t.q, posterior._mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
+            t.q, posterior.computed_mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
             mask=t.query_mask, name=name,
         )  # fmt: skip
     C = with_diagonal(amplified_gram(posterior.t), tau, t.query_mask)  # [..., Q, Q]
-    return prior_log_density(posterior._mean, C, t.real_queries(), name=name, noise=tau)
+    return prior_log_density(posterior.computed_mean, C, t.real_queries(), name=name, noise=tau)
 
 
 def _prior_keys(posterior: CGPPosterior, tau: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def _query_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
         K=with_diagonal(amplified_gram(t), tau, t.query_mask),
         W=W,
         A_t=solve_triangular(posterior.L.mT, W, upper=True),
-        X=posterior._mean,
+        X=posterior.computed_mean,
         real=t.real_queries(),
         noise=t.noise,
         tau=tau,

@@ -68,7 +68,7 @@ def direct_density_of(
     L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=t.noise)
     white = L_key.mT @ t.v  # [..., K, D]  L_k^-1 Z for Z = M_k V
     key = quadratic_log_density(white.square().sum((-2, -1)), L_key, t.real_keys(), t.v)
-    cov, X = with_diagonal(K_q, tau, t.query_mask), posterior._mean
+    cov, X = with_diagonal(K_q, tau, t.query_mask), posterior.computed_mean
     if objective == "joint":
         R = solve_triangular(L_key, direct_weights(t).mT, upper=False)  # [..., K, Q]
         cov = cov - R.mT @ R

@@ -62,8 +62,8 @@ def cgp_kl_of(posterior: CGPPosterior, observation_noise: Scalar | None = None) 
     if fused is not None:
         return fused
     t = posterior.t
-    V = posterior._full_covariance()  # [..., Q, Q]
-    return _kl_to_prior(posterior._mean, V, amplified_gram(t), tau, t.query_mask)
+    V = posterior.computed_covariance()  # [..., Q, Q]
+    return _kl_to_prior(posterior.computed_mean, V, amplified_gram(t), tau, t.query_mask)
 
 
 @full_precision
@@ -100,7 +100,7 @@ def direct_kl_of(posterior: DirectPosterior, observation_noise: Scalar | None = 
     L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
     R = solve_triangular(L_k, direct_weights(t).mT, upper=False)  # [..., K, Q]
     K_q = amplified_gram(t)  # [..., Q, Q]
-    return _kl_to_prior(posterior._mean, K_q - R.mT @ R, K_q, tau, t.query_mask)
+    return _kl_to_prior(posterior.computed_mean, K_q - R.mT @ R, K_q, tau, t.query_mask)
 
 
 @full_precision

@@ -165,7 +165,7 @@ def centred(t: Tokens) -> Tokens:
     if t.inducing:  # which have no batch axis, and must not gain one
         centre = t.inducing[0].detach().mean(-2, keepdim=True)  # [..., 1, C]
     else:
-        centre = _real_mean(t.k.detach(), t.mask)  # [..., 1, C]
+        centre = real_mean(t.k.detach(), t.mask)  # [..., 1, C]
     return replace(
         t,
         q=_shift(t.q, centre, t.query_mask),
@@ -184,6 +184,14 @@ def keep_rows(x: Tensor, mask: Tensor | None) -> Tensor:
 def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:
     """Columns of padded tokens overwritten with 0.  [..., X, N]"""
     return x if mask is None else torch.where(mask[..., None, :], x, 0.0)
+
+
+def real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over real tokens, 0 where there are none.  [..., 1, X]"""
+    if mask is None:
+        return x.mean(-2, keepdim=True)
+    total = keep_rows(x, mask).sum(-2, keepdim=True)
+    return total / mask.sum(-1).clamp_min(1)[..., None, None]
 
 
 def with_diagonal(K: Tensor, diagonal: Scalar, mask: Tensor | None = None) -> Tensor:
@@ -252,11 +260,3 @@ def check_delta(delta: float) -> None:
 
 def _shift(x: Tensor, centre: Tensor, mask: Tensor | None) -> Tensor:
     return keep_rows(x - centre, mask)
-
-
-def _real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over real tokens, 0 where there are none.  [..., 1, C]"""
-    if mask is None:
-        return x.mean(-2, keepdim=True)
-    total = keep_rows(x, mask).sum(-2, keepdim=True)
-    return total / mask.sum(-1).clamp_min(1)[..., None, None]

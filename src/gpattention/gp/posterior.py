@@ -44,6 +44,11 @@ class Posterior:
         return self._mean.to(self._dtype)
 
     @property
+    def computed_mean(self) -> Tensor:
+        """The mean in the type that it was computed in, for densities of it.  [..., Q, D]"""
+        return self._mean
+
+    @property
     def variance(self) -> Tensor:
         """Predictive variance of every query token.  [..., Q]; SGPA: [..., Q, D]"""
         return self._full_variance().to(self._dtype)
@@ -71,7 +76,11 @@ class Posterior:
     @full_precision
     def covariance(self) -> Tensor:
         """Dense covariance between query tokens.  [..., Q, Q]; SGPA: [..., D, Q, Q]"""
-        return self._full_covariance().to(self._dtype)
+        return self.computed_covariance().to(self._dtype)
+
+    def computed_covariance(self) -> Tensor:
+        """The same in the type that it was computed in."""
+        return self._full_covariance()
 
     @full_precision
     def sample(
