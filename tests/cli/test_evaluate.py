@@ -60,7 +60,7 @@ def test_a_folder_of_runs_with_seeds(runs: Path, capsys: pytest.CaptureFixture[s
     assert "mean and standard deviation over seeds" in out
     assert "±" in out
     assert "ensemble of 2 clean" in err
-    assert "mc_dropout" not in out
+    assert "mc_dropout" in out  # of the evaluation before, and not lost
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

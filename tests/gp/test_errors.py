@@ -181,6 +181,7 @@ def test_observation_noise_may_be_zero_but_not_negative(call: Call) -> None:
         (scgp, {"values": "raw"}, "expected values to be one of paper, dual, got 'raw'"),
         (scgp, {"objectives": ["kl", "elbo"]}, "objectives to be one of dtc, kl, got 'elbo'"),
         (cgp, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
+        (direct, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
         (cgp_of, {"objective": "elbo"}, "objective to be one of marginal, jensen, .*, got 'elbo'"),
         (cgp_of, {"latent_prior": "flat"}, "latent_prior to be one of noisy, latent, got 'flat'"),
         (cgp_of, {"samples": 0}, "expected samples >= 1, got 0"),

@@ -63,7 +63,7 @@ def run(given: argparse.Namespace) -> None:
     inputs = [*given.inputs, *_from_file(given.file)]
     opened = open_run(given.run)
     fitted = given.temperature == "fitted"
-    temperature = fitted_temperature(opened.folder) if fitted else given.temperature
+    temperature = fitted_temperature(opened.folder, samples=given.samples) if fitted else given.temperature
     bar = CountBar("predicting", "inputs")
     try:
         predictions = predict_inputs(

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from gpattention.attention import attention_class
 from gpattention.data.folders import image_files
 from gpattention.data.places import StrPath
 from gpattention.evaluation.records import SuiteResult, read_suites
@@ -95,15 +96,17 @@ def sentences_of(text: str) -> list[str]:
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 
-def fitted_temperature(folder: StrPath) -> float:
+def fitted_temperature(folder: StrPath, *, samples: int = 10) -> float:
     """The temperature that an evaluation fitted to the model's own prediction on the validation split.
 
-    It must be of the weights that the run has now: training that goes on after an evaluation replaces them.
+    Without samples it is that of the mean prediction, which is another one for models that draw.  It must be
+    of the weights that the run has now: training that goes on after an evaluation replaces them.
     """
     place, weights = Path(folder) / "evaluation", digest_of_weights(folder)
     others = []
     for name, suite in read_suites(Path(folder)).items():
-        temperature = _own_temperature(suite)
+        draws = attention_class(suite.attention).draws  # one that does not is its own mean
+        temperature = _own_temperature(suite, "mean" if samples == 0 and draws else "model")
         if temperature is None:
             continue
         if weights is not None and recorded_weights(suite) == weights:
@@ -117,10 +120,9 @@ def fitted_temperature(folder: StrPath) -> float:
     raise FileNotFoundError(f"no fitted temperature in {place}: evaluate the run first")
 
 
-def _own_temperature(suite: SuiteResult) -> float | None:
-    """Of the model's own prediction."""
+def _own_temperature(suite: SuiteResult, predictor: str) -> float | None:
     for record in suite.records:
-        if record.predictor == "model+temperature" and "temperature" in record.detail:
+        if record.predictor == f"{predictor}+temperature" and "temperature" in record.detail:
             return float(record.detail["temperature"])
     return None
 

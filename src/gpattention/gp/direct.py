@@ -9,14 +9,14 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_choice
 from gpattention.gp.errors import UndefinedCovarianceError
-from gpattention.gp.fused.exact.cgp import Cost
 from gpattention.gp.fused.exact.direct import DirectMoments, fused_direct
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import Scalar, Tokens, centred, keep_columns, keep_rows, prepare
 from gpattention.gp.kernels import gram, squared_distances
 from gpattention.gp.noise import NoiseSource
-from gpattention.gp.posterior import Posterior, prior_root
+from gpattention.gp.posterior import COSTS, Cost, Posterior, prior_root
 from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
 from gpattention.gp.unit_process import UnitProcess, unit_variance
@@ -200,6 +200,7 @@ def direct_posterior(
     `with_variance` and `with_cost` (the regulariser "marginal" or "kl") announce what will be asked for:
     fused kernels compute it with the mean.
     """
+    check_choice("with_cost", with_cost, COSTS)
     t = prepare(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude, causal=causal, centre=False,

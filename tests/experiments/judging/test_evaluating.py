@@ -122,11 +122,12 @@ class TestOneRun:
         three = {f"{name}{after}" for name in names for after in ("", "+temperature", "+shift_temperature")}
         assert {record.predictor for record in found.records} == three
         assert {record.predictor for record in evaluated[pair[0]]["corrupted"].records} == three
-        # what was there is the same, and comes back without the new one
+        # what was there is the same, and comes back alone only anew
         for record in everything["clean"].records:
             again = found.value(record.set, record.metric, record.predictor)
             assert again == pytest.approx(record.value, abs=1e-7)
-        again = evaluate_run(pair[0], ["clean"], **QUICK)["clean"]
+        assert evaluate_run(pair[0], ["clean"], **QUICK)["clean"].records == found.records
+        again = evaluate_run(pair[0], ["clean"], **QUICK, fresh=True)["clean"]
         assert again.records == everything["clean"].records
 
     def test_other_kinds(self, everything: dict) -> None:

@@ -194,7 +194,8 @@ def test_members_that_know_everything(runs: list[Path], tmp_path: Path) -> None:
     seed = next(seed for seed in range(1, 20) if 0 not in left("test", seed))
     train_recipe(digits_recipe(name=f"tiny-seed{seed}", seed=seed), tmp_path / "knows")
     pair = [shutil.copytree(runs[0], tmp_path / "cgp0"), tmp_path / "knows"]
-    found = evaluate_runs(pair, ["clean", "ood"], predictors=["model"], samples=0, limit=1, device="cpu")
+    few = {"predictors": ["model"], "samples": 0, "limit": 1, "fresh": True}
+    found = evaluate_runs(pair, ["clean", "ood"], device="cpu", **few)
     known = "0 of 1 test items, those that no other member was trained or validated on"
     for suite, told in (("clean", "not judged on test"), ("ood", "left out")):
         result = found[pair[0]][suite]

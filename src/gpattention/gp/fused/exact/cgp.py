@@ -28,7 +28,7 @@ from gpattention.gp.fused.layout import (
     with_lead,
 )
 from gpattention.gp.inputs import Tokens
-from gpattention.gp.posterior import Cost as Cost  # `gp.direct` takes it from here
+from gpattention.gp.posterior import Cost
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
 

@@ -1,0 +1,75 @@
+"""What an earlier evaluation of the same weights holds, and a new one must not lose."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpattention.evaluation.records import read_suite
+from gpattention.experiments.judging.judges import JUDGES
+
+_REDUCING = ("limit", "types", "severities")  # None is all
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a new evaluation may be less than in an earlier one."""
+
+    suites: tuple[str, ...]
+    samples: int
+    seed: int
+    predictors: tuple[str, ...]
+    shift_temperature: bool
+    limit: int | None
+    types: tuple[str, ...] | None
+    severities: tuple[int, ...] | None
+
+
+def completed(asked: Asked, folder: Path, weights: str) -> tuple[tuple[str, ...], bool]:
+    """Predictors, and whether with shift temperatures, under which no finished figure is lost.
+
+    Predictors of an earlier evaluation stay: they are judged again with the new ones, of the predictions that
+    are kept.  `ValueError`, before any work, where fewer items would replace more.
+    """
+    predictors, shift_temperature = dict.fromkeys(asked.predictors), asked.shift_temperature
+    for suite in asked.suites:
+        path = folder / "evaluation" / f"{suite}.json"
+        earlier = _settings(path) if path.exists() else {}
+        if suite == "efficiency" or earlier.get("model") != weights:
+            continue
+        _check_as_much(asked, earlier, path, suite)
+        alike = all(earlier.get(name) == getattr(asked, name) for name in ("samples", "seed", "limit"))
+        if suite in JUDGES and alike:
+            predictors |= dict.fromkeys(earlier.get("predictors", ()))
+            shift_temperature = shift_temperature or earlier.get("shift_temperature", False)
+    return tuple(predictors), shift_temperature
+
+
+def _check_as_much(asked: Asked, earlier: dict[str, Any], path: Path, suite: str) -> None:
+    for name in _REDUCING if suite == "corrupted" else _REDUCING[:1]:
+        new, old = getattr(asked, name), earlier.get(name)
+        if _is_less(new, old):
+            now = new if isinstance(new, int) else ",".join(map(str, new))
+            had = "all" if old is None else old if isinstance(old, int) else ",".join(map(str, old))
+            raise ValueError(
+                f"{path} has figures of the same weights with more items ({name}: {had}), which {name} {now} "
+                "would replace: evaluate as it was, or with --fresh (fresh=True) to replace them"
+            )
+
+
+def _is_less(new: int | Sequence[Any] | None, old: int | Sequence[Any] | None) -> bool:
+    if new is None:
+        return False
+    if old is None:
+        return True
+    if isinstance(new, int) and isinstance(old, int):
+        return new < old
+    assert not isinstance(new, int)
+    assert not isinstance(old, int)
+    return bool(set(old) - set(new))
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    plain = json.loads(read_suite(path).environment.get("settings", "{}"))
+    return plain if isinstance(plain, dict) else {}
