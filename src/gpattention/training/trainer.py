@@ -286,13 +286,9 @@ class _Run:
                 self.folder.save_model(self.model)
 
     def _counters(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "phase": self.phase,
-            "best": None if self.best == -math.inf else self.best,
-            "rows": self.rows,
-            "sums": asdict(self.sums),
-        }
+        best = None if self.best == -math.inf else self.best
+        sums = asdict(self.sums)
+        return {"step": self.step, "phase": self.phase, "best": best, "rows": self.rows, "sums": sums}
 
     def _save(self, *, first_phase: bool = False) -> None:
         self._collect()
