@@ -13,7 +13,7 @@ from gpattention.data.folders import image_files
 from gpattention.data.places import StrPath
 from gpattention.evaluation.records import read_suites
 from gpattention.experiments.inputs.preprocessing import load_preprocessing
-from gpattention.experiments.runs import Run, open_run
+from gpattention.experiments.runs import Run, open_trained
 from gpattention.models import Prediction
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def predict_inputs(
     """Predict image files, folders of them, or sentences, whichever the run was trained on.
 
     Args:
-        run: a run's folder, or one that was opened.
+        run: a run's folder, a shared model's (`gpattention models card`), or one that was opened.
         inputs: paths for a run on images, sentences for a run on texts.
         samples: draws of every input; 0 is the mean prediction.
         seed: of the draws; input i has the noise of (seed, i).
@@ -56,7 +56,7 @@ def predict_inputs(
         device: where to compute.
         progress: told the inputs done, and in all.
     """
-    run = run if isinstance(run, Run) else open_run(run)
+    run = run if isinstance(run, Run) else open_trained(run)
     if not 0 < temperature < math.inf:
         raise ValueError(f"expected temperature > 0, got {temperature}")
     preprocessing = run.preprocessing if root is None else load_preprocessing(run.folder, root)
