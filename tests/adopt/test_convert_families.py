@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import gpattention
 from gpattention.adopt.convert_layer import converted_layers
 from gpattention.adopt.reading import read
+from gpattention.gp import fused_kernels
 from gpattention.models import Prediction, Transformer
 from tests.adopt.hosts import CLASSES, ITEMS, Host, make
 
@@ -67,6 +68,18 @@ def test_the_other_kinds_start_elsewhere(family: str, kind: str) -> None:
     after = logits(host)
     assert after.isfinite().all()
     assert gap(after, before) > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_kernels_answer_the_same(kind: str) -> None:
+    pytest.importorskip("triton")
+    host = make("encoder")
+    host.model.eval()
+    gpattention.convert(host.model, kind)
+    with torch.no_grad():
+        plain = logits(host)
+        with fused_kernels("on"):
+            assert gap(logits(host), plain) < 1e-5
 
 
 def test_keys_of_one_length_make_kernel_attention_softmax() -> None:

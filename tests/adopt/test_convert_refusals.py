@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gpattention
-from gpattention.adopt.convert_kinds import ProjectedCGP, ProjectedSGPA, projections
+from gpattention.adopt.convert_kinds import KINDS, ProjectedCGP, ProjectedSGPA, projections
 from gpattention.adopt.convert_layer import converted_layers
 from gpattention.adopt.convert_masks import ignored_keys
 from gpattention.attention import Heads, SoftmaxAttention
@@ -35,7 +35,7 @@ def test_twice() -> None:
         ({"draw": "joint"}, "expected draw"),
         ({"num_heads": 2}, "the host decides num_heads"),
         ({"causal": True}, "the host decides causal"),
-        ({"nonsense": 1}, "does not take these options"),
+        ({"nonsense": 1}, "'cgp' attention does not take these options: unknown 'nonsense'; known: "),
         ({"normalize": "columns"}, "expected normalize"),
         ({"layers": "encoder.layers.0.self_attn"}, "several names"),
         ({"layers": ["nowhere"]}, "expected layers among encoder.layers.0.self_attn"),
@@ -49,6 +49,16 @@ def test_arguments(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         gpattention.convert(host.model, **arguments)
     assert {name: id(module) for name, module in host.model.named_modules()} == before
+
+
+def test_a_mistake_inside_a_constructor_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(KINDS["cgp"]):
+        def drop_projections(self) -> None:
+            raise TypeError("a bug")
+
+    monkeypatch.setitem(KINDS, "cgp", Broken)
+    with pytest.raises(TypeError, match=r"^a bug$"):
+        gpattention.convert(make("encoder").model, noise=0.1)
 
 
 def test_models_without_softmax_attention() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpattention.adopt.attended import Attended, Form
-from gpattention.adopt.frames import Frame, aligning_maps
+from gpattention.adopt.frames import ALIGNMENTS, Alignment, Frame, aligning_maps
 from gpattention.adopt.variance import Prior, log_stddev, process_mean, thinned
 from gpattention.gp import direct_posterior, fused_kernels, row_log_amplitude, softmax_posterior
 
@@ -209,22 +209,48 @@ def test_gradients_of_the_noise_agree_with_differences() -> None:
     assert torch.autograd.gradcheck(total, noise)
 
 
-def test_full_alignment_gives_queries_and_keys_one_covariance() -> None:
+def covariances() -> list[Tensor]:
+    """Of queries and of keys, unlike each other.  [H, C, C]"""
     g = torch.Generator().manual_seed(3)
-    roots = [torch.randn(H, C, C, generator=g, dtype=torch.float64) for _ in range(2)]
-    of_q, of_k = (r @ r.mT + torch.eye(C) for r in roots)
-    A, inverse = aligning_maps(of_q, of_k, "full")
-    torch.testing.assert_close(A @ inverse, torch.eye(C, dtype=torch.float64).expand(H, C, C))
-    x, y = A @ of_q @ A.mT, inverse.mT @ of_k @ inverse
-    torch.testing.assert_close(x, y, rtol=0.2, atol=0.2)  # up to the ridge
-    best = _spread(A, inverse, of_q, of_k)
-    assert best < _spread(*aligning_maps(of_q, of_k, "isotropic"), of_q, of_k)
-    assert _spread(*aligning_maps(of_q, of_k, "isotropic"), of_q, of_k) <= _spread(
-        *aligning_maps(of_q, of_k, "none"), of_q, of_k
+    roots = [size * torch.randn(H, C, C, generator=g, dtype=torch.float64) for size in (1.0, 3.0)]
+    return [r @ r.mT + torch.eye(C) for r in roots]
+
+
+def aligned(alignment: Alignment, of_q: Tensor, of_k: Tensor, *, measured_on: list[Tensor]) -> list[Tensor]:
+    """A Sigma_q A^T and A^-T Sigma_k A^-1 for the map that is measured on these covariances."""
+    A, inverse = aligning_maps(*measured_on, alignment)
+    close(A @ inverse, torch.eye(C, dtype=torch.float64).expand(H, C, C))
+    return [A @ of_q @ A.mT, inverse.mT @ of_k @ inverse]
+
+
+def test_full_alignment_gives_queries_and_keys_one_covariance() -> None:
+    measured = covariances()
+    # one percent of the mean variance holds up directions that carry none
+    ridged = [x + 0.01 * trace(x)[:, None, None] / C * torch.eye(C, dtype=x.dtype) for x in measured]
+    x, y = aligned("full", *ridged, measured_on=measured)
+    close(x, y)
+
+
+def test_isotropic_alignment_gives_queries_and_keys_one_size() -> None:
+    measured = covariances()
+    x, y = aligned("isotropic", *measured, measured_on=measured)
+    close(trace(x), trace(y))
+    close(x / trace(x)[:, None, None], measured[0] / trace(measured[0])[:, None, None])
+
+
+def test_alignments_bring_queries_and_keys_together() -> None:
+    """E|A q|^2 + E|A^-T k|^2 falls with every freedom."""
+    measured = covariances()
+    none, isotropic, full = (
+        float(sum(trace(x).sum() for x in aligned(alignment, *measured, measured_on=measured)))
+        for alignment in ALIGNMENTS
     )
+    assert full < isotropic < none
 
 
-def _spread(A: Tensor, inverse: Tensor, of_q: Tensor, of_k: Tensor) -> float:
-    """E|A q|^2 + E|A^-T k|^2"""
-    both = A @ of_q @ A.mT + inverse.mT @ of_k @ inverse
-    return float(both.diagonal(dim1=-2, dim2=-1).sum())
+def trace(x: Tensor) -> Tensor:
+    return x.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -1,5 +1,6 @@
 """Everything a module refuses, with an error that names the argument and its value."""
 
+import math
 from typing import Any
 
 import pytest
@@ -69,10 +70,22 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scgp", {"inducing": "sampled"}, "got 'sampled'"),
     ("scgp", {"values": "printed"}, "got 'printed'"),
     ("scgp", {"conditional": "fitc"}, "expected conditional to be .* got 'fitc'"),
-    ("scgp", {"num_inducing": 0}, "got 0"),
+    ("scgp", {"num_inducing": 0}, "expected num_inducing >= 1, got 0"),
+    ("scgp", {"num_inducing": (4, -1)}, "expected num_inducing >= 1, got -1"),
     ("scgp", {"num_inducing": (4, 4, 4)}, r"got \(4, 4, 4\)"),
     ("sgpa", {"num_inducing": 0}, "got 0"),
+    ("sgpa", {"jitter": -1.0}, r"expected jitter in \(0, 1\), got -1.0"),
     ("cgp", {"latent_prior": "flat"}, "got 'flat'"),
+    ("cgp", {"regularizer_samples": 0}, "expected regularizer_samples >= 1, got 0"),
+    *(
+        ("cgp", {"observation_noise": bad}, f"expected observation_noise >= 0 and finite, got {bad}")
+        for bad in (-1.0, math.inf, math.nan)
+    ),
+    *(
+        ("direct", {"normalize": way, name: bad}, f"expected {name} to be finite and above .*, got {bad}")
+        for way, name in (("rows", "noise"), ("rows", "prior_scale"), ("none", "scale"))
+        for bad in (-1.0, math.inf, math.nan)
+    ),
     ("cgp", {"max_stddev": 0.0}, "max_stddev > 0, got 0.0"),
     ("softmax", {"dropout": 1.0}, "dropout in .*got 1.0"),
 ]

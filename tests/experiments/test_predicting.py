@@ -1,5 +1,7 @@
 """Predictions of raw inputs are the model's own, in order, whatever the inputs come in."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +103,11 @@ def test_the_fitted_temperature_is_the_evaluations(tmp_path: Path) -> None:
         fitted_temperature(tmp_path)
     plain = Record("test", "model", "nll", 0.5)
     scaled = Record("test", "model+temperature", "nll", 0.4, {"temperature": 1.75})
-    write_suite(tmp_path, SuiteResult("clean", "tiny", "digits", 0, "cgp", 10, (plain, scaled)))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    described = {"settings": json.dumps({"model": hashlib.sha256(b"weights").hexdigest()})}
+    result = SuiteResult("clean", "tiny", "digits", 0, "cgp", 10, (plain, scaled), environment=described)
+    write_suite(tmp_path, result)
     assert fitted_temperature(tmp_path) == 1.75
 
 

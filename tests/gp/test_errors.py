@@ -1,8 +1,8 @@
 """Wrong arguments are refused by name and value; numbers that cannot be trusted are raised, not returned."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from gpattention import gp
 from gpattention.gp.checks import check_values
+from gpattention.gp.correlated_density import cgp_density_of
+from gpattention.gp.direct_density import direct_density_of
 from gpattention.gp.inputs import prepare
+from gpattention.gp.sparse_density import scgp_density_of
 from tests.gp.samples import Sample, sample
 
 Call = Callable[..., Any]
@@ -50,6 +53,8 @@ row = caller(gp.row_log_amplitude, "q k")
 sparse_row = caller(gp.sparse_row_log_amplitude, "q k inducing_q")
 sgpa = caller(gp.sgpa_posterior, "q v inducing_k", SQUARE, **FREE)
 sgpa_kl = caller(gp.sgpa_kl, "q v inducing_k", SQUARE, **FREE)
+cgp_of, direct_of = partial(cgp_density_of, cgp()), partial(direct_density_of, direct())
+scgp_of = partial(scgp_density_of, scgp())
 MODELS = {
     "direct": direct, "direct density": direct_density, "direct kl": direct_kl,
     "cgp": cgp, "cgp density": cgp_density, "cgp kl": cgp_kl,
@@ -173,7 +178,15 @@ def test_observation_noise_may_be_zero_but_not_negative(call: Call) -> None:
         (scgp_density, {"objective": "marginal", "chunk": 0}, "expected chunk >= 1, got 0"),
         (scgp_density, {"objective": "jensen", "features": 0}, "expected features >= 1, got 0"),
         (scgp_density, {"objective": "dtc", "features": 8}, "features=8 .* 'dtc' does not hold linearly"),
-        (scgp, {"values": "raw"}, "expected values 'paper' or 'dual', got 'raw'"),
+        (scgp, {"values": "raw"}, "expected values to be one of paper, dual, got 'raw'"),
+        (scgp, {"objectives": ["kl", "elbo"]}, "objectives to be one of dtc, kl, got 'elbo'"),
+        (cgp, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
+        (cgp_of, {"objective": "elbo"}, "objective to be one of marginal, jensen, .*, got 'elbo'"),
+        (cgp_of, {"latent_prior": "flat"}, "latent_prior to be one of noisy, latent, got 'flat'"),
+        (cgp_of, {"samples": 0}, "expected samples >= 1, got 0"),
+        (direct_of, {"objective": "jensen"}, "objective to be one of marginal, joint, got 'jensen'"),
+        (scgp_of, {"objective": "vfe"}, "objective to be one of dtc, dtc_bound, .*, got 'vfe'"),
+        (scgp_of, {"objective": "dtc_bound", "features": 8}, "features=8 .* 'dtc_bound' does not"),
         (softmax, {"centre": "mean"}, "expected centre 'tokens', 'none' or a pair .* got 'mean'"),
         (softmax, {"centre": (S.q[0, 0, 0, :2],) * 2}, r"centre of the queries .*\[..., 3\], got \(2,\)"),
         (softmax, {"inducing": S.inducing_k[:, :2]}, r"expected inducing of width 3 .* got shape \(6, 2\)"),
@@ -205,7 +218,6 @@ def test_forms_that_do_not_exist() -> None:
     refused("centre='tokens' looks ahead", softmax, SQUARE, causal=True, centre="tokens")
     for call, causal in ((direct, {"causal": True}), (softmax, {"causal": True}), (causal_cgp, {})):
         refused(r"q with 7 tokens like k \(causal\), got shape \(2, 3, 5, 3\)", call, S, **causal)
-    refused("no inducing inputs", softmax()._sparse_inputs)
     refused("no latent inputs", lambda: prepare(S.q, S.k, S.v, noise=0.1).latent)
     for p in (direct(SQUARE, causal=True), softmax(SQUARE, causal=True), causal_cgp(SQUARE)):
         for undefined in (p.covariance, lambda p=p: p.sample(joint=True)):
@@ -225,20 +237,6 @@ def test_kernels() -> None:
             refused(f"expected lengthscale > 0, got {bad}", kernel, S.q, S.k, lengthscale=bad)
             refused(f"expected variance > 0, got {bad}", kernel, S.q, S.k, variance=bad)
         refused(r"lengthscale of shape \[..., 3\], got \(2,\)", kernel, S.q, S.k, lengthscale=tensor(1, 2))
-
-
-def test_a_growing_state_keeps_its_widths() -> None:
-    state = gp.CausalCGPState(noise=0.1)
-    q, k, o, v = (x[..., 0, :] for x in (S.q, S.k, S.o, S.v))
-    state.append(q, k, o, v)
-    match = "tokens of width 3 and values of width 4 as before, got "
-    refused(match + "2 and 4", state.append, q[..., :2], k[..., :2], o[..., :2], v)
-    refused(match + "3 and 1", state.append, q, k, o, v[..., :1])
-    refused("expected k of width 3 like q", state.append, q, k[..., :2], o, v)
-    refused("expected noise to be positive and finite, got 0", gp.CausalCGPState(noise=0).append, q, k, o, v)
-    with pytest.raises(gp.NonFiniteError, match="v holds 24 non-finite numbers"):
-        state.append(q, k, o, v * NAN)
-    assert len(state) == 1  # a refused token leaves no trace
 
 
 READS = {"direct": "q k v log_amplitude", "cgp": "q k o v log_amplitude", "softmax": "q k v"}
@@ -288,17 +286,6 @@ def test_no_cholesky_factor_says_how_many_where_and_the_noise() -> None:
                 f"2 of 6 matrices {matrix} (5 x 5, float32) are not positive definite; the earliest pivot "
                 "to fail is number 2 of matrix [0, 1], smallest noise 0.0e+00. Raise the noise"
             )
-
-
-def test_a_health_counter_cannot_be_made_during_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("gpattention.gp.cholesky")
-    monkeypatch.setattr(module, "_failures", {})
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match="must exist before a CUDA graph is captured"):
-        module.failure_counter(torch.device("cuda", 0))
-    with torch.inference_mode():
-        counter = module.failure_counter(torch.device("cpu"))
-    assert (counter.is_inference(), gp.health()) == (False, {"cpu": 0})
 
 
 def test_finite_tokens_whose_sum_overflows_are_let_through() -> None:

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from gpattention import gp
 from gpattention.gp.divergence import scgp_kl_of
 from gpattention.gp.shard_noise import ShardNoise
-from gpattention.gp.sharded_amplitude import sharded_row_log_amplitude
 from gpattention.gp.sharding import (
     check_group,
     count_traffic,
@@ -179,6 +178,7 @@ def refusals(rank: int, count: int = 4) -> dict[str, str]:
         "joint": refused(posterior.sample, joint=True),
         "objective": refused(scgp_density_of, posterior, "double_jensen"),
         "group": refused(gp.scgp_posterior, *tensors, noise=0.1, group="world"),
+        "group of rows": refused(gp.sparse_row_log_amplitude, *tensors[:2], tensors[-1], group="world"),
     }
 
 
@@ -249,6 +249,7 @@ def test_what_a_group_cannot_do(processes: list[Any], tmp_path: Path) -> None:
         assert "expected generator to be a ShardNoise" in found["joint"]
         assert "got 'double_jensen'" in found["objective"]
         assert "got 'world'" in found["group"]
+        assert "got 'world'" in found["group of rows"]
     assert "expected group to be a process group that this process is in" in processes[3]["stranger"]
 
 
@@ -271,10 +272,7 @@ def functions(tokens: dict[str, Tensor], shared: dict[str, Tensor], group: Any) 
     density = gp.scgp_log_density(**arguments, **shared, group=group)  # type: ignore[arg-type]
     rows = {name: arguments[name] for name in ("q", "k", "mask", "query_mask")}
     rows |= {"inducing": shared["inducing_k"], "scale": shared["scale_q"]}
-    if group is None:
-        amplitude = gp.sparse_row_log_amplitude(**rows, max_log_amplitude=0.5)
-    else:
-        amplitude = sharded_row_log_amplitude(**rows, max_log_amplitude=0.5, group=group)
+    amplitude = gp.sparse_row_log_amplitude(**rows, max_log_amplitude=0.5, floor=0.1, group=group)
     total = amplitude.sum(-1) if group is None else _added(amplitude.sum(-1), group)
     return {
         "query": density.per_token().query,

@@ -99,7 +99,7 @@ def test_at_the_inducing_inputs_both_conditionals_are_one() -> None:
 
 
 def test_another_conditional_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected conditional 'deterministic' or 'independent', got 'fitc'"):
+    with pytest.raises(ValueError, match="conditional to be one of deterministic, independent, got 'fitc'"):
         scgp(sample(seed=5), conditional="fitc")
 
 

@@ -1,6 +1,7 @@
 """Health reports against loops over pairs and the NumPy oracles, rank correlation, and oversmoothing."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.oracles import densities, exact
 LENGTHS = (6, 3, 5)
 WORDS = sentences(*LENGTHS)
 HEADS, WIDTH = 2, 8
+LIVELY = AttentionHealth("cgp", 0.2, 0.4, 0.8, 0.2, 0.01, 0.3, 0.2, 0.66, 0.1)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -183,8 +185,21 @@ class TestProblems:
             assert [text for text in found if text.startswith("layer 0: the variance is the prior's")] != []
 
     def test_a_lively_layer_has_none(self) -> None:
-        told = AttentionHealth("cgp", 0.2, 0.4, 0.8, 0.2, 0.01, 0.3, 0.2, 0.66, 0.1)
-        assert HealthReport((told,), None, (None,)).problems() == []
+        assert HealthReport((LIVELY,), None, (None,)).problems() == []
+
+    @pytest.mark.parametrize(
+        ("name", "fine", "bad", "told"),
+        [
+            ("kappa_qk", (0.021, 0.02), 0.019, "attention is nearly off: mean kappa(q, k) is 0.019"),
+            ("kappa_qq", (0.949, 0.95), 0.951, "queries have merged: mean kappa(q, q) is 0.951"),
+            ("stddev_ratio", (0.979, 0.98), 0.981, "the variance is the prior's: posterior/prior is 0.981"),
+            ("floor_share", (0.89, 0.9), 0.91, "the density sits at its noise floor: share 0.91"),
+        ],
+    )
+    def test_thresholds(self, name: str, fine: tuple[float, ...], bad: float, told: str) -> None:
+        for value in fine:
+            assert replace(LIVELY, **{name: value}).problems() == []
+        assert replace(LIVELY, **{name: bad}).problems() == [told]
 
 
 class TestErrorCorrelation:

@@ -10,6 +10,7 @@ from gpattention.gp import ItemNoise
 from gpattention.gp.cholesky import cholesky
 from gpattention.models import predict, sample_chunks
 from gpattention.models.rows import collect, evaluating
+from gpattention.models.rows_at_once import ROWS
 from gpattention.models.sample_chunks import Chunk, SharedNoise, cut, shares_samples
 from tests.models.graph_stand_in import stand_in
 from tests.models.small_models import DRAWING, STACKS, text, vision
@@ -28,6 +29,22 @@ def row_by_row(model, inputs, samples: int, seed: int = 0, draw: str = "independ
         return collect(
             forward, inputs, samples=samples, seed=seed, batch_size=1, device=torch.device("cpu")
         )  # fmt: skip
+
+
+def failing_capture(monkeypatch, failure: Exception) -> list[bool]:
+    """Every capture fails so; gives a list with an entry for each try."""
+    tried = []
+
+    def refuse(*_, **__):
+        tried.append(True)
+        raise failure
+
+    stand_in(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    monkeypatch.setattr(sample_chunks, "why_not_captured", lambda *_: None)
+    monkeypatch.setattr(sample_chunks, "LAUNCH_BOUND", -1.0)  # every chunk's time goes into starting kernels
+    monkeypatch.setattr(sample_chunks, "WORTH", 1)
+    return tried
 
 
 class TestCutting:
@@ -117,7 +134,7 @@ class TestReplays:
         model, images = vision("cgp"), normal(11, 3, 8, 8, seed=1, dtype=torch.float64)
         plain = predict(model, images, samples=samples, batch_size=batch_size, variances=True)
         tapes = stand_in(monkeypatch)
-        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
+        monkeypatch.setattr(sample_chunks, "why_not_captured", lambda *_: None)
         found = predict(
             model, images, samples=samples, batch_size=batch_size, variances=True, capture=True
         )  # fmt: skip
@@ -128,7 +145,7 @@ class TestReplays:
 
     def test_are_made_where_starting_kernels_takes_the_time(self, monkeypatch) -> None:
         model, images = vision("cgp"), normal(16, 3, 8, 8, seed=1, dtype=torch.float64)
-        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
+        monkeypatch.setattr(sample_chunks, "why_not_captured", lambda *_: None)
         for share, made in ((0.9, 1), (0.2, 0)):
             tapes, clock = stand_in(monkeypatch), iter([0.0, share, 1.0])
             monkeypatch.setattr(
@@ -141,16 +158,32 @@ class TestReplays:
         predict(model, images, samples=2, batch_size=4, capture=False)
         assert tapes == []
 
-    def test_a_model_that_cannot_be_captured_runs_eagerly(self, monkeypatch) -> None:
-        def refuse(*_, **__):
-            raise RuntimeError("operation not permitted when stream is capturing")
-
+    def test_a_model_that_cannot_be_captured_runs_eagerly_unless_capture_is_insisted_on(
+        self, monkeypatch
+    ) -> None:
+        tried = failing_capture(
+            monkeypatch, RuntimeError("operation not permitted when stream is capturing\nat ...")
+        )
         model = vision("direct")
-        stand_in(monkeypatch)
-        monkeypatch.setattr(torch.cuda, "graph", refuse)
-        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
-        found = predict(model, IMAGES, samples=3, batch_size=3, capture=True)
-        assert torch.equal(found.logits, predict(model, IMAGES, samples=3, batch_size=3).logits)
+        found = predict(model, IMAGES, samples=3, batch_size=3)
+        assert len(tried) == 1
+        assert torch.equal(
+            found.logits, predict(model, IMAGES, samples=3, batch_size=3, capture=False).logits
+        )
+        with pytest.raises(
+            RuntimeError, match=r"got True: operation not permitted when stream is capturing$"
+        ):
+            predict(model, IMAGES, samples=3, batch_size=3, capture=True)
+
+    @pytest.mark.parametrize(
+        "failure", [torch.OutOfMemoryError("full"), gp.NotPositiveDefiniteError("A"), gp.NonFiniteError("x")]
+    )
+    @pytest.mark.parametrize("capture", [None, True])
+    def test_failures_that_plain_calls_would_not_cure_are_told(self, monkeypatch, failure, capture) -> None:
+        failing_capture(monkeypatch, failure)
+        with pytest.raises(type(failure)) as raised:
+            predict(vision("direct"), IMAGES, samples=3, batch_size=3, capture=capture)
+        assert raised.value is failure
 
     def test_mappings_are_copied_into_the_graph(self, monkeypatch) -> None:
         words = torch.randint(1, 20, (7, 9), generator=torch.Generator().manual_seed(0))
@@ -158,24 +191,36 @@ class TestReplays:
         model = text("cgp")
         plain = predict(model, inputs, samples=2, batch_size=4)
         stand_in(monkeypatch)
-        monkeypatch.setattr(sample_chunks, "may_capture", lambda *_: True)
+        monkeypatch.setattr(sample_chunks, "why_not_captured", lambda *_: None)
         found = predict(model, inputs, samples=2, batch_size=4, capture=True)
         torch.testing.assert_close(found.logits, plain.logits, rtol=1e-12, atol=1e-12)
 
     def test_where_they_are_allowed(self, monkeypatch) -> None:
-        allowed = sample_chunks.may_capture
+        refusal = sample_chunks.why_not_captured
         model, gpu = vision("cgp"), torch.device("cuda")
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        assert not allowed(model, torch.device("cpu"))
-        assert allowed(model, gpu)
+        assert "computes on cpu" in refusal(model, torch.device("cpu"))
+        assert refusal(model, gpu) is None
         handle = model.norm.register_forward_hook(lambda *_: None)
-        assert not allowed(model, gpu)
+        assert refusal(model, gpu).startswith("norm has forward hooks")
         handle.remove()
         with monkeypatch.context() as patch:
             patch.setattr(torch, "is_autocast_enabled", lambda _: True)
-            assert not allowed(model, gpu)
+            assert "autocast is on" in refusal(model, gpu)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert not allowed(model, gpu)
+        assert "captured already" in refusal(model, gpu)
+
+    @pytest.mark.parametrize(
+        ("model", "inputs", "reason"),
+        [
+            (vision("cgp"), IMAGES, "it computes on cpu, and only CUDA has graphs"),
+            (StubModel(), normal(4, 5), "its forward pass does not take samples"),
+        ],
+        ids=["transformer", "row by row"],
+    )
+    def test_insisting_on_them_where_there_are_none_is_refused(self, model, inputs, reason: str) -> None:
+        with pytest.raises(ValueError, match=f"expected capture=None or False .* got True: {reason}"):
+            predict(model, inputs, samples=2, capture=True)
 
 
 class TestFailures:
@@ -218,7 +263,7 @@ class TestFailures:
 
         model = vision("cgp")
         monkeypatch.setattr(prediction, "run_chunks", limited)
-        monkeypatch.setattr(prediction, "BATCH_SIZES", {"cpu": 2000})
+        monkeypatch.setitem(ROWS, "cpu", 2000)
         found = predict(model, IMAGES, samples=2)
         assert asked == [2000, 256]
         assert found.logits.shape == (2, 5, 3)
@@ -240,6 +285,8 @@ def test_replays_on_a_gpu(kind: str) -> None:
     plain = predict(model, images.cuda(), samples=4, batch_size=16, capture=False, variances=model.draws)
     found = predict(model, images.cuda(), samples=4, batch_size=16, capture=True, variances=model.draws)
     torch.testing.assert_close(found.logits, plain.logits, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cuda"), pytest.raises(ValueError, match="got True: autocast is on"):
+        predict(model, images.cuda(), samples=4, capture=True)
     slow = predict(model.cpu(), images, samples=4)
     torch.testing.assert_close(found.logits.cpu(), slow.logits, rtol=1e-3, atol=1e-3)
     assert sum(gp.health().values()) == 0

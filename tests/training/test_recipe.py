@@ -1,10 +1,25 @@
 """Recipes: read, changed, refused."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpattention.training import Recipe, load_recipe, recipe_from_dict, with_seed
+from gpattention.training import (
+    CheckpointRecipe,
+    DataRecipe,
+    ModelRecipe,
+    OptimizerRecipe,
+    PhaseRecipe,
+    Recipe,
+    RegularizerRecipe,
+    load_recipe,
+    recipe_from_dict,
+    with_seed,
+)
+from gpattention.training.field_types import check_types
 
 
 def test_round_trip() -> None:
@@ -41,12 +56,64 @@ def test_toml_and_changes(tmp_path: Path) -> None:
         ({"regularizer": {"end": -1}}, "regularizer.end >= 0"),
         ({"model": {"attention": 3}}, "model.attention to be text"),
         ({"model": {"options": 3}}, "model.options to be a table"),
-        ({"data": 3}, "to be a table"),
+        ({"model": {"type": "visoin"}}, "model.type to be one of vision, text, got 'visoin'"),
+        ({"data": 3}, r"expected \[data\] to be a table, got 3"),
+        ({"data": {"workers": -1}}, "data.workers >= 0, got -1"),
+        ({"seed": "1"}, "expected seed to be a whole number, got '1'"),
+        ([], r"expected a recipe to be a table, got \[\]"),
     ],
 )
 def test_mistakes_are_told(plain: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe_from_dict(plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ModelRecipe(type="visoin"), "model.type to be one of vision, text, got 'visoin'"),
+        (lambda: ModelRecipe(options=[1]), r"model.options to be a table, got \[1\]"),
+        (lambda: CheckpointRecipe(select="worst"), "checkpoint.select to be one of best, best-nll, last"),
+        (lambda: CheckpointRecipe(keep=0), "checkpoint.keep >= 1, got 0"),
+        (lambda: DataRecipe(name=3), "data.name to be text, got 3"),
+        (lambda: DataRecipe(stream="yes"), "data.stream to be true or false, got 'yes'"),
+        (lambda: OptimizerRecipe(batch_size=True), "optimizer.batch_size to be a whole number, got True"),
+        (lambda: OptimizerRecipe(clip="big"), "optimizer.clip to be a number, got 'big'"),
+        (lambda: OptimizerRecipe(learning_rate=None), "optimizer.learning_rate to be a number, got None"),
+        (lambda: OptimizerRecipe(learning_rate=1e-6), "got 1e-05 and 1e-06"),
+        (lambda: PhaseRecipe(draw="some"), "phases.draw to be one of none, independent, joint"),
+        (lambda: PhaseRecipe(epochs=0), "at least one epoch in the two phases"),
+        (lambda: RegularizerRecipe(end=float("nan")), "regularizer.end >= 0, got nan"),
+        (lambda: Recipe(model="cgp"), "expected model to be a ModelRecipe, got 'cgp'"),
+        (lambda: Recipe(seed=1.5), "expected seed to be a whole number, got 1.5"),
+    ],
+)
+def test_recipes_made_in_python_are_held_to_the_same(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_values_are_kept_as_their_fields_say() -> None:
+    options = {"noise": 0.1}
+    model, optimizer = ModelRecipe(options=options), OptimizerRecipe(learning_rate=1, clip=2)
+    options["noise"] = 3.0
+    assert model.options == {"noise": 0.1}
+    assert (type(optimizer.learning_rate), type(optimizer.clip)) == (float, float)
+    assert OptimizerRecipe(clip=None).clip is None
+
+
+def test_an_annotation_that_cannot_be_checked_is_an_error() -> None:
+    @dataclass(frozen=True)
+    class New:
+        shape: tuple[int, ...] = (1,)
+
+    @dataclass(frozen=True)
+    class Either:
+        size: int | str = 1
+
+    for made in (New(), Either()):
+        with pytest.raises(TypeError, match=r"expected new\.(shape|size) to have an annotation that can be"):
+            check_types(made, "new")
 
 
 def test_bad_files_and_changes(tmp_path: Path) -> None:

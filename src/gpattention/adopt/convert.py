@@ -19,6 +19,7 @@ from gpattention.adopt.reading import call_model
 from gpattention.adopt.regularizer import remember_output
 from gpattention.adopt.sites import Site, find_sites
 from gpattention.adopt.storage import add_saving
+from gpattention.attention.registry import make_attention
 from gpattention.models import Transformer
 from gpattention.models.rows import Inputs, evaluating
 
@@ -153,11 +154,9 @@ def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
 def _layer(site: Site, record: Conversion) -> ConvertedAttention:
     family = _PLACES[site.family]
     parameter = next(site.module.parameters())
-    made: dict[str, Any] = {"device": parameter.device, "dtype": parameter.dtype}
-    try:
-        attention = KINDS[record.kind](site.heads * site.head_dim, site.heads, **made, **record.options)
-    except TypeError as error:
-        raise ValueError(f"{record.kind!r} attention does not take these options: {error}") from None
+    options = {"device": parameter.device, "dtype": parameter.dtype, **record.options}
+    width = site.heads * site.head_dim
+    attention = make_attention(KINDS[record.kind], record.kind, width, site.heads, options)
     keys = family.key_projection(site)
     scale = family.logit_scale(site) if hasattr(family, "logit_scale") else site.head_dim**-0.5
     try:

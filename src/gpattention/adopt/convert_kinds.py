@@ -170,9 +170,9 @@ class ProjectedKernel(Projected, KernelAttention):
         if self.kernel == "exp_dot":
             self.lengthscale.set(1.0)
 
-    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
+    def _scaled(self, heads: Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
-        return super()._projected(replace(heads, queries=_join(q), keys=_join(k)))
+        return super()._scaled(replace(heads, queries=_join(q), keys=_join(k)))
 
 
 class ProjectedSoftmaxGP(Projected, SoftmaxGPAttention):

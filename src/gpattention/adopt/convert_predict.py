@@ -1,12 +1,9 @@
 """Predictions of a converted model: several passes in evaluation mode whose attention outputs are drawn."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
 from gpattention.adopt.convert_layer import (
-    ConvertedAttention,
     Request,
     converted_layers,
     forget,
@@ -15,11 +12,9 @@ from gpattention.adopt.convert_layer import (
 from gpattention.adopt.reading import TASKS, Call, Task, call_model, find_task, read, real_tokens
 from gpattention.adopt.results import TokenPrediction, Values
 from gpattention.models import Prediction, Transformer
-from gpattention.models.prediction import BATCH_SIZE
 from gpattention.models.rows import (
     Inputs,
     Progress,
-    Rows,
     check_count,
     count_items,
     device_of,
@@ -27,6 +22,8 @@ from gpattention.models.rows import (
     iterate_rows,
     model_device,
 )
+from gpattention.models.rows_at_once import run_rows
+from gpattention.models.variance_means import VarianceMeans
 
 
 def predict(
@@ -37,7 +34,7 @@ def predict(
     *,
     task: Task | None = None,
     call: Call | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     variances: bool = False,
     first_item: int = 0,
     progress: Progress | None = None,
@@ -49,6 +46,8 @@ def predict(
     model runs in evaluation mode and without gradients.  `samples=0` is the mean.  The draws of item i depend
     on `seed` and `first_item` + i alone.  `variances=True` adds the layers' variances, averaged over the
     samples, to a `Prediction`.  `call(model, inputs)` runs models whose output is read in another way.
+    `batch_size` bounds the rows (items times samples) that run at once: if not given 256, or 2000 on a GPU
+    whose memory suffices.
 
     >>> gpattention.predict(model, tokenizer(sentences, padding=True, return_tensors="pt"), samples=10)
     """
@@ -65,11 +64,13 @@ def predict(
     check_count("samples", samples, least=0)
     drawing = samples > 0 and any(layer.attention.draws for layer in layers)
     count = samples if drawing else 1
-    told = _Means(len(layers), count_items(inputs), count, device_of(inputs)) if variances else None
-    parts = []
-    with evaluating(model):
+    device, asked = model_device(model, inputs), task
+
+    def run(rows_at_once: int) -> tuple[Tensor, Task, tuple[Tensor | None, ...] | None]:
+        task, parts = asked, []
+        told = VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
         for rows in iterate_rows(
-            inputs, samples=count, seed=seed, batch_size=batch_size, device=model_device(model, inputs),
+            inputs, samples=count, seed=seed, batch_size=rows_at_once, device=device,
             first_item=first_item, progress=progress,
         ):  # fmt: skip
             request = Request("independent" if drawing else "none", rows.noise, variances)
@@ -77,13 +78,17 @@ def predict(
                 forget(model)
                 output = (call or call_model)(model, rows.inputs)
                 if told is not None:
-                    told.add(rows, layers)
+                    told.add(rows.items, [x.variances[-1] if x.variances else None for x in layers])
             task = find_task(model, output) if task is None else task
             answer = read(output, task, rows.inputs)
             parts.append(answer.to(device_of(inputs)))
-    answers = torch.cat(parts).unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
-    means = None if told is None else tuple(told.means())
-    return _result(answers, task or "classification", inputs, means)
+        means = None if told is None else told.means()
+        return torch.cat(parts), task or "classification", means
+
+    with evaluating(model):
+        answers, found, means = run_rows(run, batch_size, device)
+    answers = answers.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
+    return _result(answers, found, inputs, means)
 
 
 def _result(
@@ -95,29 +100,3 @@ def _result(
         flat = Prediction.from_logits(answers.flatten(1, 2))
         return TokenPrediction(flat, real_tokens(inputs, tuple(answers.shape[1:3])))
     return Values.from_draws(answers)
-
-
-class _Means:
-    """Every layer's variances, averaged over the samples while they run."""
-
-    def __init__(self, layers: int, items: int, samples: int, device: torch.device) -> None:
-        self._sums: list[Tensor | None] = [None] * layers
-        self._items, self._samples, self._device = items, samples, device
-
-    def add(self, rows: Rows, layers: list[ConvertedAttention]) -> None:
-        """Those of a chunk, of each layer's last call, for the items of its rows."""
-        for place, layer in enumerate(layers):
-            variance = layer.variances[-1] if layer.variances else None
-            if variance is None:
-                continue
-            variance = variance.to(self._device, torch.promote_types(variance.dtype, torch.float32))
-            total = self._sums[place]
-            if total is None:
-                total = variance.new_zeros(self._items, *variance.shape[1:])
-                self._sums[place] = total
-            total.index_add_(0, rows.items, variance)
-
-    def means(self) -> Iterator[Tensor | None]:
-        """[B, H, N] per layer, None where a layer has no variance."""
-        for total in self._sums:
-            yield None if total is None else total / self._samples

@@ -1,6 +1,7 @@
 """The handle of an attached model: predict with uncertainty, fit it, take it off again."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,12 +13,23 @@ from gpattention.adopt.fitting import Fit, FitOptions, fit_settings
 from gpattention.adopt.listening import GaussianProcessMean
 from gpattention.adopt.reading import Task, real_tokens
 from gpattention.adopt.results import TokenPrediction, Values
-from gpattention.adopt.running import Runner, chunks
+from gpattention.adopt.running import Runner
 from gpattention.adopt.settings import Settings, initial_settings
+from gpattention.adopt.settings_folder import load_settings, save_settings
 from gpattention.adopt.sites import Found, Site
 from gpattention.adopt.tables import describe
-from gpattention.models.prediction import BATCH_SIZE, Prediction
-from gpattention.models.rows import Inputs, Progress, check_count, count_items, device_of, evaluating
+from gpattention.models.prediction import Prediction
+from gpattention.models.rows import (
+    Inputs,
+    Progress,
+    check_count,
+    count_items,
+    device_of,
+    evaluating,
+    iterate_rows,
+)
+from gpattention.models.rows_at_once import run_rows
+from gpattention.models.variance_means import VarianceMeans
 
 
 class Handle:
@@ -73,7 +85,7 @@ class Handle:
         samples: int = 10,
         seed: int = 0,
         *,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         variances: bool = False,
         first_item: int = 0,
         progress: Progress | None = None,
@@ -82,51 +94,58 @@ class Handle:
 
         The model runs in evaluation mode and without gradients.  `samples=0` is the model itself, to the last
         bit.  The draws of item i depend on `seed` and `first_item` + i alone.  `variances=True` adds each
-        site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
+        site's variances, [B, H, N] averaged over the samples, to a `Prediction`.  `batch_size` bounds the
+        rows (items times samples) that run at once: if not given 256, or 2000 on a GPU whose memory suffices.
 
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
         self._check_attached()
         check_count("samples", samples, least=0)
-        check_count("batch_size", batch_size, least=1)
         check_count("first_item", first_item, least=0)
         device, count = self._runner.device(inputs), max(samples, 1)
         settings = self._settings.to(device)
-        parts: list[Tensor] = []
-        told = _Means(len(self.sites), count_items(inputs), count) if variances else None
-        with evaluating(self.model):
-            for chunk in chunks(
-                inputs, samples=count, batch_size=batch_size, device=device, first_item=first_item,
-                progress=progress,
+
+        def run(rows_at_once: int) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
+            parts: list[Tensor] = []
+            told = VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
+            for rows in iterate_rows(
+                inputs, samples=count, seed=seed, batch_size=rows_at_once, device=device,
+                first_item=first_item, progress=progress,
             ):  # fmt: skip
                 if samples == 0:
                     drawing = self._runner.drawing(settings, None, keep_variances=True) if told else None
-                    answer = self._runner.output(chunk.inputs, drawing)
+                    answer = self._runner.output(rows.inputs, drawing)
                     kept = drawing.variances if drawing else []
                 else:
                     answer, kept = self._runner.draw(
-                        chunk.inputs, settings, seed=seed, items=chunk.items, samples=chunk.samples,
-                        keep_variances=told is not None,
+                        rows, settings, seed=seed, keep_variances=told is not None
                     )  # fmt: skip
                 parts.append(answer.to(device_of(inputs)))
                 if told is not None:
-                    told.add(chunk.rows, kept)
-        answers = torch.cat(parts).unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
-        return self._result(
-            answers, inputs, drawn=samples > 0, variances=None if told is None else told.all()
-        )
+                    told.add(rows.items, kept)
+            return torch.cat(parts), None if told is None else told.means()
 
-    def variances(self, inputs: Inputs, *, batch_size: int = BATCH_SIZE) -> tuple[Tensor, ...]:
+        with evaluating(self.model):
+            parts, means = run_rows(run, batch_size, device)
+        answers = parts.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
+        return self._result(answers, inputs, drawn=samples > 0, variances=means)
+
+    def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw."""
         self._check_attached()
         device = self._runner.device(inputs)
-        settings, told = self._settings.to(device), _Means(len(self.sites), count_items(inputs), 1)
-        with evaluating(self.model):
-            for chunk in chunks(inputs, samples=1, batch_size=batch_size, device=device):
+        settings = self._settings.to(device)
+
+        def run(rows_at_once: int) -> tuple[Tensor | None, ...]:
+            told = VarianceMeans(count_items(inputs), 1, device_of(inputs))
+            for rows in iterate_rows(inputs, samples=1, seed=0, batch_size=rows_at_once, device=device):
                 drawing = self._runner.drawing(settings, None, keep_variances=True)
-                self._runner.output(chunk.inputs, drawing)
-                told.add(chunk.rows, drawing.variances)
-        return tuple(x for x in told.all() if x is not None)
+                self._runner.output(rows.inputs, drawing)
+                told.add(rows.items, drawing.variances)
+            return told.means()
+
+        with evaluating(self.model):
+            return tuple(x for x in run_rows(run, batch_size, device) if x is not None)
 
     def process_mean(self, inputs: Inputs) -> Tensor:
         """The model's answers with every attention replaced by its Gaussian process's own mean.
@@ -152,16 +171,28 @@ class Handle:
         self._settings = fit.settings
         return fit
 
+    def save(self, folder: str | Path) -> None:
+        """Write the settings: `attached.json` and `attached.safetensors`, each in one piece or not at all.
+
+        The model is not among them; it is saved as ever, in the same folder if that is wanted.
+
+        >>> handle.save("attached")
+        """
+        save_settings(Path(folder), [site.name for site in self.sites], self._settings)
+
+    def load(self, folder: str | Path) -> None:
+        """What `save` wrote, for the same model; anything unexpected is an error and nothing is loaded."""
+        sites, settings = load_settings(Path(folder))
+        self._take(sites, settings, str(folder))
+
     def state_dict(self) -> dict[str, Any]:
-        """The settings, for `torch.save`."""
+        """The settings as a mapping, say for a checkpoint of one's own; `save` writes files."""
         return {"sites": [site.name for site in self.sites], **self._settings.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """What `state_dict` gave, for the same model."""
-        own, theirs = [site.name for site in self.sites], list(state.get("sites", []))
-        if own != theirs:
-            raise ValueError(f"expected the state of sites {own}, got {theirs}")
-        self.settings = Settings.from_state_dict({k: v for k, v in state.items() if k != "sites"})
+        settings = Settings.from_state_dict({k: v for k, v in state.items() if k != "sites"})
+        self._take(list(state.get("sites", [])), settings, "state")
 
     def detach(self) -> nn.Module:
         """Let go of the model, which is what it was; the handle answers no more."""
@@ -198,31 +229,13 @@ class Handle:
         residual = self._settings.residual if self.task == "regression" and drawn else 0.0
         return Values.from_draws(answers, residual)
 
+    def _take(self, sites: list[str], settings: Settings, source: str) -> None:
+        """Settings from elsewhere, if they are those of the same sites."""
+        own = [site.name for site in self.sites]
+        if own != sites:
+            raise ValueError(f"{source}: expected the settings of sites {own}, got those of {sites}")
+        self.settings = settings
+
     def _check_attached(self) -> None:
         if not self._attached:
             raise ValueError("expected an attached handle, got one that was detached: call attach again")
-
-
-class _Means:
-    """Every site's variances, averaged over the samples while they run."""
-
-    def __init__(self, sites: int, items: int, samples: int) -> None:
-        self._sums: list[Tensor | None] = [None] * sites
-        self._items, self._samples = items, samples
-
-    def add(self, rows: Tensor, variances: list[Tensor | None]) -> None:
-        """Variances of a chunk, [R, H, N] each, for the items of its rows."""
-        for place, variance in enumerate(variances):
-            if variance is None:
-                continue
-            total = self._sums[place]
-            if total is None:
-                total = torch.zeros(
-                    self._items, *variance.shape[1:], dtype=variance.dtype, device=rows.device
-                )
-                self._sums[place] = total
-            total.index_add_(0, rows, variance.to(rows.device))
-
-    def all(self) -> tuple[Tensor | None, ...]:
-        """[B, H, N] per site, None where it does not draw."""
-        return tuple(total if total is None else total / self._samples for total in self._sums)

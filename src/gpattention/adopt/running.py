@@ -1,6 +1,5 @@
 """Forward passes of an attached model: rows of samples times items, listened to at every site."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from gpattention.adopt.settings import Settings
 from gpattention.adopt.sites import Site
 from gpattention.adopt.variance import MAX_KEYS
 from gpattention.gp import ItemNoise
-from gpattention.models.rows import Inputs, Progress, count_items, device_of, model_device, take
+from gpattention.models.rows import Inputs, Rows, count_items, model_device
 
 _SITE_SEEDS = 0x9E3779B1  # sites of one seed lie this far apart
 
@@ -49,20 +48,19 @@ class Runner:
 
     def draw(
         self,
-        inputs: Inputs,  # [R, ...] on the model's device
+        rows: Rows,
         settings: Settings,
         *,
         seed: int,
-        items: Tensor,  # [R]
-        samples: Tensor,  # [R]
         keep_variances: bool = False,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """One pass in which every row draws for itself: the answers, and variances where kept."""
         noise = [
-            ItemNoise(seed + (place + 1) * _SITE_SEEDS, items, samples) for place in range(len(self.sites))
+            ItemNoise(seed + (place + 1) * _SITE_SEEDS, rows.numbers, rows.samples)
+            for place in range(len(self.sites))
         ]
         drawing = self.drawing(settings, noise, keep_variances=keep_variances)
-        answer = self.output(inputs, drawing)
+        answer = self.output(rows.inputs, drawing)
         if not drawing.called:
             raise ValueError(
                 f"expected the model to call one of its {len(self.sites)} sites, got a forward pass that "
@@ -87,34 +85,3 @@ class Runner:
     def device(self, inputs: Inputs) -> torch.device:
         """Where the model computes."""
         return model_device(self.model, inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """Rows that run together."""
-
-    inputs: Inputs  # [R, ...]
-    rows: Tensor  # [R] position of the item
-    items: Tensor  # [R] number of the item, which its noise is made from
-    samples: Tensor  # [R]
-
-
-def chunks(
-    inputs: Inputs,
-    *,
-    samples: int,
-    batch_size: int,
-    device: torch.device,
-    first_item: int = 0,
-    progress: Progress | None = None,
-) -> Iterator[Chunk]:
-    """Row r is sample r % S of item r // S, as in `gpattention.models.rows`."""
-    total = count_items(inputs) * samples
-    for start in range(0, total, batch_size):
-        row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))
-        items = row // samples
-        yield Chunk(
-            take(inputs, items, device), items, (items + first_item).to(device), (row % samples).to(device)
-        )
-        if progress is not None:
-            progress(min(start + batch_size, total), total)

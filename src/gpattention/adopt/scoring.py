@@ -7,8 +7,9 @@ from torch import Tensor
 
 from gpattention.adopt.batches import Batch
 from gpattention.adopt.likelihood import log_likelihood
-from gpattention.adopt.running import Runner, chunks
+from gpattention.adopt.running import Runner
 from gpattention.adopt.settings import Settings
+from gpattention.models.rows import iterate_rows
 
 SOME = 96  # items that coarse comparisons look at
 _LIMIT = 5.0  # of |log temperature|
@@ -76,11 +77,9 @@ class Scorer:
         with torch.no_grad():
             for batch in batches:
                 parts = [
-                    self._runner.draw(
-                        chunk.inputs, settings, seed=self._seed, items=chunk.items, samples=chunk.samples
-                    )[0]
-                    for chunk in chunks(
-                        batch.inputs, samples=samples, batch_size=self._rows,
+                    self._runner.draw(rows, settings, seed=self._seed)[0]
+                    for rows in iterate_rows(
+                        batch.inputs, samples=samples, seed=self._seed, batch_size=self._rows,
                         device=self._runner.device(batch.inputs), first_item=batch.first_item,
                     )
                 ]  # fmt: skip

@@ -48,7 +48,7 @@ class Settings:
         return replace(self, **moved, frames=frames)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as a mapping that `torch.save` and `from_state_dict` understand."""
+        """Everything, as a mapping that `from_state_dict` understands."""
         frames = [None if frame is None else dict(vars(frame)) for frame in self.frames]
         return {**vars(self), "frames": frames}
 

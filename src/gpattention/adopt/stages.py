@@ -9,9 +9,10 @@ from torch import Tensor
 
 from gpattention.adopt.batches import Batch
 from gpattention.adopt.likelihood import log_likelihood
-from gpattention.adopt.running import Runner, chunks
+from gpattention.adopt.running import Runner
 from gpattention.adopt.scoring import Scorer
 from gpattention.adopt.settings import Settings
+from gpattention.models.rows import iterate_rows
 
 if TYPE_CHECKING:
     from gpattention.adopt.fitting import FitOptions
@@ -103,17 +104,16 @@ def descend(
 def _loss(runner: Runner, parameters: _Parameters, batch: Batch, step: int, options: "FitOptions") -> Tensor:
     device = runner.device(batch.inputs)
     samples = max(2, options.samples // 2)  # gradients need fewer than comparisons
-    (chunk,) = chunks(
+    seed = options.seed + 1 + step  # apart from the seed that candidates are compared with
+    (rows,) = iterate_rows(
         batch.inputs,
         samples=samples,
+        seed=seed,
         batch_size=len(batch) * samples,
         device=device,
         first_item=batch.first_item,
     )
-    seed = options.seed + 1 + step  # apart from the seed that candidates are compared with
-    answers, _ = runner.draw(
-        chunk.inputs, parameters.settings(), seed=seed, items=chunk.items, samples=chunk.samples
-    )
+    answers, _ = runner.draw(rows, parameters.settings(), seed=seed)
     answers = answers.unflatten(0, (-1, samples)).transpose(0, 1)
     assert runner.task is not None
     return -log_likelihood(

@@ -16,20 +16,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.linalg import solve_triangular, vector_norm
 
 from gpattention.adopt.attended import Attended
 from gpattention.adopt.frames import Frame
 from gpattention.gp import direct_posterior, why_not_fused
-from gpattention.gp.cholesky import cholesky
-from gpattention.gp.inputs import keep_rows
+from gpattention.gp.inputs import keep_rows, real_mean
 from gpattention.gp.precision import compute_dtype, full_precision
+from gpattention.gp.softmax_amplitude import (
+    distance_log_amplitude,
+    key_log_amplitude,
+    query_exponent,
+    query_log_amplitude,
+)
+from gpattention.gp.unit_process import UnitProcess, unit_variance
 
 MAX_KEYS = 256  # keys that are conditioned on unless told otherwise
-_ROWS = 1024  # queries whose log-sum-exp is taken at once
-_BLOCK = 32  # keys eliminated at once
-_SMALLEST = 1e-30  # row sums below may have lost terms to underflow
-_NEVER = -1e30  # exponent of what is not seen; infinity would make NaN of 0 * inf
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def log_stddev(
     y, mask = placed.y, placed.mask
     if y.shape[-2] > max_keys:
         y, mask = thinned(y, mask, max_keys)
-    u, to_x = _conditioned(placed.x, y, mask, prior.noise)  # [B, H, Q], [B, H, K, Q]
+    u = _unit_variance(placed.x, y, mask, prior.noise)  # [B, H, Q]
     log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + placed.log_unit  # [B, H, Q]
     if told.form != "rbf" and _is_used(prior.power):
-        amplitude = log_amplitude(told, placed, to_x if y is placed.y else None)  # [B, H, Q]
+        amplitude = log_amplitude(told, placed)  # [B, H, Q]
         tempered = prior.power.to(u)[:, None] * (amplitude - _reference(told, amplitude, frame))
         if max_log_amplitude is not None:
             tempered = tempered.clamp_max(max_log_amplitude)
@@ -92,8 +93,10 @@ def place(told: Attended, frame: Frame | None) -> Placed:
     dtype = compute_dtype(told.q.dtype)
     q, k, v = told.q.to(dtype), keep_rows(told.k.to(dtype), told.mask), keep_rows(told.v.to(dtype), told.mask)
     if frame is None:
-        log_unit = 0.5 * _mean(v.square().mean(-1, keepdim=True), told.mask)[..., 0].clamp_min(1e-12).log()
-        q0, k0 = _mean(q, _query_mask(told)), _mean(k, told.mask)
+        log_unit = (
+            0.5 * real_mean(v.square().mean(-1, keepdim=True), told.mask)[..., 0].clamp_min(1e-12).log()
+        )
+        q0, k0 = real_mean(q, _query_mask(told)), real_mean(k, told.mask)
     else:
         log_unit = frame.unit.to(q)[:, None].log()
         q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:, None]
@@ -106,68 +109,26 @@ def place(told: Attended, frame: Frame | None) -> Placed:
     return Placed(q, k, x, keep_rows(y, told.mask), q0, k0, told.mask, log_unit)
 
 
-def _conditioned(
+def _unit_variance(
     x: Tensor,  # [B, H, Q, C]
     y: Tensor,  # [B, H, K, C]
     mask: Tensor | None,  # [B, 1, K]
     noise: Tensor,  # [H]
-) -> tuple[Tensor, Tensor | None]:
-    """u_i [B, H, Q], and kappa(y, x) [B, H, K, Q] where it was formed: fused kernels keep it on chip."""
+) -> Tensor:
+    """u_i of eq. 22.  [B, H, Q]"""
     tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
     if why_not_fused(x, tokens=tokens, channels=channels) is None:
-        everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])  # padding too has u
         none = torch.zeros_like(y[..., :1])  # of values: the mean is the host's
         unit = direct_posterior(
-            x, y, none, noise=noise.to(x), mask=mask, query_mask=everyone, with_variance=True
+            x, y, none, noise=noise.to(x), mask=mask, query_mask=_everyone(x, mask), with_variance=True
         )
-        return unit.variance, None
-    kappa = _kappa(y, x, mask)  # [B, H, K, K + Q]
-    return _unit_variance(kappa, mask, noise), kappa[..., y.shape[-2] :]
+        return unit.variance
+    return unit_variance(UnitProcess(x, y, noise.to(x)[:, None, None], mask))
 
 
-def _unit_variance(
-    kappa: Tensor,  # [B, H, K, K + Q] of the keys with themselves and with the queries
-    mask: Tensor | None,  # [B, 1, K]
-    noise: Tensor,  # [H]
-) -> Tensor:
-    """u_i, between its proven bound sigma^2 / (n + sigma^2) and 1.  [B, H, Q]
-
-    Keys are eliminated block by block, which for small matrices is quicker than one factor and one solve:
-    each block's rows of L^-1 kappa(y, x) explain their part, and leave the later keys a Schur complement.
-    """
-    count = kappa.shape[-2]
-    noise = noise.to(kappa)[:, None]  # [H, 1]
-    kappa = kappa.clone() if kappa.requires_grad else kappa
-    # exact as rounding would not leave it; padded keys have nothing else in their rows
-    kappa.diagonal(dim1=-2, dim2=-1).copy_((1 + noise).expand(*kappa.shape[:-2], count))
-    left = kappa.flatten(0, 1)  # [B H, K, K + Q]
-    explained = torch.zeros_like(left[:, 0, count:])  # [B H, Q]
-    for start in range(0, count, _BLOCK):
-        size = min(_BLOCK, count - start)
-        root = cholesky(left[:, :size, :size], name="kappa(k, k) + noise I", noise=noise)
-        eye = torch.eye(size, dtype=root.dtype, device=root.device).expand_as(root)
-        white = solve_triangular(root, eye, upper=False) @ left[:, :size, size:]  # [B H, size, later + Q]
-        later = count - start - size
-        explained = explained + vector_norm(white[..., later:], dim=-2).square()
-        if later:
-            left = torch.baddbmm(left[:, size:, size:], white[..., :later].mT, white, alpha=-1)
-    seen = kappa.new_full((1, 1), count) if mask is None else mask.sum(-1, keepdim=True).to(kappa)
-    u = (1 - explained).unflatten(0, kappa.shape[:2])  # [B, H, Q]
-    return u.clamp_max(1).maximum(noise / (seen + noise))
-
-
-def _kappa(y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-    """kappa(y, [y, x]) of eq. 1 in one product and one pass, zero wherever a y is padding.  [B, H, K, K + Q]
-
-    [y, 1, -1/2 |y|^2] . [z, -1/2 |z|^2, 1] is the exponent.
-    """
-    of_y, of_x = (-0.5 * p.square().sum(-1, keepdim=True) for p in (y, x))  # [B, H, K, 1], [B, H, Q, 1]
-    if mask is not None:
-        of_y = torch.where(mask[..., None], of_y, _NEVER)
-    left = torch.cat([y, torch.ones_like(of_y), of_y], -1)
-    above = torch.cat([y, of_y, torch.ones_like(of_y)], -1)
-    right = torch.cat([above, torch.cat([x, of_x, torch.ones_like(of_x)], -1)], -2)
-    return (left @ right.mT).exp_()
+def _everyone(x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask of queries that says so in full, as padding too has a spread.  [B, 1, Q]"""
+    return None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])
 
 
 def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor | None]:
@@ -183,30 +144,14 @@ def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor |
     return chosen, (place < real)[:, None]
 
 
-def log_amplitude(told: Attended, placed: Placed, to_x: Tensor | None = None) -> Tensor:
-    """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]
-
-    `to_x` is kappa(y, x) [B, H, K, Q] where it is known already: a_i = 1 / sum_j b_j kappa(y_j, x_i).
-    """
-    own = 0.5 * placed.x.square().sum(-1)
+def log_amplitude(told: Attended, placed: Placed) -> Tensor:
+    """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
+    q, k, x, k0, mask = placed.q, placed.k, placed.x, placed.k0, placed.mask
+    if told.form == "rows":
+        return distance_log_amplitude(x, placed.y, mask=mask)
     if told.form == "exp_dot":
-        return own + (placed.q * placed.k0).sum(-1)
-    if to_x is not None and not torch.compiler.is_compiling():
-        log_b = _log_b(told, placed)  # [B, H, K]
-        most = log_b.amax(-1, keepdim=True)
-        total = ((log_b - most).exp()[..., None, :] @ to_x)[..., 0, :]  # [B, H, Q]
-        if bool((total > _SMALLEST).all()):
-            return -total.log() - most
-    if told.form == "rows":
-        return own - _log_sum_exp(placed.x, placed.y, placed.mask, -0.5 * placed.y.square().sum(-1))
-    return own + (placed.q * placed.k0).sum(-1) - _log_sum_exp(placed.q, placed.k, placed.mask, None)
-
-
-def _log_b(told: Attended, placed: Placed) -> Tensor:
-    """log of the keys' amplitudes but for -log t.  [B, H, K]"""
-    if told.form == "rows":
-        return torch.zeros_like(placed.y[..., 0])
-    return 0.5 * placed.y.square().sum(-1) + (placed.q0 * (placed.k - placed.k0)).sum(-1)
+        return query_exponent(q, x, k0)
+    return query_log_amplitude(q, k, x, k0, mask=mask)
 
 
 def process_mean(told: Attended, frame: Frame | None) -> Tensor:
@@ -222,7 +167,7 @@ def process_mean(told: Attended, frame: Frame | None) -> Tensor:
     if told.form != "rbf":
         exponent = exponent + log_amplitude(told, placed)[..., None]
     if told.form in ("softmax", "exp_dot"):
-        exponent = exponent + _log_b(told, placed)[..., None, :]
+        exponent = exponent + key_log_amplitude(placed.k, placed.y, placed.q0, placed.k0)[..., None, :]
     if told.amplitude is not None:
         exponent = exponent + told.amplitude.to(exponent)[:, None, None].log()
     if told.mask is not None:
@@ -230,38 +175,16 @@ def process_mean(told: Attended, frame: Frame | None) -> Tensor:
     return exponent.exp() @ keep_rows(told.v, told.mask)
 
 
-def _log_sum_exp(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
-    """log sum_j exp(q_i . k_j + bias_j) over real keys.  [B, H, Q]"""
-    bias = torch.zeros_like(k[..., 0]) if bias is None else bias  # [B, H, K]
-    if mask is not None:
-        bias = torch.where(mask, bias, _NEVER)
-    k = torch.cat([k, bias[..., None]], -1)  # the bias as a coordinate, to which every query says 1
-    parts = []
-    for rows in torch.cat([q, torch.ones_like(q[..., :1])], -1).split(_ROWS, -2):
-        logits = rows @ k.mT  # [B, H, rows, K]
-        most = logits.detach().amax(-1, keepdim=True)
-        parts.append(logits.sub_(most).exp_().sum(-1).log() + most[..., 0])
-    return torch.cat(parts, -1)
-
-
 def _reference(told: Attended, amplitude: Tensor, frame: Frame | None) -> Tensor:
     """a0: the mean of log a_i, over calibration data or over the tokens at hand.  [H, 1] or [B, H, 1]"""
     if frame is not None:
         return frame.log_amplitude.to(amplitude)[:, None]
-    return _mean(amplitude[..., None], _query_mask(told))[..., 0]
+    return real_mean(amplitude[..., None], _query_mask(told))[..., 0]
 
 
 def _query_mask(told: Attended) -> Tensor | None:
     """Real queries: in self-attention, which equal numbers give away, the real keys.  [B, 1, Q]"""
     return told.mask if told.q.shape[-2] == told.k.shape[-2] else None
-
-
-def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Over the real tokens.  [B, H, N, C] -> [B, H, 1, C]"""
-    if mask is None:
-        return x.mean(-2, keepdim=True)
-    real = mask[..., None]  # [B, 1, N, 1]
-    return torch.where(real, x, 0.0).sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp_min(1)
 
 
 def _is_used(power: Tensor) -> bool:

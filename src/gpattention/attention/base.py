@@ -12,6 +12,7 @@ from gpattention.attention.output import AttentionOutput, Draw, check_request
 from gpattention.attention.projections import projected_together
 from gpattention.attention.regularizer import normalised, real_tokens
 from gpattention.gp import LogDensity, NoiseSource, Posterior
+from gpattention.gp.checks import check_choice
 from gpattention.gp.inputs import keep_rows
 
 
@@ -264,11 +265,7 @@ class Attention(nn.Module):
 
     def _checked_regularizer(self, name: str | None) -> str:
         name = self.default_regularizer if name is None else name
-        if name not in self.regularizers:
-            raise ValueError(
-                f"expected regularizer of {self.kind!r} attention to be one of "
-                f"{', '.join(self.regularizers)}, got {name!r}"
-            )
+        check_choice(f"regularizer of {self.kind!r} attention", name, self.regularizers)
         return name
 
     def _linear(self) -> nn.Linear:

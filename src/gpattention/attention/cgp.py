@@ -5,13 +5,14 @@ from typing import Any
 from torch import Generator, Tensor
 
 from gpattention.attention.base import Heads
-from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.registry import register_attention
 from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_posterior, cgp_posterior
+from gpattention.gp.checks import check_choice, check_count, check_observation_noise
 from gpattention.gp.correlated import CGPPosterior
-from gpattention.gp.correlated_density import LatentPrior, cgp_density_of
+from gpattention.gp.correlated_density import LATENT_PRIORS, LatentPrior, cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
-from gpattention.gp.fused.exact.cgp import Cost
+from gpattention.gp.posterior import Cost
 
 
 @register_attention("cgp")
@@ -39,16 +40,11 @@ class CGPAttention(GaussianAttention):
         regularizer_samples: int = 1,
         **options: Any,
     ) -> None:
-        if causal and options.get("regularizer") is None:
-            options["regularizer"] = "none"
-        super().__init__(embed_dim, num_heads, **options)
-        if causal and self.regularizer != "none":
-            raise ValueError(
-                f"causal attention defines no density of all tokens: expected regularizer 'none', "
-                f"got {self.regularizer!r}"
-            )
-        if latent_prior not in ("noisy", "latent"):
-            raise ValueError(f"expected latent_prior to be 'noisy' or 'latent', got {latent_prior!r}")
+        super().__init__(embed_dim, num_heads, **(causal_options(options) if causal else options))
+        check_choice("latent_prior", latent_prior, LATENT_PRIORS)
+        if observation_noise is not None:
+            check_observation_noise(observation_noise)
+        check_count("regularizer_samples", regularizer_samples)
         self.causal = causal
         self.latent_prior: LatentPrior = latent_prior
         self.observation_noise, self.regularizer_samples = observation_noise, regularizer_samples

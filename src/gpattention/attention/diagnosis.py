@@ -8,6 +8,7 @@ from torch import Tensor
 from gpattention.attention.base import Attention, Heads
 from gpattention.attention.parameters import Positive
 from gpattention.gp import Posterior, noise_floor, rbf
+from gpattention.gp.inputs import keep_rows
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,9 @@ def diagnose(
     """Measure a layer in self-attention on these tokens."""
     heads, _ = attention._heads(query, None, None, key_padding_mask, None, inducing)
     q, k = attention._kernel_inputs(heads)
-    real = None if heads.mask is None else heads.mask
     posterior = attention._posterior(heads) if attention.draws else None
     mean = attention._mean(heads) if posterior is None else posterior.mean  # [B, H, N, D]
-    values = heads.v if real is None else torch.where(real[..., None], heads.v, 0.0)
+    values = keep_rows(heads.v, heads.mask)
     prior = stddev = ratio = None
     if posterior is not None:
         prior, stddev = posterior.prior_stddev, posterior.stddev

@@ -5,13 +5,13 @@ from typing import Any
 from torch import Generator, Tensor
 
 from gpattention.attention.base import Heads
-from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.registry import register_attention
 from gpattention.gp import LogDensity, NoiseSource, Posterior, direct_log_density, direct_posterior
 from gpattention.gp.direct import DirectPosterior
 from gpattention.gp.direct_density import direct_density_of
 from gpattention.gp.divergence import direct_kl_of
-from gpattention.gp.fused.exact.cgp import Cost
+from gpattention.gp.posterior import Cost
 
 
 @register_attention("direct")
@@ -27,15 +27,8 @@ class DirectAttention(GaussianAttention):
     default_regularizer = "kl"
 
     def __init__(self, embed_dim: int, num_heads: int, *, causal: bool = False, **options: Any) -> None:
-        if causal and options.get("regularizer") is None:
-            options["regularizer"] = "none"
-        super().__init__(embed_dim, num_heads, **options)
+        super().__init__(embed_dim, num_heads, **(causal_options(options) if causal else options))
         self.causal = causal
-        if causal and self.regularizer != "none":
-            raise ValueError(
-                f"causal attention defines no density of all tokens: expected regularizer 'none', "
-                f"got {self.regularizer!r}"
-            )
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k = self._projected(heads)

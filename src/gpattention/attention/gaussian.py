@@ -45,17 +45,18 @@ class GaussianAttention(Attention):
         self.query, self.key = self._linear(), self._linear()
         for linear in (self.query, self.key):
             spread_(linear, num_heads)
-        self.noise = Positive((num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, **self._made_with)
+        made, H = self._made_with, num_heads
+        self.noise = Positive((H,), noise, floor=NOISE_FLOOR, learned=learn_noise, name="noise", **made)
         if not max_stddev > 0:
             raise ValueError(f"expected max_stddev > 0, got {max_stddev}")
         self.max_stddev = max_stddev
         if self.normalize == "rows":
             self.prior_scale = Positive(
-                (num_heads,), prior_scale, learned=learn_prior_scale, **self._made_with
+                (H,), prior_scale, learned=learn_prior_scale, name="prior_scale", **made
             )
         else:
-            self.scale_q = Positive((num_heads,), scale, learned=learn_scale, **self._made_with)
-            self.scale_k = Positive((num_heads,), scale, learned=learn_scale, **self._made_with)
+            self.scale_q = Positive((H,), scale, learned=learn_scale, name="scale", **made)
+            self.scale_k = Positive((H,), scale, learned=learn_scale, name="scale", **made)
 
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._projection("query", heads), self._projection("key", heads)
@@ -67,20 +68,28 @@ class GaussianAttention(Attention):
         self, q: Tensor, k: Tensor, heads: Heads, *, causal: bool
     ) -> tuple[Tensor, dict[str, Any]]:
         """Values [B, H, K, D] and the keyword arguments every function of the process takes."""
-        shared = {"noise": self.noise(), "mask": heads.mask, "query_mask": heads.query_mask}
         if self.normalize == "none":
-            return heads.v, {**shared, "scale_q": self.scale_q(), "scale_k": self.scale_k()}
+            return heads.v, {**self._common(heads), "scale_q": self.scale_q(), "scale_k": self.scale_k()}
         t = self.prior_scale()  # [H]
-        amplitude = self._row_amplitude(q, k, heads, t, causal=causal)
-        values = (heads.v / t[:, None, None]).to(heads.v.dtype)
-        return values, {**shared, "log_amplitude": amplitude}
+        log_amplitude = row_log_amplitude(q, k, causal=causal, **self._row_options(heads, t))
+        return self._normalised(heads, t, log_amplitude)
 
-    def _row_amplitude(self, q: Tensor, k: Tensor, heads: Heads, t: Tensor, *, causal: bool) -> Tensor:
-        """log a_i, capped at the largest standard deviation wanted.  [B, H, Q]"""
-        return row_log_amplitude(
-            q, k, scale=t, mask=heads.mask, query_mask=heads.query_mask, causal=causal,
-            max_log_amplitude=math.log(self.max_stddev),
-        )  # fmt: skip
+    def _normalised(self, heads: Heads, t: Tensor, log_amplitude: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """The same for rows of log a_i [B, H, Q] at the prior scale t [H], which the values undo."""
+        values = (heads.v / t[:, None, None]).to(heads.v.dtype)
+        return values, {**self._common(heads), "log_amplitude": log_amplitude}
+
+    def _common(self, heads: Heads) -> dict[str, Any]:
+        return {"noise": self.noise(), "mask": heads.mask, "query_mask": heads.query_mask}
+
+    def _row_options(self, heads: Heads, t: Tensor) -> dict[str, Any]:
+        """How rows are normalised: a_i is capped at the largest standard deviation wanted."""
+        return {
+            "scale": t,
+            "mask": heads.mask,
+            "query_mask": heads.query_mask,
+            "max_log_amplitude": math.log(self.max_stddev),
+        }
 
     def _density(self, density: LogDensity) -> Tensor:
         """The sign that is added to a loss.  [B, H]"""
@@ -91,3 +100,13 @@ class GaussianAttention(Attention):
         linear = self._linear()
         linear.load_state_dict(self.key.state_dict())
         return linear
+
+
+def causal_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of causal attention, which defines no density of all tokens and so has no regulariser."""
+    given = options.get("regularizer")
+    if given not in (None, "none"):
+        raise ValueError(
+            f"causal attention defines no density of all tokens: expected regularizer 'none', got {given!r}"
+        )
+    return {**options, "regularizer": "none"}

@@ -1,14 +1,16 @@
 """Inducing inputs of sparse attention: learned per head, or pooled from the tokens."""
 
 import math
-from typing import Literal
+from typing import Literal, assert_never, get_args
 
 import torch
 from torch import Tensor, nn
 
 from gpattention.attention.initialisation import latent_points
+from gpattention.gp.checks import check_choice, check_count
 
 InducingKind = Literal["learned", "pooled"]
+INDUCING_KINDS: tuple[InducingKind, ...] = get_args(InducingKind)
 
 
 class LearnedInducing(nn.Module):
@@ -76,10 +78,10 @@ def build_inducing(
     dtype: torch.dtype | None = None,
 ) -> LearnedInducing | PooledInducing:
     """Inducing inputs by name."""
-    if count < 1:
-        raise ValueError(f"expected at least one inducing input, got {count}")
+    check_choice("inducing", kind, INDUCING_KINDS)
+    check_count("num_inducing", count)
     if kind == "learned":
         return LearnedInducing(num_heads, count, embed_dim // num_heads, device=device, dtype=dtype)
     if kind == "pooled":
         return PooledInducing(num_heads, count, embed_dim, device=device, dtype=dtype)
-    raise ValueError(f"expected inducing to be 'learned' or 'pooled', got {kind!r}")
+    assert_never(kind)

@@ -22,11 +22,8 @@ BACKGROUND = 0.1  # squared distance the other dimensions add, in all
 def spread_(linear: nn.Linear, num_heads: int, *, scale: float = 1.0) -> None:
     """Initialise a projection to queries, keys or latent inputs of all heads; the bias is zero."""
     width, head_dim = linear.in_features, linear.out_features // num_heads
-    active = min(ACTIVE, head_dim)
-    deviation = torch.full((head_dim,), math.sqrt(BACKGROUND / (2 * head_dim)))
-    deviation[:active] = SPREAD * math.sqrt(ACTIVE / active)
     weight = torch.randn(num_heads, head_dim, width) / math.sqrt(width)
-    weight = scale * deviation[:, None] * weight  # [H, D, E]
+    weight = scale * _deviation(head_dim)[:, None] * weight  # [H, D, E]
     linear.weight.copy_(weight.reshape(-1, width))
     if linear.bias is not None:
         linear.bias.zero_()
@@ -35,10 +32,15 @@ def spread_(linear: nn.Linear, num_heads: int, *, scale: float = 1.0) -> None:
 @torch.no_grad()
 def latent_points(num_heads: int, count: int, head_dim: int) -> torch.Tensor:
     """Random inducing inputs where the projections of `spread_` put the tokens.  [H, m, D]"""
+    return _deviation(head_dim) * torch.randn(num_heads, count, head_dim)
+
+
+def _deviation(head_dim: int) -> torch.Tensor:
+    """Standard deviations of a head's dimensions: few active ones, a little in the rest.  [D]"""
     active = min(ACTIVE, head_dim)
     deviation = torch.full((head_dim,), math.sqrt(BACKGROUND / (2 * head_dim)))
     deviation[:active] = SPREAD * math.sqrt(ACTIVE / active)
-    return deviation * torch.randn(num_heads, count, head_dim)
+    return deviation
 
 
 @torch.no_grad()

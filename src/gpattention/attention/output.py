@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from gpattention.gp import Posterior
+from gpattention.gp.checks import check_choice, check_count
 
 Draw = Literal["none", "independent", "joint"]
 NEEDS = ("output", "variance", "regularizer", "weights", "posterior")
@@ -26,10 +27,8 @@ class AttentionOutput:
 
 def check_request(kind: str, draws: bool, draw: str, samples: int, need: tuple[str, ...]) -> None:
     """Refuse what this kind of attention cannot give, before anything is computed."""
-    if draw not in DRAWS:
-        raise ValueError(f"expected draw to be one of {', '.join(DRAWS)}, got {draw!r}")
-    if samples < 1:
-        raise ValueError(f"expected samples >= 1, got {samples}")
+    check_choice("draw", draw, DRAWS)
+    check_count("samples", samples)
     if samples > 1 and draw == "none":
         raise ValueError(f"samples={samples} without a draw: pass draw='independent' or draw='joint'")
     unknown = [name for name in need if name not in NEEDS]

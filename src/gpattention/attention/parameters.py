@@ -23,12 +23,13 @@ class Positive(nn.Module):
         *,
         floor: float = 0.0,
         learned: bool = True,
+        name: str = "the initial value",  # what the caller calls it
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not initial > floor:
-            raise ValueError(f"expected an initial value above the floor {floor}, got {initial}")
+        if not floor < initial < math.inf:
+            raise ValueError(f"expected {name} to be finite and above the floor {floor}, got {initial}")
         self.floor = floor
         excess = initial - floor
         raw = torch.full(shape, excess + math.log(-math.expm1(-excess)), device=device, dtype=dtype)

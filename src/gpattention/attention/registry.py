@@ -1,10 +1,13 @@
 """Kinds of attention by name."""
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from gpattention.attention.base import Attention
+from gpattention.gp.checks import check_choice
 
+A = TypeVar("A", bound=Attention)
 _KINDS: dict[str, type[Attention]] = {}
 
 
@@ -34,8 +37,7 @@ def list_attention() -> tuple[str, ...]:
 
 def attention_class(kind: str) -> type[Attention]:
     """The class behind a name."""
-    if kind not in _KINDS:
-        raise ValueError(f"expected kind to be one of {', '.join(list_attention())}, got {kind!r}")
+    check_choice("kind", kind, list_attention())
     return _KINDS[kind]
 
 
@@ -45,8 +47,38 @@ def build_attention(kind: str, *, embed_dim: int, num_heads: int, **options: Any
     >>> attention = build_attention("cgp", embed_dim=128, num_heads=4, dropout=0.1)
     >>> attention(x, need=("output", "variance"))
     """
-    cls = attention_class(kind)
+    return make_attention(attention_class(kind), kind, embed_dim, num_heads, options)
+
+
+def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, options: Mapping[str, Any]) -> A:
+    """Call the constructor; what it does not take is told as a wrong option, its own mistakes as they are."""
+    try:
+        inspect.signature(cls).bind(embed_dim, num_heads, **options)
+    except TypeError as error:
+        raise ValueError(f"{kind!r} attention does not take these options: {error}") from None
     try:
         return cls(embed_dim, num_heads, **options)
     except TypeError as error:
-        raise ValueError(f"{kind!r} attention does not take these options: {error}") from None
+        # a constructor with **options may refuse a name anywhere above it, or have failed by itself
+        known = _option_names(cls)
+        unknown = sorted(set(options) - known)
+        if not unknown:
+            raise
+        raise ValueError(
+            f"{kind!r} attention does not take these options: unknown {', '.join(map(repr, unknown))}; "
+            f"known: {', '.join(sorted(known))}"
+        ) from error
+
+
+def _option_names(cls: type[Attention]) -> set[str]:
+    """Keyword arguments of the constructor and, as far as it hands **options up, of those above it."""
+    names: set[str] = set()
+    for owner in cls.__mro__:
+        constructor = vars(owner).get("__init__")
+        if constructor is None:
+            continue
+        _, *parameters = inspect.signature(constructor).parameters.values()
+        names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return names - {"embed_dim", "num_heads"}

@@ -1,7 +1,6 @@
 """Sparse correlated-GP attention (eq. 15): linear in the number of tokens."""
 
-import math
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Generator, Tensor
 
@@ -13,11 +12,11 @@ from gpattention.attention.registry import register_attention
 from gpattention.attention.regularizer import normalised
 from gpattention.attention.sharding import TokenShards
 from gpattention.gp import LogDensity, NoiseSource, Posterior, scgp_posterior, sparse_row_log_amplitude
+from gpattention.gp.checks import check_choice
 from gpattention.gp.divergence import scgp_kl_of
-from gpattention.gp.sharded_amplitude import sharded_row_log_amplitude
 from gpattention.gp.sparse import FUSED_OBJECTIVES, SCGPPosterior
 from gpattention.gp.sparse_density import scgp_density_of
-from gpattention.gp.sparse_kind import CONDITIONALS, Conditional
+from gpattention.gp.sparse_kind import CONDITIONALS, VALUES, Conditional, Values
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,19 +51,16 @@ class SCGPAttention(GaussianAttention):
         *,
         inducing: InducingKind = "learned",
         num_inducing: int | tuple[int, int] = 32,
-        values: Literal["paper", "dual"] | None = None,
+        values: Values | None = None,
         include_noise: bool | None = None,
         conditional: Conditional = "deterministic",
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        if values not in (None, "paper", "dual"):
-            raise ValueError(f"expected values to be 'paper' or 'dual', got {values!r}")
-        self.values: Literal["paper", "dual"] = values or ("dual" if self.normalize == "rows" else "paper")
-        if conditional not in CONDITIONALS:
-            raise ValueError(
-                f"expected conditional to be 'deterministic' or 'independent', got {conditional!r}"
-            )
+        if values is not None:
+            check_choice("values", values, VALUES)
+        self.values: Values = values or ("dual" if self.normalize == "rows" else "paper")
+        check_choice("conditional", conditional, CONDITIONALS)
         self.conditional: Conditional = conditional
         self.include_noise = self.normalize == "none" if include_noise is None else include_noise
         self.latent = self._latent()
@@ -114,25 +110,15 @@ class SCGPAttention(GaussianAttention):
         o = self._projection("latent", heads)
         m = self.inducing_q(heads.keys, o, heads.mask)
         points = m if self.inducing_k is None else self.inducing_k(heads.keys, o, heads.mask)
-        v, options = self._amplitudes(q, k, heads, causal=False)
-        if self.normalize == "rows":
-            options["log_amplitude"] = self._sparse_amplitude(q, k, points, heads)
+        group = self._shards.group
+        if self.normalize == "rows":  # by the Nystrom estimate of the row sums: nothing N x N is made
+            t = self.prior_scale()  # [H]
+            log_amplitude = sparse_row_log_amplitude(q, k, points, group=group, **self._row_options(heads, t))
+            v, options = self._normalised(heads, t, log_amplitude)
+        else:
+            v, options = self._amplitudes(q, k, heads, causal=False)
         sets = (m,) if self.inducing_k is None else (m, points)
-        return (q, k, o, v, *sets), {**options, "values": self.values, "group": self._shards.group}
-
-    def _row_amplitude(self, q: Tensor, k: Tensor, heads: Heads, t: Tensor, *, causal: bool) -> Tensor:
-        """Filled in by `_sparse`, which knows the inducing inputs; nothing N x N is made here."""
-        return t
-
-    def _sparse_amplitude(self, q: Tensor, k: Tensor, points: Tensor, heads: Heads) -> Tensor:
-        """log a_i from the Nystrom estimate of the row sums.  [B, H, Q]"""
-        options: dict[str, Any] = {
-            "scale": self.prior_scale(), "mask": heads.mask, "query_mask": heads.query_mask,
-            "max_log_amplitude": math.log(self.max_stddev),
-        }  # fmt: skip
-        if self._shards.group is not None:
-            return sharded_row_log_amplitude(q, k, points, group=self._shards.group, **options)
-        return sparse_row_log_amplitude(q, k, points, **options)
+        return (q, k, o, v, *sets), {**options, "values": self.values, "group": group}
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         tensors, options = self._sparse(heads)

@@ -12,6 +12,7 @@ from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
 from gpattention.gp import NoiseSource, Posterior, exp_dot, rbf, sgpa_posterior
+from gpattention.gp.checks import check_choice, check_count, check_jitter
 from gpattention.gp.fused.sgpa.triangle import fused_triangle
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.kernels import ArdRbf
@@ -48,10 +49,9 @@ class SGPAAttention(Attention):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        if num_inducing < 1:
-            raise ValueError(f"expected num_inducing >= 1, got {num_inducing}")
-        if kernel not in KERNELS:
-            raise ValueError(f"expected kernel to be one of {', '.join(KERNELS)}, got {kernel!r}")
+        check_count("num_inducing", num_inducing)
+        check_choice("kernel", kernel, KERNELS)
+        check_jitter(jitter)
         self.kernel: KernelName = kernel
         self.jitter = jitter
         self.query = self._linear()

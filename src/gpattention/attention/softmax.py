@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.attention.base import Attention, Heads
 from gpattention.attention.initialisation import spread_
@@ -13,7 +12,8 @@ from gpattention.attention.registry import register_attention
 from gpattention.gp import Posterior, softmax_posterior
 from gpattention.gp.fused.attention.streamed import fused_softmax_attention
 from gpattention.gp.fused.switch import MOST_CHANNELS, MOST_TOKENS, why_not_fused_on
-from gpattention.gp.inputs import keep_rows
+from gpattention.gp.inputs import keep_rows, real_mean
+from gpattention.gp.kernel_attention import softmax_attention
 
 
 class _Softmax(Attention):
@@ -35,8 +35,10 @@ class _Softmax(Attention):
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """q d^-1/4 and k d^-1/4, each about its own mean (eq. 21)."""
-        q, k = (x * self.head_dim**-0.25 for x in self._projected(heads))
-        return _centred(q, heads.query_mask), _centred(k, heads.mask)
+        masks = (heads.query_mask, heads.mask)
+        scaled = (x * self.head_dim**-0.25 for x in self._projected(heads))
+        q, k = (keep_rows(x - real_mean(x, mask), mask) for x, mask in zip(scaled, masks, strict=True))
+        return q, k
 
 
 @register_attention("softmax")
@@ -48,22 +50,8 @@ class SoftmaxAttention(_Softmax):
 
     def _mean(self, heads: Heads) -> Tensor:
         q, k = self._projected(heads)
-        if _streams(q, k, heads.v):
-            return fused_softmax_attention(
-                q, k, heads.v, causal=self.causal, mask=heads.mask, query_mask=heads.query_mask
-            )
-        if heads.mask is None:
-            mean = scaled_dot_product_attention(q, k, heads.v, is_causal=self.causal)
-            return keep_rows(mean, heads.query_mask)
-        visible = heads.mask[:, :, None, :].expand(-1, 1, q.shape[-2], -1)  # [B, 1, Q, K]
-        if self.causal:
-            visible = visible & torch.ones_like(visible[0, 0]).tril()
-        real = visible.any(-1, keepdim=True)  # [B, 1, Q, 1]
-        if heads.query_mask is not None:
-            real = real & heads.query_mask[..., None]
-        # a row with nothing to attend to attends anywhere, then to nothing
-        mean = scaled_dot_product_attention(q, k, heads.v, attn_mask=visible | ~real)
-        return torch.where(real, mean, 0.0)
+        attend = fused_softmax_attention if _streams(q, k, heads.v) else softmax_attention
+        return attend(q, k, heads.v, causal=self.causal, mask=heads.mask, query_mask=heads.query_mask)
 
 
 def _streams(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -109,12 +97,3 @@ class SoftmaxGPAttention(_Softmax):
             q, k, heads.v, noise=self.noise(), prior_scale=self.prior_scale(),
             mask=heads.mask, query_mask=heads.query_mask, causal=self.causal,
         )  # fmt: skip
-
-
-def _centred(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Tokens [B, H, N, D] about the mean of the real ones."""
-    if mask is None:
-        return x - x.mean(-2, keepdim=True)
-    real = mask[..., None]  # [B, 1, N, 1]
-    mean = torch.where(real, x, 0.0).sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp_min(1)
-    return torch.where(real, x - mean, 0.0)

@@ -14,8 +14,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gpattention.attention.output import Draw
 from gpattention.gp import ItemNoise
-from gpattention.models.prediction import Draw, predict
+from gpattention.models.prediction import predict
 from gpattention.models.rows import Inputs, count_items
 
 MEBIBYTE = 1 << 20

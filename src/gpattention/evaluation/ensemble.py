@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gpattention.evaluation.checks import check_predictor
 from gpattention.evaluation.predictor import Predictor
-from gpattention.models.prediction import BATCH_SIZE, Prediction
+from gpattention.models.prediction import Prediction
 from gpattention.models.rows import Inputs, Progress
 
 
@@ -35,7 +35,7 @@ class DeepEnsemble:
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> Prediction:

@@ -21,7 +21,6 @@ from gpattention.evaluation.last_layer import (
 from gpattention.gp import NumericalError
 from gpattention.gp.cholesky import cholesky
 from gpattention.metrics.checks import check_labels
-from gpattention.models.prediction import BATCH_SIZE
 from gpattention.models.rows import Inputs, Progress, check_count
 
 PRIOR_VARIANCES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of a logit; held-out items choose
@@ -104,7 +103,7 @@ class GPLastLayer(LastLayerPredictor):
         inputs: Inputs,
         labels: Tensor,  # [B]
         *,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> "GPLastLayer":
         """On the training items."""

@@ -22,7 +22,6 @@ from gpattention.evaluation.last_layer import (
 from gpattention.gp import NumericalError
 from gpattention.gp.cholesky import cholesky
 from gpattention.metrics.checks import check_choice, check_labels
-from gpattention.models.prediction import BATCH_SIZE
 from gpattention.models.rows import Inputs, Progress
 
 FULL_LIMIT = 5000  # weights whose full curvature is still factored in reasonable time
@@ -130,7 +129,7 @@ class LaplaceLastLayer(LastLayerPredictor):
         inputs: Inputs,
         labels: Tensor,  # [B]
         *,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> "LaplaceLastLayer":
         """On the training items."""

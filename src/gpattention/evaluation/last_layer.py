@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
+from gpattention.attention.output import Draw
 from gpattention.gp import ItemNoise
-from gpattention.models.prediction import BATCH_SIZE, Classifier, Draw, Prediction
+from gpattention.models.prediction import Classifier, Prediction
 from gpattention.models.rows import (
     Inputs,
     Progress,
@@ -23,6 +24,7 @@ from gpattention.models.rows import (
     iterate_rows,
     model_device,
 )
+from gpattention.models.rows_at_once import run_rows
 
 
 class FeatureClassifier(Classifier, Protocol):
@@ -78,19 +80,24 @@ def extract_features(
     model: FeatureClassifier,
     inputs: Inputs,
     *,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
     """What the classifier reads, without draws, where the inputs lie.  [B, E]"""
+    device = model_device(model, inputs)
     with evaluating(model):
-        return collect(
-            lambda rows: model.features(rows.inputs, draw="none", generator=None),
-            inputs,
-            samples=1,
-            seed=0,
-            batch_size=batch_size,
-            device=model_device(model, inputs),
-            progress=progress,
+        return run_rows(
+            lambda rows_at_once: collect(
+                lambda rows: model.features(rows.inputs, draw="none", generator=None),
+                inputs,
+                samples=1,
+                seed=0,
+                batch_size=rows_at_once,
+                device=device,
+                progress=progress,
+            ),
+            batch_size,
+            device,
         )[0]
 
 
@@ -106,7 +113,7 @@ class LastLayerPredictor(ABC):
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> Prediction:
@@ -116,23 +123,23 @@ class LastLayerPredictor(ABC):
         draws of an item depend on `seed` and its number alone.
         """
         check_count("samples", samples, least=0)
-        model, parts = self._model, []
-        with evaluating(model):
-            chunks = iterate_rows(
-                inputs,
-                samples=1,
-                seed=seed,
-                batch_size=batch_size,
-                device=model_device(model, inputs),
-                progress=progress,
-            )
-            for rows in chunks:
+        model = self._model
+        device = model_device(model, inputs)
+
+        def run(rows_at_once: int) -> Tensor:
+            parts = []
+            for rows in iterate_rows(
+                inputs, samples=1, seed=seed, batch_size=rows_at_once, device=device, progress=progress
+            ):
                 h = model.features(rows.inputs, draw="none", generator=None)  # [b, E]
                 told = self.logit_gaussian(h)
                 numbers = rows.items + first_item  # [b]
                 logits = _draw(told, numbers, samples, seed) if samples else told.mean_field()[None]
                 parts.append(logits.to(device_of(inputs), torch.promote_types(h.dtype, torch.float32)))
-        return Prediction.from_logits(torch.cat(parts, 1))
+            return torch.cat(parts, 1)
+
+        with evaluating(model):
+            return Prediction.from_logits(run_rows(run, batch_size, device))
 
     @abstractmethod
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:

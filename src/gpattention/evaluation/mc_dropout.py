@@ -4,10 +4,12 @@ from functools import partial
 
 from torch import Tensor
 
+from gpattention.attention.output import DRAWS, Draw
 from gpattention.metrics.checks import check_choice
 from gpattention.models.item_dropout import Dropout, calls_of_items, find_dropouts, hooked, item_masks
-from gpattention.models.prediction import BATCH_SIZE, DRAWS, Classifier, Draw, Prediction, predict
+from gpattention.models.prediction import Classifier, Prediction, predict
 from gpattention.models.rows import Inputs, Progress, Rows, check_count, collect, evaluating, model_device
+from gpattention.models.rows_at_once import run_rows
 
 
 class MCDropout:
@@ -34,7 +36,7 @@ class MCDropout:
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> Prediction:
@@ -54,15 +56,20 @@ class MCDropout:
 
         with evaluating(model):
             own = calls_of_items(model, partial(_plain, model), dropouts, inputs)
-            logits = collect(
-                forward,
-                inputs,
-                samples=samples,
-                seed=seed,
-                batch_size=batch_size,
-                device=model_device(model, inputs),
-                first_item=first_item,
-                progress=progress,
+            device = model_device(model, inputs)
+            logits = run_rows(
+                lambda rows_at_once: collect(
+                    forward,
+                    inputs,
+                    samples=samples,
+                    seed=seed,
+                    batch_size=rows_at_once,
+                    device=device,
+                    first_item=first_item,
+                    progress=progress,
+                ),
+                batch_size,
+                device,
             )
         return Prediction.from_logits(logits)
 

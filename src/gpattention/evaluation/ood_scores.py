@@ -35,14 +35,16 @@ class OodScores:
     >>> OodScores.fit(validation)(test)["kl_matching"]  # [B]
     """
 
-    by_prediction: Tensor  # [C, C] mean probabilities of items predicted as class k; NaN where there is none
-    by_label: Tensor  # [C, C] mean probabilities of items of class k; NaN where there is none
+    by_prediction: Tensor | None  # [C, C] mean probabilities of items predicted as class k; NaN where none is
+    by_label: Tensor | None  # [C, C] mean probabilities of items of class k; NaN where there is none
     variance_mean: Tensor | None  # [L]
     variance_std: Tensor | None  # [L]
 
     @classmethod
-    def fit(cls, validation: Predicted) -> "OodScores":
-        """On items of the kind that was trained on, but not trained on."""
+    def fit(cls, validation: Predicted | None) -> "OodScores":
+        """On items of the kind that was trained on, but not trained on; fewer scores without any."""
+        if validation is None:
+            return cls(None, None, None, None)
         probs, variance = validation.prediction.probs, validation.layer_variance
         mean = std = None
         if variance is not None:
@@ -57,13 +59,13 @@ class OodScores:
     def __call__(self, predicted: Predicted) -> dict[str, Tensor]:
         """Every score that can be had of this prediction, in float64.  [B] each"""
         told = predicted.prediction
-        scores = {
-            "kl_matching": kl_matching(told.probs, self.by_prediction),
-            "kl_matching_predicted": kl_matching_predicted(told.probs, self.by_label),
-            "max_softmax": 1 - told.confidence,
-            "entropy": told.entropy,
-            "energy": -told.logits.mean(0).logsumexp(-1),
-        }
+        scores = {}
+        if self.by_prediction is not None and self.by_label is not None:
+            scores["kl_matching"] = kl_matching(told.probs, self.by_prediction)
+            scores["kl_matching_predicted"] = kl_matching_predicted(told.probs, self.by_label)
+        scores["max_softmax"] = 1 - told.confidence
+        scores["entropy"] = told.entropy
+        scores["energy"] = -told.logits.mean(0).logsumexp(-1)
         if told.samples > 1:
             scores["mutual_information"] = told.mutual_information
         if predicted.layer_variance is not None and self.variance_mean is not None:

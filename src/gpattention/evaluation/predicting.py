@@ -13,7 +13,6 @@ from gpattention.gp import check_health, deferred_checks
 from gpattention.models.rows import Progress
 
 CHUNK = 2000  # items that are prepared at once
-ROWS = {"cpu": 256, "cuda": 2000}  # items times samples that run at once
 
 
 def predict_items(
@@ -31,7 +30,6 @@ def predict_items(
     An item's noise belongs to its number in the set, so neither chunks nor `batch_size` change a draw.  On a
     GPU nothing is read back before the end of a chunk.
     """
-    rows = ROWS.get(device.type, 256) if batch_size is None else batch_size
     logits, variances = [], []
     # on a CPU a failed factorisation can say at once which one it was
     with deferred_checks() if device.type == "cuda" else nullcontext():
@@ -40,7 +38,7 @@ def predict_items(
                 inputs,
                 samples=samples,
                 seed=seed,
-                batch_size=rows,
+                batch_size=batch_size,
                 first_item=start,
                 progress=_shifted(progress, start, len(items)),
             )

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpattention.models.prediction import BATCH_SIZE, Classifier, Draw, Prediction, predict
+from gpattention.attention.output import Draw
+from gpattention.models.prediction import Classifier, Prediction, predict
 from gpattention.models.rows import Inputs, Progress
 
 
@@ -11,7 +12,7 @@ class Predictor(Protocol):
     """Anything that predicts items as `gpattention.models.prediction.predict` does.
 
     The draws of an item depend on `seed` and its number `first_item` + position alone; `samples=0` is
-    the prediction without draws.
+    the prediction without draws.  `batch_size=None` leaves the rows that run at once to the predictor.
     """
 
     def predict(
@@ -20,7 +21,7 @@ class Predictor(Protocol):
         *,
         samples: int = ...,
         seed: int = ...,
-        batch_size: int = ...,
+        batch_size: int | None = ...,
         first_item: int = ...,
         progress: Progress | None = ...,
     ) -> Prediction:
@@ -45,7 +46,7 @@ class ModelPredictor:
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> Prediction:

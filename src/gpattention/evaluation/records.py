@@ -58,7 +58,7 @@ class SuiteResult:
 def suite_from_dict(plain: Mapping[str, Any]) -> SuiteResult:
     """The inverse of `SuiteResult.to_dict`."""
     if not isinstance(plain, Mapping):
-        raise ValueError(f"expected an evaluation, got {type(plain).__name__}")
+        raise ValueError(f"expected an object, got {type(plain).__name__}")
     if plain.get("format") != FORMAT:
         raise ValueError(f"expected an evaluation of format {FORMAT}, got {plain.get('format')!r}")
     values = {key: value for key, value in plain.items() if key != "format"}
@@ -75,13 +75,19 @@ def write_suite(folder: str | Path, result: SuiteResult) -> Path:
     return path
 
 
+def read_suite(path: Path) -> SuiteResult:
+    """One file; a damaged one is refused with its name and what helps."""
+    try:
+        return suite_from_dict(json.loads(path.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        told = f"no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"{path} is not an evaluation of this library: {told}. Evaluate with --fresh (fresh=True) to "
+            "compute it anew, or remove it"
+        ) from error
+
+
 def read_suites(folder: str | Path) -> dict[str, SuiteResult]:
     """All suites of a run folder by name; empty when none was run."""
-    found = {}
-    for path in sorted((Path(folder) / "evaluation").glob("*.json")):
-        try:
-            result = suite_from_dict(json.loads(path.read_text()))
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not an evaluation of this library: {error}") from error
-        found[result.suite] = result
-    return found
+    paths = sorted((Path(folder) / "evaluation").glob("*.json"))
+    return {result.suite: result for result in map(read_suite, paths)}

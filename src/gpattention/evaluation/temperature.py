@@ -9,7 +9,7 @@ from gpattention.evaluation.checks import check_predictor, not_fitted
 from gpattention.evaluation.predictor import Predictor
 from gpattention.gp import NumericalError
 from gpattention.metrics.checks import check_labels
-from gpattention.models.prediction import BATCH_SIZE, Prediction
+from gpattention.models.prediction import Prediction
 from gpattention.models.rows import Inputs, Progress
 
 LIMIT = 100.0  # temperatures beyond this factor mean that the likelihood has no optimum
@@ -95,7 +95,7 @@ class TemperatureScaling:
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> "TemperatureScaling":
@@ -117,7 +117,7 @@ class TemperatureScaling:
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> Prediction:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from gpattention.data.folders import image_files
 from gpattention.data.places import StrPath
-from gpattention.evaluation.records import read_suites
+from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.inputs.preprocessing import load_preprocessing
+from gpattention.experiments.judging.weights import digest_of_weights, recorded_weights
 from gpattention.experiments.runs import Run, open_trained
 from gpattention.models import Prediction
 
@@ -95,12 +96,33 @@ def sentences_of(text: str) -> list[str]:
 
 
 def fitted_temperature(folder: StrPath) -> float:
-    """The temperature that an evaluation fitted to the model's own prediction on the validation split."""
-    for suite in read_suites(Path(folder)).values():
-        for record in suite.records:
-            if record.predictor == "model+temperature" and "temperature" in record.detail:
-                return float(record.detail["temperature"])
-    raise FileNotFoundError(f"no fitted temperature in {Path(folder) / 'evaluation'}: evaluate the run first")
+    """The temperature that an evaluation fitted to the model's own prediction on the validation split.
+
+    It must be of the weights that the run has now: training that goes on after an evaluation replaces them.
+    """
+    place, weights = Path(folder) / "evaluation", digest_of_weights(folder)
+    others = []
+    for name, suite in read_suites(Path(folder)).items():
+        temperature = _own_temperature(suite)
+        if temperature is None:
+            continue
+        if weights is not None and recorded_weights(suite) == weights:
+            return temperature
+        others.append(name)
+    if others:
+        raise ValueError(
+            f"expected a temperature fitted to the weights in {Path(folder) / 'model'}, got that of other "
+            f"weights in {place} ({', '.join(others)}): evaluate the run again"
+        )
+    raise FileNotFoundError(f"no fitted temperature in {place}: evaluate the run first")
+
+
+def _own_temperature(suite: SuiteResult) -> float | None:
+    """Of the model's own prediction."""
+    for record in suite.records:
+        if record.predictor == "model+temperature" and "temperature" in record.detail:
+            return float(record.detail["temperature"])
+    return None
 
 
 def _expanded(inputs: Sequence[StrPath]) -> list[Path]:

@@ -5,10 +5,12 @@
 Row sums are those of kappa(q, k), which are positive; the sums of the CGP surrogate may not be.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from torch.linalg import solve_triangular
 
+from gpattention.gp.cholesky import solve
 from gpattention.gp.fused.exact.amplitude import fused_row_log_amplitude
 from gpattention.gp.fused.sparse.amplitude import fused_sparse_row_sum
 from gpattention.gp.fused.sparse.posterior import why_not_fused_sparse
@@ -16,7 +18,11 @@ from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare
 from gpattention.gp.kernels import cross_gram, squared_distances
 from gpattention.gp.precision import full_precision
+from gpattention.gp.sharding import check_group, sum_over_shards
 from gpattention.gp.sparse_features import inducing_root
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @full_precision
@@ -71,11 +77,17 @@ def sparse_row_log_amplitude(
     floor: float = 1e-3,
     delta: float = 1e-6,
     max_log_amplitude: float | None = None,
+    group: "ProcessGroup | None" = None,
 ) -> Tensor:
     """Eq. 25 from the Nystrom estimate of the row sums, clamped at `floor` (section 13).  [..., Q]
 
     O(N l) time and memory: kappa(q, l) (K_ll + delta I)^-1 sum_j kappa(l, k_j).
+
+    With a `group` (see `scgp_posterior`) q, k and their masks are this process's shard of the tokens and
+    the row sums run over the keys of all.  Their l numbers take an all-reduce of their own each way: the
+    sums of the posterior need the amplitudes already.
     """
+    check_group(group)
     if not floor > 0:
         raise ValueError(f"expected floor > 0, got {floor}")
     check_delta(delta)
@@ -83,18 +95,21 @@ def sparse_row_log_amplitude(
         q, k, k, inducing={"inducing": inducing}, noise=1.0, scale_q=scale, mask=mask,
         query_mask=query_mask, scale_name="scale", centre=False,
     )  # fmt: skip
-    if why_not_fused_sparse(t) is None:
-        log_amplitude = t.scale_q[..., 0].log() - fused_sparse_row_sum(t, delta).clamp_min(floor).log()
-        return _finish(log_amplitude, t, None, max_log_amplitude)
-    t = centred(t)
+    fused = group is None and why_not_fused_sparse(t) is None  # the kernel sums and solves in one go
+    row_sum = fused_sparse_row_sum(t, delta) if fused else _sparse_row_sum(centred(t), delta, group)
+    log_amplitude = t.scale_q[..., 0].log() - row_sum.clamp_min(floor).log()
+    return _finish(log_amplitude, t, None, max_log_amplitude)
+
+
+def _sparse_row_sum(t: Tokens, delta: float, group: "ProcessGroup | None") -> Tensor:
+    """kappa(q, l) (K_ll + delta I)^-1 sum_j kappa(l, k_j), over the keys of all processes.  [..., Q]"""
     (l,) = t.inducing  # noqa: E741 - the paper's letter
     L = inducing_root(l, delta)  # [..., l, l]
     total = keep_rows(cross_gram(t.k, l), t.mask).sum(-2)[..., None]  # [..., l, 1]
-    weights = solve_triangular(L, total, upper=False)
-    weights = solve_triangular(L.mT, weights, upper=True)  # [..., l, 1]
-    row_sum = (cross_gram(t.q, l) @ weights)[..., 0]  # [..., Q]
-    log_amplitude = t.scale_q[..., 0].log() - row_sum.clamp_min(floor).log()
-    return _finish(log_amplitude, t, None, max_log_amplitude)
+    if group is not None:
+        (total,) = sum_over_shards([total], group)
+    weights = solve(total, L)  # [..., l, 1]
+    return (cross_gram(t.q, l) @ weights)[..., 0]
 
 
 def _finish(log_amplitude: Tensor, t: Tokens, sees_key: Tensor | None, most: float | None) -> Tensor:

@@ -14,12 +14,13 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.direct import log_query_scale, real_key_counts
+from gpattention.gp.direct import log_query_scale
 from gpattention.gp.errors import UndefinedCovarianceError
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,
     beside,
+    check_parameter,
     keep_columns,
     keep_rows,
     prepare,
@@ -30,6 +31,7 @@ from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
+from gpattention.gp.unit_process import real_key_counts
 
 
 @full_precision
@@ -121,6 +123,8 @@ class CausalCGPState:
     """
 
     def __init__(self, *, noise: Scalar, scale_q: Scalar = 1.0, scale_k: Scalar = 1.0) -> None:
+        for name, value in (("noise", noise), ("scale_q", scale_q), ("scale_k", scale_k)):
+            check_parameter(name, value)
         self._noise, self._scale_q, self._scale_k = noise, scale_q, scale_k
         self._past: _Past | None = None
 
@@ -147,11 +151,8 @@ class CausalCGPState:
             noise=self._noise, scale_q=self._scale_q, scale_k=self._scale_k,
         )  # fmt: skip
         past = self._past
-        if past is not None and (past.o.shape[-1], past.v.shape[-1]) != (o.shape[-1], v.shape[-1]):
-            raise ValueError(
-                f"expected tokens of width {past.o.shape[-1]} and values of width "
-                f"{past.v.shape[-1]} as before, got {o.shape[-1]} and {v.shape[-1]}"
-            )
+        if past is not None:
+            _check_continues(past, t)
         # prepare() centres on this one token; a state needs the same origin for all of them
         dtype = t.v.dtype
         tokens = [keep_rows(x[..., None, :].to(dtype), t.mask) for x in (q, k, o)]
@@ -171,6 +172,23 @@ class _Past:
     L: Tensor  # [..., t, t]
     L_k: Tensor  # [..., t, t]
     Y: Tensor  # [..., t, D]
+
+
+def _check_continues(past: _Past, t: Tokens) -> None:
+    """A factor grows by rows of its own sequences: the next token must be one of each of them."""
+    widths = past.o.shape[-1], past.v.shape[-1]
+    if widths != (t.q.shape[-1], t.v.shape[-1]):
+        raise ValueError(
+            f"expected tokens of width {widths[0]} and values of width {widths[1]} as before, "
+            f"got {t.q.shape[-1]} and {t.v.shape[-1]}"
+        )
+    lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v)))
+    if lead != past.o.shape[:-2]:
+        raise ValueError(
+            f"expected tokens with leading axes {tuple(past.o.shape[:-2])} as before, got {tuple(lead)}"
+        )
+    if t.v.dtype != past.v.dtype:
+        raise ValueError(f"expected tokens computed in {past.v.dtype} as before, got {t.v.dtype}")
 
 
 def _step(past: _Past | None, t: Tokens, q: Tensor, k: Tensor, o: Tensor) -> tuple[Tensor, Tensor, _Past]:

@@ -11,6 +11,30 @@ from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
 
 
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """One of the names."""
+    if value not in allowed:
+        raise ValueError(f"expected {name} to be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_count(name: str, value: int) -> None:
+    """A number of things of which there must be one."""
+    if value < 1:
+        raise ValueError(f"expected {name} >= 1, got {value}")
+
+
+def check_jitter(jitter: float) -> None:
+    """A perturbation of SGPA's inducing Gram matrix, which may be singular without it."""
+    if not 0 < jitter < 1:
+        raise ValueError(f"expected jitter in (0, 1), got {jitter}")
+
+
+def check_observation_noise(value: float) -> None:
+    """tau^2 as a number; 0 is the paper's."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"expected observation_noise >= 0 and finite, got {value}")
+
+
 def check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True) -> None:
     """A floating-point [..., N, C] tensor on the device, and usually of the type, of `like`."""
     if x.ndim < 2 or not x.is_floating_point() or 0 in x.shape[-2:]:

@@ -12,9 +12,10 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_choice
 from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.direct import log_query_scale, prior_draw
-from gpattention.gp.fused.exact.cgp import Cost, Moments, fused_cgp
+from gpattention.gp.fused.exact.cgp import Moments, fused_cgp
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import (
     Scalar,
@@ -28,7 +29,7 @@ from gpattention.gp.inputs import (
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.moments import cgp_mean, cgp_moments
 from gpattention.gp.noise import NoiseSource
-from gpattention.gp.posterior import Posterior
+from gpattention.gp.posterior import COSTS, Cost, Posterior
 from gpattention.gp.precision import full_precision
 
 
@@ -55,6 +56,7 @@ def cgp_posterior(
     that it will be, and computes it with the mean, which is cheaper.  So does `with_cost` for the
     regulariser "marginal" (eq. 10) or "kl" (eq. 23), where fused kernels run.
     """
+    check_choice("with_cost", with_cost, COSTS)
     t = prepare(
         q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude, centre=False,

@@ -10,17 +10,17 @@ joint:     both together under conditional independence given z_o               
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_choice, check_count
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.correlated import CGPPosterior, cgp_posterior
 from gpattention.gp.density import (
     LogDensity,
     as_log_density,
-    check_choice,
     gaussian_log_density,
     prior_log_density,
     quadratic_log_density,
@@ -42,6 +42,8 @@ from gpattention.gp.precision import full_precision
 
 CGPObjective = Literal["marginal", "jensen", "monte_carlo", "joint"]
 LatentPrior = Literal["noisy", "latent"]
+CGP_OBJECTIVES: tuple[CGPObjective, ...] = get_args(CGPObjective)
+LATENT_PRIORS: tuple[LatentPrior, ...] = get_args(LatentPrior)
 
 
 @full_precision
@@ -73,10 +75,6 @@ def cgp_log_density(
     `observation_noise` is tau^2: None means sigma^2, the stated noise model; 0.0 is the paper's and
     fails wherever two queries coincide.  `latent_prior="latent"` is the paper's z_o ~ N(0, K_o).
     """
-    check_choice("objective", objective, get_args(CGPObjective))
-    check_choice("latent_prior", latent_prior, get_args(LatentPrior))
-    if samples < 1:
-        raise ValueError(f"expected samples >= 1, got {samples}")
     posterior = cgp_posterior(
         q, k, o, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude,
@@ -97,6 +95,9 @@ def cgp_density_of(
     generator: Generator | NoiseSource | None = None,
 ) -> LogDensity:
     """`cgp_log_density` of a posterior that is there already."""
+    check_choice("objective", objective, CGP_OBJECTIVES)
+    check_choice("latent_prior", latent_prior, LATENT_PRIORS)
+    check_count("samples", samples)
     t = posterior.given
     tau = observation_variance(observation_noise, t)
     latent = latent_prior == "latent"
@@ -107,11 +108,13 @@ def cgp_density_of(
         return as_log_density(t, _marginal(query, latent), _marginal(key, latent))
     if objective == "jensen":
         return as_log_density(t, _jensen(query, latent), _jensen(key, latent))
+    if objective == "monte_carlo":
+        root = posterior.L if not latent else prior_root(gram(posterior.t.latent.double())).to(t.v.dtype)
+        sides = [_monte_carlo(side, root, samples, generator) for side in (query, key)]
+        return as_log_density(t, *sides)
     if objective == "joint":
         return as_log_density(t, *_joint(query, key, latent))
-    root = posterior.L if not latent else prior_root(gram(posterior.t.latent.double())).to(t.v.dtype)
-    sides = [_monte_carlo(side, root, samples, generator) for side in (query, key)]
-    return as_log_density(t, *sides)
+    assert_never(objective)
 
 
 def _prior_queries(posterior: CGPPosterior, tau: Tensor) -> Tensor:
@@ -119,11 +122,11 @@ def _prior_queries(posterior: CGPPosterior, tau: Tensor) -> Tensor:
     t, name = posterior.given, QUERY_COVARIANCE
     if posterior.why_not_fused() is None:
         return fused_prior_density(
-            t.q, posterior._mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
+            t.q, posterior.computed_mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
             mask=t.query_mask, name=name,
         )  # fmt: skip
     C = with_diagonal(amplified_gram(posterior.t), tau, t.query_mask)  # [..., Q, Q]
-    return prior_log_density(posterior._mean, C, t.real_queries(), name=name, noise=tau)
+    return prior_log_density(posterior.computed_mean, C, t.real_queries(), name=name, noise=tau)
 
 
 def _prior_keys(posterior: CGPPosterior, tau: Tensor) -> Tensor:
@@ -167,7 +170,7 @@ def _query_side(posterior: CGPPosterior, tau: Tensor) -> _Side:
         K=with_diagonal(amplified_gram(t), tau, t.query_mask),
         W=W,
         A_t=solve_triangular(posterior.L.mT, W, upper=True),
-        X=posterior._mean,
+        X=posterior.computed_mean,
         real=t.real_queries(),
         noise=t.noise,
         tau=tau,

@@ -52,12 +52,6 @@ def as_log_density(t: Tokens, query: Tensor, key: Tensor) -> LogDensity:
     return LogDensity(query, key, t.real_queries(), t.real_keys(), t.v.shape[-1])
 
 
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise `ValueError` unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"expected {name} to be one of {', '.join(allowed)}, got {value!r}")
-
-
 def gaussian_log_density(
     X: Tensor,  # [..., N, D], zero at padded tokens
     L: Tensor,  # [..., N, N] Cholesky factor, identity at padded tokens

@@ -9,17 +9,17 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.cholesky import cholesky
 from gpattention.gp.errors import UndefinedCovarianceError
 from gpattention.gp.fused.exact.cgp import Cost
 from gpattention.gp.fused.exact.direct import DirectMoments, fused_direct
 from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.inputs import Scalar, Tokens, centred, keep_columns, keep_rows, prepare, with_diagonal
-from gpattention.gp.kernels import cross_gram, gram, squared_distances
+from gpattention.gp.inputs import Scalar, Tokens, centred, keep_columns, keep_rows, prepare
+from gpattention.gp.kernels import gram, squared_distances
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
 from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
+from gpattention.gp.unit_process import UnitProcess, unit_variance
 
 
 class UnitDirect(Posterior):
@@ -28,44 +28,22 @@ class UnitDirect(Posterior):
     Softmax attention (section 10) and row normalisation (section 13) are this with other amplitudes.
     """
 
-    def __init__(
-        self,
-        mean: Tensor,  # [..., Q, D]
-        q: Tensor,  # [..., Q, C]
-        k: Tensor,  # [..., K, C]
-        noise: Tensor,  # [..., 1, 1]  sigma^2 / s_k^2
-        log_scale: Tensor,  # [..., Q] or [..., 1]
-        *,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-        causal: bool,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(mean, query_mask, dtype)
-        self._q, self._k, self._noise, self._log_scale = q, k, noise, log_scale
-        self._mask, self._causal = mask, causal
-        self._unit: Tensor | None = None
+    _unit: Tensor | None = None  # u_i, once it was asked for
 
-    def _whitened(self) -> tuple[Tensor, Tensor]:
-        """L = chol(kappa(k, k) + noise I) and R = L^-1 kappa(k, q).  [..., K, K], [..., K, Q]"""
-        M = with_diagonal(gram(self._k), self._noise, self._mask)
-        L = cholesky(M, name="K_k + noise I", noise=self._noise)
-        return L, solve_triangular(L, self._cross(), upper=False)
+    @property
+    def _process(self) -> UnitProcess:
+        """What is scaled."""
+        raise NotImplementedError
 
-    def _cross(self) -> Tensor:
-        K_kq = cross_gram(self._k, self._q)  # [..., K, Q]
-        return keep_columns(keep_rows(K_kq, self._mask), self._query_mask)
+    @property
+    def _log_scale(self) -> Tensor:
+        """By how much.  [..., Q] or [..., 1]"""
+        raise NotImplementedError
 
-    @full_precision
     def _unit_variance(self) -> Tensor:
-        """u_i = 1 - |R_i|^2 within its proven bounds [noise / (n + noise), 1].  [..., Q]"""
+        """u_i of eq. 22.  [..., Q]"""
         if self._unit is None:
-            _, R = self._whitened()
-            seen = real_key_counts(self._mask, self._k, self._causal)  # [...] or [..., Q]
-            R = R.triu() if self._causal else R  # prefixes of a forward substitution are causal
-            noise = self._noise[..., 0]  # [..., 1]
-            u = 1 - R.square().sum(-2)
-            self._unit = u.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
+            self._unit = unit_variance(self._process)
         return self._unit
 
     def _raw_variance(self) -> Tensor:
@@ -92,22 +70,23 @@ class UnitDirect(Posterior):
 
     def _full_covariance(self) -> Tensor:
         self._refuse_if_causal()
-        _, R = self._whitened()
-        unit = keep_columns(keep_rows(gram(self._q), self._query_mask), self._query_mask) - R.mT @ R
-        return self._amplify(self._amplify(unit).mT)
+        process = self._process
+        _, R = process.whitened()
+        return self._amplify(self._amplify(process.prior() - R.mT @ R).mT)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """Matheron's rule: a prior draw at (k, q) minus what the observations explain of it."""
         self._refuse_if_causal()
-        L, R = self._whitened()
+        p = self._process
+        L, R = p.whitened()
         A = solve_triangular(L.mT, R, upper=True).mT  # [..., Q, K]  kappa_qk (kappa_kk + noise I)^-1
-        K = self._k.shape[-2]
-        f = prior_draw(self, (self._k, self._q), n, generator)  # [n, ..., K + Q, D]
-        observed = f[..., :K, :] + self._noise.sqrt() * self._normal(n, K, generator)
+        K = p.k.shape[-2]
+        f = prior_draw(self, (p.k, p.q), n, generator)  # [n, ..., K + Q, D]
+        observed = f[..., :K, :] + p.noise.sqrt() * self._normal(n, K, generator)
         return self._amplify(f[..., K:, :] - A @ observed)
 
     def _refuse_if_causal(self) -> None:
-        if self._causal:
+        if self._process.causal:
             raise UndefinedCovarianceError(
                 "causal attention defines a variance per row, no covariance between rows: "
                 "use .variance, or .sample(joint=False)"
@@ -129,9 +108,8 @@ class DirectPosterior(UnitDirect):
             mean = self._fused.mean
         else:
             mean = direct_weights(self.t, causal=causal) @ self.t.v
-        Posterior.__init__(self, mean, None if self._fused else t.query_mask, t.dtype)
-        self._query_mask, self._mask = t.query_mask, t.mask
-        self._unit = None
+        super().__init__(mean, None if self._fused else t.query_mask, t.dtype)  # eq. 2
+        self._query_mask = t.query_mask
 
     @property
     def t(self) -> Tokens:
@@ -141,19 +119,12 @@ class DirectPosterior(UnitDirect):
         return self._centred
 
     @property
-    def _q(self) -> Tensor:  # type: ignore[override]
-        return self.t.q
+    def _process(self) -> UnitProcess:
+        t = self.t
+        return UnitProcess(t.q, t.k, t.noise / t.scale_k.square(), t.mask, t.query_mask, self._causal)
 
     @property
-    def _k(self) -> Tensor:  # type: ignore[override]
-        return self.t.k
-
-    @property
-    def _noise(self) -> Tensor:  # type: ignore[override]
-        return self.given.noise / self.given.scale_k.square()
-
-    @property
-    def _log_scale(self) -> Tensor:  # type: ignore[override]
+    def _log_scale(self) -> Tensor:
         return log_query_scale(self.given)
 
     def why_not_fused(self) -> str | None:
@@ -192,18 +163,6 @@ class DirectPosterior(UnitDirect):
     def _stddev(self) -> Tensor:
         fused = self.fused()
         return super()._stddev() if fused is None or fused.stddev is None else fused.stddev
-
-
-def real_key_counts(mask: Tensor | None, k: Tensor, causal: bool) -> Tensor:
-    """How many real keys each query sees, as [..., 1] or, causally, [..., Q]."""
-    K = k.shape[-2]
-    if causal:
-        if mask is None:
-            return torch.arange(1, K + 1, dtype=k.dtype, device=k.device)
-        return mask.cumsum(-1).to(k.dtype)
-    if mask is None:
-        return k.new_full((1,), K)
-    return mask.sum(-1, keepdim=True).to(k.dtype)
 
 
 def prior_draw(

@@ -5,11 +5,11 @@ from typing import Literal, get_args
 from torch import Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_choice
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.density import (
     LogDensity,
     as_log_density,
-    check_choice,
     gaussian_log_density,
     quadratic_log_density,
 )
@@ -21,6 +21,7 @@ from gpattention.gp.kernels import gram
 from gpattention.gp.precision import full_precision
 
 DirectObjective = Literal["marginal", "joint"]
+DIRECT_OBJECTIVES: tuple[DirectObjective, ...] = get_args(DirectObjective)
 
 
 @full_precision
@@ -43,7 +44,6 @@ def direct_log_density(
     "marginal" takes each on its own, "joint" both together.  `observation_noise` is tau^2 of the
     queries; the keys are observed with sigma^2, as eq. 2 has it.
     """
-    check_choice("objective", objective, get_args(DirectObjective))
     t = prepare(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
@@ -58,6 +58,7 @@ def direct_density_of(
     observation_noise: Scalar | None = None,
 ) -> LogDensity:
     """`direct_log_density` of a posterior that is there already."""
+    check_choice("objective", objective, DIRECT_OBJECTIVES)
     tau = observation_variance(observation_noise, posterior.given)
     if objective == "marginal" and posterior.why_not_fused() is None:
         return _fused_marginal(posterior, tau)
@@ -67,7 +68,7 @@ def direct_density_of(
     L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=t.noise)
     white = L_key.mT @ t.v  # [..., K, D]  L_k^-1 Z for Z = M_k V
     key = quadratic_log_density(white.square().sum((-2, -1)), L_key, t.real_keys(), t.v)
-    cov, X = with_diagonal(K_q, tau, t.query_mask), posterior._mean
+    cov, X = with_diagonal(K_q, tau, t.query_mask), posterior.computed_mean
     if objective == "joint":
         R = solve_triangular(L_key, direct_weights(t).mT, upper=False)  # [..., K, Q]
         cov = cov - R.mT @ R

@@ -21,6 +21,7 @@ from gpattention.gp.kernels import gram
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sharding import counted_once
 from gpattention.gp.sparse import SCGPPosterior, scgp_posterior
+from gpattention.gp.sparse_evidence import query_quadratic
 from gpattention.gp.sparse_kind import Values
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def cgp_kl_of(posterior: CGPPosterior, observation_noise: Scalar | None = None) 
     if fused is not None:
         return fused
     t = posterior.t
-    V = posterior._full_covariance()  # [..., Q, Q]
-    return _kl_to_prior(posterior._mean, V, amplified_gram(t), tau, t.query_mask)
+    V = posterior.computed_covariance()  # [..., Q, Q]
+    return _kl_to_prior(posterior.computed_mean, V, amplified_gram(t), tau, t.query_mask)
 
 
 @full_precision
@@ -99,7 +100,7 @@ def direct_kl_of(posterior: DirectPosterior, observation_noise: Scalar | None = 
     L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
     R = solve_triangular(L_k, direct_weights(t).mT, upper=False)  # [..., K, Q]
     K_q = amplified_gram(t)  # [..., Q, Q]
-    return _kl_to_prior(posterior._mean, K_q - R.mT @ R, K_q, tau, t.query_mask)
+    return _kl_to_prior(posterior.computed_mean, K_q - R.mT @ R, K_q, tau, t.query_mask)
 
 
 @full_precision
@@ -141,18 +142,14 @@ def scgp_kl_of(p: SCGPPosterior) -> Tensor:
     if fused is not None and fused.kl is not None:
         return counted_once(fused.kl, p.kind.group)
     p = p.plain()
-    t = p.t
-    noise_, scalar, D = t.noise, t.noise[..., 0, 0], t.v.shape[-1]
+    noise, D = p.t.noise, p.t.v.shape[-1]
+    quadratic, L_0 = query_quadratic(p)  # [...], [..., m, m]
     G = p.density_sums().Phi_qq  # [..., m, m]
-    L_0 = cholesky(with_diagonal(G / noise_, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise_)
-    y = solve(p.c, L_0)  # [..., m, D]
-    Gy = G @ y  # [..., m, D]
-    quadratic = (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square()
     R_c = p.covariance_root()  # [..., m, m]
-    shrink = solve(G / noise_, L_0)  # [..., m, m]  I - B_0^-1
+    shrink = solve(G / noise, L_0)  # [..., m, m]  I - B_0^-1
     excess = R_c @ R_c.mT - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
     inner = cholesky(
-        with_diagonal(R_c.mT @ G @ R_c / noise_, 1.0), name="I + R_c^T G R_c / noise", noise=noise_
+        with_diagonal(R_c.mT @ G @ R_c / noise, 1.0), name="I + R_c^T G R_c / noise", noise=noise
     )
     trace = (excess * shrink.mT).sum((-2, -1))
     return counted_once(0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner))), p.kind.group)

@@ -17,6 +17,8 @@ from gpattention.gp.checks import (
     check_amplitude,
     check_amplitude_shape,
     check_mask,
+    check_observation_noise,
+    check_positive,
     check_tokens,
     check_values,
     common_lead,
@@ -163,7 +165,7 @@ def centred(t: Tokens) -> Tokens:
     if t.inducing:  # which have no batch axis, and must not gain one
         centre = t.inducing[0].detach().mean(-2, keepdim=True)  # [..., 1, C]
     else:
-        centre = _real_mean(t.k.detach(), t.mask)  # [..., 1, C]
+        centre = real_mean(t.k.detach(), t.mask)  # [..., 1, C]
     return replace(
         t,
         q=_shift(t.q, centre, t.query_mask),
@@ -182,6 +184,14 @@ def keep_rows(x: Tensor, mask: Tensor | None) -> Tensor:
 def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:
     """Columns of padded tokens overwritten with 0.  [..., X, N]"""
     return x if mask is None else torch.where(mask[..., None, :], x, 0.0)
+
+
+def real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over real tokens, 0 where there are none.  [..., 1, X]"""
+    if mask is None:
+        return x.mean(-2, keepdim=True)
+    total = keep_rows(x, mask).sum(-2, keepdim=True)
+    return total / mask.sum(-1).clamp_min(1)[..., None, None]
 
 
 def with_diagonal(K: Tensor, diagonal: Scalar, mask: Tensor | None = None) -> Tensor:
@@ -206,8 +216,7 @@ def beside(a: Tensor, b: Tensor) -> Tensor:
 def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
     """A positive number, or one per leading axis, as [..., 1, 1]."""
     if not isinstance(value, Tensor):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"expected {name} to be positive and finite, got {value}")
+        check_parameter(name, value)
         return torch.full((1, 1), float(value), dtype=dtype, device=like.device)
     if value.device != like.device:
         raise ValueError(f"expected {name} on {like.device} like q, got {value.device}")
@@ -219,12 +228,22 @@ def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype
     return value.to(dtype)[..., None, None]
 
 
+def check_parameter(name: str, value: Scalar) -> None:
+    """Positive and finite, all of it; whether it fits is seen where the leading axes are known."""
+    if isinstance(value, Tensor):
+        check_positive(name, value)
+    elif not 0 < value < float("inf"):
+        raise ValueError(f"expected {name} to be positive and finite, got {value}")
+
+
 def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
     """tau^2 as [..., 1, 1]: sigma^2 itself for None; 0.0 is allowed."""
     if observation_noise is None:
         return t.noise
-    if not isinstance(observation_noise, Tensor) and observation_noise == 0:
-        return torch.zeros_like(t.noise)
+    if not isinstance(observation_noise, Tensor):
+        check_observation_noise(observation_noise)
+        if observation_noise == 0:
+            return torch.zeros_like(t.noise)
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
     if not checks_are_deferred() and not bool(((tau >= 0) & tau.isfinite()).all()):
@@ -241,11 +260,3 @@ def check_delta(delta: float) -> None:
 
 def _shift(x: Tensor, centre: Tensor, mask: Tensor | None) -> Tensor:
     return keep_rows(x - centre, mask)
-
-
-def _real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over real tokens, 0 where there are none.  [..., 1, C]"""
-    if mask is None:
-        return x.mean(-2, keepdim=True)
-    total = keep_rows(x, mask).sum(-2, keepdim=True)
-    return total / mask.sum(-1).clamp_min(1)[..., None, None]

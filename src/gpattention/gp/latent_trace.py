@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from gpattention.gp.checks import check_count
 from gpattention.gp.kernels import cross_gram
 from gpattention.gp.shapes import broadcast
 
@@ -28,8 +29,7 @@ def latent_trace(
     chunk: int = 1024,
 ) -> Tensor:
     """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]"""
-    if chunk < 1:
-        raise ValueError(f"expected chunk >= 1, got {chunk}")
+    check_count("chunk", chunk)
     lead = broadcast(o.shape[:-2], G.shape[:-2])
     o, G = o.expand(*lead, *o.shape[-2:]), G.expand(*lead, *G.shape[-2:])
     if torch.compiler.is_compiling():  # see kernels.gram
@@ -46,8 +46,7 @@ def latent_trace_estimate(
     generator: Generator | None = None,
 ) -> Tensor:
     """Unbiased estimate of the same from `features` random cosine and sine pairs.  [..., m, m]"""
-    if features < 1:
-        raise ValueError(f"expected features >= 1, got {features}")
+    check_count("features", features)
     frequencies = torch.randn(o.shape[-1], features, dtype=o.dtype, device=o.device, generator=generator)
     angle = o @ frequencies  # [..., N, r]
     projected = G @ torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(features)

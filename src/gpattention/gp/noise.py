@@ -53,10 +53,10 @@ class ItemNoise:
                 f"and {tuple(samples.shape)}"
             )
         if isinstance(seed, Tensor):  # a captured graph reads it anew at every replay
-            seeds = seed.to(torch.int64).expand_as(items)
+            seeds = seed.expand_as(items)
         else:
             seeds = torch.full_like(items, seed, dtype=torch.int64)
-        key = _mix(seeds * _MIX_1 + _GOLDEN)
+        key = seed_key(seeds)
         key = _mix(key + items.to(torch.int64) * _GOLDEN)
         self._keys = _mix(key + samples.to(torch.int64) * _MIX_2)  # [batch]
         self._calls = 0
@@ -105,6 +105,17 @@ class ItemNoise:
         """The first stream of this call; a call may make 65537 draws before it meets the next one's."""
         self._calls += 1
         return (self._calls - 1) * 0x10001
+
+
+def seed_key(seed: Tensor) -> Tensor:
+    """64 bits of a seed: neighbours share no more of them than any two seeds do."""
+    return _mix(seed.to(torch.int64) * _MIX_1 + _GOLDEN)
+
+
+def stream_key(key: Tensor, stream: int) -> Tensor:
+    """64 bits of one of the streams of a key."""
+    step = (stream * _GOLDEN + 2**63) % 2**64 - 2**63  # wrapped around as int64 does
+    return _mix(key + step)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ Only the mean is computed at construction.  Variance and covariance are computed
 for, from the factors the mean already needed.
 """
 
+from typing import Literal, get_args
+
 import torch
 from torch import Generator, Tensor
 
@@ -14,6 +16,10 @@ from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import keep_columns, keep_rows
 from gpattention.gp.noise import ItemNoise, NoiseSource, standard_normal
 from gpattention.gp.precision import full_precision
+
+# A regulariser that an exact posterior may announce: minus eq. 10, or eq. 23, both with tau^2 = sigma^2.
+Cost = Literal["none", "marginal", "kl"]
+COSTS: tuple[Cost, ...] = get_args(Cost)
 
 # Added to the diagonal of *prior* Gram matrices when joint draws factor them, in float64.
 PRIOR_DELTA = 1e-10
@@ -36,6 +42,11 @@ class Posterior:
     def mean(self) -> Tensor:
         """The attention output.  [..., Q, D]"""
         return self._mean.to(self._dtype)
+
+    @property
+    def computed_mean(self) -> Tensor:
+        """The mean in the type that it was computed in, for densities of it.  [..., Q, D]"""
+        return self._mean
 
     @property
     def variance(self) -> Tensor:
@@ -65,7 +76,11 @@ class Posterior:
     @full_precision
     def covariance(self) -> Tensor:
         """Dense covariance between query tokens.  [..., Q, Q]; SGPA: [..., D, Q, Q]"""
-        return self._full_covariance().to(self._dtype)
+        return self.computed_covariance().to(self._dtype)
+
+    def computed_covariance(self) -> Tensor:
+        """The same in the type that it was computed in."""
+        return self._full_covariance()
 
     @full_precision
     def sample(

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from gpattention.gp.correlated import cgp_posterior
 from gpattention.gp.kernels import rbf
 
 
@@ -53,9 +52,11 @@ def causal_cgp_rows(
     means, variances = [], []
     for i in range(1, q.shape[-2] + 1):
         seen = (x[..., :i, :] for x in (k, o, v))
-        row = cgp_posterior(q[..., i - 1 : i, :], *seen, noise=noise, scale_q=scale_q, scale_k=scale_k)
-        means.append(row.mean)
-        variances.append(row.variance)
+        mean, cov = cgp_moments(
+            q[..., i - 1 : i, :], *seen, noise=noise, scale_q=scale_q, scale_k=scale_k
+        )  # [..., 1, D], [..., 1, 1]
+        means.append(mean)
+        variances.append(cov[..., 0])
     return torch.cat(means, -2), torch.cat(variances, -1)
 
 

@@ -10,27 +10,20 @@ The key amplitudes b_j = exp(|k~_j|^2 / 2 + ...) overflow and are never formed; 
 
 from typing import Literal
 
-import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
-from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.gp.cholesky import cholesky
-from gpattention.gp.direct import UnitDirect, prior_draw, real_key_counts
-from gpattention.gp.inputs import (
-    Scalar,
-    Tokens,
-    check_delta,
-    keep_columns,
-    keep_rows,
-    prepare,
-    with_diagonal,
-)
-from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.direct import UnitDirect, prior_draw
+from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare, real_mean, with_diagonal
+from gpattention.gp.kernel_attention import softmax_attention
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
+from gpattention.gp.softmax_amplitude import query_log_amplitude
+from gpattention.gp.sparse_features import features, inducing_root
+from gpattention.gp.unit_process import UnitProcess, real_key_counts, within_bounds
 
 Centre = tuple[Tensor, Tensor]  # of queries and keys, each [..., C] in the units of q and k
 
@@ -59,30 +52,33 @@ def softmax_posterior(
     no matrix of keys is factored.  Queries that see no real key have mean and variance 0.
     """
     check_delta(delta)
+    if inducing is not None and causal:
+        raise ValueError("the sparse variance has no causal form: drop inducing or causal")
     t = prepare(
         q, k, v, noise=noise, scale_q=prior_scale, mask=mask, query_mask=query_mask, causal=causal,
         inducing=None if inducing is None else {"inducing": inducing}, scale_name="prior_scale",
     )  # fmt: skip
+    dtype, shrink = t.v.dtype, q.shape[-1] ** -0.25
+    q, k = keep_rows(q.to(dtype), t.query_mask), keep_rows(k.to(dtype), t.mask)
+    lead = broadcast(q.shape[:-2], k.shape[:-2], t.v.shape[:-2])
+    mean = softmax_attention(
+        *(x.expand(*lead, *x.shape[-2:]) for x in (q, k, t.v)),
+        mask=t.mask, query_mask=t.query_mask, causal=causal,
+    )  # fmt: skip
+    q, k = q * shrink, k * shrink
+    q_bar, k_bar = _centres(q, k, t, centre, causal, shrink)  # each [..., 1, C]
     sees_key = _sees_a_key(t, causal)  # [..., Q] or None
-    mean = _softmax_attention(q.to(t.v.dtype), k.to(t.v.dtype), t, sees_key, causal)
-    shrink = q.shape[-1] ** -0.25
-    raw_q = keep_rows(q.to(t.v.dtype), t.query_mask) * shrink  # [..., Q, C]
-    raw_k = keep_rows(k.to(t.v.dtype), t.mask) * shrink  # [..., K, C]
-    q_bar, k_bar = _centres(raw_q, raw_k, t, centre, causal, shrink)  # each [..., 1, C]
-    posterior = SoftmaxPosterior(
-        mean,
-        keep_rows(raw_q - q_bar, sees_key),
-        keep_rows(raw_k - k_bar, t.mask),
-        t,
-        sees_key,
-        raw=(raw_q, raw_k, k_bar),
-        causal=causal,
+    process = UnitProcess(
+        keep_rows(q - q_bar, sees_key), keep_rows(k - k_bar, t.mask), t.noise, t.mask, sees_key, causal
     )
-    if inducing is not None:
-        if causal:
-            raise ValueError("the sparse variance has no causal form: drop inducing or causal")
-        posterior.use_inducing(inducing.to(t.v.dtype) * shrink - k_bar, delta)
-    return posterior
+    return SoftmaxPosterior(
+        mean,
+        process,
+        t,
+        logits_of=(q, k, k_bar),
+        inducing=None if inducing is None else inducing.to(dtype) * shrink - k_bar,
+        delta=delta,
+    )
 
 
 class SoftmaxPosterior(UnitDirect):
@@ -90,120 +86,71 @@ class SoftmaxPosterior(UnitDirect):
 
     def __init__(
         self,
-        mean: Tensor,
-        q: Tensor,  # [..., Q, C] scaled and centred
-        k: Tensor,  # [..., K, C] scaled and centred
+        mean: Tensor,  # [..., Q, D]
+        process: UnitProcess,  # tokens scaled and centred
         t: Tokens,
-        sees_key: Tensor | None,
         *,
-        raw: tuple[Tensor, Tensor, Tensor],  # scaled q, scaled k, centre of the keys
-        causal: bool,
+        logits_of: tuple[Tensor, Tensor, Tensor],  # scaled q, scaled k, centre of the keys
+        inducing: Tensor | None,  # [..., l, C] scaled and centred like the keys
+        delta: float,
     ) -> None:
-        super().__init__(
-            mean, q, k, t.noise, t.scale_q[..., 0].log(),
-            mask=t.mask, query_mask=sees_key, causal=causal, dtype=t.dtype,
-        )  # fmt: skip
-        self._raw = raw
-        self._amplitude_known = False
-        self._inducing: Tensor | None = None
-        self._delta = 0.0
-
-    def use_inducing(self, inducing: Tensor, delta: float) -> None:
-        """Take the sparse variance through these inputs, scaled and centred like the keys."""
+        super().__init__(mean, process.query_mask, t.dtype)
+        self._given, self._log_t, self._logits_of = process, t.scale_q[..., 0].log(), logits_of
         self._inducing, self._delta = inducing, delta
+        self._log_a: Tensor | None = None  # [..., Q]
 
-    @full_precision
-    def _know_amplitude(self) -> None:
-        """Complete log a_i of eq. 21 from log t."""
-        if self._amplitude_known:
-            return
-        q, k, k_bar = self._raw
-        logits = q @ k.mT  # [..., Q, K]
-        if self._causal:
-            future = torch.ones_like(logits, dtype=torch.bool).triu(1)
-            logits = logits.masked_fill(future, -torch.inf)
-        if self._mask is not None:
-            logits = logits.masked_fill(~self._mask[..., None, :], -torch.inf)
-        if self._query_mask is not None:  # rows without a key: any finite number, masked later
-            logits = torch.where(self._query_mask[..., None], logits, 0.0)
-        lse = logits.logsumexp(-1)  # [..., Q]
-        self._log_scale = (
-            self._log_scale
-            + 0.5 * self._q.square().sum(-1)
-            + (q * k_bar).sum(-1)
-            - lse
-        )  # fmt: skip
-        self._amplitude_known = True
+    @property
+    def _process(self) -> UnitProcess:
+        return self._given
 
-    def _raw_variance(self) -> Tensor:
-        self._know_amplitude()
-        return super()._raw_variance()
+    @property
+    def _log_scale(self) -> Tensor:
+        if self._log_a is None:
+            q, k, k_bar = self._logits_of
+            p = self._given
+            log_a = query_log_amplitude(q, k, p.q, k_bar, mask=p.mask, causal=p.causal)
+            self._log_a = self._log_t + log_a
+        return self._log_a
 
-    def _prior_stddev(self) -> Tensor:
-        self._know_amplitude()
-        return super()._prior_stddev()
-
-    def _log_variance(self) -> Tensor:
-        self._know_amplitude()
-        return super()._log_variance()
-
-    def _stddev(self) -> Tensor:
-        self._know_amplitude()
-        return super()._stddev()
-
-    def _features(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _features(self, inducing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """L_l, Phi_q = kappa_ql L_l^-T and L_B.  [..., l, l], [..., Q, l], [..., l, l]"""
-        inducing = self._sparse_inputs()
-        L = cholesky(with_diagonal(gram(inducing), self._delta), name="K_ll + delta I", noise=self._delta)
-        phi_q = keep_rows(_times_inverse_transpose(cross_gram(self._q, inducing), L), self._query_mask)
-        phi_k = keep_rows(_times_inverse_transpose(cross_gram(self._k, inducing), L), self._mask)
-        B = with_diagonal(phi_k.mT @ phi_k / self._noise, 1.0)
-        return L, phi_q, cholesky(B, name="I + Phi_k^T Phi_k / noise", noise=self._noise)
-
-    def _sparse_inputs(self) -> Tensor:
-        if self._inducing is None:
-            raise ValueError("this posterior has no inducing inputs")
-        return self._inducing
+        p = self._given
+        L = inducing_root(inducing, self._delta)
+        phi_q = features(p.q, inducing, L, p.query_mask)
+        phi_k = features(p.k, inducing, L, p.mask)  # [..., K, l]
+        B = with_diagonal(phi_k.mT @ phi_k / p.noise, 1.0)
+        return L, phi_q, cholesky(B, name="I + Phi_k^T Phi_k / noise", noise=p.noise)
 
     @full_precision
     def _unit_variance(self) -> Tensor:
         if self._inducing is None:
             return super()._unit_variance()
         if self._unit is None:
-            _, phi_q, L_B = self._features()
+            _, phi_q, L_B = self._features(self._inducing)
             shrunk = solve_triangular(L_B, phi_q.mT, upper=False)  # [..., l, Q]
             u = 1 - phi_q.square().sum(-1) + shrunk.square().sum(-2)
-            seen, noise = real_key_counts(self._mask, self._k, False), self._noise[..., 0]
-            self._unit = u.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
+            self._unit = within_bounds(u, self._given)
         return self._unit
 
     def _full_covariance(self) -> Tensor:
-        self._know_amplitude()
         if self._inducing is None:
             return super()._full_covariance()
-        _, phi_q, L_B = self._features()
+        _, phi_q, L_B = self._features(self._inducing)
         shrunk = solve_triangular(L_B, phi_q.mT, upper=False)  # [..., l, Q]
-        kappa = keep_columns(keep_rows(gram(self._q), self._query_mask), self._query_mask)
-        return self._amplify(self._amplify(kappa - phi_q @ phi_q.mT + shrunk.mT @ shrunk).mT)
+        unit = self._given.prior() - phi_q @ phi_q.mT + shrunk.mT @ shrunk  # [..., Q, Q]
+        return self._amplify(self._amplify(unit).mT)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
-        self._know_amplitude()
         if self._inducing is None:
             return super()._joint_deviation(n, generator)
-        L, phi_q, L_B = self._features()
-        inducing = self._sparse_inputs()
-        m = inducing.shape[-2]
+        L, phi_q, L_B = self._features(self._inducing)
+        m = self._inducing.shape[-2]
         # prior draw at (l, q), what l explains of q taken out, then the posterior of l put back
-        f = prior_draw(self, (inducing, self._q), n, generator)  # [n, ..., l + Q, D]
+        f = prior_draw(self, (self._inducing, self._given.q), n, generator)  # [n, ..., l + Q, D]
         nugget = self._delta**0.5 * self._normal(n, m, generator)
         white = solve_triangular(L, f[..., :m, :] + nugget, upper=False)
         put_back = solve_triangular(L_B.mT, self._normal(n, m, generator), upper=True)
         return self._amplify(f[..., m:, :] - phi_q @ (white - put_back))
-
-
-def _times_inverse_transpose(K: Tensor, L: Tensor) -> Tensor:
-    """K L^-T.  [..., N, m]"""
-    return solve_triangular(L.mT, K, upper=True, left=False)
 
 
 def _sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
@@ -214,22 +161,6 @@ def _sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
     if t.query_mask is None:
         return some.expand(*some.shape[:-1], t.q.shape[-2])
     return t.query_mask & some
-
-
-def _softmax_attention(q: Tensor, k: Tensor, t: Tokens, sees_key: Tensor | None, causal: bool) -> Tensor:
-    q, k = keep_rows(q, t.query_mask), keep_rows(k, t.mask)
-    lead = broadcast(q.shape[:-2], k.shape[:-2], t.v.shape[:-2])
-    q, k, v = (x.expand(*lead, *x.shape[-2:]) for x in (q, k, t.v))
-    if t.mask is None:
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
-    attend = t.mask[..., None, :]  # [..., 1, K]
-    if causal:
-        square = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
-        attend = attend & square.tril()
-    if sees_key is not None:  # a row with nothing to attend to is NaN in some backends
-        attend = attend | ~sees_key[..., None]
-    attend = attend.expand(*lead, q.shape[-2], k.shape[-2])
-    return scaled_dot_product_attention(q, k, v, attn_mask=attend)
 
 
 def _centres(
@@ -258,10 +189,4 @@ def _centres(
         raise ValueError(f"expected centre 'tokens', 'none' or a pair of tensors, got {centre!r}")
     if causal:
         raise ValueError("centre='tokens' looks ahead in causal attention: pass constants or 'none'")
-    return _mean(q, t.query_mask), _mean(k, t.mask)
-
-
-def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return x.mean(-2, keepdim=True)
-    return x.sum(-2, keepdim=True) / mask.sum(-1).clamp_min(1)[..., None, None]
+    return real_mean(q, t.query_mask), real_mean(k, t.mask)

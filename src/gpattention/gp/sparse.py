@@ -20,6 +20,7 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_choice
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.fused.sparse.launch import Options
 from gpattention.gp.fused.sparse.posterior import SparseMoments, fused_scgp, why_not_fused_sparse
@@ -30,7 +31,7 @@ from gpattention.gp.precision import full_precision
 from gpattention.gp.shard_noise import ShardNoise
 from gpattention.gp.sharding import check_group
 from gpattention.gp.sparse_features import features, inducing_root, missed_variance
-from gpattention.gp.sparse_kind import CONDITIONALS, Conditional, SparseKind, Values
+from gpattention.gp.sparse_kind import CONDITIONALS, VALUES, Conditional, SparseKind, Values
 from gpattention.gp.sparse_sums import DensitySums, density_sums, over_shards, token_sums
 
 if TYPE_CHECKING:
@@ -81,49 +82,21 @@ def scgp_posterior(
     these with the mean, which is cheaper.  None announces both where gradients are recorded.
     """
     check_group(group)
-    if conditional not in CONDITIONALS:
-        raise ValueError(f"expected conditional 'deterministic' or 'independent', got {conditional!r}")
-    t = prepare_sparse(
-        q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
-        mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
-        centre=False,
+    check_choice("values", values, VALUES)
+    check_choice("conditional", conditional, CONDITIONALS)
+    for objective in objectives or ():
+        check_choice("objectives", objective, FUSED_OBJECTIVES)
+    check_delta(delta)
+    inducing = {"inducing_q": inducing_q} | ({} if inducing_k is None else {"inducing_k": inducing_k})
+    t = prepare(
+        q, k, v, o=o, inducing=inducing, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
+        query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
     )  # fmt: skip
     kind = SparseKind(values, conditional, include_noise, delta, group)
     if why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
     return SCGPPosterior(centred(t), kind)
-
-
-def prepare_sparse(
-    q: Tensor,
-    k: Tensor,
-    o: Tensor,
-    v: Tensor,
-    inducing_q: Tensor,
-    inducing_k: Tensor | None,
-    *,
-    noise: Scalar,
-    scale_q: Scalar,
-    scale_k: Scalar,
-    mask: Tensor | None,
-    query_mask: Tensor | None,
-    log_amplitude: Tensor | None,
-    values: Values,
-    delta: float,
-    centre: bool = True,
-) -> Tokens:
-    """The checks all sparse functions share."""
-    if values not in ("paper", "dual"):
-        raise ValueError(f"expected values 'paper' or 'dual', got {values!r}")
-    check_delta(delta)
-    inducing = {"inducing_q": inducing_q}
-    if inducing_k is not None:
-        inducing["inducing_k"] = inducing_k
-    return prepare(
-        q, k, v, o=o, inducing=inducing, noise=noise, scale_q=scale_q, scale_k=scale_k,
-        mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, centre=centre,
-    )  # fmt: skip
 
 
 class SCGPPosterior(Posterior):

@@ -12,17 +12,17 @@ The key term is the same with q -> k, the inducing set l, and N -> z_k.
 """
 
 import math
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, assert_never, get_args
 
 import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.checks import check_choice
 from gpattention.gp.cholesky import cholesky, solve
 from gpattention.gp.density import (
     LogDensity,
     as_log_density,
-    check_choice,
     lowrank_log_density,
     lowrank_root,
 )
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 SCGPObjective = Literal["dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed"]
+SCGP_OBJECTIVES: tuple[SCGPObjective, ...] = get_args(SCGPObjective)
 
 
 @full_precision
@@ -74,12 +75,6 @@ def scgp_log_density(
     With a `group` (see `scgp_posterior`), which "dtc" and "dtc_bound" take, it is that of all tokens, the
     same on every process, and its gradient counts once in the sum of their losses.
     """
-    check_choice("objective", objective, get_args(SCGPObjective))
-    if features is not None and objective in ("dtc", "dtc_bound", "marginal"):
-        raise ValueError(
-            f"features={features} estimates a trace that {objective!r} does not hold linearly: "
-            "use it with jensen, double_jensen or printed"
-        )
     p = scgp_posterior(
         q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k,
         mask=mask, query_mask=query_mask, log_amplitude=log_amplitude, values=values, delta=delta,
@@ -98,12 +93,18 @@ def scgp_density_of(
     generator: Generator | None = None,
 ) -> LogDensity:
     """`scgp_log_density` of a posterior that is there already."""
+    check_choice("objective", objective, SCGP_OBJECTIVES)
+    if features is not None and objective in ("dtc", "dtc_bound", "marginal"):
+        raise ValueError(
+            f"features={features} estimates a trace that {objective!r} does not hold linearly: "
+            "use it with jensen, double_jensen or printed"
+        )
     fused = p.fused("dtc") if objective == "dtc" else None
     if fused is not None and fused.query is not None and fused.key is not None:
         query, key = (counted_once(x, p.kind.group) for x in torch.broadcast_tensors(fused.query, fused.key))
         return LogDensity(query, key, *p.real_counts(), p.t.v.shape[-1])
     p = p.plain()
-    if objective in ("dtc", "dtc_bound"):
+    if objective == "dtc" or objective == "dtc_bound":
         return density_from_sums(p, bound=objective == "dtc_bound")
     if p.kind.group is not None:
         raise ValueError(
@@ -140,7 +141,7 @@ class _Trace:
 
 
 def _term(
-    objective: SCGPObjective,
+    objective: Literal["marginal", "jensen", "double_jensen"],
     X: Tensor,  # [..., N, D]
     Phi: Tensor,  # [..., N, m]
     Phi_o: Tensor,  # [..., K, m]
@@ -160,11 +161,12 @@ def _term(
     if objective == "double_jensen":
         t_1, t_2 = (HH * J).sum((-2, -1)), H_t.square().sum((-2, -1))
         return bound(X.square().sum((-2, -1)), t_1 + t_2, X.shape[-1], noise, real)
-    # jensen: tr(S^-1 A K_o A^T) = <J, HH^T (sigma^2 I + HH^T)^-1>
-    L_H = lowrank_root(H_t, noise)  # [..., m, m]
-    shrink = solve(HH / noise, L_H)  # [..., m, m]
-    trace_term = (J * shrink.mT).sum((-2, -1))
-    return lowrank_log_density(X, H_t, noise, real) - 0.5 * X.shape[-1] * trace_term
+    if objective == "jensen":
+        L_H = lowrank_root(H_t, noise)  # [..., m, m]
+        shrink = solve(HH / noise, L_H)  # [..., m, m]
+        trace_term = (J * shrink.mT).sum((-2, -1))  # tr(S^-1 A K_o A^T) = <J, HH^T (sigma^2 I + HH^T)^-1>
+        return lowrank_log_density(X, H_t, noise, real) - 0.5 * X.shape[-1] * trace_term
+    assert_never(objective)
 
 
 def _printed(

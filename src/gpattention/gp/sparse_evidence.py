@@ -39,15 +39,20 @@ def bound(square: Tensor, traces: Tensor, D: int, noise: Tensor, real: Tensor) -
     return -0.5 * ((square + D * traces) / scalar + real * D * (2 * math.pi * scalar).log())
 
 
-def _query_evidence(p: SCGPPosterior) -> Tensor:
-    """log N(N; 0, sigma^2 I + Phi_q Phi_q^T).  [...]"""
+def query_quadratic(p: SCGPPosterior) -> tuple[Tensor, Tensor]:
+    """N^T (sigma^2 I + Phi_q Phi_q^T)^-1 N, summed over channels, and chol(B_0).  [...], [..., m, m]"""
     noise, scalar = p.t.noise, p.t.noise[..., 0, 0]
     G = p.density_sums().Phi_qq  # [..., m, m]
     L_0 = cholesky(with_diagonal(G / noise, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise)
     y = solve(p.c, L_0)  # [..., m, D]
     Gy = G @ y  # [..., m, D]
     quadratic = (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square()
-    return _evidence(p, quadratic, L_0, p.density_sums().real_queries)
+    return quadratic, L_0
+
+
+def _query_evidence(p: SCGPPosterior) -> Tensor:
+    """log N(N; 0, sigma^2 I + Phi_q Phi_q^T).  [...]"""
+    return _evidence(p, *query_quadratic(p), p.density_sums().real_queries)
 
 
 def _key_evidence(p: SCGPPosterior) -> Tensor:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 Values = Literal["paper", "dual"]
 Conditional = Literal["deterministic", "independent"]
+VALUES: tuple[Values, ...] = get_args(Values)
 CONDITIONALS: tuple[Conditional, ...] = get_args(Conditional)
 
 

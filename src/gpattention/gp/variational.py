@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.checks import (
+    check_jitter,
     check_mask,
     check_positive,
     check_tokens,
@@ -112,8 +113,7 @@ class SGPAPosterior(Posterior):
         mask: Tensor | None,
         with_variance: bool = False,
     ) -> None:
-        if not 0 < jitter < 1:
-            raise ValueError(f"expected jitter in (0, 1), got {jitter}")
+        check_jitter(jitter)
         _check(q, v, inducing_k, inducing_v, scale_tril, mask)
         dtype = compute_dtype(q.dtype)
         self.q, self.mask = q.to(dtype), mask  # [..., N, C]

@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 from gpattention.attention import Attention, AttentionOutput, SGPAAttention
 from gpattention.attention.output import Draw
 from gpattention.gp import NoiseSource
-from gpattention.models.fused.dropout import drop
+from gpattention.models.seeded_dropout import drop
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
-        """[..., E] -> [..., E]; a seed makes the masks of the two sites (see `fused.dropout`)."""
+        """[..., E] -> [..., E]; a seed makes the masks of the two sites (see `seeded_dropout`)."""
         hidden = drop(self.dropout, nn.functional.gelu(self.into(self.norm(x))), seed, site)
         return drop(self.dropout, self.back(hidden), seed, site + 1)
 

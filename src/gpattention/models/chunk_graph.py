@@ -11,16 +11,18 @@ from gpattention.models.rows import Inputs
 T = TypeVar("T")
 
 
-def may_capture(model: Any, device: torch.device) -> bool:
-    """Whether replays would do what calls do.
-
-    Hooks may look at the host's state, and autocast keeps its own copies of weights.
-    """
-    if device.type != "cuda" or torch.is_autocast_enabled("cuda"):
-        return False
+def why_not_captured(model: Any, device: torch.device) -> str | None:
+    """Why replays would not do what calls do; None where they would."""
+    if device.type != "cuda":
+        return f"it computes on {device}, and only CUDA has graphs"
+    if torch.is_autocast_enabled("cuda"):
+        return "autocast is on, which keeps its own copies of weights"
     if torch.cuda.is_current_stream_capturing():
-        return False
-    return not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        return "the current stream is being captured already"
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{name or 'the model'} has forward hooks, which a replay does not call"
+    return None
 
 
 class ChunkGraph(Generic[T]):

@@ -1,6 +1,5 @@
 """Is a model alive?  Per layer, how near it is to collapse, and whether its uncertainty tells errors."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +8,7 @@ from torch import Tensor, nn
 
 from gpattention.attention import Attention, AttentionHealth, diagnose
 from gpattention.models.prediction import predict
-from gpattention.models.rows import evaluating
-
-Inputs = Tensor | Mapping[str, Tensor]
+from gpattention.models.rows import Inputs, evaluating
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ draws expect of their own entropy plus how much they disagree, the mutual inform
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
 
+from gpattention.attention.output import DRAWS, Draw
 from gpattention.gp import ItemNoise, NonFiniteError
 from gpattention.models.rows import (
     Inputs,
@@ -26,15 +26,9 @@ from gpattention.models.rows import (
     evaluating,
     model_device,
 )
-from gpattention.models.sample_chunks import Request, run_chunks, shares_samples
-
-Draw: TypeAlias = Literal["none", "independent", "joint"]
-DRAWS = ("none", "independent", "joint")
-BATCH_SIZE = 256  # rows that run at once unless told otherwise
-BATCH_SIZES = {"cuda": 2000}  # of devices that few rows leave idle
-
-
-NO_VARIANCE = "variances=True, but none of the model's {} layers has a variance"
+from gpattention.models.rows_at_once import run_rows
+from gpattention.models.sample_chunks import NO_CAPTURE, Request, run_chunks, shares_samples
+from gpattention.models.variance_means import VarianceMeans
 
 
 class LayerOutput(Protocol):
@@ -194,8 +188,9 @@ def predict(
 
     A model whose forward pass takes `samples`, as the transformers' does, computes what is before the first
     draw once for all samples of an item.  On a GPU batches of such a model may be replays of a captured one:
-    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time.
-    `batch_size` is 256 if not given; 2000 on a GPU, and 256 there too if memory does not suffice.
+    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time.  True
+    fails with the reason where nothing can be captured; two batches come first, so fewer are not replays.
+    If `batch_size` is not given it is 256, or 2000 on a GPU whose memory suffices.
 
     >>> predict(model, images, samples=10).probs  # [B, C]
     """
@@ -210,26 +205,32 @@ def predict(
         if shares_samples(model):
             request = Request(count, seed, draw if drawing else "none", need, first_item)
             return _from_chunks(model, inputs, request, batch_size, device, capture, progress)
-        told = _VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
+        if capture:
+            raise ValueError(NO_CAPTURE.format("its forward pass does not take samples"))
 
-        def forward(rows: Rows) -> Tensor:
-            noise = rows.noise if drawing else None
-            output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
-            if told is not None:
-                told.add(rows.items, output.layers)
-            return output.logits
+        def run(rows_at_once: int) -> Prediction:
+            told = VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
 
-        logits = collect(
-            forward,
-            inputs,
-            samples=count,
-            seed=seed,
-            batch_size=BATCH_SIZE if batch_size is None else batch_size,
-            device=device,
-            first_item=first_item,
-            progress=progress,
-        )
-    return Prediction.from_logits(logits, None if told is None else told.means())
+            def forward(rows: Rows) -> Tensor:
+                noise = rows.noise if drawing else None
+                output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
+                if told is not None:
+                    told.add(rows.items, [layer.variance for layer in output.layers])
+                return output.logits
+
+            logits = collect(
+                forward,
+                inputs,
+                samples=count,
+                seed=seed,
+                batch_size=rows_at_once,
+                device=device,
+                first_item=first_item,
+                progress=progress,
+            )
+            return Prediction.from_logits(logits, None if told is None else _some(told.means()))
+
+        return run_rows(run, batch_size, device)
 
 
 def _from_chunks(
@@ -242,49 +243,24 @@ def _from_chunks(
     progress: Progress | None,
 ) -> Prediction:
     """A prediction whose samples share what is before the first draw."""
-    chosen = BATCH_SIZES.get(device.type, BATCH_SIZE)
-    run = partial(run_chunks, model, inputs, request, device=device, capture=capture, progress=progress)
-    try:
-        logits, sums = run(batch_size=chosen if batch_size is None else batch_size)
-    except torch.OutOfMemoryError:
-        if batch_size is not None or chosen <= BATCH_SIZE:
-            raise
-        torch.cuda.empty_cache()
-        logits, sums = run(batch_size=BATCH_SIZE)
+    logits, sums = run_rows(
+        lambda rows: run_chunks(
+            model, inputs, request, batch_size=rows, device=device, capture=capture, progress=progress
+        ),
+        batch_size,
+        device,
+    )
     if "variance" not in request.need:
         return Prediction.from_logits(logits)
-    if all(total is None for total in sums):
-        raise ValueError(NO_VARIANCE.format(len(sums)))
     means = tuple(None if total is None else total / request.samples for total in sums)
-    return Prediction.from_logits(logits, means)
+    return Prediction.from_logits(logits, _some(means))
 
 
-class _VarianceMeans:
-    """Each layer's variances averaged over the samples while they run."""
-
-    def __init__(self, items: int, samples: int, device: torch.device) -> None:
-        self._items, self._samples, self._device = items, samples, device
-        self._sums: list[Tensor | None] | None = None
-
-    def add(self, items: Tensor, layers: Sequence[LayerOutput]) -> None:
-        """Rows of every layer, each for its item."""
-        if self._sums is None:
-            if all(layer.variance is None for layer in layers):
-                raise ValueError(NO_VARIANCE.format(len(layers)))
-            self._sums = [self._zeros(layer.variance) for layer in layers]
-        for total, layer in zip(self._sums, layers, strict=True):
-            if total is not None and layer.variance is not None:
-                total.index_add_(0, items, layer.variance.to(total.device, total.dtype))
-
-    def means(self) -> tuple[Tensor | None, ...]:
-        """Per layer [B, ...]."""
-        return tuple(x if x is None else x / self._samples for x in self._sums or ())
-
-    def _zeros(self, like: Tensor | None) -> Tensor | None:
-        if like is None:
-            return None
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        return torch.zeros(self._items, *like.shape[1:], dtype=dtype, device=self._device)
+def _some(variances: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """They were asked for: at least one layer must have one."""
+    if all(variance is None for variance in variances):
+        raise ValueError(f"variances=True, but none of the model's {len(variances)} layers has a variance")
+    return variances
 
 
 def _cat_variances(parts: Sequence[tuple[Tensor | None, ...] | None]) -> tuple[Tensor | None, ...] | None:

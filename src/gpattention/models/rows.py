@@ -24,6 +24,8 @@ class Rows:
 
     inputs: Inputs  # [R, ...] each
     items: Tensor  # [R] position of each row's item in the inputs, where those lie
+    numbers: Tensor  # [R] number of the item, which its noise is made from
+    samples: Tensor  # [R] which of the item's samples it is
     noise: ItemNoise  # of R rows
 
 
@@ -93,9 +95,10 @@ def iterate_rows(
     total = count_items(inputs) * samples
     for start in range(0, total, batch_size):
         row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
-        items, sample = row // samples, row % samples  # [R], [R]
-        numbers = (items + first_item).to(device)
-        yield Rows(take(inputs, items, device), items, ItemNoise(seed, numbers, sample.to(device)))
+        items = row // samples  # [R]
+        numbers, sample = (items + first_item).to(device), (row % samples).to(device)  # [R], [R]
+        noise = ItemNoise(seed, numbers, sample)
+        yield Rows(take(inputs, items, device), items, numbers, sample, noise)
         if progress is not None:
             progress(min(start + batch_size, total), total)
 

@@ -18,13 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.gp import ItemNoise, NotPositiveDefiniteError, check_health, deferred_checks, health
+from gpattention.gp import (
+    ItemNoise,
+    NotPositiveDefiniteError,
+    NumericalError,
+    check_health,
+    deferred_checks,
+    health,
+)
 from gpattention.gp.precision import checks_are_deferred
-from gpattention.models.chunk_graph import ChunkGraph, may_capture
+from gpattention.models.chunk_graph import ChunkGraph, why_not_captured
 from gpattention.models.rows import Inputs, Progress, check_count, count_items, device_of
 
 WORTH = 4  # chunks still to run for which a capture pays
 LAUNCH_BOUND = 0.7  # share of a chunk's time that went into starting its kernels
+NO_CAPTURE = "expected capture=None or False for a model that cannot be captured, got True: {}"
 
 
 @dataclass(frozen=True)
@@ -114,14 +122,18 @@ def run_chunks(
     """Logits [S, B, C] of all samples, and each layer's variances [B, ...] summed over them.
 
     The model is in evaluation mode and gradients are off.  `capture` says whether to replay chunks as a CUDA
-    graph; None leaves it to a measurement of the second chunk.
+    graph, those after the second, and fails where that is impossible; None leaves it to a measurement of the
+    second chunk.
     """
     check_count("batch_size", batch_size, least=1)
     check_count("first_item", request.first_item, least=0)
     items = count_items(inputs)
     chunks = list(cut(items, request.samples, batch_size))
     full = max(chunk.rows for chunk in chunks)
-    capturing = capture is not False and may_capture(model, device)
+    refusal = why_not_captured(model, device)
+    if capture and refusal is not None:
+        raise ValueError(NO_CAPTURE.format(refusal))
+    capturing = capture is not False and refusal is None
     runner = _Runner(model, inputs, request, device, full_rows=full if capturing else None)
     result = _Result(items, request.samples, device)
     own_checks = _defers_checks(device)
@@ -181,12 +193,20 @@ class _Runner:
         torch.cuda.synchronize(self._device)
         bound = launched - start > LAUNCH_BOUND * (time.perf_counter() - start)
         if forced or bound:
-            try:
-                self._graph = ChunkGraph(self._forward, *self._arguments(chunk))
-                self._depth = chunk.depth
-            except RuntimeError:  # an operation that waits for the device: such a model runs eagerly
-                self._full_rows = None
+            self._capture(chunk, forced=forced)
         return told
+
+    def _capture(self, chunk: Chunk, *, forced: bool) -> None:
+        """Unless it is forced, a model with an operation that waits for the device runs eagerly."""
+        try:
+            self._graph = ChunkGraph(self._forward, *self._arguments(chunk))
+            self._depth = chunk.depth
+        except (torch.OutOfMemoryError, NumericalError):  # fewer rows may help, or nothing: not plain calls
+            raise
+        except RuntimeError as error:
+            if forced:
+                raise RuntimeError(NO_CAPTURE.format(str(error).partition("\n")[0])) from error
+            self._full_rows = None
 
     def _arguments(self, chunk: Chunk) -> tuple[Inputs, Tensor, Tensor]:
         request = self._request

@@ -14,14 +14,14 @@ from gpattention.attention.output import Draw
 from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.block import Block, BlockOutput
 from gpattention.models.config import TransformerConfig
-from gpattention.models.fused.dropout import first_site, rate_of
 from gpattention.models.fused.stream import Stream, run_block
 from gpattention.models.fused.switch import why_not_fused_blocks
 from gpattention.models.health import HealthReport, measure_health
 from gpattention.models.prediction import Prediction, predict
+from gpattention.models.rows import Inputs
+from gpattention.models.seeded_dropout import first_site, rate_of
 from gpattention.models.storage import load_folder, save_folder
 
-Inputs = Tensor | Mapping[str, Tensor]
 NEEDS = ("logits", "regularizer", "variance", "weights", "posterior", "tokens")
 
 

@@ -8,11 +8,12 @@ from torch.nn.functional import linear
 
 from gpattention.attention.projections import is_plain
 from gpattention.models.config import TransformerConfig, VisionConfig
-from gpattention.models.fused.dropout import EMBEDDING_SITE, drop, rate_of
 from gpattention.models.fused.residual_norm import Added
 from gpattention.models.fused.stream import Stream
 from gpattention.models.fused.switch import may_drop
-from gpattention.models.transformer import Inputs, Transformer
+from gpattention.models.rows import Inputs
+from gpattention.models.seeded_dropout import EMBEDDING_SITE, drop, rate_of
+from gpattention.models.transformer import Transformer
 
 
 class VisionTransformer(Transformer):

@@ -22,8 +22,8 @@ from gpattention.attention import (
     SCGPAttention,
     SGPAAttention,
 )
-from gpattention.models.rows import evaluating
-from gpattention.models.transformer import Inputs, Transformer
+from gpattention.models.rows import Inputs, evaluating
+from gpattention.models.transformer import Transformer
 
 LatentFrom = Literal["key", "query", "none"]
 

@@ -1,11 +1,13 @@
-"""A training run as frozen data: what to train, on what, how; read from TOML, refused when misspelt."""
+"""A training run as frozen data: what to train, on what, how; checked when made, read from TOML."""
 
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar
+
+from gpattention.training.field_types import check_types, field_types
 
 T = TypeVar("T")
 
@@ -19,6 +21,10 @@ class DataRecipe:
     stream: bool = False  # bring batches from the host even if the training data fit on the device
     workers: int = 2  # processes that cut streamed batches
 
+    def __post_init__(self) -> None:
+        check_types(self, "data")
+        _at_least(0, "data", workers=self.workers)
+
 
 @dataclass(frozen=True)
 class ModelRecipe:
@@ -28,6 +34,9 @@ class ModelRecipe:
     attention: str = "cgp"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the attention
     config: Mapping[str, Any] = field(default_factory=dict)  # width, depth, heads, patch, ...
+
+    def __post_init__(self) -> None:
+        check_types(self, "model")
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,17 @@ class OptimizerRecipe:
     clip: float | None = None  # largest norm of the gradient
     keyed_dropout: bool = False  # dropout masks keyed to items, as draws are: any number of processes agrees
 
+    def __post_init__(self) -> None:
+        check_types(self, "optimizer")
+        _at_least(1, "optimizer", batch_size=self.batch_size, accumulate=self.accumulate)
+        if not 0 <= self.final_learning_rate <= self.learning_rate:
+            raise ValueError(
+                "expected 0 <= optimizer.final_learning_rate <= optimizer.learning_rate, got "
+                f"{self.final_learning_rate} and {self.learning_rate}"
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"expected optimizer.clip > 0, got {self.clip}")
+
 
 @dataclass(frozen=True)
 class PhaseRecipe:
@@ -51,6 +71,12 @@ class PhaseRecipe:
     epochs: int = 10  # phase 2
     draw: Literal["none", "independent", "joint"] = "independent"  # in phase 2
     kernel_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self, "phases")
+        _at_least(0, "phases", kernel_epochs=self.kernel_epochs, epochs=self.epochs)
+        if self.kernel_epochs + self.epochs < 1:
+            raise ValueError("expected at least one epoch in the two phases, got 0")
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,10 @@ class RegularizerRecipe:
     normalised: bool = True  # per head, token and dimension; else a sequence's sum, as the paper writes it
     floor_warning: float = 0.9  # warn when a layer's share of its noise floor passes this
 
+    def __post_init__(self) -> None:
+        check_types(self, "regularizer")
+        _at_least(0, "regularizer", start=self.start, end=self.end)
+
 
 @dataclass(frozen=True)
 class CheckpointRecipe:
@@ -70,6 +100,10 @@ class CheckpointRecipe:
     every: int = 1  # epochs between validations and checkpoints
     keep: int = 2  # last checkpoints kept
     select: Literal["best", "best-nll", "last"] = "best"  # of the validations: by accuracy, or by NLL
+
+    def __post_init__(self) -> None:
+        check_types(self, "checkpoint")
+        _at_least(1, "checkpoint", every=self.every, keep=self.keep)
 
 
 @dataclass(frozen=True)
@@ -86,7 +120,7 @@ class Recipe:
     checkpoint: CheckpointRecipe = field(default_factory=CheckpointRecipe)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_types(self)
 
     @property
     def epochs(self) -> int:
@@ -118,44 +152,22 @@ def recipe_from_dict(plain: Mapping[str, Any]) -> Recipe:
 
 
 def _build(cls: type[T], plain: Mapping[str, Any], *, where: str) -> T:
+    """Names of the file to names of the fields; what the values must be is the classes' own business."""
     if not isinstance(plain, Mapping):
-        raise ValueError(f"expected [{where}] to be a table, got {plain!r}")
-    hints = get_type_hints(cls)
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        raise ValueError(
+            f"expected {f'[{where[:-1]}]' if where else 'a recipe'} to be a table, got {plain!r}"
+        )
+    kinds = field_types(cls)
     values: dict[str, Any] = {}
     for key, value in plain.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+        if key not in kinds:
+            near = difflib.get_close_matches(key, kinds, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(kinds)}"
             raise ValueError(f"unknown key {where + key!r}{hint}")
-        kind = hints[key]
-        if isinstance(kind, type) and is_dataclass(kind):
-            values[key] = _build(kind, value, where=f"{where}{key}.")
-        else:
-            values[key] = _typed(value, kind, where + key)
+        kind = kinds[key]
+        table = isinstance(kind, type) and is_dataclass(kind)
+        values[key] = _build(kind, value, where=f"{where}{key}.") if table else value
     return cls(**values)
-
-
-def _typed(value: Any, kind: Any, where: str) -> Any:
-    """Whole numbers where fractions are allowed; anything else must be of its type."""
-    text = str(kind)
-    if kind is float or text == "float | None":
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if value is None and kind is not float:
-            return None
-        raise ValueError(f"expected {where} to be a number, got {value!r}")
-    if kind is int and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError(f"expected {where} to be a whole number, got {value!r}")
-    if kind is bool and not isinstance(value, bool):
-        raise ValueError(f"expected {where} to be true or false, got {value!r}")
-    if kind is str and not isinstance(value, str):
-        raise ValueError(f"expected {where} to be text, got {value!r}")
-    if "Mapping" in text and not isinstance(value, Mapping):
-        raise ValueError(f"expected {where} to be a table, got {value!r}")
-    if "Literal" in text and value not in kind.__args__:
-        raise ValueError(f"expected {where} to be one of {', '.join(kind.__args__)}, got {value!r}")
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _apply(plain: dict[str, Any], change: str) -> None:
@@ -175,36 +187,10 @@ def _apply(plain: dict[str, Any], change: str) -> None:
     table[last] = value
 
 
-def _check(recipe: Recipe) -> None:
-    positive = {
-        "optimizer.batch_size": recipe.optimizer.batch_size,
-        "optimizer.accumulate": recipe.optimizer.accumulate,
-        "checkpoint.every": recipe.checkpoint.every,
-        "checkpoint.keep": recipe.checkpoint.keep,
-    }
-    for name, value in positive.items():
-        if value < 1:
-            raise ValueError(f"expected {name} >= 1, got {value}")
-    counts = {
-        "data.workers": recipe.data.workers,
-        "phases.kernel_epochs": recipe.phases.kernel_epochs,
-        "phases.epochs": recipe.phases.epochs,
-    }
-    for name, count in counts.items():
-        if count < 0:
-            raise ValueError(f"expected {name} >= 0, got {count}")
-    if recipe.epochs < 1:
-        raise ValueError("expected at least one epoch in the two phases")
-    if not 0 <= recipe.optimizer.final_learning_rate <= recipe.optimizer.learning_rate:
-        raise ValueError(
-            "expected 0 <= optimizer.final_learning_rate <= optimizer.learning_rate, got "
-            f"{recipe.optimizer.final_learning_rate} and {recipe.optimizer.learning_rate}"
-        )
-    if recipe.optimizer.clip is not None and not recipe.optimizer.clip > 0:
-        raise ValueError(f"expected optimizer.clip > 0, got {recipe.optimizer.clip}")
-    for name, alpha in (("start", recipe.regularizer.start), ("end", recipe.regularizer.end)):
-        if not alpha >= 0:
-            raise ValueError(f"expected regularizer.{name} >= 0, got {alpha}")
+def _at_least(least: int, section: str, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number >= least:  # also for NaN
+            raise ValueError(f"expected {section}.{name} >= {least}, got {number}")
 
 
 def _plain(x: Any) -> Any:

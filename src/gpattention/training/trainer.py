@@ -260,7 +260,7 @@ class _Run:
 
     def _validate(self, epoch: int, board: Board) -> None:
         self._collect()
-        found = validate(self.fabric, self.model, self.data, self.recipe.optimizer.batch_size)
+        found = validate(self.fabric, self.model, self.data)
         limit = self.recipe.regularizer.floor_warning
         share = floor_share(self.model, self.data, self.step, limit) if self.phase == "gp" else None
         loss, regularizer = self.sums.means(self.fabric)

@@ -13,7 +13,6 @@ from gpattention.models.rows import count_items, take
 from gpattention.training.results import TrainingData
 
 HEALTH_ITEMS = 64  # validation items the floor is watched on
-ROWS = {"cuda": 1000}  # items at once; elsewhere the batch size of the recipe
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,12 @@ class Validation:
 
 
 @torch.no_grad()
-def validate(fabric: Any, model: Transformer, data: TrainingData, batch_size: int) -> Validation:
+def validate(fabric: Any, model: Transformer, data: TrainingData) -> Validation:
     """Every process predicts its share of the items; the sums are added, so that no share weighs more."""
     items = torch.arange(count_items(data.validation)).tensor_split(fabric.world_size)[fabric.global_rank]
     sums = torch.zeros(3, dtype=torch.float64)  # right, negative log-likelihood, items
     if len(items):
-        sums = _sums(model, data, items, ROWS.get(fabric.device.type, batch_size))
+        sums = _sums(model, data, items)
     if fabric.world_size > 1:
         sums = fabric.all_reduce(sums.to(fabric.device), reduce_op="sum").cpu()
     right, nll, count = sums.tolist()
@@ -55,10 +54,10 @@ def floor_share(model: Transformer, data: TrainingData, step: int, limit: float)
     return max(shares)
 
 
-def _sums(model: Transformer, data: TrainingData, items: Tensor, batch_size: int) -> Tensor:
+def _sums(model: Transformer, data: TrainingData, items: Tensor) -> Tensor:
     device = next(model.parameters()).device
-    prediction = model.predict(take(data.validation, items, device), samples=0, batch_size=batch_size)
+    prediction = model.predict(take(data.validation, items, device), samples=0)
     labels = data.validation_labels[items].to(prediction.label.device)
     right = (prediction.label == labels).double().sum()
-    nll = nll_loss(prediction.probs.double().clamp_min(1e-12).log(), labels, reduction="sum")
+    nll = nll_loss(prediction.log_probs.double(), labels, reduction="sum")
     return torch.stack([right, nll, torch.full_like(nll, len(items))]).cpu()

@@ -151,3 +151,10 @@ def test_curves_stay_short_and_finite() -> None:
     flat = histogram(torch.ones(4), torch.ones(3))
     assert max(flat["in"]) == max(flat["out"]) == 1
     assert None not in histogram(torch.full((2,), torch.inf), torch.full((2,), torch.inf))["edges"]
+
+
+def test_without_validation_items_there_are_no_templates() -> None:
+    whole, found = OodScores.fit(VALIDATION)(OUTSIDE), OodScores.fit(None)(OUTSIDE)
+    assert list(found) == ["max_softmax", "entropy", "energy", "mutual_information"]
+    for name, score in found.items():
+        assert score.equal(whole[name])

@@ -1,6 +1,7 @@
-"""Evaluation of whole runs: records, resumption, ensembles, means over seeds."""
+"""Evaluation of whole runs: records, resumption, refusals."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +19,16 @@ from gpattention.evaluation.records import read_suites
 from gpattention.evaluation.suites import SUITES
 from gpattention.evaluation.temperature import fit_temperature
 from gpattention.experiments import train_recipe
-from gpattention.experiments.judging import corrupted_source, session
-from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs, summarise
+from gpattention.experiments.judging import corrupted_source
+from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs
 from gpattention.experiments.judging.summary import name_without_seed
 from gpattention.metrics import accuracy, ece, nll
 from gpattention.models import VisionTransformer
+from tests.experiments.judging.counting import counted
 from tests.experiments.tiny_runs import digits_recipe
 
 QUICK = {"samples": 2, "limit": 24, "device": "cpu"}
 TYPES, SEVERITIES = ("gaussian_noise", "fog", "contrast", "saturate"), (1, 5)
-PREDICTIONS = ("clean", "ood", "selective")
 
 
 @pytest.fixture(scope="module")
@@ -52,23 +53,6 @@ def few_corruptions() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def everything(runs: list[Path]) -> dict:
     return evaluate_run(runs[0], **QUICK)
-
-
-@pytest.fixture(scope="module")
-def found(runs: list[Path], everything: dict) -> dict:
-    return evaluate_runs(runs, PREDICTIONS, predictors=["model", "mean", "mc_dropout"], **QUICK)
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the sets that are predicted from now on."""
-    seen, real = [], session.predict_items
-
-    def predict(predictor: object, items: object, **more: object) -> object:
-        seen.append(items.name)  # type: ignore[attr-defined]
-        return real(predictor, items, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(session, "predict_items", predict)
-    return seen
 
 
 class TestOneRun:
@@ -224,7 +208,13 @@ class TestResumption:
         self, runs: list[Path], everything: dict, tmp_path: Path
     ) -> None:
         run = copied(runs[0], tmp_path)
-        (run / "evaluation" / "clean.json").write_text("{")  # of no use: replaced
+        told = run / "evaluation" / "clean.json"
+        for damaged in ("{", "[]", '{"format": "gpattention-evaluation-1"}', told.read_text()[:-9]):
+            told.write_text(damaged)
+            with pytest.raises(ValueError, match=rf"{re.escape(str(told))} .* --fresh \(fresh=True\)"):
+                evaluate_run(run, ["clean"], **QUICK)
+            assert told.read_text() == damaged
+        told.unlink()  # only what is missing is computed
         file = run / "evaluation" / "predictions" / "model" / "test.safetensors"
         file.write_bytes(file.read_bytes()[:-5])
         with pytest.raises(DamagedPredictionError, match="fresh=True"):
@@ -273,77 +263,6 @@ class TestRefusals:
         file.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=r"expected the data that .* was trained on"):
             evaluate_run(run, ["clean"], **QUICK)
-
-
-class TestSeveralRuns:
-    def test_the_ensemble_is_judged_on_items_that_no_member_knows(
-        self, runs: list[Path], found: dict
-    ) -> None:
-        first, second = load_digits(0), load_digits(1)
-        known = {x.numpy().tobytes() for x in second.train.images}
-        unseen = [i for i in range(24) if first.test.images[i].numpy().tobytes() not in known]
-        assert 0 < len(unseen) < 24
-        logits = [
-            VisionTransformer.from_pretrained(run / "model")
-            .predict(data.inputs(first.test.images[unseen]), samples=2, seed=0)
-            .logits
-            for run, data in ((runs[0], first), (runs[1], second))
-        ]
-        probs = torch.cat(logits).double().softmax(-1).mean(0)
-        expected = nll(probs, first.test.labels[unseen])
-        clean = found[runs[0]]["clean"]
-        assert clean.value("test", "nll", "ensemble") == pytest.approx(expected, abs=1e-6)
-        assert any(f"{len(unseen)} of 24 test items" in note for note in clean.notes)
-        record = next(r for r in clean.records if (r.set, r.predictor) == ("test", "ensemble"))
-        assert record.detail["unseen_test_items"] == len(unseen)
-
-    def test_it_stands_beside_the_first_run(self, runs: list[Path], found: dict) -> None:
-        for suite in PREDICTIONS:
-            own = {r.predictor for r in found[runs[0]][suite].records}
-            assert {"ensemble", "ensemble+temperature", "model"} <= own
-            for other in runs[1:]:
-                assert "ensemble" not in {r.predictor for r in found[other][suite].records}
-        assert read_suites(runs[0])["clean"].records == found[runs[0]]["clean"].records
-        assert "ensemble" in found[runs[0]]["selective"].curves["risk_coverage"]
-
-    def test_again_without_predicting(
-        self, runs: list[Path], found: dict, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        seen = counted(monkeypatch)
-        again = evaluate_runs(runs, PREDICTIONS, **QUICK)
-        assert seen == []
-        assert again[runs[0]]["ood"].records == found[runs[0]]["ood"].records
-
-    def test_means_over_seeds(self, runs: list[Path], found: dict) -> None:
-        summary = summarise(runs)
-        (row,) = summary.find(suite="clean", run="tiny", set="test", metric="nll", predictor="model")
-        values = [found[run]["clean"].value("test", "nll") for run in runs[:2]]
-        assert (row.seeds, list(row.values)) == ((0, 1), values)
-        assert (row.mean, row.std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
-        (single,) = summary.find(suite="clean", run="plain", set="test", metric="nll", predictor="model")
-        assert single.std is None
-        scores = summary.find(suite="ood", set="ood/near", metric="auroc", predictor="model", run="tiny")
-        assert len({row.detail["score"] for row in scores}) == len(scores) == 7
-        hot = summary.find(suite="clean", set="test", metric="ece", predictor="model+temperature", run="tiny")
-        assert len(hot) == 1  # temperatures of seeds differ, and are still one row
-
-    def test_a_progress_with_names(self, runs: list[Path], found: dict) -> None:
-        told = []
-        evaluate_runs(runs[:1], ["selective"], progress=lambda *x: told.append(x), fresh=True, **QUICK)
-        assert {what for what, _, _ in told} == {"cgp0 selective"}
-
-
-def test_members_that_know_everything_make_no_ensemble(runs: list[Path], tmp_path: Path) -> None:
-    """With a single item left of each set, the other seed is likely to have trained on one of them."""
-    folders = [copied(run, tmp_path / run.name) for run in runs[:2]]
-    for limit in range(1, 9):
-        found = evaluate_runs(folders, ["clean"], predictors=["model"], samples=0, limit=limit, device="cpu")[
-            folders[0]
-        ]["clean"]
-        if not any(r.predictor == "ensemble" for r in found.records):
-            assert any(note.startswith("no ensemble") for note in found.notes)
-            return
-    raise AssertionError("expected a limit at which all items of a set are known")
 
 
 @pytest.mark.parametrize(

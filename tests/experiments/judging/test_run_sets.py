@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from gpattention.data import CIFAR10, CIFAR100, load_cifar, load_corrupted
-from gpattention.data.corruptions import CORRUPTIONS, corrupt, regenerate
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments import open_run, train_recipe
-from gpattention.experiments.judging import corrupted_source
-from gpattention.experiments.judging.corrupted_source import made_as_needed, open_corrupted
 from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs
 from gpattention.experiments.judging.judges import load_outside
 from gpattention.experiments.judging.outside_sets import find_outside
@@ -22,104 +19,9 @@ from gpattention.experiments.judging.run_sets import run_sets
 from gpattention.metrics import auroc, mcc, nll
 from gpattention.training import recipe_from_dict
 from tests.data import official
+from tests.experiments.judging.conftest import TYPES
 
-TYPES = ("fog", "contrast", "snow")
 QUICK = {"samples": 2, "device": "cpu", "predictors": ["model"]}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    official.write_cifar10_binary(tmp_path, each=12)
-    return tmp_path
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three corruptions instead of nineteen."""
-    some = {name: CORRUPTIONS[name] for name in TYPES}
-    monkeypatch.setattr(corrupted_source, "CORRUPTIONS", some)
-    monkeypatch.setattr("gpattention.experiments.judging.corrupting.CORRUPTIONS", some)
-    monkeypatch.setattr("gpattention.data.corrupted.CORRUPTIONS", TYPES)
-
-
-def opened(root: Path, **more: object) -> corrupted_source.CorruptedSource:
-    return open_corrupted("cifar10", load_cifar(CIFAR10, root, subset=True), root, **more)
-
-
-class TestCorrupted:
-    def test_published_arrays_come_first(self, root: Path, few: None) -> None:
-        labels = load_cifar(CIFAR10, root, subset=True).test.labels.numpy()
-        arrays = official.write_corrupted(root, 12, TYPES)
-        np.save(root / "CIFAR-10-C" / "labels.npy", np.tile(labels, 5))
-        source = opened(root)
-        assert (source.name, source.types, source.notes) == ("cifar10-c", TYPES, ())
-        expected = torch.from_numpy(arrays["snow"][24:36]).permute(0, 3, 1, 2)
-        assert source.images("snow", 3).equal(expected)
-
-    def test_missing_types_are_named(self, root: Path, few: None) -> None:
-        labels = load_cifar(CIFAR10, root, subset=True).test.labels.numpy()
-        official.write_corrupted(root, 12, ("snow",))
-        np.save(root / "CIFAR-10-C" / "labels.npy", np.tile(labels, 5))
-        assert opened(root).types == ("snow",)
-        assert opened(root).notes == ("corruptions missing: fog, contrast; means are over the others",)
-
-    def test_else_they_are_regenerated_and_kept(self, root: Path, few: None) -> None:
-        told = []
-        source = opened(root, progress=lambda done, total: told.append((done, total)))
-        assert source.name == "cifar10-c-regenerated"
-        assert told[-1] == (3 * 5 * 12, 3 * 5 * 12)
-        clean = load_cifar(CIFAR10, root, subset=True).test.images
-        assert source.images("contrast", 4).equal(corrupt(clean, "contrast", 4))
-        assert "CIFAR-10-C (regenerated), not the published files" in source.notes[0]
-        assert "generated pictures" in source.notes[0]
-        before = (root / "CIFAR-10-C-regenerated" / "fog.npy").stat().st_mtime_ns
-        again = opened(root, progress=lambda *_: pytest.fail("made again"))
-        assert again.name == source.name
-        assert (root / "CIFAR-10-C-regenerated" / "fog.npy").stat().st_mtime_ns == before
-
-    def test_a_stopped_regeneration_goes_on(self, root: Path, few: None) -> None:
-        data = load_cifar(CIFAR10, root, subset=True).test
-        regenerate(data.images, data.labels, root / "CIFAR-10-C-regenerated", names=["fog"])
-        assert opened(root).types == TYPES
-
-    def test_arrays_of_another_test_set_are_not_used(self, root: Path, few: None) -> None:
-        official.write_corrupted(root, 3, TYPES)
-        source = opened(root)
-        assert source.name == "cifar10-c-regenerated"
-        assert (
-            source.notes[0] == "the corrupted images in CIFAR-10-C are not of this test set and were not used"
-        )
-
-    def test_fewer_severities_are_told(self, root: Path, few: None) -> None:
-        data = load_cifar(CIFAR10, root, subset=True).test
-        folder = root / "CIFAR-10-C-regenerated"
-        regenerate(data.images, data.labels, folder, names=TYPES, severities=(2, 4))
-        source = opened(root)
-        assert source.severities == (2, 4)
-        assert source.notes[-1] == "severities 2, 4 only"
-
-    def test_with_a_limit_nothing_is_written(self, root: Path, few: None) -> None:
-        source = opened(root, limit=5)
-        assert source.name == "made as needed"
-        assert len(source.images("fog", 1)) == 5
-        assert not (root / "CIFAR-10-C-regenerated").exists()
-
-    def test_pictures_of_frost_are_taken(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-        (root / "frost").mkdir()
-        picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
-        image.fromarray(picture).save(root / "frost" / "frost1.png")
-        monkeypatch.setattr(corrupted_source, "CORRUPTIONS", {"frost": CORRUPTIONS["frost"]})
-        source = opened(root, limit=4)
-        assert "frost: given pictures" in source.notes[0]
-        clean = load_cifar(CIFAR10, root, subset=True).test.images[:4]
-        frost = [torch.from_numpy(picture).permute(2, 0, 1)]
-        assert source.images("frost", 3).equal(corrupt(clean, "frost", 3, frost=frost))
-
-    def test_all_nineteen_of_five_severities(self) -> None:
-        source = made_as_needed(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
-        assert (len(source.types), source.severities) == (19, (1, 2, 3, 4, 5))
-        assert len(source.notes) == 1  # the published size
 
 
 class TestOutside:
@@ -198,20 +100,33 @@ def test_a_run_on_cifar(cifar: tuple[Path, Path, Path], few: None) -> None:
 
 
 def test_all_test_images_serve_an_ensemble_on_cifar(cifar: tuple[Path, Path, Path], few: None) -> None:
-    """They are the same for every seed: the members' own predictions are taken, but not of validation."""
+    """They are the same for every seed, also where no validation image is left."""
     root, first, second = cifar
     found = evaluate_runs([second, first], ["clean", "corrupted"], root=root, **QUICK)[first]
-    records = [r for r in found["clean"].records if r.predictor == "ensemble" and r.set == "test"]
+    records = [r for r in found["clean"].records if r.predictor == "ensemble"]
+    assert {r.set for r in records} == {"test"}
     assert len(records) == 11
+    assert not any("unseen_test_items" in r.detail for r in records)
     assert not any("test items" in note for note in found["clean"].notes)
-    assert any("validation items" in note for note in found["clean"].notes)
+    assert any("not judged on validation" in note for note in found["clean"].notes)
     assert 0 <= found["corrupted"].value("corrupted/fog/2", "ece", "ensemble") <= 1
+    assert not any("ensemble" in note for note in found["corrupted"].notes)
+    assert not list((first / "evaluation" / "predictions").glob("of-*"))  # the members' own predictions serve
+
+
+def test_what_members_predict_of_anothers_items_is_kept_aside(
+    cifar: tuple[Path, Path, Path], few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpattention.experiments.judging.ensembles.FEWEST", 1)
+    root, first, second = cifar
+    found = evaluate_runs([first, second], ["clean"], root=root, **QUICK)[first]["clean"]
+    assert any("validation items" in note for note in found.notes)
     aside = list((first / "evaluation" / "predictions").glob("of-*/*/*.safetensors"))
     assert {file.stem for file in aside} == {"validation"}
     for file in aside:
         file.write_bytes(b"damaged")
     again = evaluate_runs([first, second], ["clean"], root=root, fresh=True, **QUICK)[first]["clean"]
-    assert again.records == found["clean"].records
+    assert again.records == found.records
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +191,8 @@ def test_an_ensemble_of_other_vocabularies(cola: tuple[Path, list[Path]]) -> Non
     root, folders = cola
     found = evaluate_runs(folders, ["clean"], root=root, **QUICK)[folders[0]]["clean"]
     first, second = (run_sets(open_run(folder), root) for folder in folders)
-    kept = [i for i, words in enumerate(first.test.words) if words not in second.train.words]
+    known = {*second.train.words, *second.validation.words}
+    kept = [i for i, words in enumerate(first.test.words) if words not in known]
     assert 0 < len(kept) < len(first.test)
     items = first.test.select(torch.tensor(kept))
     assert not second.adopt(items).stored["tokens"].equal(items.stored["tokens"])  # other numbers, same words
@@ -286,6 +202,9 @@ def test_an_ensemble_of_other_vocabularies(cola: tuple[Path, list[Path]]) -> Non
     ]
     expected = nll(torch.cat(logits).double().softmax(-1).mean(0), items.labels)
     assert found.value("test", "nll", "ensemble") == pytest.approx(expected, abs=1e-6)
+    outside = [r for r in found.records if (r.set, r.predictor) == ("ood/out-of-domain", "ensemble")]
+    assert outside
+    assert not any("unseen_test_items" in record.detail for record in outside)  # all of them are judged
 
 
 def test_other_sentences_than_trained_on(cola: tuple[Path, list[Path]], tmp_path: Path) -> None:

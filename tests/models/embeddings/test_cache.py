@@ -1,6 +1,5 @@
 """Embeddings on disk: computed once, found again, refused when damaged."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from gpattention.gp import NonFiniteError
 from gpattention.models.embeddings import CachedEmbedding, ContextualEmbedding
-from gpattention.models.embeddings.files import write_atomically
 
 MAPS = Path("/proc/self/maps")
 SENTENCES = [["a", "b"], ["c"], ["a b"], ["a", "b"], ["d", "e", "f"]]
@@ -132,7 +130,8 @@ def test_a_file_in_the_wrong_place(cached: CachedEmbedding, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"expected sentence '\w+', got '\w+': delete the file"):
         cached.embed([["a", "b"]])
     other = CachedEmbedding(Counting(2.0), tmp_path)
-    write_atomically(other.file(["a", "b"]), whole)
+    other.file(["a", "b"]).parent.mkdir(parents=True, exist_ok=True)
+    other.file(["a", "b"]).write_bytes(whole)
     with pytest.raises(ValueError, match=r"expected embedding 'counting/2.0', got 'counting/1.0'"):
         other.embed([["a", "b"]])
 
@@ -180,17 +179,17 @@ def test_arguments(tmp_path: Path) -> None:
         CachedEmbedding(Counting(), tmp_path).embed(["ab"])
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "new" / "file.json"
-    write_atomically(file, json.dumps([1]).encode())
+def test_files_are_readable_by_whom_other_new_files_are(cached: CachedEmbedding, tmp_path: Path) -> None:
+    (tmp_path / "fresh").touch()
+    assert cached.file(["a", "b"]).stat().st_mode == (tmp_path / "fresh").stat().st_mode
 
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("disk full")
 
+    cached = CachedEmbedding(Counting(), tmp_path)
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(file, b"other")
-    assert file.read_text() == "[1]"
-    assert list(file.parent.iterdir()) == [file]
+        cached.embed([["a"]])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

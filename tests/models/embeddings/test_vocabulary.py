@@ -129,6 +129,8 @@ def test_save_and_load(lowercase: bool, tmp_path: Path) -> None:
         [*TRAINING, ["straße", "猫", "\ud800", '"\n']], lowercase=lowercase
     )
     vocabulary.save(tmp_path / "made" / "vocabulary.json")
+    (tmp_path / "fresh").touch()  # readable by whom other new files are
+    assert (tmp_path / "made/vocabulary.json").stat().st_mode == (tmp_path / "fresh").stat().st_mode
     assert Vocabulary.load(tmp_path / "made" / "vocabulary.json") == vocabulary
     assert [file.name for file in (tmp_path / "made").iterdir()] == ["vocabulary.json"]
     assert json.loads((tmp_path / "made" / "vocabulary.json").read_text())["version"] == 1

@@ -67,7 +67,7 @@ def regenerate(
     severities = tuple(severities)
     _check(images, labels, source, severities, wanted)
     pictures = None if frost is None else [picture.cpu() for picture in frost]
-    about_frost = "generated pictures" if pictures is None else f"given pictures, sha256 {_digest(pictures)}"
+    about_frost = named_frost(pictures)
     name = f"{source}-C (regenerated)"
     recipe = {
         "version": RECIPE_VERSION,
@@ -101,6 +101,11 @@ def regenerate(
         write_whole(folder / f"{each}.npy", write)
         _enter(folder, f"{each}.npy", record)
     return Regenerated(name, folder, severities, wanted, about_frost)
+
+
+def named_frost(pictures: Sequence[Tensor] | None) -> str:
+    """How a record names its pictures of frost."""
+    return "generated pictures" if pictures is None else f"given pictures, sha256 {_digest(pictures)}"
 
 
 def _check(

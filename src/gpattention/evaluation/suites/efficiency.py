@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gpattention.attention import attention_class
+from gpattention.attention.output import Draw
 from gpattention.evaluation.cost import measure_cost
 from gpattention.evaluation.records import Record
 from gpattention.evaluation.suites.findings import Findings
 from gpattention.models import AttentionConfig, TextConfig, VisionConfig
 from gpattention.models.config import TransformerConfig
-from gpattention.models.prediction import Draw
 from gpattention.models.rows import Inputs
 
 INDUCING = (8, 16, 32)  # the paper's

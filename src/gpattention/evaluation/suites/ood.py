@@ -26,7 +26,7 @@ TAIL = 0.005  # of the scores beyond either end of a histogram; they go to its f
 
 def ood_findings(
     predictor: str,
-    validation: Predicted,
+    validation: Predicted | None,
     test: Predicted,
     outside: Mapping[str, Predicted],
     *,
@@ -34,9 +34,9 @@ def ood_findings(
 ) -> Findings:
     """Records of every set of `outside` (named ood/NAME) and every score; curves on demand.
 
-    The scores' templates come from `validation`.  "scores" holds histograms as fractions of the items; "roc"
-    calls items inside positive, as FPR@95 does: `tpr` of the test items and `fpr` of the others score below a
-    threshold.
+    The scores' templates come from `validation`; without it, scores that need them are absent.  "scores"
+    holds histograms as fractions of the items; "roc" calls items inside positive, as FPR@95 does: `tpr` of
+    the test items and `fpr` of the others score below a threshold.
     """
     fitted = OodScores.fit(validation)
     inside = fitted(test)

@@ -13,11 +13,10 @@ from gpattention.adopt.handle import Handle
 from gpattention.adopt.settings import Settings
 from gpattention.evaluation.predictor import ModelPredictor, Predictor
 from gpattention.experiments.adoption.sentences import Sentences
-from gpattention.models.prediction import BATCH_SIZE, Prediction
+from gpattention.models.prediction import Prediction
 from gpattention.models.rows import Inputs, Progress
 
 BLOCK = 64  # sentences of about one length that are predicted together
-ROWS = {"cpu": 256, "cuda": 2000}  # items times samples that run at once
 
 
 class Answering(nn.Module):
@@ -63,7 +62,7 @@ class AttachedPredictor:
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> Prediction:
@@ -89,7 +88,7 @@ class ConvertedPredictor:
         *,
         samples: int = 10,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_item: int = 0,
         progress: Progress | None = None,
     ) -> Prediction:
@@ -114,9 +113,7 @@ def predict_sentences(
     """Logits of all draws, [S, n, C], on the CPU; a sentence's draws belong to its number alone."""
     found = []
     for start, inputs in part.blocks(BLOCK, device):
-        told = predictor.predict(
-            inputs, samples=samples, seed=seed, batch_size=ROWS.get(device.type, 256), first_item=start
-        )
+        told = predictor.predict(inputs, samples=samples, seed=seed, first_item=start)
         found.append(told.logits.float().cpu())
         if progress is not None:
             progress(min(start + BLOCK, len(part)), len(part))

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpattention.data import CorruptedImages, ImageData, data_root, load_corrupted
-from gpattention.data.corrupted import FOLDERS
+from gpattention.data.corrupted import TEST
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from gpattention.data.corruptions.regenerate import RECIPE_VERSION, named_frost
 from gpattention.data.places import StrPath
-from gpattention.experiments.judging.corrupting import SOURCES, corrupt_test_set, read_pictures
+from gpattention.evaluation.items import row_digests
+from gpattention.experiments.judging.corrupted_folders import find_arrays, folder_to_write, in_order
+from gpattention.experiments.judging.corrupting import SOURCES, corrupt_test_set, frost_pictures
 
+MADE = "made as needed"
 SEED = 0  # of the corruptions' random numbers
 
 
@@ -31,36 +36,64 @@ def open_corrupted(
     data: ImageData,
     root: StrPath | None = None,
     *,
+    types: Sequence[str] | None = None,
+    severities: Sequence[int] | None = None,
     limit: int | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], object] | None = None,
 ) -> CorruptedSource:
     """CIFAR's: the published arrays if they are here, else regenerated ones, made and kept if need be.
 
-    With `limit`, nothing is written: missing ones are made of so many images as they are asked for, as are
-    those of all other data.
+    With `types` or `severities` all others are left out, and not made either.  With `limit`, nothing is
+    written: missing ones are made of so many images as they are asked for, as are those of all other data.
     """
     if name not in SOURCES:
-        return made_as_needed(data.test.images, limit)
-    folder, refused = data_root(root), []
-    regenerated = f"{SOURCES[name]}-C-regenerated"
-    for place in (FOLDERS[f"{name}-c"], regenerated):
-        if not (folder / place).is_dir():
-            continue
+        return narrowed(made_as_needed(data.test.images, limit), types, severities)
+    folder = data_root(root)
+    found, refused = find_arrays(name, data, folder, types, severities)
+    if found is None and limit is not None:
+        made = made_as_needed(data.test.images, limit, frost_pictures(folder))
+        return narrowed(_with_notes(made, refused), types, severities)
+    if found is None:
+        place = folder_to_write(name, folder, severities)
+        corrupt_test_set(
+            name, folder, folder=place, types=types, severities=in_order(severities, SEVERITIES), seed=SEED,
+            subset=len(data.test) != TEST, device=device, progress=progress,
+        )  # fmt: skip
         found = load_corrupted(f"{name}-c", folder, folder=place, subset=True)
-        if found.regenerated is not None and limit is None and len(found.corruptions) < len(CORRUPTIONS):
-            continue  # a regeneration that was stopped; it is continued below
-        if _fits(found, data):
-            return _from_arrays(found, name)
-        refused.append(f"the corrupted images in {place} are not of this test set and were not used")
-    pictures = folder / "frost" if (folder / "frost").is_dir() else None
-    if limit is not None:
-        given = None if pictures is None else read_pictures(pictures)
-        return _with_notes(made_as_needed(data.test.images, limit, given), refused)
-    subset = len(data.test) != 10_000
-    corrupt_test_set(name, folder, seed=SEED, frost=pictures, subset=subset, device=device, progress=progress)
-    found = load_corrupted(f"{name}-c", folder, folder=regenerated, subset=True)
-    return _with_notes(_from_arrays(found, name), refused)
+    return narrowed(_with_notes(_from_arrays(found, name, types, severities), refused), types, severities)
+
+
+def corrupted_origin(
+    name: str,
+    data: ImageData,
+    root: StrPath | None = None,
+    *,
+    types: Sequence[str] | None = None,
+    severities: Sequence[int] | None = None,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """What the images of `open_corrupted` depend on beside the test images; nothing is made for it.
+
+    Of published arrays it is a sample, as a digest of all 3 GB would take longer than most questions deserve.
+    """
+    made = {"source": MADE, "seed": SEED, "version": RECIPE_VERSION}
+    if name not in SOURCES:
+        return made
+    folder = data_root(root)
+    found, _ = find_arrays(name, data, folder, types, severities)
+    if found is None:
+        frost = named_frost(frost_pictures(folder))
+        return {**made, "frost": frost} if limit is not None else _regenerated(name, SEED, frost)
+    if found.regenerated is not None:
+        return _regenerated(name, found.regenerated.seed, found.regenerated.frost)
+    firsts = [
+        found.part(each, severity).images[:1]
+        for each in in_order(types, CORRUPTIONS)
+        if each in found.corruptions
+        for severity in in_order(severities, found.severities)
+    ]
+    return {"source": f"{name}-c", "sample": row_digests(torch.cat(firsts).flatten()[None])[0].hex()}
 
 
 def made_as_needed(
@@ -83,32 +116,28 @@ def made_as_needed(
     if images.shape[-1] != 32:
         size = " x ".join(map(str, images.shape[-2:]))
         notes.append(f"the severities were published for images of 32 x 32 pixels, these have {size}")
-    return CorruptedSource("made as needed", tuple(CORRUPTIONS), SEVERITIES, make, tuple(notes))
+    return CorruptedSource(MADE, tuple(CORRUPTIONS), SEVERITIES, make, tuple(notes))
 
 
 def narrowed(
     source: CorruptedSource, types: Sequence[str] | None, severities: Sequence[int] | None
 ) -> CorruptedSource:
     """Only some types and severities, in the source's order; its notes say that the rest was left out."""
-    kept = tuple(t for t in source.types if types is None or t in types)
-    levels = tuple(s for s in source.severities if severities is None or s in severities)
+    kept, levels = in_order(types, source.types), in_order(severities, source.severities)
     if not kept or not levels:
         raise ValueError(
             f"expected corruptions among {', '.join(source.types)} at severities among "
             f"{', '.join(map(str, source.severities))}, got {types} at {severities}"
         )
-    if (kept, levels) == (source.types, source.severities):
+    if (types, severities) == (None, None) or (kept, levels) == (tuple(CORRUPTIONS), tuple(SEVERITIES)):
         return source
     told = f"reduced: {', '.join(kept)} at severities {', '.join(map(str, levels))} only"
     return CorruptedSource(source.name, kept, levels, source.images, (told, *source.notes))
 
 
-def _fits(found: CorruptedImages, data: ImageData) -> bool:
-    labels = found.part(found.corruptions[0], found.severities[0]).labels
-    return labels.shape == data.test.labels.shape and bool((labels == data.test.labels.cpu()).all())
-
-
-def _from_arrays(found: CorruptedImages, name: str) -> CorruptedSource:
+def _from_arrays(
+    found: CorruptedImages, name: str, types: Sequence[str] | None, severities: Sequence[int] | None
+) -> CorruptedSource:
     notes = []
     if found.regenerated is not None:
         notes.append(
@@ -116,14 +145,19 @@ def _from_arrays(found: CorruptedImages, name: str) -> CorruptedSource:
             f"{found.regenerated.seed}, frost: {found.regenerated.frost.split(',')[0]}): "
             f"gpattention data get {name}-c brings those"
         )
-    missing = [each for each in CORRUPTIONS if each not in found.corruptions]
+    missing = [each for each in in_order(types, CORRUPTIONS) if each not in found.corruptions]
     if missing:
         notes.append(f"corruptions missing: {', '.join(missing)}; means are over the others")
-    if found.severities != SEVERITIES:
+    if severities is None and found.severities != SEVERITIES:
         notes.append(f"severities {', '.join(map(str, found.severities))} only")
     label = f"{name}-c" if found.regenerated is None else f"{name}-c-regenerated"
-    types = tuple(each for each in CORRUPTIONS if each in found.corruptions)
-    return CorruptedSource(label, types, found.severities, lambda c, s: found.part(c, s).images, tuple(notes))
+    held = tuple(each for each in CORRUPTIONS if each in found.corruptions)
+    return CorruptedSource(label, held, found.severities, lambda c, s: found.part(c, s).images, tuple(notes))
+
+
+def _regenerated(name: str, seed: int, frost: str) -> dict[str, Any]:
+    """The same before and after they are made."""
+    return {"source": f"{name}-c-regenerated", "seed": seed, "frost": frost}
 
 
 def _with_notes(source: CorruptedSource, notes: Sequence[str]) -> CorruptedSource:

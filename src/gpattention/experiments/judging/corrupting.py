@@ -46,7 +46,7 @@ def corrupt_test_set(
     if name not in SOURCES:
         raise ValueError(f"expected name to be one of {', '.join(SOURCES)}, got {name!r}")
     wanted = corruption_names(types)
-    pictures = _frost(frost, data_root(root))
+    pictures = frost_pictures(data_root(root), frost)
     data = load(name, root, subset=subset)
     place = data_root(root) / f"{SOURCES[name]}-C-regenerated" if folder is None else Path(folder)
     each = len(data.test) * len(severities)
@@ -80,7 +80,8 @@ def corruption_names(types: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _frost(frost: str | Path | None, root: Path) -> list[Tensor] | None:
+def frost_pictures(root: Path, frost: str | Path | None = None) -> list[Tensor] | None:
+    """Those of the folder `frost`, else of the one under the root; None where generated ones are taken."""
     if frost == GENERATED or (frost is None and not (root / "frost").is_dir()):
         return None
     return read_pictures(root / "frost" if frost is None else Path(frost))

@@ -34,13 +34,13 @@ class Judged(Protocol):
     steps: Steps
 
     @property
-    def validation(self) -> ItemSet:
-        """What thresholds, temperatures and templates come from."""
+    def validation(self) -> ItemSet | None:
+        """What thresholds and templates come from; None where there are too few items."""
         ...
 
     @property
-    def test(self) -> ItemSet:
-        """What they are judged on."""
+    def test(self) -> ItemSet | None:
+        """What they are judged on; None where there is none."""
         ...
 
     def corrupted(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
@@ -53,10 +53,10 @@ class Judged(Protocol):
 
 
 def judge_clean(judged: Judged, progress: Progress | None = None) -> Findings:
-    """Validation, test, and sets of other kinds that have labels."""
+    """Validation, test, and sets of other kinds that have labels, as far as there are items."""
     texts = judged.sets.kind == "texts"  # images of other kinds are of no known class
     labelled, notes = load_outside(judged.sets) if texts else ([], ())
-    sets = [judged.validation, judged.test, *labelled]
+    sets = [items for items in (judged.validation, judged.test, *labelled) if items is not None]
     judged.steps = Steps(progress, "clean", len(sets) * len(judged.names))
     batch = PAPER_BATCH[judged.sets.kind]
     parts = []
@@ -98,17 +98,19 @@ def judge_corrupted(judged: Judged, progress: Progress | None = None) -> Finding
 def judge_ood(judged: Judged, progress: Progress | None = None) -> Findings:
     """Every set of another kind that is here against the test set."""
     loaded, notes = load_outside(judged.sets)
-    judged.steps = Steps(progress, "ood", (2 + len(loaded)) * len(judged.names))
+    fitted_on = [] if judged.validation is None else [judged.validation]
+    judged.steps = Steps(progress, "ood", (len(fitted_on) + 1 + len(loaded)) * len(judged.names))
     parts = []
     for name in judged.names:
-        inside = [dict(judged.variants(name, items)) for items in (judged.validation, judged.test)]
+        validation = dict(pair for items in fitted_on for pair in judged.variants(name, items))
+        test = dict(judged.variants(name, _needed(judged.test, "test")))
         outside: dict[str, dict[str, Predicted]] = {}
         for items in loaded:
             for label, predicted in judged.variants(name, items):
                 outside.setdefault(label, {})[items.name] = predicted
         for label, others in outside.items():
             curves = label == "model"
-            parts.append(ood_findings(label, inside[0][label], inside[1][label], others, curves=curves))
+            parts.append(ood_findings(label, validation.get(label), test[label], others, curves=curves))
             parts.append(_counted(label, others))
     return Findings.merge([*parts, Findings(notes=notes)])
 
@@ -118,9 +120,16 @@ def judge_selective(judged: Judged, progress: Progress | None = None) -> Finding
     judged.steps = Steps(progress, "selective", 2 * len(judged.names))
     parts = []
     for name in judged.names:
-        validation, test = (dict(judged.variants(name, items)) for items in (judged.validation, judged.test))
+        sets = _needed(judged.validation, "validation"), _needed(judged.test, "test")
+        validation, test = (dict(judged.variants(name, items)) for items in sets)
         parts += [selective_findings(label, validation[label], test[label]) for label in test]
     return Findings.merge(parts)
+
+
+def _needed(items: ItemSet | None, name: str) -> ItemSet:
+    if items is None:
+        raise ValueError(f"expected {name} items to judge with, got none")
+    return items
 
 
 def load_outside(sets: RunSets) -> tuple[list[ItemSet], tuple[str, ...]]:

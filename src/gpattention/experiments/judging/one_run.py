@@ -9,7 +9,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import gpattention
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
-from gpattention.evaluation.prediction_cache import file_digest
-from gpattention.evaluation.records import SuiteResult, suite_from_dict, write_suite
+from gpattention.evaluation.records import SuiteResult, read_suite, write_suite
 from gpattention.evaluation.suites import (
     SUITES,
     EfficiencyPlan,
@@ -33,7 +31,8 @@ from gpattention.evaluation.suites import (
 from gpattention.experiments.judging.judges import JUDGES
 from gpattention.experiments.judging.run_sets import RunSets, run_sets
 from gpattention.experiments.judging.session import Progress, Session, Steps
-from gpattention.experiments.runs import Run, open_run
+from gpattention.experiments.judging.weights import open_with_digest
+from gpattention.experiments.runs import Run
 from gpattention.metrics.checks import check_choice, check_count
 from gpattention.training import choose_device
 
@@ -88,7 +87,9 @@ class Evaluation:
 
     def __init__(self, folder: StrPath, settings: Settings) -> None:
         self.settings = settings
-        self.run: Run = open_run(folder)
+        self.run: Run
+        self.weights: str  # SHA-256 of those in `run`, also when the file has others by now
+        self.run, self.weights = open_with_digest(folder)
         self.sets: RunSets = run_sets(
             self.run,
             settings.root,
@@ -100,19 +101,15 @@ class Evaluation:
         self._session: Session | None = None
         self._results: dict[str, SuiteResult] = {}
 
-    @cached_property
-    def weights(self) -> str:
-        """SHA-256 of the model's file."""
-        return file_digest(self.run.folder / "model" / "model.safetensors")
-
     @property
     def session(self) -> Session:
         """Made when it is first needed."""
         if self._session is None:
             s = self.settings
             self._session = Session(
-                self.run, self.sets, s.predictors, samples=s.samples, seed=s.seed, device=self.device,
-                batch_size=s.batch_size, fresh=s.fresh, shift_temperature=s.shift_temperature,
+                self.run, self.weights, self.sets, s.predictors, samples=s.samples, seed=s.seed,
+                device=self.device, batch_size=s.batch_size, fresh=s.fresh,
+                shift_temperature=s.shift_temperature,
             )  # fmt: skip
         return self._session
 
@@ -167,20 +164,21 @@ class Evaluation:
             told |= {"validation": sets.validation.digest, "test": sets.test.digest}
         if suite == "corrupted" and (s.types, s.severities) != (None, None):
             told |= {"types": s.types, "severities": s.severities}
-        if suite in ("clean", "ood"):
-            told["outside"] = sorted(sets.outside)
+        if suite == "corrupted" and sets.corrupted_origin is not None:
+            told["corrupted"] = sets.corrupted_origin()
+        if suite == "ood" or (suite == "clean" and sets.kind == "texts"):
+            told["outside"] = sets.outside_contents()
         if suite == "efficiency":
             told["device"] = _environment(self.device)["device"]
         return json.dumps(told, sort_keys=True)
 
 
 def finished(folder: Path, suite: str, described: str) -> SuiteResult | None:
-    """The result in the folder, if it was computed with these settings."""
+    """The result in the folder, if there is one that was computed with these settings."""
     path = folder / "evaluation" / f"{suite}.json"
-    try:
-        found = suite_from_dict(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, or of no use: it is computed and replaced
+    if not path.exists():
+        return None
+    found = read_suite(path)
     return found if found.environment.get("settings") == described else None
 
 

@@ -1,7 +1,7 @@
 """Images of other kinds than a run was trained on, as far as they are on this machine."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class OutsideSets:
 
     images: dict[str, Callable[[], Tensor]]  # [n, C, H, W] uint8
     notes: tuple[str, ...] = ()
+    files: dict[str, list[Path]] = field(default_factory=dict)  # or folders, of those that are read from some
 
 
 def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
@@ -40,6 +41,7 @@ def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
         return OutsideSets(images)
     folder = data_root(root)
     notes = []
+    files: dict[str, list[Path]] = {}
     for name, known in OOD_SETS.items():
         status = status_of(entry_of(name), folder)
         if status.where is None or status.state == "incomplete":
@@ -50,15 +52,18 @@ def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
         if called != name:
             notes.append(f"ood/{called}: {count} of {known.images} images")
         images[called] = partial(_read, name, folder, height)
+        files[called] = [status.where]
     sibling = _sibling(data, folder)
     images |= sibling.images
+    files |= sibling.files
     notes += sibling.notes
     for place in _own_sets(folder / "ood"):
         name = place.name.removesuffix(".npz")
         about = "a stand-in, not a published set" if "standin" in name else "a set of your own"
         notes.append(f"ood/{name} is {about}")
         images[name] = partial(_read, str(place.resolve()), folder, height)
-    return OutsideSets(images, tuple(notes))
+        files[name] = [place]
+    return OutsideSets(images, tuple(notes), files)
 
 
 def _sibling(data: ImageData, folder: Path) -> OutsideSets:
@@ -69,11 +74,12 @@ def _sibling(data: ImageData, folder: Path) -> OutsideSets:
     status = status_of(entry_of(kind.name), folder)
     if status.where is None or status.state == "incomplete":
         return OutsideSets({}, (f"ood/{kind.name} is missing: {status.how}",))
+    files = sorted(status.where.glob("test*"))  # a file, or a folder of classes
     if status.state != "subset":
-        return OutsideSets({kind.name: partial(_test_images, kind, folder)})
+        return OutsideSets({kind.name: partial(_test_images, kind, folder)}, (), {kind.name: files})
     test, called = _test_images(kind, folder), f"{kind.name}-subset"
     note = f"ood/{called}: {len(test)} of {TEST} test images"
-    return OutsideSets({called: partial(_given, test)}, (note,))
+    return OutsideSets({called: partial(_given, test)}, (note,), {called: files})
 
 
 def _test_images(kind: Cifar, folder: Path) -> Tensor:

@@ -1,8 +1,10 @@
 """The items that a run is judged on: its held-out parts, and items of other kinds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +15,12 @@ from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.suites.corrupted import set_name
 from gpattention.experiments.inputs.preparation import prepare
 from gpattention.experiments.inputs.preprocessing import FILE, FOLDER, ImagePreprocessing, TextPreprocessing
-from gpattention.experiments.judging.corrupted_source import CorruptedSource, narrowed, open_corrupted
+from gpattention.experiments.judging.corrupted_source import (
+    CorruptedSource,
+    corrupted_origin,
+    open_corrupted,
+)
+from gpattention.experiments.judging.file_content import content_digest
 from gpattention.experiments.judging.outside_sets import find_outside
 from gpattention.experiments.judging.shifted_items import shifted_items
 from gpattention.experiments.runs import Run
@@ -32,10 +39,13 @@ class RunSets:
     classes: tuple[str, ...]
     train: ItemSet
     validation: ItemSet
+    chose_weights: ItemSet  # the whole validation split, whatever the limit of this evaluation
     test: ItemSet
     outside: Mapping[str, Callable[[], ItemSet]]  # by name, ood/NAME
     outside_notes: tuple[str, ...] = ()
+    outside_files: Mapping[str, Sequence[Path]] = field(default_factory=dict)  # or folders they are read from
     corrupted: OpenCorrupted | None = None
+    corrupted_origin: Callable[[], dict[str, Any]] | None = None  # what they depend on; makes none
     shifted: Callable[[], ItemSet] | None = None  # validation items under shifts
     encoder: Encoder | None = None  # of words
     limit: int | None = None
@@ -46,6 +56,17 @@ class RunSets:
             return ItemSet(items.name, items.stored, items.labels, self.test.prepare)
         words = items.words or ()
         return ItemSet(items.name, dict(self.encoder(words)), items.labels, words=words)
+
+    def outside_contents(self) -> dict[str, str]:
+        """SHA-256 of what each set of another kind holds, of its files where decoding would cost more."""
+        return {name: self._outside_content(name) for name in sorted(self.outside)}
+
+    def _outside_content(self, name: str) -> str:
+        try:
+            files = self.outside_files.get(name)
+            return self.outside[name]().digest if files is None else content_digest(files)
+        except OSError as error:
+            return f"could not be read: {error}"
 
     def corrupted_items(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
         """The test items under a corruption."""
@@ -72,8 +93,7 @@ def run_sets(
         data = load(recipe.data.name, root, recipe.seed, **recipe.data.options)
         if not isinstance(data, ImageData):
             raise ValueError(f"expected data of images for a vision model, got {recipe.data.name!r}")
-        sets = _of_images(run, data, root, limit)
-        return sets if types is None and severities is None else _narrowed(sets, types, severities)
+        return _of_images(run, data, root, limit, types, severities)
     prepared = prepare(recipe, root)
     if _is_saved(run) and not prepared.preprocessing.is_same(run.folder):
         raise _other_data(run)
@@ -82,14 +102,15 @@ def run_sets(
     return _of_texts(prepared.data, prepared.preprocessing.encoder, limit)
 
 
-def _narrowed(sets: RunSets, types: Sequence[str] | None, severities: Sequence[int] | None) -> RunSets:
-    bring = sets.corrupted
-    assert bring is not None
-    return replace(sets, corrupted=lambda device, told: narrowed(bring(device, told), types, severities))
-
-
-def _of_images(run: Run, data: ImageData, root: StrPath | None, limit: int | None) -> RunSets:
-    normalisation = data.normalisation
+def _of_images(
+    run: Run,
+    data: ImageData,
+    root: StrPath | None,
+    limit: int | None,
+    types: Sequence[str] | None,
+    severities: Sequence[int] | None,
+) -> RunSets:
+    name, normalisation = run.recipe.data.name, data.normalisation
     if _is_saved(run):
         saved = run.preprocessing
         assert isinstance(saved, ImagePreprocessing)
@@ -104,23 +125,38 @@ def _of_images(run: Run, data: ImageData, root: StrPath | None, limit: int | Non
         return ItemSet(name, images, labels, normalised)
 
     def opened(device: torch.device, progress: Callable[[int, int], object] | None) -> CorruptedSource:
-        return open_corrupted(run.recipe.data.name, data, root, limit=limit, device=device, progress=progress)
+        return open_corrupted(
+            name,
+            data,
+            root,
+            types=types,
+            severities=severities,
+            limit=limit,
+            device=device,
+            progress=progress,
+        )
 
     def loader(name: str, bring: Callable[[], Tensor]) -> Callable[[], ItemSet]:
         return lambda: items(name, bring()).first(limit)
 
     outside = find_outside(data, root)
-    validation = items("validation", data.validation.images, data.validation.labels).first(limit)
+    whole = items("validation", data.validation.images, data.validation.labels)
+    validation = whole.first(limit)
     return RunSets(
         kind="images",
         data=data.name,
         classes=data.classes,
         train=items("train", data.train.images, data.train.labels),
         validation=validation,
+        chose_weights=whole,
         test=items("test", data.test.images, data.test.labels).first(limit),
         outside={f"ood/{name}": loader(f"ood/{name}", bring) for name, bring in outside.images.items()},
         outside_notes=outside.notes,
+        outside_files={f"ood/{name}": files for name, files in outside.files.items()},
         corrupted=opened,
+        corrupted_origin=partial(
+            corrupted_origin, name, data, root, types=types, severities=severities, limit=limit
+        ),
         shifted=lambda: shifted_items(validation),
         limit=limit,
     )
@@ -134,12 +170,14 @@ def _of_texts(data: TextData, encoder: Encoder, limit: int | None) -> RunSets:
     def loader(name: str, part: Texts) -> Callable[[], ItemSet]:
         return lambda: items(name, part).first(limit)
 
+    whole = items("validation", data.validation)
     return RunSets(
         kind="texts",
         data=data.name,
         classes=data.classes,
         train=items("train", data.train),
-        validation=items("validation", data.validation).first(limit),
+        validation=whole.first(limit),
+        chose_weights=whole,
         test=items("test", data.test).first(limit),
         outside={f"ood/{name}": loader(f"ood/{name}", part) for name, part in data.ood.items()},
         encoder=encoder,

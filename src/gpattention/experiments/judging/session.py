@@ -16,7 +16,7 @@ from gpattention.evaluation.named_predictors import (
 )
 from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.predicting import predict_items
-from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction, file_digest
+from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction
 from gpattention.evaluation.predictor import ModelPredictor
 from gpattention.evaluation.temperature import fit_temperature
 from gpattention.experiments.judging.corrupted_source import CorruptedSource
@@ -57,6 +57,7 @@ class Session:
     def __init__(
         self,
         run: Run,
+        weights: str,  # SHA-256 of those in `run`
         sets: RunSets,
         names: tuple[str, ...],
         *,
@@ -70,7 +71,7 @@ class Session:
         self.run, self.sets, self.device = run, sets, device
         self.samples, self.seed = samples, seed
         self.model: Any = run.model.to(device)
-        self.weights = file_digest(run.folder / "model" / "model.safetensors")
+        self.weights = weights
         self.cache = PredictionCache(run.folder / "evaluation" / "predictions", fresh=fresh)
         self.steps = Steps()
         self.notes: list[str] = []

@@ -1,8 +1,7 @@
-"""Files: that they exist, what is in them, and how they are replaced whole."""
+"""Files: that they exist, and what is in them."""
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 
@@ -28,16 +27,3 @@ def digest(*parts: str | bytes) -> str:
         total.update(len(data).to_bytes(8, "little"))
         total.update(data)
     return total.hexdigest()
-
-
-def write_atomically(file: Path, data: bytes) -> None:
-    """Whoever reads `file`, even while several write it, finds the old contents or the new, never a part."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -11,8 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gpattention.models.embeddings.files import existing_file, write_atomically
+from gpattention.models.embeddings.files import existing_file
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
+from gpattention.models.storage import write_atomically
 
 PADDING = 0  # index of the token that fills short sentences up
 UNKNOWN = 1  # index of every word that is not in the vocabulary
@@ -125,7 +126,9 @@ class Vocabulary:
             "lowercase": self.lowercase,
             "words": list(self.words),
         }
-        write_atomically(Path(path), (json.dumps(content, indent=0) + "\n").encode())
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, (json.dumps(content, indent=0) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -1,6 +1,5 @@
 """What surrounds the attention, with fused Triton kernels beside their slow references.
 
-    dropout          masks that are a hash of (seed, site, place), the same on every path
     residual_norm*   residual, bias, dropout and LayerNorm in one pass
     gelu*            bias, GELU and dropout in one pass, and the linear map after them
     stream           the residual stream from block to block

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu, linear
 
 from gpattention.attention.column_sums import finish_sums, programs
-from gpattention.models.fused.dropout import seeded_dropout
 from gpattention.models.fused.residual_norm import dropping
+from gpattention.models.seeded_dropout import seeded_dropout
 
 _ROWS, _COLUMNS = 16, 128
 

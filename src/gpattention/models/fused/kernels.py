@@ -14,7 +14,7 @@ from gpattention.gp.fused.draws.noise_kernels import mix
 
 _GOLDEN = tl.constexpr(-7046029254386353131)  # as in gp.noise
 _MIX_1 = tl.constexpr(-4658895280553007687)
-_FIRST = tl.constexpr(0x7FEB352D)  # as in models.fused.dropout
+_FIRST = tl.constexpr(0x7FEB352D)  # as in models.seeded_dropout
 _SECOND = tl.constexpr(0x846CA68B)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _NORMAL = tl.constexpr(0.3989422804014327)  # (2 pi)^-1/2

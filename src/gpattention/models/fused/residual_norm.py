@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm
 
 from gpattention.attention.column_sums import finish_sums, programs, tile
-from gpattention.models.fused.dropout import seeded_dropout, threshold
+from gpattention.models.seeded_dropout import seeded_dropout, threshold
 
 _FORWARD_ENTRIES = 1024  # of a program's tile
 ALONE, ADDED, INSIDE = 0, 1, 2  # how the residual enters; the kernels' KIND

@@ -12,9 +12,9 @@ from torch.nn.functional import linear
 
 from gpattention.attention import AttentionOutput, SGPAAttention
 from gpattention.models.block import Block, FeedForward
-from gpattention.models.fused.dropout import rate_of
 from gpattention.models.fused.gelu import gelu_linear
 from gpattention.models.fused.residual_norm import Added, residual_norm
+from gpattention.models.seeded_dropout import rate_of
 
 
 @dataclass(frozen=True)

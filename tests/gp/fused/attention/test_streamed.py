@@ -1,5 +1,6 @@
-"""Streamed attention against float64 and the modules' plain operations, under Triton's interpreter."""
+"""Streamed attention and the plain operations against float64; the kernels under Triton's interpreter."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,12 @@ from gpattention.attention import KernelAttention, SoftmaxAttention
 from gpattention.attention.softmax import _streams
 from gpattention.gp.fused.attention.streamed import fused_kernel_attention, fused_softmax_attention
 from gpattention.gp.fused.switch import SHOWN_TOKENS
+from gpattention.gp.kernel_attention import (
+    kernel_attention,
+    kernel_weights,
+    softmax_attention,
+    why_not_streamed,
+)
 
 pytest.importorskip("triton")
 
@@ -42,8 +49,8 @@ def masks(sizes: tuple[int, ...], device: str = "cpu", batch: int = 2) -> dict[s
 
 def reference(kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, options: dict[str, Tensor]) -> Tensor:
     """The same from differences, which need no origin."""
-    if kind == "softmax":
-        e = q @ k.mT / q.shape[-1] ** 0.5
+    if kind in ("softmax", "dot none", "dot rows"):
+        e = q @ k.mT / (q.shape[-1] ** 0.5 if kind == "softmax" else 1)
     else:
         e = -0.5 * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
     visible = torch.ones_like(e, dtype=torch.bool)
@@ -51,7 +58,7 @@ def reference(kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, options:
     if options:
         visible = visible & options["mask"][..., None, :] & options["query_mask"][..., None]
     weights = torch.where(visible, e.exp(), 0.0)
-    if kind != "none":
+    if kind not in ("none", "dot none"):
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)
     return weights @ v
 
@@ -62,15 +69,30 @@ def fused(kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, options: dic
     return fused_kernel_attention(q, k, v, normalised=kind == "rows", causal=causal, **options)
 
 
+def plain(kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, options: dict[str, Tensor]) -> Tensor:
+    if kind == "softmax":
+        return softmax_attention(q, k, v, causal=causal, **options)
+    with gp.fused_kernels("off"):
+        way = {"normalised": kind.endswith("rows"), "dot": kind.startswith("dot")}
+        return kernel_attention(q, k, v, causal=causal, **way, **options)
+
+
 def check(
-    kind: str, tokens: list[Tensor], causal: bool, options: dict[str, Tensor], limit: float = 3e-6
+    kind: str,
+    tokens: list[Tensor],
+    causal: bool,
+    options: dict[str, Tensor],
+    limit: float = 3e-6,
+    *,
+    call: Callable[..., Tensor] = fused,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     found = []
-    for call, dtype in ((reference, torch.float64), (fused, torch.float32)):
-        leaves = [x.to(dtype).requires_grad_() for x in tokens]
-        out = call(kind, *leaves, causal, options)
+    for made_by, kept_in in ((reference, torch.float64), (call, dtype)):
+        leaves = [x.to(kept_in).requires_grad_() for x in tokens]
+        out = made_by(kind, *leaves, causal, options)
         g = torch.Generator().manual_seed(2)
-        weight = torch.randn(out.shape, generator=g).to(out.device, dtype)
+        weight = torch.randn(out.shape, generator=g).to(out.device, kept_in)
         found.append([out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)])
     for name, exact, x in zip(("out", "dq", "dk", "dv"), *found, strict=True):
         error = float((x - exact).norm() / exact.norm().clamp_min(1e-2))  # one key only: no gradient
@@ -82,6 +104,27 @@ def check(
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_gradients(kind: str, sizes: tuple[int, ...], special: bool) -> None:
     check(kind, inputs(sizes), special, masks(sizes) if special else {})
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["plain", "causal and masked"])
+@pytest.mark.parametrize("kind", [*KINDS, "dot none", "dot rows"])
+def test_plain_operations_and_gradients(kind: str, special: bool) -> None:
+    sizes = (6, 6, 3, 4)
+    options = masks(sizes) if special else {}
+    check(kind, inputs(sizes), special, options, limit=1e-13, call=plain, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dot", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_weights_are_what_values_are_weighed_with(normalised: bool, dot: bool) -> None:
+    q, k, v = (x.double() for x in inputs(SIZES[0]))
+    variance = torch.tensor([0.5, 2.0], dtype=torch.float64)  # of the heads
+    options = {"normalised": normalised, "dot": dot, "variance": variance, **masks(SIZES[0])}
+    weights = kernel_weights(q, k, **options)
+    with gp.fused_kernels("off"):
+        torch.testing.assert_close(weights @ v, kernel_attention(q, k, v, **options), rtol=1e-12, atol=1e-13)
+    sums = options["query_mask"][0].expand(2, -1) * (1.0 if normalised else weights[0].sum(-1))
+    torch.testing.assert_close(weights[0].sum(-1), sums.double())
 
 
 @pytest.mark.parametrize("kind", ["none", "rows"])
@@ -171,14 +214,10 @@ def on_a_gpu(tokens: int) -> Any:
 
 def test_auto_takes_kernel_attention_at_measured_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPATTENTION_FUSED", raising=False)
-    for normalize in ("none", "rows"):
-        attention = KernelAttention(8, 2, normalize=normalize)
-        assert attention._why_not_fused(on_a_gpu(SHOWN_TOKENS)) is None
-        told = attention._why_not_fused(on_a_gpu(SHOWN_TOKENS + 1))
-        assert told == "the kernel was not measured on a GPU ('on' takes it)"
-    assert (
-        KernelAttention(8, 2, kernel="exp_dot")._why_not_fused(on_a_gpu(1)) == "exp_dot has no fused kernel"
-    )
+    shown, longer, short = (on_a_gpu(n) for n in (SHOWN_TOKENS, SHOWN_TOKENS + 1, 1))
+    assert why_not_streamed(shown, shown) is None
+    assert why_not_streamed(longer, longer) == "the kernel was not measured on a GPU ('on' takes it)"
+    assert why_not_streamed(short, short, dot=True) == "exp_dot has no fused kernel"
 
 
 def test_auto_leaves_softmax_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

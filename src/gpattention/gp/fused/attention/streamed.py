@@ -1,7 +1,6 @@
 """Attention over distances or dot products as one autograd function that streams the keys.
 
-Its slow references are the plain operations of `attention.kernel` and torch's
-`scaled_dot_product_attention`.
+Its slow references are the plain operations of `gp.kernel_attention`.
 """
 
 from typing import Any, NamedTuple

@@ -4,7 +4,7 @@ Its slow reference is `gp.moments` with the Gram matrices of `gp.correlated`, `g
 `gp.divergence`; `cgp_forward` and `cgp_backward` hold the mathematics.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,10 +28,10 @@ from gpattention.gp.fused.layout import (
     with_lead,
 )
 from gpattention.gp.inputs import Tokens
+from gpattention.gp.posterior import Cost as Cost  # `gp.direct` takes it from here
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
 
-Cost = Literal["none", "marginal", "kl"]
 QUERY_COVARIANCE = "marginal covariance of the queries"
 
 

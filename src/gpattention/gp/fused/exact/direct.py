@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpattention.gp.cholesky import failure_counter, report_failures
-from gpattention.gp.fused.exact.cgp import Cost, Sizes
+from gpattention.gp.fused.exact.cgp import Sizes
 from gpattention.gp.fused.exact.density import Prior, PriorGradients, density_backward, density_forward
 from gpattention.gp.fused.exact.divergence import divergence_backward, divergence_forward
 from gpattention.gp.fused.layout import (
@@ -27,6 +27,7 @@ from gpattention.gp.fused.layout import (
     with_lead,
 )
 from gpattention.gp.inputs import Tokens
+from gpattention.gp.posterior import Cost
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
 

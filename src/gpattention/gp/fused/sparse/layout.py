@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gpattention.gp.fused.layout import as_two, padded
 
-MOST_INDUCING = 64  # a side of the small matrices that one program holds
 _SCALARS = 16  # room for a few numbers beside the matrices
 # enough programs to fill a GPU, for which long sequences are split: rows need no sums over their splits
 _PROGRAMS, _ROW_PROGRAMS = 512, 4096

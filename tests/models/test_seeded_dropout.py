@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpattention.models.fused.dropout import (
+from gpattention.models.seeded_dropout import (
     EMBEDDING_SITE,
     SITES,
     drop,
@@ -29,6 +29,16 @@ def test_the_share_of_dropped_entries_is_the_rate(rate: float) -> None:
     for axis, length in ((0, 200), (1, 500)):  # no stripes: means along an axis spread as they should
         spread = float(kept.mean(axis).std())
         assert spread == pytest.approx((rate * (1 - rate) / length) ** 0.5, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("value", "site", "bits"),
+    [(3, 5, 0xBB3BC058), (-3, 5, 0x68EE1FD3), (2**62 + 1, 0, 0xFF0E4250), (0, 10**12, 0x7016B1AB)],
+)
+def test_masks_stay_what_they_were(value: int, site: int, bits: int) -> None:
+    """Runs that go on from a checkpoint drop what they would have dropped; entry i is bit i."""
+    kept = keep_mask(torch.Size([32]), 0.5, seed(value), site).tolist()
+    assert sum(keep << place for place, keep in enumerate(kept)) == bits
 
 
 @pytest.mark.parametrize("other", [(4, 5), (3, 6), (3 + 2**32, 5), (-3, 5), (2**62, 5)])

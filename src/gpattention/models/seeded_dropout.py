@@ -1,15 +1,15 @@
 """Dropout whose masks are a hash of (seed, site, place): fused and plain paths drop the same entries.
 
 The seed is a tensor, so that a captured graph reads it anew at every replay; a site is one call of dropout
-in a forward pass; a place is an entry of what it drops.  Seed and site make two 32-bit keys with the mixing
-function of `gp.noise`; two rounds of a 32-bit hash turn them and the place into bits.
+in a forward pass; a place is an entry of what it drops.  Seed and site make the two halves of a key of
+`gp.noise`; two rounds of a 32-bit hash turn them and the place into bits.
 """
 
 import torch
 from torch import Tensor, nn
 
 from gpattention.attention.projections import is_plain
-from gpattention.gp.noise import _GOLDEN, _MIX_1, _mix
+from gpattention.gp.noise import seed_key, stream_key
 
 EMBEDDING_SITE = 0
 SITES = 5  # of a block: attention, GELU, feed-forward, and the last two of SGPA's inducing inputs
@@ -34,8 +34,7 @@ def threshold(rate: float) -> int:
 
 def keep_mask(shape: torch.Size, rate: float, seed: Tensor, site: int) -> Tensor:
     """True where an entry is kept.  [*shape]"""
-    stream = (site * _GOLDEN + 2**63) % 2**64 - 2**63  # wrapped around as int64 does
-    key = _mix(_mix(seed.to(torch.int64) * _MIX_1 + _GOLDEN) + stream)  # []
+    key = stream_key(seed_key(seed), site)  # []
     place = torch.arange(shape.numel(), device=seed.device) & _WORD
     bits = _scramble(place ^ (key & _WORD))
     bits = _scramble((bits + ((key >> 32) & _WORD)) & _WORD)

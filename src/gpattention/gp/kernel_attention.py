@@ -1,0 +1,149 @@
+"""Kernel and softmax attention: the means that the GP kinds start from, without a posterior.
+
+    kappa(q, k) V (eq. 1),  its rows divided by their sums (the mean of eq. 25),  softmax(Q K^T / sqrt d) V
+
+The caller divides queries and keys by length scales.  Rows that see no key, and padded queries, are 0.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gpattention.gp.fused.attention.streamed import fused_kernel_attention
+from gpattention.gp.fused.switch import SHOWN_TOKENS, why_not_fused_on
+from gpattention.gp.inputs import keep_rows
+from gpattention.gp.kernels import exp_dot, rbf
+from gpattention.gp.precision import full_precision
+
+
+@full_precision
+def kernel_attention(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    normalised: bool,
+    dot: bool = False,
+    variance: Tensor | None = None,  # [...]
+    causal: bool = False,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+) -> Tensor:
+    """variance * kappa(q, k) v, or its rows divided by their sums, in v's type.  [..., Q, D]
+
+    `dot` takes exp(q . k) in the place of kappa.  The variance, which cancels in the rows, is 1 for None.
+    """
+    dtype, v = v.dtype, v.to(q.dtype)
+    if why_not_streamed(q, v, dot=dot) is None:  # whose kernel sees to origin and masks
+        v = v if normalised or variance is None else variance[..., None, None] * v
+        return fused_kernel_attention(
+            q, k, v, normalised=normalised, causal=causal, mask=mask, query_mask=query_mask
+        ).to(dtype)
+    q, k = about_one_origin(q, k, dot=dot, mask=mask, query_mask=query_mask)
+    v = keep_rows(v, mask)
+    visible = _visible(q, k, causal, mask, query_mask)  # [..., Q, K]
+    if not normalised:
+        return (_gram(q, k, visible, dot, variance) @ v).to(dtype)
+    bias = _row_bias(k, visible, dot)  # [..., Q, K]
+    mean = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+    return torch.where(visible.any(-1, keepdim=True), mean, 0.0).to(dtype)
+
+
+@full_precision
+def kernel_weights(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    *,
+    normalised: bool,
+    dot: bool = False,
+    variance: Tensor | None = None,  # [...]
+    causal: bool = False,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+) -> Tensor:
+    """What `kernel_attention` weighs the values with.  [..., Q, K]"""
+    q, k = about_one_origin(q, k, dot=dot, mask=mask, query_mask=query_mask)
+    visible = _visible(q, k, causal, mask, query_mask)  # [..., Q, K]
+    if not normalised:
+        return _gram(q, k, visible, dot, variance)
+    weights = (q @ k.mT + _row_bias(k, visible, dot)).softmax(-1)
+    return torch.where(visible, weights, 0.0)
+
+
+def why_not_streamed(q: Tensor, v: Tensor, *, dot: bool = False) -> str | None:
+    """None if a fused kernel does `kernel_attention`, else the reason."""
+    if dot:
+        return "exp_dot has no fused kernel"
+    channels = max(q.shape[-1], v.shape[-1])
+    # any length fits; "auto" stays with those at which the kernel was measured to be the faster way
+    shown = v.shape[-2] <= SHOWN_TOKENS
+    return why_not_fused_on(v.device, q.dtype, channels=channels, measured=shown)
+
+
+def about_one_origin(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    *,
+    dot: bool = False,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys masked and, but for dot products, moved near the origin.  [..., N, C] each"""
+    k = keep_rows(k, mask)
+    if not dot:  # distances do not see a translation, but rounding does
+        centre = k.detach().mean(-2, keepdim=True)
+        q, k = q - centre, keep_rows(k - centre, mask)
+    return keep_rows(q, query_mask), k
+
+
+def softmax_attention(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,  # [..., K] True = real
+    query_mask: Tensor | None = None,  # [..., Q]
+) -> Tensor:
+    """softmax(q k^T / sqrt C) v by torch's own kernels.  [..., Q, D]"""
+    if mask is None:
+        return keep_rows(scaled_dot_product_attention(q, k, v, is_causal=causal), query_mask)
+    visible = mask[..., None, :].expand(*mask.shape[:-1], q.shape[-2], -1)  # [..., Q, K]
+    if causal:
+        visible = visible.tril()
+    real = visible.any(-1, keepdim=True)  # [..., Q, 1]
+    if query_mask is not None:
+        real = real & query_mask[..., None]
+    # a row with nothing to attend to, which is NaN in some backends, attends anywhere, then to nothing
+    mean = scaled_dot_product_attention(q, k, v, attn_mask=visible | ~real)
+    return torch.where(real, mean, 0.0)
+
+
+def _gram(q: Tensor, k: Tensor, visible: Tensor, dot: bool, variance: Tensor | None) -> Tensor:
+    """variance * kappa, zero between tokens that do not see each other.  [..., Q, K]"""
+    K = exp_dot(q, k) if dot else rbf(q, k)
+    K = K if variance is None else variance[..., None, None] * K
+    return torch.where(visible, K, 0.0)
+
+
+def _row_bias(k: Tensor, visible: Tensor, dot: bool) -> Tensor:
+    """What q . k lacks: -1/2 |q - k|^2 = q . k - 1/2 |k|^2 - 1/2 |q|^2, whose last term cancels.
+
+    [..., Q, K]
+    """
+    bias = 0.0 if dot else -0.5 * k.square().sum(-1)[..., None, :]
+    bias = torch.where(visible, bias, -torch.inf)
+    # a row with nothing to attend to attends anywhere, then to nothing
+    bias = torch.where(visible.any(-1, keepdim=True), bias, 0.0).to(k.dtype)
+    return bias.expand(*k.shape[:-2], -1, -1)
+
+
+def _visible(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
+    """Pairs of real tokens.  [..., Q, K]"""
+    visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
+    visible = visible.tril() if causal else visible
+    if mask is not None:
+        visible = visible & mask[..., None, :]
+    if query_mask is not None:
+        visible = visible & query_mask[..., None]
+    return visible

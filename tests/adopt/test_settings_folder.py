@@ -1,0 +1,107 @@
+"""Settings of an attached model in a folder: they come back to the bit, or not at all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpattention
+from gpattention.adopt.handle import Handle
+from gpattention.adopt.settings import Settings
+from gpattention.adopt.settings_folder import NUMBERS_FILE, RECORD_FILE
+from tests.adopt.hosts import CLASSES, ITEMS, make
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    return make("bert")
+
+
+@pytest.fixture(scope="module")
+def fitted(host: Any) -> Handle:
+    handle = gpattention.attach(host.model)
+    labels = torch.arange(ITEMS) % CLASSES
+    handle.fit(host.inputs, labels, steps=2, samples=2, select=False, levels=("global",))
+    return handle
+
+
+def check_equal(found: Settings, saved: Settings) -> None:
+    for name in ("scale", "noise", "power"):
+        assert torch.equal(getattr(found, name), getattr(saved, name))
+        assert getattr(found, name).dtype == getattr(saved, name).dtype
+    for name in ("draws", "temperature", "residual"):
+        assert getattr(found, name) == getattr(saved, name)
+    assert len(found.frames) == len(saved.frames)
+    for mine, theirs in zip(found.frames, saved.frames, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert [torch.equal(x, getattr(theirs, name)) for name, x in vars(mine).items()] == [True] * 6
+
+
+def test_everything_comes_back(host: Any, fitted: Handle, tmp_path: Path) -> None:
+    assert any(frame is not None for frame in fitted.settings.frames)
+    fitted.save(tmp_path / "new" / "folder")
+    again = gpattention.attach(host.model)
+    again.load(str(tmp_path / "new" / "folder"))
+    check_equal(again.settings, fitted.settings)
+    drawn = [handle.predict(host.inputs, samples=2).logits for handle in (again, fitted)]
+    assert torch.equal(*drawn)
+
+
+def test_before_a_fit_too(host: Any, tmp_path: Path) -> None:
+    fresh, again = gpattention.attach(host.model), gpattention.attach(host.model)
+    fresh.save(tmp_path)
+    again.load(tmp_path)
+    check_equal(again.settings, fresh.settings)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [RECORD_FILE, NUMBERS_FILE]
+
+
+def test_numbers_of_another_save_are_refused(host: Any, fitted: Handle, tmp_path: Path) -> None:
+    """As a process leaves them that was killed between the two files."""
+    fitted.save(tmp_path)
+    record = (tmp_path / RECORD_FILE).read_bytes()
+    gpattention.attach(host.model).save(tmp_path)
+    (tmp_path / RECORD_FILE).write_bytes(record)
+    other = gpattention.attach(host.model)
+    before = other.settings
+    with pytest.raises(ValueError, match=f"{NUMBERS_FILE}: expected the numbers that {RECORD_FILE} was writ"):
+        other.load(tmp_path)
+    assert other.settings is before
+
+
+def test_other_sites_are_refused(fitted: Handle, tmp_path: Path) -> None:
+    fitted.save(tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path}: expected the settings of sites"):
+        gpattention.attach(make("encoder").model).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "expected format 'gpattention-attached-1', got 'other'"),
+        ({"more": 1}, r"expected the keys .*, got a difference in \['more'\]"),
+        (None, "expected format 'gpattention-attached-1', got 'list'"),
+    ],
+)
+def test_foreign_records_are_refused(
+    fitted: Handle, tmp_path: Path, change: dict[str, Any] | None, message: str
+) -> None:
+    fitted.save(tmp_path)
+    file = tmp_path / RECORD_FILE
+    file.write_text("[]" if change is None else json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=f"{RECORD_FILE}: {message}"):
+        fitted.load(tmp_path)
+
+
+def test_missing_and_broken_files_are_told(fitted: Handle, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"no file .*{RECORD_FILE}"):
+        fitted.load(tmp_path)
+    fitted.save(tmp_path)
+    (tmp_path / NUMBERS_FILE).unlink()
+    with pytest.raises(FileNotFoundError, match=f"no file .*{NUMBERS_FILE}"):
+        fitted.load(tmp_path)
+    (tmp_path / RECORD_FILE).write_text("{")
+    with pytest.raises(ValueError, match=f"{RECORD_FILE} is not JSON"):
+        fitted.load(tmp_path)
