@@ -1,4 +1,4 @@
-"""Bars: one line that is drawn anew in a terminal, one line at the end elsewhere."""
+"""Bars: one line that is drawn anew in a terminal, a line for what is done elsewhere."""
 
 import io
 import re
@@ -31,7 +31,7 @@ def step(number: int, total: int) -> Progress:
 
 
 def test_training_in_a_terminal(terminal: Terminal) -> None:
-    bar = Bar("run")
+    bar = Bar("run", 1)
     for number in range(1, 5):
         bar(step(number, 4))
     text = terminal.getvalue()
@@ -43,7 +43,7 @@ def test_training_in_a_terminal(terminal: Terminal) -> None:
 
 
 def test_a_resumed_run_estimates_from_its_own_steps(terminal: Terminal) -> None:
-    bar = Bar("run")
+    bar = Bar("run", 1)
     for number in range(901, 951):
         bar(step(number, 1000))
     last = terminal.getvalue().split("\r")[-1]
@@ -52,13 +52,28 @@ def test_a_resumed_run_estimates_from_its_own_steps(terminal: Terminal) -> None:
     assert abs(60 * int(minutes) - 3 * 50) <= 60
 
 
-def test_training_elsewhere_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def row(epoch: int) -> dict[str, object]:
+    return {
+        "epoch": epoch, "phase": "gp", "train_loss": 0.5, "validation_accuracy": 0.9, "validation_nll": 0.25,
+    }  # fmt: skip
+
+
+def test_training_elsewhere_is_a_line_for_each_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr("gpattention.cli.bar.sys", SimpleNamespace(stderr=shown))
-    bar = Bar("run")
+    bar = Bar("run", 2)
     for number in range(1, 5):
         bar(step(number, 4))
-    assert re.fullmatch(r"run 4 steps in \d+\.\d s, loss 0\.500\n", shown.getvalue())
+        if number % 2 == 0:
+            bar.validated(row(number // 2))
+    assert shown.getvalue() == "".join(
+        f"run epoch {epoch}/2 gp     loss 0.500  accuracy 0.900  NLL 0.250  0 s\n" for epoch in (1, 2)
+    )
+
+
+def test_a_terminal_has_the_bar_alone(terminal: Terminal) -> None:
+    Bar("run", 2).validated(row(1))
+    assert terminal.getvalue() == ""
 
 
 def test_counts_in_a_terminal(terminal: Terminal) -> None:

@@ -4,6 +4,7 @@ import argparse
 import io
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,80 @@ def test_exit_codes(
         for arguments in (["--debug", "models"], ["models", "--debug"]):
             with pytest.raises(type(error), match="wrong"):  # type: ignore[arg-type]
                 main(arguments)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("arguments", "listens", "kept"),
+    [
+        (["models"], "models.list_attention", ""),
+        (
+            ["evaluate", "."],
+            "evaluate.find_runs",
+            "; what is finished is kept, and the same command goes on ",
+        ),
+    ],
+)
+def test_signals_end_every_command_in_order(
+    number: signal.Signals,
+    arguments: list[str],
+    listens: str,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(f"gpattention.cli.{listens}", lambda *_: signal.raise_signal(number))
+    assert main(arguments) == 130
+    told = capsys.readouterr().err
+    assert told.startswith(f"gpattention: stopped by {number.name}{kept}")
+    assert told.count("\n") == 1
+    assert {each: signal.getsignal(each) for each in before} == before
+
+
+def test_an_interrupt_without_a_word_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpattention.cli.models.list_attention", interrupted)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "gpattention: interrupted\n"
+
+
+def test_signals_that_others_handle_are_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+
+    def listed() -> tuple[str, ...]:
+        signal.raise_signal(signal.SIGTERM)
+        return ()
+
+    monkeypatch.setattr("gpattention.cli.models.list_attention", listed)
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        assert main(["models"]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "."], ["predict", ".", "x.png"], ["demo"], ["bench", "step"], ["adopt", "images", "."],
+        ["data", "corrupt", "cifar10"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_seeds_have_a_range(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in ("99999999999999999999", "-8796093022209", "1.5"):
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, f"--seed={seed}"])
+        assert stop.value.code == 2
+        told = capsys.readouterr().err
+        assert f"expected a whole number from -8796093022208 to 8796093022208, got '{seed}'" in told
+    assert build_parser().parse_args([*arguments, "--seed=-8796093022208"]).seed == -(2**43)
 
 
 def test_wrong_words_take_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """The command line: it trains, resumes, shows a table, and tells mistakes in one line."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,27 @@ def test_demo_trains_compares_and_writes_a_page(tmp_path: Path, capsys: pytest.C
 def test_train_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ["--run", str(tmp_path / "run")]
     assert main(["train", str(RECIPE), *SMALL, *run]) == 0
-    assert "validation accuracy" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "validation accuracy" in out
+    assert re.fullmatch(
+        r"digits-cgp epoch 2/2 gp +loss \d\.\d{3}  accuracy \d\.\d{3}  NLL \d\.\d{3}  \d+ s\n", err
+    )
     assert main(["train", str(RECIPE), *SMALL, *run]) == 2
     assert "holds a run already" in capsys.readouterr().err
     assert main(["train", str(RECIPE), *SMALL, *run, "--resume"]) == 0
+    assert main(["train", "--resume", *run]) == 0  # the run knows its recipe
+    capsys.readouterr()
+    assert main(["train", "--resume", *run, "--set", "seed=1", "--set", "phases.epochs=3"]) == 2
+    told = "seed is 0 there and 1 here, phases.epochs is 1 there and 3 here. A changed recipe is a new run"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--resume"], ["--run", "runs/x"]], ids=" ".join)
+def test_train_without_a_recipe_needs_a_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *arguments])
+    assert stop.value.code == 2
+    assert "expected a recipe, or --resume with --run FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

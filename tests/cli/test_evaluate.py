@@ -1,6 +1,7 @@
 """`gpattention evaluate`: what is printed, and where results go."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,26 @@ def test_a_folder_of_runs_with_seeds(runs: Path, capsys: pytest.CaptureFixture[s
     assert "±" in out
     assert "ensemble of 2 clean" in err
     assert "mc_dropout" in out  # of the evaluation before, and not lost
+
+
+def test_runs_of_one_name_have_a_row_each(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for setting, run in (("a=1", "cgp0"), ("a=2", "cgp1")):
+        shutil.copytree(
+            runs / run, tmp_path / setting / "seed-0", ignore=shutil.ignore_patterns("evaluation")
+        )
+    again = str((tmp_path / "a=1" / "seed-0").resolve())
+    arguments = ["--suite", "clean", "--predictors", "mean", *QUICK]
+    assert main(["evaluate", str(tmp_path), again, *arguments]) == 0  # named twice, evaluated once
+    out = capsys.readouterr().out
+    first, _, seeds = out.partition("mean and standard")
+    assert [line.split()[0] for line in first.splitlines() if " mean " in line] == [
+        "a=1/seed-0",
+        "a=2/seed-0",
+    ]
+    assert "tiny" in seeds
+    assert out.count("results: ") == 2
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

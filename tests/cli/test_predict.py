@@ -69,6 +69,19 @@ def test_sentences_from_arguments_files_and_standard_input(
     assert capsys.readouterr().out == whole
 
 
+def test_a_shared_model_predicts_as_its_run(
+    digits: Path, digit: Path, tmp_path: Path, capsys: Output
+) -> None:
+    card = tmp_path / "card"
+    assert main(["models", "card", str(digits), "-o", str(card)]) == 0
+    capsys.readouterr()
+    for folder in (digits, card):
+        assert main(["predict", str(folder), str(digit), "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == lines[2:]
+    assert predict_inputs(card, [digit]) == predict_inputs(digits, [digit])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,6 @@
 """Training by recipe, and run folders read again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from gpattention.experiments import find_runs, open_run, prepare, train_recipe
+from gpattention.experiments.reproduction import write_model_card
+from gpattention.experiments.runs import open_trained
 from gpattention.models import TextTransformer, VisionTransformer
 from gpattention.training import CheckpointError, Recipe, recipe_from_dict
 from tests.experiments.tiny_cola import write_tiny_cola
@@ -107,7 +110,7 @@ def test_runs_are_found_below_a_folder(digits_run: Path, tmp_path: Path) -> None
     (unfinished / "recipe.json").write_text((digits_run / "recipe.json").read_text())
     assert find_runs(tmp_path) == []
     assert find_runs(tmp_path, unfinished=True) == [unfinished]
-    with pytest.raises(FileNotFoundError, match="expected a model in"):
+    with pytest.raises(FileNotFoundError, match=r"expected a model in .*train --resume --run .*c goes on"):
         open_run(unfinished)
     with pytest.raises(FileNotFoundError, match="no folder"):
         find_runs(tmp_path / "nowhere")
@@ -139,6 +142,55 @@ def test_damaged_runs_are_told(digits_run: Path, tmp_path: Path) -> None:
     (folder / "events.jsonl").write_text("half a li\n{}\n")
     with pytest.raises(ValueError, match="one JSON object a line"):
         open_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "when"),
+    [
+        ({"phases": {"kernel_epochs": 1, "epochs": 1}}, "at the first validation of its second phase"),
+        ({"phases": {"kernel_epochs": 0, "epochs": 1}}, "at its first validation"),
+        ({"phases": {"kernel_epochs": 1, "epochs": 0}}, "at its first validation"),
+        ({"checkpoint": {"select": "last"}}, "at its end, as checkpoint.select is 'last'"),
+    ],
+)
+def test_a_run_without_a_model_says_when_it_has_one(
+    changes: dict[str, Any], when: str, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.json").write_text(json.dumps(digits(**changes).to_dict()))
+    with pytest.raises(FileNotFoundError, match=f"got none: the run writes it {when}; "):
+        open_run(tmp_path)
+
+
+def test_a_changed_recipe_is_told_before_its_data_are(digits_run: Path) -> None:
+    with pytest.raises(CheckpointError, match="to resume: seed is 0 there and 1 here"):
+        train_recipe(digits(seed=1), digits_run, resume=True)  # another seed has another split
+
+
+@pytest.mark.parametrize("seed", [2**43 + 1, -(2**43) - 1])
+def test_seeds_that_would_overflow_are_refused_before_a_folder_is_made(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"expected seed from -8796093022208 to 8796093022208, got {seed}"):
+        train_recipe(digits(seed=seed), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seed", [2**43, -(2**43)])
+def test_the_largest_seeds_train(seed: int, tmp_path: Path) -> None:
+    assert len(train_recipe(digits(seed=seed), tmp_path / "run").rows) == 2
+
+
+def test_a_shared_model_is_opened_as_a_run_without_records(digits_run: Path, tmp_path: Path) -> None:
+    card = tmp_path / "card"
+    write_model_card(digits_run, card)
+    shared, run = open_trained(card), open_trained(digits_run)
+    assert shared.recipe == run.recipe
+    assert (shared.rows, shared.events) == ((), ())
+    assert len(run.rows) == 2
+    assert shared.preprocessing == run.preprocessing
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(tensor, shared.model.state_dict()[name])
+    (card / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"expected a shared model in .* no config.json beside"):
+        open_trained(card)
 
 
 def test_a_first_phase_taken_over(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,10 @@ def test_every_kind_learns_the_toy_problem(kind: str, tmp_path: Path) -> None:
 def test_a_run_folder_is_whole(tmp_path: Path) -> None:
     seen: list[Progress] = []
     recipe = toy_recipe(checkpoint__keep=2)
-    result = fit(recipe, toy_data(), tmp_path / "run", progress=seen.append)
+    told: list[Mapping[str, Any]] = []
+    result = fit(recipe, toy_data(), tmp_path / "run", progress=seen.append, on_validation=told.append)
     folder = result.folder
+    assert tuple(told) == result.rows
     assert json.loads((folder / "recipe.json").read_text()) == recipe.to_dict()
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -143,8 +143,12 @@ def test_half_a_line_of_events_is_replaced(tmp_path: Path) -> None:
 def test_another_recipe_or_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     fit(toy_recipe(phases__epochs=1), toy_data(), folder)
-    with pytest.raises(CheckpointError, match="describes another run"):
+    with pytest.raises(CheckpointError, match=r"to resume: phases.epochs is 1 there and 2 here\."):
         fit(toy_recipe(), toy_data(), folder, resume=True)
+    other = toy_recipe(phases__epochs=1, model__options={"noise": 0.1}, name="other")
+    told = "name is 'toy' there and 'other' here, model.options.noise is not given there and 0.1 here"
+    with pytest.raises(CheckpointError, match=told):
+        fit(other, toy_data(), folder, resume=True)
     with pytest.raises(FileExistsError, match="holds a run already"):
         fit(toy_recipe(), toy_data(), folder)
     with pytest.raises(CheckpointError, match="nothing to resume"):

@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpattention.cli.adopt_help import COLA_EXAMPLES, EXAMPLES, IMAGE_EXAMPLES
-from gpattention.cli.arguments import add_data, add_device, new_command, numbers
+from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import Bars
 from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
 from gpattention.experiments.adoption.columns import (
@@ -67,7 +67,7 @@ def _add_cola(commands: "Commands") -> None:
     )
     add_device(cola)
     add_data(cola)
-    cola.set_defaults(run_command=run_cola)
+    cola.set_defaults(run_command=run_cola, when_stopped=GOES_ON)
 
 
 def _add_schedules(cola: argparse.ArgumentParser) -> None:
@@ -126,7 +126,7 @@ def _add_images(commands: "Commands") -> None:
     images.add_argument(
         "--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)"
     )
-    images.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    images.add_argument("--seed", type=seed_number, default=0, help="of the draws (default: %(default)s)")
     images.add_argument(
         "--batch-size", type=int, help="images times draws that run at once (default: 256, on a GPU 2000)"
     )
@@ -140,7 +140,7 @@ def _add_images(commands: "Commands") -> None:
     )
     add_device(images)
     add_data(images)
-    images.set_defaults(run_command=run_images)
+    images.set_defaults(run_command=run_images, when_stopped=GOES_ON)
 
 
 def run_cola(given: argparse.Namespace) -> None:

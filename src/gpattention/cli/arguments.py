@@ -5,10 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpattention.experiments.sharing import shared_gpu
+from gpattention.training.seeds import LARGEST_SEED, check_seed
 
 if TYPE_CHECKING:
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+GOES_ON = "what is finished is kept, and the same command goes on"  # of commands that were stopped
 RAW = argparse.RawDescriptionHelpFormatter  # keeps the lines of examples
 
 
@@ -55,6 +57,18 @@ def sharing(given: argparse.Namespace, device: object) -> AbstractContextManager
     if not str(device).startswith("cuda"):
         raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
     return shared_gpu()
+
+
+def seed_number(text: str) -> int:
+    """Of a `--seed`."""
+    try:
+        seed = int(text)
+        check_seed("a seed", seed)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from {-LARGEST_SEED} to {LARGEST_SEED}, got {text!r}"
+        ) from None
+    return seed
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

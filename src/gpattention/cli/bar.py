@@ -1,9 +1,10 @@
-"""Progress bars for a terminal; silent elsewhere but for one line at the end."""
+"""Progress bars for a terminal; elsewhere, in a log perhaps, a line for each piece of work that is done."""
 
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpattention.training import Progress
 
@@ -50,10 +51,10 @@ class Line:
 
 
 class Bar:
-    """The bar of a training run: call it with every step's `Progress`."""
+    """The bar of a training run: call it with every step's `Progress`, and `validated` with every row."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, epochs: int) -> None:
+        self._name, self._epochs = name, epochs
         self._line = Line()
         self._before: int | None = None  # steps that an earlier part of a resumed run made
 
@@ -62,10 +63,17 @@ class Bar:
         if self._before is None:
             self._before = p.step - 1
         last = p.step == p.total
-        if last and not self._line.terminal:
-            self._line.say(f"{self._name} {p.total} steps in {self._line.spent:.1f} s, loss {p.loss:.3f}")
-        elif self._line.terminal and (last or self._line.due):
+        if self._line.terminal and (last or self._line.due):
             self._line.draw(self._text(p), last=last)
+
+    def validated(self, row: Mapping[str, Any]) -> None:
+        """A line in a log; in a terminal the bar tells it."""
+        if not self._line.terminal:
+            self._line.say(
+                f"{self._name} epoch {row['epoch']}/{self._epochs} {row['phase']:<6} "
+                f"loss {row['train_loss']:.3f}  accuracy {row['validation_accuracy']:.3f}  "
+                f"NLL {row['validation_nll']:.3f}  {duration(self._line.spent)}"
+            )
 
     def _text(self, p: Progress) -> str:
         left = self._line.spent / (p.step - (self._before or 0)) * (p.total - p.step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from gpattention.cli.arguments import add_device, new_command
+from gpattention.cli.arguments import add_device, new_command, seed_number
 from gpattention.cli.bar import CountBar
 from gpattention.cli.bench_help import (
     CPU_EXAMPLES,
@@ -87,7 +87,7 @@ def _add_sizes(
         parser.add_argument("--batch", type=int, default=batch, help="images at once (default: %(default)s)")
     if repeats is not None:
         parser.add_argument("--repeats", type=int, default=repeats, help="medians of (default: %(default)s)")
-        parser.add_argument("--seed", type=int, default=0, help="of weights, data and draws")
+        parser.add_argument("--seed", type=seed_number, default=0, help="of weights, data and draws")
         parser.add_argument(
             "--fused", choices=get_args(Mode), help="fused kernels (default: GPATTENTION_FUSED or auto)"
         )

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpattention.cli.arguments import add_data, add_device, new_command, numbers
+from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import CountBar
 from gpattention.data import Entry, Status, check, get, known
 from gpattention.data.places import VARIABLE
@@ -75,7 +75,7 @@ def add_parser(commands: "Commands") -> None:
         help="without an answer before giving up (default: %(default)g)",
     )  # fmt: skip
     add_data(getting)
-    getting.set_defaults(run_command=run_get)
+    getting.set_defaults(run_command=run_get, when_stopped=GOES_ON)
 
     checking = new_command(below, "check", "say what is here and what is missing", CHECK_EXAMPLES)
     # argparse would check the default of "*" against choices, so the names are checked by `run_check`
@@ -92,7 +92,7 @@ def add_parser(commands: "Commands") -> None:
         "--types", help="comma-separated corruptions, or noise, blur, weather, digital (default: all 19)"
     )
     corrupting.add_argument(
-        "--seed", type=int, default=0, help="of all random numbers (default: %(default)s)"
+        "--seed", type=seed_number, default=0, help="of all random numbers (default: %(default)s)"
     )
     corrupting.add_argument(
         "--frost", metavar="FOLDER",
@@ -104,7 +104,7 @@ def add_parser(commands: "Commands") -> None:
     corrupting.add_argument("--subset", action="store_true", help="take fewer test images than published")
     add_device(corrupting)
     add_data(corrupting)
-    corrupting.set_defaults(run_command=run_corrupt)
+    corrupting.set_defaults(run_command=run_corrupt, when_stopped=GOES_ON)
 
 
 def run_list(given: argparse.Namespace) -> None:

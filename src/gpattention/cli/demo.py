@@ -4,10 +4,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from gpattention.cli.arguments import new_command
+from gpattention.cli.arguments import new_command, seed_number
 from gpattention.cli.demo_table import demo_table
 from gpattention.experiments import run_demo
-from gpattention.experiments.demo import MODELS
+from gpattention.experiments.demo import MODELS, STARTS_ANEW
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -27,8 +27,10 @@ def add_parser(commands: "Commands") -> None:
     demo.add_argument("--kernel-epochs", type=int, default=10, help="of phase 1 (default: %(default)s)")
     demo.add_argument("--epochs", type=int, default=20, help="of phase 2, with draws (default: %(default)s)")
     demo.add_argument("--jobs", type=int, default=2, help="models trained at once (default: %(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="of data split and training (default: %(default)s)")
-    demo.set_defaults(run_command=run)
+    demo.add_argument(
+        "--seed", type=seed_number, default=0, help="of data split and training (default: %(default)s)"
+    )
+    demo.set_defaults(run_command=run, when_stopped=STARTS_ANEW)
 
 
 def run(given: argparse.Namespace) -> None:

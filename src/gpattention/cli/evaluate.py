@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpattention.cli.arguments import add_data, add_device, new_command, numbers
+from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import Bars, CountBar
 from gpattention.cli.evaluation_table import evaluation_table, seeds_table
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
@@ -14,6 +14,7 @@ from gpattention.evaluation.records import SuiteResult
 from gpattention.evaluation.suites import SUITES
 from gpattention.experiments.judging.evaluating import evaluate_runs, summarise
 from gpattention.experiments.judging.session import STEP
+from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def add_parser(commands: "Commands") -> None:
     evaluate.add_argument(
         "--samples", type=int, default=10, help="draws of a prediction (default: %(default)s)"
     )
-    evaluate.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    evaluate.add_argument("--seed", type=seed_number, default=0, help="of the draws (default: %(default)s)")
     evaluate.add_argument(
         "--predictors", default=",".join(DEFAULT_PREDICTORS),
         help=f"comma-separated: {', '.join(PREDICTORS)}; each also with temperature (default: %(default)s)",
@@ -61,7 +62,7 @@ def add_parser(commands: "Commands") -> None:
     evaluate.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     add_device(evaluate)
     add_data(evaluate)
-    evaluate.set_defaults(run_command=run)
+    evaluate.set_defaults(run_command=run, when_stopped=f"{GOES_ON} (without --fresh)")
 
 
 def run(given: argparse.Namespace) -> None:
@@ -91,7 +92,8 @@ def run(given: argparse.Namespace) -> None:
         print(json.dumps(_document(found), indent=1))
         return
     bold = sys.stdout.isatty()
-    print(evaluation_table({folder.name: suites for folder, suites in found.items()}, bold=bold))
+    names = distinct_names([folder.resolve() for folder in found])
+    print(evaluation_table(dict(zip(names, found.values(), strict=True)), bold=bold))
     done = list(next(iter(found.values())))
     if several := seeds_table(summarise(folders), done, bold=bold):
         print(f"\n{several}")
@@ -102,14 +104,15 @@ def run(given: argparse.Namespace) -> None:
 
 def _folders(given: list[str]) -> list[Path]:
     """Every run that is meant, once."""
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for name in given:
         folder = Path(name)
         below = [folder] if (folder / "recipe.json").is_file() else find_runs(folder)
         if not below:
             raise FileNotFoundError(f"expected a run in {folder} or below, got none with a model")
-        found |= dict.fromkeys(below)
-    return list(found)
+        for run in below:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
 
 
 def _bar(what: str) -> CountBar:

@@ -70,15 +70,20 @@ def evaluation_table(runs: Mapping[str, Suites], *, bold: bool) -> str:
 def seeds_table(summary: Summary, suites: Sequence[str], *, bold: bool) -> str:
     """Mean and standard deviation of recipes with several seeds; empty where there is none."""
     several = [row for row in summary.rows if len(row.seeds) > 1 and row.suite in suites]
-    names = dict.fromkeys((row.run, row.predictor, row.data) for row in several)
+    grouped: dict[tuple[str, str, str], list[SummaryRow]] = {}
+    for row in several:
+        grouped.setdefault((_recipe_name(row), row.predictor, row.data), []).append(row)
     lines = []
-    for run, predictor, data in names:
-        mine = [row for row in several if (row.run, row.predictor, row.data) == (run, predictor, data)]
+    for (recipe, predictor, data), mine in grouped.items():
         cells = tuple(_spread([row for row in mine if _matches(row, column)]) for column in COLUMNS)
-        lines.append(Line((run, predictor), data, cells))
+        lines.append(Line((recipe, predictor), data, cells))
     if not lines:
         return ""
     return "mean and standard deviation over seeds\n" + _by_data(("recipe", "prediction"), lines, bold=bold)
+
+
+def _recipe_name(row: SummaryRow) -> str:
+    return " ".join([row.run, *(f"{key}={value}" for key, value in row.differs.items())])
 
 
 def _predictors(suites: Suites) -> list[str]:

@@ -27,6 +27,7 @@ from gpattention.cli import (
     train,
 )
 from gpattention.cli.arguments import RAW
+from gpattention.cli.stopping import interrupted_by_signals, told_stop
 from gpattention.gp import NumericalError
 from gpattention.training import CheckpointError, TrainingFailedError, TrainingStoppedError
 
@@ -72,13 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        code = given.run_command(given)
-        sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
+        with interrupted_by_signals():
+            code = given.run_command(given)
+            sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
     except BrokenPipeError:  # `head`, perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (TrainingStoppedError, KeyboardInterrupt) as stop:
-        print(f"gpattention: {stop or 'interrupted'}", file=sys.stderr)
+        print(f"gpattention: {told_stop(stop, given)}", file=sys.stderr)
         return 130
     except (TrainingFailedError, NumericalError, ConnectionError) as failure:
         return _told(failure, 1, debug=given.debug)

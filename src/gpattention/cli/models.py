@@ -21,7 +21,8 @@ examples:
   gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o results/models/cgpt --name "CGPT on CIFAR-10"
 
 Copies config.json, model.safetensors (3 MB at most) and preprocessing/, and writes recipe.toml and README.md
-with the measures of the run's evaluation. from_pretrained and load_preprocessing take the folder.
+with the measures of the run's evaluation. `gpattention predict`, from_pretrained and load_preprocessing take
+the folder.
 """
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gpattention.cli.arguments import add_data, add_device, new_command
+from gpattention.cli.arguments import add_data, add_device, new_command, seed_number
 from gpattention.cli.bar import CountBar
 from gpattention.cli.table import shortened, table
 from gpattention.experiments.predicting import (
@@ -17,7 +17,7 @@ from gpattention.experiments.predicting import (
     read_sentences,
     sentences_of,
 )
-from gpattention.experiments.runs import open_run
+from gpattention.experiments.runs import open_trained
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ examples:
   gpattention predict runs/cola-cgpt --file sentences.txt         one sentence a line; - reads standard input
   gpattention predict runs/digits-cgp digit.png --json            one JSON document, with all probabilities
   gpattention predict runs/digits-cgp digit.png --samples 100 --temperature fitted
+  gpattention predict results/models/cifar10-cgpt-rows photo.png  a folder that models card made
 
 entropy is the whole uncertainty, in nats; mutual information is the part on which draws disagree: high for
 inputs unlike those of the training.
@@ -41,13 +42,13 @@ inputs unlike those of the training.
 def add_parser(commands: "Commands") -> None:
     """Arguments of predictions."""
     predict = new_command(commands, "predict", "predict images or sentences with a trained run", EXAMPLES)
-    predict.add_argument("run", metavar="RUN", help="folder of a run")
+    predict.add_argument("run", metavar="RUN", help="folder of a run, or of a model that was shared")
     predict.add_argument("inputs", nargs="*", metavar="INPUT", help="image, folder of images, or sentence")
     predict.add_argument("--file", metavar="FILE", help="text file with one sentence a line, or -")
     predict.add_argument(
         "--samples", type=int, default=10, help="draws of each input; 0: the mean (default: %(default)s)"
     )
-    predict.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    predict.add_argument("--seed", type=seed_number, default=0, help="of the draws (default: %(default)s)")
     predict.add_argument(
         "--temperature", type=_temperature, default=1.0, metavar="T",
         help="divide logits by T; fitted: by that of the run's evaluation (default: 1)",
@@ -61,7 +62,7 @@ def add_parser(commands: "Commands") -> None:
 def run(given: argparse.Namespace) -> None:
     """A table, or JSON, with one entry for each input."""
     inputs = [*given.inputs, *_from_file(given.file)]
-    opened = open_run(given.run)
+    opened = open_trained(given.run)
     fitted = given.temperature == "fitted"
     temperature = fitted_temperature(opened.folder, samples=given.samples) if fitted else given.temperature
     bar = CountBar("predicting", "inputs")

@@ -4,7 +4,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpattention.cli.arguments import add_data, add_device, add_sharing, new_command, numbers, sharing
+from gpattention.cli.arguments import (
+    GOES_ON,
+    add_data,
+    add_device,
+    add_sharing,
+    new_command,
+    numbers,
+    sharing,
+)
 from gpattention.cli.table import shortened
 from gpattention.experiments.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
 from gpattention.experiments.reproduction.results import ARCHIVE, write_results
@@ -48,7 +56,7 @@ def add_parser(commands: "Commands") -> None:
     add_sharing(reproduce)
     add_device(reproduce)
     add_data(reproduce)
-    reproduce.set_defaults(run_command=run)
+    reproduce.set_defaults(run_command=run, when_stopped=GOES_ON)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ def add_parser(commands: "Commands") -> None:
     add_changes(sweep)
     add_device(sweep)
     add_data(sweep)
-    sweep.set_defaults(run_command=run)
+    sweep.set_defaults(run_command=run, when_stopped="finished runs are kept, and --resume goes on")
 
 
 def run(given: argparse.Namespace) -> int:

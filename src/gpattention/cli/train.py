@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from gpattention.cli.arguments import add_changes, add_data, add_device, new_command
 from gpattention.cli.bar import Bar, CountBar
 from gpattention.experiments import train_recipe
-from gpattention.training import PRECISIONS, choose_device, launch, load_recipe
+from gpattention.experiments.recipe_file import changed_recipe
+from gpattention.experiments.runs import read_recipe
+from gpattention.training import PRECISIONS, Recipe, choose_device, launch, load_recipe
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -19,6 +21,7 @@ examples:
   gpattention train recipes/digits-cgp.toml
   gpattention train recipes/digits-cgp.toml --set phases.epochs=30 --set model.attention=scgp --run runs/mine
   gpattention train recipes/digits-cgp.toml --resume        go on where a run was stopped or killed
+  gpattention train --resume --run runs/mine                the same, with the recipe that is in the run
   gpattention train recipes/digits-scgp.toml --first-phase runs/digits-cgp   from the same kernel model
   gpattention train recipes/cifar10-cgpt.toml --device cuda --data ~/data --tensorboard
   gpattention train recipes/cifar10-cgpt.toml --devices 4   data parallel in 4 processes, the same batches
@@ -29,7 +32,11 @@ examples:
 def add_parser(commands: "Commands") -> None:
     """Arguments of training."""
     train = new_command(commands, "train", "train a recipe", EXAMPLES)
-    train.add_argument("recipe", help="a TOML file, see recipes/")
+    train.add_argument(
+        "recipe",
+        nargs="?",
+        help="a TOML file, see recipes/; with --resume and --run that of the run if not given",
+    )
     train.add_argument("--run", help="run folder (default: runs/NAME)")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     train.add_argument(
@@ -46,12 +53,12 @@ def add_parser(commands: "Commands") -> None:
     )
     train.add_argument("--no-graphs", action="store_true", help="do not capture the step as a CUDA graph")
     train.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs into the run")
-    train.set_defaults(run_command=run)
+    train.set_defaults(run_command=run, refuse=train.error)
 
 
 def run(given: argparse.Namespace) -> None:
     """A recipe into a run folder."""
-    recipe = load_recipe(given.recipe, given.changes)
+    recipe = _recipe(given)
     folder = Path(given.run) if given.run else Path("runs") / recipe.name
     if given.devices < 1:
         raise ValueError(f"expected --devices >= 1, got {given.devices}")
@@ -66,6 +73,7 @@ def run(given: argparse.Namespace) -> None:
             )
         launch(["-m", "gpattention", *sys.argv[1:]], given.devices, folder)
         return
+    bar = Bar(recipe.name, recipe.epochs)
     leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
     result = train_recipe(
         recipe,
@@ -77,7 +85,8 @@ def run(given: argparse.Namespace) -> None:
         precision=given.precision,
         graphs=not given.no_graphs,
         tensorboard=given.tensorboard,
-        progress=Bar(recipe.name) if leads else None,
+        progress=bar if leads else None,
+        on_validation=bar.validated if leads else None,
         preparing=CountBar("embeddings", "sentences") if leads else None,
     )
     if not leads:
@@ -85,3 +94,13 @@ def run(given: argparse.Namespace) -> None:
     last = result.rows[-1]
     print(f"validation accuracy {last['validation_accuracy']:.4f}, NLL {last['validation_nll']:.4f}")
     print(f"run: {result.folder}")
+
+
+def _recipe(given: argparse.Namespace) -> Recipe:
+    """Of its file, or of the run that is to go on."""
+    if given.recipe is not None:
+        return load_recipe(given.recipe, given.changes)
+    if not (given.resume and given.run):
+        given.refuse("expected a recipe, or --resume with --run FOLDER to go on with the run in it")
+    begun = read_recipe(given.run)
+    return changed_recipe(begun, given.changes) if given.changes else begun

@@ -13,12 +13,14 @@ def data_root(root: StrPath | None = None) -> Path:
     given = os.environ.get(VARIABLE) if root is None else root
     if not given:
         raise ValueError(
-            f"expected root, or the environment variable {VARIABLE}, to name the folder of the datasets, "
-            "got neither"
+            "expected the folder of the datasets, got none: name it with root (--data on the command line) "
+            f"or the environment variable {VARIABLE}"
         )
     folder = Path(given).expanduser()
     if not folder.is_dir():
-        where = f"environment variable {VARIABLE}" if root is None else "root"
+        where = (
+            f"the environment variable {VARIABLE}" if root is None else "root (--data on the command line)"
+        )
         raise FileNotFoundError(f"expected {where} to be a folder, got {folder}")
     return folder
 

@@ -9,9 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.reporting import write_report
 from gpattention.experiments.runs import train_recipe
-from gpattention.training import Recipe, recipe_from_dict
+from gpattention.experiments.side_by_side import Died, side_by_side
+from gpattention.training import Recipe, TrainingFailedError, TrainingStoppedError, recipe_from_dict
 
 MODELS: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -36,6 +35,7 @@ SEVERITIES = (2, 5)
 TITLE = "Kinds of attention on handwritten digits"
 FAR = ("noise", "patterns")
 DRAWS = 10
+STARTS_ANEW = "the next demo starts anew"
 SUITES = ("clean", "corrupted", "ood", "selective", "oversmoothing")
 
 
@@ -120,7 +120,10 @@ def _run_all(jobs: list[tuple[Recipe, Path]], workers: int) -> Iterator[DemoRow]
     if workers == 1:
         threads = torch.get_num_threads()
         try:
+            torch.set_num_threads(1)
             yield from (_train_and_judge(*job) for job in jobs)
+        except TrainingStoppedError as stopped:
+            raise TrainingStoppedError(f"{str(stopped).partition(';')[0]}; {STARTS_ANEW}") from stopped
         finally:
             torch.set_num_threads(threads)
         return
@@ -130,9 +133,20 @@ def _run_all(jobs: list[tuple[Recipe, Path]], workers: int) -> Iterator[DemoRow]
         os.environ.setdefault(
             setting, str(2**30)
         )  # glibc then keeps memory: a tenth of the time was giving it back
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(_train_and_judge, *job) for job in longest]):
-            yield done.result()
+    for (recipe, _), answer in side_by_side(_in_process, longest, workers, when_stopped=STARTS_ANEW):
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Died):
+            raise TrainingFailedError(f"{recipe.name}: {answer.how}")
+        yield answer
+
+
+def _in_process(job: tuple[Recipe, Path], _: int) -> DemoRow | Exception:
+    """In one of several processes: an error is an answer too, and is raised in the first one."""
+    try:
+        return _train_and_judge(*job)
+    except Exception as error:  # of any kind
+        return error
 
 
 def _is_demo(folder: Path, name: str) -> bool:
@@ -152,7 +166,6 @@ def _is_demo(folder: Path, name: str) -> bool:
 
 
 def _train_and_judge(recipe: Recipe, folder: Path) -> DemoRow:
-    torch.set_num_threads(1)
     if _is_demo(folder, recipe.name):
         shutil.rmtree(folder)
     start = time.perf_counter()

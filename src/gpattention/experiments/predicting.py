@@ -15,7 +15,7 @@ from gpattention.data.places import StrPath
 from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.inputs.preprocessing import load_preprocessing
 from gpattention.experiments.judging.weights import digest_of_weights, recorded_weights
-from gpattention.experiments.runs import Run, open_run
+from gpattention.experiments.runs import Run, open_trained
 from gpattention.models import Prediction
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def predict_inputs(
     """Predict image files, folders of them, or sentences, whichever the run was trained on.
 
     Args:
-        run: a run's folder, or one that was opened.
+        run: a run's folder, a shared model's (`gpattention models card`), or one that was opened.
         inputs: paths for a run on images, sentences for a run on texts.
         samples: draws of every input; 0 is the mean prediction.
         seed: of the draws; input i has the noise of (seed, i).
@@ -58,7 +58,7 @@ def predict_inputs(
         device: where to compute.
         progress: told the inputs done, and in all.
     """
-    run = run if isinstance(run, Run) else open_run(run)
+    run = run if isinstance(run, Run) else open_trained(run)
     if not 0 < temperature < math.inf:
         raise ValueError(f"expected temperature > 0, got {temperature}")
     preprocessing = run.preprocessing if root is None else load_preprocessing(run.folder, root)

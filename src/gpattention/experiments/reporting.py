@@ -1,7 +1,6 @@
 """Run folders as one HTML report."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from gpattention.data.places import StrPath
 from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.judging.weights import digest_of_weights, recorded_weights
+from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs, read_rows
 from gpattention.models.storage import write_atomically
 from gpattention.reports import RunData, build_report
@@ -47,7 +47,7 @@ def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
             raise FileNotFoundError(f"expected a run in or below {folder}, got no recipe.json there")
         for run in below:
             found.setdefault(run.resolve(), run)
-    return [_read(run, name) for run, name in zip(found.values(), _names(list(found)), strict=True)]
+    return [_read(run, name) for run, name in zip(found.values(), distinct_names(list(found)), strict=True)]
 
 
 def _read(folder: Path, name: str) -> RunData:
@@ -69,20 +69,6 @@ def _suites(folder: Path) -> dict[str, SuiteResult]:
         if None not in (of, weights) and of != weights:
             found[name] = replace(result, notes=(OTHER_WEIGHTS, *result.notes))
     return found
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """Names of the folders, with as many of those above as it takes to tell them apart."""
-    names = [folder.name for folder in folders]
-    depth = 1
-    while max(Counter(names).values()) > 1:
-        depth += 1
-        twice = {name for name, count in Counter(names).items() if count > 1}
-        names = [
-            "/".join(folder.parts[-depth:]) if name in twice else name
-            for name, folder in zip(names, folders, strict=True)
-        ]
-    return names
 
 
 def _recipe(file: Path) -> dict[str, Any]:

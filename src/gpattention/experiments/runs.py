@@ -1,4 +1,4 @@
-"""A run: train one from a recipe, open a finished one, find those in a folder."""
+"""A run: train one from a recipe, open a finished one or a model that was shared, find those in a folder."""
 
 import csv
 import json
@@ -21,11 +21,15 @@ from gpattention.training import (
     build_kernel_model,
     build_model,
     fit,
+    load_recipe,
     recipe_from_dict,
     take_first_phase,
 )
+from gpattention.training.folder import check_resumed
 from gpattention.training.records import read_events
+from gpattention.training.seeds import check_seed
 
+CONFIG, CARD_RECIPE = "config.json", "recipe.toml"
 MODELS: dict[str, type[Transformer]] = {c.__name__: c for c in (VisionTransformer, TextTransformer)}
 
 
@@ -76,14 +80,17 @@ def train_recipe(
         preparing: called with (done, total) of the sentences whose frozen vectors are computed first.
         options: further ones of `fit`.
     """
+    check_seed("seed", recipe.seed)
+    begun = (Path(folder) / "recipe.json").exists()
+    if resume and (begun or first_phase is None):  # before the data, whose split a changed seed would change
+        check_resumed(recipe, Path(folder))
     prepared = prepare(recipe, root, progress=preparing)
     build_kernel_model(recipe, prepared.training.facts)  # mistakes in a recipe show before a folder is made
     build_model(recipe, prepared.training.facts)
-    if first_phase is not None and not (resume and (Path(folder) / "recipe.json").exists()):
+    if first_phase is not None and not (resume and begun):
         take_first_phase(recipe, folder, first_phase)
         resume = True
-    if not resume or (Path(folder) / "recipe.json").exists():  # nothing to resume: `fit` says so
-        save_preprocessing(folder, prepared)
+    save_preprocessing(folder, prepared)
     return fit(
         recipe, prepared.training, Path(folder), resume=resume, device=device, progress=progress, **options
     )
@@ -92,10 +99,25 @@ def train_recipe(
 def open_run(folder: StrPath) -> Run:
     """Everything of a run; it must have a model already."""
     folder = Path(folder)
-    recipe = _recipe(folder / "recipe.json")
+    recipe = read_recipe(folder)
+    if not (folder / "model" / CONFIG).is_file():
+        raise FileNotFoundError(
+            f"expected a model in {folder / 'model'}, got none: the run writes it {_first_written(recipe)}; "
+            f"gpattention train --resume --run {folder} goes on with it"
+        )
     return Run(
         folder, recipe, _model(folder / "model"), read_rows(folder / "metrics.csv"), read_events(folder)
     )
+
+
+def open_trained(folder: StrPath) -> Run:
+    """A run, or a folder that `gpattention models card` made of one: without metrics and events then."""
+    folder = Path(folder)
+    if (folder / "recipe.json").is_file() or not (folder / CARD_RECIPE).is_file():
+        return open_run(folder)
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"expected a shared model in {folder}, got no {CONFIG} beside {CARD_RECIPE}")
+    return Run(folder, load_recipe(folder / CARD_RECIPE), _model(folder), (), ())
 
 
 def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
@@ -104,24 +126,31 @@ def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     found = sorted(path.parent for path in folder.rglob("recipe.json"))
-    return [run for run in found if unfinished or (run / "model" / "config.json").is_file()]
+    return [run for run in found if unfinished or (run / "model" / CONFIG).is_file()]
 
 
-def _recipe(file: Path) -> Recipe:
+def read_recipe(folder: StrPath) -> Recipe:
+    """The recipe that a run was begun with."""
+    file = Path(folder) / "recipe.json"
     if not file.is_file():
-        raise FileNotFoundError(f"expected a run in {file.parent}, got no {file.name} there")
+        raise FileNotFoundError(f"expected a run in {folder}, got no {file.name} there")
     try:
         return recipe_from_dict(json.loads(file.read_text()))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 
 
+def _first_written(recipe: Recipe) -> str:
+    """When a run has a model for the first time."""
+    if recipe.checkpoint.select == "last":
+        return "at its end, as checkpoint.select is 'last'"
+    if recipe.phases.epochs == 0 or recipe.phases.kernel_epochs == 0:
+        return "at its first validation"
+    return "at the first validation of its second phase"
+
+
 def _model(folder: Path) -> Transformer:
-    config = folder / "config.json"
-    if not config.is_file():
-        raise FileNotFoundError(
-            f"expected a model in {folder}, got none: is the run still in its first phase?"
-        )
+    config = folder / CONFIG
     try:
         name = json.loads(config.read_text()).get("model")
     except (ValueError, AttributeError) as error:

@@ -74,6 +74,14 @@ class Feed:
             yield from self._streamed(epoch, within) if self.streams else self._resident(epoch, within)
             epoch, within = epoch + 1, 0
 
+    def first(self, count: int) -> Inputs:
+        """At most so many items, those that are stored first, as the first epoch gives them to the model."""
+        items = torch.arange(min(self.items, count))
+        inputs = take(self.data.train, items, self.device)
+        if self.data.prepare is not None:
+            inputs = self.data.prepare(inputs, items.to(self.device), 0)
+        return cast(inputs, self.dtype)
+
     @property
     def _moves(self) -> bool:
         where = (

@@ -15,12 +15,29 @@ from gpattention.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from gpattention.training.differences import told_differences
 from gpattention.training.lock import exclusive
 from gpattention.training.recipe import Recipe, recipe_from_dict
 from gpattention.training.records import append_event, write_metrics
 from gpattention.training.results import TrainingFailedError
 
 FIRST_PHASE = "first-phase"
+
+
+def check_resumed(recipe: Recipe, folder: Path) -> None:
+    """A run goes on with the recipe that it was begun with, and with no other."""
+    written = folder / "recipe.json"
+    if not written.is_file():
+        raise CheckpointError(f"nothing to resume in {folder}: no recipe.json")
+    try:
+        begun = recipe_from_dict(json.loads(written.read_text()))
+    except ValueError as error:
+        raise CheckpointError(f"{written} is not a recipe: {error}") from error
+    if begun != recipe:
+        raise CheckpointError(
+            f"{written} describes another run than the one to resume: {told_differences(begun, recipe)}. "
+            "A changed recipe is a new run: choose another folder for it"
+        )
 
 
 class RunFolder:
@@ -37,7 +54,7 @@ class RunFolder:
         """
         written = self.path / "recipe.json"
         if resume:
-            self._check_same(recipe, written)
+            check_resumed(recipe, self.path)
         if not self._writes:
             yield
             return
@@ -48,16 +65,6 @@ class RunFolder:
             if not resume:
                 write_atomically(written, (json.dumps(recipe.to_dict(), indent=2) + "\n").encode())
             yield
-
-    def _check_same(self, recipe: Recipe, written: Path) -> None:
-        if not written.is_file():
-            raise CheckpointError(f"nothing to resume in {self.path}: no recipe.json")
-        try:
-            same = recipe_from_dict(json.loads(written.read_text())) == recipe
-        except ValueError as error:
-            raise CheckpointError(f"{written} is not a recipe: {error}") from error
-        if not same:
-            raise CheckpointError(f"{written} describes another run than the one to resume")
 
     def event(self, kind: str, **details: Any) -> None:
         """A line in `events.jsonl`."""

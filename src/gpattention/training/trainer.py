@@ -6,7 +6,7 @@ chosen.  It can be killed at any time and goes on from its last checkpoint to th
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +15,6 @@ import torch
 
 from gpattention.data import Batch
 from gpattention.models import warm_start
-from gpattention.models.rows import take
 from gpattention.training.build import build_kernel_model, build_model, may_leave_unused, needs_warm_start
 from gpattention.training.checkpoint import CheckpointError
 from gpattention.training.engine import (
@@ -60,16 +59,18 @@ def fit(
     graphs: bool = True,
     tensorboard: bool = False,
     progress: Callable[[Progress], object] | None = None,
+    on_validation: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainingResult:
     """Train to the end, or go on from the last checkpoint when `resume` is set.
 
     Under `torchrun` or SLURM every process makes this call; together they train on the same batches as one
     process would.  `graphs` captures the step on a CUDA device; `tensorboard` logs beside `metrics.csv`.
+    Where rank 0 runs, `progress` is called at every step and `on_validation` with every row of `metrics.csv`.
     """
     hardware = Hardware(device, precision, strategy, graphs)
     build_kernel_model(recipe, data.facts)  # mistakes in a recipe show before anything is made
     build_model(recipe, data.facts)
-    run = _Run(recipe, data, Path(folder), hardware, progress)
+    run = _Run(recipe, data, Path(folder), hardware, progress, on_validation)
     with matmul_precision(hardware), Board(Path(folder), wanted=tensorboard and run.leads) as board:
         return run.run(board, resume=resume)
 
@@ -84,11 +85,12 @@ class _Run:
         folder: Path,
         hardware: Hardware,
         progress: Callable[[Progress], object] | None,
+        on_validation: Callable[[Mapping[str, Any]], object] | None,
     ) -> None:
         self.recipe, self.hardware = recipe, hardware
         self.fabric = start_fabric(hardware, find_unused=may_leave_unused(recipe))
         self.leads = self.fabric.global_rank == 0
-        self.report = progress if self.leads else None
+        self.report, self.on_validation = (progress, on_validation) if self.leads else (None, None)
         self.dtype = torch.float64 if hardware.precision == "64-true" else torch.float32
         self.data = replace(data, validation=cast(data.validation, self.dtype))
         self.feed = Feed(
@@ -128,8 +130,7 @@ class _Run:
             if self.step == self.schedule.kernel_steps and self.phase == "kernel":
                 self._start_gp()
             self._update(next(updates))
-            if self.report is not None:
-                self._tell(time.perf_counter() - start)
+            self._tell(time.perf_counter() - start)
             start = time.perf_counter()
             epoch, within = divmod(self.step, self.schedule.steps_per_epoch)
             stopping = self._stopping(stop)
@@ -176,11 +177,7 @@ class _Run:
         self._save(first_phase=True)
         kernel = self.model
         self._enter("gp")
-        first = torch.arange(min(self.feed.items, HEALTH_ITEMS))
-        inputs = take(self.data.train, first, self.fabric.device)
-        if self.data.prepare is not None:
-            inputs = self.data.prepare(inputs, first.to(self.fabric.device), 0)
-        report = warm_start(self.model, kernel, inputs=cast(inputs, self.dtype))
+        report = warm_start(self.model, kernel, inputs=self.feed.first(HEALTH_ITEMS))
         self.folder.event(
             "warm start", copied=len(report.copied), initialised=list(report.initialised), gap=report.gap
         )
@@ -214,23 +211,23 @@ class _Run:
 
     def _collect(self) -> None:
         try:
-            sums = self.engine.read()
+            self.sums = self.sums + self.engine.read()
         except StepFailedError as failure:
             self._fail(failure)
-        self.sums = self.sums + sums
 
     def _tell(self, seconds: float) -> None:
+        if self.report is None:
+            return
         loss, regularizer = self.engine.last
         count = self.recipe.optimizer.batch_size * self.recipe.optimizer.accumulate
         accuracy = self.rows[-1]["validation_accuracy"] if self.rows else None
         epoch = (self.step - 1) // self.schedule.steps_per_epoch
-        if self.report is not None:
-            self.report(
-                Progress(
-                    self.step, self.schedule.total_steps, epoch, self.phase, loss, accuracy,
-                    self.schedule.alpha(self.step - 1), regularizer, count / max(seconds, 1e-9),
-                )
-            )  # fmt: skip
+        self.report(
+            Progress(
+                self.step, self.schedule.total_steps, epoch, self.phase, loss, accuracy,
+                self.schedule.alpha(self.step - 1), regularizer, count / max(seconds, 1e-9),
+            )
+        )  # fmt: skip
 
     def _stopping(self, stop: StopRequest) -> bool:
         """Whether to stop now; asking other processes waits for the device."""
@@ -279,6 +276,8 @@ class _Run:
         self.folder.metrics(self.rows)
         self.folder.event("validated", **row)
         board.row(row)
+        if self.on_validation is not None:
+            self.on_validation(row)
         score = -found.nll if self.recipe.checkpoint.select == "best-nll" else found.accuracy
         if (self.phase == "gp" or self.recipe.phases.epochs == 0) and score > self.best:
             self.best = score

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpattention.experiments import open_run
-from gpattention.experiments.sweep.jobs import Job, _work, _Worker, device_of, train_all, train_one
+from gpattention.experiments.sweep.jobs import Job, device_of, train_all, train_in_process, train_one
 from gpattention.experiments.sweep.plan import LONGEST, label_of, parse_over, plan_sweep, split_values
 from gpattention.experiments.sweep.result import SweepRow, SweepSetting
 from gpattention.experiments.sweep.running import choose_setting, chosen_row, run_sweep
@@ -71,7 +69,7 @@ def test_resuming_trains_only_what_is_missing(tmp_path: Path, monkeypatch: pytes
     first = run_sweep(digits_recipe(), over, folder=tmp_path)
     with pytest.raises(FileExistsError, match="holds a run already: resume the sweep"):
         run_sweep(digits_recipe(), over, folder=tmp_path)
-    with pytest.raises(CheckpointError, match="describes another run than this sweep"):
+    with pytest.raises(CheckpointError, match=r"than this sweep: model.attention is 'cgp' there and 'scgp'"):
         run_sweep(digits_recipe("scgp"), over, folder=tmp_path, resume=True)
     events = first.rows[1].folder / "events.jsonl"
     lines = events.read_text().splitlines(keepends=True)
@@ -166,70 +164,6 @@ def test_a_stopped_sweep_leaves_runs_to_resume(tmp_path: Path) -> None:
         assert '"stopped"' in (run / "events.jsonl").read_text()  # it saved itself
 
 
-class Stubborn:
-    """A process that is not one: it answers nothing and goes on when asked to stop."""
-
-    exitcode: int | None = None
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def terminate(self) -> None:
-        self.told.append("terminate")
-
-    def join(self, timeout: float | None = None) -> None:
-        self.told.append("join")
-
-    def is_alive(self) -> bool:
-        return "kill" not in self.told
-
-    def kill(self) -> None:
-        self.told.append("kill")
-
-
-def test_a_signal_ends_all_workers_even_stubborn_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workers: list[Stubborn] = []
-    ends = []
-
-    def start(job: Job, device: str) -> _Worker:
-        ours, theirs = Pipe()
-        ends.append(theirs)
-        workers.append(Stubborn())
-        if job.run.recipe.seed == 0:
-            theirs.send("why it failed")
-        return _Worker(workers[-1], ours, device, job)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("gpattention.experiments.sweep.jobs._start", start)
-    jobs = [Job(run, None, "cpu", resume=False) for run in plan_sweep(digits_recipe(), {}, 3, tmp_path)]
-    runs = train_all(jobs, 2)
-    assert next(runs) == (jobs[0].run, "why it failed")
-    assert ends[0].recv() == jobs[2]  # the first worker went on with the third run
-    signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(TrainingStoppedError, match="stopped by SIGTERM; resume to go on"):
-        next(runs)
-    assert [worker.told for worker in workers] == [["terminate", "join", "kill", "join"]] * 2
-
-
-def test_a_worker_that_ends_by_itself_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-
-    def start(job: Job, device: str) -> _Worker:
-        ours, theirs = Pipe()
-        theirs.close()
-        process = Stubborn()
-        process.exitcode = 3
-        started.append(job.run.recipe.seed)
-        return _Worker(process, ours, device, job)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("gpattention.experiments.sweep.jobs._start", start)
-    jobs = [Job(run, None, "cpu", resume=False) for run in plan_sweep(digits_recipe(), {}, 3, tmp_path)]
-    reasons = [reason for _, reason in train_all(jobs, 2)]
-    assert started == [0, 1, 2]
-    assert reasons == ["its process ended with exit code 3"] * 3
-
-
 def test_a_request_to_stop_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise TrainingStoppedError("stopped by SIGINT")
@@ -255,29 +189,18 @@ def test_a_run_without_validations_is_a_failed_row(tmp_path: Path, monkeypatch: 
     assert "FileNotFoundError: expected a run in" in result.rows[0].error
 
 
-def test_a_worker_answers_every_job_until_nobody_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_to_stop_is_an_answer_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(job: Job) -> str:
         if job.run.recipe.seed == 1:
             raise TrainingStoppedError("stopped by SIGTERM at step 3; resume to go on")
         return f"seed {job.run.recipe.seed} on {job.device}"
 
     monkeypatch.setattr("gpattention.experiments.sweep.jobs.train_one", train)
-    ours, theirs = Pipe()
-    worker = threading.Thread(target=_work, args=(theirs, "cuda:1"))
-    worker.start()
-    answers = []
-    for run in plan_sweep(digits_recipe(), {}, 3, tmp_path):
-        ours.send(Job(run, None, "cuda", resume=False))
-        answers.append(ours.recv())
-    ours.close()
-    worker.join(10)
-    assert not worker.is_alive()
-    assert answers == [
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    jobs = [Job(run, None, "cuda", resume=False) for run in plan_sweep(digits_recipe(), {}, 2, tmp_path)]
+    assert [train_in_process(job, slot) for slot, job in enumerate(jobs, 3)] == [
         "seed 0 on cuda:1",
         "stopped by SIGTERM at step 3; resume to go on",
-        "seed 2 on cuda:1",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Numbers of several runs together: mean and standard deviation over their seeds."""
+"""Numbers of several runs together: mean and standard deviation where they differ by their seed alone."""
 
 import json
 import re
@@ -9,14 +9,17 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gpattention.data.places import StrPath
-from gpattention.evaluation.records import read_suites
+from gpattention.evaluation.records import SuiteResult, read_suites
+from gpattention.experiments.runs import read_recipe
+from gpattention.training.differences import flat_recipe
 
 
 @dataclass(frozen=True)
 class SummaryRow:
     """One number over several seeds."""
 
-    run: str  # the recipe's name without its seed
+    run: str  # the recipe's name without its seed, of the first run
+    differs: Mapping[str, Any]  # by which values of its recipe it differs from others of that name
     data: str
     attention: str
     suite: str
@@ -45,30 +48,39 @@ class Summary:
 
 
 def summarise(folders: Sequence[StrPath]) -> Summary:
-    """Mean and standard deviation over the seeds of every record in these runs' folders."""
-    grouped: dict[str, list[tuple[int, float]]] = {}
-    fields: dict[str, dict[str, Any]] = {}
-    for folder in folders:
-        for name, result in read_suites(Path(folder)).items():
-            for record in result.records:
-                told = {
-                    "run": name_without_seed(result.run),
-                    "data": result.data,
-                    "attention": result.attention,
-                    "suite": name,
-                    "set": record.set,
-                    "predictor": record.predictor,
-                    "metric": record.metric,
-                    "detail": {key: x for key, x in record.detail.items() if key != "temperature"},
-                }
-                key = json.dumps(told, sort_keys=True)
-                grouped.setdefault(key, []).append((result.seed, record.value))
-                fields[key] = told
+    """Mean and standard deviation over the seeds of every record in these runs' folders.
+
+    Runs whose recipes differ by more than seed and name have rows of their own.  Of several with the same
+    recipe and seed the last counts.
+    """
     rows = []
-    for key, found in grouped.items():
-        seeds, values = zip(*sorted(found), strict=True)
-        spread = stdev(values) if len(values) > 1 else None
-        rows.append(SummaryRow(**fields[key], mean=fmean(values), std=spread, values=values, seeds=seeds))
+    for group in _groups(folders):
+        grouped: dict[str, dict[int, float]] = {}
+        fields: dict[str, dict[str, Any]] = {}
+        for suites in group.suites:
+            for name, result in suites.items():
+                for record in result.records:
+                    told = {
+                        "data": result.data,
+                        "attention": result.attention,
+                        "suite": name,
+                        "set": record.set,
+                        "predictor": record.predictor,
+                        "metric": record.metric,
+                        "detail": {key: x for key, x in record.detail.items() if key != "temperature"},
+                    }
+                    key = json.dumps(told, sort_keys=True)
+                    grouped.setdefault(key, {})[result.seed] = record.value
+                    fields[key] = told
+        for key, found in grouped.items():
+            seeds, values = zip(*sorted(found.items()), strict=True)
+            spread = stdev(values) if len(values) > 1 else None
+            rows.append(
+                SummaryRow(
+                    group.run, group.differs, **fields[key], mean=fmean(values), std=spread, values=values,
+                    seeds=seeds,
+                )
+            )  # fmt: skip
     return Summary(tuple(rows))
 
 
@@ -79,3 +91,45 @@ def name_without_seed(name: str) -> str:
 
 def _has(row: SummaryRow, key: str, value: Any) -> bool:
     return (getattr(row, key) if hasattr(row, key) else row.detail.get(key)) == value
+
+
+@dataclass
+class _Group:
+    """Runs that differ by their seed alone."""
+
+    run: str
+    values: Mapping[str, Any]  # of the recipe, but for name and seed
+    suites: list[dict[str, SuiteResult]]
+    differs: Mapping[str, Any]
+
+
+def _groups(folders: Sequence[StrPath]) -> list[_Group]:
+    found: dict[str, _Group] = {}
+    for folder in folders:
+        suites = read_suites(Path(folder))
+        if not suites:
+            continue
+        first = next(iter(suites.values()))
+        values = _values(Path(folder), first)
+        key = json.dumps(values, sort_keys=True)
+        found.setdefault(key, _Group(name_without_seed(first.run), values, [], {})).suites.append(suites)
+    for group in found.values():
+        namesakes = [other.values for other in found.values() if other.run == group.run]
+        group.differs = {
+            key: value
+            for key, value in group.values.items()
+            if any(key not in values or values[key] != value for values in namesakes)
+        }
+    return list(found.values())
+
+
+def _values(folder: Path, result: SuiteResult) -> dict[str, Any]:
+    """What runs have in common that differ by their seed alone; suites without a recipe tell their own."""
+    if not (folder / "recipe.json").is_file():
+        return {
+            "name": name_without_seed(result.run),
+            "data.name": result.data,
+            "model.attention": result.attention,
+        }
+    flat = flat_recipe(read_recipe(folder))
+    return {key: value for key, value in flat.items() if key not in ("name", "seed")}

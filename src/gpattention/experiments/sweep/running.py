@@ -21,6 +21,7 @@ from gpattention.experiments.sweep.jobs import Job, train_all
 from gpattention.experiments.sweep.plan import PlannedRun, plan_sweep
 from gpattention.experiments.sweep.result import CRITERIA, Criterion, SweepResult, SweepRow, SweepSetting
 from gpattention.training import CheckpointError, Recipe, load_recipe, recipe_from_dict
+from gpattention.training.differences import told_differences
 
 __all__ = ["SweepResult", "SweepRow", "SweepSetting", "choose_setting", "run_sweep"]
 
@@ -128,11 +129,14 @@ def _before(run: PlannedRun, *, resume: bool) -> SweepRow | None:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")
     written = run.folder / "recipe.json"
     try:
-        same = recipe_from_dict(json.loads(written.read_text())) == run.recipe
+        begun = recipe_from_dict(json.loads(written.read_text()))
     except ValueError as error:
         raise CheckpointError(f"{written} is not a recipe: {error}") from error
-    if not same:
-        raise CheckpointError(f"{written} describes another run than this sweep: choose another folder")
+    if begun != run.recipe:
+        raise CheckpointError(
+            f"{written} describes another run than this sweep: {told_differences(begun, run.recipe)}. "
+            "Choose another folder"
+        )
     try:
         finished = open_run(run.folder).finished
     except (FileNotFoundError, ValueError):  # no model yet, or a broken one: training will tell
