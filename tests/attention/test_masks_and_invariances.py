@@ -98,6 +98,26 @@ def test_whatever_is_written_in_the_padding(variant: Variant, garbage: float) ->
     same(results(module, torch.where(real[..., None], x, garbage), real), results(module, x, real))
 
 
+@every_variant
+def test_the_query_given_as_key_and_value_is_self_attention(variant: Variant) -> None:
+    module, x, ignore = build(variant), tokens(), padding()
+    x[ignore] = torch.nan
+    alone = module(x, key_padding_mask=ignore, need=needs(module))
+    for named in ((x, x), (x, x, x)):
+        found = module(*named, key_padding_mask=ignore, need=needs(module))
+        for part in needs(module):
+            assert torch.equal(getattr(found, part), getattr(alone, part)), part
+
+
+@every_default
+def test_values_of_their_own_leave_queries_and_keys_one_set(variant: Variant) -> None:
+    module, x, v, ignore = build(variant), tokens(), tokens(seed=3), padding()
+    x[ignore] = torch.nan
+    found = module(x, x, v, key_padding_mask=ignore, need=needs(module))
+    assert_close(found.weights, module(x, key_padding_mask=ignore, need=("weights",)).weights, **CLOSE)
+    assert bool(found.output.isfinite().all())
+
+
 CROSSING = [variant for variant in DEFAULTS if variant.crosses]
 
 
