@@ -133,7 +133,10 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     known = [site.name for site in sites]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"expected layers among {', '.join(known)}, got {unknown[0]!r}")
+        expected = (
+            f"layers among {', '.join(known)}" if known else "no layers of a model without softmax attention"
+        )
+        raise ValueError(f"expected {expected}, got {unknown[0]!r}")
     return [site for site in sites if site.name in names]
 
 
