@@ -54,7 +54,12 @@ class Runner:
         seed: int,
         keep_variances: bool = False,
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """One pass in which every row draws for itself: the answers, and variances where kept."""
+        """One pass in which every row draws for itself: the answers, and variances where kept.
+
+        Where no site draws it is the host's own pass, fused operations and all.
+        """
+        if not settings.any_drawn:
+            return self.output(rows.inputs), [None] * len(self.sites)
         noise = [
             ItemNoise(seed + (place + 1) * _SITE_SEEDS, rows.numbers, rows.samples)
             for place in range(len(self.sites))
