@@ -221,6 +221,16 @@ def test_a_batch_of_padding_alone(variant: Variant) -> None:
     assert bool(found.output.isfinite().all() & found.regularizer.isfinite())
 
 
+@every_variant
+def test_a_batch_without_sequences(variant: Variant) -> None:
+    module = build(variant)
+    found = module(tokens()[:0], need=needs(module), **({"draw": "independent"} if variant.draws else {}))
+    assert found.output.shape == (0, *tokens().shape[1:])
+    assert (
+        float(found.regularizer.detach()) == 0 or variant.kind == "sgpa"
+    )  # whose inducing values have a prior
+
+
 @pytest.mark.parametrize("name", ["cgp rows causal", "cgp none causal", "sgpa rbf"])
 def test_one_mask_for_queries_and_keys(name: str) -> None:
     module, x, ignore = build(NAMED[name]), tokens(), padding()

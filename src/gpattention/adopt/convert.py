@@ -16,6 +16,7 @@ from gpattention.adopt.convert_inducing import Placing
 from gpattention.adopt.convert_kinds import KINDS
 from gpattention.adopt.convert_layer import ConvertedAttention, TrainingDraw, converted_layers, forget
 from gpattention.adopt.reading import call_model
+from gpattention.adopt.refusals import FOUND_FORMS
 from gpattention.adopt.regularizer import remember_output
 from gpattention.adopt.sites import Site, find_sites
 from gpattention.adopt.storage import add_saving
@@ -71,7 +72,10 @@ def convert(
     found = find_sites(model)
     sites = _chosen(found.sites, layers)
     if not sites:
-        raise ValueError(f"expected a model with softmax attention, got none to convert:\n{found}")
+        raise ValueError(
+            f"expected a model with softmax attention, got none to convert:\n{found}\n"
+            f"what would be found: {FOUND_FORMS}"
+        )
     kept = [(site.name, "not chosen") for site in found.sites if site not in sites]
     record = Conversion(
         kind,

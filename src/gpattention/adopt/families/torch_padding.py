@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def padding_left_zero(model: nn.Module) -> Iterator[None]:
-    """Encoders leave zeros at padding as their fused pass would; with gradients too, where that never runs."""
+    """Encoders leave zeros at padding as the fused pass would; with gradients too, where it never runs."""
     encoders = [
         module
         for module in model.modules()
