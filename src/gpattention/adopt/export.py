@@ -20,7 +20,7 @@ from gpattention.models.rows import Inputs, count_items, evaluating
 def export_program(
     model: nn.Module | Handle, example: Inputs, *, dynamic_length: bool = False
 ) -> ExportedProgram:
-    """What `torch.export` makes of a model's mean prediction, for any batch size; one item will do as `example`.
+    """What `torch.export` makes of a model's mean prediction, for any batch size; `example` may be one item.
 
     Works for every kind.  The program is called as `program.module()(inputs)` with a mapping of named tensors
     ({"inputs": x} where `example` is one tensor) and gives logits, or the last states of a model without.  Of
