@@ -11,7 +11,7 @@ from torch import nn
 
 import gpattention
 from gpattention.adopt.conversion import Conversion
-from gpattention.models import Transformer, VisionTransformer
+from gpattention.models import Transformer, VisionConfig, VisionTransformer
 from tests.adopt.hosts import Host, make
 from tests.adopt.test_convert_families import logits
 
@@ -67,6 +67,31 @@ def test_the_record_is_in_the_config(tmp_path: Path) -> None:
     assert "1 layers are direct attention now, 1 left alone" in str(record)
     again = gpattention.from_pretrained(tmp_path)
     assert gpattention.conversion_of(again) == record
+
+
+def test_a_plain_model_saved_over_a_converted_one_comes_back_plain(tmp_path: Path) -> None:
+    converted("own softmax").model.save_pretrained(tmp_path)  # type: ignore[operator]
+    plain = make("own softmax").model
+    assert isinstance(plain, VisionTransformer)
+    plain.save_pretrained(tmp_path)
+    again = gpattention.from_pretrained(tmp_path)
+    assert gpattention.conversion_of(again) is None
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in plain.state_dict().items())
+
+
+def test_the_record_of_another_model_is_refused_by_its_file(tmp_path: Path) -> None:
+    converted("own softmax").model.save_pretrained(tmp_path)  # type: ignore[operator]
+    record = (tmp_path / "conversion.json").read_bytes()
+    VisionTransformer(
+        VisionConfig(image_size=8, width=16, heads=2, depth=1, attention="cgp")
+    ).save_pretrained(tmp_path)
+    (tmp_path / "conversion.json").write_bytes(record)
+    message = (
+        f"{tmp_path / 'conversion.json'}: expected the record of a conversion of this VisionTransformer.*"
+        "no layers of a model without softmax attention, got 'blocks.0.attention'"
+    )
+    with pytest.raises(ValueError, match=message):
+        gpattention.from_pretrained(tmp_path)
 
 
 def test_the_saved_type_is_kept(tmp_path: Path) -> None:

@@ -58,6 +58,16 @@ def test_programs_of_converted_models(family: str, kind: str | None, tmp_path: P
         assert torch.allclose(loaded(named(few)), logits(host, few), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", mostly_slow(["own softmax", "own text", "encoder"], "own softmax"))
+def test_an_example_of_one_item_frees_the_batch_size(family: str) -> None:
+    host = converted(family, None if family.startswith("own") else "direct")
+    program = gpattention.export_program(host.model, some(host.inputs, 1)).module()
+    for count in (1, 3):
+        few = some(host.inputs, count)
+        with torch.no_grad():
+            assert torch.allclose(program(named(few)), logits(host, few), atol=1e-5)
+
+
 @pytest.mark.slow
 def test_lengths_may_be_free() -> None:
     host = converted("bert", "cgp")
@@ -138,6 +148,8 @@ def test_what_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         gpattention.export_onnx(host.model, tmp_path / "model.onnx", some(host.inputs, 1))
     with pytest.raises(ValueError, match=r"an nn\.Module"):
         gpattention.export_onnx(lambda x: x, tmp_path / "model.onnx", host.inputs)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tensor or a mapping of tensors, got str"):
+        gpattention.export_program(host.model, "x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gives a tensor or logits"):
         read_answer({"loss": 1})
     monkeypatch.setitem(sys.modules, "onnxscript", None)

@@ -9,8 +9,9 @@ import transformers
 from torch import Tensor, nn
 
 import gpattention
-from gpattention.adopt.batches import IGNORED, collect_batches
+from gpattention.adopt.batches import collect_batches
 from gpattention.adopt.fitting import Candidate, Fit, FitOptions, _chosen
+from gpattention.adopt.labels import IGNORED
 from gpattention.adopt.likelihood import log_likelihood
 from gpattention.adopt.selection import greedy_sites
 from gpattention.adopt.stages import NOISES

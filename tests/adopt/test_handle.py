@@ -163,8 +163,21 @@ def test_sites_can_be_switched_off() -> None:
     assert "off" in repr(handle)
     handle.settings = replace(handle.settings, draws=(False, False))
     told = handle.predict(host.inputs, samples=2)
-    torch.testing.assert_close(told.logits[0], told.logits[1])
-    torch.testing.assert_close(told.logits[:1], handle.predict(host.inputs, samples=0).logits)
+    assert told.logits.shape == (2, ITEMS, CLASSES)
+    assert torch.equal(told.logits, handle.predict(host.inputs, samples=0).logits.expand(2, -1, -1))
+    assert handle.predict(host.inputs, samples=2, variances=True).variances == (None, None)
+
+
+def test_without_draws_the_model_runs_once_and_by_itself() -> None:
+    host = make("bert")
+    handle = gpattention.attach(host.model)
+    handle.settings = replace(handle.settings, scale=handle.settings.scale * 0, temperature=2.0)
+    counts: list[tuple[int, int]] = []
+    with torch.no_grad():
+        own = host.model.eval()(**host.inputs).logits
+    told = handle.predict(host.inputs, samples=4, progress=lambda *count: counts.append(count))
+    assert counts == [(ITEMS, ITEMS)]
+    assert torch.equal(told.logits, (own / 2).expand(4, -1, -1))
 
 
 def test_the_noise_of_a_site_does_not_depend_on_the_others() -> None:

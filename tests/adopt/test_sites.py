@@ -208,10 +208,25 @@ def test_strangers_are_named() -> None:
 
 
 def test_a_model_without_attention_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"got Linear with none$"):
+    with pytest.raises(ValueError, match=r"got Linear with none\nwhat would be found"):
         gpattention.attach(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"nn.Module, got int"):
         gpattention.attach(3)  # type: ignore[arg-type]
+
+
+def test_attention_written_by_hand_is_told_what_would_be_found() -> None:
+    class ByHand(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.to_qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.to_qkv(x).chunk(3, -1)
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    for adopt in (gpattention.attach, lambda model: gpattention.convert(model, "cgp")):
+        with pytest.raises(ValueError, match=r"what would be found: nn\.MultiheadAttention, .*timm's layout"):
+            adopt(ByHand())
 
 
 def test_an_attention_may_be_the_whole_model() -> None:

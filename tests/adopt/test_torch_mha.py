@@ -83,6 +83,67 @@ def test_other_masks_are_refused() -> None:
             module(x, x, x, attn_mask=torch.zeros(4, 4, 4, dtype=torch.bool))
 
 
+def encoder(**options: Any) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, **options).eval()
+
+
+def norm_about_one() -> nn.LayerNorm:
+    norm = nn.LayerNorm(8)
+    nn.init.ones_(norm.bias)
+    return norm
+
+
+PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [True] * 5])
+GAPS = torch.tensor([[False] * 5, [False, True, False, False, True], [False] * 5])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("mask", [PADDING[:2], GAPS], ids=["at the end", "with gaps"])
+@pytest.mark.parametrize("additive", [False, True], ids=["bool", "float"])
+@pytest.mark.parametrize("options", [{}, {"enable_nested_tensor": False}, {"norm": norm_about_one()}])
+@torch.no_grad()
+def test_padding_is_left_as_the_fused_encoder_leaves_it(
+    mask: Tensor, additive: bool, options: dict[str, Any]
+) -> None:
+    model, x = encoder(**options), torch.randn(len(mask), 5, 8)
+    given = torch.zeros(mask.shape).masked_fill(mask, -torch.inf) if additive else mask
+    plain = model(x, src_key_padding_mask=given)
+    with intercepting(model, find_sites(model).sites, pass_on):
+        met = model(x, src_key_padding_mask=given)
+    torch.testing.assert_close(met, plain, rtol=1e-5, atol=1e-5)
+    fused = options.get("enable_nested_tensor", True) and mask is not GAPS
+    # else nothing is shown here
+    assert bool((plain[mask] == (1.0 if "norm" in options else 0.0)).all()) == fused
+    assert "forward" not in model.__dict__
+    assert not model.layers[-1]._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_is_the_same_where_gradients_flow() -> None:
+    model, x = encoder(), torch.randn(3, 5, 8)
+    with torch.no_grad():
+        plain = model(x, src_key_padding_mask=PADDING)
+    with intercepting(model, find_sites(model).sites, pass_on):
+        met = model(x, src_key_padding_mask=PADDING)
+    torch.testing.assert_close(met, plain, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_padding_is_left_alone_where_the_fused_pass_is_off() -> None:
+    model, x = encoder(), torch.randn(2, 5, 8)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        plain = model(x, src_key_padding_mask=PADDING[:2])
+        with intercepting(model, find_sites(model).sites, pass_on):
+            met = model(x, src_key_padding_mask=PADDING[:2])
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    torch.testing.assert_close(met, plain, rtol=1e-5, atol=1e-5)
+    assert float(plain[PADDING[:2]].abs().min()) > 0
+
+
 def test_a_forward_of_ones_own_is_put_back() -> None:
     module = nn.MultiheadAttention(8, 2)
     own = module.forward

@@ -98,6 +98,26 @@ def test_whatever_is_written_in_the_padding(variant: Variant, garbage: float) ->
     same(results(module, torch.where(real[..., None], x, garbage), real), results(module, x, real))
 
 
+@every_variant
+def test_the_query_given_as_key_and_value_is_self_attention(variant: Variant) -> None:
+    module, x, ignore = build(variant), tokens(), padding()
+    x[ignore] = torch.nan
+    alone = module(x, key_padding_mask=ignore, need=needs(module))
+    for named in ((x, x), (x, x, x)):
+        found = module(*named, key_padding_mask=ignore, need=needs(module))
+        for part in needs(module):
+            assert torch.equal(getattr(found, part), getattr(alone, part)), part
+
+
+@every_default
+def test_values_of_their_own_leave_queries_and_keys_one_set(variant: Variant) -> None:
+    module, x, v, ignore = build(variant), tokens(), tokens(seed=3), padding()
+    x[ignore] = torch.nan
+    found = module(x, x, v, key_padding_mask=ignore, need=needs(module))
+    assert_close(found.weights, module(x, key_padding_mask=ignore, need=("weights",)).weights, **CLOSE)
+    assert bool(found.output.isfinite().all())
+
+
 CROSSING = [variant for variant in DEFAULTS if variant.crosses]
 
 
@@ -199,6 +219,16 @@ def test_a_batch_of_padding_alone(variant: Variant) -> None:
     module, x = build(variant), torch.full_like(tokens(), torch.nan)
     found = module(x, key_padding_mask=torch.ones(BATCH, TOKENS, dtype=torch.bool), need=needs(module))
     assert bool(found.output.isfinite().all() & found.regularizer.isfinite())
+
+
+@every_variant
+def test_a_batch_without_sequences(variant: Variant) -> None:
+    module = build(variant)
+    found = module(tokens()[:0], need=needs(module), **({"draw": "independent"} if variant.draws else {}))
+    assert found.output.shape == (0, *tokens().shape[1:])
+    assert (
+        float(found.regularizer.detach()) == 0 or variant.kind == "sgpa"
+    )  # whose inducing values have a prior
 
 
 @pytest.mark.parametrize("name", ["cgp rows causal", "cgp none causal", "sgpa rbf"])

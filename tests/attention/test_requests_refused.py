@@ -7,7 +7,18 @@ import pytest
 import torch
 
 from gpattention.attention import build_attention, list_attention
-from tests.attention.variants import BATCH, EMBED, HEADS, NAMED, TOKENS, build, tokens
+from tests.attention.variants import (
+    BATCH,
+    EMBED,
+    HEADS,
+    NAMED,
+    TOKENS,
+    VARIANTS,
+    Variant,
+    build,
+    every,
+    tokens,
+)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "kernel"])
@@ -41,7 +52,6 @@ BAD_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
     "query mask": ("softmax", (X,), {"query_padding_mask": MASK[0]}, r"query_padding_mask.*\(7,\)"),
     "inducing inputs": ("cgp rows", (X,), {"inducing": X}, "'cgp' attention takes no inducing inputs"),
     "inducing shape": ("sgpa rbf", (X,), {"inducing": X}, r"\(2, 5, 12\), got \(3, 7, 12\)"),
-    "causal lengths": ("cgp rows causal", (X, X[:, :4]), {}, "4 tokens like k"),
 }
 
 
@@ -50,6 +60,14 @@ def test_bad_calls_are_refused(case: str) -> None:
     name, inputs, options, message = BAD_CALLS[case]
     with pytest.raises(ValueError, match=f"(?s){message}"):
         build(NAMED[name])(*inputs, **options)
+
+
+@every([variant for variant in VARIANTS if variant.causal])
+@pytest.mark.parametrize("queries", [1, 9])
+def test_causal_attention_refuses_other_numbers_of_queries(variant: Variant, queries: int) -> None:
+    message = f"query with as many tokens as key.*got query of {queries} tokens and key of {TOKENS}"
+    with pytest.raises(ValueError, match=message):
+        build(variant)(tokens(length=queries), X)
 
 
 BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [

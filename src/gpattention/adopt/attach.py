@@ -4,6 +4,7 @@ from torch import nn
 
 from gpattention.adopt.handle import Handle
 from gpattention.adopt.reading import TASKS, Call, Task, call_model
+from gpattention.adopt.refusals import FOUND_FORMS
 from gpattention.adopt.running import Runner
 from gpattention.adopt.sites import find_sites
 from gpattention.adopt.variance import MAX_KEYS
@@ -47,7 +48,8 @@ def attach(
         reasons = "".join(f"\n  {a.name or '(the model)'} ({a.kind}): {a.why}" for a in found.left_alone)
         raise ValueError(
             f"expected a model with softmax attention that has a Gaussian process behind it, got "
-            f"{type(model).__name__} with none{':' if reasons else ''}{reasons}"
+            f"{type(model).__name__} with none{':' if reasons else ''}{reasons}\n"
+            f"what would be found: {FOUND_FORMS}"
         )
     runner = Runner(
         model, found.sites, call or call_model, task, max_keys=max_keys, max_log_amplitude=max_log_amplitude

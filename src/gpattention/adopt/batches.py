@@ -10,7 +10,6 @@ from torch import Tensor
 from gpattention.models.rows import Inputs, count_items, device_of, take
 
 Data: TypeAlias = Any  # Inputs, (inputs, labels), a mapping with "labels", or an iterable of the last two
-IGNORED = -100  # label of tokens that count for nothing, as transformers has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +33,7 @@ def collect_batches(data: Data, labels: Tensor | None, most: int | None) -> list
     """All batches, at most `most` items of them."""
     pairs: Iterable[Any]
     if labels is not None:
+        _check_tensor(labels)
         pairs = [(data, labels)]
     elif _is_pair(data) or (isinstance(data, Mapping) and "labels" in data):
         pairs = [data]
@@ -45,6 +45,7 @@ def collect_batches(data: Data, labels: Tensor | None, most: int | None) -> list
     seen = 0
     for pair in pairs:
         inputs, own = _split(pair)
+        _check_tensor(own)
         if len(own) != count_items(inputs):
             raise ValueError(f"expected a label for each of {count_items(inputs)} inputs, got {len(own)}")
         batch = Batch(inputs, own, seen)
@@ -57,6 +58,16 @@ def collect_batches(data: Data, labels: Tensor | None, most: int | None) -> list
     if not batches:
         raise ValueError("expected data with at least one batch, got none")
     return batches
+
+
+def _check_tensor(labels: Any) -> None:
+    if not isinstance(labels, Tensor) or labels.ndim == 0:
+        found = (
+            f"a tensor of shape {tuple(labels.shape)}"
+            if isinstance(labels, Tensor)
+            else type(labels).__name__
+        )
+        raise ValueError(f"expected labels to be a tensor with one entry per item, got {found}")
 
 
 def _is_pair(data: Any) -> bool:

@@ -16,6 +16,7 @@ from gpattention.adopt.convert_inducing import Placing
 from gpattention.adopt.convert_kinds import KINDS
 from gpattention.adopt.convert_layer import ConvertedAttention, TrainingDraw, converted_layers, forget
 from gpattention.adopt.reading import call_model
+from gpattention.adopt.refusals import FOUND_FORMS
 from gpattention.adopt.regularizer import remember_output
 from gpattention.adopt.sites import Site, find_sites
 from gpattention.adopt.storage import add_saving
@@ -71,7 +72,10 @@ def convert(
     found = find_sites(model)
     sites = _chosen(found.sites, layers)
     if not sites:
-        raise ValueError(f"expected a model with softmax attention, got none to convert:\n{found}")
+        raise ValueError(
+            f"expected a model with softmax attention, got none to convert:\n{found}\n"
+            f"what would be found: {FOUND_FORMS}"
+        )
     kept = [(site.name, "not chosen") for site in found.sites if site not in sites]
     record = Conversion(
         kind,
@@ -133,7 +137,10 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     known = [site.name for site in sites]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"expected layers among {', '.join(known)}, got {unknown[0]!r}")
+        expected = (
+            f"layers among {', '.join(known)}" if known else "no layers of a model without softmax attention"
+        )
+        raise ValueError(f"expected {expected}, got {unknown[0]!r}")
     return [site for site in sites if site.name in names]
 
 

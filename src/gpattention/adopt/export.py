@@ -20,7 +20,7 @@ from gpattention.models.rows import Inputs, count_items, evaluating
 def export_program(
     model: nn.Module | Handle, example: Inputs, *, dynamic_length: bool = False
 ) -> ExportedProgram:
-    """What `torch.export` makes of a model's mean prediction, for any batch size.
+    """What `torch.export` makes of a model's mean prediction, for any batch size; `example` may be one item.
 
     Works for every kind.  The program is called as `program.module()(inputs)` with a mapping of named tensors
     ({"inputs": x} where `example` is one tensor) and gives logits, or the last states of a model without.  Of
@@ -32,8 +32,9 @@ def export_program(
     >>> program = gpattention.export_program(model, {"input_ids": ids, "attention_mask": mask})
     >>> torch.export.save(program, "model.pt2")
     """
-    count_items(example)
-    inputs = named(example)
+    items, inputs = count_items(example), named(example)
+    if items == 1:  # torch.export would take a batch of one for a constant
+        inputs = {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in inputs.items()}
     shapes = {name: dynamic_axes(x, dynamic_length) for name, x in inputs.items()}
     host = model.model if isinstance(model, Handle) else model
     answers = Answers(model, one_tensor=isinstance(example, Tensor))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpattention.adopt.batches import Batch, Data, collect_batches
 from gpattention.adopt.frames import ALIGNMENTS, Alignment, Frame
+from gpattention.adopt.labels import check_labels
 from gpattention.adopt.listening import Measuring
 from gpattention.adopt.running import Runner
 from gpattention.adopt.scoring import Scorer
@@ -128,12 +129,14 @@ def fit_settings(
     batches = collect_batches(data, labels, options.items)
     with evaluating(runner.model):
         device = runner.device(batches[0].inputs)
-        runner.output(take(batches[0].inputs, torch.arange(1), device))  # tells the task
-        if runner.task == "embedding":
+        answer = runner.output(take(batches[0].inputs, torch.arange(1), device))  # tells the task
+        if runner.task is None or runner.task == "embedding":
             raise ValueError(
                 "expected a model with logits or values to fit to labels, got embeddings: "
                 "set handle.settings, or attach a head"
             )
+        for batch in batches:
+            check_labels(batch.labels, tuple(answer.shape[1:]), runner.task)
         fitted, kept_back = _part(batches)
         tell = options.progress or (lambda stage, done, total: None)
         frames = _measure(runner, fitted, options, tell)

@@ -93,17 +93,19 @@ class Handle:
         """A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance.
 
         The model runs in evaluation mode and without gradients.  `samples=0` is the model itself, to the last
-        bit.  The draws of item i depend on `seed` and `first_item` + i alone.  `variances=True` adds each
-        site's variances, [B, H, N] averaged over the samples, to a `Prediction`.  `batch_size` bounds the
-        rows (items times samples) that run at once: if not given 256, or 2000 on a GPU whose memory suffices.
+        bit; so are samples where no site draws, but for the temperature.  The draws of item i depend on
+        `seed` and `first_item` + i alone.  `variances=True` adds each site's variances, [B, H, N] averaged
+        over the samples, to a `Prediction`.  `batch_size` bounds the rows (items times samples) that run at
+        once: if not given 256, or 2000 on a GPU whose memory suffices.
 
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
         self._check_attached()
         check_count("samples", samples, least=0)
         check_count("first_item", first_item, least=0)
-        device, count = self._runner.device(inputs), max(samples, 1)
-        settings = self._settings.to(device)
+        device, settings = self._runner.device(inputs), self._settings
+        count = samples if samples > 0 and settings.any_drawn else 1  # without draws all samples are one
+        settings = settings.to(device)
 
         def run(rows_at_once: int) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
             parts: list[Tensor] = []
@@ -127,7 +129,8 @@ class Handle:
 
         with evaluating(self.model):
             parts, means = run_rows(run, batch_size, device)
-        answers = parts.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
+        answers = parts.unflatten(0, (-1, count)).transpose(0, 1)  # [S, B, ...]
+        answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
         return self._result(answers, inputs, drawn=samples > 0, variances=means)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:

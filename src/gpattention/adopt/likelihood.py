@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from gpattention.adopt.batches import IGNORED
+from gpattention.adopt.labels import IGNORED, check_token_labels
 from gpattention.adopt.reading import Task
 
 
@@ -25,7 +25,9 @@ def log_likelihood(
         error = (targets - answers.mean(0)).square()
         return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
     if task == "tokens":
+        check_token_labels(labels, answers.shape[2])
         answers, labels = answers.flatten(1, 2), labels.flatten()
+    labels = labels.long()  # gather takes no other
     known = labels != IGNORED
     log_each = (answers[:, known] / log_temperature.exp()).log_softmax(-1)  # [S, M, C]
     right = labels[known].expand(len(answers), -1)[..., None]  # [S, M, 1]

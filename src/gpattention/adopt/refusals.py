@@ -15,6 +15,10 @@ SLIDING = "sliding-window attention: every query sees other keys"
 CROSS = "cross-attention of a decoder"
 CAPPED = "soft-capped attention: its logits are not dot products"
 SINKS = "attention with sinks: its weights do not sum to one"
+FOUND_FORMS = (
+    "nn.MultiheadAttention, attention of transformers that asks AttentionInterface, modules of timm's layout "
+    "(qkv, num_heads, scaled_dot_product_attention), and our own softmax and kernel attention"
+)
 
 _RELATIVE_ATTRIBUTES = (
     "relative_attention_bias",

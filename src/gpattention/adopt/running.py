@@ -31,6 +31,7 @@ class Runner:
 
     def output(self, inputs: Inputs, listener: Listener | None = None) -> Tensor:
         """What the model answers to one batch on its device, read as the task says."""
+        items = count_items(inputs)
         if listener is None:
             told = self.call(self.model, inputs)
         else:
@@ -39,9 +40,9 @@ class Runner:
         if self.task is None:
             self.task = find_task(self.model, told)
         answer = read(told, self.task, inputs)
-        if len(answer) != count_items(inputs):
+        if len(answer) != items:
             raise ValueError(
-                f"expected one answer for each of {count_items(inputs)} inputs, got shape "
+                f"expected one answer for each of {items} inputs, got shape "
                 f"{tuple(answer.shape)}: where batches are not the first axis, pass call= to attach"
             )
         return answer
@@ -54,7 +55,12 @@ class Runner:
         seed: int,
         keep_variances: bool = False,
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """One pass in which every row draws for itself: the answers, and variances where kept."""
+        """One pass in which every row draws for itself: the answers, and variances where kept.
+
+        Where no site draws it is the host's own pass, fused operations and all.
+        """
+        if not settings.any_drawn:
+            return self.output(rows.inputs), [None] * len(self.sites)
         noise = [
             ItemNoise(seed + (place + 1) * _SITE_SEEDS, rows.numbers, rows.samples)
             for place in range(len(self.sites))

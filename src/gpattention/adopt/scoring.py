@@ -71,8 +71,7 @@ class Scorer:
 
     def _answers(self, settings: Settings, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
         """Answers [S, B, ...] in float64 and labels of every batch."""
-        drawn = any(settings.drawn(place) for place in range(len(settings.draws)))
-        samples = self._samples if drawn else 1
+        samples = self._samples if settings.any_drawn else 1
         told = []
         with torch.no_grad():
             for batch in batches:

@@ -38,6 +38,11 @@ class Settings:
         """Whether that site draws: a scale of 0 draws nothing."""
         return self.draws[place] and bool((self.scale[place] > 0).any())
 
+    @property
+    def any_drawn(self) -> bool:
+        """Whether any site draws; if none does, the host's own pass says it all."""
+        return any(self.drawn(place) for place in range(len(self.draws)))
+
     def to(self, device: torch.device | str) -> "Settings":
         """The same on another device."""
         frames = tuple(

@@ -13,9 +13,8 @@ from torch import nn
 
 from gpattention.adopt.conversion import Conversion
 from gpattention.models import TextTransformer, Transformer, VisionTransformer
-from gpattention.models.storage import load_folder, write_atomically
+from gpattention.models.storage import CONVERSION_FILE, load_folder, write_atomically
 
-RECORD_FILE = "conversion.json"
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -34,12 +33,12 @@ def save_converted(model: nn.Module, record: Conversion, folder: str | Path, **o
     else:
         _save_weights(model, folder / WEIGHTS_FILE)
     text = json.dumps(record.to_dict(), indent=2) + "\n"
-    write_atomically(folder / RECORD_FILE, text.encode())
+    write_atomically(folder / CONVERSION_FILE, text.encode())
 
 
 def read_record(folder: Path) -> Conversion | None:
     """The record beside the host's files; None where there is none."""
-    path = folder / RECORD_FILE
+    path = folder / CONVERSION_FILE
     if not path.is_file():
         return None
     try:

@@ -15,6 +15,7 @@ from gpattention.adopt.storage import (
     read_config,
     read_record,
 )
+from gpattention.models.storage import CONVERSION_FILE
 
 
 def from_pretrained(folder: str | Path, host: nn.Module | None = None, **options: Any) -> nn.Module:
@@ -47,18 +48,24 @@ def from_pretrained(folder: str | Path, host: nn.Module | None = None, **options
             "from_pretrained(folder, host)"
         )
     model = host if host is not None else own_host(folder, cls)  # type: ignore[arg-type]
-    again(model, record)
+    again(model, record, folder / CONVERSION_FILE)
     load_weights(model, folder / WEIGHTS_FILE)
     return model.eval()
 
 
-def again(model: nn.Module, record: Conversion) -> None:
-    """Do a recorded conversion on a host of the same build."""
+def again(model: nn.Module, record: Conversion, source: Path) -> None:
+    """Do a recorded conversion on a host of the same build; `source` is the file that holds the record."""
     if conversion_of(model) is not None:
         raise ValueError("expected a host as before the conversion, got one that is converted")
-    convert(
-        model, record.kind, draw=record.draw, layers=record.layers, seed=record.seed, **dict(record.options)
-    )
+    try:
+        convert(
+            model, record.kind, draw=record.draw, layers=record.layers, seed=record.seed, **record.options
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{source}: expected the record of a conversion of this {type(model).__name__}, got one that it "
+            f"does not take: {error}"
+        ) from error
 
 
 def _huggingface(folder: Path, config: dict[str, Any], **options: Any) -> nn.Module:
@@ -77,7 +84,7 @@ def _huggingface(folder: Path, config: dict[str, Any], **options: Any) -> nn.Mod
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.__class__ = cls  # it was needed to be here at this moment only
-            again(self, record)
+            again(self, record, folder / "config.json")
 
     # transformers asks the class for its name here and there
     Converting.__name__, Converting.__qualname__, Converting.__module__ = (

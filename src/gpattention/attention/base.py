@@ -11,9 +11,9 @@ from gpattention.attention.initialisation import preserve_
 from gpattention.attention.output import AttentionOutput, Draw, check_request
 from gpattention.attention.projections import projected_together
 from gpattention.attention.regularizer import normalised, real_tokens
+from gpattention.attention.tokens import attends_to_itself, call_tokens
 from gpattention.gp import LogDensity, NoiseSource, Posterior
 from gpattention.gp.checks import check_choice
-from gpattention.gp.inputs import keep_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Heads:
         if self.query_mask is not self.mask:
             raise ValueError(
                 f"{kind} attention has one mask for queries and keys: "
-                "expected a key_padding_mask alone and no key, got masks that may differ"
+                "expected a key_padding_mask alone and no other key, got masks that may differ"
             )
         return self.mask
 
@@ -58,6 +58,7 @@ class Attention(nn.Module):
     default_regularizer: ClassVar[str] = "none"
     normalizes: ClassVar[bool] = False  # whether it takes normalize="rows"
     causal_form: ClassVar[bool] = False  # whether it takes causal=True
+    causal: bool = False  # whether token i sees tokens up to i alone
     crosses: ClassVar[bool] = True  # whether keys may differ from queries
     projections: ClassVar[tuple[str, ...]] = ("value",)  # its linear maps of the tokens
 
@@ -94,7 +95,7 @@ class Attention(nn.Module):
     def forward(
         self,
         query: Tensor,  # [B, Q, E]
-        key: Tensor | None = None,  # [B, K, E]; None is self-attention
+        key: Tensor | None = None,  # [B, K, E]; None, or the query itself, is self-attention
         value: Tensor | None = None,  # [B, K, E]; None is the key
         *,
         key_padding_mask: Tensor | None = None,  # [B, K] True = ignore
@@ -109,7 +110,8 @@ class Attention(nn.Module):
         """Attend, and return the output with whatever `need` names.
 
         Masks mean what they mean in `nn.MultiheadAttention`: True = ignore, whatever is written there.  In
-        self-attention the key mask is the query mask too.  `draw` replaces the mean by draws from the
+        self-attention, `attention(x)` or `attention(x, x, x)`, the key mask is the query mask too.  Causal
+        attention takes as many queries as keys.  `draw` replaces the mean by draws from the
         posterior, token by token ("independent") or correlated ("joint"); one sample has the shape of the
         mean, more come stacked in front.  Unbatched [N, E] inputs give unbatched results, but for the
         posterior, which has a batch of one.  `finish=False` leaves the output projection and its dropout to
@@ -156,56 +158,24 @@ class Attention(nn.Module):
         query_padding: Tensor | None,
         inducing: Tensor | None,
     ) -> tuple[Heads, bool]:
-        if value is not None and key is None:
-            raise ValueError("a value without a key: pass the key too")
-        if key is not None and not self.crosses:
+        if not self.crosses and not attends_to_itself(query, key):
             raise ValueError(f"{self.kind!r} attention is self-attention: its keys are its queries")
-        one_mask = key is None and (query_padding is None or query_padding is key_padding)
-        values_are_keys = value is None
-        key = query if key is None else key
-        value = key if value is None else value
-        unbatched = query.ndim == 2
-        named = {"query": query, "key": key, "value": value}
-        for name, x in named.items():
-            if x.ndim != (2 if unbatched else 3) or x.shape[-1] != self.embed_dim:
-                raise ValueError(
-                    f"expected {name} of shape [B, N, {self.embed_dim}] (or all unbatched), "
-                    f"got {tuple(x.shape)}"
-                )
-        if unbatched:
-            query, key, value = (x[None] for x in (query, key, value))
-            key_padding = None if key_padding is None else key_padding[None]
-            query_padding = None if query_padding is None else query_padding[None]
-        elif not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        if key.shape[0] != query.shape[0] or value.shape[:2] != key.shape[:2]:
-            raise ValueError(
-                f"expected one batch size, and as many values as keys, got query of {list(query.shape[:2])}, "
-                f"key of {list(key.shape[:2])} and value of {list(value.shape[:2])} sequences and tokens"
-            )
-        mask = _as_real(key_padding, key, "key_padding_mask")
-        if one_mask:
-            query_mask = mask
-        elif query_padding is None and mask is not None:
-            # said in full: the GP functions read None as the keys' mask where the numbers agree
-            query_mask = mask.new_ones(query.shape[0], 1, query.shape[1])
-        else:
-            query_mask = _as_real(query_padding, query, "query_padding_mask")
-        keys = _real_rows(key, mask)
-        ready = self._together(keys) if one_mask and values_are_keys else {}
-        values = ready.get("value")
-        if values is None:
-            values = self.value(keys if values_are_keys else _real_rows(value, mask))
+        told = call_tokens(
+            query, key, value, key_padding, query_padding,
+            embed_dim=self.embed_dim, batch_first=self.batch_first, causal=self.causal,
+        )  # fmt: skip
+        ready = self._together(told.key) if told.one_set and told.values_are_keys else {}
+        values = ready["value"] if "value" in ready else self.value(told.value)
         heads = Heads(
-            queries=keys if one_mask else _real_rows(query, query_mask),
-            keys=keys,
+            queries=told.query,
+            keys=told.key,
             v=self._split(values),
-            mask=mask,
-            query_mask=query_mask,
+            mask=told.mask,
+            query_mask=told.query_mask,
             inducing=self._inducing_inputs(inducing),
             ready=ready,
         )
-        return heads, unbatched
+        return heads, told.unbatched
 
     def _together(self, tokens: Tensor) -> dict[str, Tensor]:
         """All projections of the tokens in one product, where that can be done; else none.  [B, N, E]"""
@@ -278,20 +248,3 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Kind and regulariser in the module's print-out."""
         return f"kind={self.kind!r}, regularizer={self.regularizer!r}"
-
-
-def _as_real(padding: Tensor | None, tokens: Tensor, name: str) -> Tensor | None:
-    """True = ignore [B, N] becomes True = real [B, 1, N]."""
-    if padding is None:
-        return None
-    if padding.dtype != torch.bool or padding.shape != tokens.shape[:2]:
-        raise ValueError(
-            f"expected {name} to be bool (True = ignore) of shape {list(tokens.shape[:2])}, "
-            f"got shape {tuple(padding.shape)} and {padding.dtype}"
-        )
-    return ~padding[:, None]
-
-
-def _real_rows(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Padding overwritten before it is projected: a weight's gradient is 0 times what is written there."""
-    return tokens if mask is None else keep_rows(tokens, mask[:, 0])

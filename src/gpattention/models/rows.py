@@ -4,7 +4,7 @@ Row r of n items times S samples is sample r % S of item r // S.  Its noise is m
 sample and the item alone, so that no way of cutting the rows changes a draw.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -47,6 +47,11 @@ class Network(Protocol):
 
 def count_items(inputs: Inputs) -> int:
     """How many items the inputs hold; all tensors lead with them."""
+    if not isinstance(inputs, Tensor | Mapping):
+        raise ValueError(
+            f"expected inputs to be a tensor or a mapping of tensors, got {type(inputs).__name__}"
+            f"{_hint(inputs)}"
+        )
     named = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs)
     if not named:
         raise ValueError("expected inputs to be a tensor or a mapping of tensors, got an empty mapping")
@@ -61,6 +66,20 @@ def count_items(inputs: Inputs) -> int:
     if count == 0:
         raise ValueError("expected inputs with at least one item, got 0")
     return count
+
+
+def _hint(inputs: object) -> str:
+    """What whoever passed this may have meant."""
+    if type(inputs).__module__ == "numpy":
+        return ": torch.from_numpy makes a tensor of it"
+    kinds = {type(x).__name__ for x in inputs} if isinstance(inputs, list | tuple) else set()
+    if isinstance(inputs, str) or kinds == {"str"}:
+        return " of texts: a tokenizer makes tensors of them"
+    if kinds:
+        return f" of {', '.join(sorted(kinds))}: give each the name of the model's argument, in a mapping"
+    if isinstance(inputs, Iterable):
+        return ": pass its batches one by one, first_item= the items before"
+    return ""
 
 
 def device_of(inputs: Inputs) -> torch.device:

@@ -13,15 +13,21 @@ from torch import Tensor
 
 from gpattention.models.config import FORMAT_VERSION
 
+CONVERSION_FILE = "conversion.json"  # written beside the two by whoever converts a model's attention
+
 
 def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files, each atomically; the weights first, so that a config implies weights."""
+    """Write both files, each atomically; the weights first, so that a config implies weights.
+
+    The record of an earlier model's conversion goes: it would be done again on this one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
     text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
     write_atomically(folder / "model.safetensors", save(plain))
     write_atomically(folder / "config.json", text.encode())
+    (folder / CONVERSION_FILE).unlink(missing_ok=True)
 
 
 def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,11 +1,11 @@
 """`nn.MultiheadAttention`, alone or inside `nn.TransformerEncoderLayer`.
 
 In evaluation mode PyTorch runs whole encoder layers as one fused operation that never calls their attention;
-that fast path is switched off while a site listens.
+that fast path is switched off while a site listens, but for what it leaves at padding (`torch_padding`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 from gpattention.adopt.attended import Attended, Listener, key_mask
+from gpattention.adopt.families.torch_padding import padding_left_zero
 from gpattention.adopt.sites import Site
 
 
@@ -25,7 +26,8 @@ def intercepting(model: nn.Module, sites: Sequence[Site], listener: Listener) ->
     try:
         for site in sites:
             site.module.__dict__["forward"] = _forward(site, listener)
-        yield
+        with padding_left_zero(model) if fast else nullcontext():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for site in sites:
