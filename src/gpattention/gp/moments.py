@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky, inverse
+from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
 
 
@@ -86,6 +87,7 @@ class _Mean(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         L, W, K_ok, v, P = ctx.saved_tensors
         (g,) = grads  # [..., Q, D]
@@ -115,6 +117,7 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         L, L_k, A, F_t, K_ok, v, P, squares, noise = ctx.saved_tensors
         g, w, c = grads  # [..., Q, D], [..., Q], [...]
