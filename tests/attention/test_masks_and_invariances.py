@@ -215,6 +215,20 @@ def test_a_sequence_of_padding_alone(variant: Variant) -> None:
 
 
 @every_default
+def test_a_sequence_of_padding_alone_adds_nothing_to_the_regulariser(variant: Variant) -> None:
+    module, x, ignore = build(variant), tokens(), padding()
+    parameters = list(module.parameters())
+    ignore[1], others = True, torch.arange(BATCH) != 1
+    beside = module(x, key_padding_mask=ignore, need=("regularizer",)).regularizer
+    without = module(x[others], key_padding_mask=ignore[others], need=("regularizer",)).regularizer
+    assert_close(beside, without, **CLOSE)
+    if without.requires_grad:
+        gradients = [torch.autograd.grad(y, parameters, allow_unused=True) for y in (beside, without)]
+        for ours, theirs in zip(*gradients, strict=True):
+            assert_close(ours, theirs, **CLOSE)
+
+
+@every_default
 def test_a_batch_of_padding_alone(variant: Variant) -> None:
     module, x = build(variant), torch.full_like(tokens(), torch.nan)
     found = module(x, key_padding_mask=torch.ones(BATCH, TOKENS, dtype=torch.bool), need=needs(module))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gpattention import gp
 from tests.gp.samples import sample
@@ -56,3 +57,29 @@ def test_a_health_counter_cannot_be_made_during_capture(monkeypatch: pytest.Monk
     with torch.inference_mode():
         counter = module.failure_counter(torch.device("cpu"))
     assert (counter.is_inference(), gp.health()) == (False, {"cpu": 0})
+
+
+def in_sequence(state: gp.CausalCGPState, *tokens: Tensor) -> None:
+    for i in range(tokens[0].shape[-2]):
+        state.append(*(x[..., i, :] for x in tokens))
+
+
+KEYS_WITHOUT_A_FACTOR: dict[str, Callable[..., Any]] = {
+    "direct": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).variance,
+    "direct kl": lambda q, k, o, v, **x: gp.direct_kl(q, k, v, **x),
+    "direct joint": lambda q, k, o, v, **x: gp.direct_log_density(q, k, v, objective="joint", **x),
+    "cgp": lambda *t, **x: gp.cgp_posterior(*t, **x).variance,
+    "cgp together": lambda *t, **x: gp.cgp_posterior(*t, with_variance=True, **x),
+    "cgp covariance": lambda *t, **x: gp.cgp_posterior(*t, **x).covariance(),
+    "causal": lambda *t, **x: gp.causal_cgp_posterior(*t, **x).variance,
+    "growing": lambda *t, **x: in_sequence(gp.CausalCGPState(**x), *t),
+}
+
+
+@pytest.mark.parametrize("name", KEYS_WITHOUT_A_FACTOR)
+def test_the_noise_told_of_keys_is_beside_their_amplitude(name: str) -> None:
+    """1e-4 beside s_k^2 = 1e6 is 1e-10; the advice that 1e-4 is safe would otherwise look followed."""
+    s = sample(queries=7, keys=7, spread=3.0, dtype=torch.float32)
+    k = s.k[:1].expand(7, -1)  # one key seven times
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"K_k \+ noise I .* smallest noise 1\.0e-10\. "):
+        KEYS_WITHOUT_A_FACTOR[name](s.q, k, s.o, s.v, noise=1e-4, scale_k=1e3)

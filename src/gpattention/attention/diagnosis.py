@@ -82,7 +82,8 @@ def _amplitude(attention: Attention) -> float | None:
     for name in ("prior_scale", "scale_q", "variance"):
         parameter = getattr(attention, name, None)
         if isinstance(parameter, Positive):
-            return float(parameter().mean())
+            found = parameter()  # [H]
+            return float((found.sqrt() if name == "variance" else found).mean())
     return None
 
 

@@ -16,6 +16,7 @@ from gpattention.gp.checks import check_choice, check_count, check_jitter
 from gpattention.gp.fused.sgpa.triangle import fused_triangle
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.kernels import ArdRbf
+from gpattention.gp.precision import compute_dtype
 from gpattention.gp.variational import SGPAPosterior
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -101,6 +102,8 @@ class SGPAAttention(Attention):
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         q = self._split(self.query(heads.queries))
+        if self.kernel != "rbf":
+            q = q.to(compute_dtype(q.dtype)) / self.lengthscale()[:, None]  # [H, 1, D]
         return q, q
 
     def _options(self, heads: Heads) -> dict[str, Any]:
@@ -112,7 +115,11 @@ class SGPAAttention(Attention):
     def _regularizer(
         self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
     ) -> Tensor:
-        return _variational(posterior).kl()
+        kl = _variational(posterior).kl()  # [B, H]
+        if heads.mask is None:
+            return kl
+        # a sequence of padding alone is no example, but has the terms of eq. 20 that know no token
+        return torch.where(heads.mask.any(-1), kl, 0.0)
 
     def _weights(self, heads: Heads) -> Tensor:
         f = _variational(self._posterior(heads)).factors()

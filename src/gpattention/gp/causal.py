@@ -27,6 +27,7 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
+from gpattention.gp.moments import key_noise
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
@@ -78,7 +79,7 @@ class CausalCGPPosterior(Posterior):
     def _raw_variance(self) -> Tensor:
         t = self.t
         M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)
-        L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
+        L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise(t))
         A_t = solve_triangular(self._L.mT, self._W, upper=True)  # [..., N, N]
         F = solve_triangular(L_k, self._B_c.mT, upper=False).triu()  # [..., N, N]
         noise = t.noise[..., 0]  # [..., 1]
@@ -209,7 +210,7 @@ def _step(past: _Past | None, t: Tokens, q: Tensor, k: Tensor, o: Tensor) -> tup
     l_o, u, w = solve_triangular(past.L, here * to_latent, upper=False).split(1, -1)
     pivot = _pivot(1 + noise, l_o, real, "K_o + noise I", noise)
     l_k = solve_triangular(past.L_k, here * s_k.square() * _between(past.k, k), upper=False)
-    pivot_k = _pivot(s_k.square() + noise, l_k, real, "K_k + noise I", noise)
+    pivot_k = _pivot(s_k.square() + noise, l_k, real, "K_k + noise I", key_noise(t))
 
     Y = past.Y + u @ v  # first the new column of K_ok V in the old rows, then the new row
     k_all, v_all = torch.cat([past.k, k], -2), torch.cat([past.v, v], -2)

@@ -27,7 +27,7 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
-from gpattention.gp.moments import cgp_mean, cgp_moments
+from gpattention.gp.moments import cgp_mean, cgp_moments, key_noise
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import COSTS, Cost, Posterior
 from gpattention.gp.precision import full_precision
@@ -149,7 +149,7 @@ class CGPPosterior(Posterior):
     def _moments(self) -> Tensor:
         """Mean, variance and log det M_k together, which is cheaper than one after the other."""
         mean, self._unit, self._log_det_k = cgp_moments(
-            self.M, self.K_qo, self.K_ok, self.t.v, self.M_k, self.t.noise
+            self.M, self.K_qo, self.K_ok, self.t.v, self.M_k, self.t.noise, key_noise(self.t)
         )
         return mean
 
@@ -172,7 +172,7 @@ class CGPPosterior(Posterior):
     def L_k(self) -> Tensor:
         """Cholesky factor of M_k.  [..., K, K]"""
         if self._root_k is None:
-            self._root_k = cholesky(self.M_k, name="K_k + noise I", noise=self.t.noise)
+            self._root_k = cholesky(self.M_k, name="K_k + noise I", noise=key_noise(self.t))
         return self._root_k
 
     @property

@@ -12,7 +12,7 @@ from torch.linalg import solve_triangular
 from gpattention.gp.checks import check_positive
 from gpattention.gp.cholesky import cholesky, inverse, solve
 from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
-from gpattention.gp.precision import checks_are_deferred, compute_dtype
+from gpattention.gp.precision import checks_are_deferred, compute_dtype, full_precision
 from gpattention.gp.shapes import broadcast
 
 
@@ -90,6 +90,7 @@ class _GaussianCost(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         L, white = ctx.saved_tensors
         g = grads[0][..., None, None]

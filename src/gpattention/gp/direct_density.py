@@ -18,6 +18,7 @@ from gpattention.gp.fused.exact.density import fused_prior_density
 from gpattention.gp.fused.exact.direct import PRIOR_COVARIANCE, fused_direct
 from gpattention.gp.inputs import Scalar, observation_variance, prepare, with_diagonal
 from gpattention.gp.kernels import gram
+from gpattention.gp.moments import key_noise
 from gpattention.gp.precision import full_precision
 
 DirectObjective = Literal["marginal", "joint"]
@@ -65,7 +66,7 @@ def direct_density_of(
     t = posterior.t
     K_q = amplified_gram(t)  # [..., Q, Q]
     K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
-    L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=t.noise)
+    L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=key_noise(t))
     white = L_key.mT @ t.v  # [..., K, D]  L_k^-1 Z for Z = M_k V
     key = quadratic_log_density(white.square().sum((-2, -1)), L_key, t.real_keys(), t.v)
     cov, X = with_diagonal(K_q, tau, t.query_mask), posterior.computed_mean

@@ -18,6 +18,7 @@ from gpattention.gp.density import log_det
 from gpattention.gp.direct import DirectPosterior, amplified_gram, direct_weights
 from gpattention.gp.inputs import Scalar, observation_variance, prepare, with_diagonal
 from gpattention.gp.kernels import gram
+from gpattention.gp.moments import key_noise
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sharding import counted_once
 from gpattention.gp.sparse import SCGPPosterior, scgp_posterior
@@ -97,7 +98,7 @@ def direct_kl_of(posterior: DirectPosterior, observation_noise: Scalar | None = 
         return fused
     t = posterior.t
     M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)  # [..., K, K]
-    L_k = cholesky(M_k, name="K_k + noise I", noise=t.noise)
+    L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise(t))
     R = solve_triangular(L_k, direct_weights(t).mT, upper=False)  # [..., K, Q]
     K_q = amplified_gram(t)  # [..., Q, Q]
     return _kl_to_prior(posterior.computed_mean, K_q - R.mT @ R, K_q, tau, t.query_mask)

@@ -74,6 +74,7 @@ class _CrossGram(torch.autograd.Function):
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y, K = ctx.saved_tensors
         E = grads[0] * K  # [..., N, M]
@@ -101,6 +102,7 @@ class _Gram(torch.autograd.Function):
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         x, K = ctx.saved_tensors
         E = grads[0] * K  # [..., N, N]

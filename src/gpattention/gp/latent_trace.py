@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpattention.gp.checks import check_count
 from gpattention.gp.kernels import cross_gram
+from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
 
 
@@ -83,6 +84,7 @@ class _LatentTrace(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         o, G = ctx.saved_tensors
         S = 0.5 * (grads[0] + grads[0].mT)  # [..., m, m]

@@ -18,7 +18,14 @@ from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky, inverse
+from gpattention.gp.inputs import Tokens
+from gpattention.gp.precision import full_precision
 from gpattention.gp.shapes import broadcast
+
+
+def key_noise(t: Tokens) -> Tensor:
+    """sigma^2 / s_k^2: M_k has a factor in floating point as kappa(k, k) with this noise has.  [..., 1, 1]"""
+    return t.noise.detach() / t.scale_k.detach().square()
 
 
 def cgp_mean(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> Tensor:
@@ -36,17 +43,20 @@ def cgp_moments(
     v: Tensor,  # [..., K, D]
     M_k: Tensor,  # [..., K, K] K_k + sigma^2 I
     noise: Tensor,  # [..., 1, 1]
+    key_noise: Tensor,  # [..., 1, 1] sigma^2 / s_k^2, for the message only
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [..., Q, D], unit variance u [..., Q] before clamping, and log det M_k [...]."""
     if torch.compiler.is_compiling():
         mean, A = _plain(M, K_qo, K_ok, v, noise)
-        L_k = cholesky(M_k, name="K_k + noise I", noise=noise)
+        L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise)
         F_t = _right_upper(A @ K_ok, L_k)  # [..., Q, K]
         u = 1 - noise[..., 0] * A.square().sum(-1) - F_t.square().sum(-1)
         return mean, u, 2 * L_k.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     M, K_qo, K_ok, v, M_k = _expand(M, K_qo, K_ok, v, M_k)
     noise = noise.expand(*M.shape[:-2], 1, 1)
-    moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(M, K_qo, K_ok, v, M_k, noise)  # type: ignore[no-untyped-call]
+    moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(  # type: ignore[no-untyped-call]
+        M, K_qo, K_ok, v, M_k, noise, key_noise
+    )
     return moments
 
 
@@ -86,6 +96,7 @@ class _Mean(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         L, W, K_ok, v, P = ctx.saved_tensors
         (g,) = grads  # [..., Q, D]
@@ -98,10 +109,17 @@ class _Mean(torch.autograd.Function):
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, M_k: Tensor, noise: Tensor
+        ctx: Any,
+        M: Tensor,
+        K_qo: Tensor,
+        K_ok: Tensor,
+        v: Tensor,
+        M_k: Tensor,
+        noise: Tensor,
+        key_noise: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         L = cholesky(M, name="K_o + noise I", noise=noise)
-        L_k = cholesky(M_k, name="K_k + noise I", noise=noise)
+        L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise)
         W = _right_upper(K_qo, L)  # [..., Q, K]
         P = K_ok @ v  # [..., K, D]
         mean = W @ _right_upper(P.mT, L).mT  # [..., Q, D]
@@ -115,6 +133,7 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         L, L_k, A, F_t, K_ok, v, P, squares, noise = ctx.saved_tensors
         g, w, c = grads  # [..., Q, D], [..., Q], [...]
@@ -128,4 +147,4 @@ class _Moments(torch.autograd.Function):
         if ctx.needs_input_grad[4]:
             dM_k = dM_k + c[..., None, None] * inverse(L_k)
         dnoise = -(w * squares).sum(-1)[..., None, None]  # [..., 1, 1]
-        return -A.mT @ Z, Z, dK_ok, K_ok.mT @ back, dM_k, dnoise
+        return -A.mT @ Z, Z, dK_ok, K_ok.mT @ back, dM_k, dnoise, None

@@ -3,6 +3,9 @@
 From the distances to the last triangular solve everything is IEEE float32 or float64: autocast is
 off, TF32 is off, and half-precision inputs are raised to float32.  A Gram matrix with the 8 or 11
 significant bits of bf16 or TF32 is not positive definite at any useful noise.
+
+Backward passes take the arithmetic they are called in.  Those of our own autograd functions are decorated
+too; what PyTorch derives from plain operations is the caller's, who leaves autocast before `backward()`.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +18,11 @@ import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# Where torch keeps the precision of float32 products; each level without one takes that of a level before.
+_LEVELS = (
+    ("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), ("cuda", "matmul"), ("mkldnn", "matmul"),
+)  # fmt: skip
 
 _deferred: ContextVar[bool] = ContextVar("gpattention_deferred_checks", default=False)
 
@@ -54,16 +62,21 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @contextmanager
 def _ieee_matmul() -> Iterator[None]:
-    """Full float32 products, whatever `set_float32_matmul_precision` was set to."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    lowered = [(b, b.fp32_precision) for b in backends if b.fp32_precision not in ("ieee", "none")]
-    for backend, _ in lowered:
-        backend.fp32_precision = "ieee"
+    """Full float32 products, whatever precision is set, and at whichever level."""
+    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    lowered = []
+    for level in _LEVELS:
+        precision = read(*level)
+        # What a level inherits is "ieee" by now, so this is its own: put back as such, it pins nothing
+        # that followed another setting before.
+        if precision not in ("ieee", "none"):
+            lowered.append((level, precision))
+            write(*level, "ieee")
     try:
         yield
     finally:
-        for backend, precision in lowered:
-            backend.fp32_precision = precision
+        for level, precision in lowered:
+            write(*level, precision)
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:

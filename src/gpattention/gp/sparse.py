@@ -246,6 +246,7 @@ class FusedSCGPPosterior(SCGPPosterior):
         )  # fmt: skip
         return fused_scgp(self.t, options)
 
+    @full_precision
     def plain(self) -> SCGPPosterior:
         """The same posterior by plain operations, with its features and factors."""
         if self._plain is None:

@@ -26,7 +26,7 @@ from gpattention.gp.cholesky import cholesky
 from gpattention.gp.fused.draws.per_channel import fused_channel_draw
 from gpattention.gp.fused.sgpa.posterior import SGPAMoments, fused_sgpa, has_no_batch
 from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
+from gpattention.gp.inputs import _real_mean, keep_columns, keep_rows, with_diagonal
 from gpattention.gp.kernels import ArdRbf, rbf
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
@@ -157,12 +157,21 @@ class SGPAPosterior(Posterior):
         """Tokens between which the kernel is variance * kappa.  [..., N, C]"""
         return self.kernel.scaled(x) if isinstance(self.kernel, ArdRbf) else x
 
+    def _masked_tokens(self) -> Tensor:
+        """Tokens with padding overwritten by the mean of the real ones.  [..., N, C]
+
+        Kernels need not be translation invariant, so nothing is centred here; one that centres its
+        arguments about their mean finds that of real tokens, where zeros would cost it digits.
+        """
+        if self.mask is None:
+            return self.q
+        return torch.where(self.mask[..., None], self.q, _real_mean(self.q.detach(), self.mask))
+
     @full_precision
     def factors(self) -> Factors:
         """The matrices of eq. 19 by plain operations."""
         if self._factors is None:
-            # kernels need not be translation invariant, so tokens are masked but not centred
-            x, v = keep_rows(self.q, self.mask), keep_rows(self.values, self.mask)
+            x, v = self._masked_tokens(), keep_rows(self.values, self.mask)
             K_bb = self.kernel(self.b, self.b)
             noisy = with_diagonal(K_bb, self.jitter)
             L_b = cholesky(noisy, name="K_bb + jitter I", noise=self.jitter)

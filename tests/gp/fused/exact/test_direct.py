@@ -145,6 +145,20 @@ def test_causal_attention_stays_plain() -> None:
         assert p.variance.shape == (1, 1, 4)
 
 
+@pytest.mark.parametrize("kind", ["direct", "cgp"])
+def test_the_noise_told_of_keys_is_beside_their_amplitude(kind: str) -> None:
+    s = sample(1, 1, queries=3, keys=7, spread=3.0, dtype=torch.float32)
+    k, options = s.k[..., :1, :].expand_as(s.k), {"noise": 1e-4, "scale_k": 1e3, "with_variance": True}
+    expected = pytest.raises(
+        gp.NotPositiveDefiniteError, match=r"K_k \+ noise I .* smallest noise 1\.0e-10\. "
+    )
+    with gp.fused_kernels("on"), expected:
+        if kind == "direct":
+            gp.direct_posterior(s.q, k, s.v, **options)
+        else:
+            gp.cgp_posterior(s.q, k, s.o, s.v, **options)
+
+
 def test_a_failed_factor_is_named_or_counted() -> None:
     same = S.q[:, :, :1].expand_as(S.q)
     with gp.fused_kernels("on"):

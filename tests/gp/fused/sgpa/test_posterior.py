@@ -248,8 +248,9 @@ def test_triangular_factors_and_their_gradients() -> None:
 def test_the_module_with_the_switch_on_and_off(kernel: str) -> None:
     torch.manual_seed(0)
     attention = SGPAAttention(8, 2, num_inducing=3, kernel=kernel, jitter=1e-4)
-    x, padding, found = torch.randn(2, 5, 8), torch.rand(2, 5) < 0.3, []
-    items = torch.arange(2)
+    x, padding, found = torch.randn(3, 5, 8), torch.rand(3, 5) < 0.3, []
+    padding[1] = True  # a sequence that is no example
+    items = torch.arange(3)
     for mode in ("off", "on"):
         attention.zero_grad()
         noise = gp.ItemNoise(0, items, torch.zeros_like(items))

@@ -213,6 +213,18 @@ def test_padding_hides_whatever_is_written_there() -> None:
     assert (clean.variance[~S.query_mask] == 0).all()
 
 
+def test_what_is_made_when_asked_for_does_not_see_autocast() -> None:
+    """The plain posterior is made inside the block and kept for everything that is asked of it later."""
+    with gp.fused_kernels("on"):
+        clean, lowered = (gp.scgp_posterior(*TOKENS, noise=1e-2, objectives=()) for _ in range(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        prior = lowered.prior_stddev
+    exact = gp.scgp_posterior(*(x.double() for x in TOKENS), noise=1e-2)
+    torch.testing.assert_close(prior, exact.prior_stddev.float(), rtol=1e-5, atol=0)
+    assert torch.equal(prior, clean.prior_stddev)
+    assert torch.equal(lowered.covariance(), clean.covariance())
+
+
 def test_coinciding_inducing_inputs_raise_or_are_counted() -> None:
     same = S.inducing_q[:1].expand(3, -1)
     with gp.fused_kernels("on"), pytest.raises(gp.NotPositiveDefiniteError) as caught:

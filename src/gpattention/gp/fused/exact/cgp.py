@@ -137,8 +137,9 @@ class _CGP(torch.autograd.Function):
             **sizes.launch("roots"),
         )  # fmt: skip
         if not deferred:
-            for name, found in zip(("K_o + noise I", "K_k + noise I"), info[:factored], strict=False):
-                report_failures(found.view(q.shape[:2]), sizes.N, q.dtype, name=name, noise=noise)
+            named = (("K_o + noise I", noise), ("K_k + noise I", noise / scale_k.square()))
+            for (name, least), found in zip(named, info[:factored], strict=False):
+                report_failures(found.view(q.shape[:2]), sizes.N, q.dtype, name=name, noise=least)
         rows_kernel[(S,)](
             *by_rows(q), *by_rows(k), *masks[0], *masks[1], *by_heads(noise_),
             *by_heads(scales[0]), *by_heads(scales[1]), *by_entries(log_amplitude, q),

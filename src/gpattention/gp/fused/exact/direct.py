@@ -107,7 +107,7 @@ class _Direct(torch.autograd.Function):
             **sizes.launch("roots"),
         )  # fmt: skip
         if with_variance and not deferred:
-            report_failures(info, N, q.dtype, name="K_k + noise I", noise=noise)
+            report_failures(info, N, q.dtype, name="K_k + noise I", noise=noise / scale_k.square())
         direct_kernel[(S,)](
             *by_rows(q), *by_rows(k), *masks[0], *masks[1], *by_heads(noise_),
             *by_heads(scales[0]), *by_heads(scales[1]), *by_entries(log_amplitude, q),
