@@ -104,6 +104,10 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
         for way, name in (("rows", "noise"), ("rows", "prior_scale"), ("none", "scale"))
         for bad in (-1.0, math.inf, math.nan)
     ),
+    *(
+        ("softmax-gp", {name: -1.0}, f"expected {name} to be finite and above .*, got -1.0")
+        for name in ("noise", "prior_scale")
+    ),
     ("cgp", {"max_stddev": 0.0}, "max_stddev > 0, got 0.0"),
     ("softmax", {"dropout": 1.0}, "dropout in .*got 1.0"),
 ]

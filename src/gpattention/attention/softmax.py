@@ -88,8 +88,12 @@ class SoftmaxGPAttention(_Softmax):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        self.noise = Positive((num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, **self._made_with)
-        self.prior_scale = Positive((num_heads,), prior_scale, learned=learn_prior_scale, **self._made_with)
+        self.noise = Positive(
+            (num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, name="noise", **self._made_with
+        )
+        self.prior_scale = Positive(
+            (num_heads,), prior_scale, learned=learn_prior_scale, name="prior_scale", **self._made_with
+        )
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k = self._projected(heads)

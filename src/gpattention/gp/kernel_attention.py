@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.gp.fused.attention.streamed import fused_kernel_attention
 from gpattention.gp.fused.switch import SHOWN_TOKENS, why_not_fused_on
-from gpattention.gp.inputs import keep_rows
+from gpattention.gp.inputs import keep_rows, real_mean
 from gpattention.gp.kernels import exp_dot, rbf
 from gpattention.gp.precision import full_precision
 
@@ -91,7 +91,7 @@ def about_one_origin(
     """Queries and keys masked and, but for dot products, moved near the origin.  [..., N, C] each"""
     k = keep_rows(k, mask)
     if not dot:  # distances do not see a translation, but rounding does
-        centre = k.detach().mean(-2, keepdim=True)
+        centre = real_mean(k.detach(), mask)
         q, k = q - centre, keep_rows(k - centre, mask)
     return keep_rows(q, query_mask), k
 

@@ -26,7 +26,7 @@ from gpattention.gp.cholesky import cholesky
 from gpattention.gp.fused.draws.per_channel import fused_channel_draw
 from gpattention.gp.fused.sgpa.posterior import SGPAMoments, fused_sgpa, has_no_batch
 from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.inputs import _real_mean, keep_columns, keep_rows, with_diagonal
+from gpattention.gp.inputs import keep_columns, keep_rows, real_mean, with_diagonal
 from gpattention.gp.kernels import ArdRbf, rbf
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
@@ -165,7 +165,7 @@ class SGPAPosterior(Posterior):
         """
         if self.mask is None:
             return self.q
-        return torch.where(self.mask[..., None], self.q, _real_mean(self.q.detach(), self.mask))
+        return torch.where(self.mask[..., None], self.q, real_mean(self.q.detach(), self.mask))
 
     @full_precision
     def factors(self) -> Factors:
