@@ -134,13 +134,19 @@ def test_signals_end_every_command_in_order(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    outside = {each: signal.signal(each, handler) for each, handler in handlers.items()}  # perhaps ignored
     monkeypatch.setattr(f"gpattention.cli.{listens}", lambda *_: signal.raise_signal(number))
-    assert main(arguments) == 130
+    try:
+        assert main(arguments) == 130
+        after = {each: signal.getsignal(each) for each in handlers}
+    finally:
+        for each, handler in outside.items():
+            signal.signal(each, handler)
+    assert after == handlers
     told = capsys.readouterr().err
     assert told.startswith(f"gpattention: stopped by {number.name}{kept}")
     assert told.count("\n") == 1
-    assert {each: signal.getsignal(each) for each in before} == before
 
 
 def test_an_interrupt_without_a_word_is_told(

@@ -135,11 +135,15 @@ def test_a_daemon_that_keeps_what_it_writes_to_is_not_waited_for(
 
 def test_a_signal_ends_it_too(alone: Path) -> None:
     log = service(alone)
-    with pytest.raises(SystemExit) as ended, shared_gpu():
-        os.kill(os.getpid(), signal.SIGHUP)
+    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
+    try:
+        with pytest.raises(SystemExit) as ended, shared_gpu():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, outside)
     assert ended.value.code == 128 + signal.SIGHUP
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["-d", "quit"]
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 def test_commands_refuse_it_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
