@@ -2,32 +2,21 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpattention.evaluation.records import read_suite
 from gpattention.experiments.judging.judges import JUDGES
 
+if TYPE_CHECKING:
+    from gpattention.experiments.judging.one_run import Settings
+
 _REDUCING = ("limit", "types", "severities")  # None is all
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What of a new evaluation may be less than in an earlier one."""
-
-    suites: tuple[str, ...]
-    samples: int
-    seed: int
-    predictors: tuple[str, ...]
-    shift_temperature: bool
-    limit: int | None
-    types: tuple[str, ...] | None
-    severities: tuple[int, ...] | None
-
-
-def completed(asked: Asked, folder: Path, weights: str) -> tuple[tuple[str, ...], bool]:
-    """Predictors, and whether with shift temperatures, under which no finished figure is lost.
+def with_earlier(asked: "Settings", folder: Path, weights: str) -> "Settings":
+    """Settings under which no finished figure is lost.
 
     Predictors of an earlier evaluation stay: they are judged again with the new ones, of the predictions that
     are kept.  `ValueError`, before any work, where fewer items would replace more.
@@ -43,10 +32,10 @@ def completed(asked: Asked, folder: Path, weights: str) -> tuple[tuple[str, ...]
         if suite in JUDGES and alike:
             predictors |= dict.fromkeys(earlier.get("predictors", ()))
             shift_temperature = shift_temperature or earlier.get("shift_temperature", False)
-    return tuple(predictors), shift_temperature
+    return replace(asked, predictors=tuple(predictors), shift_temperature=shift_temperature)
 
 
-def _check_as_much(asked: Asked, earlier: dict[str, Any], path: Path, suite: str) -> None:
+def _check_as_much(asked: "Settings", earlier: dict[str, Any], path: Path, suite: str) -> None:
     for name in _REDUCING if suite == "corrupted" else _REDUCING[:1]:
         new, old = getattr(asked, name), earlier.get(name)
         if _is_less(new, old):

@@ -8,7 +8,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from gpattention.evaluation.suites import (
     health_table,
     oversmoothing_findings,
 )
-from gpattention.experiments.judging.earlier import Asked, completed
+from gpattention.experiments.judging.earlier import with_earlier
 from gpattention.experiments.judging.judges import JUDGES
 from gpattention.experiments.judging.run_sets import RunSets, run_sets
 from gpattention.experiments.judging.session import Progress, Session, Steps
@@ -73,12 +73,6 @@ class Settings:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
 
-    def completed(self, folder: Path, weights: str) -> "Settings":
-        """With the predictors that an earlier evaluation has besides; refused where it would lose items."""
-        asked = Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
-        predictors, shift_temperature = completed(asked, folder, weights)
-        return replace(self, predictors=predictors, shift_temperature=shift_temperature)
-
     @staticmethod
     def of(
         suites: Sequence[str] = ("all",), predictors: Sequence[str] = DEFAULT_PREDICTORS, **more: Any
@@ -96,7 +90,7 @@ class Evaluation:
         self.run: Run
         self.weights: str  # SHA-256 of those in `run`, also when the file has others by now
         self.run, self.weights = open_with_digest(folder)
-        self.settings = settings if settings.fresh else settings.completed(self.run.folder, self.weights)
+        self.settings = settings if settings.fresh else with_earlier(settings, self.run.folder, self.weights)
         self.sets: RunSets = run_sets(
             self.run,
             settings.root,

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpattention.evaluation.records import read_suites
+from gpattention.experiments.judging.weights import recorded_weights
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.reading import (
     EvaluatedRun,
@@ -78,6 +80,7 @@ def _keep_suites(archive: Path, earlier: Path, now: Path) -> None:
     further = [file for file in sorted((earlier / "evaluation").glob("*.json")) if file.name not in judged]
     if not further:
         return
+    _check_readable(archive, earlier)
     if _weights(earlier) != _weights(now):
         names = ", ".join(file.stem for file in further)
         raise ValueError(
@@ -91,8 +94,7 @@ def _keep_suites(archive: Path, earlier: Path, now: Path) -> None:
 
 def _weights(run: Path) -> tuple[Any, set[Any]]:
     """What tells whether two records are of one run: its recipe, and the digests that were judged."""
-    found = [json.loads(file.read_text()) for file in sorted((run / "evaluation").glob("*.json"))]
-    digests = {json.loads(plain["environment"].get("settings", "{}")).get("model") for plain in found}
+    digests = {recorded_weights(suite) for suite in read_suites(run).values()}
     return json.loads((run / "recipe.json").read_text()), digests
 
 
