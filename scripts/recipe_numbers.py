@@ -6,6 +6,7 @@ of their own.  `--check` writes nothing and fails where a recipe is not up to da
 
 import argparse
 import csv
+import math
 import sys
 import tomllib
 from pathlib import Path
@@ -77,10 +78,11 @@ def lines_of(plan: str, model: str, figures: Figures) -> list[str]:
                 if (model, predictor, place, metric) in figures:
                     mean, error, seeds = figures[model, predictor, place, metric]
                     name, times, form = METRICS[metric]
-                    shown.append(f"{name} {times * mean:{form}} ± {times * error:{form}}")
+                    spread = "" if math.isnan(error) else f" ± {times * error:{form}}"  # one seed has none
+                    shown.append(f"{name} {times * mean:{form}}{spread}")
             if shown:
                 lines.append(f"#     {called}, {words}: {', '.join(shown)}")
-    return [f"#   {plan}, {model}, {seeds} seeds", *lines]
+    return [f"#   {plan}, {model}, {seeds} {'seed' if seeds == 1 else 'seeds'}", *lines]
 
 
 def with_block(recipe: str, told: list[str]) -> str:

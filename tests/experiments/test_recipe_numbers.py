@@ -53,3 +53,14 @@ def test_figures_of_a_summary(script: ModuleType, tmp_path: Path) -> None:
         "#     test, as it is: accuracy 75.5 ± 0.4, NLL 0.722 ± 0.030",
         "#     CIFAR-10-C, temperature: ECE 0.077 ± 0.004",
     ]
+
+
+def test_one_seed_has_no_spread(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "summary.csv").write_text(
+        "model,predictor,suite,set,metric,score,mean,standard_error,runs,seeds,items\n"
+        "m,model,clean,test,accuracy,,0.109,,1,0,2000\n"
+    )
+    assert script.lines_of("plan", "m", script.read(tmp_path / "summary.csv")) == [
+        "#   plan, m, 1 seed",
+        "#     test, as it is: accuracy 10.9",
+    ]
