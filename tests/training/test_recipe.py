@@ -15,6 +15,7 @@ from gpattention.training import (
     PhaseRecipe,
     Recipe,
     RegularizerRecipe,
+    build_kernel_model,
     load_recipe,
     recipe_from_dict,
     with_seed,
@@ -114,6 +115,15 @@ def test_an_annotation_that_cannot_be_checked_is_an_error() -> None:
     for made in (New(), Either()):
         with pytest.raises(TypeError, match=r"expected new\.(shape|size) to have an annotation that can be"):
             check_types(made, "new")
+
+
+@pytest.mark.parametrize("attention", ["softmax", "softmax-gp", "kernel"])
+def test_a_kind_without_a_warm_start_takes_no_options_of_a_first_phase(attention: str) -> None:
+    options = {"kernel_epochs": 1, "kernel_options": {"kernel": "ard_rbf"}}
+    recipe = recipe_from_dict({"model": {"attention": attention}, "phases": options})
+    message = f"phases.kernel_options to be empty for '{attention}' attention, .* got {{'kernel': 'ard_rbf'}}"
+    with pytest.raises(ValueError, match=message):
+        build_kernel_model(recipe, {"classes": 3, "image_size": 8, "channels": 1, "patch": 4})
 
 
 def test_bad_files_and_changes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from torch import Generator, Tensor
 from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.registry import register_attention
+from gpattention.attention.unused import refuse_unused
 from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_posterior, cgp_posterior
 from gpattention.gp.checks import check_choice, check_count, check_observation_noise
 from gpattention.gp.correlated import CGPPosterior
@@ -21,7 +22,9 @@ class CGPAttention(GaussianAttention):
 
     Options beside those of `Attention`: those of `GaussianAttention`; `causal`; `latent_prior`
     ("noisy" or the paper's "latent"), `observation_noise` (None means sigma^2, 0.0 is the paper's) and
-    `regularizer_samples` of its regularisers.
+    `regularizer_samples` of its regularisers.  Those that the chosen one does not read are refused: only
+    "monte_carlo" draws samples, "kl" knows no prior of the latent inputs, "none" (causal attention's) reads
+    none of them.
     """
 
     causal_form = True
@@ -46,9 +49,25 @@ class CGPAttention(GaussianAttention):
             check_observation_noise(observation_noise)
         check_count("regularizer_samples", regularizer_samples)
         self.causal = causal
+        self._refuse_unread(latent_prior, observation_noise, regularizer_samples)
         self.latent_prior: LatentPrior = latent_prior
         self.observation_noise, self.regularizer_samples = observation_noise, regularizer_samples
         self.latent = self._latent()
+
+    def _refuse_unread(
+        self, latent_prior: LatentPrior, observation_noise: float | None, regularizer_samples: int
+    ) -> None:
+        chosen = f"where regularizer is {self.regularizer!r}" + (
+            " (causal attention's)" if self.causal else ""
+        )
+        if self.regularizer == "none":
+            refuse_unused(CGPAttention, chosen, observation_noise=observation_noise)
+        if self.regularizer in ("kl", "none"):
+            refuse_unused(CGPAttention, chosen, latent_prior=latent_prior)
+        if self.regularizer != "monte_carlo":
+            refuse_unused(
+                CGPAttention, "unless regularizer is 'monte_carlo'", regularizer_samples=regularizer_samples
+            )
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k, o = *self._projected(heads), self._projection("latent", heads)

@@ -9,6 +9,7 @@ from gpattention.attention.base import Attention, Heads
 from gpattention.attention.initialisation import spread_
 from gpattention.attention.kernel import Normalize, check_normalize
 from gpattention.attention.parameters import NOISE_FLOOR, Positive
+from gpattention.attention.unused import refuse_unused
 from gpattention.gp import LogDensity, row_log_amplitude
 
 
@@ -19,6 +20,9 @@ class GaussianAttention(Attention):
     mean is a weighted average of the values and the standard deviation grows where a query has no near
     key.  The prior scale t is per head; the values are divided by it, so that it changes the standard
     deviation alone.  `normalize="none"` is the paper's: amplitudes scale_q and scale_k per head.
+
+    `prior_scale`, `learn_prior_scale` and `max_stddev` (a cap on the amplitude) are options of normalised
+    rows, `scale` and `learn_scale` of `normalize="none"`; in the other mode they are refused.
     """
 
     draws: ClassVar[bool] = True
@@ -42,6 +46,15 @@ class GaussianAttention(Attention):
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
         self.normalize = check_normalize(normalize)
+        if self.normalize == "none":
+            refuse_unused(
+                GaussianAttention, "where normalize is 'none'",
+                prior_scale=prior_scale, learn_prior_scale=learn_prior_scale, max_stddev=max_stddev,
+            )  # fmt: skip
+        else:
+            refuse_unused(
+                GaussianAttention, "unless normalize is 'none'", scale=scale, learn_scale=learn_scale
+            )
         self.query, self.key = self._linear(), self._linear()
         for linear in (self.query, self.key):
             spread_(linear, num_heads)

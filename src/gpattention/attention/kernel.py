@@ -24,7 +24,7 @@ def check_normalize(normalize: str) -> Normalize:
 
 
 def kernel_parameters(
-    kernel: KernelName, num_heads: int, head_dim: int, **made_with: Any
+    kernel: KernelName, num_heads: int, head_dim: int, *, learn_variance: bool = True, **made_with: Any
 ) -> tuple[Positive, Positive]:
     """Length scales [H, D] and variances [H] of ard_rbf and exp_dot.
 
@@ -34,7 +34,7 @@ def kernel_parameters(
     lengthscale, variance = (1.0, 1.0) if kernel == "ard_rbf" else (1.6, 0.1)
     return (
         Positive((num_heads, head_dim), lengthscale, **made_with),
-        Positive((num_heads,), variance, **made_with),
+        Positive((num_heads,), variance, learned=learn_variance, **made_with),
     )
 
 
@@ -44,7 +44,8 @@ class KernelAttention(Attention):
 
     Options beside those of `Attention`: `kernel` ("rbf", "ard_rbf" with a length scale per head and
     dimension and a variance per head, "exp_dot" likewise), `symmetric` (queries and keys share their
-    projection), `normalize` ("rows" or "none"), `causal`.
+    projection), `normalize` ("rows" or "none"), `causal`.  Rows divided by their sums do not depend on the
+    variance: it is then held fixed, a tensor of the state dict all the same but no parameter to train.
     """
 
     normalizes = True
@@ -74,8 +75,9 @@ class KernelAttention(Attention):
             if linear is not None:
                 spread_(linear, num_heads)
         if kernel != "rbf":
+            # without a gradient it would be a parameter that DDP waits for in vain
             self.lengthscale, self.variance = kernel_parameters(
-                kernel, num_heads, self.head_dim, **self._made_with
+                kernel, num_heads, self.head_dim, learn_variance=normalize == "none", **self._made_with
             )
 
     def _scaled(self, heads: Heads) -> tuple[Tensor, Tensor]:

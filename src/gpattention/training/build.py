@@ -34,6 +34,11 @@ def kernel_config(recipe: Recipe) -> AttentionConfig:
         kernel = {"kernel": options.get("kernel", "rbf"), "symmetric": True, "normalize": "none"}
     elif issubclass(cls, GaussianAttention):
         kernel = {"normalize": options.get("normalize", "rows"), "causal": options.get("causal", False)}
+    elif recipe.phases.kernel_options:
+        raise ValueError(
+            f"expected phases.kernel_options to be empty for {kind!r} attention, which is its own first "
+            f"phase, got {dict(recipe.phases.kernel_options)}"
+        )
     else:
         return AttentionConfig(kind, options)
     return AttentionConfig("kernel", {**kernel, **recipe.phases.kernel_options})
