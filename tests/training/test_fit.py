@@ -11,8 +11,14 @@ import pytest
 import torch
 
 from gpattention.attention import list_attention
+from gpattention.data import Batch
 from gpattention.training import Progress, Schedule, TrainingFailedError, fit
+from gpattention.training.build import build_model
 from gpattention.training.checkpoint import list_checkpoints
+from gpattention.training.engine import EagerEngine
+from gpattention.training.objective import Objective
+from gpattention.training.schedule import Controls
+from gpattention.training.single import SingleProcess
 from tests.training.toy import toy_data, toy_recipe
 
 KINDS = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
@@ -136,3 +142,16 @@ def test_a_strong_regulariser_warns_of_its_floor(tmp_path: Path) -> None:
 def test_too_few_items_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 64 training items"):
         fit(toy_recipe(optimizer__batch_size=64), toy_data(), tmp_path / "run")
+
+
+def test_a_step_trains_a_model_that_was_put_into_evaluation() -> None:
+    recipe, data = toy_recipe("kernel"), toy_data()
+    model = build_model(recipe, data.facts)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = EagerEngine(
+        SingleProcess(torch.device("cpu")), Objective(model, recipe, "gp"), optimizer, recipe
+    )
+    model.eval()
+    items = torch.arange(8)
+    engine.step([Batch(items, data.train[items], data.train_labels[items])], Controls(0, 0, 0.1, 0.0))
+    assert all(module.training for module in model.modules())

@@ -54,12 +54,12 @@ class GraphEngine:
 
     def step(self, batches: Sequence[Batch], controls: Controls) -> None:
         """Copy what the step reads, then replay it."""
-        self._objective.train()
         self._load(batches, controls)
         if self._graph is not None:
             self._graph.replay()
             self._steps += 1
             return
+        self._objective.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate  # loading a state may have put a copy in its place
         if self._eager_steps < WARM_UP:
