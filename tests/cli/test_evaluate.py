@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,19 @@ class TestTable:
             "y": {"clean": result("clean", *clean(0.8, 0.1), data="cifar10")},
         }
         assert "*" not in evaluation_table(runs, bold=False)
+
+    def test_runs_on_different_numbers_of_items(self) -> None:
+        def judged(accuracy: float, items: int) -> dict[str, SuiteResult]:
+            found = result("clean", *clean(accuracy, 0.1))
+            return {"clean": replace(found, curves={"items": {"model": {"test": items}}})}
+
+        runs = {"x": judged(0.9, 31), "y": judged(0.8, 2000), "z": judged(0.7, 2000)}
+        drawn = evaluation_table(runs, bold=False)
+        assert "*0.800" in drawn
+        assert "*0.900" not in drawn
+        assert drawn.endswith("on other items than most, so not compared: x model (31 items)")
+        assert "*" not in evaluation_table({name: runs[name] for name in ("x", "y")}, bold=False)
+        assert "compared" not in evaluation_table({name: runs[name] for name in ("y", "z")}, bold=False)
 
     def test_texts_have_their_own_columns(self) -> None:
         outside = Record("ood/out-of-domain", "model", "mcc", 0.25)

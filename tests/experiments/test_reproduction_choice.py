@@ -1,6 +1,7 @@
 """What is chosen on validation items, and whether it beats goals and rivals."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from gpattention.experiments.reproduction.goals import Candidate
 from gpattention.experiments.reproduction.results.choice_page import choice_markdown
 from gpattention.experiments.reproduction.results.choosing import choose
 from gpattention.experiments.reproduction.results.columns import Column
-from gpattention.experiments.reproduction.results.reading import PlanResults, read_results
+from gpattention.experiments.reproduction.results.reading import EvaluatedRun, PlanResults, read_results
 from gpattention.experiments.reproduction.results.summary import (
+    OTHER_ITEMS,
     best_place,
     summary_lines,
     summary_markdown,
@@ -180,3 +182,43 @@ def test_bold_is_what_is_clearly_better(read: Read, metric: str, spread: float, 
     assert best_place(Column(metric, "clean", "test", metric), lines) == bold
     assert ("**" in summary_markdown(results)) == (bold is not None)
     assert best_place(Column("", "clean", "nowhere", "nll"), lines) is None
+
+
+def on_fewer_items(results: PlanResults, model: str) -> PlanResults:
+    """The same, but one model judged on 31 items of each set."""
+
+    def fewer(run: EvaluatedRun) -> EvaluatedRun:
+        suites = {}
+        for name, suite in run.suites.items():
+            counts = {who: dict.fromkeys(sets, 31) for who, sets in suite.curves["items"].items()}
+            suites[name] = replace(suite, curves={**suite.curves, "items": counts})
+        return replace(run, suites=suites)
+
+    models = tuple(
+        replace(each, runs=tuple(map(fewer, each.runs))) if each.name == model else each
+        for each in results.models
+    )
+    return replace(results, models=models)
+
+
+def test_only_figures_on_as_many_items_are_compared(read: Read) -> None:
+    results = read(nlls(softmax=0.5, gp=0.4, other=0.6), predictors=("model",))
+    column = Column("", "clean", "validation", "nll")
+    assert best_place(column, summary_lines(results)) == 1
+    assert OTHER_ITEMS not in summary_markdown(results)
+    few = on_fewer_items(results, "gp")
+    assert best_place(column, summary_lines(few)) == 0  # softmax, of the two that can be compared
+    told = summary_markdown(few)
+    assert told.count(OTHER_ITEMS) == told.count("\n## ")
+    assert "| gp | model | 3 | 31 |" in told
+
+
+def test_what_is_judged_on_fewer_items_is_not_chosen(read: Read) -> None:
+    results = read(nlls(softmax=0.5, gp=0.4, other=0.6), predictors=("model",))
+    assert choose(results).chosen.candidate == Candidate("gp", "model")
+    few = on_fewer_items(results, "gp")
+    choice = choose(few)
+    assert choice.chosen.candidate == Candidate("softmax", "model")
+    page = choice_markdown(few, choice)
+    assert "Lower still, but on 31 items, not as many as most: `gp:model`" in page
+    assert "| 1 | gp | model | other items | 3 | 31 |" in page

@@ -61,13 +61,14 @@ def _add_cola(commands: "Commands") -> None:
     )  # fmt: skip
     _add_against(cola)
     cola.add_argument("--finished", action="store_true", help="tables of what is finished, compute nothing")
+    cola.add_argument("--fresh", action="store_true", help="compute everything anew, finished or damaged")
     cola.add_argument("--subset", action="store_true", help="take a CoLA of other than the published size")
     cola.add_argument(
         "-o", "--out", metavar="OUT", default=OUT, help="folder of tables (default: %(default)s)"
     )
     add_device(cola)
     add_data(cola)
-    cola.set_defaults(run_command=run_cola, when_stopped=GOES_ON)
+    cola.set_defaults(run_command=run_cola, when_stopped=f"{GOES_ON} (without --fresh)")
 
 
 def _add_schedules(cola: argparse.ArgumentParser) -> None:
@@ -135,12 +136,13 @@ def _add_images(commands: "Commands") -> None:
     images.add_argument("--severities", metavar="N,N", help="of the corruptions, 1 to 5 (default: all)")
     _add_against(images)
     images.add_argument("--finished", action="store_true", help="tables of what is finished, compute nothing")
+    images.add_argument("--fresh", action="store_true", help="compute everything anew, finished or damaged")
     images.add_argument(
         "-o", "--out", metavar="OUT", default=f"{OUT}/images", help="folder of tables (default: %(default)s)"
     )
     add_device(images)
     add_data(images)
-    images.set_defaults(run_command=run_images, when_stopped=GOES_ON)
+    images.set_defaults(run_command=run_images, when_stopped=f"{GOES_ON} (without --fresh)")
 
 
 def run_cola(given: argparse.Namespace) -> None:
@@ -162,6 +164,7 @@ def run_cola(given: argparse.Namespace) -> None:
         device=given.device,
         subset=given.subset,
         finished=given.finished,
+        fresh=given.fresh,
     )  # fmt: skip
     bars = Bars()
     try:
@@ -210,6 +213,7 @@ def run_images(given: argparse.Namespace) -> None:
         severities=None if given.severities is None else numbers(given.severities, "--severities"),
         batch_size=given.batch_size,
         finished=given.finished,
+        fresh=given.fresh,
     )
     bars = Bars()
 

@@ -32,5 +32,6 @@ examples:
 
 Runs of one name that differ by their seed are one model. Runs of other kinds of attention are left out.
 Converted models are tuned on with the run's own training images, and so is the host, as their control.
-Weights and finished cells are in RUN/adoption; nothing is computed twice.
+Weights and finished cells are in RUN/adoption; nothing is computed twice, but where the run's weights or
+its data have changed. Fewer images replace more with --fresh alone.
 """

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from gpattention.evaluation.records import SuiteResult
+from gpattention.evaluation.records import Record, SuiteResult
 from gpattention.experiments.judging.ensembles import REDUCED
 from gpattention.experiments.judging.summary import Summary, SummaryRow
+from gpattention.experiments.reproduction.results.reading import settings_of
+from gpattention.reports.comparable import Basis, compared, judged_items
 
 Suites = Mapping[str, SuiteResult]
 OUT_OF_DOMAIN = "ood/out-of-domain"
@@ -48,12 +50,12 @@ NOTE = f"OOD AUROC: mean over the sets, by {OOD_SCORE}; corr.: mean over the cor
 
 @dataclass(frozen=True)
 class Line:
-    """One row: whose numbers, on which data, and the number and text of each column."""
+    """One row: whose numbers, on which data, and of each column number, text and what it is of."""
 
     labels: tuple[str, str]
     data: str
     cells: tuple[tuple[float, str] | None, ...]
-    rival: bool = True  # judged on the same items as the others, so that it may be the best
+    bases: tuple[Basis | None, ...]  # only numbers of the same can be better than others; None without one
 
 
 def evaluation_table(runs: Mapping[str, Suites], *, bold: bool) -> str:
@@ -62,8 +64,13 @@ def evaluation_table(runs: Mapping[str, Suites], *, bold: bool) -> str:
     for name, suites in runs.items():
         data = next((result.data for result in suites.values()), "")
         for predictor in _predictors(suites):
-            cells = tuple(_cell(_value(suites, column, predictor)) for column in COLUMNS)
-            lines.append(Line((name, predictor), data, cells, not _reduced(suites, predictor)))
+            found = [_records(suites, column, predictor) for column in COLUMNS]
+            cells = tuple(_cell(_value(records)) for records in found)
+            bases = tuple(
+                _basis(suites.get(column.suite), records)
+                for column, records in zip(COLUMNS, found, strict=True)
+            )
+            lines.append(Line((name, predictor), data, cells, bases))
     return _by_data(("run", "prediction"), lines, bold=bold)
 
 
@@ -76,7 +83,8 @@ def seeds_table(summary: Summary, suites: Sequence[str], *, bold: bool) -> str:
     lines = []
     for (recipe, predictor, data), mine in grouped.items():
         cells = tuple(_spread([row for row in mine if _matches(row, column)]) for column in COLUMNS)
-        lines.append(Line((recipe, predictor), data, cells))
+        same = tuple(None if cell is None else Basis.of([]) for cell in cells)  # one call evaluates all alike
+        lines.append(Line((recipe, predictor), data, cells, same))
     if not lines:
         return ""
     return "mean and standard deviation over seeds\n" + _by_data(("recipe", "prediction"), lines, bold=bold)
@@ -91,30 +99,37 @@ def _predictors(suites: Suites) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _reduced(suites: Suites, predictor: str) -> bool:
-    return any(
-        REDUCED in record.detail
-        for result in suites.values()
-        for record in result.records
-        if record.predictor == predictor
-    )
-
-
-def _value(suites: Suites, column: Column, predictor: str) -> float | None:
-    result = suites.get(column.suite)
-    if result is None:
+def _basis(result: SuiteResult | None, records: Sequence[Record]) -> Basis | None:
+    """How many items records are of, and of how many test items where an ensemble leaves some out."""
+    if result is None or not records:
         return None
-    values = [
-        record.value
-        for record in result.records
+    if result.suite == "efficiency":  # which is of no items
+        return Basis.of([])
+    settings = settings_of(result)
+    sets = [
+        (each.set, judged_items(result.suite, each.set, each.predictor, result.curves, settings))
+        for each in records
+    ]
+    unseen = {each.detail[REDUCED] for each in records if REDUCED in each.detail}
+    return Basis.of([tuple(sets) if not unseen else tuple(("test", count) for count in sorted(unseen))])
+
+
+def _records(suites: Suites, column: Column, predictor: str) -> list[Record]:
+    """What a column shows: the mean over several sets, else the first."""
+    result = suites.get(column.suite)
+    found = [
+        record
+        for record in (() if result is None else result.records)
         if record.predictor == predictor
         and record.metric == column.metric
         and _in_set(record.set, column)
         and (column.score is None or record.detail.get("score") == column.score)
     ]
-    if not values:
-        return None
-    return fmean(values) if column.set.endswith("*") else values[0]
+    return found if column.set.endswith("*") else found[:1]
+
+
+def _value(records: Sequence[Record]) -> float | None:
+    return fmean(record.value for record in records) if records else None
 
 
 def _matches(row: SummaryRow, column: Column) -> bool:
@@ -166,7 +181,7 @@ def _drawn(heads: tuple[str, str], lines: Sequence[Line], *, bold: bool) -> str:
         ]
         drawn.append("  ".join(cells).rstrip())
     told = [NOTE] if any(COLUMNS[i].suite in ("ood", "corrupted") for i in shown) else []
-    return "\n".join([*drawn, *told])
+    return "\n".join([*drawn, *told, *_left_out(lines, shown)])
 
 
 def _marked(line: Line, lines: Sequence[Line], place: int, *, star: bool) -> tuple[str, bool]:
@@ -174,11 +189,28 @@ def _marked(line: Line, lines: Sequence[Line], place: int, *, star: bool) -> tup
     cell = line.cells[place]
     if cell is None:
         return "-", False
-    rivals = [other.cells[place] for other in lines if other.rival]
-    values = [rival[0] for rival in rivals if rival is not None]
+    rivals = _rivals(lines, place)
+    values = [rival[0] for other in rivals if (rival := other.cells[place]) is not None]
     choose: Callable[[list[float]], float] = max if COLUMNS[place].larger else min
-    best = line.rival and len(set(values)) > 1 and cell[0] == choose(values)
+    best = line in rivals and len(set(values)) > 1 and cell[0] == choose(values)
     return (f"*{cell[1]}", False) if best and star else (cell[1], best)
+
+
+def _rivals(lines: Sequence[Line], place: int) -> list[Line]:
+    """Those whose numbers in a column are of the same items."""
+    return [lines[i] for i in sorted(compared([line.bases[place] for line in lines]))]
+
+
+def _left_out(lines: Sequence[Line], shown: Sequence[int]) -> list[str]:
+    """Which rows are not compared, as their numbers are of other items than most."""
+    found: dict[str, None] = {}
+    for place in shown:
+        rivals = _rivals(lines, place)
+        for line in lines:
+            basis = line.bases[place]
+            if basis is not None and line not in rivals:
+                found[f"{' '.join(line.labels)} ({basis.text()})"] = None
+    return [f"on other items than most, so not compared: {', '.join(found)}"] if found else []
 
 
 def _filled(lines: Sequence[Line]) -> list[int]:

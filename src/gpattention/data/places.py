@@ -8,11 +8,15 @@ VARIABLE = "GPATTENTION_DATA"
 StrPath = str | os.PathLike[str]
 
 
+class NoRootError(ValueError):
+    """Nobody says where the datasets are."""
+
+
 def data_root(root: StrPath | None = None) -> Path:
     """The folder that holds the datasets: `root`, or what the environment variable GPATTENTION_DATA says."""
     given = os.environ.get(VARIABLE) if root is None else root
     if not given:
-        raise ValueError(
+        raise NoRootError(
             "expected the folder of the datasets, got none: name it with root (--data on the command line) "
             f"or the environment variable {VARIABLE}"
         )

@@ -1,11 +1,15 @@
 """What a report is made of: plain data of runs, as their folders hold it."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpattention.reports.comparable import Sets, judged_items
+
 Plain = Mapping[str, Any]
+UNSEEN = "unseen_test_items"  # in the detail of an ensemble's records that leave test items out
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,21 @@ class RunData:
                 return number(record["value"])
         return None
 
+    def judged_on(self, suite: str, sets: Sequence[str], predictor: str = "model") -> Sets:
+        """How many items of these sets a predictor was judged on.
+
+        Against sets of other kinds, also how many test items, where some of them are left out.
+        """
+        plain = self.suites.get(suite, {})
+        told = _settings(plain.get("environment", {}).get("settings"))
+        found = [(name, judged_items(suite, name, predictor, plain.get("curves", {}), told)) for name in sets]
+        unseen = {
+            record["detail"][UNSEEN]
+            for record in (self.records(suite) if suite == "ood" else ())
+            if record["predictor"] == predictor and UNSEEN in record.get("detail", {})
+        }
+        return (*found, *(("test", count) for count in sorted(unseen)))
+
     def _of_recipe(self, *keys: str) -> Any:
         found: Any = self.recipe
         for key in keys:
@@ -73,3 +92,12 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def _settings(text: Any) -> Plain:
+    """Of an evaluation, as it says itself; nothing where it does not."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpattention.experiments.adoption.earlier import DATA, differing_keys, standing
+from gpattention.experiments.judging.earlier import check_as_much
 from gpattention.models.storage import write_atomically
 
 FORMAT = "gpattention-adoption-1"
@@ -24,15 +26,28 @@ class Cell:
 
 
 class Cells:
-    """A folder of them, all computed with the same settings."""
+    """A folder of them, all computed with the same settings.
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.folder, self._settings = folder, json.loads(json.dumps(dict(settings)))
+    Args:
+        folder: has a folder for each seed.
+        settings: all that figures depend on: digests of weights, what the data hold (see `earlier`), and how
+            it was computed.
+        fresh: whether none counts as finished.
+    """
 
-    def read(self, seed: int, method: str, part: str = "") -> Cell | None:
-        """None where it is not finished; cells of other settings are an error."""
+    def __init__(self, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> None:
+        self.folder, self._settings, self._fresh = folder, json.loads(json.dumps(dict(settings))), fresh
+
+    def read(
+        self, seed: int, method: str, part: str = "", unchecked: dict[Any, Any] | None = None
+    ) -> Cell | None:
+        """None where it is not finished, or of other weights or data, or of fewer items.
+
+        `ValueError` where it has more items, or other settings.  Where the data are not here, cells must be
+        of the same as others: `unchecked` gathers what they name.
+        """
         path = self._path(seed, method, part)
-        if not path.is_file():
+        if self._fresh or not path.is_file():
             return None
         try:
             plain = json.loads(path.read_text())
@@ -43,8 +58,16 @@ class Cells:
             raise ValueError(
                 f"{path} is not a finished cell: {error}; delete it to compute it anew"
             ) from error
-        self._check(path, plain.get("settings", {}))
+        found = plain.get("settings", {})
+        if not self._is_answer(path, found):
+            return None
+        if self._settings.get(DATA, {}) is None and unchecked is not None:
+            _check_alike(path, seed, found[DATA], unchecked)
         return cell
+
+    def has(self, seed: int, method: str, part: str = "") -> bool:
+        """Whether there is a file, of whatever settings."""
+        return self._path(seed, method, part).is_file()
 
     def write(self, cell: Cell, part: str = "") -> Path:
         """Replace what is there; where a cell is computed in parts, each has its own file."""
@@ -54,17 +77,31 @@ class Cells:
         write_atomically(path, (json.dumps(plain, indent=1) + "\n").encode())
         return path
 
-    def _check(self, path: Path, found: Mapping[str, Any]) -> None:
-        differing = [
-            f"{key} {found.get(key)!r} instead of {self._settings.get(key)!r}"
-            for key in sorted({*found, *self._settings})
-            if found.get(key) != self._settings.get(key)
-        ]
-        if differing:
+    def _is_answer(self, path: Path, found: Mapping[str, Any]) -> bool:
+        asked, state = self._settings, standing(found, self._settings)
+        if state in ("same", "of other weights"):
+            return state == "same"
+        check_as_much(asked, found, path, "adopt")
+        if state == "with other settings":
+            told = [
+                f"{key} {found.get(key)!r} instead of {asked.get(key)!r}"
+                for key in differing_keys(found, asked)
+                if key != DATA
+            ]
             raise ValueError(
-                f"{path} was computed with other settings ({', '.join(differing)}): choose another folder "
-                "for the runs, or delete it"
+                f"{path} was computed with other settings ({', '.join(told)}): choose another folder "
+                "for the runs, or --fresh (fresh=True) to replace it"
             )
+        return False
 
     def _path(self, seed: int, method: str, part: str) -> Path:
         return self.folder / f"seed{seed}" / part / f"{method}.json"
+
+
+def _check_alike(path: Path, seed: int, named: Mapping[str, Any], others: dict[Any, Any]) -> None:
+    for name, content in named.items():
+        if others.setdefault((seed, name), content) != content:
+            raise ValueError(
+                f"{path} is of other data ({name}) than other finished results: name the folder of the "
+                "datasets (--data) to tell which are of what is there"
+            )

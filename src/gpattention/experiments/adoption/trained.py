@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from gpattention.adopt.convert import convert
-from gpattention.experiments.adoption.encoder import Head, build_classifier
+from gpattention.experiments.adoption.earlier import DATA
+from gpattention.experiments.adoption.encoder import Head, build_classifier, encoder_digest
 from gpattention.experiments.adoption.finetuning import Finetuning, finetune
 from gpattention.experiments.adoption.kept_weights import KeptWeights
 from gpattention.experiments.adoption.sentences import Sentences
@@ -34,6 +35,8 @@ class Weights:
         seed: of head, order, dropout and draws.
         device: where all of it happens.
         progress: is told how many steps of how many are done.
+        remade: where given, kept weights count only if they are in it, by folder and name of their training;
+            those trained now are added.
     """
 
     folder: Path
@@ -45,11 +48,13 @@ class Weights:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     progress: Callable[[int, int], object] | None = None
+    remade: set[Path] | None = None
 
     def trained(self, training: Training) -> tuple[nn.Module, Epochs]:
         """The model of a training, in evaluation mode, and what its epochs came to."""
         kept, settings = KeptWeights(self.folder), self._settings(training)
-        before = kept.record(training.name, settings)
+        old = self.remade is not None and self.folder / training.name not in self.remade
+        before = None if old else kept.record(training.name, settings)
         model = self.start(training, known=before is not None)
         if before is not None:
             model.load_state_dict(kept.tensors(training.name))
@@ -63,6 +68,8 @@ class Weights:
         )  # fmt: skip
         epochs = [asdict(row) for row in rows]
         kept.write(training.name, settings, model, {"epochs": epochs})
+        if self.remade is not None:
+            self.remade.add(self.folder / training.name)
         return model.eval(), epochs
 
     def start(self, training: Training, *, known: bool = False) -> nn.Module:
@@ -87,4 +94,6 @@ class Weights:
         convert(model, kind, seed=self.seed, **options)
 
     def _settings(self, training: Training) -> dict[str, Any]:
-        return {"head": self.head, **asdict(self.finetuning), **self.further.described(training)}
+        started = {"encoder": encoder_digest(self.encoder), "head": self.head}
+        seen = {DATA: {name: self.parts[name].digest for name in ("train", "validation")}}
+        return {**started, **asdict(self.finetuning), **self.further.described(training), **seen}

@@ -1,7 +1,7 @@
 """What an earlier evaluation of the same weights holds, and a new one must not lose."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from gpattention.experiments.judging.judges import JUDGES
 if TYPE_CHECKING:
     from gpattention.experiments.judging.one_run import Settings
 
-_REDUCING = ("limit", "types", "severities")  # None is all
+REDUCING = ("limit", "types", "severities")  # settings that leave items out; None is all
 
 
 def with_earlier(asked: "Settings", folder: Path, weights: str) -> "Settings":
@@ -27,7 +27,8 @@ def with_earlier(asked: "Settings", folder: Path, weights: str) -> "Settings":
         earlier = _settings(path) if path.exists() else {}
         if suite == "efficiency" or earlier.get("model") != weights:
             continue
-        _check_as_much(asked, earlier, path, suite)
+        reducing = REDUCING if suite == "corrupted" else REDUCING[:1]
+        check_as_much({name: getattr(asked, name) for name in reducing}, earlier, path)
         alike = all(earlier.get(name) == getattr(asked, name) for name in ("samples", "seed", "limit"))
         if suite in JUDGES and alike:
             predictors |= dict.fromkeys(earlier.get("predictors", ()))
@@ -35,21 +36,22 @@ def with_earlier(asked: "Settings", folder: Path, weights: str) -> "Settings":
     return replace(asked, predictors=tuple(predictors), shift_temperature=shift_temperature)
 
 
-def _check_as_much(asked: "Settings", earlier: dict[str, Any], path: Path, suite: str) -> None:
-    for name in _REDUCING if suite == "corrupted" else _REDUCING[:1]:
-        new, old = getattr(asked, name), earlier.get(name)
-        if _is_less(new, old):
+def check_as_much(
+    asked: Mapping[str, Any], earlier: Mapping[str, Any], path: Path, again: str = "evaluate"
+) -> None:
+    """`ValueError` where settings leave out items that the figures in a file were computed with."""
+    for name in REDUCING:
+        new, old = asked.get(name), earlier.get(name)
+        if new is not None and _is_less(new, old):
             now = new if isinstance(new, int) else ",".join(map(str, new))
             had = "all" if old is None else old if isinstance(old, int) else ",".join(map(str, old))
             raise ValueError(
                 f"{path} has figures of the same weights with more items ({name}: {had}), which {name} {now} "
-                "would replace: evaluate as it was, or with --fresh (fresh=True) to replace them"
+                f"would replace: {again} as it was, or with --fresh (fresh=True) to replace them"
             )
 
 
-def _is_less(new: int | Sequence[Any] | None, old: int | Sequence[Any] | None) -> bool:
-    if new is None:
-        return False
+def _is_less(new: int | Sequence[Any], old: int | Sequence[Any] | None) -> bool:
     if old is None:
         return True
     if isinstance(new, int) and isinstance(old, int):

@@ -151,7 +151,7 @@ class Evaluation:
 
     def _described(self, suite: str) -> str:
         """Everything that a suite's numbers depend on, as JSON."""
-        s, sets = self.settings, self.sets
+        s = self.settings
         told: dict[str, Any] = {
             "gpattention": gpattention.__version__,
             "model": self.weights,
@@ -162,13 +162,9 @@ class Evaluation:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
             told |= {"shift_temperature": True} if s.shift_temperature else {}
         if suite != "efficiency":
-            told |= {"validation": sets.validation.digest, "test": sets.test.digest}
+            told |= self.sets.described(suite)
         if suite == "corrupted" and (s.types, s.severities) != (None, None):
             told |= {"types": s.types, "severities": s.severities}
-        if suite == "corrupted" and sets.corrupted_origin is not None:
-            told["corrupted"] = sets.corrupted_origin()
-        if suite == "ood" or (suite == "clean" and sets.kind == "texts"):
-            told["outside"] = sets.outside_contents()
         if suite == "efficiency":
             told["device"] = _environment(self.device)["device"]
         return json.dumps(told, sort_keys=True)

@@ -57,6 +57,15 @@ class RunSets:
         words = items.words or ()
         return ItemSet(items.name, dict(self.encoder(words)), items.labels, words=words)
 
+    def described(self, suite: str) -> dict[str, Any]:
+        """What the data of a suite hold: its numbers are of no other."""
+        told: dict[str, Any] = {"validation": self.validation.digest, "test": self.test.digest}
+        if suite == "corrupted" and self.corrupted_origin is not None:
+            told["corrupted"] = self.corrupted_origin()
+        if suite == "ood" or (suite == "clean" and self.kind == "texts"):
+            told["outside"] = self.outside_contents()
+        return told
+
     def outside_contents(self) -> dict[str, str]:
         """SHA-256 of what each set of another kind holds, of its files where decoding would cost more."""
         return {name: self._outside_content(name) for name in sorted(self.outside)}

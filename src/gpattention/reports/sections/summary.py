@@ -1,9 +1,10 @@
 """The numbers first: every model in one table, accuracy and NLL always beside ECE."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from gpattention.reports.comparable import Basis, Sets, compared
 from gpattention.reports.groups import Comparison, Model, Spread
 from gpattention.reports.inputs import RunData
 from gpattention.reports.markup import Safe, join, tag
@@ -19,6 +20,11 @@ ADVICE = (
 )
 
 
+OTHER_ITEMS = (
+    "Numbers on other items than most of their column say on how many, and are not compared with the rest. "
+)
+
+
 @dataclass(frozen=True)
 class Column:
     """A number of a run, by predictor."""
@@ -26,10 +32,21 @@ class Column:
     group: str
     metric: str
     measure: Callable[[RunData, str], float | None]
+    judged_on: Callable[[RunData, str], Sets]
 
     def spread(self, model: Model, predictor: str) -> Spread | None:
         """Over the seeds of a model."""
         return model.spread_of(lambda run: self.measure(run, predictor))
+
+    def basis(self, model: Model, predictor: str) -> Basis | None:
+        """What the number was computed on; None where there is none."""
+        runs = [run for run in model.runs if self.measure(run, predictor) is not None]
+        return Basis.of(self.judged_on(run, predictor) for run in runs) if runs else None
+
+    def rivals(self, comparison: Comparison, predictor: str) -> list[Model]:
+        """The models whose numbers can be compared, as they are of the same items."""
+        places = compared([self.basis(model, predictor) for model in comparison.models])
+        return [comparison.models[place] for place in sorted(places)]
 
     def shown(self, comparison: Comparison, predictor: str) -> bool:
         """Whether any model has it; the MCC is for text, whose classes are of unequal size."""
@@ -41,6 +58,22 @@ def _recorded(suite: str, set: str, metric: str) -> Callable[[RunData, str], flo
     return lambda run, predictor: run.value(suite, set, metric, predictor)
 
 
+def _on(suite: str, set: str) -> Callable[[RunData, str], Sets]:
+    return lambda run, predictor: run.judged_on(suite, [set], predictor)
+
+
+def _on_corrupted(run: RunData, predictor: str) -> Sets:
+    """Each corruption at each severity, as a mean over fewer is another."""
+    names = {r["set"] for r in run.records("corrupted") if r["predictor"] == predictor}
+    each = sorted(name for name in names if name.count("/") == 2)
+    return run.judged_on("corrupted", each or ["corrupted/mean"], predictor)
+
+
+def _on_outside(run: RunData, predictor: str) -> Sets:
+    names = {r["set"] for r in run.records("ood") if r["predictor"] == predictor and r["metric"] == "auroc"}
+    return run.judged_on("ood", sorted(names), predictor)
+
+
 def _mean_auroc(run: RunData, predictor: str) -> float | None:
     """Over the out-of-distribution sets."""
     sets = {record["set"] for record in run.records("ood")}
@@ -50,12 +83,15 @@ def _mean_auroc(run: RunData, predictor: str) -> float | None:
 
 
 COLUMNS = (
-    *(Column("test", m, _recorded("clean", "test", m)) for m in ("accuracy", "mcc", "nll", "ece", "aurc")),
     *(
-        Column("corrupted", m, _recorded("corrupted", "corrupted/mean", m))
+        Column("test", m, _recorded("clean", "test", m), _on("clean", "test"))
+        for m in ("accuracy", "mcc", "nll", "ece", "aurc")
+    ),
+    *(
+        Column("corrupted", m, _recorded("corrupted", "corrupted/mean", m), _on_corrupted)
         for m in ("accuracy", "nll", "ece")
     ),
-    Column("unknown data", "auroc", _mean_auroc),
+    Column("unknown data", "auroc", _mean_auroc, _on_outside),
 )
 
 
@@ -71,6 +107,7 @@ def content(comparison: Comparison, name: str) -> Safe:
         tag(
             "p",
             "Best in bold. " if len(comparison.models) > 1 else None,
+            OTHER_ITEMS if _mixed(comparison, predictors) else None,
             ADVICE,
             _seeds(comparison),
             class_="advice",
@@ -83,7 +120,8 @@ def content(comparison: Comparison, name: str) -> Safe:
 def summary_table(comparison: Comparison, predictor: str) -> Safe:
     """One row per model, the best of each column in bold; columns that nobody has are left out."""
     columns = [c for c in COLUMNS if c.shown(comparison, predictor)]
-    best = {column: best_text(column, comparison, predictor) for column in columns}
+    rivals = {column: column.rivals(comparison, predictor) for column in columns}
+    best = {column: best_text(column, rivals[column], predictor) for column in columns}
     groups = [(g, sum(c.group == g for c in columns)) for g in dict.fromkeys(c.group for c in columns)]
     heads = tag(
         "thead",
@@ -92,18 +130,23 @@ def summary_table(comparison: Comparison, predictor: str) -> Safe:
     )
     rows = []
     for model in comparison.models:
-        cells = [_cell(column.spread(model, predictor), best[column]) for column in columns]
+        cells = [
+            _cell(column.spread(model, predictor), best[column])
+            if model in rivals[column]
+            else _aside(column, model, predictor)
+            for column in columns
+        ]
         rows.append(tag("tr", tag("th", swatch(model), scope="row"), *cells))
     caption = f"{comparison.data}: {predictor_name(predictor)}"
     table = tag("table", tag("caption", caption), heads, tag("tbody", *rows), class_="key summary")
     return scrolling(table, caption)
 
 
-def best_text(column: Column, comparison: Comparison, predictor: str) -> str | None:
+def best_text(column: Column, rivals: Sequence[Model], predictor: str) -> str | None:
     """The best mean as it is printed, so that what looks equal is bold alike; None for a single model."""
-    spreads = [column.spread(model, predictor) for model in comparison.models]
+    spreads = [column.spread(model, predictor) for model in rivals]
     means = [spread.mean for spread in spreads if spread is not None]
-    if len(comparison.models) < 2 or not means:
+    if len(means) < 2:
         return None
     return f"{max(means) if column.metric in LARGER_IS_BETTER else min(means):.3f}"
 
@@ -138,6 +181,24 @@ def _cell(spread: Spread | None, best: str | None) -> Safe:
     return tag("td", tag("b", text) if f"{spread.mean:.3f}" == best else text)
 
 
+def _aside(column: Column, model: Model, predictor: str) -> Safe:
+    """A number on other items than most of its column."""
+    spread, basis = column.spread(model, predictor), column.basis(model, predictor)
+    if spread is None or basis is None:
+        return _cell(None, None)
+    return tag("td", spread.text(), tag("small", f" ({basis.text()})"))
+
+
+def _mixed(comparison: Comparison, predictors: Sequence[str]) -> bool:
+    """Whether any table has a column of numbers on different items."""
+    return any(
+        column.shown(comparison, predictor)
+        and len({column.basis(model, predictor) for model in comparison.models} - {None}) > 1
+        for predictor in predictors
+        for column in COLUMNS
+    )
+
+
 def _tiles(comparison: Comparison, predictor: str) -> Safe:
     tiles = []
     for group, metric, what in (
@@ -148,7 +209,8 @@ def _tiles(comparison: Comparison, predictor: str) -> Safe:
         ("unknown data", "auroc", "AUROC, unknown"),
     ):
         column = next(c for c in COLUMNS if (c.group, c.metric) == (group, metric))
-        known = [(m, s) for m in comparison.models if (s := column.spread(m, predictor)) is not None]
+        rivals = column.rivals(comparison, predictor)
+        known = [(m, s) for m in rivals if (s := column.spread(m, predictor)) is not None]
         if known:
             sign = -1 if metric in LARGER_IS_BETTER else 1
             model, spread = min(known, key=lambda pair: sign * pair[1].mean)

@@ -64,6 +64,7 @@ def _verdict(
     ahead = [ranked for ranked in choice.ranking if ranked.nll.mean < chosen.nll.mean]
     if ahead:
         whose = "a rival's" if ahead[0].rival else "not to be chosen by the plan"
+        whose = whose if ahead[0].alike else f"on {ahead[0].items or 'unknown'} items, not as many as most"
         lines.append(f"Lower still, but {whose}: `{ahead[0].candidate}`, {ahead[0].nll.text(4)}.")
     if choice.lead is not None and choice.lead.error is not None and not choice.lead.clear:
         lines.append(f"The next is as good within two standard errors ({choice.lead.text(4)}).")
@@ -125,6 +126,7 @@ def _ranking(choice: Choice) -> str:
         mark = (
             "chosen" if ranked is choice.chosen else "rival" if ranked.rival else "" if ranked.free else "-"
         )
+        mark = mark if ranked.alike else "other items"
         accuracy = "" if ranked.accuracy is None else ranked.accuracy.text(2, 100)
         count = str(ranked.nll.count)
         name = ranked.candidate.model

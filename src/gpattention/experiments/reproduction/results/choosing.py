@@ -2,15 +2,19 @@
 
 Ensembles are not chosen among: their members have other splits, so that next to no validation item is new to
 all of them.  Nor are the rivals' models, which are what the choice is judged against, nor predictors that
-the plan leaves out.
+the plan leaves out, nor those judged on more or fewer items than most.
 """
 
 from dataclasses import dataclass
 
 from gpattention.experiments.reproduction.goals import Candidate
+from gpattention.experiments.reproduction.results.columns import Column
 from gpattention.experiments.reproduction.results.estimates import Difference, Estimate, difference
 from gpattention.experiments.reproduction.results.reading import PlanResults
 from gpattention.experiments.reproduction.results.summary import summary_lines
+from gpattention.reports.comparable import compared
+
+JUDGED = Column("Validation NLL", "clean", "validation", "nll")
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Ranked:
     items: str
     rival: bool  # its model is one
     free: bool  # whether it may be chosen
+    alike: bool = True  # judged on as many items as most, without which nothing is chosen
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,12 @@ class Choice:
 def choose(results: PlanResults) -> Choice:
     """Rank everything that was judged on validation items."""
     rivals, allowed = {rival.model for rival in results.plan.rivals}, results.plan.choose
+    lines = summary_lines(results)
+    like_most = compared([line.basis(JUDGED) for line in lines])
     ranking = []
-    for line in summary_lines(results):
-        model, predictor = line.model, line.predictor
-        nll = model.estimate(predictor, "clean", "validation", "nll")
+    for place, line in enumerate(lines):
+        model, predictor, alike = line.model, line.predictor, place in like_most
+        nll = line.estimate(JUDGED)
         if nll is None or line.is_ensemble:
             continue
         rival = model.name in rivals
@@ -60,7 +67,8 @@ def choose(results: PlanResults) -> Choice:
                 accuracy=model.estimate(predictor, "clean", "validation", "accuracy"),
                 items=model.items(predictor, "clean", "validation"),
                 rival=rival,
-                free=not rival and (not allowed or predictor in allowed),
+                free=alike and not rival and (not allowed or predictor in allowed),
+                alike=alike,
             )
         )
     return Choice(tuple(sorted(ranking, key=lambda ranked: ranked.nll.mean)))

@@ -13,6 +13,7 @@ from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.estimates import Estimate
 from gpattention.experiments.runs import find_runs, read_rows
+from gpattention.reports.comparable import Basis, judged_items
 from gpattention.training import Recipe, recipe_from_dict
 from gpattention.training.records import read_events
 
@@ -70,14 +71,8 @@ class EvaluatedRun:
         """How many items a set has; None where the evaluation does not say."""
         if suite not in self.suites:
             return None
-        curves = self.suites[suite].curves
-        place = "corrupted/mean" if place.startswith("corrupted/") else place
-        told = curves.get("items", {}).get(predictor, {}).get(place)
-        if told is None and (suite, place) == ("clean", "test"):  # evaluations before items were counted
-            told = sum(curves.get("reliability", {}).get(predictor, {}).get("count", ())) or None
-        if told is None:
-            told = settings_of(self.suites[suite]).get("limit")
-        return None if told is None else int(told)
+        result = self.suites[suite]
+        return judged_items(suite, place, predictor, result.curves, settings_of(result))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +98,16 @@ class EvaluatedModel:
 
     def items(self, predictor: str, suite: str, place: str) -> str:
         """Of each run, in words; nothing where it is not known."""
-        judged = [run for run in self.runs if (suite, place, predictor) in run.judged]
-        counts = {run.items(suite, place, predictor) for run in judged}
+        counts = {run.items(suite, place, predictor) for run in self._judged(predictor, suite, place)}
         return " or ".join(f"{count:,}" for count in sorted(c for c in counts if c is not None))
+
+    def basis(self, predictor: str, suite: str, place: str) -> Basis:
+        """The same, to tell whether figures can be compared."""
+        judged = self._judged(predictor, suite, place)
+        return Basis.of(((place, run.items(suite, place, predictor)),) for run in judged)
+
+    def _judged(self, predictor: str, suite: str, place: str) -> list[EvaluatedRun]:
+        return [run for run in self.runs if (suite, place, predictor) in run.judged]
 
     def places(self, suite: str) -> tuple[str, ...]:
         """Sets of a suite, in the order of the records."""

@@ -16,6 +16,7 @@ from gpattention.experiments.reproduction.results.columns import (
 from gpattention.experiments.reproduction.results.estimates import Estimate, difference
 from gpattention.experiments.reproduction.results.markdown import table
 from gpattention.experiments.reproduction.results.reading import SEVERITY, EvaluatedModel, PlanResults
+from gpattention.reports.comparable import Basis, compared
 
 HOW_TO_READ = """\
 ± is the standard error of the mean over seeds. ECE and MCE are pooled with 15 bins; "batches" are means
@@ -26,6 +27,9 @@ together: it has no standard error, takes as many passes as it has members, and 
 comparison. Standard errors of few seeds are uncertain themselves: for 95 % it takes 4.3 of them with three
 seeds, 2.8 with five.
 """
+OTHER_ITEMS = (
+    "Not all single models are judged on as many items: bold is the best of those that most are judged on."
+)
 FIELDS = (
     "model", "predictor", "suite", "set", "metric", "score", "mean", "standard_error", "runs", "seeds",
     "items",
@@ -47,6 +51,12 @@ class SummaryLine:
     def estimate(self, column: Column) -> Estimate | None:
         """What stands in a column."""
         return self.model.estimate(self.predictor, column.suite, column.place, column.metric, column.score)
+
+    def basis(self, column: Column) -> Basis | None:
+        """What its figure is computed on; None where there is none, or where it is not compared."""
+        if self.is_ensemble or self.estimate(column) is None:
+            return None
+        return self.model.basis(self.predictor, column.suite, column.place)
 
     def seeds(self, found: Estimate | None) -> str:
         """How many runs a line is made of."""
@@ -81,11 +91,14 @@ def summary_csv(results: PlanResults) -> str:
 
 
 def best_place(column: Column, lines: Sequence[SummaryLine]) -> int | None:
-    """The line whose figure is clearly the best of the single models; None where no one is."""
+    """The line whose figure is clearly the best of the single models; None where no one is.
+
+    Compared are those that are judged on as many items as most.
+    """
     found = [
         (place, estimate)
-        for place, line in enumerate(lines)
-        if not line.is_ensemble and (estimate := line.estimate(column)) is not None
+        for place in sorted(compared([line.basis(column) for line in lines]))
+        if (estimate := lines[place].estimate(column)) is not None
     ]
     if len(found) < 2:
         return None
@@ -110,7 +123,9 @@ def _table(layout: TableLayout, lines: Sequence[SummaryLine]) -> str:
         items = line.model.items(line.predictor, first.suite, first.place)
         rows.append([line.model.name, line.predictor, line.seeds(known), items, *cells])
     headings = ["Model", "Predictor", "Seeds", "Items", *(column.heading for column in layout.columns)]
-    note = f"\n{layout.note}\n" if layout.note else ""
+    bases = [{line.basis(column) for line in shown} - {None} for column in layout.columns]
+    told = [layout.note, OTHER_ITEMS if any(len(of_column) > 1 for of_column in bases) else ""]
+    note = "".join(f"\n{text}\n" for text in told if text)
     return f"## {layout.title}\n{note}\n{table(headings, rows, left=2)}"
 
 
