@@ -6,8 +6,27 @@ import os
 # instruction".  oneDNN reads this when it first multiplies; processes that tests start inherit it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import pytest
 import torch
 
 # without a CUDA device the kernels run under Triton's interpreter, which must be asked for at import
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Compilers and the interpreter take twice as long while coverage is traced, and what these tests run of the
+# library others run as well.
+UNTRACED = (
+    "gp/test_runtime.py",
+    "attention/test_runtime.py",
+    "models/test_predicting_models.py::TestRuntime",
+    "models/fused/test_training.py",
+    "adopt/test_convert_families.py::test_fused",
+    "adopt/test_variance.py::test_fused",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No coverage where it costs much and tells nothing."""
+    for item in items:
+        if any(name in item.nodeid for name in UNTRACED):
+            item.add_marker("no_cover")

@@ -26,6 +26,8 @@ CASES = [
     Case("dtc_bound", sets=1, dtype=torch.float32),  # which no kernel has
     Case("kl", dtype=torch.float32, conditional="independent"),
 ]
+# four processes take the interpreter's time four times: two kinds of densities tell whether they agree
+OF = {2: CASES, 4: CASES[:2]}
 
 
 def problem(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -43,7 +45,7 @@ def work(rank: int) -> dict[Any, Any]:
     groups = {2: dist.new_group([0, 1]), 4: dist.group.WORLD}
     found: dict[Any, Any] = {}
     for count, group in groups.items():
-        for case in CASES if rank < count else ():
+        for case in OF[count] if rank < count else ():
             tokens, shared = problem(case)
             noise = partial(item_noise, first_token=CUTS[count][0][rank], tokens=QUERIES)
             with gp.fused_kernels("on"):
@@ -110,8 +112,10 @@ def test_regularisers_of_other_weights_are_told(processes: list[Any]) -> None:
         assert poisoned
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [pytest.param(case, n, id=f"{case.name}-{n}") for n, cases in OF.items() for case in cases],
+)
 def test_shards_agree_with_one_process(processes: list[Any], case: Case, count: int) -> None:
     with gp.fused_kernels("on"):
         whole = evaluate(case, *problem(case), item_noise, None)

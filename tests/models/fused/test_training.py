@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="a GPU runs tests/training/test_gpu_fused.py"
 )
-SMALL = {"image_size": 8, "width": 8, "heads": 2, "depth": 1}
+SMALL = {"image_size": 8, "width": 8, "heads": 1, "depth": 1}
 
 
 @pytest.mark.parametrize("kind", ["softmax", "kernel", "scgp", pytest.param("cgp", marks=pytest.mark.slow)])
