@@ -23,6 +23,7 @@ from gpattention.cli import (
     predict,
     report,
     reproduce,
+    status,
     sweep,
     train,
 )
@@ -36,6 +37,7 @@ COMMANDS = (
     demo,
     train,
     sweep,
+    status,
     evaluate,
     predict,
     report,
