@@ -8,6 +8,7 @@ fitted on the validation part.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -156,6 +157,10 @@ class _Work:
         missing = [name for name, cell in found.items() if cell is None]
         if missing and not self._settings.finished:
             found |= {cell.method: cell for cell in self._computed(seed, training, missing)}
+        stale = [name for name in missing if self._settings.finished and cells.has(seed, name)]
+        if stale:
+            told = f"seed {seed}: of other weights or data, so left out: {', '.join(stale)}"
+            warnings.warn(told, RuntimeWarning, stacklevel=3)
         return [cell for cell in found.values() if cell is not None]
 
     def _cells(self, seed: int, training: Training) -> Cells:
