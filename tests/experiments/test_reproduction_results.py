@@ -11,12 +11,13 @@ from statistics import fmean
 import pytest
 
 from gpattention.cli.main import main
+from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.experiments.reproduction import load_plan
 from gpattention.experiments.reproduction.results import write_results, writing
 from gpattention.experiments.reproduction.results.account import in_words, readme, shown_path, wall_seconds
 from gpattention.experiments.reproduction.results.choosing import choose
 from gpattention.experiments.reproduction.results.plots import draw_figures
-from gpattention.experiments.reproduction.results.reading import read_results, settings_of
+from gpattention.experiments.reproduction.results.reading import read_results
 from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
 from tests.experiments.reproduced import flat, write_plan, write_runs
 
@@ -202,7 +203,7 @@ def test_evaluations_of_before_count_their_items_otherwise(tmp_path: Path) -> No
     assert model.items("model", "corrupted", "corrupted/mean") == "40"  # the limit
     assert model.items("model", "ood", "ood/near") == ""
     assert model.runs[0].items("selective", "test", "model") is None
-    assert settings_of(model.runs[0].suites["ood"]) == {}
+    assert recorded_settings(model.runs[0].suites["ood"]) == {}
 
 
 def test_wall_time_leaves_out_stops() -> None:

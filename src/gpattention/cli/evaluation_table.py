@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from gpattention.evaluation.records import Record, SuiteResult
 from gpattention.experiments.judging.ensembles import REDUCED
 from gpattention.experiments.judging.summary import Summary, SummaryRow
-from gpattention.experiments.reproduction.results.reading import settings_of
+from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.reports.comparable import Basis, compared, judged_items
 
 Suites = Mapping[str, SuiteResult]
@@ -105,7 +105,7 @@ def _basis(result: SuiteResult | None, records: Sequence[Record]) -> Basis | Non
         return None
     if result.suite == "efficiency":  # which is of no items
         return Basis.of([])
-    settings = settings_of(result)
+    settings = recorded_settings(result)
     sets = [
         (each.set, judged_items(result.suite, each.set, each.predictor, result.curves, settings))
         for each in records

@@ -34,8 +34,7 @@ def figures(cells: list[Cell]) -> list[object]:
 
 def test_other_sentences(settings: ColaSettings, tmp_path: Path) -> None:
     before = adopt_cola(settings)
-    assert settings.root is not None
-    mislabel(Path(settings.root))  # those that were wrong are right again
+    mislabel(tmp_path / "data")  # those that were wrong are right again
     after = adopt_cola(settings)
     assert figures(after) != figures(before)
     assert figures(after) == figures(adopt_cola(replace(settings, runs=tmp_path / "anew")))
@@ -78,10 +77,9 @@ def test_fresh_trains_everything_once(settings: ColaSettings, monkeypatch: pytes
         replace(settings, fresh=True, finished=True)
 
 
-def test_what_is_finished_of_other_sentences(settings: ColaSettings) -> None:
+def test_what_is_finished_of_other_sentences(settings: ColaSettings, tmp_path: Path) -> None:
     adopt_cola(settings)
-    assert settings.root is not None
-    mislabel(Path(settings.root))
+    mislabel(tmp_path / "data")
     with (
         pytest.warns(RuntimeWarning, match="seed 0: of other weights or data, so left out: (plain|tuned-on)"),
         pytest.raises(ValueError, match="expected finished cells"),

@@ -1,7 +1,8 @@
-"""Which weights an evaluation is of: those that were read, whatever the trainer writes meanwhile."""
+"""Which weights an evaluation is of, those that were read, whatever the trainer writes meanwhile; and how."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from gpattention.data.places import StrPath
 from gpattention.evaluation.prediction_cache import file_digest
@@ -33,9 +34,14 @@ def open_with_digest(folder: StrPath) -> tuple[Run, str]:
 
 def recorded_weights(result: SuiteResult) -> str | None:
     """SHA-256 of the weights that a suite was computed with, as it says itself; None where it does not."""
-    try:
-        settings = json.loads(result.environment.get("settings", "{}"))
-    except ValueError:
-        return None
-    found = settings.get("model") if isinstance(settings, dict) else None
+    found = recorded_settings(result).get("model")
     return found if isinstance(found, str) else None
+
+
+def recorded_settings(result: SuiteResult) -> dict[str, Any]:
+    """How a suite was computed, as it says itself; nothing where it does not."""
+    try:
+        found = json.loads(result.environment.get("settings", "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -8,10 +8,11 @@ from typing import Any
 
 from gpattention.attention import attention_class
 from gpattention.experiments.inputs.preprocessing import FILE, FOLDER
+from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.experiments.reproduction.results.account import date_of, in_words, shown_path, wall_seconds
 from gpattention.experiments.reproduction.results.columns import CLASSIFIED, SCORE, Column, heading_of
 from gpattention.experiments.reproduction.results.markdown import table, words
-from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun, settings_of
+from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun
 from gpattention.training import Recipe
 
 PREDICTORS = ("model", "model+temperature", "mean")
@@ -202,7 +203,7 @@ def _outside(this: EvaluatedModel, seeds: EvaluatedModel) -> Iterator[Sequence[s
 def _notes(run: EvaluatedRun) -> list[str]:
     """Where and how it was judged, and what the evaluations say of the figures above."""
     judged = [run.suites[name] for name in ("clean", "corrupted", "ood") if name in run.suites]
-    samples = {settings_of(suite).get("samples", suite.samples) for suite in judged}
+    samples = {recorded_settings(suite).get("samples", suite.samples) for suite in judged}
     where = dict.fromkeys(
         f"{suite.environment['device']}, torch {suite.environment.get('torch')}"
         for suite in judged

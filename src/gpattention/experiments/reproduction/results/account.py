@@ -7,13 +7,13 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
+from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.experiments.reproduction.results.markdown import words
 from gpattention.experiments.reproduction.results.reading import (
     EvaluatedModel,
     EvaluatedRun,
     PlanResults,
     differences,
-    settings_of,
 )
 
 SETTINGS = ("samples", "limit", "seed", "predictors", "types", "severities")
@@ -160,7 +160,7 @@ def _evaluations(model: EvaluatedModel) -> Iterator[list[str]]:
     grouped: dict[tuple[str, str], dict[str, float]] = {}
     for run in model.runs:
         for name, suite in run.suites.items():
-            settings = settings_of(suite)
+            settings = recorded_settings(suite)
             told = ", ".join(
                 f"{key} {_value(settings[key])}" for key in SETTINGS if settings.get(key) is not None
             )

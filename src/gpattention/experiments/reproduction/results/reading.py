@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from gpattention.evaluation.records import SuiteResult, read_suites
+from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.estimates import Estimate
 from gpattention.experiments.runs import find_runs, read_rows
@@ -72,7 +73,7 @@ class EvaluatedRun:
         if suite not in self.suites:
             return None
         result = self.suites[suite]
-        return judged_items(suite, place, predictor, result.curves, settings_of(result))
+        return judged_items(suite, place, predictor, result.curves, recorded_settings(result))
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,15 +192,6 @@ def read_run(folder: Path, planned: Recipe | None = None) -> EvaluatedRun:
         events=read_events(folder),
         planned=planned,
     )
-
-
-def settings_of(result: SuiteResult) -> dict[str, Any]:
-    """How a suite was computed, as it says itself; nothing where it does not."""
-    try:
-        found = json.loads(result.environment.get("settings", "{}"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _others(runs: Path) -> dict[tuple[str, int], Path]:
