@@ -1,11 +1,13 @@
 """`gpattention models`."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpattention.attention import attention_class, list_attention
 from gpattention.cli.arguments import new_command
 from gpattention.experiments.reproduction.model_card import write_model_card
+from gpattention.experiments.reproduction.shared_run import write_shared_run
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -14,6 +16,7 @@ EXAMPLES = """\
 examples:
   gpattention models                                                        list kinds of attention
   gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o results/models/cifar10-cgpt
+  gpattention models run results/models/cifar10-cgpt -o runs/shared         judge a model that was shared
 """
 CARD_EXAMPLES = """\
 examples:
@@ -23,6 +26,14 @@ examples:
 Copies config.json, model.safetensors (3 MB at most) and preprocessing/, and writes recipe.toml and README.md
 with the measures of the run's evaluation. `gpattention predict`, from_pretrained and load_preprocessing take
 the folder.
+"""
+RUN_EXAMPLES = """\
+examples:
+  gpattention models run results/models/cifar10-direct-rows -o runs/shared
+  gpattention evaluate runs/shared --suite clean,corrupted --data ~/data
+
+The way back of `models card`: a run folder that evaluate, report and adopt take. What training wrote down is
+not shared: such a run has no curves, and training cannot go on with it.
 """
 
 
@@ -36,6 +47,10 @@ def add_parser(commands: "Commands") -> None:
     card.add_argument("-o", "--out", metavar="FOLDER", required=True, help="where the model goes")
     card.add_argument("--name", metavar="TEXT", help="of the model (default: that of the recipe)")
     card.set_defaults(run_command=run_card)
+    shared = new_command(below, "run", "make a run folder of a shared model, to judge it", RUN_EXAMPLES)
+    shared.add_argument("model", metavar="MODEL", help="a folder that models card made")
+    shared.add_argument("-o", "--out", metavar="RUN", required=True, help="the run folder to make")
+    shared.set_defaults(run_command=run_shared)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -50,5 +65,15 @@ def run(given: argparse.Namespace) -> None:
 
 def run_card(given: argparse.Namespace) -> None:
     """The files, one a line."""
-    for file in write_model_card(given.run, given.out, name=given.name):
+    _tell(write_model_card(given.run, given.out, name=given.name))
+
+
+def run_shared(given: argparse.Namespace) -> None:
+    """The files, and what they are for."""
+    _tell(write_shared_run(given.model, given.out))
+    print(f"judge it with: gpattention evaluate {given.out}")
+
+
+def _tell(files: list[Path]) -> None:
+    for file in files:
         print(f"{file} ({file.stat().st_size / 1e3:.1f} kB)")

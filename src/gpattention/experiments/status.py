@@ -10,11 +10,17 @@ from gpattention.data.places import StrPath
 from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs, read_recipe
 from gpattention.training import Recipe
+from gpattention.training.folder import SHARED
 from gpattention.training.lock import in_use
 from gpattention.training.records import read_events
 
-State = Literal["waiting", "training", "finished", "failed", "stopped", "cut off", "unknown"]
-ENDS: Mapping[str, State] = {"finished": "finished", "failed": "failed", "stopped": "stopped"}
+State = Literal["waiting", "training", "finished", "failed", "stopped", "cut off", "shared", "unknown"]
+ENDS: Mapping[str, State] = {
+    "finished": "finished",
+    "failed": "failed",
+    "stopped": "stopped",
+    SHARED: "shared",
+}
 BREAKS = ("phase", "resumed", "stopped", "failed")  # between two validations: their times say nothing
 
 

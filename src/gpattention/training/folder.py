@@ -18,10 +18,11 @@ from gpattention.training.checkpoint import (
 from gpattention.training.differences import told_differences
 from gpattention.training.lock import exclusive
 from gpattention.training.recipe import Recipe, recipe_from_dict
-from gpattention.training.records import append_event, write_metrics
+from gpattention.training.records import append_event, read_events, write_metrics
 from gpattention.training.results import TrainingFailedError
 
 FIRST_PHASE = "first-phase"
+SHARED = "shared"  # the event of a folder whose model was trained elsewhere
 
 
 def check_resumed(recipe: Recipe, folder: Path) -> None:
@@ -29,6 +30,11 @@ def check_resumed(recipe: Recipe, folder: Path) -> None:
     written = folder / "recipe.json"
     if not written.is_file():
         raise CheckpointError(f"nothing to resume in {folder}: no recipe.json")
+    if any(event.get("event") == SHARED for event in read_events(folder)):
+        raise CheckpointError(
+            f"nothing to resume in {folder}: it holds a shared model, whose training is not there; "
+            "train its recipe into another folder"
+        )
     try:
         begun = recipe_from_dict(json.loads(written.read_text()))
     except ValueError as error:

@@ -11,6 +11,7 @@ from gpattention.experiments.reproduction.goals import Candidate, Goal
 from gpattention.experiments.reproduction.model_card import write_model_card
 from gpattention.experiments.reproduction.plan import Plan, PlannedTraining, load_plan
 from gpattention.experiments.reproduction.results import write_results
+from gpattention.experiments.reproduction.shared_run import write_shared_run
 from gpattention.experiments.reproduction.working import Outcome, evaluate_plan, train_plan
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "train_plan",
     "write_model_card",
     "write_results",
+    "write_shared_run",
 ]
