@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpattention.attention import GaussianAttention, SGPAAttention, attention_class
+from gpattention.attention import Attention, GaussianAttention, SGPAAttention, attention_class
 from gpattention.models import (
     AttentionConfig,
     TextConfig,
@@ -12,13 +12,17 @@ from gpattention.models import (
     VisionConfig,
     VisionTransformer,
 )
-from gpattention.training.recipe import Recipe
+from gpattention.training.recipe import Recipe, RegularizerRecipe
 
 
 def build_model(recipe: Recipe, facts: Mapping[str, Any]) -> Transformer:
     """The model of phase 2; `facts` are what the data decides (classes, image_size, vocabulary, ...)."""
     attention = AttentionConfig(recipe.model.attention, recipe.model.options)
-    return _transformer(recipe, facts, attention)
+    model = _transformer(recipe, facts, attention)
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    if all(layer.regularizer == "none" for layer in layers):
+        _refuse_weights(recipe)
+    return model
 
 
 def build_kernel_model(recipe: Recipe, facts: Mapping[str, Any]) -> Transformer:
@@ -55,6 +59,21 @@ def may_leave_unused(recipe: Recipe) -> bool:
     ours = cls.__module__.startswith("gpattention.")
     alone = not needs_warm_start(recipe) and cls.draws  # its own phase 1, without draws
     return recipe.phases.draw == "none" or alone or not ours
+
+
+def _refuse_weights(recipe: Recipe) -> None:
+    """A weight of nothing would look like a setting that was tried.  0 says that there is nothing, and the
+    default stands in every recipe that does not speak of it.
+    """
+    given, usual = recipe.regularizer, RegularizerRecipe()
+    allowed = {"start": (0.0, usual.start), "end": (0.0, usual.end), "normalised": (usual.normalised,)}
+    for name, choices in allowed.items():
+        if getattr(given, name) not in choices:
+            words = " or ".join(f"{choice}" for choice in dict.fromkeys(choices))
+            raise ValueError(
+                f"expected regularizer.{name} to be {words} for {recipe.model.attention!r} attention without "
+                f"a regulariser, since it would have no effect, got {getattr(given, name)}"
+            )
 
 
 def _transformer(recipe: Recipe, facts: Mapping[str, Any], attention: AttentionConfig) -> Transformer:
