@@ -79,7 +79,9 @@ def diagnose(
 
 
 def _amplitude(attention: Attention) -> float | None:
-    for name in ("prior_scale", "scale_q", "variance"):
+    # in rows divided by their sums a kernel's variance cancels: it is no scale of anything
+    by_sums = getattr(attention, "normalize", "none") == "rows"
+    for name in ("prior_scale", "scale_q", *(() if by_sums else ("variance",))):
         parameter = getattr(attention, name, None)
         if isinstance(parameter, Positive):
             found = parameter()  # [H]
