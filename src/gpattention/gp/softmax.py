@@ -49,7 +49,8 @@ def softmax_posterior(
     keys are centred separately on their token means (`centre="tokens"`, the default), which removes
     the arbitrary effect of a key bias; causal use takes constants instead (default `"none"`, zero),
     because a mean over tokens would look ahead.  With `inducing` the variance takes its sparse form:
-    no matrix of keys is factored.  Queries that see no real key have mean and variance 0.
+    no matrix of keys is factored.  Queries that see no real key have mean and variance 0: the amplitude of
+    eq. 21 contains the keys, and without any there is no prior, which other kinds answer with.
     """
     check_delta(delta)
     if inducing is not None and causal:
