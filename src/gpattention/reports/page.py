@@ -18,7 +18,7 @@ def build_report(runs: Sequence[RunData], title: str | None = None, *, without: 
     """The page that shows these runs; the same runs give the same page.
 
     Runs that differ in nothing but name and seed are one model with a mean and a standard deviation; each
-    data set is compared by itself.
+    data set is compared by itself.  There is no gallery where evaluations kept no items for it.
 
     Args:
         runs: in the order in which the models should appear.
@@ -31,8 +31,12 @@ def build_report(runs: Sequence[RunData], title: str | None = None, *, without: 
     for name in without:
         if name not in known:
             raise ValueError(f"expected without to name sections ({', '.join(known)}), got {name!r}")
-    sections = [section for section in SECTIONS if section.name not in without]
     comparisons = compare(runs)
+    sections = [
+        section
+        for section in SECTIONS
+        if section.name not in without and any(section.fills(comparison) for comparison in comparisons)
+    ]
     title = title or f"Report: {listed([c.data for c in comparisons])}"
     style = Safe(theme_css() + _file("page.css"))
     script = Safe(_file("page.js"))
@@ -87,6 +91,8 @@ def _navigation(sections: Sequence[Section]) -> Safe:
 def _section(section: Section, comparisons: Sequence[Comparison]) -> Safe:
     parts = []
     for i, comparison in enumerate(comparisons):
+        if not section.fills(comparison):
+            continue
         if len(comparisons) > 1:
             parts.append(tag("h3", comparison.data))
         parts.append(section.content(comparison, f"{section.name}-{i}"))

@@ -19,6 +19,10 @@ from gpattention.reports.sections import (
 )
 
 
+def _always(_: Comparison) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Section:
     """A heading, what the reader should know, and what fills it."""
@@ -27,6 +31,7 @@ class Section:
     title: str
     lead: str
     content: Callable[[Comparison, str], Safe]  # of a comparison, under ids that begin so
+    fills: Callable[[Comparison], bool] = _always  # whether a comparison has a place in it
 
 
 SECTIONS = (
@@ -67,7 +72,7 @@ SECTIONS = (
     Section("cost", "Time and memory", "Measured on the machine named below.", cost.content),
     Section(
         "gallery", "Gallery", "Items of the test set, and how uncertain each token of them is.",
-        gallery.content,
+        gallery.content, gallery.fills,
     ),
     Section(
         "environment", "Environment and config", "What the numbers depend on.", environment.content

@@ -6,7 +6,7 @@ from typing import Any
 from gpattention.reports.groups import Comparison, Model
 from gpattention.reports.inputs import number
 from gpattention.reports.markup import Safe, join, tag
-from gpattention.reports.missing import missing
+from gpattention.reports.missing import has, missing
 from gpattention.reports.png import png_data
 from gpattention.reports.tables import DASH, Table, table_html
 from gpattention.reports.tabs import tabs
@@ -20,16 +20,25 @@ MOST = 6  # items of a group
 Item = Mapping[str, Any]
 
 
+def fills(comparison: Comparison) -> bool:
+    """Where the suite was run and kept no items, as in records, the command would ask for what is done."""
+    return not has(comparison, "clean") or any(_shown(model) for model in comparison.models)
+
+
 def content(comparison: Comparison, name: str) -> Safe:
-    """One tab per model; of several seeds the first."""
-    panels = {}
-    for model in comparison.models:
-        found = model.curves("clean", "gallery")
-        if found:
-            panels[model.label] = _model(model, found[0])
+    """One tab per model that has items."""
+    panels = {model.label: _model(model, found) for model in comparison.models if (found := _shown(model))}
     if not panels:
         return missing(comparison, "clean", "gallery of test items")
     return tabs(f"{name}-models", "which model", panels)
+
+
+def _shown(model: Model) -> Mapping[str, Sequence[Item]] | None:
+    """Of several seeds the first that has items."""
+    for found in model.curves("clean", "gallery"):
+        if any(found.get(key) for key, _, _ in GROUPS):
+            return found
+    return None
 
 
 def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> Safe:
