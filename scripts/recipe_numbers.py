@@ -48,6 +48,8 @@ def given() -> dict[str, list[str]]:
             for summary in sorted((ROOT / "results").glob(f"{name}/summary.csv")):
                 figures |= read(summary)
         for run in tomllib.loads(file.read_text())["runs"]:
+            if "shared" in run:  # judged again, trained by another plan
+                continue
             model = run.get("name", run["recipe"])
             if any(key[0] == model for key in figures):
                 found.setdefault(run["recipe"], []).extend(lines_of(file.stem, model, figures))

@@ -25,6 +25,9 @@ def planned() -> Iterator[tuple[str, Recipe]]:
     for path in sorted(ROOT.glob("recipes/plans/*.toml")):
         plan = tomllib.loads(path.read_text())
         for run in plan["runs"]:
+            if "shared" in run:
+                yield f"{path.stem} {run['shared']}", load_recipe(path.parent / run["shared"] / "recipe.toml")
+                continue
             changes = [*plan.get("changes", ()), *run.get("changes", ())]
             recipe = load_recipe(ROOT / "recipes" / f"{run['recipe']}.toml", changes)
             yield f"{path.stem} {run.get('name', run['recipe'])}", recipe
@@ -47,4 +50,4 @@ def test_a_saved_model_is_loaded(folder: Path) -> None:
 
 def test_there_are_some() -> None:
     assert len(RECIPES) > 50
-    assert len(MODELS) == 3
+    assert len(MODELS) == 5

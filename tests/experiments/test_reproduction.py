@@ -143,7 +143,7 @@ def test_what_waits_for_a_failed_run_fails(
         ("run = 1", "unknown key 'run'"),
         ("x =", "is not TOML"),
         ('suites = ["clan"]\n[[runs]]\nrecipe = "small"', "expected suites among"),
-        ('[[runs]]\nname = "a"', "expected recipe in every"),
+        ('[[runs]]\nname = "a"', "expected recipe or shared in every"),
         ('[[runs]]\nrecipe = "small"\n[[runs]]\nrecipe = "small"', "two runs are called small-seed0"),
         ('[[runs]]\nrecipe = "small"\nseed = 1', "unknown key 'seed'"),
     ],

@@ -1,5 +1,7 @@
 """A shared model as a run again: judged as the run it came from, and never trained over."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,15 @@ import pytest
 from gpattention.cli.main import main
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments import evaluate_run, find_runs, open_run, train_recipe
-from gpattention.experiments.reproduction.model_card import write_model_card
-from gpattention.experiments.reproduction.shared_run import write_shared_run
+from gpattention.experiments.recipe_file import write_recipe
+from gpattention.experiments.reproduction import (
+    evaluate_plan,
+    load_plan,
+    train_plan,
+    write_model_card,
+    write_results,
+    write_shared_run,
+)
 from gpattention.experiments.status import read_statuses
 from gpattention.training import CheckpointError
 from tests.experiments.tiny_runs import digits_recipe, train_cola
@@ -105,3 +114,57 @@ def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert main(["models", "run", str(tmp_path / "none"), "-o", str(tmp_path / "other")]) == 2
     assert "expected a model shared by" in capsys.readouterr().err
+
+
+def plan_of(trained: Path, folder: Path, more: str = "") -> Path:
+    """A plan with the shared model beside a recipe whose first phase is the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_recipe(folder / "tiny.toml", replace(digits_recipe(), seed=1), "tiny")
+    path = folder / "plan.toml"
+    path.write_text(
+        'evaluate = ["--limit", "20", "--samples", "2", "--predictors", "model"]\n'
+        f'[[runs]]\nshared = "{trained / "card"}"\nname = "taken"\n{more}'
+        '[[runs]]\nrecipe = "tiny"\nseeds = [0, 1]\n'
+    )
+    return path
+
+
+def test_a_plan_judges_shared_models_and_trains_the_others(trained: Path, tmp_path: Path) -> None:
+    plan = load_plan(plan_of(trained, tmp_path))
+    assert [t.folder for t in plan.trainings] == ["taken-seed0", "tiny-seed0", "tiny-seed1"]
+    assert "tiny-seed0" not in plan.sources()  # a shared model has no first phase to give
+    part = plan.only(["taken"])
+    assert train_plan(part, tmp_path / "runs", device="cpu") == []
+    weights = Path("model") / "model.safetensors"
+    taken = tmp_path / "runs" / "taken-seed0"
+    assert (taken / weights).read_bytes() == (trained / "run" / weights).read_bytes()
+    assert train_plan(part, tmp_path / "runs", device="cpu") == []  # a second time there is nothing to do
+    assert [outcome.code for outcome in evaluate_plan(part, tmp_path / "runs", device="cpu")] == [0]
+    files = {file.name for file in write_results(part, tmp_path / "runs", tmp_path / "out")}
+    assert "summary.md" in files
+    assert not any(name.startswith("training-") for name in files)
+    told = (tmp_path / "out" / "README.md").read_text()
+    assert "| taken-seed0 |  | elsewhere: a shared model |" in told
+    assert "not finished" not in told
+    shutil.rmtree(tmp_path / "runs")
+    again = write_results(part, tmp_path / "runs", tmp_path / "out")  # from the records alone
+    assert {file.name for file in again} == files
+    assert (tmp_path / "out" / "README.md").read_text() == told
+
+
+def test_what_a_shared_model_of_a_plan_cannot_have(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown key 'seeds' in .* with a shared model, which is not trained"
+    ):
+        load_plan(plan_of(trained, tmp_path, "seeds = [1]\n"))
+    path = plan_of(trained, tmp_path)
+    path.write_text(path.read_text().replace(str(trained / "card"), "nowhere"))
+    with pytest.raises(FileNotFoundError, match="no shared model 'nowhere', seen from it or from here"):
+        load_plan(path)
+
+
+def test_a_shared_model_is_named_from_its_plan(trained: Path, tmp_path: Path) -> None:
+    path = plan_of(trained, tmp_path / "plans")
+    write_model_card(trained / "run", tmp_path / "models" / "tiny")
+    path.write_text(path.read_text().replace(str(trained / "card"), "../models/tiny"))
+    assert load_plan(path).trainings[0].shared == tmp_path / "plans" / ".." / "models" / "tiny"

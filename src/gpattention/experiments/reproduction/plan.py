@@ -9,12 +9,14 @@ from typing import Any
 
 from gpattention.evaluation.suites import SUITES
 from gpattention.experiments.reproduction.goals import Candidate, Goal, read_choose, read_goals, read_rivals
+from gpattention.experiments.runs import CARD_RECIPE
 from gpattention.training import Recipe, load_recipe, with_seed
 from gpattention.training.build import needs_warm_start
 from gpattention.training.first_phase import first_phase
 
 _KEYS = {"name", "seeds", "changes", "train", "suites", "evaluate", "runs", "goals", "rivals", "choose"}
 _RUN_KEYS = {"recipe", "name", "changes", "seeds", "evaluate"}
+_SHARED_KEYS = {"shared", "name", "evaluate"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class PlannedTraining:
     seed: int
     recipe: Recipe
     evaluate: tuple[str, ...] = ()  # arguments of `gpattention evaluate` for this model, after the plan's
+    shared: Path | None = None  # a shared model's folder: nothing is trained then
 
     @property
     def folder(self) -> str:
@@ -73,7 +76,8 @@ class Plan:
         found: dict[str, str] = {}
         for training in self.trainings:
             recipe = training.recipe
-            if recipe.phases.kernel_epochs < 1 or not needs_warm_start(recipe):
+            trained = training.shared is None and recipe.phases.kernel_epochs >= 1
+            if not trained or not needs_warm_start(recipe):
                 continue
             key = json.dumps(first_phase(recipe), sort_keys=True)
             source = first.setdefault(key, training.folder)
@@ -119,9 +123,11 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -> list[PlannedTraining]:
+    if "shared" in entry:
+        return [_shared(entry, path)]
     _check_keys(entry, _RUN_KEYS, f"[[runs]] of {path}")
     if "recipe" not in entry:
-        raise ValueError(f"{path}: expected recipe in every [[runs]], got {dict(entry)!r}")
+        raise ValueError(f"{path}: expected recipe or shared in every [[runs]], got {dict(entry)!r}")
     recipe = load_recipe(
         _recipe_file(entry["recipe"], path), [*plain.get("changes", ()), *entry.get("changes", ())]
     )
@@ -129,6 +135,18 @@ def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -
     seeds = entry.get("seeds", plain.get("seeds", [0]))
     evaluate = tuple(entry.get("evaluate", ()))
     return [PlannedTraining(model, s, with_seed(replace(recipe, name=model), s), evaluate) for s in seeds]
+
+
+def _shared(entry: Mapping[str, Any], path: Path) -> PlannedTraining:
+    """A model that is judged as it was shared: its recipe and seed are those that it was trained with."""
+    _check_keys(entry, _SHARED_KEYS, f"[[runs]] of {path} with a shared model, which is not trained")
+    places = (path.parent / entry["shared"], Path(entry["shared"]))
+    folder = next((place for place in places if (place / CARD_RECIPE).is_file()), None)
+    if folder is None:
+        raise FileNotFoundError(f"{path}: no shared model {entry['shared']!r}, seen from it or from here")
+    recipe = load_recipe(folder / CARD_RECIPE)
+    evaluate = tuple(entry.get("evaluate", ()))
+    return PlannedTraining(entry.get("name", recipe.name), recipe.seed, recipe, evaluate, folder)
 
 
 def _recipe_file(name: str, plan: Path) -> Path:

@@ -15,8 +15,9 @@ from pathlib import Path
 from gpattention.data.places import StrPath
 from gpattention.experiments.recipe_file import write_recipe
 from gpattention.experiments.reproduction.plan import Plan, PlannedTraining
+from gpattention.experiments.reproduction.shared_run import write_shared_run
 from gpattention.training.checkpoint import list_checkpoints
-from gpattention.training.folder import FIRST_PHASE
+from gpattention.training.folder import FIRST_PHASE, SHARED
 from gpattention.training.records import read_events
 from gpattention.training.signals import StopRequest
 
@@ -69,8 +70,8 @@ def train_plan(
     """Train every run of a plan that is not finished, at most `at_once` at a time.
 
     Runs whose first phases are the same wait for the one that trains it and take it over, or train their own
-    where a finished run no longer has it.  After `minutes` the runs under way are told to save their state
-    and stop.
+    where a finished run no longer has it.  Shared models are copied, not trained.  After `minutes` the runs
+    under way are told to save their state and stop.
     """
     runs = Path(runs)
     (runs / "recipes").mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,9 @@ def train_plan(
     works = []
     for training in plan.trainings:
         if is_finished(runs / training.folder):
+            continue
+        if training.shared is not None:
+            write_shared_run(training.shared, runs / training.folder)
             continue
         file = runs / "recipes" / f"{training.folder}.toml"
         write_recipe(file, training.recipe, f"run {training.folder} of the plan {plan.name}")
@@ -114,8 +118,8 @@ def evaluate_plan(
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run has trained to its end."""
-    return any(event["event"] == "finished" for event in read_events(folder))
+    """Whether a run has trained to its end, here or elsewhere."""
+    return any(event["event"] in ("finished", SHARED) for event in read_events(folder))
 
 
 def _is_gone(source: Path) -> bool:

@@ -91,7 +91,8 @@ def _write(
     for name, figure in draw_figures(results, choice):
         for form in FORMS:
             write(f"{name}.{form}", picture(figure, form))
-    for model in results.models:
+    logged = [model for model in results.models if any(run.rows for run in model.runs)]  # not of shared ones
+    for model in logged:
         write(f"training-{model.name}.csv", _training(model).encode())
     write("configs.json", _configs(results).encode())
     for file in _paper(results, records.runs, out):
