@@ -81,6 +81,11 @@ def predict(
                     told.add(rows.items, [x.variances[-1] if x.variances else None for x in layers])
             task = find_task(model, output) if task is None else task
             answer = read(output, task, rows.inputs)
+            if len(answer) != len(rows.items):
+                raise ValueError(
+                    f"expected one answer for each of {len(rows.items)} inputs, got shape "
+                    f"{tuple(answer.shape)}: where batches are not the first axis, pass call= to predict"
+                )
             parts.append(answer.to(device_of(inputs)))
         means = None if told is None else told.means()
         return torch.cat(parts), task or "classification", means
