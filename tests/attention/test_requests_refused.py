@@ -38,6 +38,12 @@ X = tokens()
 MASK = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
 BAD_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
     "need": ("cgp rows", (X,), {"need": ("output", "colour")}, "got 'colour'"),
+    "need without a comma": (
+        "cgp rows",
+        (X,),
+        {"need": "variance"},
+        r"need to be a tuple of names, got the text 'variance': write \('variance',\)",
+    ),
     "draw": ("cgp rows", (X,), {"draw": "both"}, "got 'both'"),
     "no samples": ("cgp rows", (X,), {"draw": "joint", "samples": 0}, "samples >= 1, got 0"),
     "samples of a fraction": ("cgp rows", (X,), {"draw": "joint", "samples": 2.5}, "whole number, got 2.5"),

@@ -62,6 +62,14 @@ ERRORS = [
     ("cgp", {"images": X}, {}, "expected a tensor of images, got dict"),
     ("cgp", X, {"need": ("logits", "entropy")}, "expected need to name logits, regularizer, variance"),
     ("cgp", X, {"need": ("logits", "entropy")}, "got 'entropy'"),
+    ("cgp", X, {"need": "logits"}, "expected need to be a tuple of names, got the text 'logits'"),
+    (
+        "cgp",
+        X.byte(),
+        {},
+        "expected images of torch.float64 like the weights, got torch.uint8: normalise pixels",
+    ),
+    ("cgp", X.float(), {}, "expected images of torch.float64 like the weights, got torch.float32: convert"),
     ("cgp", X, {"draw": "both"}, "expected draw to be one of none, independent, joint, got 'both'"),
     ("cgp", X, {"samples": 3}, "samples=3 without a draw"),
     ("softmax", X, {"samples": 3}, "samples=3 without a draw"),
@@ -90,6 +98,8 @@ CONTEXTUAL = torch.zeros(3, 6, 4, dtype=torch.float64)
     [
         (0, sentences(4, to=10), "expected at most max_length=9 words, got 10"),
         (0, PADDED[0], "expected tokens [B, N] of whole numbers, got (6,) torch.int64"),
+        (0, PADDED + 1000, "expected tokens from 0 to 19, the model's vocabulary, got 10"),
+        (0, PADDED - 1000, "expected tokens from 0 to 19, the model's vocabulary, got -"),
         (0, PADDED.double(), "expected tokens [B, N] of whole numbers, got (3, 6) torch.float64"),
         (
             0,

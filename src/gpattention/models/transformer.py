@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.attention import AttentionOutput, build_attention
-from gpattention.attention.output import Draw
+from gpattention.attention.output import Draw, check_need
 from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.block import Block, BlockOutput
 from gpattention.models.config import TransformerConfig
@@ -229,9 +229,7 @@ class Transformer(nn.Module):
         return Stream(tokens), padding
 
     def _check_request(self, draw: Draw, samples: int, need: tuple[str, ...]) -> None:
-        unknown = [name for name in need if name not in NEEDS]
-        if unknown:
-            raise ValueError(f"expected need to name {', '.join(NEEDS)}, got {', '.join(map(repr, unknown))}")
+        check_need(need, NEEDS)
         if draw != "none" and not self.draws:
             kinds = ", ".join(sorted({block.attention.kind for block in self._blocks()}))
             raise ValueError(f"draw={draw!r} asked of a model without posteriors (its layers: {kinds})")

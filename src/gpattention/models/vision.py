@@ -82,6 +82,10 @@ class VisionTransformer(Transformer):
         expected = (self.vision.channels, *self.vision.sides)
         if inputs.ndim != 4 or inputs.shape[1:] != expected:
             raise ValueError(f"expected images of shape {['B', *expected]}, got {tuple(inputs.shape)}")
+        wanted = self.positions.dtype
+        if inputs.dtype != wanted and not torch.is_autocast_enabled(inputs.device.type):
+            how = "convert them" if inputs.is_floating_point() else "normalise pixels as in training"
+            raise ValueError(f"expected images of {wanted} like the weights, got {inputs.dtype}: {how}")
         return inputs
 
     def _cut(self, images: Tensor) -> Tensor:
