@@ -49,7 +49,7 @@ def load_cifar(
     if not whole and not subset:
         raise ValueError(
             f"expected {TRAIN} training and {TEST} test images of {kind.name}, got {len(train)} "
-            f"and {len(test)}: pass subset=True if that is meant"
+            f"and {len(test)}: pass subset=True (data.options.subset=true in a recipe) if that is meant"
         )
     if validation is None:
         validation = VALIDATION if whole else max(1, len(train) // 10)
