@@ -31,7 +31,9 @@ def standard_normal(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, source: Generator | NoiseSource | None
 ) -> Tensor:
     """From torch's generator or from a noise source of our own."""
-    if source is None or isinstance(source, Generator):
+    if source is None:  # without naming the generator: only so does randn compile for symbolic sizes
+        return torch.randn(shape, dtype=dtype, device=device)
+    if isinstance(source, Generator):
         return torch.randn(shape, dtype=dtype, device=device, generator=source)
     return source.normal(shape, dtype, device)
 
