@@ -21,6 +21,31 @@ class Holder(nn.Module):
         self.inner = inner
 
 
+class Pooled(Holder):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).mean(0)
+
+
+@pytest.mark.parametrize("model", ["bert-base-uncased", nn.TransformerEncoder])
+def test_what_is_no_model(model: Any) -> None:
+    with pytest.raises(ValueError, match=f"expected model to be an nn.Module, got {type(model).__name__}"):
+        gpattention.convert(model)
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_batches_that_are_not_the_first_axis(samples: int) -> None:
+    """Cut along the tokens, a chunk would be a sequence of its own."""
+    layer = nn.TransformerEncoderLayer(8, 2, 8)
+    pooled = Pooled(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
+    model, x = gpattention.convert(pooled, kind="direct"), torch.randn(6, 5, 8)  # [tokens, batch, width]
+    with pytest.raises(ValueError, match="first axis"):
+        gpattention.predict(model, x, samples=samples, task="embedding")
+    right = gpattention.predict(
+        model, x.transpose(0, 1), samples, task="embedding", call=lambda host, y: host(y.transpose(0, 1))
+    )
+    assert right.mean.shape == (5, 8)
+
+
 def test_twice() -> None:
     host = make("encoder")
     gpattention.convert(host.model)

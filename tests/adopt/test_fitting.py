@@ -303,7 +303,14 @@ def test_other_data_are_refused(data: Any, labels: Any, why: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"samples": 1}, {"steps": 0}, {"levels": ("all",)}, {"alignment": "some"}, {"items": 2}],
+    [
+        {"samples": 1},
+        {"steps": 0},
+        {"levels": ("all",)},
+        {"levels": "global"},
+        {"alignment": "some"},
+        {"items": 2},
+    ],
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,8 +38,16 @@ X = tokens()
 MASK = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
 BAD_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
     "need": ("cgp rows", (X,), {"need": ("output", "colour")}, "got 'colour'"),
+    "need without a comma": (
+        "cgp rows",
+        (X,),
+        {"need": "variance"},
+        r"need to be a tuple of names, got the text 'variance': write \('variance',\)",
+    ),
     "draw": ("cgp rows", (X,), {"draw": "both"}, "got 'both'"),
     "no samples": ("cgp rows", (X,), {"draw": "joint", "samples": 0}, "samples >= 1, got 0"),
+    "samples of a fraction": ("cgp rows", (X,), {"draw": "joint", "samples": 2.5}, "whole number, got 2.5"),
+    "samples of a flag": ("cgp rows", (X,), {"draw": "joint", "samples": True}, "whole number, got True"),
     "samples of the mean": ("cgp rows", (X,), {"samples": 3}, "samples=3 without a draw"),
     "width": ("softmax", (X[..., :5],), {}, r"query of shape \[B, N, 12\].*got \(3, 7, 5\)"),
     "axes": ("softmax", (X[None],), {}, r"query of shape.*got \(1, 3, 7, 12\)"),
@@ -91,7 +100,29 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scgp", {"num_inducing": 0}, "expected num_inducing >= 1, got 0"),
     ("scgp", {"num_inducing": (4, -1)}, "expected num_inducing >= 1, got -1"),
     ("scgp", {"num_inducing": (4, 4, 4)}, r"got \(4, 4, 4\)"),
+    *(
+        ("scgp", {"num_inducing": bad}, f"num_inducing to be a whole number, got {bad}")
+        for bad in (2.5, None)
+    ),
     ("sgpa", {"num_inducing": 0}, "got 0"),
+    ("sgpa", {"num_inducing": 2.5}, "expected num_inducing to be a whole number, got 2.5"),
+    # text is what a recipe brings, and any text is true
+    *(
+        (kind, {"learn_noise": "False"}, "expected learn_noise to be true or false, got 'False'")
+        for kind in ("softmax-gp", "direct", "cgp", "scgp")
+    ),
+    *(
+        (kind, {"causal": "no"}, "expected causal to be true or false, got 'no'")
+        for kind in ("kernel", "cgp")
+    ),
+    ("kernel", {"symmetric": 0}, "expected symmetric to be true or false, got 0"),
+    ("scgp", {"include_noise": "no"}, "expected include_noise to be true or false, got 'no'"),
+    *((kind, {"dropout": "0.1"}, "expected dropout to be a number, got '0.1'") for kind in list_attention()),
+    ("direct", {"noise": "0.1"}, "expected noise to be a number, got '0.1'"),
+    ("direct", {"noise": True}, "expected noise to be a number, got True"),
+    ("direct", {"max_stddev": None}, "expected max_stddev to be a number, got None"),
+    ("cgp", {"observation_noise": "0"}, "expected observation_noise to be a number, got '0'"),
+    ("cgp", {"regularizer_samples": "3"}, "expected regularizer_samples to be a whole number, got '3'"),
     ("sgpa", {"jitter": -1.0}, r"expected jitter in \(0, 1\), got -1.0"),
     ("cgp", {"latent_prior": "flat"}, "got 'flat'"),
     ("cgp", {"regularizer_samples": 0}, "expected regularizer_samples >= 1, got 0"),
@@ -117,6 +148,12 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 def test_bad_options_are_refused(kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_attention(kind, embed_dim=EMBED, num_heads=HEADS, **options)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    for noise in (1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5)):
+        build_attention("cgp", embed_dim=EMBED, num_heads=HEADS, noise=noise, observation_noise=None)
+    build_attention("sgpa", embed_dim=EMBED, num_heads=HEADS, num_inducing=np.int64(4))
 
 
 @pytest.mark.parametrize(("embed_dim", "num_heads"), [(12, 5), (0, 1), (12, 0), (12, -2)])

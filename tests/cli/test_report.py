@@ -102,3 +102,9 @@ def test_folders_without_runs_are_refused(tmp_path: Path, capsys: pytest.Capture
     assert "expected a run in or below" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+def test_a_folder_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "runs", small("cgp"))
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path)]) == 2
+    assert f"expected output (-o) to be a file, got the folder {tmp_path}" in capsys.readouterr().err

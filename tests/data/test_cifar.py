@@ -103,8 +103,11 @@ def test_published_numbers_unless_a_subset_is_meant(tmp_path: Path) -> None:
         ValueError, match="50000 training and 10000 test images of cifar10, got 20 and 4: pass subset"
     ):
         load("cifar10", tmp_path)
-    with pytest.raises(ValueError, match="validation from 1 to 19, got 20"):
-        load("cifar10", tmp_path, subset=True, validation=20)
+    for bad in (20, 2.5, "5"):
+        with pytest.raises(ValueError, match=f"validation to be a whole number from 1 to 19, got {bad!r}"):
+            load("cifar10", tmp_path, subset=True, validation=bad)
+    with pytest.raises(ValueError, match="ood to be several names, got one string 'textures'"):
+        load("cifar10", tmp_path, subset=True, ood="textures")
     with pytest.raises(ValueError, match="normalisation to be 'train' or 'published', got 'mine'"):
         load("cifar10", tmp_path, normalisation="mine")
 

@@ -32,6 +32,14 @@ def test_unknown_names_and_options_are_told(tmp_path: Path) -> None:
         load("cifar10-c", tmp_path, severity=1)
 
 
+def test_text_is_no_truth_value(tmp_path: Path) -> None:
+    """`--set data.options.augment=False` brings the text 'False', which is true."""
+    with pytest.raises(ValueError, match="option augment of digits to be true or false, got 'False'"):
+        load("digits", augment="False")
+    with pytest.raises(ValueError, match="option subset of cola to be true or false, got 1"):
+        load("cola", tmp_path, subset=1)
+
+
 def test_every_known_dataset_can_be_asked_for(tmp_path: Path) -> None:
     for entry in known():
         if entry.name == "digits":

@@ -1,5 +1,7 @@
 """Noise per item: the right distribution, independent streams, and no trace of the chunking."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -76,3 +78,9 @@ def test_a_batch_of_another_size_is_refused() -> None:
         noise(torch.arange(3)).normal((1, 4, 2), torch.float32, CPU)
     with pytest.raises(ValueError, match=r"one shape \[batch\]"):
         gp.ItemNoise(0, torch.arange(3), torch.arange(2))
+
+
+@pytest.mark.parametrize("seed", [None, "0", 1.5])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(ValueError, match=f"expected seed to be a whole number, got {seed!r}"):
+        noise(torch.arange(3), seed=seed)

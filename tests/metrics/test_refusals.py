@@ -31,6 +31,8 @@ PROBS, LABELS = predictions(4, 3)
         (PROBS, LABELS[:3], r"labels to be whole numbers of shape \[4\].*got shape \(3,\)"),
         (PROBS, LABELS.double(), "labels to be whole numbers.*float64"),
         (PROBS, LABELS > 0, "labels to be whole numbers.*bool"),
+        (PROBS.numpy(), LABELS, "probs to be a tensor, got ndarray: torch.as_tensor"),
+        (PROBS, LABELS.tolist(), "labels to be a tensor, got list: torch.as_tensor"),
         (PROBS, LABELS * 0 + 3, "labels from 0 to 2, got 3"),
         (PROBS, LABELS * 0 - 1, "labels from 0 to 2, got -1"),
     ],

@@ -294,3 +294,16 @@ class TestSmoothing:
         assert found.embedded == pytest.approx(
             cosine_by_loops(normalize(model.embed(images())[0], dim=-1), (4,) * 3)
         )
+
+
+@pytest.mark.parametrize("labels", [[1], [1, 0], [0.0, 1.0, 1.0], [True, False, True], [[0], [1], [1]]])
+def test_labels_of_another_shape_or_type_are_refused(labels: list[Any]) -> None:
+    given = torch.tensor(labels)  # one label would have been compared with every item
+    message = r"labels to be whole numbers of shape \[3\], one per item, got shape .* and torch"
+    with pytest.raises(ValueError, match=message):
+        vision("cgp").health(images(), given)
+
+
+def test_no_items_are_refused() -> None:
+    with pytest.raises(ValueError, match="inputs with at least one item, got 0"):
+        vision("cgp").health(images()[:0])

@@ -153,6 +153,22 @@ class TestRuntime:
                 assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
         assert not any(gp.health().values())
 
+    @pytest.mark.parametrize(
+        "kind", [k if k == "cgp" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+    )
+    def test_compiled_for_batches_of_other_sizes(self, kind: str) -> None:
+        """The second size is compiled with symbolic shapes."""
+        torch._dynamo.reset()
+        model = vision(kind).eval()
+        fast = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            for count in (3, 2):
+                inputs = images()[:count]
+                assert_close(fast(inputs).logits, model(inputs).logits, rtol=1e-9, atol=1e-9)
+                if kind in DRAWING:
+                    assert fast(inputs, draw="independent").logits.isfinite().all()
+                    assert fast(inputs, draw="independent", samples=count).logits.shape == (count, count, 3)
+
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", DRAWING)
     def test_compiled_draws(self, kind: str) -> None:

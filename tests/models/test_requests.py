@@ -62,6 +62,8 @@ ERRORS = [
     ("cgp", {"images": X}, {}, "expected a tensor of images, got dict"),
     ("cgp", X, {"need": ("logits", "entropy")}, "expected need to name logits, regularizer, variance"),
     ("cgp", X, {"need": ("logits", "entropy")}, "got 'entropy'"),
+    ("cgp", X, {"need": "logits"}, "expected need to be a tuple of names, got the text 'logits'"),
+    ("cgp", X.byte(), {}, "expected floating-point images, got torch.uint8: normalise pixels as in training"),
     ("cgp", X, {"draw": "both"}, "expected draw to be one of none, independent, joint, got 'both'"),
     ("cgp", X, {"samples": 3}, "samples=3 without a draw"),
     ("softmax", X, {"samples": 3}, "samples=3 without a draw"),
@@ -82,6 +84,17 @@ def test_errors_of_vision(kind: str, inputs: Any, options: dict[str, Any], messa
         vision(kind)(inputs, **options)
 
 
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32, torch.float64])
+def test_images_come_in_the_type_of_the_weights(weights: torch.dtype) -> None:
+    """A run with --precision 64-true leaves a model of float64, and its data are float32."""
+    model = vision("cgp").to(weights).eval()
+    expected = model(X.to(weights)).logits
+    for given in (torch.float32, torch.float64):
+        found = model(X.float().to(given)).logits
+        assert found.dtype == weights
+        assert_close(found, expected, atol=1e-2 if weights == torch.float16 else 1e-5, rtol=0)
+
+
 CONTEXTUAL = torch.zeros(3, 6, 4, dtype=torch.float64)
 
 
@@ -90,6 +103,8 @@ CONTEXTUAL = torch.zeros(3, 6, 4, dtype=torch.float64)
     [
         (0, sentences(4, to=10), "expected at most max_length=9 words, got 10"),
         (0, PADDED[0], "expected tokens [B, N] of whole numbers, got (6,) torch.int64"),
+        (0, PADDED + 1000, "expected tokens from 0 to 19, the model's vocabulary, got 10"),
+        (0, PADDED - 1000, "expected tokens from 0 to 19, the model's vocabulary, got -"),
         (0, PADDED.double(), "expected tokens [B, N] of whole numbers, got (3, 6) torch.float64"),
         (
             0,

@@ -128,16 +128,25 @@ def test_tf32_is_for_the_run_alone(tmp_path: Path) -> None:
     assert products.fp32_precision == before
 
 
-def test_hardware_is_checked() -> None:
+def test_hardware_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="precision to be one of"):
         Hardware(precision="8-bit")
     with pytest.raises(ValueError, match="got 'fast'"):
         choose_device("fast")
+    for other in ("mps", "meta"):
+        with pytest.raises(ValueError, match=f"device to be auto, cpu, cuda or cuda:N, got '{other}'"):
+            choose_device(other)
     assert choose_device(torch.device("cpu")) == torch.device("cpu")
     if not torch.cuda.is_available():
         assert choose_device("auto").type == "cpu"
         with pytest.raises(ValueError, match="no CUDA GPU"):
             choose_device("cuda:1")
+    with monkeypatch.context() as pretended:
+        pretended.setattr(torch.cuda, "is_available", lambda: True)
+        pretended.setattr(torch.cuda, "device_count", lambda: 2)
+        assert choose_device("cuda:1") == torch.device("cuda:1")
+        with pytest.raises(ValueError, match="device of this machine, got 'cuda:2', and it has 2 CUDA GPUs"):
+            choose_device("cuda:2")
     assert isinstance(start_fabric(Hardware("cpu")), SingleProcess)
 
 

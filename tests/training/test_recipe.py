@@ -133,6 +133,9 @@ def test_bad_files_and_changes(tmp_path: Path) -> None:
     broken.write_text("= 3")
     with pytest.raises(ValueError, match="is not TOML"):
         load_recipe(broken)
+    broken.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"broken.toml is not TOML: 'utf-8' codec"):
+        load_recipe(broken)
     good = tmp_path / "good.toml"
     good.write_text("seed = 1\n")
     with pytest.raises(ValueError, match=r"form section\.key=value"):

@@ -66,6 +66,8 @@ def convert(
 
     >>> convert(model, kind="direct", layers=["encoder.layer.11.attention.self"])
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}")
     if conversion_of(model) is not None:
         raise ValueError("expected a model that is not converted yet, got one that is")
     record = Conversion(kind, draw=draw, seed=seed, options=options)

@@ -44,10 +44,10 @@ def predict(
     A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance, by
     `task` ("classification", "tokens", "regression", "embedding"; seen from the output if not given).  The
     model runs in evaluation mode and without gradients.  `samples=0` is the mean.  The draws of item i depend
-    on `seed` and `first_item` + i alone.  `variances=True` adds the layers' variances, averaged over the
-    samples, to a `Prediction`.  `call(model, inputs)` runs models whose output is read in another way.
-    `batch_size` bounds the rows (items times samples) that run at once: if not given 256, or 2000 on a GPU
-    whose memory suffices.
+    on `seed`, `first_item` + i and the length it is padded to alone.  `variances=True` adds the layers'
+    variances, averaged over the samples, to a `Prediction`.  `call(model, inputs)` runs models whose output
+    is read in another way.  `batch_size` bounds the rows (items times samples) that run at once: if not given
+    256, or 2000 on a GPU whose memory suffices.
 
     >>> gpattention.predict(model, tokenizer(sentences, padding=True, return_tensors="pt"), samples=10)
     """
@@ -81,6 +81,11 @@ def predict(
                     told.add(rows.items, [x.variances[-1] if x.variances else None for x in layers])
             task = find_task(model, output) if task is None else task
             answer = read(output, task, rows.inputs)
+            if len(answer) != len(rows.items):
+                raise ValueError(
+                    f"expected one answer for each of {len(rows.items)} inputs, got shape "
+                    f"{tuple(answer.shape)}: where batches are not the first axis, pass call= to predict"
+                )
             parts.append(answer.to(device_of(inputs)))
         means = None if told is None else told.means()
         return torch.cat(parts), task or "classification", means

@@ -70,6 +70,8 @@ class FitOptions:
             raise ValueError(f"expected samples >= 2 to average over, got {self.samples}")
         if self.items is not None:
             check_count("items", self.items, least=10)
+        if isinstance(self.levels, str):
+            raise ValueError(f"expected levels to be several names, got one string {self.levels!r}")
         unknown = [level for level in self.levels if level not in LEVELS]
         if unknown:
             raise ValueError(f"expected levels of {', '.join(LEVELS)}, got {', '.join(map(str, unknown))}")

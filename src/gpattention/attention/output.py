@@ -31,12 +31,19 @@ def check_request(kind: str, draws: bool, draw: str, samples: int, need: tuple[s
     check_count("samples", samples)
     if samples > 1 and draw == "none":
         raise ValueError(f"samples={samples} without a draw: pass draw='independent' or draw='joint'")
-    unknown = [name for name in need if name not in NEEDS]
-    if unknown:
-        raise ValueError(f"expected need to name {', '.join(NEEDS)}, got {', '.join(map(repr, unknown))}")
+    check_need(need, NEEDS)
     if not draws and (draw != "none" or "variance" in need or "posterior" in need):
         asked = f"draw={draw!r}" if draw != "none" else f"need={need!r}"
         raise ValueError(
             f"{kind!r} attention has no posterior, so {asked} cannot be answered: "
             "use softmax-gp, direct, cgp, scgp or sgpa"
         )
+
+
+def check_need(need: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse names that nothing answers to, and one name without its comma, which is a row of letters."""
+    if isinstance(need, str):
+        raise ValueError(f"expected need to be a tuple of names, got the text {need!r}: write ({need!r},)")
+    unknown = [name for name in need if name not in known]
+    if unknown:
+        raise ValueError(f"expected need to name {', '.join(known)}, got {', '.join(map(repr, unknown))}")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gpattention.attention.base import Attention
+from gpattention.attention.option_types import check_option_types, option_annotations
 from gpattention.gp.checks import check_choice
 
 A = TypeVar("A", bound=Attention)
@@ -56,6 +57,7 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
         inspect.signature(cls).bind(embed_dim, num_heads, **options)
     except TypeError as error:
         raise ValueError(f"{kind!r} attention does not take these options: {error}") from None
+    check_option_types(option_annotations(cls), options)
     try:
         return cls(embed_dim, num_heads, **options)
     except TypeError as error:
@@ -71,14 +73,4 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
 
 
 def _option_names(cls: type[Attention]) -> set[str]:
-    """Keyword arguments of the constructor and, as far as it hands **options up, of those above it."""
-    names: set[str] = set()
-    for owner in cls.__mro__:
-        constructor = vars(owner).get("__init__")
-        if constructor is None:
-            continue
-        _, *parameters = inspect.signature(constructor).parameters.values()
-        names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            break
-    return names - {"embed_dim", "num_heads"}
+    return set(option_annotations(cls))

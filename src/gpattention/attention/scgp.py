@@ -64,7 +64,7 @@ class SCGPAttention(GaussianAttention):
         self.conditional: Conditional = conditional
         self.include_noise = self.normalize == "none" if include_noise is None else include_noise
         self.latent = self._latent()
-        counts = (num_inducing,) if isinstance(num_inducing, int) else tuple(num_inducing)
+        counts = tuple(num_inducing) if isinstance(num_inducing, tuple | list) else (num_inducing,)
         if len(counts) not in (1, 2):
             raise ValueError(f"expected num_inducing to be one number or a pair, got {num_inducing!r}")
         first = build_inducing(inducing, num_heads, counts[0], embed_dim, **self._made_with)

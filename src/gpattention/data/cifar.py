@@ -41,18 +41,22 @@ def load_cifar(
     """
     if normalisation not in ("train", "published"):
         raise ValueError(f"expected normalisation to be 'train' or 'published', got {normalisation!r}")
+    if isinstance(ood, str):
+        raise ValueError(f"expected ood to be several names, got one string {ood!r}")
     folder = data_root(root)
     train, test, classes = read_cifar(kind, folder)
     whole = (len(train), len(test)) == (TRAIN, TEST)
     if not whole and not subset:
         raise ValueError(
             f"expected {TRAIN} training and {TEST} test images of {kind.name}, got {len(train)} "
-            f"and {len(test)}: pass subset=True if that is meant"
+            f"and {len(test)}: pass subset=True (data.options.subset=true in a recipe) if that is meant"
         )
     if validation is None:
         validation = VALIDATION if whole else max(1, len(train) // 10)
-    if not 0 < validation < len(train):
-        raise ValueError(f"expected validation from 1 to {len(train) - 1}, got {validation}")
+    if not isinstance(validation, int) or not 0 < validation < len(train):
+        raise ValueError(
+            f"expected validation to be a whole number from 1 to {len(train) - 1}, got {validation!r}"
+        )
     fitted, validated = (
         train.select(items) for items in split(len(train), (len(train) - validation, validation), seed)
     )

@@ -41,7 +41,8 @@ def load_cola(
     whole = rows == ROWS
     if not whole and not subset:
         raise ValueError(
-            f"{folder}: expected {ROWS} sentences, got {rows}: pass subset=True if that is meant"
+            f"{folder}: expected {ROWS} sentences, got {rows}: "
+            "pass subset=True (data.options.subset=true in a recipe) if that is meant"
         )
     first, second, outside = parts
     pooled = Texts(first.sentences + second.sentences, torch.cat([first.labels, second.labels]))

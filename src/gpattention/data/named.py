@@ -67,8 +67,10 @@ def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) 
     else:
         reader = partial(_SPLIT[name], root, seed)
     parameters = inspect.signature(reader).parameters.values()
-    allowed = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    for option in options:
+    allowed = {p.name: p.annotation for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for option, value in options.items():
         if option not in allowed:
             raise ValueError(f"expected options of {name} among {', '.join(allowed)}, got {option!r}")
+        if allowed[option] is bool and not isinstance(value, bool):  # a recipe's text 'False' would be true
+            raise ValueError(f"expected option {option} of {name} to be true or false, got {value!r}")
     return reader(**options)

@@ -28,9 +28,11 @@ def write_report(folders: Sequence[StrPath], output: StrPath, *, title: str | No
         output: the HTML file; its folder is made if need be.
         title: of the page; made of the data sets if not given.
     """
+    output = Path(output)
+    if output.is_dir():
+        raise IsADirectoryError(f"expected output (-o) to be a file, got the folder {output}")
     runs = read_runs(folders)
     page = build_report(runs, title)
-    output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(
         output, page.encode(errors="replace")

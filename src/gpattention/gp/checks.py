@@ -19,6 +19,9 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def check_count(name: str, value: int) -> None:
     """A number of things of which there must be one."""
+    # an int also where it is symbolic; the compiler cannot ask others for their attributes
+    if isinstance(value, bool) or not (isinstance(value, int) or hasattr(value, "__index__")):
+        raise ValueError(f"expected {name} to be a whole number, got {value!r}")
     if value < 1:
         raise ValueError(f"expected {name} >= 1, got {value}")
 

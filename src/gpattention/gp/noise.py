@@ -31,7 +31,9 @@ def standard_normal(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, source: Generator | NoiseSource | None
 ) -> Tensor:
     """From torch's generator or from a noise source of our own."""
-    if source is None or isinstance(source, Generator):
+    if source is None:  # without naming the generator: only so does randn compile for symbolic sizes
+        return torch.randn(shape, dtype=dtype, device=device)
+    if isinstance(source, Generator):
         return torch.randn(shape, dtype=dtype, device=device, generator=source)
     return source.normal(shape, dtype, device)
 
@@ -54,6 +56,8 @@ class ItemNoise:
             )
         if isinstance(seed, Tensor):  # a captured graph reads it anew at every replay
             seeds = seed.expand_as(items)
+        elif not hasattr(seed, "__index__"):
+            raise ValueError(f"expected seed to be a whole number, got {seed!r}")
         else:
             seeds = torch.full_like(items, seed, dtype=torch.int64)
         key = seed_key(seeds)
@@ -98,7 +102,10 @@ class ItemNoise:
 
     def _keys_of(self, batch: int, device: torch.device) -> Tensor:
         if batch != len(self._keys):
-            raise ValueError(f"expected a batch of {len(self._keys)} as the noise was made for, got {batch}")
+            raise ValueError(
+                f"expected a batch of {len(self._keys)} as the noise was made for, got {batch}: "
+                "are batches the first axis of the inputs?"
+            )
         return self._keys.to(device)
 
     def _next_stream(self) -> int:

@@ -13,6 +13,7 @@ def read_items(probs: Tensor, labels: Tensor, *, least: int = 1) -> tuple[Tensor
 
 def check_probs(probs: Tensor, *, least: int = 1) -> None:
     """Probabilities of classes that add up to 1, for at least so many items.  [B, C]"""
+    _check_tensor("probs", probs)
     if probs.ndim != 2 or not probs.is_floating_point() or probs.shape[1] == 0:
         raise ValueError(
             f"expected probs to be floating-point [items, classes], "
@@ -31,6 +32,7 @@ def check_probs(probs: Tensor, *, least: int = 1) -> None:
 
 def check_labels(labels: Tensor, items: int, classes: int) -> None:
     """One class number for every item.  [B]"""
+    _check_tensor("labels", labels)
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.shape != (items,) or not whole:
         raise ValueError(
@@ -44,6 +46,7 @@ def check_labels(labels: Tensor, items: int, classes: int) -> None:
 
 def read_scores(name: str, scores: Tensor, *, least: int = 1) -> Tensor:
     """Scores in float64, without NaN; infinite ones have a rank like any other.  [B]"""
+    _check_tensor(name, scores)
     if scores.ndim != 1 or not scores.is_floating_point():
         raise ValueError(
             f"expected {name} to be floating-point [items], "
@@ -73,3 +76,11 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """One of the names."""
     if value not in choices:
         raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_tensor(name: str, value: object) -> None:
+    """Arrays of NumPy and lists are what predictions of other tools come in."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"expected {name} to be a tensor, got {type(value).__name__}: torch.as_tensor makes one of it"
+        )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gpattention.attention import Attention, AttentionHealth, diagnose
 from gpattention.models.prediction import predict
-from gpattention.models.rows import Inputs, evaluating
+from gpattention.models.rows import Inputs, count_items, evaluating
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
     Uncertainty is the entropy of the prediction (10 draws where the model draws), error is a wrong
     label; a layer's is its variance averaged over heads and real tokens.
     """
+    _check_labels(labels, count_items(inputs))
     calls: list[tuple[Attention, Tensor, dict[str, Any]]] = []
 
     def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -82,6 +83,17 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
         rank_correlation(prediction.entropy, wrong),
         tuple(_layer_correlation(*pair, wrong) for pair in zip(variances, paddings, strict=True)),
     )
+
+
+def _check_labels(labels: Tensor | None, items: int) -> None:
+    """One class number for every item; a single label would be compared with all of them."""
+    if labels is None:
+        return
+    if labels.shape != (items,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"expected labels to be whole numbers of shape [{items}], one per item, "
+            f"got shape {tuple(labels.shape)} and {labels.dtype}"
+        )
 
 
 def _layer_correlation(variance: Tensor | None, padding: Tensor | None, wrong: Tensor) -> float | None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from gpattention.attention.projections import is_plain
+from gpattention.gp.precision import checks_are_deferred
 from gpattention.models.block import masked_mean
 from gpattention.models.config import TextConfig, TransformerConfig
 from gpattention.models.fused.residual_norm import Added
@@ -88,6 +89,7 @@ class TextTransformer(Transformer):
             raise ValueError(
                 f"expected at most max_length={self.text.max_length} words, got {tokens.shape[1]}"
             )
+        self._check_known(tokens)
         padding = _padding(given)
         if padding.dtype != torch.bool or padding.shape != tokens.shape:
             raise ValueError(
@@ -96,6 +98,17 @@ class TextTransformer(Transformer):
             )
         words = self.words(tokens)  # [B, N, embedding_width]
         return self._beside_contextual(words, given.get("contextual"), padding), padding
+
+    def _check_known(self, tokens: Tensor) -> None:
+        """Words of another vocabulary; on a GPU reading them would make every pass wait for it."""
+        if tokens.device.type != "cpu" or tokens.numel() == 0 or checks_are_deferred():
+            return
+        least, most = (int(x) for x in tokens.aminmax())
+        if least < 0 or most >= self.text.vocabulary:
+            raise ValueError(
+                f"expected tokens from 0 to {self.text.vocabulary - 1}, the model's vocabulary, "
+                f"got {least if least < 0 else most}"
+            )
 
     def _beside_contextual(self, words: Tensor, contextual: Tensor | None, padding: Tensor) -> Tensor:
         width = self.text.contextual_width

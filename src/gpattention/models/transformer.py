@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.attention import AttentionOutput, build_attention
-from gpattention.attention.output import Draw
+from gpattention.attention.output import Draw, check_need
 from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.block import Block, BlockOutput
 from gpattention.models.config import TransformerConfig
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
     def predict(self, inputs: Inputs, samples: int = 10, seed: int = 0, **options: Any) -> Prediction:
         """Class probabilities with uncertainty, in chunks of bounded memory; see `predict`.
 
-        `samples=0` is the mean prediction.  An item's noise depends on the seed and its position alone.
+        `samples=0` is the mean prediction.  Noise depends on seed, item's number and padded length.
         """
         return predict(self, inputs, samples=samples, seed=seed, **options)
 
@@ -229,9 +229,7 @@ class Transformer(nn.Module):
         return Stream(tokens), padding
 
     def _check_request(self, draw: Draw, samples: int, need: tuple[str, ...]) -> None:
-        unknown = [name for name in need if name not in NEEDS]
-        if unknown:
-            raise ValueError(f"expected need to name {', '.join(NEEDS)}, got {', '.join(map(repr, unknown))}")
+        check_need(need, NEEDS)
         if draw != "none" and not self.draws:
             kinds = ", ".join(sorted({block.attention.kind for block in self._blocks()}))
             raise ValueError(f"draw={draw!r} asked of a model without posteriors (its layers: {kinds})")

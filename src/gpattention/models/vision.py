@@ -82,7 +82,12 @@ class VisionTransformer(Transformer):
         expected = (self.vision.channels, *self.vision.sides)
         if inputs.ndim != 4 or inputs.shape[1:] != expected:
             raise ValueError(f"expected images of shape {['B', *expected]}, got {tuple(inputs.shape)}")
-        return inputs
+        if not inputs.is_floating_point():
+            raise ValueError(
+                f"expected floating-point images, got {inputs.dtype}: normalise pixels as in training"
+            )
+        # data are float32, a model may be float64 or half; autocast has a choice of its own
+        return inputs if torch.is_autocast_enabled(inputs.device.type) else inputs.to(self.positions.dtype)
 
     def _cut(self, images: Tensor) -> Tensor:
         """Patches as rows of pixels, ordered as the convolution's weights are.  [B, N, channels * patch^2]"""

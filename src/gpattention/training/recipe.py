@@ -138,8 +138,8 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     if not path.is_file():
         raise FileNotFoundError(f"no recipe {path}")
     try:
-        plain = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     for change in changes:
         _apply(plain, change)

@@ -114,6 +114,8 @@ def test_the_vocabulary_is_the_training_part_s(tmp_path: Path) -> None:
     assert len(small.vocabulary) == 5
     with pytest.raises(ValueError, match="among min_count, max_size, lowercase, got 'size'"):
         encode_texts(data, Contextual(), {"size": 5})
+    with pytest.raises(ValueError, match="vocabulary to be a table of min_count, max_size, lowercase, got 3"):
+        encode_texts(data, Contextual(), 3)  # type: ignore[arg-type]
 
 
 def test_with_words_cuts_every_part(tmp_path: Path) -> None:

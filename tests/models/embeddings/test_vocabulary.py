@@ -101,6 +101,9 @@ def test_sentences_are_checked(sentences: Any, told: str) -> None:
     ("arguments", "told"),
     [
         ({"min_count": 0}, "expected min_count >= 1, got 0"),
+        ({"min_count": "2"}, "expected min_count to be a whole number, got '2'"),
+        ({"max_size": 9.5}, "expected max_size to be a whole number, got 9.5"),
+        ({"lowercase": "False"}, "expected lowercase to be true or false, got 'False'"),
         ({"max_size": 2}, "expected max_size > 2, padding and unknown being two of them, got 2"),
         ({"min_count": 4}, "a word that occurs 4 times (min_count), got 3 sentences with 7 different words"),
     ],

@@ -118,6 +118,8 @@ def text_training_data(data: TextData, encoder: TextEncoder) -> TrainingData:
 
 def _vocabulary_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = ("min_count", "max_size", "lowercase")
+    if not isinstance(options, Mapping):
+        raise ValueError(f"expected vocabulary to be a table of {', '.join(known)}, got {options!r}")
     for name in options:
         if name not in known:
             raise ValueError(f"expected options of the vocabulary among {', '.join(known)}, got {name!r}")

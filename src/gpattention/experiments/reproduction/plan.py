@@ -92,8 +92,8 @@ def load_plan(path: str | Path) -> Plan:
     if not path.is_file():
         raise FileNotFoundError(f"no plan {path}")
     try:
-        plain = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     _check_keys(plain, _KEYS, str(path))
     if not plain.get("runs"):

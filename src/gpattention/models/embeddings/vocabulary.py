@@ -76,6 +76,11 @@ class Vocabulary:
             max_size: at most this many indices, padding and unknown included: rows of the token table.
             lowercase: "The" and "the" are one word.
         """
+        for name, value in (("min_count", min_count), ("max_size", max_size)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"expected {name} to be a whole number, got {value!r}")
+        if not isinstance(lowercase, bool):  # a recipe's text 'False' would be true
+            raise ValueError(f"expected lowercase to be true or false, got {lowercase!r}")
         if min_count < 1:
             raise ValueError(f"expected min_count >= 1, got {min_count}")
         if max_size is not None and max_size <= SPECIAL:
