@@ -84,3 +84,14 @@ def test_a_batch_of_another_size_is_refused() -> None:
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     with pytest.raises(ValueError, match=f"expected seed to be a whole number, got {seed!r}"):
         noise(torch.arange(3), seed=seed)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("width", [4, 5])
+def test_tokens_that_follow_change_nothing(lead: tuple[int, ...], width: int) -> None:
+    items = torch.arange(3)
+    long = noise(items).normal((2, 3, *lead, 9, width), torch.float64, CPU)
+    for tokens in (1, 4, 8):
+        short = noise(items).normal((2, 3, *lead, tokens, width), torch.float64, CPU)
+        assert short.equal(long[..., :tokens, :])
+    assert len(long.unique()) == long.numel()  # every place has a number of its own

@@ -74,13 +74,20 @@ class ItemNoise:
         return _unit(bits >> 32).to(dtype).reshape(shape)
 
     def normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Standard normal numbers, [draws, batch, ...] as `Posterior.sample` asks (Box-Muller)."""
-        draws, batch, *rest = shape
+        """Standard normal numbers, [draws, batch, ..., tokens, D] as `Posterior.sample` asks (Box-Muller).
+
+        A token has all its numbers, of every head, before the next one: how many tokens follow, padding
+        among them, changes none.
+        """
+        laid = token_major(shape)
         if dtype == torch.float32 and why_not_fused_on(device, dtype) is None:
-            return fused_normal(self._keys_of(batch, device), self._next_stream(), shape)
-        count = math.prod(rest)
-        numbers = self._pairs(draws, batch, torch.arange((count + 1) // 2, device=device))
-        return numbers[..., :count].reshape(shape).to(dtype)
+            numbers = fused_normal(self._keys_of(shape[1], device), self._next_stream(), laid)
+        else:
+            draws, batch, *rest = laid
+            count = math.prod(rest)
+            pairs = self._pairs(draws, batch, torch.arange((count + 1) // 2, device=device))
+            numbers = pairs[..., :count].reshape(laid).to(dtype)
+        return numbers if laid == shape else numbers.movedim(2, -2)
 
     def next_draws(self, batch: int, device: torch.device) -> tuple[Tensor, int]:
         """Keys [batch] and first stream of the next call of `normal`, for a kernel that makes its numbers."""
@@ -112,6 +119,14 @@ class ItemNoise:
         """The first stream of this call; a call may make 65537 draws before it meets the next one's."""
         self._calls += 1
         return (self._calls - 1) * 0x10001
+
+
+def token_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[draws, batch, ..., tokens, D] with the tokens before everything else of a batch's row."""
+    if len(shape) < 4:
+        return tuple(shape)
+    draws, batch, *lead, tokens, width = shape
+    return (draws, batch, tokens, *lead, width)
 
 
 def seed_key(seed: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from gpattention.gp.noise import ItemNoise
+from gpattention.gp.noise import ItemNoise, token_major
 
 
 class ShardNoise(ItemNoise):
@@ -37,14 +37,12 @@ class ShardNoise(ItemNoise):
                 f"expected tokens {self.first_token}, ... of {self.tokens}, that is at most "
                 f"{self.tokens - self.first_token}, got {rows}"
             )
-        blocks = torch.arange(math.prod(lead), device=device)[:, None]
-        first = (blocks * self.tokens + self.first_token) * width  # [lead, 1] place of the first number
-        count = rows * width
-        pairs = (first >> 1) + torch.arange(count // 2 + 1, device=device)  # [lead, pairs]
-        numbers = self._pairs(draws, batch, pairs.flatten()).unflatten(-1, (len(pairs), -1))
-        # an odd place begins with the second number of its pair
-        numbers = torch.where((first & 1) == 1, numbers[..., 1 : count + 1], numbers[..., :count])
-        return numbers.reshape(shape).to(dtype)
+        each = math.prod(lead) * width  # numbers of a token
+        first, count = self.first_token * each, rows * each
+        numbers = self._pairs(draws, batch, first // 2 + torch.arange(count // 2 + 1, device=device))
+        numbers = numbers[..., first % 2 :][..., :count]  # an odd place begins with the second of its pair
+        laid = token_major(shape)
+        return numbers.reshape(laid).to(dtype).movedim(2, -2)
 
     def shared_normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Standard normal numbers that all shards have in common."""

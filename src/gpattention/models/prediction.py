@@ -180,8 +180,8 @@ def predict(
 
     Items and samples run together in batches of at most `batch_size` rows, in evaluation mode and
     without gradients; only logits (and asked variances) are kept, where the inputs lie.  The draws of
-    item i depend on `seed`, on `first_item` + i and on the length it is padded to alone: not on
-    `batch_size`, nor on the other items.  The first samples of a larger number are those of a smaller one.
+    item i depend on `seed` and on `first_item` + i alone: not on `batch_size`, nor on the other items, nor
+    on padding behind it.  The first samples of a larger number are those of a smaller one.
 
     `samples=0` and `draw="none"` give the mean prediction, with S = 1.  So does a model whose layers
     cannot draw: S identical passes would tell nothing more.

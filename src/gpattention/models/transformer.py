@@ -124,7 +124,7 @@ class Transformer(nn.Module):
     def predict(self, inputs: Inputs, samples: int = 10, seed: int = 0, **options: Any) -> Prediction:
         """Class probabilities with uncertainty, in chunks of bounded memory; see `predict`.
 
-        `samples=0` is the mean prediction.  Noise depends on seed, item's number and padded length.
+        `samples=0` is the mean prediction.  An item's noise depends on the seed and its position alone.
         """
         return predict(self, inputs, samples=samples, seed=seed, **options)
 

@@ -22,7 +22,7 @@ def item_draw_kernel(
     inside = (i < N)[:, None] & (c < D)[None, :]
     deviation = deviation_of(spread, s, i, N, SQUARED)
     key = stream_key(tl.load(keys + s // shared), stream + r)
-    Z = normal(key, (s % shared * N + i)[:, None] * D + c[None, :])
+    Z = normal(key, (i * shared + s % shared)[:, None] * D + c[None, :])
     store_draw(
         mean, mean_b, mean_h, mean_n, out, out_r, out_b, out_h, out_n, r, b, h, i, c, inside, deviation, Z
     )
@@ -42,7 +42,7 @@ def item_draw_backward_kernel(
     own = tl.load(keys + s // shared)
     total = tl.zeros((ROWS,), tl.float32)
     for r in range(0, draws):
-        Z = normal(stream_key(own, stream + r), (s % shared * N + i)[:, None] * D + c[None, :])
+        Z = normal(stream_key(own, stream + r), (i * shared + s % shared)[:, None] * D + c[None, :])
         at = grad + r * grad_r + b * grad_b + h * grad_h
         g = tl.load(at + i[:, None] * grad_n + c[None, :], mask=inside, other=0.0)
         total += tl.sum(g * tl.where(inside, Z, 0.0), 1)
