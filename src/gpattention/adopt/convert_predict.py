@@ -44,10 +44,10 @@ def predict(
     A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance, by
     `task` ("classification", "tokens", "regression", "embedding"; seen from the output if not given).  The
     model runs in evaluation mode and without gradients.  `samples=0` is the mean.  The draws of item i depend
-    on `seed` and `first_item` + i alone.  `variances=True` adds the layers'
-    variances, averaged over the samples, to a `Prediction`.  `call(model, inputs)` runs models whose output
-    is read in another way.  `batch_size` bounds the rows (items times samples) that run at once: if not given
-    256, or 2000 on a GPU whose memory suffices.
+    on `seed` and `first_item` + i alone.  `variances=True` adds the layers' variances, averaged over the
+    samples, to a `Prediction`.  `call(model, inputs)` runs models whose output is read in another way.
+    `batch_size` bounds the rows (items times samples) that run at once: if not given 256, or 2000 on a GPU
+    whose memory suffices.
 
     >>> gpattention.predict(model, tokenizer(sentences, padding=True, return_tensors="pt"), samples=10)
     """

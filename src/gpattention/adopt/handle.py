@@ -94,9 +94,9 @@ class Handle:
 
         The model runs in evaluation mode and without gradients.  `samples=0` is the model itself, to the last
         bit; so are samples where no site draws, but for the temperature.  The draws of item i depend on
-        `seed` and `first_item` + i alone.  `variances=True` adds each site's
-        variances, [B, H, N] averaged over the samples, to a `Prediction`.  `batch_size` bounds the rows
-        (items times samples) that run at once: if not given 256, or 2000 on a GPU whose memory suffices.
+        `seed` and `first_item` + i alone.  `variances=True` adds each site's variances, [B, H, N] averaged
+        over the samples, to a `Prediction`.  `batch_size` bounds the rows (items times samples) that run at
+        once: if not given 256, or 2000 on a GPU whose memory suffices.
 
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """

@@ -57,20 +57,16 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
         inspect.signature(cls).bind(embed_dim, num_heads, **options)
     except TypeError as error:
         raise ValueError(f"{kind!r} attention does not take these options: {error}") from None
-    check_option_types(option_annotations(cls), options)
+    known = option_annotations(cls)
+    check_option_types(known, options)
     try:
         return cls(embed_dim, num_heads, **options)
     except TypeError as error:
         # a constructor with **options may refuse a name anywhere above it, or have failed by itself
-        known = _option_names(cls)
-        unknown = sorted(set(options) - known)
+        unknown = sorted(set(options) - set(known))
         if not unknown:
             raise
         raise ValueError(
             f"{kind!r} attention does not take these options: unknown {', '.join(map(repr, unknown))}; "
             f"known: {', '.join(sorted(known))}"
         ) from error
-
-
-def _option_names(cls: type[Attention]) -> set[str]:
-    return set(option_annotations(cls))

@@ -46,6 +46,13 @@ def check_resumed(recipe: Recipe, folder: Path) -> None:
         )
 
 
+def write_run_recipe(folder: Path, recipe: Recipe) -> Path:
+    """What makes a folder a run."""
+    written = folder / "recipe.json"
+    write_atomically(written, (json.dumps(recipe.to_dict(), indent=2) + "\n").encode())
+    return written
+
+
 class RunFolder:
     """One process of a run writes; the others read only."""
 
@@ -58,18 +65,17 @@ class RunFolder:
 
         No other process can train in it until the block ends.
         """
-        written = self.path / "recipe.json"
         if resume:
             check_resumed(recipe, self.path)
         if not self._writes:
             yield
             return
-        if not resume and written.exists():
+        if not resume and (self.path / "recipe.json").exists():
             raise FileExistsError(f"{self.path} holds a run already: resume it, or choose another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         with exclusive(self.path):
             if not resume:
-                write_atomically(written, (json.dumps(recipe.to_dict(), indent=2) + "\n").encode())
+                write_run_recipe(self.path, recipe)
             yield
 
     def event(self, kind: str, **details: Any) -> None:

@@ -5,8 +5,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpattention.evaluation.records import Record, SuiteResult, write_suite
+from gpattention.experiments.paper.published import PublishedValue
 from gpattention.experiments.paper.spec import Key, table_spec
+from gpattention.experiments.paper.table import Measured, PaperCell
 from gpattention.training import recipe_from_dict
 
 CATEGORIES = {"Noise": "noise", "Blur": "blur", "Weather": "weather", "Digital": "digital", "Avg.": "mean"}
@@ -23,6 +27,13 @@ OOD = ("textures", "lsun-crop", "lsun-resize", "tinyimagenet-crop")
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
 ATTENTION = {"cgpt": "cgp", "scgpt": "scgp", "sgpa": "sgpa", "kernel": "kernel", "softmax": "softmax"}
 SUITES = {"table1": "clean", "table3": "ood"}  # the others are of corrupted images
+
+
+def both(cell: PaperCell) -> tuple[PublishedValue, Measured]:
+    """The paper's figure of a cell and ours; a test of one that lacks either fails."""
+    if cell.paper is None or cell.ours is None:
+        pytest.fail(f"expected two figures at {cell.key}, got {cell.paper} and {cell.ours}")
+    return cell.paper, cell.ours
 
 
 def write_run(

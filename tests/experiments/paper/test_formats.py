@@ -20,7 +20,7 @@ from gpattention.experiments.paper import (
 )
 from gpattention.experiments.paper.latex import escaped
 from gpattention.experiments.paper.spec import Key
-from tests.experiments.paper.runs import records_of, write_run, write_table_runs
+from tests.experiments.paper.runs import both, records_of, write_run, write_table_runs
 
 
 @pytest.fixture(params=TABLES)
@@ -39,15 +39,14 @@ def test_markdown_has_the_papers_layout(table: PaperTable) -> None:
     head, rule, *lines = grid(to_markdown(table))
     assert head == [*table.headings, "", *table.columns]
     assert {len(line) for line in (head, rule, *lines)} == {len(head)}
-    assert len(lines) == 2 * len(table.rows)
+    assert len(lines) == 2 * len(table.rows) > 0
     for row, paper, ours in zip(table.rows, lines[::2], lines[1::2], strict=True):
         assert (paper[1], paper[2]) == (row.label, "paper")
         assert (ours[1], ours[2]) == ("", "ours, 2 runs")
         for cell, theirs, mine in zip(row.cells, paper[3:], ours[3:], strict=True):
-            assert cell.paper is not None
-            assert cell.ours is not None
-            assert theirs.strip("*") == cell.paper.printed + cell.mark
-            assert mine.strip("*") == f"{cell.ours.mean:.{cell.digits}f} ± {cell.ours.sd:.{cell.digits}f}"
+            printed, measured = both(cell)
+            assert theirs.strip("*") == printed.printed + cell.mark
+            assert mine.strip("*") == f"{measured.mean:.{cell.digits}f} ± {measured.sd:.{cell.digits}f}"
             assert (theirs.startswith("**"), mine.startswith("**")) == {
                 "paper": (True, False), "ours": (False, True), "tie": (False, False), None: (False, False),
             }[cell.winner]  # fmt: skip
@@ -57,17 +56,16 @@ def test_markdown_has_the_papers_layout(table: PaperTable) -> None:
 def test_csv_holds_every_number_unrounded(table: PaperTable) -> None:
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))
     cells = [cell for row in table.rows for cell in row.cells]
-    assert len(lines) == len(cells)
+    assert len(lines) == len(cells) > 0
     for line, cell in zip(lines, cells, strict=True):
         assert (line["model"], line["metric"], line["part"]) == cell.key
-        assert cell.ours is not None
-        assert cell.paper is not None
-        assert float(line["ours"]) == cell.ours.mean
-        assert float(line["ours_sd"]) == cell.ours.sd
-        assert float(line["paper"]) == cell.paper.value
-        assert line["paper_sd"] == ("" if cell.paper.sd is None else str(cell.paper.sd))
+        printed, measured = both(cell)
+        assert float(line["ours"]) == measured.mean
+        assert float(line["ours_sd"]) == measured.sd
+        assert float(line["paper"]) == printed.value
+        assert line["paper_sd"] == ("" if printed.sd is None else str(printed.sd))
         assert line["winner"] == cell.winner
-        assert line["place"] == cell.paper.place
+        assert line["place"] == printed.place
         assert line["better"] == ("larger" if cell.measure.larger else "smaller")
 
 

@@ -11,7 +11,7 @@ from gpattention.experiments.paper import TABLES, PaperTable, paper_table
 from gpattention.experiments.paper.measures import MEASURES
 from gpattention.experiments.paper.notes import gathered
 from gpattention.experiments.paper.spec import Key, table_spec
-from tests.experiments.paper.runs import ALPHA, OOD, records_of, write_run, write_table_runs
+from tests.experiments.paper.runs import ALPHA, OOD, both, records_of, write_run, write_table_runs
 
 
 def same(key: Key, value: float, seed: int) -> float:
@@ -69,12 +69,11 @@ def test_mean_and_standard_deviation_over_seeds(tmp_path: Path) -> None:
     write_table_runs(tmp_path, "table2", figure, seeds=(0, 1, 3))
     table = paper_table("table2", tmp_path)
     for cell in table.cells:
-        assert cell.ours is not None
-        assert cell.paper is not None
-        values = [figure(cell.key, cell.paper.value, seed) for seed in (0, 1, 3)]
-        assert cell.ours.n == 3
-        assert cell.ours.mean == pytest.approx(fmean(values))
-        assert cell.ours.sd == pytest.approx(stdev(values))
+        printed, measured = both(cell)
+        values = [figure(cell.key, printed.value, seed) for seed in (0, 1, 3)]
+        assert measured.n == 3
+        assert measured.mean == pytest.approx(fmean(values))
+        assert measured.sd == pytest.approx(stdev(values))
     row = table.rows[0]
     assert (row.recipe, row.runs, row.extra) == ("cifar10-sgpa", 3, False)
     assert "0 differ by more than both standard deviations together" in table.share
@@ -98,8 +97,7 @@ def test_runs_named_with_their_seed_are_one_recipe(tmp_path: Path) -> None:
         write_run(
             tmp_path, f"cifar10-cgpt-seed{seed}", records_of(key, 50.0 + seed), suite="corrupted", seed=seed
         )
-    found = next(c for c in paper_table("table2", tmp_path).cells if c.key == key).ours
-    assert found is not None
+    _, found = both(next(c for c in paper_table("table2", tmp_path).cells if c.key == key))
     assert (found.mean, found.n) == (pytest.approx(50.5), 2)
 
 
@@ -227,8 +225,7 @@ def test_the_right_set_goes_before_a_stand_in(tmp_path: Path) -> None:
     write_run(tmp_path, "cifar10-sgpa", records, suite="ood")
     table = paper_table("table3", tmp_path)
     (cell,) = [cell for cell in table.cells if cell.ours]
-    assert cell.ours is not None
-    assert cell.ours.mean == pytest.approx(50.0)
+    assert both(cell)[1].mean == pytest.approx(50.0)
     assert told(table, "stand-in") == []
 
 

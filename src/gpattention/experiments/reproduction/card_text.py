@@ -14,7 +14,6 @@ from gpattention.experiments.reproduction.results.columns import CLASSIFIED, SCO
 from gpattention.experiments.reproduction.results.markdown import table, words
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun
 from gpattention.training import Recipe
-from gpattention.training.folder import SHARED
 
 PREDICTORS = ("model", "model+temperature", "mean")
 IMAGES = """\
@@ -138,7 +137,7 @@ def _training(run: EvaluatedRun) -> str:
     phases, optimizer, regularizer = recipe.phases, recipe.optimizer, recipe.regularizer
     first = f"{phases.kernel_epochs} epochs of kernel attention, then " if phases.kernel_epochs else ""
     unit = "per token and dimension" if regularizer.normalised else "summed"
-    happened = {event.get("event") for event in run.events}
+    ended = any(event.get("event") == "finished" for event in run.events)
     rows = [
         ["epochs", f"{first}{phases.epochs} as it is"],
         ["optimiser", f"Adam, batch {optimizer.batch_size}, learning rate {optimizer.learning_rate:g}"],
@@ -146,13 +145,13 @@ def _training(run: EvaluatedRun) -> str:
         ["checkpoint", f"{recipe.checkpoint.select}, validated every {recipe.checkpoint.every} epochs"],
         ["seed", str(recipe.seed)],
     ]
-    if SHARED in happened:
+    if run.shared:
         rows.append(["state", "a shared model, trained elsewhere"])
     elif run.events:
         phase = next((event for event in run.events if event.get("event") == "phase"), {})
         rows.append(["when", f"{date_of(run.events[0]['time'])} UTC, {in_words(wall_seconds(run.events))}"])
         rows.append(["where", f"{phase.get('device')}, steps {phase.get('engine')}"])
-    if happened.isdisjoint(("finished", SHARED)):
+    if not (ended or run.shared):
         rows.append(["state", "not trained to its end"])
     return (
         words(["What", "How"], rows) + "\n`recipe.toml` has every value: `gpattention train recipe.toml`.\n"

@@ -1,6 +1,5 @@
 """A shared model as a run's folder again: the way back of `write_model_card`."""
 
-import json
 from pathlib import Path
 
 from gpattention.data.places import StrPath
@@ -8,10 +7,10 @@ from gpattention.experiments.inputs.preprocessing import FILE, FOLDER, WORDS
 from gpattention.experiments.reproduction.model_card import MODEL_FILES
 from gpattention.experiments.runs import CARD_RECIPE, open_trained
 from gpattention.models.storage import write_atomically
-from gpattention.training.folder import SHARED
+from gpattention.training.folder import SHARED, write_run_recipe
 from gpattention.training.records import append_event
 
-RECIPE = "recipe.json"
+SHARED_FILES = (*MODEL_FILES, f"{FOLDER}/{FILE}", CARD_RECIPE)
 
 
 def write_shared_run(model: StrPath, out: StrPath) -> list[Path]:
@@ -25,27 +24,22 @@ def write_shared_run(model: StrPath, out: StrPath) -> list[Path]:
         out: the run's folder; it must not hold a run.
     """
     folder, out = Path(model), Path(out)
-    contents = {f"model/{name}": _read(folder, name) for name in MODEL_FILES}
-    contents[f"{FOLDER}/{FILE}"] = _read(folder, f"{FOLDER}/{FILE}")
-    if (folder / FOLDER / WORDS).is_file():
-        contents[f"{FOLDER}/{WORDS}"] = _read(folder, f"{FOLDER}/{WORDS}")
-    _read(folder, CARD_RECIPE)
+    missing = next((name for name in SHARED_FILES if not (folder / name).is_file()), None)
+    if missing is not None:
+        raise FileNotFoundError(
+            f"expected a model shared by `models card` in {folder}, got no {missing} there"
+        )
     recipe = open_trained(folder).recipe  # and with it that weights and configuration can be read
-    if (out / RECIPE).exists():
+    if (out / "recipe.json").exists():
         raise FileExistsError(
             f"expected a folder without a run for the shared model, got {out}, which has one"
         )
-    for name, content in contents.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / name, content)
+    places = {out / "model" / name: folder / name for name in MODEL_FILES}
+    places |= {out / FOLDER / name: folder / FOLDER / name for name in (FILE, WORDS)}
+    # only models of texts have words
+    copied = {place: source.read_bytes() for place, source in places.items() if source.is_file()}
+    for place, content in copied.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, content)
     append_event(out, SHARED)
-    write_atomically(
-        out / RECIPE, (json.dumps(recipe.to_dict(), indent=2) + "\n").encode()
-    )  # now it is a run
-    return [*(out / name for name in contents), out / "events.jsonl", out / RECIPE]
-
-
-def _read(folder: Path, name: str) -> bytes:
-    if not (folder / name).is_file():
-        raise FileNotFoundError(f"expected a model shared by `models card` in {folder}, got no {name} there")
-    return (folder / name).read_bytes()
+    return [*copied, out / "events.jsonl", write_run_recipe(out, recipe)]  # last: now it is a run

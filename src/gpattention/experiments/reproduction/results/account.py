@@ -15,7 +15,6 @@ from gpattention.experiments.reproduction.results.reading import (
     PlanResults,
     differences,
 )
-from gpattention.training.folder import SHARED
 
 SETTINGS = ("samples", "limit", "seed", "predictors", "types", "severities")
 FILES = {  # the first that fits
@@ -103,7 +102,7 @@ def _rows(options: Mapping[str, Any]) -> bool:
 def _training(results: PlanResults) -> str:
     rows = []
     for run in results.runs:
-        if any(event.get("event") == SHARED for event in run.events):
+        if run.shared:
             rows.append([run.folder.name, "", "elsewhere: a shared model", "", "", "", ""])
             continue
         phases = [event for event in run.events if event.get("event") == "phase"]

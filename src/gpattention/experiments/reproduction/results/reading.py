@@ -16,6 +16,7 @@ from gpattention.experiments.reproduction.results.estimates import Estimate
 from gpattention.experiments.runs import find_runs, read_rows
 from gpattention.reports.comparable import Basis, judged_items
 from gpattention.training import Recipe, recipe_from_dict
+from gpattention.training.folder import SHARED
 from gpattention.training.records import read_events
 
 Key = tuple[str, str, str, str, str | None]  # suite, set, predictor, metric, score
@@ -43,6 +44,11 @@ class EvaluatedRun:
     def failure(self) -> dict[str, Any] | None:
         """The event with which training broke off, if it did and nobody went on."""
         return self.events[-1] if self.events and self.events[-1].get("event") == "failed" else None
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is a model that was trained elsewhere."""
+        return any(event.get("event") == SHARED for event in self.events)
 
     @cached_property
     def figures(self) -> Mapping[Key, float]:
