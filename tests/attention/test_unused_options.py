@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpattention.attention import attention_class, build_attention, cgp, gaussian, list_attention
-from gpattention.attention.registry import _option_names
+from gpattention.attention.option_types import option_annotations
 from gpattention.gp.sparse_kind import CONDITIONALS
 from tests.attention.variants import EMBED, HEADS, SMALL, VARIANTS, Variant, build, needs, tokens
 
@@ -103,7 +103,7 @@ def alike(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("kind", list(MODES))
 def test_each_option_has_an_effect_or_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = sorted(
-        _option_names(attention_class(kind)) - set(MODES[kind]) - {"device", "dtype", "regularizer"}
+        set(option_annotations(attention_class(kind))) - set(MODES[kind]) - {"device", "dtype", "regularizer"}
     )
     for mode in modes(kind):
         plain = told(kind, mode)
