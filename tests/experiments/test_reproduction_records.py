@@ -103,6 +103,19 @@ def test_results_without_run_folders_are_the_same(made: Path, tmp_path: Path) ->
         assert b"gpattention-records-" not in content, name  # the folder of the call
 
 
+def test_what_earlier_results_had_and_these_do_not_is_removed(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, seeds=[0])
+    write_runs(plan, tmp_path / "runs", flat)
+    out = tmp_path / "out"
+    write_results(plan, tmp_path / "runs", out)
+    (out / "notes.txt").write_text("somebody's own")
+    (out / "training-mine.csv").write_text("not named in the README")
+    before = set(contents(out))
+    names = {file.name for file in write_results(plan.only(models=["gp"]), tmp_path / "runs", out)}
+    assert "training-softmax.csv" in before - set(contents(out))
+    assert set(contents(out)) == names | {"notes.txt", "training-mine.csv"}
+
+
 def test_the_papers_tables_are_the_same_too(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, ("cifar10-cgpt",), seeds=[0], data="cifar10")
     write_runs(plan, tmp_path / "runs", flat)

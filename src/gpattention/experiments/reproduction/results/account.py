@@ -1,5 +1,6 @@
 """How the results were made: commands, runs, hardware, dates, times, and everything that was cut."""
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -212,6 +213,12 @@ def _files(files: list[str]) -> str:
         grouped[about].append(f"[svg]({name})" if twice else f"[{name}]({name})")
     rows = [[about, ", ".join(names)] for about, names in grouped.items() if names]
     return words(["What", "Files"], rows)
+
+
+def listed_files(page: str) -> set[str]:
+    """What an earlier README names as files of its results."""
+    names = re.findall(r"\]\(([^()/]+)\)", page.partition("## Files\n")[2])
+    return {name for name in names if any(fnmatch(name, pattern) for pattern in FILES)}
 
 
 def date_of(seconds: float) -> str:

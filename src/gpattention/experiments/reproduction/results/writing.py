@@ -12,7 +12,7 @@ from gpattention.data.places import StrPath
 from gpattention.experiments.paper import FIGURES, TABLES, paper_table, write_table
 from gpattention.experiments.reporting import read_runs
 from gpattention.experiments.reproduction.plan import Plan
-from gpattention.experiments.reproduction.results.account import readme, shown_path
+from gpattention.experiments.reproduction.results.account import listed_files, readme, shown_path
 from gpattention.experiments.reproduction.results.archive import ARCHIVE, Records, gather
 from gpattention.experiments.reproduction.results.choice_page import choice_markdown
 from gpattention.experiments.reproduction.results.choosing import choose
@@ -48,7 +48,8 @@ def write_results(
     Args:
         plan: whose runs, or some of them (`Plan.only`).
         runs: the folder of the plan's runs; nothing is written there, and with records it need not be there.
-        out: the folder to write; files of other names in it are left alone.
+        out: the folder to write; what an earlier call left there and this one does not write again is removed
+            (the picture of a model no longer chosen), files of others are left alone.
         plan_file: the plan's own file, for the commands in the README.
         on_file: told each file as it is written.
         on_archived: told the runs that are taken from the records of an earlier call, if any.
@@ -97,10 +98,14 @@ def _write(
     write("configs.json", _configs(results).encode())
     for file in _paper(results, records.runs, out):
         note(file)
-    page, left_out = report_page(results)
-    write("report.html", page)
+    report, left_out = report_page(results)
+    write("report.html", report)
     names = [file.name for file in written]
+    page = out / "README.md"
+    earlier = listed_files(page.read_text(errors="replace")) if page.is_file() else set()
     write("README.md", readme(results, commands, names, left_out).encode())
+    for name in earlier - set(names):  # else it would stand there as if it belonged to these results
+        (out / name).unlink(missing_ok=True)
     return written
 
 
