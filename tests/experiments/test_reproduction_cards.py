@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,22 @@ def test_the_code_of_a_card_runs(
         assert 1 / 8 <= float(told[1]) <= 1
         assert ("calibrated" in namespace) == (name != "softmax")  # which was not evaluated
     assert "The run was not evaluated." in (tmp_path / "models" / "softmax" / "README.md").read_text()
+
+
+def test_a_model_that_does_not_draw_is_not_said_to(runs: Path, tmp_path: Path) -> None:
+    judged = {name: tmp_path / name for name in ("tiny-seed0", "softmax")}
+    text = {}
+    for name, folder in judged.items():
+        shutil.copytree(runs / name, folder)
+        evaluate_run(folder, ["clean"], limit=30, samples=2, device="cpu", predictors=["model"], fresh=True)
+        write_model_card(folder, tmp_path / f"card-of-{name}")
+        text[name] = (tmp_path / f"card-of-{name}" / "README.md").read_text()
+    for words in ("mutual_information", "mutual information", "draws"):
+        assert words in text["tiny-seed0"]
+        assert words not in text["softmax"]
+    assert "| regulariser | none |" in text["softmax"]
+    assert "| regulariser | weight 0 to 0.01, per token and dimension |" in text["tiny-seed0"]
+    assert "the entropy of the\n  prediction tells items" in text["softmax"]
 
 
 def test_a_card_tells_what_was_measured(runs: Path, tmp_path: Path) -> None:

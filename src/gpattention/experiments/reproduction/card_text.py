@@ -13,6 +13,7 @@ from gpattention.experiments.reproduction.results.account import date_of, in_wor
 from gpattention.experiments.reproduction.results.columns import CLASSIFIED, SCORE, Column, heading_of
 from gpattention.experiments.reproduction.results.markdown import table, words
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun
+from gpattention.models import AttentionConfig
 from gpattention.training import Recipe
 
 PREDICTORS = ("model", "model+temperature", "mean")
@@ -34,17 +35,19 @@ model = {kind}.from_pretrained(folder)
 preprocessing = load_preprocessing(folder)
 {inputs}prediction = model.predict(inputs, samples={samples}, seed=0)
 print(preprocessing.classes[int(prediction.label[0])], float(prediction.confidence[0]))
+"""
+DRAWN = """\
 print(float(prediction.mutual_information[0]))  # how much the draws disagree, in nats
 """
 TEMPERED = """\
 calibrated = Prediction.from_logits(prediction.logits / {temperature!r})  # fitted on validation items
 """
 USE = """\
-For research on uncertainty: to compare with, to see what draws of Gaussian process attention say, to
+For research on uncertainty: to compare with, {seen}to
 continue from. Not for decisions about people or things: it is a small model of a small data set.
 
-- It answers with one of its classes, whatever it is shown; the entropy and the mutual information of the
-  prediction tell items of other kinds from its own only to the degree measured above.
+- It answers with one of its classes, whatever it is shown; {scores} of the
+  prediction tell{s} items of other kinds from its own only to the degree measured above.
 - Its probabilities are calibrated on items like those of its training; under corruption and out of domain
   they are less so, by how much the table says, with a temperature fitted on clean items or without.
 - Read calibration errors beside accuracy and NLL: a model that says the same of every item has a low one.
@@ -63,7 +66,7 @@ def card_markdown(run: EvaluatedRun, seeds: EvaluatedModel, out: Path, contents:
         _inputs(preprocessing),
         f"## Training\n\n{_training(run)}",
         f"## Measures\n\n{_measures(run, seeds)}",
-        f"## Intended use and limits\n\n{USE}",
+        f"## Intended use and limits\n\n{_use(run.recipe)}",
     ]
     return "\n".join(parts)
 
@@ -92,19 +95,31 @@ def _what(recipe: Recipe, config: Mapping[str, Any], preprocessing: Mapping[str,
     )
 
 
+def _use(recipe: Recipe) -> str:
+    if _draws(recipe):
+        seen = "to see what draws of Gaussian process attention say, "
+        return USE.format(seen=seen, scores="the entropy and the mutual information", s="")
+    return USE.format(seen="", scores="the entropy", s="s")
+
+
+def _draws(recipe: Recipe) -> bool:
+    return attention_class(recipe.model.attention).draws
+
+
 def _code(run: EvaluatedRun, config: Mapping[str, Any], preprocessing: Mapping[str, Any], out: Path) -> str:
     inputs = TEXTS
     if preprocessing["kind"] == "images":
         height, width = preprocessing["size"]
         channels = preprocessing["channels"]
         inputs = IMAGES.format(count=2, channels=channels, height=height, width=width)
-    draws = attention_class(run.recipe.model.attention).draws
+    draws = _draws(run.recipe)
     code = CODE.format(
         kind=config["model"],
         folder=json.dumps(shown_path(out), ensure_ascii=False),
         inputs=inputs,
         samples=10 if draws else 0,
     )
+    code += DRAWN if draws else ""
     temperature = fitted(run)
     if temperature is not None:
         return code + TEMPERED.format(temperature=round(temperature, 4))
@@ -137,11 +152,13 @@ def _training(run: EvaluatedRun) -> str:
     phases, optimizer, regularizer = recipe.phases, recipe.optimizer, recipe.regularizer
     first = f"{phases.kernel_epochs} epochs of kernel attention, then " if phases.kernel_epochs else ""
     unit = "per token and dimension" if regularizer.normalised else "summed"
+    weight = f"weight {regularizer.start:g} to {regularizer.end:g}, {unit}"
+    lacks = AttentionConfig(recipe.model.attention, recipe.model.options).regularizer == "none"
     ended = any(event.get("event") == "finished" for event in run.events)
     rows = [
         ["epochs", f"{first}{phases.epochs} as it is"],
         ["optimiser", f"Adam, batch {optimizer.batch_size}, learning rate {optimizer.learning_rate:g}"],
-        ["regulariser", f"weight {regularizer.start:g} to {regularizer.end:g}, {unit}"],
+        ["regulariser", "none" if lacks else weight],
         ["checkpoint", f"{recipe.checkpoint.select}, validated every {recipe.checkpoint.every} epochs"],
         ["seed", str(recipe.seed)],
     ]
@@ -212,6 +229,6 @@ def _notes(run: EvaluatedRun) -> list[str]:
         if "device" in suite.environment
     )
     notes = [note for suite in judged for note in suite.notes if " is missing: " not in note]
-    told = [f"draws of a prediction: {', '.join(map(str, sorted(samples)))}"]
+    told = [f"draws of a prediction: {', '.join(map(str, sorted(samples)))}"] if _draws(run.recipe) else []
     told += [f"judged on: {'; '.join(where)}"] if where else []
     return [*told, *dict.fromkeys(notes)]
