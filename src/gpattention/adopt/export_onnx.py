@@ -67,4 +67,4 @@ def _check_installed() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError("ONNX files need the extra 'onnx': pip install gpattention[onnx]") from error
+        raise ImportError("ONNX files need the extra 'onnx': pip install 'gpattention[onnx]'") from error

@@ -66,7 +66,7 @@ def test_on_runs_on_the_cpu_under_the_interpreter_alone(monkeypatch: pytest.Monk
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "_has_triton", lambda: False)
-    assert gp.why_not_fused(on_gpu()) == "Triton is not installed (pip install gpattention[triton])"
+    assert gp.why_not_fused(on_gpu()) == "Triton is not installed (pip install 'gpattention[triton]')"
 
 
 def test_blocks_nest_and_end() -> None:

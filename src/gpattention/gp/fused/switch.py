@@ -102,7 +102,7 @@ def _obstacle(
     if not (device.type == "cuda" or (asked and os.environ.get("TRITON_INTERPRET") == "1")):
         return f"the tensors are on {device.type}"
     if not _has_triton():
-        return "Triton is not installed (pip install gpattention[triton])"
+        return "Triton is not installed (pip install 'gpattention[triton]')"
     sizes = (
         ("tokens", tokens, SHOWN_TOKENS, MOST_TOKENS),
         ("channels", channels, SHOWN_CHANNELS, MOST_CHANNELS),
