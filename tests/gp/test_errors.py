@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpattention import gp
 from gpattention.gp.checks import check_values
+from gpattention.gp.cholesky import cholesky
 from gpattention.gp.correlated_density import cgp_density_of
 from gpattention.gp.direct_density import direct_density_of
 from gpattention.gp.inputs import prepare
@@ -297,3 +298,13 @@ def test_finite_tokens_whose_sum_overflows_are_let_through() -> None:
     huge[0, 1, 0] = float("-inf")
     with pytest.raises(gp.NonFiniteError, match="v holds 2 non-finite"):
         check_values({"v": huge}, {}, None)
+
+
+def test_a_matrix_that_is_not_finite_is_not_told_to_need_more_noise() -> None:
+    A = torch.eye(3).expand(4, 3, 3).clone()
+    A[2, 1, 1] = NAN
+    with pytest.raises(gp.NonFiniteError, match=r"K \+ noise I holds 1 non-finite numbers"):
+        cholesky(A, name="K + noise I", noise=0.1)
+    A[2, 1, 1] = -1
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"pivot to fail is number 2 of matrix \[2\]"):
+        cholesky(A, name="K + noise I", noise=0.1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.errors import NotPositiveDefiniteError
+from gpattention.gp.errors import NonFiniteError, NotPositiveDefiniteError
 from gpattention.gp.precision import checks_are_deferred, is_transformed
 
 # One counter per device, kept for ever: captured graphs hold its address.
@@ -45,7 +45,11 @@ def cholesky(
         return _poison_failures(L, info)
     if A.is_cuda:
         failure_counter(A.device)  # so that a later capture finds it
-    report_failures(info, A.shape[-1], A.dtype, name=name, noise=noise)
+    if bool((info != 0).any()):
+        lost = int((~A.isfinite()).sum())
+        if lost:  # more noise would not help
+            raise NonFiniteError(f"{name} holds {lost} non-finite numbers: so does what it was made of")
+        raise NotPositiveDefiniteError(_describe(info, A.shape[-1], A.dtype, name, noise))
     return L
 
 
