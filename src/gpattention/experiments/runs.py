@@ -53,6 +53,12 @@ class Run:
         """Whether training came to its end."""
         return any(event.get("event") == "finished" for event in self.events)
 
+    @property
+    def unfinished_epoch(self) -> int | None:
+        """The last epoch that was validated, where training was seen to begin and not to end."""
+        seen = [event["epoch"] for event in self.events if event.get("event") == "validated"]
+        return seen[-1] if seen and not self.finished else None
+
 
 def train_recipe(
     recipe: Recipe,
