@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,7 +110,7 @@ def open_run(folder: StrPath) -> Run:
     if not (folder / "model" / CONFIG).is_file():
         raise FileNotFoundError(
             f"expected a model in {folder / 'model'}, got none: the run writes it {_first_written(recipe)}; "
-            f"gpattention train --resume --run {folder} goes on with it"
+            f"gpattention train --resume --run {shlex.quote(str(folder))} goes on with it"
         )
     return Run(
         folder, recipe, _model(folder / "model"), read_rows(folder / "metrics.csv"), read_events(folder)
