@@ -103,6 +103,7 @@ def test_tokens_that_are_no_matrix(call: Call) -> None:
         ({"inducing_k": S.inducing_k[:, :1]}, r"expected inducing_k of width 3 like q, got shape \(6, 1\)"),
         ({"o": S.o[..., :6, :]}, r"expected o with 7 tokens like k, got shape \(2, 3, 6, 3\)"),
         ({"v": S.v[..., :6, :]}, r"expected v with 7 tokens like k, got shape \(2, 3, 6, 4\)"),
+        ({"o": S.o.numpy()}, "expected o to be a tensor, got ndarray"),
         ({"k": S.k.float()}, "expected k of torch.float64 like q, got torch.float32"),
         ({"v": S.v.bfloat16()}, "expected v of torch.float64 like q, got torch.bfloat16"),
         ({"v": S.v.to("meta")}, "expected v on cpu like q, got meta"),

