@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from gpattention.data import ImageData, Normalisation, TextData, load_digits
+from gpattention.data.folders import read_images
 from gpattention.experiments import Prepared, load_preprocessing, prepare, save_preprocessing
 from gpattention.experiments.inputs.preprocessing import ImagePreprocessing, TextPreprocessing
 from gpattention.training import Recipe, recipe_from_dict
@@ -114,6 +115,22 @@ def test_image_files_of_any_size_and_kind(tmp_path: Path) -> None:
     assert torch.equal(coloured_grey[0], coloured_grey[2])
     torch.testing.assert_close(GREY.images([files["RGB"]])[0, 0], coloured_grey[0])
     assert COLOUR.images([files["P"]]).isfinite().all()
+
+
+def test_grey_of_16_bits_is_not_cut_off(tmp_path: Path) -> None:
+    pixels = np.linspace(0, 65535, 24).astype(np.uint16).reshape(4, 6)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    Image.fromarray((pixels >> 8).astype(np.uint8)).save(tmp_path / "y.png")
+    for made in (GREY, COLOUR):
+        assert torch.equal(made.images([tmp_path / "x.png"]), made.images([tmp_path / "y.png"]))
+    files = [tmp_path / "x.png", tmp_path / "y.png"]
+    assert torch.equal(*read_images(files, size=4, fit="crop", channels=1))
+    for kind in (np.int32, np.float32):
+        Image.fromarray(pixels.astype(kind)).save(tmp_path / "x.tif")
+        with pytest.raises(ValueError, match=r"x\.tif: .*pixels of 32 bits \(mode [IF]\)"):
+            GREY.images([tmp_path / "x.tif"])
+        with pytest.raises(ValueError, match=r"x\.tif: .*pixels of 32 bits"):
+            read_images([tmp_path / "x.tif"], size=4, fit="crop")
 
 
 def test_photographs_are_turned_upright(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gpattention.data import Normalisation
+from gpattention.data.folders import eight_bit
 from gpattention.data.places import StrPath
 from gpattention.experiments.inputs.contextual import Contextual, contextual_from_dict, open_contextual
 from gpattention.experiments.inputs.texts import TextEncoder, sentence_words
@@ -78,8 +79,8 @@ class ImagePreprocessing(Preprocessing):
 
         Images of another size are resized to the model's with Pillow (bilinear, antialiased; the aspect
         ratio is not kept), greyscale becomes colour and colour greyscale as the model needs it,
-        transparency is dropped and photographs are turned upright.  Tensors that are resized or
-        change their channels are rounded to 8 bits first.
+        transparency is dropped, grey of 16 bits brought to 8, and photographs are turned upright.
+        Tensors that are resized or change their channels are rounded to 8 bits first.
         """
         if isinstance(given, str | os.PathLike):
             raise ValueError(f"expected a list of image files, got the one path {str(given)!r}")
@@ -108,7 +109,7 @@ class ImagePreprocessing(Preprocessing):
         try:
             with Image.open(image) as opened:
                 return self._fitted(ImageOps.exif_transpose(opened))
-        except (OSError, Image.DecompressionBombError) as error:
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{image}: expected an image file, got {error}") from None
 
     def _fitted(self, image: Any) -> Tensor:
@@ -116,7 +117,7 @@ class ImagePreprocessing(Preprocessing):
         from PIL import Image
 
         height, width = self.size
-        image = image.convert("RGB" if self.channels == 3 else "L")
+        image = eight_bit(image, self.channels)
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.array(image).reshape(height, width, self.channels)
