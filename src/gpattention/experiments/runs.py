@@ -57,7 +57,7 @@ class Run:
     @property
     def unfinished_epoch(self) -> int | None:
         """The last epoch that was validated, where training was seen to begin and not to end."""
-        seen = [event["epoch"] for event in self.events if event.get("event") == "validated"]
+        seen = [event.get("epoch") for event in self.events if event.get("event") == "validated"]
         return seen[-1] if seen and not self.finished else None
 
 
