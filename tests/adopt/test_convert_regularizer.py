@@ -1,6 +1,9 @@
 """The regulariser of converted layers: what it sums, when it is there, and where it cannot be."""
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -151,3 +154,21 @@ def test_kinds_without_a_regularizer_add_nothing() -> None:
     frozen.model.requires_grad_(False).train()
     logits(frozen)
     assert not gpattention.regularizer(frozen.model).requires_grad
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("name", ["encoder", "bert", "timm", "own softmax"])
+def test_a_model_in_training_can_be_copied(name: str, copied: Callable[[nn.Module], nn.Module]) -> None:
+    """As averages of weights and early stopping do between steps."""
+    host = make(name)
+    gpattention.convert(host.model, "cgp").train()
+    if name.startswith("own"):
+        host.model(host.inputs, need=("logits", "regularizer"))
+    else:
+        logits(host)
+    value = gpattention.regularizer(host.model)
+    other = copied(host.model)
+    with pytest.raises(ValueError, match="expected a forward pass"):  # of its own
+        gpattention.regularizer(other)
+    assert torch.equal(gpattention.regularizer(host.model), value)
+    value.backward()

@@ -72,7 +72,7 @@ def test_an_overconfident_model_is_softened() -> None:
     assert stages[:5] == ["frames", "start", "global", "sites", "heads"]
     assert stages[-1] == "choice"
     for line in ("plain", "* ", "temperature", "draws"):
-        assert line in str(fit)
+        assert line in str(fit) == repr(fit)  # also where a notebook shows it
     assert bool((handle.settings.noise >= NOISES[0]).all())
 
 

@@ -110,6 +110,12 @@ def test_too_few_items(alpha: float, least: int) -> None:
         ConformalSets.fit(*binary([0.7] * (least - 1)), alpha)
 
 
+def test_rounded_probabilities_are_taken() -> None:
+    probs, labels = draws(50, 0)
+    rounded = probs.bfloat16()  # whose sums are off by more than a thousandth
+    assert ConformalSets.fit(rounded, labels, 0.1).sets(rounded).shape == probs.shape
+
+
 def test_errors() -> None:
     probs, labels = draws(50, 0)
     with pytest.raises(ValueError, match=r"alpha in \(0, 1\), got 1"):
@@ -124,6 +130,8 @@ def test_errors() -> None:
         ConformalSets.fit(probs * math.nan, labels, 0.1)
     with pytest.raises(ValueError, match=r"probs to be floating-point \[items, classes\], got shape \(50,\)"):
         ConformalSets.fit(probs[:, 0], labels, 0.1)
+    with pytest.raises(ValueError, match="probs to be a tensor, got ndarray: torch"):
+        ConformalSets.fit(probs.numpy(), labels, 0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="labels from 0 to 5, got 6"):
         ConformalSets.fit(probs, labels + 6 * (labels == labels[0]) - labels[0] * (labels == labels[0]), 0.1)
     with pytest.raises(ValueError, match="probs of 6 classes as fitted on, got 2"):

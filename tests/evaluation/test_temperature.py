@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gpattention.evaluation import ModelPredictor, TemperatureScaling, fit_temperature
 from gpattention.evaluation.temperature import temperature_nll
-from gpattention.gp import NumericalError
+from gpattention.gp import NonFiniteError, NumericalError
 from gpattention.models.prediction import Prediction
 from tests.models.stub_models import StubModel, normal, seeded
 
@@ -67,6 +67,16 @@ def test_fitting_inside_no_grad_works() -> None:
         assert fit_temperature(*tempered(2.0, 1)) == pytest.approx(2, rel=0.03)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inference_mode_makes_no_difference(dtype: torch.dtype) -> None:
+    logits, labels = tempered(2.0, 1)
+    expected = fit_temperature(logits.to(dtype), labels)
+    with torch.inference_mode():
+        made = logits.to(dtype, copy=True), labels.clone()
+        assert fit_temperature(*made) == expected
+    assert fit_temperature(*made) == expected
+
+
 def test_no_optimum_is_an_error() -> None:
     logits, labels = 3 * torch.eye(4)[None], torch.arange(4)
     with pytest.raises(NumericalError, match="all 4 items are classified right"):
@@ -76,8 +86,19 @@ def test_no_optimum_is_an_error() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"logits \[samples, items, classes\], got shape \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"\[samples, items, classes\] .* got shape \(3, 4\)"):
         fit_temperature(normal(3, 4), torch.arange(3))
+    with pytest.raises(ValueError, match="logits to be a tensor, got ndarray: torch"):
+        fit_temperature(normal(1, 3, 4).numpy(), torch.arange(3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"at least one item, got shape \(1, 0, 4\)"):
+        fit_temperature(normal(1, 0, 4), torch.arange(0))
+    with pytest.raises(ValueError, match=r"at least one sample .* got shape \(0, 3, 4\)"):
+        fit_temperature(normal(0, 3, 4), torch.arange(3))
+    for bad in (torch.nan, -torch.inf):
+        logits = normal(1, 3, 4)
+        logits[0, 1, 2] = bad
+        with pytest.raises(NonFiniteError, match="logits hold 1 non-finite"):
+            fit_temperature(logits, torch.arange(3))
     with pytest.raises(ValueError, match=r"labels to be whole numbers of shape \[3\].*got shape \(4,\)"):
         fit_temperature(normal(1, 3, 4), torch.arange(4))
     with pytest.raises(ValueError, match="labels from 0 to 1, got 2"):

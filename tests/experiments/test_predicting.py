@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -136,5 +137,11 @@ def test_sentences_of_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="expected text in UTF-8"):
         read_sentences(file)
-    with pytest.raises(FileNotFoundError, match=r"no file .*other"):
-        read_sentences(tmp_path / "other")
+    for missing in ("other", ""):  # the second is the folder
+        with pytest.raises(FileNotFoundError, match=f"no file {tmp_path / missing}"):
+            read_sentences(tmp_path / missing)
+    reading, writing = os.pipe()  # as a shell's <(...) makes one
+    os.write(writing, b"One.\n\nTwo.\n")
+    os.close(writing)
+    assert read_sentences(f"/dev/fd/{reading}") == ["One.", "Two."]
+    os.close(reading)

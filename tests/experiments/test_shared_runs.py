@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpattention.cli.main import main
 from gpattention.evaluation.records import SuiteResult
@@ -101,6 +102,36 @@ def test_damaged_weights_make_no_run(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         write_shared_run(tmp_path / "card", tmp_path / "shared")
     assert not (tmp_path / "shared").exists()
+
+
+def test_a_card_tells_of_the_weights_beside_it_alone(trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    judged(run)
+    model = open_run(run).model
+    with torch.no_grad():
+        model.head.weight *= 3
+    model.save_pretrained(run / "model")  # as training that goes on does
+    with pytest.raises(
+        ValueError, match=r"figures of the weights in .*run/model, got .* \(clean\): evaluate"
+    ):
+        write_model_card(run, tmp_path / "card")
+    judged(run)
+    assert write_model_card(run, tmp_path / "card")
+    (run / "model" / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        write_model_card(run, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_commands_can_be_copied_whatever_a_folder_is_called(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "the way back"
+    assert main(["models", "run", str(trained / "card"), "-o", str(out)]) == 0
+    assert f"judge it with: gpattention evaluate '{out}'" in capsys.readouterr().out
+    (out / "model" / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=f"--run '{out}' goes on"):
+        open_run(out)
 
 
 def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpattention import gp
 from gpattention.gp.checks import check_values
+from gpattention.gp.cholesky import cholesky
 from gpattention.gp.correlated_density import cgp_density_of
 from gpattention.gp.direct_density import direct_density_of
 from gpattention.gp.inputs import prepare
@@ -102,6 +103,7 @@ def test_tokens_that_are_no_matrix(call: Call) -> None:
         ({"inducing_k": S.inducing_k[:, :1]}, r"expected inducing_k of width 3 like q, got shape \(6, 1\)"),
         ({"o": S.o[..., :6, :]}, r"expected o with 7 tokens like k, got shape \(2, 3, 6, 3\)"),
         ({"v": S.v[..., :6, :]}, r"expected v with 7 tokens like k, got shape \(2, 3, 6, 4\)"),
+        ({"o": S.o.numpy()}, "expected o to be a tensor, got ndarray"),
         ({"k": S.k.float()}, "expected k of torch.float64 like q, got torch.float32"),
         ({"v": S.v.bfloat16()}, "expected v of torch.float64 like q, got torch.bfloat16"),
         ({"v": S.v.to("meta")}, "expected v on cpu like q, got meta"),
@@ -297,3 +299,13 @@ def test_finite_tokens_whose_sum_overflows_are_let_through() -> None:
     huge[0, 1, 0] = float("-inf")
     with pytest.raises(gp.NonFiniteError, match="v holds 2 non-finite"):
         check_values({"v": huge}, {}, None)
+
+
+def test_a_matrix_that_is_not_finite_is_not_told_to_need_more_noise() -> None:
+    A = torch.eye(3).expand(4, 3, 3).clone()
+    A[2, 1, 1] = NAN
+    with pytest.raises(gp.NonFiniteError, match=r"K \+ noise I holds 1 non-finite numbers"):
+        cholesky(A, name="K + noise I", noise=0.1)
+    A[2, 1, 1] = -1
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"pivot to fail is number 2 of matrix \[2\]"):
+        cholesky(A, name="K + noise I", noise=0.1)

@@ -86,6 +86,14 @@ def test_a_seed_is_a_whole_number(seed: Any) -> None:
         noise(torch.arange(3), seed=seed)
 
 
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 2**64 - 1])
+def test_seeds_of_more_than_64_bits_are_refused(seed: int) -> None:
+    one = torch.zeros(1, dtype=torch.long)
+    with pytest.raises(ValueError, match=f"seed to fit into 64 bits with a sign, got {seed}"):
+        gp.ItemNoise(seed, one, one)
+    gp.ItemNoise(-(2**63), one, one)
+
+
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("width", [4, 5])
 def test_tokens_that_follow_change_nothing(lead: tuple[int, ...], width: int) -> None:

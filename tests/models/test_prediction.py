@@ -116,6 +116,8 @@ class TestParts:
             Prediction.cat([whole, predict(StubModel(), X, samples=4)])
         with pytest.raises(ValueError, match=r"\[samples, items, classes\].*got shape \(3, 4\)"):
             Prediction.from_logits(normal(3, 4))
+        with pytest.raises(ValueError, match="logits to be a tensor, got ndarray: torch"):
+            Prediction.from_logits(normal(1, 3, 4).numpy())  # type: ignore[arg-type]
         with pytest.raises(NonFiniteError, match="logits hold 1 non-finite"):
             Prediction.from_logits(torch.tensor([[[0.0, math.nan]]]))
 

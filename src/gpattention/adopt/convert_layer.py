@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
@@ -114,6 +114,10 @@ class ConvertedAttention(nn.Module):
         # a checkpointed layer runs again during the backward pass, and has to do all it did: but it is told
         if not _in_backward():
             self.regularizers.append(told)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy remembers no pass of this one, whose tensors hang on a graph and cannot be copied."""
+        return {**self.__dict__, "regularizers": [], "variances": [], "tokens": None}
 
     def _replicate_for_data_parallel(self) -> "ConvertedAttention":
         raise RuntimeError(

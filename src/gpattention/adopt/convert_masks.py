@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from gpattention.gp.precision import is_mapped
+
 
 def ignored_keys(mask: Tensor, name: str) -> Tensor:
     """Padding [B or 1, K] from a mask a host adds to logits (0 or very negative), or from a bool one.
 
     `mask` is [B, K] or pairs [B or 1, 1 or H, Q or 1, K]; a bool one says True = attend.  While a model is
-    exported the values cannot be read, and are believed.
+    exported, or mapped by `torch.func.vmap`, the values cannot be read, and are believed.
     """
     attend = mask
     if mask.dtype != torch.bool:
@@ -25,7 +27,7 @@ def ignored_keys(mask: Tensor, name: str) -> Tensor:
 
 
 def _refuse(wrong: Tensor, name: str, found: str) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_mapped():
         return
     if bool(wrong.any()):
         raise ValueError(

@@ -97,7 +97,7 @@ class Candidate:
         return sum(self.settings.drawn(place) for place in range(len(self.settings.draws)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)  # all its fields would fill pages of a notebook
 class Fit:
     """All candidates, simplest first, and the chosen one.
 
@@ -111,7 +111,7 @@ class Fit:
     chosen: str
     settings: Settings
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'temperature':>13}  draws"]
         for c in self.candidates:
             mark = "* " if c.name == self.chosen else "  "

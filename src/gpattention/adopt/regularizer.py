@@ -1,5 +1,6 @@
 """The one line to add to a loss: what the converted layers told of the last forward pass."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,13 +50,24 @@ def regularizer(model: nn.Module) -> Tensor:
     return torch.stack([value.float() for value in told]).sum()
 
 
+@dataclass(eq=False)
+class _Told:
+    """What a model told of its last pass; a copy of the model begins without, as it cannot have the graph."""
+
+    regularizer: Tensor | None = None
+
+    def __reduce__(self) -> tuple[type["_Told"], tuple[()]]:
+        return _Told, ()
+
+
 def remember_output(model: nn.Module, _: Any, output: Any) -> None:
     """Forward hook of our own transformers, which tell their regulariser themselves."""
-    model.__dict__[_TOLD] = output.regularizer if isinstance(output, ModelOutput) else None
+    model.__dict__[_TOLD] = _Told(output.regularizer if isinstance(output, ModelOutput) else None)
 
 
 def _of_own(models: list[Transformer]) -> Tensor:
-    told = [value for model in models if isinstance(value := model.__dict__.get(_TOLD), Tensor)]
+    found = [model.__dict__.get(_TOLD, _Told()).regularizer for model in models]
+    told = [value for value in found if value is not None]
     if not told:
         raise ValueError(
             "expected a forward pass that was asked for the regulariser, got none: call "

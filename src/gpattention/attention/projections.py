@@ -8,10 +8,10 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_modules
 
 from gpattention.attention.column_sums import MOST_COLUMNS, gather_and_sum
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.fused.switch import why_not_fused_on
 
 Module = TypeVar("Module", bound=nn.Module)

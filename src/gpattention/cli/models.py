@@ -1,6 +1,7 @@
 """`gpattention models`."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def run_card(given: argparse.Namespace) -> None:
 def run_shared(given: argparse.Namespace) -> None:
     """The files, and what they are for."""
     _tell(write_shared_run(given.model, given.out))
-    print(f"judge it with: gpattention evaluate {given.out}")
+    print(f"judge it with: gpattention evaluate {shlex.quote(str(given.out))}")
 
 
 def _tell(files: list[Path]) -> None:

@@ -46,7 +46,7 @@ def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact", chann
     for i, file in enumerate(files):
         try:
             with pillow.open(file) as opened:
-                image = _fitted(opened.convert("RGB" if channels == 3 else "L"), size, fit)
+                image = _fitted(eight_bit(opened, channels), size, fit)
         except (OSError, ValueError) as error:
             raise ValueError(f"{file}: expected an image that fits, got {error}") from None
         images[i] = np.asarray(image).reshape(size, size, channels)
@@ -72,6 +72,19 @@ def read_class_folders(
     files = [(file, label) for label, name in enumerate(classes) for file in image_files(folder / name)]
     images = read_images([file for file, _ in files], size, fit)
     return images, torch.tensor([label for _, label in files], dtype=torch.int64)
+
+
+def eight_bit(image: "Image", channels: int) -> "Image":
+    """Colours (3 channels) or grey (1) of 8 bits.
+
+    Grey of 16 bits keeps its upper half: Pillow would cut it off at 255, which makes nearly all of it white.
+    What 32 bits mean is not known, and they are refused.
+    """
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of 32 bits (mode {image.mode}), whose range it does not tell: save 8 or 16")
+    if image.mode.startswith("I;16"):
+        image = _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("RGB" if channels == 3 else "L")
 
 
 def _fitted(image: "Image", size: int, fit: Fit) -> "Image":

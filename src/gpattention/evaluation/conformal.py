@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.evaluation.checks import check_probs
 from gpattention.gp import ItemNoise
-from gpattention.metrics.checks import check_choice, check_fraction, check_labels
+from gpattention.metrics.checks import check_choice, check_fraction, check_labels, check_probs
 
 SCORES = ("lac", "aps")
 _FITTING, _PREDICTING = 0, 1  # which noise: held-out and new items must not share any
@@ -51,7 +50,7 @@ class ConformalSets:
         """
         check_choice("score", score, SCORES)
         check_fraction("alpha", alpha)
-        check_probs(probs)
+        check_probs(probs, least=0)  # too few for alpha are told of below
         check_labels(labels, len(probs), probs.shape[1])
         if seed is not None and score != "aps":
             raise ValueError(f"expected seed only with score='aps', got seed={seed} with score={score!r}")
@@ -72,7 +71,7 @@ class ConformalSets:
 
         `first_item` numbers the items of randomised sets, for callers that bring them in parts.
         """
-        check_probs(probs)
+        check_probs(probs, least=0)
         if probs.shape[1] != self.classes:
             raise ValueError(f"expected probs of {self.classes} classes as fitted on, got {probs.shape[1]}")
         noise = _uniform(self.seed, len(probs), first_item, _PREDICTING, probs.device)

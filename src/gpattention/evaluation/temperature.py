@@ -9,7 +9,7 @@ from gpattention.evaluation.checks import check_predictor, not_fitted
 from gpattention.evaluation.predictor import Predictor
 from gpattention.gp import NumericalError
 from gpattention.metrics.checks import check_labels
-from gpattention.models.prediction import Prediction
+from gpattention.models.prediction import Prediction, check_logits
 from gpattention.models.rows import Inputs, Progress
 
 LIMIT = 100.0  # temperatures beyond this factor mean that the likelihood has no optimum
@@ -31,10 +31,19 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     A `NumericalError` tells that there is none: if every item is classified right, the likelihood grows
     for ever as T goes to 0; if the logits are worse than guessing, as T goes to infinity.
     """
-    if logits.ndim != 3:
-        raise ValueError(f"expected logits [samples, items, classes], got shape {tuple(logits.shape)}")
+    check_logits(logits)
     check_labels(labels, logits.shape[1], logits.shape[2])
-    logits, labels = logits.detach().double(), labels.to(logits.device, torch.int64)
+    if len(labels) == 0:
+        raise ValueError(f"expected logits of at least one item, got shape {tuple(logits.shape)}")
+    with torch.inference_mode(
+        False
+    ):  # a copy made there can be differentiated, whatever mode made the tensor
+        return _least_nll(
+            logits.detach().to(torch.float64, copy=True), labels.to(logits.device, torch.int64, copy=True)
+        )
+
+
+def _least_nll(logits: Tensor, labels: Tensor) -> float:
     if bool((logits.argmax(-1) == labels).all()):
         raise NumericalError(
             f"all {len(labels)} items are classified right, so that no temperature minimises the negative "

@@ -82,7 +82,7 @@ def predict_inputs(
 def read_sentences(file: StrPath) -> list[str]:
     """The lines of a text file that are not empty, without the space around them."""
     path = Path(file)
-    if not path.is_file():
+    if path.is_dir() or not path.exists():  # a pipe, as a shell's <(...) is, will do
         raise FileNotFoundError(f"no file {path}")
     try:
         text = path.read_text(encoding="utf-8")

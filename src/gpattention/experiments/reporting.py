@@ -2,20 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpattention.data.places import StrPath
-from gpattention.evaluation.records import SuiteResult, read_suites
-from gpattention.experiments.judging.weights import digest_of_weights, recorded_weights
+from gpattention.experiments.judging.weights import read_noted_suites
 from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs, read_rows
 from gpattention.models.storage import write_atomically
 from gpattention.reports import RunData, build_report
 from gpattention.training.records import read_events
-
-OTHER_WEIGHTS = "computed with other weights than the run has now: evaluate it again"
 
 
 def write_report(folders: Sequence[StrPath], output: StrPath, *, title: str | None = None) -> Path:
@@ -58,19 +54,9 @@ def _read(folder: Path, name: str) -> RunData:
         recipe=_recipe(folder / "recipe.json"),
         rows=list(read_rows(folder / "metrics.csv")),
         events=list(read_events(folder)),
-        suites={suite: result.to_dict() for suite, result in _suites(folder).items()},
+        suites={suite: result.to_dict() for suite, result in read_noted_suites(folder).items()},
         folder=str(folder),
     )
-
-
-def _suites(folder: Path) -> dict[str, SuiteResult]:
-    """Those of weights that were replaced since, as by training that went on, say so."""
-    found, weights = read_suites(folder), digest_of_weights(folder)
-    for name, result in found.items():
-        of = recorded_weights(result)
-        if None not in (of, weights) and of != weights:
-            found[name] = replace(result, notes=(OTHER_WEIGHTS, *result.notes))
-    return found
 
 
 def _recipe(file: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +54,12 @@ class Run:
         """Whether training came to its end."""
         return any(event.get("event") == "finished" for event in self.events)
 
+    @property
+    def unfinished_epoch(self) -> int | None:
+        """The last epoch that was validated, where training was seen to begin and not to end."""
+        seen = [event.get("epoch") for event in self.events if event.get("event") == "validated"]
+        return seen[-1] if seen and not self.finished else None
+
 
 def train_recipe(
     recipe: Recipe,
@@ -103,7 +110,7 @@ def open_run(folder: StrPath) -> Run:
     if not (folder / "model" / CONFIG).is_file():
         raise FileNotFoundError(
             f"expected a model in {folder / 'model'}, got none: the run writes it {_first_written(recipe)}; "
-            f"gpattention train --resume --run {folder} goes on with it"
+            f"gpattention train --resume --run {shlex.quote(str(folder))} goes on with it"
         )
     return Run(
         folder, recipe, _model(folder / "model"), read_rows(folder / "metrics.csv"), read_events(folder)

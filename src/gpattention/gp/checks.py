@@ -40,6 +40,10 @@ def check_observation_noise(value: float) -> None:
 
 def check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True) -> None:
     """A floating-point [..., N, C] tensor on the device, and usually of the type, of `like`."""
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"expected {name} to be a tensor, got {type(x).__name__}: torch.as_tensor makes one of it"
+        )
     if x.ndim < 2 or not x.is_floating_point() or 0 in x.shape[-2:]:
         raise ValueError(
             f"expected {name} to be a floating-point [..., N, C] tensor with N, C >= 1, "

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.errors import NotPositiveDefiniteError
-from gpattention.gp.precision import checks_are_deferred
+from gpattention.gp.errors import NonFiniteError, NotPositiveDefiniteError
+from gpattention.gp.precision import checks_are_deferred, is_transformed
 
 # One counter per device, kept for ever: captured graphs hold its address.
 _failures: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros((), dtype=torch.int64)}
@@ -37,7 +37,7 @@ def cholesky(
 ) -> Tensor:
     """Lower L with L L^T = A, or `NotPositiveDefiniteError` saying what failed and where.
 
-    `name` and `noise` only serve the message.  Where results cannot be read (compilation, capture,
+    `name` and `noise` only serve the message.  Where results cannot be read (compilation, capture, `vmap`,
     `deferred_checks`), a failed matrix becomes NaN and is counted for `check_health`.
     """
     L, info = torch.linalg.cholesky_ex(A)  # [..., N, N], [...]
@@ -45,7 +45,11 @@ def cholesky(
         return _poison_failures(L, info)
     if A.is_cuda:
         failure_counter(A.device)  # so that a later capture finds it
-    report_failures(info, A.shape[-1], A.dtype, name=name, noise=noise)
+    if bool((info != 0).any()):
+        lost = int((~A.isfinite()).sum())
+        if lost:  # more noise would not help
+            raise NonFiniteError(f"{name} holds {lost} non-finite numbers: so does what it was made of")
+        raise NotPositiveDefiniteError(_describe(info, A.shape[-1], A.dtype, name, noise))
     return L
 
 
@@ -65,7 +69,7 @@ def report_failures(
 def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
     # cuSOLVER does not always flag NaN input, so the pivots are looked at too
     failed = (info != 0) | ~L.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # [...]
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or is_transformed():
         failed = _count_failures(failed)
     elif not torch.compiler.is_exporting():  # an exported program has no process to count in
         failure_counter(L.device).add_(failed.sum())
@@ -84,6 +88,11 @@ def _count_failures(failed: Tensor) -> Tensor:
 @_count_failures.register_fake
 def _(failed: Tensor) -> Tensor:
     return torch.empty_like(failed)
+
+
+@_count_failures.register_vmap
+def _(info: object, in_dims: tuple[int | None], failed: Tensor) -> tuple[Tensor, int | None]:
+    return _count_failures(failed), in_dims[0]  # each of the matrices mapped over counts
 
 
 def _describe(info: Tensor, n: int, dtype: torch.dtype, name: str, noise: Tensor | float) -> str:

@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from gpattention.gp.checks import check_positive
 from gpattention.gp.cholesky import cholesky, inverse, solve
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
-from gpattention.gp.precision import checks_are_deferred, compute_dtype, full_precision
+from gpattention.gp.precision import (
+    checks_are_deferred,
+    compute_dtype,
+    full_precision,
+    wants_plain_operations,
+)
 from gpattention.gp.shapes import broadcast
 
 
@@ -72,7 +77,7 @@ def prior_log_density(
     """The same from the covariance itself, with its gradient written out.  [...]"""
     lead = broadcast(X.shape[:-2], C.shape[:-2])
     X, C = X.expand(*lead, *X.shape[-2:]), C.expand(*lead, *C.shape[-2:])
-    if torch.compiler.is_compiling():
+    if wants_plain_operations():
         return gaussian_log_density(X, cholesky(C, name=name, noise=noise), real)
     cost: Tensor = _GaussianCost.apply(X, C, name, noise)  # type: ignore[no-untyped-call]
     return -0.5 * (cost + X.shape[-1] * real * math.log(2 * math.pi))

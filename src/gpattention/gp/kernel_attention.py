@@ -5,15 +5,18 @@
 The caller divides queries and keys by length scales.  Rows that see no key, and padded queries, are 0.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.gp.fused.attention.streamed import fused_kernel_attention
 from gpattention.gp.fused.switch import SHOWN_TOKENS, why_not_fused_on
 from gpattention.gp.inputs import keep_rows, real_mean
 from gpattention.gp.kernels import exp_dot, rbf
-from gpattention.gp.precision import full_precision
+from gpattention.gp.precision import full_precision, is_transformed
 
 
 @full_precision
@@ -45,7 +48,7 @@ def kernel_attention(
     if not normalised:
         return (_gram(q, k, visible, dot, variance) @ v).to(dtype)
     bias = _row_bias(k, visible, dot)  # [..., Q, K]
-    mean = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+    mean = _attend(q, k, v, attn_mask=bias, scale=1.0)
     return torch.where(visible.any(-1, keepdim=True), mean, 0.0).to(dtype)
 
 
@@ -107,7 +110,7 @@ def softmax_attention(
 ) -> Tensor:
     """softmax(q k^T / sqrt C) v by torch's own kernels.  [..., Q, D]"""
     if mask is None:
-        return keep_rows(scaled_dot_product_attention(q, k, v, is_causal=causal), query_mask)
+        return keep_rows(_attend(q, k, v, is_causal=causal), query_mask)
     visible = mask[..., None, :].expand(*mask.shape[:-1], q.shape[-2], -1)  # [..., Q, K]
     if causal:
         visible = visible.tril()
@@ -115,8 +118,16 @@ def softmax_attention(
     if query_mask is not None:
         real = real & query_mask[..., None]
     # a row with nothing to attend to, which is NaN in some backends, attends anywhere, then to nothing
-    mean = scaled_dot_product_attention(q, k, v, attn_mask=visible | ~real)
+    mean = _attend(q, k, v, attn_mask=visible | ~real)
     return torch.where(real, mean, 0.0)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Torch's own attention, by plain operations where `torch.func` has no rules for its kernels."""
+    if not is_transformed():
+        return scaled_dot_product_attention(q, k, v, **options)
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, **options)
 
 
 def _gram(q: Tensor, k: Tensor, visible: Tensor, dot: bool, variance: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpattention.gp.checks import check_positive
-from gpattention.gp.precision import compute_dtype, full_precision
+from gpattention.gp.precision import compute_dtype, full_precision, wants_plain_operations
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 def gram(x: Tensor) -> Tensor:
     """kappa(x, x) of eq. 1 with unit diagonal.  [..., N, N]"""
     x = x - x.detach().mean(-2, keepdim=True)
-    if torch.compiler.is_compiling():  # compilers fuse the plain form themselves, and torch 2.11's
+    if wants_plain_operations():  # compilers fuse the plain form themselves, and torch 2.11's
         return gram_reference(x)  # loses gradients of several such functions in one graph
     K: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
     return K
@@ -32,7 +32,7 @@ def gram(x: Tensor) -> Tensor:
 
 def cross_gram(x: Tensor, y: Tensor) -> Tensor:
     """kappa(x, y) of eq. 1 for inputs that are centred already.  [..., N, M]"""
-    if torch.compiler.is_compiling():
+    if wants_plain_operations():
         return cross_gram_reference(x, y)
     K: Tensor = _CrossGram.apply(x, y)  # type: ignore[no-untyped-call]
     return K
@@ -63,8 +63,6 @@ class _CrossGram(torch.autograd.Function):
     Written out because autograd would keep five matrices and make nine passes over them.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> Tensor:
         return _kappa(x, y)
@@ -88,8 +86,6 @@ class _CrossGram(torch.autograd.Function):
 
 class _Gram(torch.autograd.Function):
     """The same for y = x, with an exact diagonal: dx_i = sum_j (E + E^T)_ij (x_j - x_i)."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from gpattention.gp.checks import check_count
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.kernels import cross_gram
-from gpattention.gp.precision import full_precision
+from gpattention.gp.precision import full_precision, is_transformed
 from gpattention.gp.shapes import broadcast
 
 
@@ -35,6 +35,8 @@ def latent_trace(
     o, G = o.expand(*lead, *o.shape[-2:]), G.expand(*lead, *G.shape[-2:])
     if torch.compiler.is_compiling():  # see kernels.gram
         return _recomputed(o, G, chunk)
+    if is_transformed():  # torch.func can neither recompute nor differentiate what is written out below
+        return latent_trace_reference(o, G)
     J: Tensor = _LatentTrace.apply(o, G, chunk)  # type: ignore[no-untyped-call]
     return J
 

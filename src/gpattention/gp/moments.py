@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from gpattention.gp.cholesky import cholesky, inverse
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.inputs import Tokens
-from gpattention.gp.precision import full_precision
+from gpattention.gp.precision import full_precision, wants_plain_operations
 from gpattention.gp.shapes import broadcast
 
 
@@ -30,7 +30,7 @@ def key_noise(t: Tokens) -> Tensor:
 
 def cgp_mean(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> Tensor:
     """K_qo M^-1 K_ok V (eq. 4).  [..., Q, D]"""
-    if torch.compiler.is_compiling():
+    if wants_plain_operations():
         return _plain(M, K_qo, K_ok, v, noise)[0]
     mean: Tensor = _Mean.apply(*_expand(M, K_qo, K_ok, v), noise)  # type: ignore[no-untyped-call]
     return mean
@@ -46,7 +46,7 @@ def cgp_moments(
     key_noise: Tensor,  # [..., 1, 1] sigma^2 / s_k^2, for the message only
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [..., Q, D], unit variance u [..., Q] before clamping, and log det M_k [...]."""
-    if torch.compiler.is_compiling():
+    if wants_plain_operations():
         mean, A = _plain(M, K_qo, K_ok, v, noise)
         L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise)
         F_t = _right_upper(A @ K_ok, L_k)  # [..., Q, K]

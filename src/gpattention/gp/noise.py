@@ -58,6 +58,8 @@ class ItemNoise:
             seeds = seed.expand_as(items)
         elif not hasattr(seed, "__index__"):
             raise ValueError(f"expected seed to be a whole number, got {seed!r}")
+        elif not -(2**63) <= seed < 2**63:  # as `torch.initial_seed()` may be
+            raise ValueError(f"expected seed to fit into 64 bits with a sign, got {seed}")
         else:
             seeds = torch.full_like(items, seed, dtype=torch.int64)
         key = seed_key(seeds)

@@ -33,7 +33,8 @@ def deferred_checks() -> Iterator[None]:
 
     Inside, a matrix without a Cholesky factor gives NaN and is counted, and inputs are not searched
     for NaN; `check_health()` raises once for everything counted.  On a GPU this keeps eager code from
-    waiting for every factorisation.  CUDA-graph capture and `torch.compile` always behave so.
+    waiting for every factorisation.  CUDA-graph capture, `torch.compile` and `torch.func.vmap` always
+    behave so.
 
     >>> with deferred_checks():
     ...     loss = step(batch)
@@ -46,11 +47,35 @@ def deferred_checks() -> Iterator[None]:
         _deferred.reset(token)
 
 
+def is_transformed() -> bool:
+    """True inside a transform of `torch.func`: vmap, grad, jacrev, jvp and the others.
+
+    Compilers, which see such transforms for themselves, are asked about apart.
+    """
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def wants_plain_operations() -> bool:
+    """True where a compiler or a transform of `torch.func` has to see every operation.
+
+    Our own autograd functions have no forward-mode derivative, and most have no second one.
+    """
+    return torch.compiler.is_compiling() or is_transformed()
+
+
+def is_mapped() -> bool:
+    """True inside `torch.func.vmap`, where a tensor stands for many and has no value to read."""
+    if not is_transformed():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
 def checks_are_deferred() -> bool:
     """True where reading a tensor's value is impossible or unwanted."""
     if torch.compiler.is_compiling():
         return True
-    if _deferred.get():
+    if _deferred.get() or is_mapped():
         return True
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 

@@ -95,14 +95,7 @@ class Prediction:
     @classmethod
     def from_logits(cls, logits: Tensor, variances: tuple[Tensor | None, ...] | None = None) -> "Prediction":
         """From draws [S, B, C]; a prediction without draws has S = 1."""
-        if logits.ndim != 3 or not logits.is_floating_point() or 0 in (logits.shape[0], logits.shape[2]):
-            raise ValueError(
-                f"expected logits to be floating-point [samples, items, classes] with at least one sample "
-                f"and class, got shape {tuple(logits.shape)} and {logits.dtype}"
-            )
-        finite = logits.isfinite()
-        if not bool(finite.all()):
-            raise NonFiniteError(f"logits hold {int((~finite).sum())} non-finite numbers")
+        check_logits(logits)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         each = logits.softmax(-1)  # [S, B, C]
@@ -158,6 +151,22 @@ class Prediction:
         told = {name: getattr(self, name).to(device) for name in _PER_ITEM}
         variances = self.variances and tuple(v if v is None else v.to(device) for v in self.variances)
         return Prediction(logits=self.logits.to(device), variances=variances, **told)
+
+
+def check_logits(logits: Tensor) -> None:
+    """Finite draws of the logits of any number of items.  [S, B, C]"""
+    if not isinstance(logits, Tensor):
+        raise ValueError(
+            f"expected logits to be a tensor, got {type(logits).__name__}: torch.as_tensor makes one of it"
+        )
+    if logits.ndim != 3 or not logits.is_floating_point() or 0 in (logits.shape[0], logits.shape[2]):
+        raise ValueError(
+            f"expected logits to be floating-point [samples, items, classes] with at least one sample "
+            f"and class, got shape {tuple(logits.shape)} and {logits.dtype}"
+        )
+    finite = logits.isfinite()
+    if not bool(finite.all()):
+        raise NonFiniteError(f"logits hold {int((~finite).sum())} non-finite numbers")
 
 
 _PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances")]

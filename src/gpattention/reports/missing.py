@@ -1,11 +1,12 @@
 """What a report says where there is nothing to show, and what an evaluation said about itself."""
 
 import shlex
+from collections.abc import Sequence
 
 from gpattention.reports.groups import Comparison
 from gpattention.reports.inputs import RunData
 from gpattention.reports.markup import Safe, join, tag
-from gpattention.reports.words import listed
+from gpattention.reports.words import OTHER_WEIGHTS, listed
 
 OF_IMAGES = {"corrupted"}  # suites that make no sense for text
 MANY = 4  # folders in a command; more are three dots
@@ -26,14 +27,20 @@ def has(comparison: Comparison, suite: str) -> bool:
     return any(suite in run.suites for run in comparison.runs)
 
 
-def remarks(comparison: Comparison, suite: str) -> Safe | None:
-    """Runs that were left out, and the suite's own notes."""
+def remarks(comparison: Comparison, suite: str, beside: Sequence[str] = ()) -> Safe | None:
+    """Runs that were left out, and the suite's own notes.
+
+    Of suites `beside` it, whose numbers stand there too, only which are not of the run's weights.
+    """
     without = [run for run in comparison.runs if suite not in run.suites]
     lines = []
     if without:
         names = listed([run.name for run in without])
         lines.append(tag("li", f"Not evaluated: {names}. ", _command(without, suite)))
     lines += [tag("li", note) for note in _notes(comparison, suite)]
+    for other in beside:
+        replaced = [note for note in _notes(comparison, other) if note.endswith(OTHER_WEIGHTS)]
+        lines += [tag("li", f"{other}: {note}") for note in replaced]
     if not lines:
         return None
     return tag("aside", tag("h4", "Read with this in mind"), tag("ul", *lines), class_="notes")

@@ -19,6 +19,7 @@ METRICS = {
     "conformal_coverage": "conformal coverage",
     "conformal_size": "conformal set size",
 }
+OTHER_WEIGHTS = "computed with other weights than the run has now: evaluate it again"  # a suite's note
 LARGER_IS_BETTER = {"accuracy", "mcc", "auroc", "aupr_in", "aupr_out"}
 SCORES = {
     "entropy": "predictive entropy",

@@ -1,6 +1,7 @@
 """A recipe's data, and raw images and sentences through what its run keeps."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from gpattention.data import ImageData, Normalisation, TextData, load_digits
+from gpattention.data.folders import read_images
 from gpattention.experiments import Prepared, load_preprocessing, prepare, save_preprocessing
 from gpattention.experiments.inputs.preprocessing import ImagePreprocessing, TextPreprocessing
 from gpattention.training import Recipe, recipe_from_dict
@@ -116,6 +119,22 @@ def test_image_files_of_any_size_and_kind(tmp_path: Path) -> None:
     assert COLOUR.images([files["P"]]).isfinite().all()
 
 
+def test_grey_of_16_bits_is_not_cut_off(tmp_path: Path) -> None:
+    pixels = np.linspace(0, 65535, 24).astype(np.uint16).reshape(4, 6)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    Image.fromarray((pixels >> 8).astype(np.uint8)).save(tmp_path / "y.png")
+    for made in (GREY, COLOUR):
+        assert torch.equal(made.images([tmp_path / "x.png"]), made.images([tmp_path / "y.png"]))
+    files = [tmp_path / "x.png", tmp_path / "y.png"]
+    assert torch.equal(*read_images(files, size=4, fit="crop", channels=1))
+    for kind in (np.int32, np.float32):
+        Image.fromarray(pixels.astype(kind)).save(tmp_path / "x.tif")
+        with pytest.raises(ValueError, match=r"x\.tif: .*pixels of 32 bits \(mode [IF]\)"):
+            GREY.images([tmp_path / "x.tif"])
+        with pytest.raises(ValueError, match=r"x\.tif: .*pixels of 32 bits"):
+            read_images([tmp_path / "x.tif"], size=4, fit="crop")
+
+
 def test_photographs_are_turned_upright(tmp_path: Path) -> None:
     pixels = np.zeros((4, 6, 3), np.uint8)
     pixels[:2] = 255  # bright above
@@ -152,6 +171,29 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
         COLOUR.images(str(tmp_path / "x.png"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\[1 or 3, H, W\]"):
         COLOUR.images(torch.zeros(1, 2, 4, 6))
+    with pytest.raises(ValueError, match=r"path of a file or a tensor \[C, H, W\], got ndarray"):
+        COLOUR.images([np.zeros((4, 6, 3), np.uint8)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("size", [(4, 6), (8, 12)], ids=["as it is", "resized"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda x: 255 * x, r"torch.float32 from 0 to 255"),
+        (lambda x: (x - 0.5) / 0.25, r"torch.float32 from -2 to 2"),  # normalised already
+        (lambda x: x * torch.nan, "torch.float32 from nan to nan"),
+        (lambda x: (255 * x).long(), "torch.int64"),
+        (lambda x: (255 * x).to(torch.uint16), "torch.uint16"),
+    ],
+)
+def test_pixels_of_another_range_are_refused(
+    change: Callable[[Tensor], Tensor], told: str, size: tuple[int, int]
+) -> None:
+    image = torch.linspace(0, 1, 3 * size[0] * size[1]).view(3, *size)
+    for given in (change(image), [change(image)], change(image)[None]):
+        with pytest.raises(ValueError, match=rf"torch.uint8, or floating-point in \[0, 1\], got {told}"):
+            COLOUR.images(given)
+    assert COLOUR.images(image.half()).isfinite().all()
 
 
 def test_damaged_preprocessing_is_refused(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ from gpattention.evaluation.records import read_suites, write_suite
 from gpattention.experiments.judging import weights
 from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.judging.one_run import Evaluation, Settings
+from gpattention.experiments.paper.evaluated import read_groups
 from gpattention.experiments.predicting import fitted_temperature
-from gpattention.experiments.reporting import OTHER_WEIGHTS, read_runs
+from gpattention.experiments.reporting import read_runs
 from gpattention.models import VisionTransformer
+from gpattention.reports import build_report
+from gpattention.reports.words import OTHER_WEIGHTS
 from tests.experiments.tiny_runs import train_digits
 
 QUICK = {"samples": 0, "limit": 24, "device": "cpu", "predictors": ["model"]}
@@ -69,6 +72,28 @@ def test_a_report_says_which_numbers_are_of_other_weights(run: Path) -> None:
     assert suites["selective"]["notes"][0] == OTHER_WEIGHTS
     (run / "model" / "model.safetensors").unlink()  # records alone, as `reproduce` keeps them
     assert OTHER_WEIGHTS not in read_runs([run])[0].suites["selective"]["notes"]
+
+
+def test_numbers_of_other_weights_say_so_wherever_they_stand(run: Path) -> None:
+    told = f"ood: {OTHER_WEIGHTS}"
+    evaluate_run(run, ["clean", "ood"], **QUICK)
+    assert told not in build_report(read_runs([run]))
+    go_on_training(run)
+    evaluate_run(run, ["clean"], **QUICK)
+    assert told in build_report(read_runs([run]))  # the summary has a column of them
+    ((evaluated,),) = (group.runs for group in read_groups(run))
+    assert {suite for suite, found in evaluated.suites.items() if OTHER_WEIGHTS in found.notes} == {"ood"}
+
+
+def test_an_evaluation_says_that_training_goes_on(run: Path) -> None:
+    events = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text("".join(x for x in events.splitlines(True) if '"finished"' not in x))
+    before = evaluate_run(run, ["clean"], **QUICK)["clean"]
+    assert "reduced: training has come to epoch 2 of 2" in before.notes
+    (run / "events.jsonl").write_text(events)  # whose weights are the same
+    after = evaluate_run(run, ["clean"], **QUICK)["clean"]
+    assert not any("training" in note for note in after.notes)
+    assert after.records == before.records
 
 
 def test_weights_saved_during_an_evaluation_are_not_those_of_its_numbers(run: Path) -> None:

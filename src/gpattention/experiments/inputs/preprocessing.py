@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gpattention.data import Normalisation
+from gpattention.data.folders import eight_bit
 from gpattention.data.places import StrPath
 from gpattention.experiments.inputs.contextual import Contextual, contextual_from_dict, open_contextual
 from gpattention.experiments.inputs.texts import TextEncoder, sentence_words
@@ -25,6 +26,7 @@ from gpattention.models.storage import write_atomically
 
 FORMAT = "gpattention-preprocessing-1"
 FOLDER, FILE, WORDS = "preprocessing", "preprocessing.json", "vocabulary.json"
+ROUNDING = 1e-3  # of pixels in half precision
 
 
 class Preprocessing(ABC):
@@ -78,8 +80,8 @@ class ImagePreprocessing(Preprocessing):
 
         Images of another size are resized to the model's with Pillow (bilinear, antialiased; the aspect
         ratio is not kept), greyscale becomes colour and colour greyscale as the model needs it,
-        transparency is dropped and photographs are turned upright.  Tensors that are resized or
-        change their channels are rounded to 8 bits first.
+        transparency is dropped, grey of 16 bits brought to 8, and photographs are turned upright.
+        Tensors that are resized or change their channels are rounded to 8 bits first.
         """
         if isinstance(given, str | os.PathLike):
             raise ValueError(f"expected a list of image files, got the one path {str(given)!r}")
@@ -89,6 +91,7 @@ class ImagePreprocessing(Preprocessing):
             raise ValueError("expected at least one image, got none")
         shape = (self.channels, *self.size)
         if isinstance(given, Tensor) and given.shape[1:] == shape:
+            _check_pixels(given)
             return self.normalisation(given)
         each = [self._one(image) for image in given]
         return torch.stack([self.normalisation(image) for image in each])
@@ -97,9 +100,13 @@ class ImagePreprocessing(Preprocessing):
         if isinstance(image, Tensor):
             if image.ndim != 3 or image.shape[0] not in (1, 3):
                 raise ValueError(f"expected an image [1 or 3, H, W], got shape {tuple(image.shape)}")
+            _check_pixels(image)
             if image.shape == (self.channels, *self.size):
                 return image
             return self._fitted(_as_pillow(image))
+        if not isinstance(image, str | os.PathLike):
+            kind = type(image).__name__
+            raise ValueError(f"expected an image to be the path of a file or a tensor [C, H, W], got {kind}")
         if not Path(image).is_file():
             raise FileNotFoundError(f"no image file {image}")
         require("PIL", extra="train", user="reading image files")
@@ -108,7 +115,7 @@ class ImagePreprocessing(Preprocessing):
         try:
             with Image.open(image) as opened:
                 return self._fitted(ImageOps.exif_transpose(opened))
-        except (OSError, Image.DecompressionBombError) as error:
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{image}: expected an image file, got {error}") from None
 
     def _fitted(self, image: Any) -> Tensor:
@@ -116,7 +123,7 @@ class ImagePreprocessing(Preprocessing):
         from PIL import Image
 
         height, width = self.size
-        image = image.convert("RGB" if self.channels == 3 else "L")
+        image = eight_bit(image, self.channels)
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.array(image).reshape(height, width, self.channels)
@@ -211,6 +218,18 @@ def _read(file: Path) -> dict[str, Any]:
     if not known or content.get("kind") not in ("images", "texts"):
         raise ValueError(f"{file}: expected format {FORMAT} of kind images or texts")
     return dict(content)
+
+
+def _check_pixels(images: Tensor) -> None:
+    """Bytes, or numbers in [0, 1]: bytes in another type, or what is normalised already, look alike later."""
+    if images.dtype == torch.uint8 or images.numel() == 0:
+        return
+    expected = "expected images of torch.uint8, or floating-point in [0, 1], got"
+    if not images.is_floating_point():
+        raise ValueError(f"{expected} {images.dtype}")
+    least, most = (float(x) for x in images.aminmax())  # NaN is neither
+    if not -ROUNDING <= least <= most <= 1 + ROUNDING:
+        raise ValueError(f"{expected} {images.dtype} from {least:g} to {most:g}")
 
 
 def _as_pillow(image: Tensor) -> Any:

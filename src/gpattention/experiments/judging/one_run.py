@@ -133,8 +133,10 @@ class Evaluation:
         """Findings with everything that a file says beside them."""
         limit = self.settings.limit
         cut = limit is not None and name != "efficiency"
-        reduced = (f"reduced: at most {limit} items of each set",) if cut else ()
-        recipe = self.run.recipe
+        reduced = [f"reduced: at most {limit} items of each set"] if cut else []
+        recipe, epoch = self.run.recipe, self.run.unfinished_epoch
+        if epoch is not None:
+            reduced.append(f"reduced: training has come to epoch {epoch} of {recipe.epochs}")
         return SuiteResult(
             suite=name,
             run=recipe.name,
@@ -158,6 +160,10 @@ class Evaluation:
             "limit": s.limit,
             "samples": s.samples,
         }
+        if (
+            self.run.unfinished_epoch is not None
+        ):  # which a note tells of, also where the weights stay the best
+            told["epoch"] = self.run.unfinished_epoch
         if suite in JUDGES:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
             told |= {"shift_temperature": True} if s.shift_temperature else {}

@@ -1,13 +1,15 @@
 """Which weights an evaluation is of, those that were read, whatever the trainer writes meanwhile; and how."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpattention.data.places import StrPath
 from gpattention.evaluation.prediction_cache import file_digest
-from gpattention.evaluation.records import SuiteResult
+from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.runs import Run, open_run
+from gpattention.reports.words import OTHER_WEIGHTS
 
 READINGS = 5  # of weights that are replaced while they are read, which a trainer does once an epoch
 
@@ -36,6 +38,16 @@ def recorded_weights(result: SuiteResult) -> str | None:
     """SHA-256 of the weights that a suite was computed with, as it says itself; None where it does not."""
     found = recorded_settings(result).get("model")
     return found if isinstance(found, str) else None
+
+
+def read_noted_suites(folder: StrPath) -> dict[str, SuiteResult]:
+    """What was evaluated; suites of weights that were replaced since, as by training that went on, say so."""
+    found, weights = read_suites(Path(folder)), digest_of_weights(folder)
+    for name, result in found.items():
+        of = recorded_weights(result)
+        if None not in (of, weights) and of != weights:
+            found[name] = replace(result, notes=(OTHER_WEIGHTS, *result.notes))
+    return found
 
 
 def recorded_settings(result: SuiteResult) -> dict[str, Any]:

@@ -6,14 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpattention.evaluation.records import SuiteResult, read_suites
+from gpattention.evaluation.records import SuiteResult
+from gpattention.experiments.judging.weights import read_noted_suites
 from gpattention.experiments.runs import find_runs
 from gpattention.training import Recipe, recipe_from_dict
 
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A run's recipe and what was evaluated; its weights are not read."""
+    """A run's recipe and what was evaluated; of its weights only whether they are those."""
 
     folder: Path
     recipe: Recipe
@@ -53,7 +54,7 @@ def read_groups(folder: str | Path, only: Collection[Path] | None = None) -> tup
     for place in find_runs(folder, unfinished=True):
         if only is not None and place not in only:
             continue
-        run = EvaluatedRun(place, _recipe(place / "recipe.json"), read_suites(place))
+        run = EvaluatedRun(place, _recipe(place / "recipe.json"), read_noted_suites(place))
         found.setdefault(re.sub(r"-seed-?\d+$", "", run.recipe.name), []).append(run)
     if not found:
         raise FileNotFoundError(f"expected runs in {folder}, got none: a run has a file recipe.json")

@@ -8,7 +8,9 @@ from gpattention.experiments.inputs.preprocessing import FILE, FOLDER, WORDS
 from gpattention.experiments.recipe_file import recipe_toml
 from gpattention.experiments.reproduction.card_text import card_markdown
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun, read_run
+from gpattention.experiments.runs import open_run
 from gpattention.models.storage import write_atomically
+from gpattention.reports.words import OTHER_WEIGHTS
 
 LARGEST = 3_000_000  # bytes of weights and config: what a repository bears
 MODEL_FILES = ("config.json", "model.safetensors")
@@ -29,8 +31,11 @@ def write_model_card(run: StrPath, out: StrPath, *, name: str | None = None) -> 
     if size > LARGEST:
         most = f"at most {LARGEST / 1e6:.1f} MB"
         raise ValueError(f"expected a model of {most}, got {size / 1e6:.1f} MB in {folder / 'model'}")
+    open_run(folder)  # weights that cannot be loaded are not shared
     this = read_run(folder)
     seeds = EvaluatedModel(name or this.recipe.name, _siblings(this))
+    for told in seeds.runs:
+        _check_figures(told)
     contents["recipe.toml"] = recipe_toml(this.recipe, f"what {seeds.name} was trained with").encode()
     contents["README.md"] = card_markdown(this, seeds, out, contents).encode()
     for file, content in contents.items():
@@ -49,6 +54,15 @@ def _contents(folder: Path) -> dict[str, bytes]:
     if (folder / FOLDER / WORDS).is_file():
         places[f"{FOLDER}/{WORDS}"] = folder / FOLDER / WORDS
     return {name: place.read_bytes() for name, place in places.items()}
+
+
+def _check_figures(run: EvaluatedRun) -> None:
+    stale = [suite for suite, result in run.suites.items() if OTHER_WEIGHTS in result.notes]
+    if stale:
+        raise ValueError(
+            f"expected figures of the weights in {run.folder / 'model'}, got those of other weights in "
+            f"{run.folder / 'evaluation'} ({', '.join(stale)}): evaluate the run again"
+        )
 
 
 def _siblings(run: EvaluatedRun) -> tuple[EvaluatedRun, ...]:

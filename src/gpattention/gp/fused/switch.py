@@ -16,6 +16,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from gpattention.gp.precision import is_transformed
+
 Mode = Literal["auto", "on", "off"]
 _MODES: tuple[Mode, ...] = get_args(Mode)
 # largest sequence and head: what was measured on a GPU, and what one program can hold
@@ -81,7 +83,7 @@ def why_not_fused_on(
     """`why_not_fused` where there is no tensor yet, or for a kernel that was not `measured` on a GPU."""
     if torch.compiler.is_compiling():
         return "the call is being compiled"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_transformed():
         return "the call is transformed by torch.func"
     mode = fused_mode()
     if mode == "off":

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu, linear
 
 from gpattention.attention.column_sums import finish_sums, programs
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.models.fused.residual_norm import dropping
 from gpattention.models.seeded_dropout import seeded_dropout
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm
 
 from gpattention.attention.column_sums import finish_sums, programs, tile
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.models.seeded_dropout import seeded_dropout, threshold
 
 _FORWARD_ENTRIES = 1024  # of a program's tile

@@ -113,7 +113,7 @@ def content(comparison: Comparison, name: str) -> Safe:
             class_="advice",
         ),
         _all_numbers(comparison),
-        remarks(comparison, "clean"),
+        remarks(comparison, "clean", beside=("corrupted", "ood")),
     )
 
 

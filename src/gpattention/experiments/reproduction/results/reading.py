@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gpattention.evaluation.records import SuiteResult, read_suites
-from gpattention.experiments.judging.weights import recorded_settings
+from gpattention.evaluation.records import SuiteResult
+from gpattention.experiments.judging.weights import read_noted_suites, recorded_settings
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.estimates import Estimate
 from gpattention.experiments.runs import find_runs, read_rows
@@ -26,7 +26,7 @@ SEVERITY = "corrupted/severity"  # a set of ours: the mean over all types at one
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedRun:
-    """One seed; its weights are not read."""
+    """One seed; of its weights only whether the figures are theirs."""
 
     folder: Path
     recipe: Recipe
@@ -193,7 +193,7 @@ def read_run(folder: Path, planned: Recipe | None = None) -> EvaluatedRun:
     return EvaluatedRun(
         folder=folder,
         recipe=recipe_from_dict(json.loads((folder / "recipe.json").read_text())),
-        suites=read_suites(folder),
+        suites=read_noted_suites(folder),
         rows=read_rows(folder / "metrics.csv"),
         events=read_events(folder),
         planned=planned,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.fused.layout import (
     Strided,
     allocator,

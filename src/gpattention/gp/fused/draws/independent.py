@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.fused.layout import by_rows, matrices, padded, vectors
 
 _ROWS = 32

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gpattention.gp.cholesky import failure_counter, report_failures
+from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.fused.exact.density import Prior, PriorGradients, density_backward, density_forward
 from gpattention.gp.fused.exact.divergence import divergence_backward, divergence_forward
 from gpattention.gp.fused.layout import (
