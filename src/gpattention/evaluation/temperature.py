@@ -37,10 +37,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         raise ValueError(f"expected logits of at least one item, got shape {tuple(logits.shape)}")
     with torch.inference_mode(
         False
-    ):  # a copy made there can be differentiated, whatever mode made the tensor
-        return _least_nll(
-            logits.detach().to(torch.float64, copy=True), labels.to(logits.device, torch.int64, copy=True)
-        )
+    ):  # copies made here can be differentiated, whatever mode made the tensors
+        draws = logits.detach().to(torch.float64, copy=True)
+        return _least_nll(draws, labels.to(logits.device, torch.int64, copy=True))
 
 
 def _least_nll(logits: Tensor, labels: Tensor) -> float:

@@ -160,10 +160,9 @@ class Evaluation:
             "limit": s.limit,
             "samples": s.samples,
         }
-        if (
-            self.run.unfinished_epoch is not None
-        ):  # which a note tells of, also where the weights stay the best
-            told["epoch"] = self.run.unfinished_epoch
+        epoch = self.run.unfinished_epoch
+        if epoch is not None:  # which a note tells of, also where the weights stay the best
+            told["epoch"] = epoch
         if suite in JUDGES:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
             told |= {"shift_temperature": True} if s.shift_temperature else {}
