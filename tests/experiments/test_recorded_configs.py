@@ -45,9 +45,9 @@ def test_both_phases_are_built(name: str) -> None:
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_a_saved_model_is_loaded(folder: Path) -> None:
-    assert VisionTransformer.from_pretrained(folder).draws
+    assert VisionTransformer.from_pretrained(folder).draws == (folder.name != "cifar10-kernel")
 
 
 def test_there_are_some() -> None:
     assert len(RECIPES) > 50
-    assert len(MODELS) == 5
+    assert len(MODELS) == 6
