@@ -124,6 +124,17 @@ def test_fits_repeat() -> None:
         assert a.nll == pytest.approx(b.nll, rel=1e-5)
 
 
+def test_inference_mode_makes_no_difference() -> None:
+    fits = []
+    for inferring in (False, True):
+        model = Loud(6.0)
+        handle = gpattention.attach(model)
+        x, labels = labelled(model, 60, 1)
+        with torch.inference_mode(inferring):
+            fits.append(str(handle.fit(x, labels, **QUICK)))
+    assert fits[0] == fits[1]
+
+
 def test_the_mode_and_the_weights_stay() -> None:
     model = Loud(4.0).train()
     before = {name: x.clone() for name, x in model.state_dict().items()}

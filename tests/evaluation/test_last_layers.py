@@ -134,6 +134,21 @@ class TestLaplace:
             LaplaceLastLayer(model)
 
 
+@pytest.mark.parametrize("kind", [GPLastLayer, LaplaceLastLayer])
+def test_inference_mode_makes_no_difference(kind: type[GPLastLayer | LaplaceLastLayer]) -> None:
+    model, _ = model_and_features()
+    expected = kind(model).fit(X.double(), LABELS).predict(X[:4].double(), samples=3)
+    with torch.inference_mode():
+        told = kind(model).fit(X.double(), LABELS.clone()).predict(X[:4].double(), samples=3)
+    assert torch.equal(told.logits, expected.logits)
+
+
+@pytest.mark.parametrize("kind", [GPLastLayer, LaplaceLastLayer])
+def test_models_without_features_are_refused(kind: type[GPLastLayer | LaplaceLastLayer]) -> None:
+    with pytest.raises(ValueError, match=r"have a method features\(.*a linear `head`.* got Sequential"):
+        kind(torch.nn.Sequential(torch.nn.Linear(5, 3)))  # type: ignore[arg-type]
+
+
 def clusters(seed: int) -> tuple[Tensor, Tensor]:
     """Three classes around three points of the plane."""
     labels = torch.arange(150) % 3

@@ -170,7 +170,8 @@ class Handle:
         >>> handle.fit(validation_loader)
         """
         self._check_attached()
-        fit = fit_settings(self._runner, self._settings, data, labels, FitOptions(**options))
+        with torch.inference_mode(False):  # the fit differentiates, wherever it is called
+            fit = fit_settings(self._runner, self._settings, data, labels, FitOptions(**options))
         self._settings = fit.settings
         return fit
 

@@ -110,15 +110,19 @@ class GPLastLayer(LastLayerPredictor):
         h = extract_features(self._model, inputs, batch_size=batch_size, progress=progress)  # [n, E]
         check_labels(labels, len(h), self._model.head.out_features)
         device = self._model.head.weight.device
-        h, labels = h.to(device, torch.float64), labels.to(device, torch.int64)
+        with torch.inference_mode(False):  # copies made here can be differentiated, whatever mode made them
+            h = h.to(device, torch.float64, copy=True)
+            self._fit(h, labels.to(device, torch.int64, copy=True))
+        return self
+
+    def _fit(self, h: Tensor, labels: Tensor) -> None:
         lengthscale = median_distance(h) if self._lengthscale is None else self._lengthscale
-        random = RandomFeatures.draw(h.shape[1], self._count, lengthscale, self._seed).to(device)
-        phi, start = random(h), self._zeros(device)  # [n, M], [M, C]
+        random = RandomFeatures.draw(h.shape[1], self._count, lengthscale, self._seed).to(h.device)
+        phi, start = random(h), self._zeros(h.device)  # [n, M], [M, C]
         prior_variance = self._prior_variance
         if prior_variance is None:
             prior_variance = _best_prior_variance(phi, labels, start, self._seed)
         self._random, self._posterior = random, _posterior(phi, labels, prior_variance, start)
-        return self
 
     @property
     def prior_variance(self) -> float:

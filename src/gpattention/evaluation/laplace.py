@@ -110,8 +110,6 @@ class LaplaceLastLayer(LastLayerPredictor):
     ) -> None:
         super().__init__(model)
         check_choice("hessian", hessian, ("full", "kron"))
-        if not isinstance(model.head, nn.Linear):
-            raise ValueError(f"expected model.head to be nn.Linear, got {type(model.head).__name__}")
         if prior_precision is not None and not 0 < prior_precision < math.inf:
             raise ValueError(f"expected prior_precision to be positive and finite, got {prior_precision}")
         size = model.head.out_features * (model.head.in_features + (model.head.bias is not None))

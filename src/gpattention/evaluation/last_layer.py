@@ -105,6 +105,13 @@ class LastLayerPredictor(ABC):
     """What all Bayesian last layers share: features of the mean pass, then draws of logits."""
 
     def __init__(self, model: FeatureClassifier) -> None:
+        if not callable(getattr(model, "features", None)) or not hasattr(model, "head"):
+            raise ValueError(
+                f"expected model to have a method features(inputs, *, draw, generator) and a linear `head` "
+                f"that reads them, as VisionTransformer and TextTransformer do, got {type(model).__name__}"
+            )
+        if not isinstance(model.head, nn.Linear):
+            raise ValueError(f"expected model.head to be nn.Linear, got {type(model.head).__name__}")
         self._model = model
 
     def predict(

@@ -124,6 +124,7 @@ def test_unknown_severities_are_refused(severity: int) -> None:
 @pytest.mark.parametrize(
     ("images", "message"),
     [
+        (torch.zeros(2, 3, 32, 32).numpy(), "images: expected a tensor, got ndarray: torch.as_tensor makes"),
         (torch.zeros(3, 32, 32), r"images: expected shape \[B, 3, H, W\].*got \(3, 32, 32\)"),
         (torch.zeros(2, 1, 32, 32), r"images: expected shape .*got \(2, 1, 32, 32\)"),
         (torch.zeros(2, 3, 32, 7), r"at least 8, got \(2, 3, 32, 7\)"),

@@ -76,6 +76,9 @@ def check_request(name: str, severity: int) -> None:
 
 def check_images(images: Tensor) -> None:
     """Raise unless these are images of bytes or of floats in [0, 1]."""
+    if not isinstance(images, Tensor):
+        kind = type(images).__name__
+        raise ValueError(f"images: expected a tensor, got {kind}: torch.as_tensor makes one of it")
     if images.ndim != 4 or images.shape[1] != 3 or min(images.shape[2:]) < SMALLEST_SIDE:
         raise ValueError(
             f"images: expected shape [B, 3, H, W] with H and W of at least {SMALLEST_SIDE}, "
