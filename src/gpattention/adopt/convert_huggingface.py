@@ -18,6 +18,10 @@ from gpattention.adopt.sites import Site
 
 IMPLEMENTATION = "gpattention_converted"
 _KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
+_OTHER_TOKENS = (
+    "encoder_hidden_states",
+    "key_value_states",
+)  # arguments that cross-attention reads keys from
 
 
 def key_projection(site: Site) -> KeyProjection | None:
@@ -60,12 +64,22 @@ def register() -> None:
 
 
 def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    named = getattr(module.config, "_attn_implementation", None)
+    if named != IMPLEMENTATION:  # the host's own attention would run, without a word
+        raise ValueError(
+            f"{_layer(module).name}: expected the attention implementation of a converted host to stay "
+            f"{IMPLEMENTATION!r}, got {named!r}: call model.set_attn_implementation({IMPLEMENTATION!r})"
+        )
+    code = forward_code(module)
+    names = () if code is None else code.co_varnames[1 : code.co_argcount]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     tokens = args[0] if args else kwargs.get("hidden_states")
     if not isinstance(tokens, Tensor):
         raise ValueError(
             f"expected {type(module).__name__} to be called with its tokens first, got {tokens!r}"
         )
-    _layer(module).tokens = tokens
+    others = [given[name] for name in _OTHER_TOKENS if given.get(name) is not None]
+    _layer(module).tokens = (tokens, others[0] if others else tokens)
 
 
 def _layer(module: nn.Module) -> ConvertedAttention:
@@ -90,11 +104,14 @@ def _attention(
     if kwargs.get("is_causal") or kwargs.get("position_bias") is not None:
         raise ValueError(f"{layer.name}: expected plain attention, got causal attention or a position bias")
     tokens, layer.tokens = layer.tokens, None
-    if tokens is None or tokens.shape[1] != key.shape[2]:
+    if tokens is None or tokens[1].shape[1] != key.shape[2]:
         raise ValueError(f"{layer.name}: expected self-attention over the tokens given, got other keys")
     padding = None if attention_mask is None else ignored_keys(attention_mask, layer.name)
+    scaling = kwargs.get("scaling")
+    if scaling is not None and scaling != layer.logit_scale:  # some hosts scale their queries themselves
+        query = query * (scaling / layer.logit_scale)
     return layer(
-        query, key, value, queries=tokens, keys=tokens, padding=padding,
+        query, key, value, queries=tokens[0], keys=tokens[1], padding=padding,
         need_weights=bool(kwargs.get("output_attentions")),
     )  # fmt: skip
 
@@ -127,12 +144,18 @@ def _padding(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask function of transformers' shape: padding [B, K] (True = real), and nothing else is known."""
-    from transformers.masking_utils import bidirectional_mask_function
+    """The mask function of transformers' shape: padding [B, K] (True = real), else every pair of tokens.
+
+    Causal and windowed masks are for attention of the same configuration that was left alone; a converted
+    layer that is given one refuses it.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirectional_mask_function
 
     if mask_function is not bidirectional_mask_function:
-        raise ValueError(
-            "expected attention masked by padding alone, got a causal or windowed mask: "
-            "every query would need a posterior of its own"
+        # never skipped: attention that is given no mask is free to look everywhere
+        allowed = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        pairs: Tensor = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **allowed
         )
+        return pairs
     return None if attention_mask is None else attention_mask[:, -kv_length:].to(torch.bool)

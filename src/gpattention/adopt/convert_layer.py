@@ -14,6 +14,13 @@ from gpattention.gp.precision import compute_dtype
 
 ATTRIBUTE = "gpattention"  # its name in the host's attention module, and in the host's state_dict
 TrainingDraw: TypeAlias = Literal["independent", "none"]
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class ConvertedAttention(nn.Module):
         self.request: Request | None = None
         self.regularizers: list[Tensor] = []  # of the calls since the host's forward pass began
         self.variances: list[Tensor | None] = []  # likewise, where the request asks for them
-        self.tokens: Tensor | None = None  # left by a host whose attention does not pass them on
+        # of queries and of keys, left by a host whose attention does not pass them on
+        self.tokens: tuple[Tensor, Tensor] | None = None
 
     @property
     def kind(self) -> str:
@@ -133,6 +141,16 @@ class ConvertedAttention(nn.Module):
 def converted_layers(model: nn.Module) -> list[ConvertedAttention]:
     """All converted layers of a model, in its order."""
     return [module for module in model.modules() if isinstance(module, ConvertedAttention)]
+
+
+def take_place(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` wherever the model holds `old`, which may be under several names, with the hooks it had."""
+    for holder in list(model.modules()):
+        for name, module in list(holder._modules.items()):
+            if module is old:
+                setattr(holder, name, new)
+    for table in _HOOKS:  # the very same, so that whoever registered one can remove it
+        new.__dict__[table] = old.__dict__[table]
 
 
 def forget(model: nn.Module, *_: object) -> None:

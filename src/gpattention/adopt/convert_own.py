@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.adopt.convert_kinds import KeyProjection, ProjectedHeads
-from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
+from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention, take_place
 from gpattention.adopt.sites import Site
 from gpattention.attention import Attention, GaussianAttention, Heads, KernelAttention, SoftmaxAttention
 from gpattention.gp import LogDensity, NoiseSource, Posterior
@@ -111,5 +111,4 @@ def key_projection(site: Site) -> KeyProjection | None:
 def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
     """Put the converted module where the old one was."""
     assert isinstance(site.module, SoftmaxAttention)
-    assert site.parent is not None
-    setattr(site.parent, site.attribute, ConvertedOwn(site.module, layer))
+    take_place(model, site.module, ConvertedOwn(site.module, layer))

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from gpattention.adopt.convert_kinds import KeyProjection
-from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
+from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention, take_place
 from gpattention.adopt.convert_masks import ignored_keys
 from gpattention.adopt.convert_torch import as_linear
 from gpattention.adopt.sites import Site
@@ -61,5 +61,4 @@ def logit_scale(site: Site) -> float:
 
 def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
     """Put the converted module where the old one was."""
-    assert site.parent is not None
-    setattr(site.parent, site.attribute, ConvertedTimm(site.module, layer, site.heads, site.head_dim))
+    take_place(model, site.module, ConvertedTimm(site.module, layer, site.heads, site.head_dim))

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from gpattention.adopt.convert_kinds import KeyProjection
-from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
+from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention, take_place
 from gpattention.adopt.convert_masks import ignored_keys
 from gpattention.adopt.sites import Site
+
+_COMPUTED = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
 
 
 class ConvertedMultihead(nn.Module):
@@ -95,8 +97,20 @@ def split_projections(module: nn.Module) -> tuple[tuple[Tensor, ...], tuple[Tens
 
 def key_projection(site: Site) -> KeyProjection:
     """The host's map to keys, as a module of its own."""
+    computed = sorted(_COMPUTED & set(site.module.__dict__) | _parametrized(site.module))
+    if computed:  # only parameters can be taken over
+        raise ValueError(
+            f"{site.name}: expected {', '.join(computed)} to be parameters, got pruned or parametrized ones: "
+            "make that permanent first (torch.nn.utils.prune.remove, "
+            "torch.nn.utils.parametrize.remove_parametrizations)"
+        )
     weights, biases = split_projections(site.module)
     return KeyProjection(as_linear(weights[1], biases[1]))
+
+
+def _parametrized(module: nn.Module) -> set[str]:
+    found = getattr(module, "parametrizations", None)
+    return set(found) if isinstance(found, nn.ModuleDict) else set()
 
 
 def as_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -113,8 +127,7 @@ def as_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
     """Put the converted module where the old one was, and keep encoders from nesting their tensors."""
     assert isinstance(site.module, nn.MultiheadAttention)
-    assert site.parent is not None
-    setattr(site.parent, site.attribute, ConvertedMultihead(site.module, layer))
+    take_place(model, site.module, ConvertedMultihead(site.module, layer))
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False

@@ -45,6 +45,8 @@ def why_not_torch(module: nn.Module, parent: nn.Module | None) -> str | None:
     assert isinstance(module, nn.MultiheadAttention)
     if isinstance(parent, nn.TransformerDecoderLayer):
         return CAUSAL if parent.self_attn is module else CROSS
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        return "a subclass of nn.MultiheadAttention with a forward of its own, which may do more than softmax"
     if module.bias_k is not None or module.bias_v is not None:
         return "add_bias_kv=True appends a key that belongs to no token"
     if module.add_zero_attn:

@@ -1,0 +1,143 @@
+"""Hosts with more than plain encoders: decoders beside them, scaled queries, shared modules, hooks."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+import gpattention
+from gpattention.adopt.convert_torch import ConvertedMultihead
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+DECODING = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 40,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+
+
+def bart() -> tuple[nn.Module, Any]:
+    model = transformers.BartModel(transformers.BartConfig(**DECODING, max_position_embeddings=32))
+    ids, mask = torch.randint(3, 40, (3, 7)), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    return model, {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :5]}
+
+
+def modernbert() -> tuple[nn.Module, Any]:
+    config = transformers.ModernBertConfig(**SIZES, vocab_size=40, local_attention=4, pad_token_id=0)
+    return transformers.ModernBertModel(config), {"input_ids": torch.randint(3, 40, (3, 9))}
+
+
+def whisper() -> tuple[nn.Module, Any]:
+    config = transformers.WhisperConfig(**DECODING, num_mel_bins=4, max_source_positions=8, num_labels=3)
+    return transformers.WhisperForAudioClassification(config), {"input_features": torch.randn(3, 4, 16)}
+
+
+def qformer() -> tuple[nn.Module, Any]:
+    config = transformers.Blip2QFormerConfig(**SIZES, encoder_hidden_size=16, vocab_size=40)
+    tokens = {"query_embeds": torch.randn(3, 6, 16), "encoder_hidden_states": torch.randn(3, 6, 16)}
+    return transformers.Blip2QFormerModel(config), tokens
+
+
+@pytest.mark.parametrize("kind", ["softmax-gp", "direct", "cgp"])
+@pytest.mark.parametrize("make", [bart, modernbert, whisper, qformer])
+def test_it_starts_as_the_host(make: Any, kind: str) -> None:
+    """Masks of what is left alone, queries scaled by the host, and keys of other tokens."""
+    if make is modernbert and kind == "cgp":
+        pytest.skip("turns its keys, which a latent projection does not")
+    torch.manual_seed(0)
+    model, inputs = make()
+    model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(10)  # attention that tells its keys apart
+    before = model(**inputs)[0]
+    options = {} if kind == "softmax-gp" else {"max_stddev": 1e3, "noise": 1e-3}
+    gpattention.convert(model, kind, **options)
+    torch.testing.assert_close(model(**inputs)[0], before, atol=1e-2 if kind == "cgp" else 1e-4, rtol=0)
+
+
+def test_a_decoder_left_alone_goes_on_word_by_word() -> None:
+    torch.manual_seed(0)
+    config = transformers.BartConfig(**DECODING, max_position_embeddings=32, forced_eos_token_id=None)
+    model = transformers.BartForConditionalGeneration(config).eval()
+    ids = torch.randint(3, 40, (2, 7))
+    before = model.generate(ids, max_new_tokens=6, do_sample=False)
+    gpattention.convert(model, "softmax-gp")
+    assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), before)
+
+
+def test_another_implementation_is_refused() -> None:
+    """The host's own softmax would run: no draws, no regulariser, and nobody would know."""
+    config = transformers.BertConfig(**SIZES, vocab_size=40, num_labels=3)
+    model = gpattention.convert(transformers.BertForSequenceClassification(config), "direct")
+    inputs = {"input_ids": torch.randint(3, 40, (3, 7))}
+    told = gpattention.predict(model, inputs, samples=3).logits
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="to stay 'gpattention_converted', got 'sdpa'"):
+        gpattention.predict(model, inputs, samples=3)
+    model.set_attn_implementation("gpattention_converted")
+    assert torch.equal(gpattention.predict(model, inputs, samples=3).logits, told)
+
+
+class Twice(nn.Module):
+    """One attention under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layers = nn.ModuleList([shared, shared])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, x, x, need_weights=False)[0]
+        return x[:, 0]
+
+
+def test_a_shared_module_is_converted_under_all_its_names() -> None:
+    model = gpattention.convert(Twice(), "direct")
+    first, second = model.layers
+    assert isinstance(first, ConvertedMultihead)
+    assert second is first
+
+
+def test_hooks_stay() -> None:
+    model, seen = Twice(), []
+    handle = model.layers[0].register_forward_hook(lambda module, given, told: seen.append(module))
+    gpattention.convert(model, "direct")
+    model(torch.randn(2, 3, 8))
+    assert seen == [model.layers[0]] * 2
+    handle.remove()
+    model(torch.randn(2, 3, 8))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [parametrizations.spectral_norm, lambda module, name: prune.l1_unstructured(module, name, 0.5)],
+)
+def test_computed_weights_are_refused(change: Any) -> None:
+    model, x = Twice().eval(), torch.randn(2, 3, 8)
+    change(model.layers[0], "in_proj_weight")
+    before = model(x)
+    with pytest.raises(ValueError, match=r"layers\.0: expected in_proj_weight to be parameters"):
+        gpattention.convert(model, "direct")
+    assert torch.equal(model(x), before)
+    handle = gpattention.attach(model, task="embedding")  # whose passes are the host's own
+    torch.testing.assert_close(handle.process_mean(x), before)
+
+
+class Doubled(nn.MultiheadAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output, weights = super().forward(*args, **kwargs)
+        return 2 * output, weights
+
+
+@pytest.mark.parametrize("adopt", [gpattention.attach, gpattention.convert])
+def test_subclasses_with_a_forward_of_their_own_are_left_alone(adopt: Any) -> None:
+    with pytest.raises(ValueError, match="a forward of its own"):
+        adopt(nn.ModuleList([Doubled(8, 2)]))
