@@ -1,9 +1,14 @@
 """Predictions of a converted model: several passes in evaluation mode whose attention outputs are drawn."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from gpattention.adopt.batch_axis import check_batch_first, is_ambiguous
 from gpattention.adopt.convert_layer import (
+    ConvertedAttention,
     Request,
     converted_layers,
     forget,
@@ -67,7 +72,8 @@ def predict(
     device, asked = model_device(model, inputs), task
 
     def run(rows_at_once: int) -> tuple[Tensor, Task, tuple[Tensor | None, ...] | None]:
-        task, parts = asked, []
+        task: Task | None = asked
+        parts: list[Tensor] = []
         told = VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
         for rows in iterate_rows(
             inputs, samples=count, seed=seed, batch_size=rows_at_once, device=device,
@@ -86,6 +92,8 @@ def predict(
                     f"expected one answer for each of {len(rows.items)} inputs, got shape "
                     f"{tuple(answer.shape)}: where batches are not the first axis, pass call= to predict"
                 )
+            if not parts and is_ambiguous(rows.inputs):
+                check_batch_first(partial(_count, model, layers, task, call), rows.inputs, "predict")
             parts.append(answer.to(device_of(inputs)))
         means = None if told is None else told.means()
         return torch.cat(parts), task or "classification", means
@@ -94,6 +102,23 @@ def predict(
         answers, found, means = run_rows(run, batch_size, device)
     answers = answers.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
     return _result(answers, found, inputs, means)
+
+
+def _count(
+    model: nn.Module, layers: list[ConvertedAttention], task: Task, call: Call | None, inputs: Inputs
+) -> tuple[int, list[int]]:
+    """How many answers, and how many sequences each call of a layer attends over."""
+    seen: list[int] = []
+
+    def listen(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.append(len(args[0]))  # queries [B, H, Q, D]
+
+    hooks = [layer.register_forward_pre_hook(listen) for layer in layers]
+    try:
+        return len(read((call or call_model)(model, inputs), task, inputs)), seen
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _result(

@@ -1,11 +1,12 @@
 """Forward passes of an attached model: rows of samples times items, listened to at every site."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from gpattention.adopt.attended import Listener
+from gpattention.adopt.attended import Attended, Listener
+from gpattention.adopt.batch_axis import check_batch_first, is_ambiguous
 from gpattention.adopt.families import intercepting
 from gpattention.adopt.listening import Drawing
 from gpattention.adopt.reading import Call, Task, call_model, find_task, read
@@ -28,6 +29,7 @@ class Runner:
     task: Task | None = None  # None until the first output has been seen
     max_keys: int = MAX_KEYS
     max_log_amplitude: float | None = None
+    _batch_first: bool = field(default=False, init=False)  # once it has been seen
 
     def output(self, inputs: Inputs, listener: Listener | None = None) -> Tensor:
         """What the model answers to one batch on its device, read as the task says."""
@@ -45,7 +47,23 @@ class Runner:
                 f"expected one answer for each of {items} inputs, got shape "
                 f"{tuple(answer.shape)}: where batches are not the first axis, pass call= to attach"
             )
+        if not self._batch_first and is_ambiguous(inputs):
+            check_batch_first(self._count, inputs, "attach")
+            self._batch_first = True
         return answer
+
+    def _count(self, inputs: Inputs) -> tuple[int, list[int]]:
+        """How many answers, and how many sequences each call of a site attends over."""
+        seen: list[int] = []
+
+        def listener(site: Site, told: Attended) -> Tensor:
+            seen.append(len(told.mean))
+            return told.mean
+
+        with intercepting(self.model, self.sites, listener):
+            told = self.call(self.model, inputs)
+        assert self.task is not None
+        return len(read(told, self.task, inputs)), seen
 
     def draw(
         self,

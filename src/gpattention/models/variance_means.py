@@ -20,6 +20,11 @@ class VarianceMeans:
         for place, (total, variance) in enumerate(zip(self._sums, variances, strict=True)):
             if variance is None:
                 continue
+            if len(variance) != len(items):
+                raise ValueError(
+                    f"expected the variances of {len(items)} rows, got shape {tuple(variance.shape)}: are "
+                    "batches the first axis of the inputs?"
+                )
             variance = variance.to(self._device, torch.promote_types(variance.dtype, torch.float32))
             if total is None:
                 total = self._sums[place] = variance.new_zeros(self._items, *variance.shape[1:])
