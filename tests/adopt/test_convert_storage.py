@@ -199,3 +199,12 @@ def test_a_native_folder_is_read_by_its_class_too(tmp_path: Path) -> None:
     host.model.save_pretrained(tmp_path)  # type: ignore[operator]
     again = VisionTransformer.from_pretrained(tmp_path)
     assert torch.equal(logits(Host(again, host.inputs, 2)), logits(host))
+
+
+def test_the_class_itself_names_who_reads_a_converted_model(tmp_path: Path) -> None:
+    host = make("own softmax")
+    gpattention.convert(host.model, "direct")
+    host.model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"gpattention\.from_pretrained\(folder\) reads it"):
+        VisionTransformer.from_pretrained(tmp_path)
+    assert isinstance(gpattention.from_pretrained(tmp_path), VisionTransformer)

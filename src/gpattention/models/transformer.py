@@ -20,7 +20,7 @@ from gpattention.models.health import HealthReport, measure_health
 from gpattention.models.prediction import Prediction, predict
 from gpattention.models.rows import Inputs
 from gpattention.models.seeded_dropout import first_site, rate_of
-from gpattention.models.storage import load_folder, save_folder
+from gpattention.models.storage import CONVERSION_FILE, load_folder, save_folder
 
 NEEDS = ("logits", "regularizer", "variance", "weights", "posterior", "tokens")
 
@@ -139,6 +139,11 @@ class Transformer(nn.Module):
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Read what `save_pretrained` wrote; anything unexpected is an error and nothing is loaded."""
+        if (Path(folder) / CONVERSION_FILE).is_file():
+            raise ValueError(
+                f"expected {folder} to hold a model as its config tells it, got one whose attention was "
+                f"converted afterwards ({CONVERSION_FILE}): gpattention.from_pretrained(folder) reads it"
+            )
         config, tensors = load_folder(Path(folder), cls.__name__)
         try:
             model = cls(cls.config_class.from_dict(config))
