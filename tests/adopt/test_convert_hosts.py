@@ -141,3 +141,38 @@ class Doubled(nn.MultiheadAttention):
 def test_subclasses_with_a_forward_of_their_own_are_left_alone(adopt: Any) -> None:
     with pytest.raises(ValueError, match="a forward of its own"):
         adopt(nn.ModuleList([Doubled(8, 2)]))
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_another_model_of_the_same_configuration_stays(implementation: str) -> None:
+    config = transformers.BertConfig(**SIZES, vocab_size=40, attn_implementation=implementation)
+    model, other = (transformers.BertModel(config).eval() for _ in range(2))
+    inputs = {"input_ids": torch.randint(3, 40, (3, 7))}
+    before = other(**inputs, output_attentions=True)
+    gpattention.convert(model, "direct")
+    after = other(**inputs, output_attentions=True)
+    assert torch.equal(after.last_hidden_state, before.last_hidden_state)
+    assert len(after.attentions) == len(before.attentions)
+    assert not hasattr(other.config, "gpattention")
+    gpattention.attach(other).predict(inputs, samples=2)
+    assert model.config is model.encoder.layer[0].attention.self.config
+
+
+class Adapter(nn.Linear):
+    """What low-rank adapters do: a linear map that adds to its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + input.flip(-1)
+
+
+def test_latent_projections_do_not_start_from_adapted_keys() -> None:
+    """The weight alone would be another map, and the start far from the host."""
+    model = transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=40)).eval()
+    for layer in model.encoder.layer:
+        layer.attention.self.key = Adapter(16, 16)
+    inputs = {"input_ids": torch.randint(3, 40, (3, 7))}
+    before = model(**inputs).last_hidden_state
+    with pytest.raises(ValueError, match="starts its latent projection from the host's keys"):
+        gpattention.convert(model, "cgp")
+    gpattention.convert(model, "direct", max_stddev=1e3)  # has none
+    torch.testing.assert_close(model(**inputs).last_hidden_state, before, atol=1e-4, rtol=0)

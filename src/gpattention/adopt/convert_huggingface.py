@@ -5,12 +5,13 @@ left for it by a hook before the module's own forward.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gpattention.adopt.convert_kinds import KeyProjection
+from gpattention.adopt.convert_kinds import KeyProjection, is_plain_linear
 from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
 from gpattention.adopt.convert_masks import ignored_keys
 from gpattention.adopt.shapes import forward_code
@@ -31,7 +32,7 @@ def key_projection(site: Site) -> KeyProjection | None:
     if any("rotary" in name or "norm" in name for name in names):
         return None
     maps = [getattr(site.module, name, None) for name in _KEYS]
-    return next((KeyProjection(linear) for linear in maps if isinstance(linear, nn.Linear)), None)
+    return next((KeyProjection(linear) for linear in maps if is_plain_linear(linear)), None)
 
 
 def logit_scale(site: Site) -> float:
@@ -49,10 +50,19 @@ def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
 def finish(model: nn.Module, sites: list[Site]) -> None:
     """Name our attention function in every configuration the converted modules read."""
     register()
+    _own_configs(model)
     configs: dict[int, Any] = {id(site.module.config): site.module.config for site in sites}
     for config in configs.values():
         # as set_attn_implementation does, which some hosts refuse for implementations they do not list
         config._attn_implementation = IMPLEMENTATION
+
+
+def _own_configs(model: nn.Module) -> None:
+    """Other models may have been built from the same configuration, and stay as they are."""
+    memo: dict[int, Any] = {}  # one copy of each, wherever the model holds it
+    for module in model.modules():
+        if hasattr(module.__dict__.get("config"), "_attn_implementation"):
+            module.config = deepcopy(module.config, memo)
 
 
 def register() -> None:

@@ -6,7 +6,7 @@ weigh values: `normalize="softmax"` (eq. 21), under which attention starts as th
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,11 @@ class LatentProjection(nn.Linear):
         if self.norm is not None:
             o = self.norm(o.unflatten(-1, (self.heads, -1))).flatten(-2)
         return o.to(compute_dtype(o.dtype)) * self.scale
+
+
+def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
+    """Whether its weight tells all it does: adapters subclass `nn.Linear` and add to it."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from gpattention.adopt.convert_kinds import KeyProjection, ProjectedHeads
+from gpattention.adopt.convert_kinds import KeyProjection, ProjectedHeads, is_plain_linear
 from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention, take_place
 from gpattention.adopt.sites import Site
 from gpattention.attention import Attention, GaussianAttention, Heads, KernelAttention, SoftmaxAttention
@@ -105,7 +105,7 @@ def _start_at(attention: Attention, prior_scale: float) -> None:
 def key_projection(site: Site) -> KeyProjection | None:
     """The host's map to keys."""
     key = getattr(site.module, "key", None)
-    return KeyProjection(key) if isinstance(key, nn.Linear) else None
+    return KeyProjection(key) if is_plain_linear(key) else None
 
 
 def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:

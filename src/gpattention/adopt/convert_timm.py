@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from gpattention.adopt.convert_kinds import KeyProjection
+from gpattention.adopt.convert_kinds import KeyProjection, is_plain_linear
 from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention, take_place
 from gpattention.adopt.convert_masks import ignored_keys
 from gpattention.adopt.convert_torch import as_linear
@@ -40,14 +40,15 @@ class ConvertedTimm(nn.Module):
         return x if module is None else module(x)
 
 
-def key_projection(site: Site) -> KeyProjection:
+def key_projection(site: Site) -> KeyProjection | None:
     """The host's map to keys, and their norm where it has one; what is not timm's layout is refused."""
     unknown = sorted({name for name, _ in site.module.named_children()} - _KNOWN)
     unknown += sorted(name for name, _ in site.module.named_parameters(recurse=False))
     if unknown:
         raise ValueError(f"{site.name}: expected timm's attention, got one that also has {unknown}")
     qkv, norm = site.module.qkv, getattr(site.module, "k_norm", None)
-    assert isinstance(qkv, nn.Linear)
+    if not is_plain_linear(qkv):
+        return None
     norm = norm if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) else None
     bias = None if qkv.bias is None else qkv.bias.chunk(3)[1]
     return KeyProjection(as_linear(qkv.weight.chunk(3)[1], bias), norm)
