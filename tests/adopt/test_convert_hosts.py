@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations, prune
 
 import gpattention
 from gpattention.adopt.convert_torch import ConvertedMultihead
+from tests.adopt.hosts import make
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DECODING = {
@@ -43,13 +44,13 @@ def qformer() -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.parametrize("kind", ["softmax-gp", "direct", "cgp"])
-@pytest.mark.parametrize("make", [bart, modernbert, whisper, qformer])
-def test_it_starts_as_the_host(make: Any, kind: str) -> None:
+@pytest.mark.parametrize("build", [bart, modernbert, whisper, qformer])
+def test_it_starts_as_the_host(build: Any, kind: str) -> None:
     """Masks of what is left alone, queries scaled by the host, and keys of other tokens."""
-    if make is modernbert and kind == "cgp":
+    if build is modernbert and kind == "cgp":
         pytest.skip("turns its keys, which a latent projection does not")
     torch.manual_seed(0)
-    model, inputs = make()
+    model, inputs = build()
     model.eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -131,6 +132,26 @@ def test_computed_weights_are_refused(change: Any) -> None:
     torch.testing.assert_close(handle.process_mean(x), before)
 
 
+class Buffered(nn.Module):
+    """A linear map whose weight is no parameter, as that of a quantised one."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", linear.weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.mT
+
+
+def test_attention_without_parameters_is_refused() -> None:
+    model = make("bert").model
+    for layer in model.bert.encoder.layer:
+        own = layer.attention.self
+        own.query, own.key, own.value = (Buffered(x) for x in (own.query, own.key, own.value))
+    with pytest.raises(ValueError, match="expected attention with parameters to train, got none"):
+        gpattention.convert(model, "direct")
+
+
 class Doubled(nn.MultiheadAttention):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output, weights = super().forward(*args, **kwargs)
@@ -138,9 +159,17 @@ class Doubled(nn.MultiheadAttention):
 
 
 @pytest.mark.parametrize("adopt", [gpattention.attach, gpattention.convert])
-def test_subclasses_with_a_forward_of_their_own_are_left_alone(adopt: Any) -> None:
+def test_attention_with_a_forward_of_its_own_is_left_alone(adopt: Any) -> None:
     with pytest.raises(ValueError, match="a forward of its own"):
         adopt(nn.ModuleList([Doubled(8, 2)]))
+    model = Twice()
+    plain = model.layers[0].forward
+    model.layers[0].forward = lambda *args, **kwargs: plain(*args, **kwargs)
+    with pytest.raises(ValueError, match="a forward of its own"):
+        adopt(model)
+    timm = make("timm").model
+    timm.blocks[0].forward = timm.blocks[1].forward
+    assert len(gpattention.find_sites(timm).sites) == 1
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

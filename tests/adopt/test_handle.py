@@ -246,3 +246,13 @@ def test_importing_is_lazy() -> None:
     assert "attach" in dir(gpattention)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         gpattention.nothing  # noqa: B018
+
+
+def test_weights_that_are_fetched_when_used() -> None:
+    """The parameters of an offloaded model lie nowhere between its calls."""
+    accelerate = pytest.importorskip("accelerate")
+    host = make("bert")
+    before = gpattention.attach(host.model).predict(host.inputs, samples=3).logits
+    accelerate.cpu_offload(host.model, execution_device="cpu")
+    handle = gpattention.attach(host.model)
+    assert torch.equal(handle.predict(host.inputs, samples=3).logits, before)

@@ -162,7 +162,9 @@ def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
 
 def _layer(site: Site, record: Conversion) -> ConvertedAttention:
     family = _PLACES[site.family]
-    parameter = next(site.module.parameters())
+    parameter = next(site.module.parameters(), None)
+    if parameter is None:
+        raise ValueError(f"{site.name}: expected attention with parameters to train, got none (quantised?)")
     options = {"device": parameter.device, "dtype": parameter.dtype, **record.options}
     width = site.heads * site.head_dim
     attention = make_attention(KINDS[record.kind], record.kind, width, site.heads, options)

@@ -1,6 +1,7 @@
 """Attention that is not a plain softmax over its keys: each kind by name, with the reason."""
 
 from collections.abc import Sequence
+from types import MethodType
 
 from torch import nn
 
@@ -45,8 +46,8 @@ def why_not_torch(module: nn.Module, parent: nn.Module | None) -> str | None:
     assert isinstance(module, nn.MultiheadAttention)
     if isinstance(parent, nn.TransformerDecoderLayer):
         return CAUSAL if parent.self_attn is module else CROSS
-    if type(module).forward is not nn.MultiheadAttention.forward:
-        return "a subclass of nn.MultiheadAttention with a forward of its own, which may do more than softmax"
+    if type(module).forward is not nn.MultiheadAttention.forward or _is_patched(module):
+        return "it has a forward of its own, not that of nn.MultiheadAttention, which would be passed over"
     if module.bias_k is not None or module.bias_v is not None:
         return "add_bias_kv=True appends a key that belongs to no token"
     if module.add_zero_attn:
@@ -77,6 +78,8 @@ def why_not_huggingface(module: nn.Module, parent: nn.Module | None) -> str | No
 def why_not_timm(module: nn.Module, parent: nn.Module | None) -> str | None:
     """Why this module of timm's layout is no site; None if it is one."""
     reasons = _biases(module)
+    if _is_patched(module):
+        reasons.append("its forward was replaced, by one that would be passed over")
     if _says(module, "is_causal") or _says(module, "causal"):
         reasons.append(CAUSAL)
     shape, qkv = heads_of(module), module.qkv
@@ -97,6 +100,12 @@ def why_not_own(module: nn.Module, parent: nn.Module | None) -> str | None:
     if not isinstance(module, SoftmaxAttention | KernelAttention):
         return f"{module.kind!r} attention has no Gaussian process behind its mean"
     return CAUSAL if module.causal else None
+
+
+def _is_patched(module: nn.Module) -> bool:
+    """Whether the instance has another forward than its class."""
+    own = module.__dict__.get("forward")
+    return own is not None and own != MethodType(type(module).forward, module)
 
 
 def _biases(module: nn.Module) -> list[str]:

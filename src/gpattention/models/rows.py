@@ -88,9 +88,9 @@ def device_of(inputs: Inputs) -> torch.device:
 
 
 def model_device(model: Network, inputs: Inputs) -> torch.device:
-    """Where the model computes; for one without parameters, where its inputs lie."""
+    """Where the model computes; for one without parameters, or that fetches them, where its inputs lie."""
     parameter = next(iter(model.parameters()), None)
-    return device_of(inputs) if parameter is None else parameter.device
+    return device_of(inputs) if parameter is None or parameter.is_meta else parameter.device
 
 
 def iterate_rows(
