@@ -205,3 +205,34 @@ def test_latent_projections_do_not_start_from_adapted_keys() -> None:
         gpattention.convert(model, "cgp")
     gpattention.convert(model, "direct", max_stddev=1e3)  # has none
     torch.testing.assert_close(model(**inputs).last_hidden_state, before, atol=1e-4, rtol=0)
+
+
+def test_an_example_the_host_does_not_take_leaves_it_as_it_was() -> None:
+    model = make("bert").model
+    with pytest.raises(ValueError, match="expected inputs to be a tensor"):
+        gpattention.convert(model, "scgp", num_inducing=4, example=3)
+    with pytest.raises(RuntimeError):
+        gpattention.convert(model, "scgp", num_inducing=4, example=torch.randn(2, 3))
+    assert gpattention.conversion_of(model) is None
+    assert len(gpattention.find_sites(model).sites) == 2
+
+
+def test_what_is_not_chosen_cannot_be_attached_to() -> None:
+    host = make("bert")
+    first = gpattention.find_sites(host.model).sites[0].name
+    gpattention.convert(host.model, "direct", layers=[first])
+    with pytest.raises(ValueError, match="convert all of it, or none"):
+        gpattention.attach(host.model).predict(host.inputs)
+
+
+def test_errors_name_what_is_expected() -> None:
+    host = make("bert")
+    with pytest.raises(ValueError, match="normalize to be 'softmax', 'rows' or 'none', got 'row'"):
+        gpattention.convert(host.model, "cgp", normalize="row")
+    with pytest.raises(ValueError, match="got Handle: call its own predict"):
+        gpattention.predict(gpattention.attach(host.model), host.inputs)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected call to be a function"):
+        gpattention.attach(host.model, call="forward")  # type: ignore[arg-type]
+    for cap in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="expected max_log_amplitude >= 0 or None"):
+            gpattention.attach(host.model, max_log_amplitude=cap)

@@ -42,6 +42,10 @@ def attach(
         raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}")
     if task is not None and task not in TASKS:
         raise ValueError(f"expected task to be one of {', '.join(TASKS)}, got {task!r}")
+    if call is not None and not callable(call):
+        raise ValueError(f"expected call to be a function of model and inputs, got {call!r}")
+    if max_log_amplitude is not None and not max_log_amplitude >= 0:
+        raise ValueError(f"expected max_log_amplitude >= 0 or None, got {max_log_amplitude}")
     check_count("max_keys", max_keys, least=1)
     found = find_sites(model)
     if not found.sites:

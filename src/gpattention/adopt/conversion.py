@@ -20,6 +20,7 @@ _HOSTS = {
     "symmetric",
 }
 RECORD = "gpattention"  # its name in a Hugging Face config
+IMPLEMENTATION = "gpattention_converted"  # what such a config then calls its attention
 
 
 @dataclass(frozen=True)

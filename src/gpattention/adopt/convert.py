@@ -22,7 +22,7 @@ from gpattention.adopt.sites import Site, find_sites
 from gpattention.adopt.storage import add_saving
 from gpattention.attention.registry import make_attention
 from gpattention.models import Transformer
-from gpattention.models.rows import Inputs, evaluating
+from gpattention.models.rows import Inputs, count_items, evaluating
 
 M = TypeVar("M", bound=nn.Module)
 _PLACES: dict[str, Any] = {
@@ -87,6 +87,10 @@ def convert(
         options=options,
         left_alone=tuple(kept + [(alone.name, alone.why) for alone in found.left_alone]),
     )
+    if example is not None:
+        count_items(example)
+        with evaluating(model):  # an example that the host does not take leaves it as it was
+            call_model(model, example)
     if any(convert_own.is_native(site) for site in sites):
         convert_own.convert_natively(model, sites, kind, options)
     else:

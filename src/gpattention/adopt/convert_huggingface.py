@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpattention.adopt.conversion import IMPLEMENTATION
 from gpattention.adopt.convert_kinds import KeyProjection, is_plain_linear
 from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention
 from gpattention.adopt.convert_masks import ignored_keys
 from gpattention.adopt.shapes import forward_code
 from gpattention.adopt.sites import Site
 
-IMPLEMENTATION = "gpattention_converted"
 _KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
 _OTHER_TOKENS = (
     "encoder_hidden_states",

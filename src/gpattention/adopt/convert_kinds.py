@@ -93,6 +93,8 @@ class Projected(Attention):
 
 class _ProjectedGaussian(Projected, GaussianAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, normalize: str = "softmax", **options: Any) -> None:
+        if normalize not in ("softmax", "rows", "none"):
+            raise ValueError(f"expected normalize to be 'softmax', 'rows' or 'none', got {normalize!r}")
         # eq. 21 has the prior scale of eq. 25, and its values are the dual ones
         known = {"softmax": "rows"}.get(normalize, normalize)
         super().__init__(embed_dim, num_heads, normalize=known, **options)  # type: ignore[arg-type]

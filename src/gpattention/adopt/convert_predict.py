@@ -56,6 +56,8 @@ def predict(
 
     >>> gpattention.predict(model, tokenizer(sentences, padding=True, return_tensors="pt"), samples=10)
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}{_hint(model)}")
     if isinstance(model, Transformer):
         return model.predict(
             inputs, samples, seed, batch_size=batch_size, variances=variances, first_item=first_item,
@@ -102,6 +104,10 @@ def predict(
         answers, found, means = run_rows(run, batch_size, device)
     answers = answers.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
     return _result(answers, found, inputs, means)
+
+
+def _hint(model: object) -> str:
+    return ": call its own predict" if hasattr(model, "predict") else ""
 
 
 def _count(

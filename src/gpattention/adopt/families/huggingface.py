@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpattention.adopt.attended import Attended, Listener, key_mask
+from gpattention.adopt.conversion import IMPLEMENTATION
 from gpattention.adopt.sites import Site
 
 NAMES = {"sdpa": "gpattention", "eager": "gpattention_eager"}  # registered under, for each kind of mask
@@ -44,6 +45,11 @@ def intercepting(model: nn.Module, sites: Sequence[Site], listener: Listener) ->
 def _check_implementations(sites: Sequence[Site]) -> None:
     for site in sites:
         name = _implementation(site.module)
+        if name == IMPLEMENTATION:
+            raise ValueError(
+                f"expected a model of which nothing is converted, got one whose {site.name} alone is not: "
+                "convert all of it, or none"
+            )
         if name not in (*NAMES, *NAMES.values()):
             raise ValueError(
                 f"expected the attention implementation of {site.name} to be sdpa or eager, got {name!r}: "
