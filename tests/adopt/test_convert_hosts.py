@@ -10,6 +10,8 @@ from torch.nn.utils import parametrizations, prune
 
 import gpattention
 from gpattention.adopt.convert_torch import ConvertedMultihead
+from gpattention.attention import build_attention
+from gpattention.models import Prediction
 from tests.adopt.hosts import make
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -236,3 +238,51 @@ def test_errors_name_what_is_expected() -> None:
     for cap in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="expected max_log_amplitude >= 0 or None"):
             gpattention.attach(host.model, max_log_amplitude=cap)
+
+
+class Inside(nn.Module):
+    """Attention of ours in a model that is not."""
+
+    def __init__(self, kind: str = "softmax") -> None:
+        super().__init__()
+        self.attention = build_attention(kind, embed_dim=8, num_heads=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x).output[:, 0]
+
+
+class Around(nn.Module):
+    """A transformer of ours in a model that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make("own softmax").model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).logits
+
+
+@pytest.mark.parametrize("kind", ["direct", "cgp", "softmax-gp"])
+def test_our_attention_in_other_models_draws_too(kind: str) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(3, 5, 8), gpattention.convert(Inside(), kind)
+    told = gpattention.predict(model, x, samples=4000, variances=True)
+    assert isinstance(told, Prediction)
+    heads = model.attention(x, need=("output", "variance"))
+    out = model.attention.output.weight.unflatten(1, (2, 4)).square().sum(-1)  # [E, H]
+    expected = heads.variance[:, :, 0] @ out.mT  # [B, E]
+    torch.testing.assert_close(told.logits.var(0), expected, rtol=0.15, atol=0)
+    torch.testing.assert_close(told.logits.mean(0), model.eval()(x), rtol=0, atol=0.1)
+    assert torch.equal(gpattention.predict(model, x, samples=0).logits[0], model(x))
+    torch.testing.assert_close(told.variances[0], heads.variance, rtol=1e-3, atol=0)
+    assert not model.attention._forward_hooks
+    with pytest.raises(ValueError, match="attention of gpattention, which tells it where it is called"):
+        gpattention.regularizer(model)
+
+
+def test_our_transformers_in_other_models_draw_as_by_themselves() -> None:
+    model, images = gpattention.convert(Around(), "direct"), make("own softmax").inputs
+    told = gpattention.predict(model, images, samples=3, batch_size=2)
+    assert bool((told.mutual_information > 0).all())
+    by_itself = model.inner.predict(images, samples=3)
+    torch.testing.assert_close(told.logits, by_itself.logits, rtol=0, atol=1e-5)

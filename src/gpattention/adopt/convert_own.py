@@ -1,5 +1,7 @@
 """Our own softmax attention with GP attention in its place, and kernel models by their own warm start."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -7,9 +9,16 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.adopt.convert_kinds import KeyProjection, ProjectedHeads, is_plain_linear
-from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention, take_place
+from gpattention.adopt.convert_layer import ATTRIBUTE, ConvertedAttention, Request, take_place
 from gpattention.adopt.sites import Site
-from gpattention.attention import Attention, GaussianAttention, Heads, KernelAttention, SoftmaxAttention
+from gpattention.attention import (
+    Attention,
+    AttentionOutput,
+    GaussianAttention,
+    Heads,
+    KernelAttention,
+    SoftmaxAttention,
+)
 from gpattention.gp import LogDensity, NoiseSource, Posterior
 from gpattention.gp.precision import compute_dtype
 from gpattention.models import AttentionConfig, Transformer, warm_start
@@ -64,6 +73,31 @@ class ConvertedOwn(Attention):
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._answering._kernel_inputs(self._projected(heads))
+
+
+@contextmanager
+def answering(model: nn.Module, request: Request) -> Iterator[None]:
+    """Inside, attention of ours does what a prediction asks, though its host does not call it so."""
+
+    def ask(module: ConvertedOwn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not module.draws:
+            return args, kwargs
+        need = (*kwargs.get("need", ("output",)), *(("variance",) if request.variances else ()))
+        asked = {"draw": request.draw, "generator": request.generator, "need": tuple(dict.fromkeys(need))}
+        return args, {**kwargs, **asked}
+
+    def tell(module: ConvertedOwn, args: tuple[Any, ...], told: AttentionOutput) -> None:
+        if request.variances:
+            getattr(module, ATTRIBUTE).variances.append(told.variance)
+
+    own = [module for module in model.modules() if isinstance(module, ConvertedOwn)]
+    hooks = [module.register_forward_pre_hook(ask, with_kwargs=True) for module in own]
+    hooks += [module.register_forward_hook(tell) for module in own]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def is_native(site: Site) -> bool:

@@ -14,6 +14,7 @@ from gpattention.adopt.convert_layer import (
     forget,
     requesting,
 )
+from gpattention.adopt.convert_own import answering
 from gpattention.adopt.reading import TASKS, Call, Task, call_model, find_task, read, real_tokens
 from gpattention.adopt.results import TokenPrediction, Values
 from gpattention.models import Prediction, Transformer
@@ -82,7 +83,7 @@ def predict(
             first_item=first_item, progress=progress,
         ):  # fmt: skip
             request = Request("independent" if drawing else "none", rows.noise, variances)
-            with requesting(layers, request):
+            with requesting(layers, request), answering(model, request):
                 forget(model)
                 output = (call or call_model)(model, rows.inputs)
                 if told is not None:

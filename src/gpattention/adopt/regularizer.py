@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.adopt.convert_layer import converted_layers
+from gpattention.adopt.convert_own import ConvertedOwn
 from gpattention.models import ModelOutput, Transformer
 
 _TOLD = "_gpattention_regularizer"  # where a transformer of ours keeps that of its last output
@@ -28,6 +29,11 @@ def regularizer(model: nn.Module) -> Tensor:
     if not layers:
         raise ValueError("expected a converted model, got one without a converted layer: call convert first")
     told = [value for layer in layers for value in layer.regularizers]
+    if not told and any(isinstance(module, ConvertedOwn) for module in model.modules()):
+        raise ValueError(
+            "expected converted layers that remember their regulariser, got attention of gpattention, which "
+            "tells it where it is called: attention(x, draw='independent', need=('output', 'regularizer'))"
+        )
     if not told:
         raise ValueError(
             "expected a forward pass in training mode before, got none: the regulariser is not computed in "
