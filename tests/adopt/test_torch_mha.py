@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gpattention
 from gpattention.adopt.attended import Attended
 from gpattention.adopt.families import intercepting
 from gpattention.adopt.sites import Site, find_sites
@@ -151,3 +152,20 @@ def test_a_forward_of_ones_own_is_put_back() -> None:
     with intercepting(module, find_sites(module).sites, pass_on):
         assert module.__dict__["forward"] is not own
     assert module.__dict__["forward"] is own
+
+
+@pytest.mark.parametrize("shut", [-1e4, -1e9, float("-inf")])
+def test_numbers_that_shut_a_key_are_padding(shut: float) -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval()
+    padding = torch.zeros(3, 5)
+    padding[1, 3:] = shut
+    inputs = {"src": torch.randn(3, 5, 8), "src_key_padding_mask": padding}
+    host = nn.ModuleDict({"layer": encoder})
+    before = encoder(**inputs)[:, 0]
+    handle = gpattention.attach(
+        host, task="embedding", call=lambda model, given: model["layer"](**given)[:, 0]
+    )
+    torch.testing.assert_close(handle.process_mean(inputs), before)
+    gpattention.convert(host, "softmax-gp")
+    torch.testing.assert_close(encoder(**inputs)[:, 0], before)

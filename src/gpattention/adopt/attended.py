@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpattention.adopt.sites import Site
 
+SHUT = -9e3  # hosts add -10,000, -1e9 or their least number to logits of padding: its weight is 0 in any type
 Form: TypeAlias = Literal["softmax", "rows", "rbf", "exp_dot"]
 
 
@@ -40,8 +41,7 @@ def key_mask(attend: Tensor, site: Site) -> Tensor:
     model is exported nobody can look.
     """
     if attend.dtype != torch.bool:
-        shut = torch.finfo(attend.dtype).min
-        biased = (attend != 0) & (attend > 0.5 * shut)
+        biased = (attend != 0) & (attend > SHUT)
         if not torch.compiler.is_compiling() and bool(biased.any()):
             raise ValueError(
                 f"{site.name or 'the model'}: expected a mask of padding, got one that adds numbers to the "

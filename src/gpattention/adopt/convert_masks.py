@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpattention.adopt.attended import SHUT
 from gpattention.gp.precision import is_mapped
 
 
@@ -15,8 +16,8 @@ def ignored_keys(mask: Tensor, name: str) -> Tensor:
     attend = mask
     if mask.dtype != torch.bool:
         attend = mask == 0
-        least = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
-        _refuse((mask != 0) & (mask > 0.5 * least), name, "one that adds numbers to the logits")
+        least = SHUT if mask.is_floating_point() else 0
+        _refuse((mask != 0) & (mask > least), name, "one that adds numbers to the logits")
     while attend.ndim not in (2, 4):
         attend = attend[None]
     if attend.ndim == 4:
