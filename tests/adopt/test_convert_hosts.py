@@ -238,6 +238,9 @@ def test_errors_name_what_is_expected() -> None:
     for cap in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="expected max_log_amplitude >= 0 or None"):
             gpattention.attach(host.model, max_log_amplitude=cap)
+    asked = transformers.BertForQuestionAnswering(transformers.BertConfig(**SIZES, vocab_size=40))
+    with pytest.raises(ValueError, match="pass call=, which gives a tensor"):
+        gpattention.predict(gpattention.convert(asked, "direct"), host.inputs)
 
 
 class Inside(nn.Module):

@@ -46,7 +46,7 @@ def read(output: Any, task: Task, inputs: Inputs) -> Tensor:
     if logits is None:
         raise ValueError(
             f"expected an output with logits for task={task!r}, got {type(output).__name__}: "
-            "pass call= to attach, which gives a tensor"
+            "pass call=, which gives a tensor"
         )
     if task == "regression" and logits.ndim == 1:
         logits = logits[:, None]
@@ -80,7 +80,7 @@ def _pooled(output: Any, inputs: Inputs) -> Tensor:
     if not isinstance(states, Tensor):
         raise ValueError(
             f"expected an output with last_hidden_state, got {type(output).__name__}: "
-            "pass call= to attach, which gives a tensor [B, E]"
+            "pass call=, which gives a tensor [B, E]"
         )
     if states.ndim == 2:
         return states
