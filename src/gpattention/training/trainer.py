@@ -170,8 +170,11 @@ class _Run:
 
     def _start_gp(self) -> None:
         """Phase 2: the model of the recipe, from the weights of phase 1 where it is another one."""
+        self._collect()
+        self.sums = (
+            Sums()
+        )  # a row is of one phase: what phase 1 minimised since its last row has another scale
         if not needs_warm_start(self.recipe):
-            self._collect()
             self._keep_training("gp")
             return
         self._save(first_phase=True)
