@@ -32,7 +32,8 @@ class Sums:
         if fabric.world_size == 1:
             return self
         sums = torch.tensor([self.loss, self.regularizer], dtype=torch.float64, device=fabric.device)
-        return Sums(*fabric.all_reduce(sums, reduce_op="mean").tolist(), self.steps)
+        loss, regularizer = fabric.all_reduce(sums, reduce_op="mean").tolist()
+        return Sums(loss, regularizer, self.steps)
 
     def means(self, fabric: Any) -> tuple[float, float]:
         """Loss and regulariser of a step, over all processes."""
