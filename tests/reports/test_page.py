@@ -111,6 +111,14 @@ def test_several_seeds_have_a_mean_and_a_deviation(tree: Element) -> None:
     assert "Some runs of cgp have the same seed, all are counted" in section(again, "summary").text
 
 
+def test_a_regulariser_that_is_summed_is_not_called_normalised() -> None:
+    run = small()
+    paper = replace(run, recipe={**run.recipe, "regularizer": {"normalised": False}})
+    told = [section(read(build_report([each])), "training").text for each in (run, paper)]
+    assert ["Per head, token and dimension, before alpha" in text for text in told] == [True, False]
+    assert ["a sequence's sum" in text for text in told] == [False, True]
+
+
 def test_data_for_programs_is_the_table(tree: Element) -> None:
     (comparison,) = json.loads("".join(tree.one("script", id="report-data").texts))
     assert comparison["data"] == "digits"
