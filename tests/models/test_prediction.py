@@ -96,7 +96,7 @@ class TestParts:
     def test_masks_and_numbers_of_any_type(self, make) -> None:
         whole = self.whole()
         mask = make([place in (2, 7) for place in range(11)])
-        for index in (mask, make([2, 7])):
+        for index in (mask, make([2, 7]), np.array([2, 7], dtype=np.uint8), range(2, 8, 5)):
             same(whole[index], Prediction.from_logits(whole.logits[:, [2, 7]]))
         for index in (np.int64(7), torch.tensor(7), torch.tensor(-4)):
             same(whole[index], Prediction.from_logits(whole.logits[:, [7]]))

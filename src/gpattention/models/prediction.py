@@ -180,7 +180,8 @@ def _places(index: Tensor | Sequence[int], items: int) -> Tensor:
             f"expected item numbers or a mask of {items} items, "
             f"got shape {tuple(where.shape)} and {where.dtype}"
         )
-    return where if mask else where.reshape(-1)  # a lone number gives a prediction of one item
+    # a lone number gives a prediction of one item; torch would read bytes as a mask
+    return where if mask else where.reshape(-1).long()
 
 
 _PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances")]
