@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,24 @@ def test_train_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["train", "--resume", *run, "--set", "seed=1", "--set", "phases.epochs=3"]) == 2
     told = "seed is 0 there and 1 here, phases.epochs is 1 there and 3 here. A changed recipe is a new run"
     assert told in capsys.readouterr().err
+
+
+def test_train_tells_of_the_weights_that_it_keeps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = ((0.9, 0.5), (0.8, 0.3), (0.7, 0.4))
+    rows = tuple(
+        {"epoch": epoch, "phase": "gp", "validation_accuracy": accuracy, "validation_nll": nll}
+        for epoch, (accuracy, nll) in enumerate(values, start=1)
+    )
+    trained = SimpleNamespace(rows=rows, folder=Path("run"))
+    monkeypatch.setattr("gpattention.cli.train.train_recipe", lambda *_, **__: trained)
+    for select, told in {
+        "best": "0.9000, NLL 0.5000 (epoch 1",
+        "last": "0.7000, NLL 0.4000 (epoch 3",
+    }.items():
+        assert main(["train", str(RECIPE), "--set", f"checkpoint.select={select}"]) == 0
+        assert f"validation accuracy {told}, whose weights are kept)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--resume"], ["--run", "runs/x"]], ids=" ".join)

@@ -209,3 +209,13 @@ class TestTable:
         assert "a       model       0.600 ± 0.141" in drawn
         assert seeds_table(summarise(folders), ["ood"], bold=False) == ""
         assert seeds_table(summarise(folders[:1]), ["clean"], bold=False) == ""
+
+    def test_sets_are_averaged_over_the_seeds_that_have_all_of_them(self, tmp_path: Path) -> None:
+        values = {0: {"a": 0.5, "b": 0.7}, 1: {"a": 0.9}, 2: {"a": 0.1, "b": 0.3}}
+        for seed, sets in values.items():
+            records = [Record(f"ood/{n}", "model", "auroc", v, {"score": "entropy"}) for n, v in sets.items()]
+            write_suite(tmp_path / str(seed), result("ood", *records, run=f"a-seed{seed}", seed=seed))
+        drawn = seeds_table(summarise([tmp_path / str(seed) for seed in values]), ["ood"], bold=False)
+        assert "0.400 ± 0.283" in drawn  # of 0.6 and 0.2
+        two = seeds_table(summarise([tmp_path / "0", tmp_path / "1"]), ["ood"], bold=False)
+        assert "0.700 ± 0.283" in two  # only set a has several seeds

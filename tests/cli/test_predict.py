@@ -42,6 +42,9 @@ def test_a_table_of_images(digits: Path, digit: Path, capsys: Output) -> None:
     assert "a.png" in rows[0]
     expected = predict_inputs(digits, [digit])[0]
     assert rows[0].split()[1:3] == [expected.label, f"{expected.confidence:.3f}"]
+    assert rows[0].split()[4] == f"{expected.mutual_information:.3f}"
+    assert main(["predict", str(digits), str(digit), "--samples", "0", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[4] == "-"  # nothing was drawn that could disagree
 
 
 def test_json_is_one_document_with_all_there_is(digits: Path, digit: Path, capsys: Output) -> None:

@@ -164,6 +164,8 @@ def test_ones_own_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = torch.from_numpy(x).permute(0, 3, 1, 2)
     assert data.ood["other"].images.equal(expected)
     assert load("cifar10", ood=[elsewhere], subset=True).ood["other"].images.equal(expected)
+    with pytest.raises(ValueError, match="sets of different names, got 'other' twice"):
+        load("cifar10", ood=[elsewhere, "other"], subset=True)
     write_images(tmp_path, [(32, 32)], ["dtd/images/dotted/0.png"])
     assert list(load("cifar10", ood=["textures"], subset=True).ood) == ["textures-subset"]
 

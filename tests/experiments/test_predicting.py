@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,12 @@ def test_the_fitted_temperature_is_the_evaluations(tmp_path: Path) -> None:
     described = {"settings": json.dumps({"model": hashlib.sha256(b"weights").hexdigest()})}
     result = SuiteResult("clean", "tiny", "digits", 0, "cgp", 10, (plain, scaled), environment=described)
     write_suite(tmp_path, result)
+    assert fitted_temperature(tmp_path) == 1.75
+    write_suite(tmp_path, replace(result, samples=0))  # of the mean prediction, then
+    assert fitted_temperature(tmp_path, samples=0) == 1.75
+    with pytest.raises(FileNotFoundError, match="no fitted temperature"):
+        fitted_temperature(tmp_path)
+    write_suite(tmp_path, replace(result, samples=0, attention="softmax"))  # which has no other
     assert fitted_temperature(tmp_path) == 1.75
 
 

@@ -92,8 +92,18 @@ class TestParts:
             assert torch.equal(getattr(part, name), getattr(whole, name)[rows])
         assert torch.equal(part.variances[1], whole.variances[1][rows])
 
+    @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+    def test_masks_and_numbers_of_any_type(self, make) -> None:
+        whole = self.whole()
+        mask = make([place in (2, 7) for place in range(11)])
+        for index in (mask, make([2, 7]), np.array([2, 7], dtype=np.uint8), range(2, 8, 5)):
+            same(whole[index], Prediction.from_logits(whole.logits[:, [2, 7]]))
+        for index in (np.int64(7), torch.tensor(7), torch.tensor(-4)):
+            same(whole[index], Prediction.from_logits(whole.logits[:, [7]]))
+
     def test_empty_selection(self) -> None:
         assert len(self.whole()[torch.zeros(11, dtype=torch.bool)]) == 0
+        assert len(self.whole()[[]]) == 0
 
     def test_cat_and_iteration(self) -> None:
         whole = self.whole()
@@ -108,6 +118,10 @@ class TestParts:
         whole = self.whole()
         with pytest.raises(IndexError, match="below 11, got 11"):
             whole[11]
+        with pytest.raises(IndexError, match=r"mask of 11 items, got shape \(2,\) and torch.bool"):
+            whole[[True, False]]
+        with pytest.raises(IndexError, match=r"got shape \(1,\) and torch.float32"):
+            whole[[0.5]]
         with pytest.raises(ValueError, match="at least one prediction"):
             Prediction.cat([])
         with pytest.raises(ValueError, match=r"one \(samples, classes\), got \[\(1, 3\), \(4, 3\)\]"):

@@ -116,6 +116,13 @@ def test_corruptions_are_dots_at_their_means() -> None:
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fog", "snow"]
 
 
+def test_a_deviation_is_drawn_in_full() -> None:
+    (axes,) = bars_figure({"a": [1.0, 9.0], "b": [2.0]}, x="seconds").axes
+    (line,) = axes.collections[0].get_segments()
+    assert line[:, 0] == pytest.approx([5 - 32**0.5, 5 + 32**0.5])
+    assert axes.get_xlim()[1] > 5 + 32**0.5
+
+
 def test_bars_are_as_long_as_their_means() -> None:
     figure = bars_figure({"a": [1.0, 3.0], "b": [5.0]}, x="seconds")
     assert [bar.get_width() for bar in figure.axes[0].patches] == [2.0, 5.0]

@@ -106,6 +106,17 @@ def test_several_seeds_have_a_mean_and_a_deviation(tree: Element) -> None:
     assert not any("±" in cell for cell in softmax)
     assert all("±" in cell for cell in scgp[1:])
     assert "softmax 1, scgp 2" in section(tree, "summary").text
+    assert "the same seed" not in section(tree, "summary").text
+    again = read(build_report([small(), replace(small(), name="again")], without=NAMES[1:]))
+    assert "Some runs of cgp have the same seed, all are counted" in section(again, "summary").text
+
+
+def test_a_regulariser_that_is_summed_is_not_called_normalised() -> None:
+    run = small()
+    paper = replace(run, recipe={**run.recipe, "regularizer": {"normalised": False}})
+    told = [section(read(build_report([each])), "training").text for each in (run, paper)]
+    assert ["Per head, token and dimension, before alpha" in text for text in told] == [True, False]
+    assert ["a sequence's sum" in text for text in told] == [False, True]
 
 
 def test_data_for_programs_is_the_table(tree: Element) -> None:

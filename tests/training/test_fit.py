@@ -61,6 +61,20 @@ def test_a_run_folder_is_whole(tmp_path: Path) -> None:
     assert float(rows[-1]["floor_share"]) < 0.9
 
 
+@pytest.mark.parametrize("kind", ["cgp", "kernel"])
+def test_a_row_is_of_its_own_phase(kind: str, tmp_path: Path) -> None:
+    """Rows every two epochs, and a first phase that ends between two of them."""
+    seen: list[Progress] = []
+    changes = {"phases__kernel_epochs": 1, "phases__epochs": 1, "checkpoint__every": 2}
+    recipe = toy_recipe(kind, **changes)
+    [row] = fit(recipe, toy_data(), tmp_path / "run", progress=seen.append).rows
+    late = [p for p in seen if p.phase == "gp"]
+    assert row["phase"] == "gp"
+    assert row["train_loss"] == pytest.approx(sum(p.loss for p in late) / len(late))
+    if kind == "cgp":
+        assert row["train_regularizer"] == pytest.approx(sum(p.regularizer or 0 for p in late) / len(late))
+
+
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path: Path) -> None:
     weights = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):

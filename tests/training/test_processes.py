@@ -82,13 +82,19 @@ def test_a_process_that_dies_ends_the_run_and_resuming_gives_the_same_bits(
     assert rows(folder) == rows(pair)
 
 
-def test_all_processes_stop_when_one_is_asked_to(tmp_path: Path) -> None:
+def test_all_processes_stop_when_one_is_asked_to(pair: Path, tmp_path: Path) -> None:
     stopped = two(tmp_path / "run", "cgp", "stop", "6")
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.count("at step 6") == 2
     last = read_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
     assert last.state["step"] == 6
     assert {name for name in last.tensors if name.startswith("random.")} >= {"random.0.cpu", "random.1.cpu"}
+    resumed = two(tmp_path / "run", "cgp", "resume")
+    assert resumed.returncode == 0, resumed.stderr
+    for mine, other in zip(rows(tmp_path / "run"), rows(pair), strict=True):
+        assert mine["validation_nll"] == other["validation_nll"]
+        # of the steps of both processes, also of those before the stop
+        assert float(mine["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-12)
 
 
 def test_launching_one_process_is_refused(tmp_path: Path) -> None:

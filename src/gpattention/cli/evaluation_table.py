@@ -146,13 +146,17 @@ def _cell(value: float | None) -> tuple[float, str] | None:
 
 
 def _spread(rows: Sequence[SummaryRow]) -> tuple[float, str] | None:
-    """Several sets are averaged seed by seed first; of several sizes of a cost the first is the run's."""
+    """Several sets are averaged seed by seed first; of several sizes of a cost the first is the run's.
+
+    A seed that lacks one of the sets would be a mean over others: it is left out, and with one seed all are.
+    """
     if not rows:
         return None
     if rows[0].suite != "ood":
         rows = rows[:1]
-    seeds = [fmean(values) for values in zip(*(row.values for row in rows), strict=False)]
-    return fmean(seeds), f"{_text(fmean(seeds))} ± {_text(stdev(seeds))}"
+    each = [dict(zip(row.seeds, row.values, strict=True)) for row in rows]
+    seeds = [fmean(values[seed] for values in each) for seed in each[0] if all(seed in v for v in each)]
+    return (fmean(seeds), f"{_text(fmean(seeds))} ± {_text(stdev(seeds))}") if len(seeds) > 1 else None
 
 
 def _text(value: float) -> str:

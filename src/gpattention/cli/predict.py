@@ -79,8 +79,8 @@ def run(given: argparse.Namespace) -> None:
         )
     finally:
         bar.end()
+    draws = given.samples if opened.model.draws else 0
     if given.json:
-        draws = given.samples if opened.model.draws else 0
         print(
             json.dumps(
                 {
@@ -96,18 +96,18 @@ def run(given: argparse.Namespace) -> None:
             )
         )
     else:
-        print(predictions_table(predictions))
+        print(predictions_table(predictions, draws))
 
 
-def predictions_table(predictions: list[InputPrediction]) -> str:
-    """One line for each input."""
+def predictions_table(predictions: list[InputPrediction], draws: int) -> str:
+    """One line for each input; fewer than two draws cannot disagree, which is not to say that they agree."""
     rows = [
         (
             shortened(p.input, WIDEST),
             p.label,
             f"{p.confidence:.3f}",
             f"{p.entropy:.3f}",
-            f"{p.mutual_information:.3f}",
+            f"{p.mutual_information:.3f}" if draws > 1 else "-",
         )
         for p in predictions
     ]

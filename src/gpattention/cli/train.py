@@ -10,7 +10,7 @@ from gpattention.cli.arguments import add_changes, add_data, add_device, new_com
 from gpattention.cli.bar import Bar, CountBar
 from gpattention.experiments import train_recipe
 from gpattention.experiments.recipe_file import changed_recipe
-from gpattention.experiments.runs import read_recipe
+from gpattention.experiments.runs import chosen_row, read_recipe
 from gpattention.training import PRECISIONS, Recipe, choose_device, launch, load_recipe
 
 if TYPE_CHECKING:
@@ -91,8 +91,9 @@ def run(given: argparse.Namespace) -> None:
     )
     if not leads:
         return
-    last = result.rows[-1]
-    print(f"validation accuracy {last['validation_accuracy']:.4f}, NLL {last['validation_nll']:.4f}")
+    kept = chosen_row(recipe, result.rows)  # those of the last epoch may be of other weights
+    numbers = f"validation accuracy {kept['validation_accuracy']:.4f}, NLL {kept['validation_nll']:.4f}"
+    print(f"{numbers} (epoch {kept['epoch']}, whose weights are kept)")
     print(f"run: {result.folder}")
 
 

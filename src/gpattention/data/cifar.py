@@ -5,7 +5,7 @@ from typing import Literal
 
 from gpattention.data.augmentation import CropAndFlip
 from gpattention.data.cifar_files import SIDE, Cifar, read_cifar
-from gpattention.data.images import ImageData
+from gpattention.data.images import ImageData, Images
 from gpattention.data.normalisation import PUBLISHED, Normalisation
 from gpattention.data.ood import load_ood, ood_name
 from gpattention.data.places import StrPath, data_root
@@ -60,7 +60,13 @@ def load_cifar(
     fitted, validated = (
         train.select(items) for items in split(len(train), (len(train) - validation, validation), seed)
     )
-    outside = [(source, load_ood(source, folder, size=SIDE, subset=subset)) for source in ood]
+    outside: dict[str, Images] = {}
+    for source in ood:
+        part = load_ood(source, folder, size=SIDE, subset=subset)
+        name = ood_name(source, part)
+        if name in outside:  # one would be judged under the name of both
+            raise ValueError(f"expected ood to have sets of different names, got {name!r} twice")
+        outside[name] = part
     return ImageData(
         name=kind.name if whole else f"{kind.name}-subset",
         train=fitted,
@@ -72,6 +78,6 @@ def load_cifar(
         ),
         patch=PATCH,
         seed=seed,
-        ood={ood_name(source, part): part for source, part in outside},
+        ood=outside,
         augmentation=CropAndFlip(seed) if augment else None,
     )

@@ -18,7 +18,7 @@ import torch
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.reporting import write_report
-from gpattention.experiments.runs import train_recipe
+from gpattention.experiments.runs import chosen_row, train_recipe
 from gpattention.experiments.side_by_side import Died, side_by_side
 from gpattention.training import Recipe, TrainingFailedError, TrainingStoppedError, recipe_from_dict
 
@@ -175,7 +175,7 @@ def _train_and_judge(recipe: Recipe, folder: Path) -> DemoRow:
         folder, SUITES, device="cpu", samples=DRAWS, predictors=("model",), types=CORRUPTIONS,
         severities=SEVERITIES,
     )  # fmt: skip
-    return _row(recipe.model.attention, found, seconds, result.rows[-1]["floor_share"])
+    return _row(recipe.model.attention, found, seconds, chosen_row(recipe, result.rows)["floor_share"])
 
 
 def _row(model: str, found: dict[str, SuiteResult], seconds: float, share: float | None) -> DemoRow:

@@ -99,14 +99,19 @@ def sentences_of(text: str) -> list[str]:
 def fitted_temperature(folder: StrPath, *, samples: int = 10) -> float:
     """The temperature that an evaluation fitted to the model's own prediction on the validation split.
 
-    Without samples it is that of the mean prediction, which is another one for models that draw.  It must be
-    of the weights that the run has now: training that goes on after an evaluation replaces them.
+    Without samples it is that of the mean prediction, which is another one for models that draw; an
+    evaluation without samples has that alone.  It must be of the weights that the run has now: training that
+    goes on after an evaluation replaces them.
     """
     place, weights = Path(folder) / "evaluation", digest_of_weights(folder)
     others = []
     for name, suite in read_suites(Path(folder)).items():
-        draws = attention_class(suite.attention).draws  # one that does not is its own mean
-        temperature = _own_temperature(suite, "mean" if samples == 0 and draws else "model")
+        if attention_class(suite.attention).draws:
+            drawn = _own_temperature(suite, "model") if suite.samples > 0 else None
+            mean = _own_temperature(suite, "mean" if suite.samples > 0 else "model")
+            temperature = drawn if samples > 0 else mean
+        else:  # one that does not draw is its own mean
+            temperature = _own_temperature(suite, "model")
         if temperature is None:
             continue
         if weights is not None and recorded_weights(suite) == weights:

@@ -3,7 +3,7 @@
 import csv
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +59,21 @@ class Run:
         """The last epoch that was validated, where training was seen to begin and not to end."""
         seen = [event.get("epoch") for event in self.events if event.get("event") == "validated"]
         return seen[-1] if seen and not self.finished else None
+
+
+def chosen_row(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The validation of the weights that a run keeps: its last, or its best of the last phase.
+
+    Of equals the first is kept, as in training.
+    """
+    if not rows:
+        raise ValueError("expected a run with a validation, got none")
+    if recipe.checkpoint.select == "last":
+        return rows[-1]
+    late = [row for row in rows if row["phase"] == rows[-1]["phase"]]
+    if recipe.checkpoint.select == "best-nll":
+        return min(late, key=lambda row: float(row["validation_nll"]))
+    return max(late, key=lambda row: float(row["validation_accuracy"]))
 
 
 def train_recipe(

@@ -129,7 +129,7 @@ class Prediction:
             if not -len(self) <= index < len(self):
                 raise IndexError(f"expected an item below {len(self)}, got {index}")
             index = slice(index, index + 1 or None)
-        where = index if isinstance(index, slice | Tensor) else torch.tensor(index, dtype=torch.long)
+        where = index if isinstance(index, slice) else _places(index, len(self))
         told = {name: getattr(self, name)[where] for name in _PER_ITEM}
         variances = self.variances and tuple(v if v is None else v[where] for v in self.variances)
         return Prediction(logits=self.logits[:, where], variances=variances, **told)
@@ -167,6 +167,21 @@ def check_logits(logits: Tensor) -> None:
     finite = logits.isfinite()
     if not bool(finite.all()):
         raise NonFiniteError(f"logits hold {int((~finite).sum())} non-finite numbers")
+
+
+def _places(index: Tensor | Sequence[int], items: int) -> Tensor:
+    """Item numbers [n], or a mask [B] that is told from them by its type alone: True is no item 1."""
+    where = torch.as_tensor(index)
+    if where.ndim == 1 and len(where) == 0 and not isinstance(index, Tensor):
+        where = where.long()  # an empty list has no type of its own
+    mask = where.dtype == torch.bool
+    if where.is_floating_point() or where.ndim > 1 or (mask and where.shape != (items,)):
+        raise IndexError(
+            f"expected item numbers or a mask of {items} items, "
+            f"got shape {tuple(where.shape)} and {where.dtype}"
+        )
+    # a lone number gives a prediction of one item; torch would read bytes as a mask
+    return where if mask else where.reshape(-1).long()
 
 
 _PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances")]

@@ -27,13 +27,18 @@ class Sums:
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(self.loss + other.loss, self.regularizer + other.regularizer, self.steps + other.steps)
 
+    def over_processes(self, fabric: Any) -> "Sums":
+        """The mean over all processes, which make this call together."""
+        if fabric.world_size == 1:
+            return self
+        sums = torch.tensor([self.loss, self.regularizer], dtype=torch.float64, device=fabric.device)
+        loss, regularizer = fabric.all_reduce(sums, reduce_op="mean").tolist()
+        return Sums(loss, regularizer, self.steps)
+
     def means(self, fabric: Any) -> tuple[float, float]:
         """Loss and regulariser of a step, over all processes."""
-        sums = torch.tensor([self.loss, self.regularizer], dtype=torch.float64)
-        if fabric.world_size > 1:
-            sums = fabric.all_reduce(sums.to(fabric.device), reduce_op="mean").cpu()
-        loss, regularizer = (sums / self.steps).tolist()
-        return loss, regularizer
+        sums = self.over_processes(fabric)
+        return sums.loss / self.steps, sums.regularizer / self.steps
 
 
 class StepFailedError(RuntimeError):

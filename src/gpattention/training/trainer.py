@@ -170,8 +170,11 @@ class _Run:
 
     def _start_gp(self) -> None:
         """Phase 2: the model of the recipe, from the weights of phase 1 where it is another one."""
+        self._collect()
+        self.sums = (
+            Sums()
+        )  # a row is of one phase: what phase 1 minimised since its last row has another scale
         if not needs_warm_start(self.recipe):
-            self._collect()
             self._keep_training("gp")
             return
         self._save(first_phase=True)
@@ -285,12 +288,12 @@ class _Run:
                 self.folder.save_model(self.model)
 
     def _counters(self) -> dict[str, Any]:
-        best = None if self.best == -math.inf else self.best
-        sums = asdict(self.sums)
+        best, sums = None if self.best == -math.inf else self.best, asdict(self.sums)
         return {"step": self.step, "phase": self.phase, "best": best, "rows": self.rows, "sums": sums}
 
     def _save(self, *, first_phase: bool = False) -> None:
         self._collect()
+        self.sums = self.sums.over_processes(self.fabric)  # one checkpoint serves them all
         random = random_states(self.fabric.device, self.fabric.world_size)
         checkpoint = pack(self.model, self.engine.optimizer, self._counters(), random)
         keep = None if first_phase else self.recipe.checkpoint.keep

@@ -74,6 +74,7 @@ def test_clear_differences() -> None:
     assert not is_clear(Mean(0.27, 0.1, 5))
     assert not is_clear(Mean(-0.4, 0.1, 3))
     assert is_clear(Mean(-0.23, 0.1, 50))
+    assert not is_clear(Mean(0.222, 0.1, 11))  # t is 2.228
     assert not is_clear(Mean(9.0, None, 1))
     assert not is_clear(Mean(0.0004, 0.0, 5))
     assert not is_clear(None)

@@ -44,6 +44,15 @@ class TestOutside:
             assert f"ood/{name} is missing: put " in told
         assert "ood/cifar100 is missing: get('cifar100', root) downloads" in told
 
+    def test_two_sets_of_one_name(self, root: Path) -> None:
+        official.write_cifar100_python(root)
+        (root / "ood").mkdir()
+        np.savez(root / "ood" / "cifar100-subset.npz", images=np.zeros((3, 32, 32, 3), np.uint8))
+        found = find_outside(load_cifar(CIFAR10, root, subset=True), root)
+        expected = load_cifar(CIFAR100, root, subset=True).test.images
+        assert found.images["cifar100-subset"]().equal(expected)
+        assert any("cifar100-subset.npz is left out" in note for note in found.notes)
+
     def test_the_other_cifar(self, root: Path) -> None:
         official.write_cifar100_python(root)
         found = find_outside(load_cifar(CIFAR10, root, subset=True), root)

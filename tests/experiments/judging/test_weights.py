@@ -45,13 +45,13 @@ def go_on_training(run: Path, scale: float = 3.0) -> None:
 def test_the_temperature_of_other_weights_is_refused(run: Path) -> None:
     before = evaluate_run(run, ["clean", "selective"], **QUICK)["clean"]
     expected = next(r.detail["temperature"] for r in before.records if r.predictor == "model+temperature")
-    assert fitted_temperature(run) == expected
+    assert fitted_temperature(run, samples=0) == expected
     go_on_training(run)
     with pytest.raises(ValueError, match=r"fitted to the weights in .*model, got that of other weights in .*"
                        r"\(clean, selective\): evaluate the run again"):  # fmt: skip
-        fitted_temperature(run)
+        fitted_temperature(run, samples=0)
     evaluate_run(run, ["selective"], **QUICK)  # `clean` still is that of the older weights
-    assert fitted_temperature(run) == pytest.approx(3 * expected, rel=1e-3)
+    assert fitted_temperature(run, samples=0) == pytest.approx(3 * expected, rel=1e-3)
 
 
 def test_a_temperature_of_unknown_weights_is_refused(run: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_temperature_of_unknown_weights_is_refused(run: Path) -> None:
     for settings in ("{", "[]", "{}"):
         write_suite(run, replace(found, environment={"settings": settings}))
         with pytest.raises(ValueError, match="of other weights"):
-            fitted_temperature(run)
+            fitted_temperature(run, samples=0)
 
 
 def test_a_report_says_which_numbers_are_of_other_weights(run: Path) -> None:

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpattention.experiments import open_run
+from gpattention.experiments.runs import chosen_row
 from gpattention.experiments.sweep.jobs import Job, device_of, train_all, train_in_process, train_one
 from gpattention.experiments.sweep.plan import LONGEST, label_of, parse_over, plan_sweep, split_values
 from gpattention.experiments.sweep.result import SweepRow, SweepSetting
-from gpattention.experiments.sweep.running import choose_setting, chosen_row, run_sweep
+from gpattention.experiments.sweep.running import choose_setting, run_sweep
 from gpattention.training import CheckpointError, TrainingStoppedError, load_recipe
 from tests.experiments.tiny_runs import digits_recipe
 

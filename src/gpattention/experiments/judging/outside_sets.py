@@ -59,6 +59,9 @@ def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
     notes += sibling.notes
     for place in _own_sets(folder / "ood"):
         name = place.name.removesuffix(".npz")
+        if name in files:  # whose numbers would stand under the other's name
+            notes.append(f"ood/{name}: {place} is left out, as another set has this name")
+            continue
         about = "a stand-in, not a published set" if "standin" in name else "a set of your own"
         notes.append(f"ood/{name} is {about}")
         images[name] = partial(_read, str(place.resolve()), folder, height)

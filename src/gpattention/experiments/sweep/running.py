@@ -15,7 +15,7 @@ import torch
 
 from gpattention.data.places import StrPath
 from gpattention.experiments.recipe_file import changed_recipe
-from gpattention.experiments.runs import open_run
+from gpattention.experiments.runs import chosen_row, open_run
 from gpattention.experiments.sweep.files import write_sweep
 from gpattention.experiments.sweep.jobs import Job, train_all
 from gpattention.experiments.sweep.plan import PlannedRun, plan_sweep
@@ -93,21 +93,6 @@ def choose_setting(settings: Sequence[SweepSetting], choose: Criterion) -> Sweep
     if choose == "accuracy":
         return min(whole, key=lambda setting: (-setting.accuracy, setting.nll))
     return min(whole, key=lambda setting: (setting.nll, -setting.accuracy))
-
-
-def chosen_row(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The validation of the weights that a run keeps: its last, or its best of the last phase.
-
-    Of equals the first is kept, as in training.
-    """
-    if not rows:
-        raise ValueError("expected a run with a validation, got none")
-    if recipe.checkpoint.select == "last":
-        return rows[-1]
-    late = [row for row in rows if row["phase"] == rows[-1]["phase"]]
-    if recipe.checkpoint.select == "best-nll":
-        return min(late, key=lambda row: float(row["validation_nll"]))
-    return max(late, key=lambda row: float(row["validation_accuracy"]))
 
 
 def _base(recipe: Recipe | Mapping[str, Any] | StrPath, changes: Sequence[str]) -> Recipe:

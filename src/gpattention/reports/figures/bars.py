@@ -36,11 +36,13 @@ def bars_figure(
     )
     axes.grid(False, axis="y")
     means = {label: fmean(of_model) for label, of_model in values.items()}
+    spreads = {label: stdev(of_model) for label, of_model in values.items() if len(of_model) > 1}
     largest = max(means.values(), default=0.0)
-    for row, (label, of_model) in enumerate(values.items()):
+    furthest = max((means[label] + spread for label, spread in spreads.items()), default=0.0)
+    for row, label in enumerate(values):
         axes.barh(row, means[label], thick, color=styles[label].colour, linewidth=0)
-        if len(of_model) > 1:
-            axes.errorbar(means[label], row, xerr=stdev(of_model), fmt="none", ecolor=NEUTRAL, elinewidth=2)
+        if label in spreads:
+            axes.errorbar(means[label], row, xerr=spreads[label], fmt="none", ecolor=NEUTRAL, elinewidth=2)
         axes.annotate(
             f"{means[label]:.3g}", (means[label], row), (6, 0), textcoords="offset points", va="center",
             color=INK, fontsize=11.5,
@@ -51,7 +53,8 @@ def bars_figure(
                 color=INK, fontsize=12,
             )  # fmt: skip
     axes.set_ylim(len(values) - 0.5, -0.8 if above else -0.5)
-    axes.set_xlim(0, largest * 1.18 or 1)
+    # room for the numbers; a deviation that were cut off would look smaller than it is
+    axes.set_xlim(0, max(largest * 1.18, furthest * 1.02) or 1)
     few_ticks(axes, x=4)
     axes.set_yticks(range(len(values)), labels=["" if above else shorten(label) for label in values])
     axes.tick_params(axis="y", labelcolor=INK)

@@ -11,7 +11,7 @@ from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import missing, remarks
 from gpattention.reports.tables import DASH, Table, scrolling, spread_text, swatch, table_html
 from gpattention.reports.tabs import tabs
-from gpattention.reports.words import LARGER_IS_BETTER, heading, metric_name, predictor_name
+from gpattention.reports.words import LARGER_IS_BETTER, heading, listed, metric_name, predictor_name
 
 SCORE = "entropy"  # of the table's AUROC
 ADVICE = (
@@ -242,7 +242,12 @@ def _seeds(comparison: Comparison) -> str:
     if not comparison.several_seeds:
         return ""
     counts = ", ".join(f"{model.label} {len(model.runs)}" for model in comparison.models)
-    return f" Mean ± standard deviation over runs with different seeds ({counts})."
+    told = f" Mean ± standard deviation over runs with different seeds ({counts})."
+    repeated = [m.label for m in comparison.models if len({run.seed for run in m.runs}) < len(m.runs)]
+    # runs of one seed differ by rounding alone: they say nothing of how much seeds differ
+    return (
+        f"{told} Some runs of {listed(repeated)} have the same seed, all are counted." if repeated else told
+    )
 
 
 def _all_numbers(comparison: Comparison) -> Safe:

@@ -4,7 +4,7 @@ from gpattention.reports.charts import chart, charts, last_values
 from gpattention.reports.figures import training_figure
 from gpattention.reports.figures.curves import training_points
 from gpattention.reports.groups import Comparison
-from gpattention.reports.inputs import number
+from gpattention.reports.inputs import RunData, number
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.palette import NEUTRAL_STYLE
 from gpattention.reports.tables import lines_table
@@ -21,6 +21,10 @@ COLUMNS = (
     ("learning_rate", "learning rate", None),
 )
 
+SUMMED = (
+    "Before alpha: a sequence's sum where the recipe has normalised = false, "
+    "else per head, token and dimension."
+)
 ALL = "all models"  # where their lines are one and the same
 
 
@@ -50,6 +54,8 @@ def _chart(name: str, comparison: Comparison, column: str, title: str, caption: 
         series = {ALL: next(iter(series.values()))}
         rows = {ALL: next(iter(rows.values()))}
         styles = {ALL: NEUTRAL_STYLE}
+    if column == "train_regularizer" and any(_sums(run) for run in comparison.runs):
+        caption = SUMMED
     boundary = _first_phase(comparison)
     return chart(
         name, training_figure(rows, column, y=title, boundary=boundary, styles=styles),
@@ -57,6 +63,11 @@ def _chart(name: str, comparison: Comparison, column: str, title: str, caption: 
         title=heading(title), caption=caption,
         alternative=f"Lines of {title} over the epochs: at the end {last_values(series)}",
     )  # fmt: skip
+
+
+def _sums(run: RunData) -> bool:
+    """Whether its regulariser is not normalised."""
+    return run.recipe.get("regularizer", {}).get("normalised") is False
 
 
 def _first_phase(comparison: Comparison) -> float | None:
