@@ -19,10 +19,8 @@ from gpattention.adopt.shapes import forward_code
 from gpattention.adopt.sites import Site
 
 _KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
-_OTHER_TOKENS = (
-    "encoder_hidden_states",
-    "key_value_states",
-)  # arguments that cross-attention reads keys from
+# arguments that cross-attention reads keys from
+_OTHER_TOKENS = ("encoder_hidden_states", "key_value_states")
 
 
 def key_projection(site: Site) -> KeyProjection | None:

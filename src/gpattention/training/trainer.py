@@ -171,9 +171,7 @@ class _Run:
     def _start_gp(self) -> None:
         """Phase 2: the model of the recipe, from the weights of phase 1 where it is another one."""
         self._collect()
-        self.sums = (
-            Sums()
-        )  # a row is of one phase: what phase 1 minimised since its last row has another scale
+        self.sums = Sums()  # a row is of one phase: what phase 1 minimised has another scale
         if not needs_warm_start(self.recipe):
             self._keep_training("gp")
             return
@@ -288,7 +286,8 @@ class _Run:
                 self.folder.save_model(self.model)
 
     def _counters(self) -> dict[str, Any]:
-        best, sums = None if self.best == -math.inf else self.best, asdict(self.sums)
+        best = None if self.best == -math.inf else self.best
+        sums = asdict(self.sums)
         return {"step": self.step, "phase": self.phase, "best": best, "rows": self.rows, "sums": sums}
 
     def _save(self, *, first_phase: bool = False) -> None:
