@@ -14,7 +14,7 @@ from gpattention.adopt import convert_huggingface, convert_own, convert_timm, co
 from gpattention.adopt.conversion import RECORD, Conversion
 from gpattention.adopt.convert_inducing import Placing
 from gpattention.adopt.convert_kinds import KINDS
-from gpattention.adopt.convert_layer import ConvertedAttention, TrainingDraw, converted_layers, forget
+from gpattention.adopt.convert_layer import ConvertedAttention, Passes, TrainingDraw, converted_layers
 from gpattention.adopt.reading import call_model
 from gpattention.adopt.refusals import FOUND_FORMS
 from gpattention.adopt.regularizer import remember_output
@@ -97,7 +97,6 @@ def convert(
         _swap(model, sites, record)
         _keep_record(model, sites, record)
     model.__dict__[_NOTE] = record
-    model.register_forward_pre_hook(forget)
     if isinstance(model, Transformer):
         model.register_forward_hook(remember_output)
     if example is not None:
@@ -159,6 +158,8 @@ def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
         made = [(site, _layer(site, record)) for site in sites]
     for site, layer in made:
         _PLACES[site.family].place(model, site, layer)
+    # attention of ours tells its regulariser where it is called, and remembers none
+    Passes().watch(model, [layer for site, layer in made if site.family != "gpattention"])
     transformers = [site for site in sites if site.family == "huggingface"]
     if transformers:
         convert_huggingface.finish(model, transformers)
