@@ -1,6 +1,5 @@
 """A chunk of a prediction as a captured CUDA graph: one launch in place of hundreds."""
 
-import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -10,7 +9,6 @@ from torch import Tensor
 from gpattention.models.rows import Inputs
 
 T = TypeVar("T")
-_capturing = threading.Lock()
 
 
 def why_not_captured(model: Any, device: torch.device) -> str | None:
@@ -35,8 +33,8 @@ class ChunkGraph(Generic[T]):
     ) -> None:
         self._read = (_cloned(inputs), numbers, samples)
         self._graph = torch.cuda.CUDAGraph()
-        # other threads, say one that pins memory for a loader, may go on; but PyTorch has one stream to capture on
-        with _capturing, torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        # other threads, say one that pins memory for a loader, may go on
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._told = forward(*self._read)
 
     def replay(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> T:
