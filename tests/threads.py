@@ -80,7 +80,7 @@ def paused(call: Callable[[], Any], pause: Pause) -> Iterator[list[Any]]:
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """All that a call may leave behind: attributes and hooks of modules, configurations, switches of PyTorch."""
+    """What a call may leave behind: attributes and hooks of modules, configurations, switches of PyTorch."""
     modules = {}
     for name, module in model.named_modules():
         own = dict(vars(module))

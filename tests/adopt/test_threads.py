@@ -130,6 +130,16 @@ def test_two_handles_of_one_model(name: str) -> None:
     assert state_of(host.model) == before
 
 
+def test_settings_changed_in_the_middle_of_a_call_are_those_of_the_next() -> None:
+    host = make("timm")
+    handle = gpattention.attach(host.model, call=pausing_call)
+    first = handle.predict(host.inputs, 2, seed=1).logits
+    with paused(*begun(handle, host)) as results:
+        handle.settings = replace(handle.settings, temperature=3.0, scale=2 * handle.settings.scale)
+    assert torch.equal(results[0], first)
+    assert not torch.equal(handle.predict(host.inputs, 2, seed=1).logits, first)
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_a_handle_for_every_thread(name: str) -> None:
     """Also attached there, while others predict: their handles are no forward of the host's own."""
@@ -186,7 +196,9 @@ def begun(handle: Any, host: Host) -> tuple[Callable[[], Tensor], Pause]:
     return lambda: handle.predict(host.inputs, 2, seed=1).logits, pause
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"]
+)
 @pytest.mark.parametrize("name", HOSTS)
 def test_copies_of_a_handle_and_its_model(name: str, copied: Callable[[Any], Any]) -> None:
     """Made in the middle of a call they hold nothing of it, and are independent."""
@@ -278,12 +290,11 @@ def test_a_call_that_raises(name: str) -> None:
     handle.sites[1].module.register_forward_pre_hook(raise_here)
     before = state_of(host.model)
 
-    def fail() -> int:
+    def fail() -> None:
         broken.here = True
-        for count in range(12):
+        for _ in range(12):
             with pytest.raises(RuntimeError, match="broken"):
                 handle.predict(host.inputs, 2)
-        return count
 
     found = at_once([in_turn(own), fail, in_turn(own)])
     assert same([found[0], found[2]], [expected, expected])
@@ -336,7 +347,9 @@ def test_layers_that_call_the_forward_they_inherit() -> None:
     layer = Inherited(16, 2, 32, batch_first=True)
     host = Host(nn.Sequential(layer, nn.Flatten(1)).eval(), torch.randn(ITEMS, 4, 16), 1)
     handle = gpattention.attach(host.model)
-    torch.testing.assert_close(handle.process_mean(host.inputs), direct(host, host.inputs), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        handle.process_mean(host.inputs), direct(host, host.inputs), rtol=1e-4, atol=1e-5
+    )
     check_threads(handle.predict, host, 2)
 
 
@@ -368,8 +381,8 @@ def converted(name: str, kind: str) -> tuple[Host, Callable[..., Any]]:
 
 
 CONVERTED = [
-    ("fused encoder", "cgp"), ("bert", "cgp"), ("bert eager", "direct"), ("vit", "softmax-gp"), ("timm", "direct"),
-    ("own softmax", "cgp"), ("our attention inside", "cgp"),
+    ("fused encoder", "cgp"), ("bert", "cgp"), ("bert eager", "direct"), ("vit", "softmax-gp"),
+    ("timm", "direct"), ("own softmax", "cgp"), ("our attention inside", "cgp"),
 ]  # fmt: skip
 
 
@@ -386,8 +399,10 @@ def test_a_converted_model_itself_keeps_its_bits(name: str, kind: str) -> None:
     host.model.eval()
     bare = in_turn([lambda i=i: direct(host, some(host.inputs, i)) for i in range(20)])
     drawn = in_turn(jobs(predict, host, 6))
-    expected = [bare(), drawn()]
-    assert same(at_once([bare, drawn]), expected)
+    expected = [bare(), bare(), drawn()]
+    before = state_of(host.model)
+    assert same(at_once([bare, bare, drawn]), expected)
+    assert state_of(host.model) == before
 
 
 @pytest.mark.parametrize(("name", "kind"), CONVERTED)

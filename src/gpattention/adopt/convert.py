@@ -152,8 +152,12 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
 def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
     if any(site.parent is None and site.family in ("torch", "timm", "gpattention") for site in sites):
         raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(record.seed)
+    devices = sorted({p.device.index for site in sites for p in site.module.parameters() if p.is_cuda})
+    # modules draw from the process's generators; torch.manual_seed would leave those of other GPUs changed
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(record.seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(record.seed)
         # all are made before any is placed: a refusal leaves the model as it was
         made = [(site, _layer(site, record)) for site in sites]
     for site, layer in made:

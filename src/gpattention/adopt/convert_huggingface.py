@@ -4,7 +4,7 @@ The function is given projected queries, keys and values; the tokens, which a la
 left for it by a hook before the module's own forward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any
@@ -20,7 +20,8 @@ from gpattention.adopt.shapes import forward_code
 from gpattention.adopt.sites import Site
 
 _TOKENS = "_gpattention_tokens"  # what a module is called with, while a compiler traces it
-_left: ContextVar[tuple[int, tuple[Tensor, Tensor]] | None] = ContextVar("gpattention_tokens", default=None)
+_Tokens = tuple[Tensor, Tensor]  # of queries and of keys
+_left: ContextVar[Mapping[int, _Tokens]] = ContextVar("gpattention_tokens", default={})  # noqa: B039 never written to
 _KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
 # arguments that cross-attention reads keys from
 _OTHER_TOKENS = ("encoder_hidden_states", "key_value_states")
@@ -95,7 +96,7 @@ def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     if torch.compiler.is_compiling():  # which cannot follow a context variable, and keeps this in its graph
         vars(module)[_TOKENS] = left
     else:
-        _left.set((id(module), left))
+        _left.set({**_left.get(), id(module): left})
 
 
 def _clear_tokens(module: nn.Module, *_: object) -> None:
@@ -103,16 +104,15 @@ def _clear_tokens(module: nn.Module, *_: object) -> None:
     _taken_tokens(module)
 
 
-def _taken_tokens(module: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Of queries and of keys, as `_leave_tokens` left them in this thread, once."""
-    left: tuple[Tensor, Tensor] | None = vars(module).pop(_TOKENS, None)
+def _taken_tokens(module: nn.Module) -> _Tokens | None:
+    """What `_leave_tokens` left in this thread, once."""
+    left: _Tokens | None = vars(module).pop(_TOKENS, None)
     if left is not None or torch.compiler.is_compiling():
         return left
-    found = _left.get()
-    if found is None or found[0] != id(module):
-        return None
-    _left.set(None)
-    return found[1]
+    found = dict(_left.get())
+    left = found.pop(id(module), None)
+    _left.set(found)
+    return left
 
 
 def _layer(module: nn.Module) -> ConvertedAttention:

@@ -158,8 +158,9 @@ def take_place(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 class Passes:
     """Hooks that tell the forward passes of a converted model apart, so that layers remember one at a time.
 
-    They watch every module that holds a converted layer.  The outermost call of one of them is a pass, be it the
-    whole model's or that of a part that is called alone: when it begins, the layers inside forget the pass before.
+    They watch every module that holds a converted layer.  The outermost call of one of them is a pass, be
+    it the whole model's or that of a part that is called alone: when it begins, the layers inside forget
+    the pass before.
     """
 
     def __init__(self) -> None:
@@ -180,7 +181,8 @@ class Passes:
         if self._outermost is None or self._outermost is module:  # which an interrupt may have left there
             self._outermost = module
             for layer in converted_layers(module):
-                layer.regularizers = []
+                if layer.regularizers:
+                    layer.regularizers = []
 
     def end(self, module: nn.Module, *_: object) -> None:
         """Also of a call that raised."""

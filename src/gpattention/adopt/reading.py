@@ -22,7 +22,7 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The module inside what `torch.compile` gives: compilers cannot follow what one thread asks of modules."""
+    """The module inside what `torch.compile` gives: compilers cannot follow what a thread asks of modules."""
     return model._modules.get("_orig_mod") or model
 
 

@@ -3,8 +3,8 @@
 A prediction needs its model in evaluation mode, some modules answered for, full precision: things that all
 threads see.  `borrowed` makes such a change once, counts the calls that need it, and undoes it when the last
 of them ends; its lock is held while things are changed, never while a model runs.  What a call makes of a
-module is its own: `handling` leaves a function in the module that asks a context variable who handles the call,
-so that other threads, which have no handler, get what they always got.
+module is its own: `handling` leaves a function in the module that asks a context variable who handles the
+call, so that other threads, which have no handler, get what they always got.
 
 A process that is forked keeps the loans of the thread that lives on, and no others.  Copies and pickles of a
 module, made by any thread meanwhile, hold what the module holds without them.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any, TypeAlias
 
@@ -185,7 +185,7 @@ def handling(handlers: Mapping[tuple[nn.Module, str], Handler]) -> Iterator[None
     """
     changes: dict[Hashable, Callable[[], Undo | None]] = {}
     for module, name in handlers:
-        changes |= _attribute(module, name, lambda before, at=(module, name): _asking(*at, before))
+        changes |= _attribute(module, name, partial(_asking, module, name))
     with borrowed(changes), handled_by({(id(module), name): h for (module, name), h in handlers.items()}):
         yield
 

@@ -8,7 +8,7 @@ Backward passes take the arithmetic they are called in.  Those of our own autogr
 too; what PyTorch derives from plain operations is the caller's, who leaves autocast before `backward()`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -100,7 +100,9 @@ def _raise_precision(level: tuple[str, str]) -> Undo | None:
 
 # Precision is a setting of the process: threads that need it full at once share one change, and where a user
 # lowered it, other threads meanwhile compute in full too.
-_IEEE = {("float32 precision", *level): partial(_raise_precision, level) for level in _LEVELS}
+_IEEE: dict[Hashable, Callable[[], Undo | None]] = {
+    ("float32 precision", *level): partial(_raise_precision, level) for level in _LEVELS
+}
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:

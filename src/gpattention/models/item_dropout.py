@@ -49,7 +49,9 @@ def hooked(model: Network, dropouts: Mapping[str, Dropout], hook: Hook) -> Itera
     """Run the hook after every dropout that this thread calls."""
     handlers = plain_passes(model, [dropout.module for dropout in dropouts.values()])
     for name, dropout in dropouts.items():
-        handlers[dropout.module, "forward"] = partial(_drop, partial(hook, name, dropout.rate), dropout.module)
+        handlers[dropout.module, "forward"] = partial(
+            _drop, partial(hook, name, dropout.rate), dropout.module
+        )
     with handling(handlers):
         yield
 

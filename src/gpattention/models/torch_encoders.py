@@ -1,12 +1,12 @@
 """`nn.TransformerEncoder` by its own modules, where the fused pass of PyTorch would pass them over.
 
-In evaluation mode PyTorch runs whole encoder layers as one fused operation that never calls their attention or
-their dropout.  The switch for that belongs to the process; so whoever has to meet those modules calls the plain
-pass instead, and other threads keep theirs.
+In evaluation mode PyTorch runs whole encoder layers as one fused operation that never calls their attention
+or their dropout.  The switch for that belongs to the process; so whoever has to meet those modules calls the
+plain pass instead, and other threads keep theirs.
 
 The fused encoder packs the real tokens alone and unpacks its last layer's answers among zeros; the plain pass
-computes something for the padded rows too.  Whoever averages over all rows sees the difference, so the zeros are
-written here.
+computes something for the padded rows too.  Whoever averages over all rows sees the difference, so the zeros
+are written here.
 """
 
 from collections.abc import Iterable
@@ -30,15 +30,17 @@ def plain_passes(model: Network, met: Iterable[nn.Module]) -> dict[tuple[nn.Modu
             continue
         if wanted.isdisjoint(module.modules()):
             continue
-        plain = _encoder if isinstance(module, nn.TransformerEncoder) else _layer
-        kind = nn.TransformerEncoder if plain is _encoder else nn.TransformerEncoderLayer
-        inherits = type(module).forward is kind.forward
-        handlers[module, "forward"] = partial(plain, module) if inherits else _unfused
+        handler: Handler = _unfused
+        if type(module).forward is nn.TransformerEncoderLayer.forward:
+            handler = partial(_layer, module)
+        elif type(module).forward is nn.TransformerEncoder.forward:
+            handler = partial(_encoder, module)
+        handlers[module, "forward"] = handler
     return handlers
 
 
 class _Plain(TorchFunctionMode):
-    """Changes nothing, but PyTorch takes no fused pass where functions are overridden; of this thread only."""
+    """Changes nothing; but PyTorch takes no fused pass where a thread overrides functions."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -53,7 +55,7 @@ def _unfused(own: Handler, *args: Any, **kwargs: Any) -> Any:
 
 
 def _layer(
-    layer: nn.TransformerEncoderLayer,
+    layer: Any,
     own: Handler,
     src: Tensor,
     src_mask: Tensor | None = None,
@@ -68,7 +70,7 @@ def _layer(
 
 
 def _encoder(
-    encoder: nn.TransformerEncoder,
+    encoder: Any,
     own: Handler,
     src: Tensor,
     mask: Tensor | None = None,

@@ -1,9 +1,9 @@
 """Attention of transformers, met where its forward pass looks for the attention function.
 
-The function stands in the `AttentionInterface` of the module's file, or beside it if it is the eager one.  While
-a site listens anywhere, the one found there asks whether this call is listened to, and is what it was otherwise;
-no configuration is touched.  It calls the function that was there, so that means, dropout and weights stay the
-host's.
+The function stands in the `AttentionInterface` of the module's file, or beside it if it is the eager one.
+While a site listens anywhere, the one found there asks whether this call is listened to, and is what it was
+otherwise; no configuration is touched.  It calls the function that was there, so that means, dropout and
+weights stay the host's.
 """
 
 import inspect

@@ -23,7 +23,9 @@ from gpattention.models.torch_encoders import plain_passes
 def intercepting(model: nn.Module, sites: Sequence[Site], listener: Listener) -> Iterator[None]:
     """Forward passes of the instances are answered here, those of encoders around them by their modules."""
     around = plain_passes(model, [site.module for site in sites])
-    with handling({**around, **{(site.module, "forward"): partial(_forward, site, listener) for site in sites}}):
+    with handling(
+        {**around, **{(site.module, "forward"): partial(_forward, site, listener) for site in sites}}
+    ):
         yield
 
 
