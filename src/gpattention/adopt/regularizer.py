@@ -71,7 +71,11 @@ def remember_output(model: nn.Module, _: Any, output: Any) -> None:
     """Forward hook of our own transformers, which tell their regulariser themselves; no prediction does."""
     if is_predicting():
         return
-    model.__dict__[_TOLD] = _Told(output.regularizer if isinstance(output, ModelOutput) else None)
+    told = output.regularizer if isinstance(output, ModelOutput) else None
+    if told is not None:
+        model.__dict__[_TOLD] = _Told(told)
+    else:
+        model.__dict__.pop(_TOLD, None)
 
 
 def _of_own(models: list[Transformer]) -> Tensor:
