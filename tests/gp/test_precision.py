@@ -1,6 +1,7 @@
 """Arithmetic set from outside: backward passes under autocast, and who owns the precision of products."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -111,8 +112,9 @@ def test_threads_that_need_full_precision_at_once_share_the_change() -> None:
     """Who ends first does not lower it for those that still compute."""
     torch.backends.fp32_precision = "tf32"
     pauses = Pause(), Pause()
-    with paused(full_precision(pauses[1]), pauses[1]):
+    with ExitStack() as longer:
         with paused(full_precision(pauses[0]), pauses[0]):
+            longer.enter_context(paused(full_precision(pauses[1]), pauses[1]))
             assert products() == ("ieee", "ieee")
         assert products() == ("ieee", "ieee")
     assert products() == ("tf32", "tf32")

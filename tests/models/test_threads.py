@@ -174,10 +174,11 @@ def test_models_that_share_modules() -> None:
     shared = nn.Linear(3, 3)
     one, other = nn.Sequential(shared, nn.Dropout()), nn.Sequential(nn.ReLU(), shared)
     pause = Pause()
-    with paused(block(one, pause), pause):
-        with evaluating(other):
+    with ExitStack() as longer:
+        with paused(block(one, pause), pause):
+            longer.enter_context(evaluating(other))
             assert not other.training
-        assert (other.training, shared.training, one.training) == (True, False, False)
+        assert (other.training, shared.training, one.training) == (False, False, True)
     assert (other.training, shared.training, one.training) == (True, True, True)
 
 
