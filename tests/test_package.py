@@ -156,6 +156,57 @@ def test_files_stay_short(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= 320
 
 
+# Calls and attributes that change the whole process, or a module for every thread: where they stand, and why
+SHARED_STATE = (
+    "manual_seed", "seed_all", "set_rng_state", "default_generator", "set_fastpath_enabled", "set_default_",
+    "set_float32_matmul_precision", "_set_fp32_precision_setter", "fp32_precision =", "allow_tf32",
+    "set_num_threads", "set_grad_enabled", "use_deterministic_algorithms", "set_stance", "signal.signal",
+    "filterwarnings", "simplefilter", "setrecursionlimit", "setswitchinterval", "chdir", "umask", "setlocale",
+    "environ[", "register_forward", "register_module_forward", "register_full_backward", ".training =",
+    "_attn_implementation =", "fused_attn =", "__dict__[",
+)  # fmt: skip
+ALLOWED_STATE = {
+    "gp/concurrency.py": "counts who needs it, and puts it back after the last",
+    "gp/precision.py": "through gp.concurrency",
+    "adopt/convert.py": "changes a model for good, and says so; the generators are put back",
+    "adopt/convert_layer.py": "hooks of a conversion, which stay",
+    "adopt/convert_huggingface.py": "likewise, and the name in its configuration",
+    "adopt/convert_own.py": "the mode of a module that is being made",
+    "adopt/convert_timm.py": "likewise",
+    "adopt/convert_torch.py": "likewise",
+    "adopt/regularizer.py": "what the last pass in training told",
+    "adopt/storage.py": "how a converted model is saved",
+    "evaluation/suites/efficiency.py": "times a model in a process of its own",
+    "training/hardware.py": "a training run owns its process",
+    "training/objective.py": "likewise",
+    "training/signals.py": "likewise, in the main thread",
+    "training/state.py": "likewise",
+    "training/trainer.py": "likewise",
+    "reports/canvas.py": "warnings of matplotlib while it draws, in a program that draws",
+}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: module_name(file))
+def test_nothing_else_changes_the_process(file: Path) -> None:
+    """A flag of the process, or a hook for one call, changes what other threads compute meanwhile."""
+    if part(module_name(file)) in ("experiments", "cli"):
+        return  # programs own their process
+    code = ast.unparse(_without_docstrings(ast.parse(file.read_text())))  # no comments either
+    code = code.replace("Generator().manual_seed", "").replace("Generator(device).manual_seed", "")
+    found = [text for text in SHARED_STATE if text in code]
+    allowed = ALLOWED_STATE.get(file.relative_to(SOURCE / "gpattention").as_posix())
+    assert bool(found) == (allowed is not None), f"found {found}, allowed is {allowed}"
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            kept = [x for x in body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
+            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
+    return tree
+
+
 def python(*arguments: str, **environment: str) -> str:
     """Standard output of a fresh interpreter."""
     done = subprocess.run(

@@ -1,6 +1,7 @@
 """Arithmetic set from outside: backward passes under autocast, and who owns the precision of products."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch.testing import assert_close
 
 from gpattention import gp
 from gpattention.gp.latent_trace import latent_trace
-from gpattention.gp.precision import _LEVELS
+from gpattention.gp.precision import _LEVELS, full_precision
 from tests.gp.samples import Sample, sample
+from tests.threads import Pause, at_once, paused
 
 WRITTEN_OUT: dict[str, Callable[[Sample], Tensor]] = {  # by autograd functions of our own
     "gram": lambda s: gp.rbf(s.k, s.k).square().sum(),
@@ -103,3 +105,25 @@ def test_a_precision_of_its_own_stays_its_own() -> None:
     assert products() == ("tf32", "tf32")
     torch.backends.fp32_precision = "ieee"
     assert products() == ("ieee", "tf32")
+
+
+@pytest.mark.usefixtures("_nothing_set")
+def test_threads_that_need_full_precision_at_once_share_the_change() -> None:
+    """Who ends first does not lower it for those that still compute."""
+    torch.backends.fp32_precision = "tf32"
+    pauses = Pause(), Pause()
+    with ExitStack() as longer:
+        with paused(full_precision(pauses[0]), pauses[0]):
+            longer.enter_context(paused(full_precision(pauses[1]), pauses[1]))
+            assert products() == ("ieee", "ieee")
+        assert products() == ("ieee", "ieee")
+    assert products() == ("tf32", "tf32")
+
+
+@pytest.mark.usefixtures("_nothing_set")
+def test_threads_leave_the_precision_of_products_where_it_was_set() -> None:
+    torch.backends.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    seen: list[tuple[str, str]] = []
+    at_once([lambda: [call(seen) for _ in range(10)]] * 4)
+    assert set(seen) == {("ieee", "ieee")}
+    assert products() == ("tf32", "tf32")

@@ -15,6 +15,7 @@ from gpattention.models.sample_chunks import Chunk, SharedNoise, cut, shares_sam
 from tests.models.graph_stand_in import stand_in
 from tests.models.small_models import DRAWING, STACKS, text, vision
 from tests.models.stub_models import StubModel, normal
+from tests.threads import Pause, paused
 
 IMAGES = normal(5, 3, 8, 8, seed=3, dtype=torch.float64)
 
@@ -157,6 +158,20 @@ class TestReplays:
         predict(model, images[:8], samples=2, batch_size=4)  # too few chunks to pay
         predict(model, images, samples=2, batch_size=4, capture=False)
         assert tapes == []
+
+    def test_are_not_made_unasked_beside_other_threads(self, monkeypatch) -> None:
+        """Whatever those do on the GPU would end the capture, or fail because of it."""
+        model, images = vision("cgp"), normal(16, 3, 8, 8, seed=1, dtype=torch.float64)
+        monkeypatch.setattr(sample_chunks, "why_not_captured", lambda *_: None)
+        monkeypatch.setattr(sample_chunks, "LAUNCH_BOUND", -1.0)
+        tapes, pause = stand_in(monkeypatch), Pause()
+        with paused(pause, pause):
+            predict(model, images, samples=2, batch_size=4)
+            assert tapes == []
+            predict(model, images, samples=2, batch_size=4, capture=True)
+            assert len(tapes) == 1
+        predict(model, images, samples=2, batch_size=4)
+        assert len(tapes) == 2
 
     def test_a_model_that_cannot_be_captured_runs_eagerly_unless_capture_is_insisted_on(
         self, monkeypatch

@@ -14,7 +14,7 @@ from gpattention.adopt import convert_huggingface, convert_own, convert_timm, co
 from gpattention.adopt.conversion import RECORD, Conversion
 from gpattention.adopt.convert_inducing import Placing
 from gpattention.adopt.convert_kinds import KINDS
-from gpattention.adopt.convert_layer import ConvertedAttention, TrainingDraw, converted_layers, forget
+from gpattention.adopt.convert_layer import ConvertedAttention, Passes, TrainingDraw, converted_layers
 from gpattention.adopt.reading import call_model
 from gpattention.adopt.refusals import FOUND_FORMS
 from gpattention.adopt.regularizer import remember_output
@@ -97,7 +97,6 @@ def convert(
         _swap(model, sites, record)
         _keep_record(model, sites, record)
     model.__dict__[_NOTE] = record
-    model.register_forward_pre_hook(forget)
     if isinstance(model, Transformer):
         model.register_forward_hook(remember_output)
     if example is not None:
@@ -153,12 +152,18 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
 def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
     if any(site.parent is None and site.family in ("torch", "timm", "gpattention") for site in sites):
         raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(record.seed)
+    devices = sorted({p.device.index for site in sites for p in site.module.parameters() if p.is_cuda})
+    # modules draw from the process's generators; torch.manual_seed would leave those of other GPUs changed
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(record.seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(record.seed)
         # all are made before any is placed: a refusal leaves the model as it was
         made = [(site, _layer(site, record)) for site in sites]
     for site, layer in made:
         _PLACES[site.family].place(model, site, layer)
+    # attention of ours tells its regulariser where it is called, and remembers none
+    Passes().watch(model, [layer for site, layer in made if site.family != "gpattention"])
     transformers = [site for site in sites if site.family == "huggingface"]
     if transformers:
         convert_huggingface.finish(model, transformers)

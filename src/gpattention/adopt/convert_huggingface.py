@@ -4,7 +4,8 @@ The function is given projected queries, keys and values; the tokens, which a la
 left for it by a hook before the module's own forward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any
 
@@ -18,6 +19,9 @@ from gpattention.adopt.convert_masks import ignored_keys
 from gpattention.adopt.shapes import forward_code
 from gpattention.adopt.sites import Site
 
+_TOKENS = "_gpattention_tokens"  # what a module is called with, while a compiler traces it
+_Tokens = tuple[Tensor, Tensor]  # of queries and of keys
+_left: ContextVar[Mapping[int, _Tokens]] = ContextVar("gpattention_tokens", default={})  # noqa: B039 never written to
 _KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
 # arguments that cross-attention reads keys from
 _OTHER_TOKENS = ("encoder_hidden_states", "key_value_states")
@@ -43,6 +47,7 @@ def place(model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
     """Give the module its layer."""
     site.module.add_module(ATTRIBUTE, layer)
     site.module.register_forward_pre_hook(_leave_tokens, with_kwargs=True)
+    site.module.register_forward_hook(_clear_tokens, always_call=True)
 
 
 def finish(model: nn.Module, sites: list[Site]) -> None:
@@ -87,7 +92,27 @@ def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             f"expected {type(module).__name__} to be called with its tokens first, got {tokens!r}"
         )
     others = [given[name] for name in _OTHER_TOKENS if given.get(name) is not None]
-    _layer(module).tokens = (tokens, others[0] if others else tokens)
+    left = (tokens, others[0] if others else tokens)
+    if torch.compiler.is_compiling():  # which cannot follow a context variable, and keeps this in its graph
+        vars(module)[_TOKENS] = left
+    else:
+        _left.set({**_left.get(), id(module): left})
+
+
+def _clear_tokens(module: nn.Module, *_: object) -> None:
+    """Also where the module raised before anybody took them."""
+    _taken_tokens(module)
+
+
+def _taken_tokens(module: nn.Module) -> _Tokens | None:
+    """What `_leave_tokens` left in this thread, once."""
+    left: _Tokens | None = vars(module).pop(_TOKENS, None)
+    if left is not None or torch.compiler.is_compiling():
+        return left
+    found = dict(_left.get())
+    left = found.pop(id(module), None)
+    _left.set(found)
+    return left
 
 
 def _layer(module: nn.Module) -> ConvertedAttention:
@@ -111,7 +136,7 @@ def _attention(
     layer = _layer(module)
     if kwargs.get("is_causal") or kwargs.get("position_bias") is not None:
         raise ValueError(f"{layer.name}: expected plain attention, got causal attention or a position bias")
-    tokens, layer.tokens = layer.tokens, None
+    tokens = _taken_tokens(module)
     if tokens is None or tokens[1].shape[1] != key.shape[2]:
         raise ValueError(f"{layer.name}: expected self-attention over the tokens given, got other keys")
     padding = None if attention_mask is None else ignored_keys(attention_mask, layer.name)

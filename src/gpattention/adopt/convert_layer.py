@@ -1,8 +1,9 @@
 """What a converted layer attends with: it lives inside the host and holds every parameter that was added."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -10,7 +11,9 @@ from torch import Generator, Tensor, nn
 
 from gpattention.adopt.convert_kinds import Projected, ProjectedHeads
 from gpattention.gp import NoiseSource, NumericalError, Posterior
+from gpattention.gp.concurrency import Handler, handling
 from gpattention.gp.precision import compute_dtype
+from gpattention.models.rows import is_predicting
 
 ATTRIBUTE = "gpattention"  # its name in the host's attention module, and in the host's state_dict
 TrainingDraw: TypeAlias = Literal["independent", "none"]
@@ -23,13 +26,14 @@ _HOOKS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """What a prediction asks of every layer, instead of what training or evaluation would do."""
 
     draw: TrainingDraw
     generator: Generator | NoiseSource | None
     variances: bool = False
+    told: dict[int, Tensor | None] = field(default_factory=dict)  # the last variance, by the id of the layer
 
 
 class ConvertedAttention(nn.Module):
@@ -44,11 +48,7 @@ class ConvertedAttention(nn.Module):
         self.logit_scale = logit_scale  # the host's softmax is over logit_scale q . k
         self.draw: TrainingDraw = draw
         self.name = name
-        self.request: Request | None = None
-        self.regularizers: list[Tensor] = []  # of the calls since the host's forward pass began
-        self.variances: list[Tensor | None] = []  # likewise, where the request asks for them
-        # of queries and of keys, left by a host whose attention does not pass them on
-        self.tokens: tuple[Tensor, Tensor] | None = None
+        self.regularizers: list[Tensor] = []  # of the calls since the last forward pass in training began
 
     @property
     def kind(self) -> str:
@@ -65,19 +65,21 @@ class ConvertedAttention(nn.Module):
         keys: Tensor,  # [B, K, E]
         padding: Tensor | None = None,  # [B, K] True = ignore
         need_weights: bool = False,
+        request: Request | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The heads' outputs [B, Q, H, D] and, where asked, weights [B, H, Q, K]."""
         heads = self.heads(q, k, v, queries=queries, keys=keys, padding=padding)
-        draw, generator = self._drawing()
-        asked = self.request is not None and self.request.variances
+        draw, generator = self._drawing(request)
+        asked = request is not None and request.variances
         try:
             posterior = self._posterior(heads, with_variance=draw != "none" or asked)
             mean = self.attention._mean(heads) if posterior is None else posterior.mean  # [B, H, Q, D]
             if posterior is not None and draw != "none":
                 mean = posterior.sample(1, generator=generator)[0]
-            if asked:
-                self.variances.append(None if posterior is None else posterior.variance)
-            self._remember(heads, posterior)
+            if request is None:
+                self._remember(heads, posterior)
+            elif asked:
+                request.told[id(self)] = None if posterior is None else posterior.variance
             weights = self.attention._weights(heads) if need_weights else None
         except NumericalError as error:
             error.add_note(f"in {self.name} ({self.kind}), where matrices are numbered [item, head]")
@@ -108,15 +110,15 @@ class ConvertedAttention(nn.Module):
             return None
         return self.attention._posterior(heads, with_variance=with_variance)
 
-    def _drawing(self) -> tuple[TrainingDraw, Generator | NoiseSource | None]:
+    def _drawing(self, request: Request | None) -> tuple[TrainingDraw, Generator | NoiseSource | None]:
         if not self.attention.draws:
             return "none", None
-        if self.request is not None:
-            return self.request.draw, self.request.generator
+        if request is not None:
+            return request.draw, request.generator
         return (self.draw if self.training else "none"), None
 
     def _remember(self, heads: ProjectedHeads, posterior: Posterior | None) -> None:
-        if not self.training or self.request is not None:
+        if not self.training:
             return
         told = self.attention._scalar_regularizer(heads, posterior, None)
         # a checkpointed layer runs again during the backward pass, and has to do all it did: but it is told
@@ -125,7 +127,7 @@ class ConvertedAttention(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy remembers no pass of this one, whose tensors hang on a graph and cannot be copied."""
-        return {**self.__dict__, "regularizers": [], "variances": [], "tokens": None}
+        return {**self.__dict__, "regularizers": []}
 
     def _replicate_for_data_parallel(self) -> "ConvertedAttention":
         raise RuntimeError(
@@ -153,24 +155,56 @@ def take_place(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         new.__dict__[table] = old.__dict__[table]
 
 
-def forget(model: nn.Module, *_: object) -> None:
-    """A forward pass begins: what the layers told of the last one is over."""
-    for layer in converted_layers(model):
-        layer.regularizers, layer.variances = [], []
+class Passes:
+    """Hooks that tell the forward passes of a converted model apart, so that layers remember one at a time.
+
+    They watch every module that holds a converted layer.  The outermost call of one of them is a pass, be
+    it the whole model's or that of a part that is called alone: when it begins, the layers inside forget
+    the pass before.
+    """
+
+    def __init__(self) -> None:
+        self._outermost: nn.Module | None = None
+
+    def watch(self, model: nn.Module, layers: Iterable[ConvertedAttention]) -> None:
+        """Have all modules that hold one of these layers watched."""
+        remembering = set(layers)
+        for module in model.modules():
+            if module not in remembering and not remembering.isdisjoint(module.modules()):
+                module.register_forward_pre_hook(self.begin)
+                module.register_forward_hook(self.end, always_call=True)
+
+    def begin(self, module: nn.Module, *_: object) -> None:
+        """A prediction is no pass to be remembered, nor is what a checkpoint runs again."""
+        if is_predicting() or _in_backward():
+            return
+        if self._outermost is None or self._outermost is module:  # which an interrupt may have left there
+            self._outermost = module
+            for layer in converted_layers(module):
+                if layer.regularizers:
+                    layer.regularizers = []
+
+    def end(self, module: nn.Module, *_: object) -> None:
+        """Also of a call that raised."""
+        if self._outermost is module and not is_predicting() and not _in_backward():
+            self._outermost = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model is in no pass."""
+        return {"_outermost": None}
 
 
 @contextmanager
-def requesting(layers: list[ConvertedAttention], request: Request) -> Iterator[None]:
-    """Inside, the layers do what is asked instead of what their mode says."""
-    before = [layer.request for layer in layers]
-    for layer in layers:
-        layer.request = request
-    try:
+def requesting(layers: Iterable[ConvertedAttention], request: Request) -> Iterator[None]:
+    """Inside, and in this thread, the layers do what is asked instead of what their mode says."""
+    with handling({(layer, "forward"): partial(_requested, request) for layer in layers}):
         yield
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            layer.request, layer.variances = old, []
+
+
+def _requested(request: Request, own: Handler, *args: Any, **kwargs: Any) -> Any:
+    return own(*args, request=request, **kwargs)
 
 
 def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
+    """Compilers cannot ask, and run nothing again that would be seen here."""
+    return not torch.compiler.is_compiling() and bool(torch._C._current_graph_task_id() != -1)

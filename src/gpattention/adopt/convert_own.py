@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from gpattention.attention import (
     SoftmaxAttention,
 )
 from gpattention.gp import LogDensity, NoiseSource, Posterior
+from gpattention.gp.concurrency import Handler, handling
 from gpattention.gp.precision import compute_dtype
 from gpattention.models import AttentionConfig, Transformer, warm_start
 
@@ -78,26 +80,18 @@ class ConvertedOwn(Attention):
 @contextmanager
 def answering(model: nn.Module, request: Request) -> Iterator[None]:
     """Inside, attention of ours does what a prediction asks, though its host does not call it so."""
-
-    def ask(module: ConvertedOwn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not module.draws:
-            return args, kwargs
-        need = (*kwargs.get("need", ("output",)), *(("variance",) if request.variances else ()))
-        asked = {"draw": request.draw, "generator": request.generator, "need": tuple(dict.fromkeys(need))}
-        return args, {**kwargs, **asked}
-
-    def tell(module: ConvertedOwn, args: tuple[Any, ...], told: AttentionOutput) -> None:
-        if request.variances:
-            getattr(module, ATTRIBUTE).variances.append(told.variance)
-
-    own = [module for module in model.modules() if isinstance(module, ConvertedOwn)]
-    hooks = [module.register_forward_pre_hook(ask, with_kwargs=True) for module in own]
-    hooks += [module.register_forward_hook(tell) for module in own]
-    try:
+    own = [module for module in model.modules() if isinstance(module, ConvertedOwn) and module.draws]
+    with handling({(module, "forward"): partial(_answer, module, request) for module in own}):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+
+def _answer(module: ConvertedOwn, request: Request, own: Handler, *args: Any, **kwargs: Any) -> Any:
+    need = (*kwargs.get("need", ("output",)), *(("variance",) if request.variances else ()))
+    asked = {"draw": request.draw, "generator": request.generator, "need": tuple(dict.fromkeys(need))}
+    told: AttentionOutput = own(*args, **{**kwargs, **asked})
+    if request.variances:
+        request.told[id(getattr(module, ATTRIBUTE))] = told.variance
+    return told
 
 
 def is_native(site: Site) -> bool:

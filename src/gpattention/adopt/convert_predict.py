@@ -11,12 +11,12 @@ from gpattention.adopt.convert_layer import (
     ConvertedAttention,
     Request,
     converted_layers,
-    forget,
     requesting,
 )
 from gpattention.adopt.convert_own import answering
-from gpattention.adopt.reading import TASKS, Call, Task, call_model, find_task, read, real_tokens
+from gpattention.adopt.reading import TASKS, Call, Task, call_model, find_task, read, real_tokens, uncompiled
 from gpattention.adopt.results import TokenPrediction, Values
+from gpattention.gp.concurrency import Handler, handling
 from gpattention.models import Prediction, Transformer
 from gpattention.models.rows import (
     Inputs,
@@ -64,6 +64,7 @@ def predict(
             inputs, samples, seed, batch_size=batch_size, variances=variances, first_item=first_item,
             progress=progress,
         )  # fmt: skip
+    model = uncompiled(model)
     layers = converted_layers(model)
     if not layers:
         raise ValueError("expected a converted model, got one without a converted layer: call convert first")
@@ -84,10 +85,9 @@ def predict(
         ):  # fmt: skip
             request = Request("independent" if drawing else "none", rows.noise, variances)
             with requesting(layers, request), answering(model, request):
-                forget(model)
                 output = (call or call_model)(model, rows.inputs)
-                if told is not None:
-                    told.add(rows.items, [x.variances[-1] if x.variances else None for x in layers])
+            if told is not None:
+                told.add(rows.items, [request.told.get(id(layer)) for layer in layers])
             task = find_task(model, output) if task is None else task
             answer = read(output, task, rows.inputs)
             if len(answer) != len(rows.items):
@@ -117,15 +117,12 @@ def _count(
     """How many answers, and how many sequences each call of a layer attends over."""
     seen: list[int] = []
 
-    def listen(layer: nn.Module, args: tuple[Any, ...]) -> None:
+    def listen(own: Handler, *args: Any, **kwargs: Any) -> Any:
         seen.append(len(args[0]))  # queries [B, H, Q, D]
+        return own(*args, **kwargs)
 
-    hooks = [layer.register_forward_pre_hook(listen) for layer in layers]
-    try:
+    with handling({(layer, "forward"): listen for layer in layers}):
         return len(read((call or call_model)(model, inputs), task, inputs)), seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _result(

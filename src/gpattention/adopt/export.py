@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Answers(nn.Module):
 
 
 class _Telling:
-    """A listener that passes the means on and keeps the variances; it reads no value of any tensor."""
+    """Listens, passes the means on and tells the variances; it reads no value of any tensor."""
 
     def __init__(self, handle: Handle) -> None:
         self._runner, settings = handle._runner, handle.settings
@@ -72,23 +73,21 @@ class _Telling:
             for prior in (settings.prior(place, site.heads) for place, site in enumerate(handle.sites))
         ]
         self._frames = [settings.frame(place) for place in range(len(handle.sites))]
-        self._variances: list[Tensor] = []  # [B, H, N] each
 
     def answer(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """The host's answer and the variances of its sites, in the order of their calls."""
-        self._variances = []
-        with intercepting(self._runner.model, self._runner.sites, self):
+        """The host's answer and the variances of its sites, [B, H, N] each in the order of their calls."""
+        variances: list[Tensor] = []
+        with intercepting(self._runner.model, self._runner.sites, partial(self._heard, variances)):
             answer = read_answer(self._runner.call(self._runner.model, inputs))
-        variances, self._variances = self._variances, []
         return (answer, *variances)
 
-    def __call__(self, site: Site, told: Attended) -> Tensor:
+    def _heard(self, variances: list[Tensor], site: Site, told: Attended) -> Tensor:
         place = self._places[id(site.module)]
         log_std = log_stddev(
             told, self._priors[place], self._frames[place], max_keys=self._runner.max_keys,
             max_log_amplitude=self._runner.max_log_amplitude,
         )  # fmt: skip
-        self._variances.append((2 * log_std).exp())
+        variances.append((2 * log_std).exp())
         return told.mean
 
 

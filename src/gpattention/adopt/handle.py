@@ -103,9 +103,9 @@ class Handle:
         self._check_attached()
         check_count("samples", samples, least=0)
         check_count("first_item", first_item, least=0)
-        device, settings = self._runner.device(inputs), self._settings
-        count = samples if samples > 0 and settings.any_drawn else 1  # without draws all samples are one
-        settings = settings.to(device)
+        device, own = self._runner.device(inputs), self._settings
+        count = samples if samples > 0 and own.any_drawn else 1  # without draws all samples are one
+        settings = own.to(device)
 
         def run(rows_at_once: int) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
             parts: list[Tensor] = []
@@ -131,7 +131,7 @@ class Handle:
             parts, means = run_rows(run, batch_size, device)
         answers = parts.unflatten(0, (-1, count)).transpose(0, 1)  # [S, B, ...]
         answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
-        return self._result(answers, inputs, drawn=samples > 0, variances=means)
+        return self._result(answers, inputs, own if samples > 0 else None, variances=means)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw."""
@@ -219,18 +219,18 @@ class Handle:
         self,
         answers: Tensor,  # [S, B, ...]
         inputs: Inputs,
+        settings: Settings | None,  # that it was drawn with: a thread may have changed them meanwhile
         *,
-        drawn: bool,
         variances: tuple[Tensor | None, ...] | None,
     ) -> Prediction | TokenPrediction | Values:
-        temperature = self._settings.temperature if drawn else 1.0
+        temperature = 1.0 if settings is None else settings.temperature
         if self.task == "classification":
             return Prediction.from_logits(answers / temperature, variances)
         if self.task == "tokens":
             shape = tuple(answers.shape[1:3])
             flat = Prediction.from_logits(answers.flatten(1, 2) / temperature)
             return TokenPrediction(flat, real_tokens(inputs, shape))
-        residual = self._settings.residual if self.task == "regression" and drawn else 0.0
+        residual = settings.residual if self.task == "regression" and settings is not None else 0.0
         return Values.from_draws(answers, residual)
 
     def _take(self, sites: list[str], settings: Settings, source: str) -> None:

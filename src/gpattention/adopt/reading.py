@@ -21,6 +21,11 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
     return model(**inputs)
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module inside what `torch.compile` gives: compilers cannot follow what a thread asks of modules."""
+    return model._modules.get("_orig_mod") or model
+
+
 def find_task(model: nn.Module, output: Any) -> Task:
     """From what the model says of itself, else from the shape of its output."""
     config = getattr(model, "config", None)

@@ -7,6 +7,7 @@ from torch import nn
 
 from gpattention.adopt.shapes import forward_code, heads_of
 from gpattention.attention import Attention, KernelAttention, SoftmaxAttention
+from gpattention.gp.concurrency import attribute_without_loans
 
 CAUSAL = "causal attention: every query sees other keys, and one posterior per head does not hold"
 GROUPED = "grouped-query attention: query heads share keys, so the heads of queries and keys do not pair up"
@@ -104,7 +105,7 @@ def why_not_own(module: nn.Module, parent: nn.Module | None) -> str | None:
 
 def _is_patched(module: nn.Module) -> bool:
     """Whether the instance has another forward than its class."""
-    own = module.__dict__.get("forward")
+    own = attribute_without_loans(module, "forward")
     return own is not None and own != MethodType(type(module).forward, module)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gpattention.adopt.convert_layer import converted_layers
 from gpattention.adopt.convert_own import ConvertedOwn
 from gpattention.models import ModelOutput, Transformer
+from gpattention.models.rows import is_predicting
 
 _TOLD = "_gpattention_regularizer"  # where a transformer of ours keeps that of its last output
 
@@ -67,8 +68,14 @@ class _Told:
 
 
 def remember_output(model: nn.Module, _: Any, output: Any) -> None:
-    """Forward hook of our own transformers, which tell their regulariser themselves."""
-    model.__dict__[_TOLD] = _Told(output.regularizer if isinstance(output, ModelOutput) else None)
+    """Forward hook of our own transformers, which tell their regulariser themselves; no prediction does."""
+    if is_predicting():
+        return
+    told = output.regularizer if isinstance(output, ModelOutput) else None
+    if told is not None:
+        model.__dict__[_TOLD] = _Told(told)
+    else:
+        model.__dict__.pop(_TOLD, None)
 
 
 def _of_own(models: list[Transformer]) -> Tensor:

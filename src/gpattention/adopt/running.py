@@ -9,7 +9,7 @@ from gpattention.adopt.attended import Attended, Listener
 from gpattention.adopt.batch_axis import check_batch_first, is_ambiguous
 from gpattention.adopt.families import intercepting
 from gpattention.adopt.listening import Drawing
-from gpattention.adopt.reading import Call, Task, call_model, find_task, read
+from gpattention.adopt.reading import Call, Task, call_model, find_task, read, uncompiled
 from gpattention.adopt.settings import Settings
 from gpattention.adopt.sites import Site
 from gpattention.adopt.variance import MAX_KEYS
@@ -37,8 +37,9 @@ class Runner:
         if listener is None:
             told = self.call(self.model, inputs)
         else:
-            with intercepting(self.model, self.sites, listener):
-                told = self.call(self.model, inputs)
+            host = uncompiled(self.model)
+            with intercepting(host, self.sites, listener):
+                told = self.call(host, inputs)
         if self.task is None:
             self.task = find_task(self.model, told)
         answer = read(told, self.task, inputs)
@@ -60,8 +61,9 @@ class Runner:
             seen.append(len(told.mean))
             return told.mean
 
-        with intercepting(self.model, self.sites, listener):
-            told = self.call(self.model, inputs)
+        host = uncompiled(self.model)
+        with intercepting(host, self.sites, listener):
+            told = self.call(host, inputs)
         assert self.task is not None
         return len(read(told, self.task, inputs)), seen
 

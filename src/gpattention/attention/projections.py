@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from gpattention.attention.column_sums import MOST_COLUMNS, gather_and_sum
+from gpattention.gp.concurrency import is_handled
 from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.fused.switch import why_not_fused_on
 
@@ -53,8 +54,8 @@ def is_plain(module: nn.Module, kind: type[Module]) -> TypeGuard[Module]:
 
 
 def is_watched(*modules: nn.Module) -> bool:
-    """Whether a call of these modules has to be a call: somebody hooked on to it."""
-    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
+    """Whether a call of these modules has to be a call: somebody hooked on to it, or handles it."""
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks or is_handled(*modules):
         return True
     return any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks

@@ -50,7 +50,7 @@ class MCDropout:
 
         def forward(rows: Rows) -> Tensor:
             noise = rows.noise
-            with hooked(dropouts, item_masks(noise, own)):
+            with hooked(model, dropouts, item_masks(noise, own)):
                 generator = None if drawing == "none" else noise
                 return model(rows.inputs, draw=drawing, generator=generator, need=("logits",)).logits
 

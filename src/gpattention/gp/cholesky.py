@@ -25,7 +25,8 @@ def failure_counter(device: torch.device) -> Tensor:
                 "run the step once eagerly first (as torch.cuda.graphs asks anyway)"
             )
         with torch.inference_mode(False):  # an inference tensor could not be counted up outside
-            _failures[device] = torch.zeros((), dtype=torch.int64, device=device)
+            # one for all threads, whichever comes first
+            _failures.setdefault(device, torch.zeros((), dtype=torch.int64, device=device))
     return _failures[device]
 
 

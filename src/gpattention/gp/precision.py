@@ -8,13 +8,15 @@ Backward passes take the arithmetic they are called in.  Those of our own autogr
 too; what PyTorch derives from plain operations is the caller's, who leaves autocast before `backward()`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from gpattention.gp.concurrency import Undo, borrowed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,23 +87,22 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-@contextmanager
-def _ieee_matmul() -> Iterator[None]:
-    """Full float32 products, whatever precision is set, and at whichever level."""
-    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-    lowered = []
-    for level in _LEVELS:
-        precision = read(*level)
-        # What a level inherits is "ieee" by now, so this is its own: put back as such, it pins nothing
-        # that followed another setting before.
-        if precision not in ("ieee", "none"):
-            lowered.append((level, precision))
-            write(*level, "ieee")
-    try:
-        yield
-    finally:
-        for level, precision in lowered:
-            write(*level, precision)
+def _raise_precision(level: tuple[str, str]) -> Undo | None:
+    """Full float32 products at one level; None where they are, or where it inherits from one before."""
+    precision = torch._C._get_fp32_precision_getter(*level)
+    # What a level inherits is "ieee" by now, so this is its own: put back as such, it pins nothing
+    # that followed another setting before.
+    if precision in ("ieee", "none"):
+        return None
+    torch._C._set_fp32_precision_setter(*level, "ieee")
+    return lambda: torch._C._set_fp32_precision_setter(*level, precision)
+
+
+# Precision is a setting of the process: threads that need it full at once share one change, and where a user
+# lowered it, other threads meanwhile compute in full too.
+_IEEE: dict[Hashable, Callable[[], Undo | None]] = {
+    ("float32 precision", *level): partial(_raise_precision, level) for level in _LEVELS
+}
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
@@ -116,7 +117,7 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
             for device in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(_ieee_matmul())
+            stack.enter_context(borrowed(_IEEE))
             return function(*args, **kwargs)
 
     return inner

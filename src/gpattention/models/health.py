@@ -1,12 +1,14 @@
 """Is a model alive?  Per layer, how near it is to collapse, and whether its uncertainty tells errors."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpattention.attention import Attention, AttentionHealth, diagnose
+from gpattention.gp.concurrency import Handler, handling
 from gpattention.models.prediction import predict
 from gpattention.models.rows import Inputs, count_items, evaluating
 
@@ -48,21 +50,13 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
     _check_labels(labels, count_items(inputs))
     calls: list[tuple[Attention, Tensor, dict[str, Any]]] = []
 
-    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if isinstance(module, Attention):
-            calls.append((module, args[0], kwargs))
+    def remember(module: Attention, own: Handler, *args: Any, **kwargs: Any) -> Any:
+        calls.append((module, args[0], kwargs))
+        return own(*args, **kwargs)
 
-    hooks = [
-        module.register_forward_pre_hook(remember, with_kwargs=True)
-        for module in model.modules()
-        if isinstance(module, Attention)
-    ]
-    try:
-        with evaluating(model), torch.no_grad():
-            model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    with evaluating(model), handling({(each, "forward"): partial(remember, each) for each in attentions}):
+        model(inputs)
     layers = tuple(
         diagnose(
             attention,

@@ -1,10 +1,10 @@
 """Dropout whose masks belong to items: the same however a batch is cut or spread over processes.
 
-The modules themselves stay in evaluation mode and untouched; a hook after each of them drops.
+The modules themselves stay in evaluation mode and untouched; whoever calls for it drops after each of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from gpattention.gp import ItemNoise
+from gpattention.gp.concurrency import Handler, handling
 from gpattention.models.rows import Inputs, Network, count_items, device_of, model_device, take
+from gpattention.models.torch_encoders import plain_passes
 
 Hook: TypeAlias = Callable[[str, float, nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels of [B, C, ...]
@@ -43,13 +45,21 @@ def find_dropouts(model: Network, rate: float | None = None) -> dict[str, Dropou
 
 
 @contextmanager
-def hooked(dropouts: Mapping[str, Dropout], hook: Hook) -> Iterator[None]:
-    """Run the hook after every dropout."""
-    with ExitStack() as stack:
-        for name, dropout in dropouts.items():
-            handle = dropout.module.register_forward_hook(partial(hook, name, dropout.rate))
-            stack.callback(handle.remove)
+def hooked(model: Network, dropouts: Mapping[str, Dropout], hook: Hook) -> Iterator[None]:
+    """Run the hook after every dropout that this thread calls."""
+    handlers = plain_passes(model, [dropout.module for dropout in dropouts.values()])
+    for name, dropout in dropouts.items():
+        handlers[dropout.module, "forward"] = partial(
+            _drop, partial(hook, name, dropout.rate), dropout.module
+        )
+    with handling(handlers):
         yield
+
+
+def _drop(hook: Callable[..., Tensor | None], module: nn.Module, own: Handler, x: Tensor) -> Tensor:
+    output: Tensor = own(x)
+    dropped = hook(module, (x,), output)
+    return output if dropped is None else dropped
 
 
 def calls_of_items(
@@ -68,7 +78,7 @@ def calls_of_items(
             calls.append((name, len(x) if x.ndim else 0))  # noqa: B023 called in this turn of the loop
 
         first = torch.zeros(rows, dtype=torch.int64, device=device_of(inputs))  # [R] the first item
-        with hooked(dropouts, note):
+        with hooked(model, dropouts, note):
             forward(take(inputs, first, model_device(model, inputs)))
         passes.append(calls)
     own = []

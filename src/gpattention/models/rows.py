@@ -6,6 +6,7 @@ sample and the item alone, so that no way of cutting the rows changes a draw.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.gp import ItemNoise
+from gpattention.gp.concurrency import evaluation_mode
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Progress: TypeAlias = Callable[[int, int], object]
+_predicting: ContextVar[bool] = ContextVar("gpattention_predicting", default=False)
 
 
 @dataclass(frozen=True)
@@ -156,16 +159,21 @@ def collect(
 
 @contextmanager
 def evaluating(model: Network) -> Iterator[None]:
-    """Evaluation mode without gradients; every module's own mode is restored afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Evaluation mode without gradients; every module's own mode is restored afterwards.
+
+    Blocks of several threads, of one model or of models that share modules, restore it when the last ends.
+    """
+    token = _predicting.set(True)
     try:
-        for module, _ in modes:
-            module.training = False
-        with torch.no_grad():
+        with evaluation_mode(model.modules()), torch.no_grad():
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        _predicting.reset(token)
+
+
+def is_predicting() -> bool:
+    """Whether this thread is inside an `evaluating` block; compilers cannot ask."""
+    return not torch.compiler.is_compiling() and _predicting.get()
 
 
 def check_count(name: str, value: int, *, least: int) -> None:

@@ -9,6 +9,7 @@ chunk is captured as a CUDA graph and replayed.
 """
 
 import inspect
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -123,7 +124,7 @@ def run_chunks(
 
     The model is in evaluation mode and gradients are off.  `capture` says whether to replay chunks as a CUDA
     graph, those after the second, and fails where that is impossible; None leaves it to a measurement of the
-    second chunk.
+    second chunk, and to whether this is the only thread.
     """
     check_count("batch_size", batch_size, least=1)
     check_count("first_item", request.first_item, least=0)
@@ -133,7 +134,9 @@ def run_chunks(
     refusal = why_not_captured(model, device)
     if capture and refusal is not None:
         raise ValueError(NO_CAPTURE.format(refusal))
-    capturing = capture is not False and refusal is None
+    # a capture breaks off where another thread uses the GPU, and random numbers drawn there meanwhile fail
+    alone = capture or threading.active_count() == 1
+    capturing = capture is not False and refusal is None and alone
     runner = _Runner(model, inputs, request, device, full_rows=full if capturing else None)
     result = _Result(items, request.samples, device)
     own_checks = _defers_checks(device)

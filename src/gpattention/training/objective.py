@@ -77,7 +77,7 @@ class Objective(nn.Module):
             with evaluating(self.model):
                 self._own = calls_of_items(self.model, self.model, self._dropouts, inputs)
         noise = ItemNoise(seed, items, torch.full_like(items, DROPOUT_SEED))
-        return hooked(self._dropouts, item_masks(noise, self._own))
+        return hooked(self.model, self._dropouts, item_masks(noise, self._own))
 
     def _per_sequence(self, regularizer: Tensor, inputs: Inputs) -> Tensor:
         """The sum over heads, tokens and dimensions, mean over the batch: the paper's own scale."""

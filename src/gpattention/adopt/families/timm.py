@@ -1,7 +1,8 @@
 """timm's `Attention` and modules of its layout: their own forward runs, and its one attention call is met."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,38 +11,38 @@ from torch.overrides import TorchFunctionMode
 
 from gpattention.adopt.attended import Attended, Listener, key_mask
 from gpattention.adopt.sites import Site
+from gpattention.gp.concurrency import Handler, handling
 
 
 @contextmanager
 def intercepting(model: nn.Module, sites: Sequence[Site], listener: Listener) -> Iterator[None]:
     """The instances run their own forward with the fused attention, which is listened to."""
-    fused = {site.name: site.module.__dict__.get("fused_attn") for site in sites}
-    try:
-        for site in sites:
-            site.module.__dict__["forward"] = _forward(site, listener)
-            if fused[site.name] is not None:
-                site.module.__dict__["fused_attn"] = True
+    with handling({(site.module, "forward"): partial(_forward, site, listener) for site in sites}):
         yield
-    finally:
-        for site in sites:
-            site.module.__dict__.pop("forward", None)
-            if fused[site.name] is not None:
-                site.module.__dict__["fused_attn"] = fused[site.name]
 
 
-def _forward(site: Site, listener: Listener) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        met = _Met(site, listener)
-        with met:
-            result = type(site.module).forward(site.module, *args, **kwargs)
-        if met.calls != 1:
-            raise ValueError(
-                f"{site.name or 'the model'}: expected its forward to call scaled_dot_product_attention "
-                f"once, got {met.calls} calls"
-            )
-        return result
+def _forward(site: Site, listener: Listener, own: Handler, *args: Any, **kwargs: Any) -> Any:
+    met = _Met(site, listener)
+    with met:
+        result = type(site.module).forward(_fused(site.module), *args, **kwargs)
+    if met.calls != 1:
+        raise ValueError(
+            f"{site.name or 'the model'}: expected its forward to call scaled_dot_product_attention "
+            f"once, got {met.calls} calls"
+        )
+    return result
 
-    return forward
+
+def _fused(module: nn.Module) -> nn.Module:
+    """The module as it is with the fused attention: the same parameters and modules under another switch.
+
+    The module's own switch is not touched, which other threads read too.
+    """
+    if vars(module).get("fused_attn", True):
+        return module
+    same = object.__new__(type(module))
+    same.__dict__.update(vars(module), fused_attn=True)
+    return same
 
 
 class _Met(TorchFunctionMode):

@@ -1,11 +1,12 @@
 """`nn.MultiheadAttention`, alone or inside `nn.TransformerEncoderLayer`.
 
 In evaluation mode PyTorch runs whole encoder layers as one fused operation that never calls their attention;
-that fast path is switched off while a site listens, but for what it leaves at padding (`torch_padding`).
+where a site listens they run their plain pass (`models.torch_encoders`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,73 +14,64 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 from gpattention.adopt.attended import Attended, Listener, key_mask
-from gpattention.adopt.families.torch_padding import padding_left_zero
 from gpattention.adopt.sites import Site
+from gpattention.gp.concurrency import Handler, handling
+from gpattention.models.torch_encoders import plain_passes
 
 
 @contextmanager
 def intercepting(model: nn.Module, sites: Sequence[Site], listener: Listener) -> Iterator[None]:
-    """The instances get a forward of their own, which is taken away again."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    before = {site.name: site.module.__dict__.get("forward") for site in sites}
-    try:
-        for site in sites:
-            site.module.__dict__["forward"] = _forward(site, listener)
-        with padding_left_zero(model) if fast else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for site in sites:
-            site.module.__dict__.pop("forward", None)
-            if before[site.name] is not None:
-                site.module.__dict__["forward"] = before[site.name]
+    """Forward passes of the instances are answered here, those of encoders around them by their modules."""
+    around = plain_passes(model, [site.module for site in sites])
+    with handling(
+        {**around, **{(site.module, "forward"): partial(_forward, site, listener) for site in sites}}
+    ):
+        yield
 
 
-def _forward(site: Site, listener: Listener) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _forward(
+    site: Site,
+    listener: Listener,
+    own: Handler,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     module = site.module
     assert isinstance(module, nn.MultiheadAttention)
-
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        batched = query.ndim == 3
-        tokens: list[Any] = [query, key, value]
-        if not batched:
-            tokens = [x[None] for x in tokens]
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-        elif not module.batch_first:
-            tokens = [x.transpose(0, 1) for x in tokens]
-        mask = _real_keys(site, key_padding_mask, attn_mask, is_causal)  # [B, 1, K] or None
-        q, k, v = (_heads(x, module.num_heads) for x in _projected(module, *tokens))  # [B, H, N, D]
-        attend = None if mask is None else mask[:, :, None]  # [B, 1, 1, K]
-        rate = module.dropout if module.training else 0.0
-        weights = None
-        if need_weights:
-            logits = (q * q.shape[-1] ** -0.5) @ k.mT
-            logits = logits if attend is None else logits.masked_fill(~attend, -torch.inf)
-            weights = dropout(logits.softmax(-1), rate)  # [B, H, Q, K]
-            mean = weights @ v
-        else:
-            mean = scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=rate)
-        shrink = q.shape[-1] ** -0.25
-        drawn = listener(site, Attended(mean, q * shrink, k * shrink, v, mask))
-        # tokens first in memory, as PyTorch leaves it: dropout after it then hits the same entries
-        output = module.out_proj(drawn.permute(2, 0, 1, 3).flatten(2))  # [Q, B, E]
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
-        if not batched:
-            return output[:, 0], None if weights is None else weights[0]
-        return output.transpose(0, 1) if module.batch_first else output, weights
-
-    return forward
+    batched = query.ndim == 3
+    tokens: list[Any] = [query, key, value]
+    if not batched:
+        tokens = [x[None] for x in tokens]
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+    elif not module.batch_first:
+        tokens = [x.transpose(0, 1) for x in tokens]
+    mask = _real_keys(site, key_padding_mask, attn_mask, is_causal)  # [B, 1, K] or None
+    q, k, v = (_heads(x, module.num_heads) for x in _projected(module, *tokens))  # [B, H, N, D]
+    attend = None if mask is None else mask[:, :, None]  # [B, 1, 1, K]
+    rate = module.dropout if module.training else 0.0
+    weights = None
+    if need_weights:
+        logits = (q * q.shape[-1] ** -0.5) @ k.mT
+        logits = logits if attend is None else logits.masked_fill(~attend, -torch.inf)
+        weights = dropout(logits.softmax(-1), rate)  # [B, H, Q, K]
+        mean = weights @ v
+    else:
+        mean = scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=rate)
+    shrink = q.shape[-1] ** -0.25
+    drawn = listener(site, Attended(mean, q * shrink, k * shrink, v, mask))
+    # tokens first in memory, as PyTorch leaves it: dropout after it then hits the same entries
+    output = module.out_proj(drawn.permute(2, 0, 1, 3).flatten(2))  # [Q, B, E]
+    if weights is not None and average_attn_weights:
+        weights = weights.mean(1)
+    if not batched:
+        return output[:, 0], None if weights is None else weights[0]
+    return output.transpose(0, 1) if module.batch_first else output, weights
 
 
 def _projected(
