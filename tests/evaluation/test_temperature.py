@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from gpattention.evaluation import ModelPredictor, TemperatureScaling, fit_temperature
-from gpattention.evaluation.temperature import temperature_nll
 from gpattention.gp import NonFiniteError, NumericalError
 from gpattention.models.prediction import Prediction
+from gpattention.models.temperature import temperature_nll
 from tests.models.stub_models import StubModel, normal, seeded
 
 
