@@ -42,12 +42,12 @@ class TemperatureProfile:
     @property
     def on_bound(self) -> float | None:
         """The limit that the optimum lies on, if it does."""
-        return next((x for x in (1 / LIMIT, LIMIT) if math.isclose(x, self.optimum, rel_tol=1e-6)), None)
+        return self.optimum if self.optimum in (1 / LIMIT, LIMIT) else None
 
     @property
     def temperature(self) -> float:
         """What to divide logits by, by the rule of this module."""
-        shown = self.excludes_one or 1 <= self.optimum < LIMIT * (1 - 1e-6)
+        shown = self.excludes_one or 1 <= self.optimum < LIMIT
         return self.optimum if self.wrong and shown else 1.0
 
     @property
@@ -104,8 +104,8 @@ def profile_temperature(logits: Tensor, labels: Tensor) -> TemperatureProfile:
         return TemperatureProfile(
             items=len(labels),
             wrong=wrong,
-            optimum=math.exp(best),
-            interval=(math.exp(ends[0]), math.exp(ends[1])),
+            optimum=_within(best),
+            interval=(_within(ends[0]), _within(ends[1])),
             excludes_one=excess(0.0) > 0,
         )
 
@@ -138,6 +138,11 @@ def least_of(curve: Curve, grid: list[float]) -> float:
             x = _root(lambda x: curve(x)[1], grid[place], grid[place + 1])
             found.append((curve(x)[0], x))
     return min(found)[1]
+
+
+def _within(log_temperature: float) -> float:
+    """Rounding does not carry a temperature over its limits."""
+    return min(max(math.exp(log_temperature), 1 / LIMIT), LIMIT)
 
 
 def _first_inside(excess: Callable[[float], float], places: list[float]) -> float:
