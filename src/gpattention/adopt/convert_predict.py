@@ -104,7 +104,7 @@ def predict(
     with evaluating(model):
         answers, found, means = run_rows(run, batch_size, device)
     answers = answers.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
-    return _result(answers, found, inputs, means)
+    return _result(answers, found, inputs, means, drawn=drawing)
 
 
 def _hint(model: object) -> str:
@@ -129,11 +129,16 @@ def _count(
 
 
 def _result(
-    answers: Tensor, task: Task, inputs: Inputs, variances: tuple[Tensor | None, ...] | None
+    answers: Tensor,  # [S, B, ...]
+    task: Task,
+    inputs: Inputs,
+    variances: tuple[Tensor | None, ...] | None,
+    *,
+    drawn: bool,
 ) -> Prediction | TokenPrediction | Values:
     if task == "classification":
-        return Prediction.from_logits(answers, variances)
+        return Prediction.from_logits(answers, variances, drawn=drawn)
     if task == "tokens":
-        flat = Prediction.from_logits(answers.flatten(1, 2))
+        flat = Prediction.from_logits(answers.flatten(1, 2), drawn=drawn)
         return TokenPrediction(flat, real_tokens(inputs, tuple(answers.shape[1:3])))
-    return Values.from_draws(answers)
+    return Values.from_draws(answers, drawn=drawn)

@@ -307,8 +307,8 @@ def bounds_reached(settings: Settings, *, regression: bool = False) -> tuple[str
             found = [x for x in values if math.isclose(x, bound, rel_tol=1e-4, abs_tol=0 if bound else 1e-4)]
             if found:
                 told.append(
-                    f"Fitted {name} lies on its bound: {found[0]:.4g} at {len(found)} of {len(values)} heads, "
-                    f"the bound is {bound:g}. {ADVICE}"
+                    f"Fitted {name} lies on its bound: {found[0]:.4g} at {len(found)} of {len(values)} "
+                    f"heads, the bound is {bound:g}. {ADVICE}"
                 )
     for bound in RESIDUALS if regression else ():
         if math.isclose(settings.residual, bound, rel_tol=1e-4):

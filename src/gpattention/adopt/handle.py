@@ -103,6 +103,8 @@ class Handle:
         self._check_attached()
         check_count("samples", samples, least=0)
         check_count("first_item", first_item, least=0)
+        if variances:
+            self._settings.warn_unfitted(stacklevel=3)
         device, settings = self._runner.device(inputs), self._settings
         count = samples if samples > 0 and settings.any_drawn else 1  # without draws all samples are one
         settings = settings.to(device)
@@ -134,8 +136,13 @@ class Handle:
         return self._result(answers, inputs, drawn=samples > 0, variances=means)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
-        """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw."""
+        """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw.
+
+        Before a fit nothing says how they go with what the model does not know, and as a score they may rank
+        items the wrong way round: reading them then warns.
+        """
         self._check_attached()
+        self._settings.warn_unfitted(stacklevel=3)
         device = self._runner.device(inputs)
         settings = self._settings.to(device)
 
@@ -224,14 +231,15 @@ class Handle:
         variances: tuple[Tensor | None, ...] | None,
     ) -> Prediction | TokenPrediction | Values:
         temperature = self._settings.temperature if drawn else 1.0
+        draws = drawn and self._settings.any_drawn
         if self.task == "classification":
-            return Prediction.from_logits(answers / temperature, variances)
+            return Prediction.from_logits(answers / temperature, variances, drawn=draws)
         if self.task == "tokens":
             shape = tuple(answers.shape[1:3])
-            flat = Prediction.from_logits(answers.flatten(1, 2) / temperature)
+            flat = Prediction.from_logits(answers.flatten(1, 2) / temperature, drawn=draws)
             return TokenPrediction(flat, real_tokens(inputs, shape))
         residual = self._settings.residual if self.task == "regression" and drawn else 0.0
-        return Values.from_draws(answers, residual)
+        return Values.from_draws(answers, residual, drawn=draws)
 
     def _take(self, sites: list[str], settings: Settings, source: str) -> None:
         """Settings from elsewhere, if they are those of the same sites."""

@@ -146,7 +146,7 @@ class LastLayerPredictor(ABC):
             return torch.cat(parts, 1)
 
         with evaluating(model):
-            return Prediction.from_logits(run_rows(run, batch_size, device))
+            return Prediction.from_logits(run_rows(run, batch_size, device), drawn=samples > 0)
 
     @abstractmethod
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:

@@ -71,7 +71,7 @@ class MCDropout:
                 batch_size,
                 device,
             )
-        return Prediction.from_logits(logits)
+        return Prediction.from_logits(logits, drawn=True)
 
     def _dropouts(self) -> dict[str, Dropout]:
         """Read anew at every prediction: rates may be set at any time."""

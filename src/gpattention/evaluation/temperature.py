@@ -105,4 +105,6 @@ class TemperatureScaling:
             first_item=first_item,
             progress=progress,
         )
-        return Prediction.from_logits(prediction.logits / temperature, prediction.variances)
+        return Prediction.from_logits(
+            prediction.logits / temperature, prediction.variances, drawn=prediction.drawn
+        )

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -56,7 +57,9 @@ class TemperatureProfile:
         least, most = self.interval
         best, between = f"{self.optimum:.3g}", f"its 95 % interval, {least:.3g} to {most:.3g},"
         if not self.wrong:
-            return f"The temperature is 1: all {self.items} items are right, which cannot tell how sure to be."
+            return (
+                f"The temperature is 1: all {self.items} items are right, which cannot tell how sure to be."
+            )
         if self.temperature == 1.0:
             where = f"the limit, {best}" if self.on_bound else best
             return f"The temperature is 1: of {self.items} items the best is {where}, but {between} holds 1."
@@ -133,7 +136,7 @@ def least_of(curve: Curve, grid: list[float]) -> float:
     """Where a function is least between the ends of a grid: all minima that its points tell apart compete."""
     told = [curve(x) for x in grid]
     found = [(value, x) for x, (value, _) in zip(grid, told, strict=True)]
-    for place, (left, right) in enumerate(zip(told, told[1:], strict=False)):
+    for place, (left, right) in enumerate(pairwise(told)):
         if left[1] < 0 < right[1]:
             x = _root(lambda x: curve(x)[1], grid[place], grid[place + 1])
             found.append((curve(x)[0], x))
