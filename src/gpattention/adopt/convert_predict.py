@@ -17,11 +17,11 @@ from gpattention.adopt.convert_layer import (
 from gpattention.adopt.convert_own import answering
 from gpattention.adopt.reading import TASKS, Call, Task, call_model, find_task, read, real_tokens
 from gpattention.adopt.results import TokenPrediction, Values
+from gpattention.checks import check_count, check_whole
 from gpattention.models import Prediction, Transformer
 from gpattention.models.rows import (
     Inputs,
     Progress,
-    check_count,
     count_items,
     device_of,
     evaluating,
@@ -69,7 +69,8 @@ def predict(
         raise ValueError("expected a converted model, got one without a converted layer: call convert first")
     if task is not None and task not in TASKS:
         raise ValueError(f"expected task to be one of {', '.join(TASKS)}, got {task!r}")
-    check_count("samples", samples, least=0)
+    samples = check_count("samples", samples, least=0)
+    seed = check_whole("seed", seed)
     drawing = samples > 0 and any(layer.attention.draws for layer in layers)
     count = samples if drawing else 1
     device, asked = model_device(model, inputs), task

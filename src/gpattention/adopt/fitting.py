@@ -26,7 +26,8 @@ from gpattention.adopt.scoring import RESIDUALS, Scorer
 from gpattention.adopt.selection import greedy_sites
 from gpattention.adopt.settings import Settings
 from gpattention.adopt.stages import BOUNDS, SCALES, START_POWERS, Stage, descend
-from gpattention.models.rows import check_count, evaluating, take
+from gpattention.checks import check_count, check_whole
+from gpattention.models.rows import evaluating, take
 
 Level: TypeAlias = Literal["global", "sites", "heads"]
 CLEAR = 2.0  # standard errors that draws must gain: with four candidates chance alone would pass one
@@ -69,11 +70,12 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for name in ("samples", "steps", "batch_size", "rows"):
-            check_count(name, getattr(self, name), least=1)
+            object.__setattr__(self, name, check_count(name, getattr(self, name), least=1))
+        object.__setattr__(self, "seed", check_whole("seed", self.seed))
         if self.samples < 2:
             raise ValueError(f"expected samples >= 2 to average over, got {self.samples}")
         if self.items is not None:
-            check_count("items", self.items, least=10)
+            object.__setattr__(self, "items", check_count("items", self.items, least=10))
         if isinstance(self.levels, str):
             raise ValueError(f"expected levels to be several names, got one string {self.levels!r}")
         unknown = [level for level in self.levels if level not in LEVELS]

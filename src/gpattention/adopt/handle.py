@@ -18,11 +18,11 @@ from gpattention.adopt.settings import Settings, initial_settings
 from gpattention.adopt.settings_folder import load_settings, save_settings
 from gpattention.adopt.sites import Found, Site
 from gpattention.adopt.tables import describe
+from gpattention.checks import check_count, check_whole
 from gpattention.models.prediction import Prediction
 from gpattention.models.rows import (
     Inputs,
     Progress,
-    check_count,
     count_items,
     device_of,
     evaluating,
@@ -101,8 +101,9 @@ class Handle:
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
         self._check_attached()
-        check_count("samples", samples, least=0)
-        check_count("first_item", first_item, least=0)
+        samples = check_count("samples", samples, least=0)
+        first_item = check_count("first_item", first_item, least=0)
+        seed = check_whole("seed", seed)
         if variances:
             self._settings.warn_unfitted(stacklevel=3)
         device, settings = self._runner.device(inputs), self._settings

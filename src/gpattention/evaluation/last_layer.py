@@ -12,12 +12,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.attention.output import Draw
+from gpattention.checks import check_count, check_whole
 from gpattention.gp import ItemNoise
 from gpattention.models.prediction import Classifier, Prediction
 from gpattention.models.rows import (
     Inputs,
     Progress,
-    check_count,
     collect,
     device_of,
     evaluating,
@@ -129,7 +129,8 @@ class LastLayerPredictor(ABC):
         The network runs once per item, at most `batch_size` at a time, without draws of its own.  The
         draws of an item depend on `seed` and its number alone.
         """
-        check_count("samples", samples, least=0)
+        samples = check_count("samples", samples, least=0)
+        seed = check_whole("seed", seed)
         model = self._model
         device = model_device(model, inputs)
 

@@ -14,13 +14,13 @@ import torch
 from torch import Generator, Tensor
 
 from gpattention.attention.output import DRAWS, Draw
+from gpattention.checks import check_count, check_whole
 from gpattention.gp import ItemNoise, NonFiniteError
 from gpattention.models.rows import (
     Inputs,
     Network,
     Progress,
     Rows,
-    check_count,
     collect,
     count_items,
     device_of,
@@ -267,7 +267,8 @@ def predict(
 
     >>> predict(model, images, samples=10).probs  # [B, C]
     """
-    check_count("samples", samples, least=0)
+    samples = check_count("samples", samples, least=0)
+    seed = check_whole("seed", seed)
     if draw not in DRAWS:
         raise ValueError(f"expected draw to be one of {', '.join(DRAWS)}, got {draw!r}")
     drawing = samples > 0 and draw != "none" and model.draws

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from gpattention.checks import check_count
 from gpattention.gp import ItemNoise
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
@@ -108,9 +109,9 @@ def iterate_rows(
     `first_item` is the number of the first item, for callers that bring the items in parts;
     `progress(done, total)` is called after every chunk with numbers of rows.
     """
-    check_count("samples", samples, least=1)
-    check_count("batch_size", batch_size, least=1)
-    check_count("first_item", first_item, least=0)
+    samples = check_count("samples", samples, least=1)
+    batch_size = check_count("batch_size", batch_size, least=1)
+    first_item = check_count("first_item", first_item, least=0)
     total = count_items(inputs) * samples
     for start in range(0, total, batch_size):
         row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
@@ -166,12 +167,6 @@ def evaluating(model: Network) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def check_count(name: str, value: int, *, least: int) -> None:
-    """A whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"expected {name} to be a whole number >= {least}, got {value!r}")
 
 
 def take(inputs: Inputs, items: Tensor, device: torch.device) -> Inputs:

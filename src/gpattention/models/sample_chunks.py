@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_count
 from gpattention.gp import (
     ItemNoise,
     NotPositiveDefiniteError,
@@ -28,7 +29,7 @@ from gpattention.gp import (
 )
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.models.chunk_graph import ChunkGraph, why_not_captured
-from gpattention.models.rows import Inputs, Progress, check_count, count_items, device_of
+from gpattention.models.rows import Inputs, Progress, count_items, device_of
 
 WORTH = 4  # chunks still to run for which a capture pays
 LAUNCH_BOUND = 0.7  # share of a chunk's time that went into starting its kernels
@@ -125,7 +126,7 @@ def run_chunks(
     graph, those after the second, and fails where that is impossible; None leaves it to a measurement of the
     second chunk.
     """
-    check_count("batch_size", batch_size, least=1)
+    batch_size = check_count("batch_size", batch_size, least=1)
     check_count("first_item", request.first_item, least=0)
     items = count_items(inputs)
     chunks = list(cut(items, request.samples, batch_size))
