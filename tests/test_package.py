@@ -157,11 +157,6 @@ def test_gp_has_no_import_cycle() -> None:
     assert [module for module, used in graph.items() if "gpattention.gp" in used] == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: module_name(file))
-def test_files_stay_short(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 320
-
-
 def python(*arguments: str, **environment: str) -> str:
     """Standard output of a fresh interpreter."""
     done = subprocess.run(

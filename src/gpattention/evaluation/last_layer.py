@@ -130,7 +130,7 @@ class LastLayerPredictor(ABC):
         draws of an item depend on `seed` and its number alone.
         """
         samples = check_count("samples", samples, least=0)
-        seed = check_whole("seed", seed)
+        seed, first_item = check_whole("seed", seed), check_count("first_item", first_item, least=0)
         model = self._model
         device = model_device(model, inputs)
 

@@ -268,7 +268,7 @@ def predict(
     >>> predict(model, images, samples=10).probs  # [B, C]
     """
     samples = check_count("samples", samples, least=0)
-    seed = check_whole("seed", seed)
+    seed, first_item = check_whole("seed", seed), check_count("first_item", first_item, least=0)
     if draw not in DRAWS:
         raise ValueError(f"expected draw to be one of {', '.join(DRAWS)}, got {draw!r}")
     drawing = samples > 0 and draw != "none" and model.draws

@@ -12,7 +12,7 @@ import inspect
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -127,7 +127,7 @@ def run_chunks(
     second chunk.
     """
     batch_size = check_count("batch_size", batch_size, least=1)
-    check_count("first_item", request.first_item, least=0)
+    request = replace(request, first_item=check_count("first_item", request.first_item, least=0))
     items = count_items(inputs)
     chunks = list(cut(items, request.samples, batch_size))
     full = max(chunk.rows for chunk in chunks)
