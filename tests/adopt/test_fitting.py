@@ -9,8 +9,9 @@ import transformers
 from torch import Tensor, nn
 
 import gpattention
+from gpattention.adopt import fitting, stages
 from gpattention.adopt.batches import collect_batches
-from gpattention.adopt.fitting import Candidate, Fit, FitOptions, _chosen
+from gpattention.adopt.fitting import Candidate, Fit, FitOptions, _chosen, bounds_reached
 from gpattention.adopt.labels import IGNORED
 from gpattention.adopt.likelihood import log_likelihood
 from gpattention.adopt.selection import greedy_sites
@@ -114,6 +115,97 @@ def test_a_temperature_alone_is_that_of_all_items() -> None:
     assert f"all items ask for: {fit.settings.temperature:.3f}" in str(fit)
 
 
+def all_right(items: int) -> tuple[Loud, Tensor, Tensor]:
+    """A model, inputs that it is surest of, and its own classes of them."""
+    model = Loud(3.0).eval()
+    x = torch.randn(10 * items, 5, 16, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        probs = model(x).softmax(-1)
+    surest = probs.amax(-1).topk(items).indices
+    return model, x[surest], probs[surest].argmax(-1)
+
+
+def test_nothing_is_sharpened_where_every_item_is_right() -> None:
+    model, x, labels = all_right(300)
+    handle = gpattention.attach(model)
+    foreign = 10 * torch.randn(200, 5, 16, generator=torch.Generator().manual_seed(2))
+    before = handle.predict(foreign, samples=0).confidence
+    fit = handle.fit(x, labels, **QUICK)
+    assert all(c.settings.temperature == 1 for c in fit.candidates)
+    assert fit.settings.temperature == 1
+    after = handle.predict(foreign, samples=8).confidence
+    assert float(after.mean()) <= float(before.mean()) + 1e-6
+    assert "The temperature is 1: all 300 items are right" in fit.reason
+    assert fit.reason in repr(fit)
+
+
+@pytest.mark.parametrize(("items", "factor", "shown"), [(40, 0.8, False), (400, 0.6, True)])
+def test_sharpening_must_be_shown(items: int, factor: float, shown: bool) -> None:
+    model = Loud(factor)  # too unsure
+    handle = gpattention.attach(model)
+    fit = handle.fit(labelled(model, items, 5), **QUICK, levels=("global",), select=False)
+    assert (fit.settings.temperature < 1) == shown
+    assert ("excludes 1" if shown else "holds 1") in fit.reason
+    assert fit.on_bounds == ()
+
+
+def test_a_temperature_on_its_bound_is_told() -> None:
+    """Labels that have nothing to do with a sure model: no temperature inside the bounds is best."""
+    model = Loud(6.0)
+    x, labels = labelled(model, 100, 1)
+    with pytest.warns(UserWarning, match="temperature lies on its bound, 100; 100 is taken") as heard:
+        fit = gpattention.attach(model).fit(x, (labels + 1) % CLASSES, **QUICK, levels=(), select=False)
+    assert heard[0].filename == __file__
+    assert fit.settings.temperature == 100
+    assert len(fit.on_bounds) == 1
+    assert fit.on_bounds[0] in repr(fit)
+    model = Loud(0.02)  # so unsure that few labels exclude nothing
+    x, labels = labelled(model, 20, 2)
+    with torch.no_grad():
+        least = model.eval()(x).argmin(-1)
+    with pytest.warns(UserWarning, match="temperature lies on its bound, 100; 1 is taken"):
+        fit = gpattention.attach(model).fit(x, least, **QUICK, levels=(), select=False)
+    assert fit.settings.temperature == 1
+    assert "holds 1" in fit.reason
+
+
+def test_a_residual_on_its_bound_is_told() -> None:
+    torch.manual_seed(0)
+    model = Encoder().eval()
+    model.head = nn.Linear(16, 1)
+    x = torch.randn(40, 5, 16)
+    handle = gpattention.attach(model, task="regression")
+    own = handle.predict(x, samples=0).mean
+    with pytest.warns(UserWarning, match="residual lies on its bound: 2.061e-09, the bound is 2.061e-09"):
+        fit = handle.fit(x, own, **QUICK, levels=(), select=False)
+    assert len(fit.on_bounds) == 1
+
+
+def test_settings_on_their_bounds_are_named() -> None:
+    settings = gpattention.attach(Encoder()).settings
+    settings = replace(settings, power=torch.full_like(settings.power, 0.5))
+    assert bounds_reached(settings) == ()
+    for name, value in (("scale", 30.0), ("noise", NOISES[0]), ("noise", NOISES[1]), ("power", 1.0)):
+        numbers = getattr(settings, name).clone()
+        numbers[0, 1] = value
+        (told,) = bounds_reached(replace(settings, **{name: numbers}))
+        assert f"Fitted {name} lies on its bound: {value:.4g} at 1 of 4 heads" in told
+        assert bounds_reached(replace(settings, **{name: numbers}, draws=(False, True))) == ()
+
+
+def test_a_noise_on_its_bound_is_told_by_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = (0.09999, 0.10001)  # around where it starts
+    monkeypatch.setattr(stages, "NOISES", narrow)
+    monkeypatch.setitem(stages.BOUNDS, "noise", narrow)
+    monkeypatch.setattr(fitting, "CLEAR", -1e9)  # draws are made whatever they gain
+    model = Loud(6.0)
+    with pytest.warns(UserWarning, match="Fitted noise lies on its bound: 0.[01]+9* at . of 4 heads"):
+        fit = gpattention.attach(model).fit(
+            labelled(model, 60, 1), **QUICK, temperature=False, levels=("heads",), select=False
+        )
+    assert fit.chosen == "heads"
+
+
 def test_fits_repeat() -> None:
     model = Loud(4.0)
     data = labelled(model, 60, 1)
@@ -208,6 +300,38 @@ def test_tokens_fit_without_the_ignored() -> None:
     garbage = {"input_ids": ids, "labels": torch.where(labels == IGNORED, IGNORED, labels)}
     again = gpattention.attach(model).fit(garbage, **QUICK, levels=("global",))
     assert again.candidates[0].nll == pytest.approx(fit.candidates[0].nll)
+
+
+def test_ignored_tokens_say_nothing_about_the_temperature() -> None:
+    """Not whether all are right, nor how sure to be, and sentences without any label may come first."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30,
+        num_labels=CLASSES,
+    )  # fmt: skip
+    model = transformers.BertForTokenClassification(config).eval()
+    with torch.no_grad():
+        model.classifier.weight.mul_(300)
+        ids = torch.randint(0, 30, (150, 4))
+        logits = model(ids).logits
+    labels = torch.where(torch.rand(150, 4) < 0.8, logits.argmax(-1), torch.randint(0, CLASSES, (150, 4)))
+    labels[:110] = IGNORED
+    labels[110:, 2] = IGNORED
+    fit = gpattention.attach(model).fit(
+        {"input_ids": ids, "labels": labels}, **QUICK, levels=("global",), select=False
+    )
+    known = labels != IGNORED
+    expected = fit_temperature(logits[known][None], labels[known])
+    assert fit.settings.temperature == pytest.approx(expected, rel=1e-4)
+    assert 1.5 < expected < 90
+    right = torch.where(known, logits.argmax(-1), IGNORED)
+    fit = gpattention.attach(model).fit(
+        {"input_ids": ids, "labels": right}, **QUICK, levels=("global",), select=False
+    )
+    assert fit.settings.temperature == 1
+    assert f"all {int(known.sum())} items are right" in fit.reason
+    with pytest.raises(ValueError, match="got -100 for all of them"):
+        gpattention.attach(model).fit({"input_ids": ids[:9], "labels": labels[:9]}, **QUICK)
 
 
 def test_the_likelihood_averages_probabilities() -> None:

@@ -1,6 +1,7 @@
 """The handle: tasks, settings, and what it refuses."""
 
-from dataclasses import replace
+import warnings
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import transformers
 from torch import nn
 
 import gpattention
+from gpattention.adopt.frames import Frame
+from gpattention.adopt.handle import Handle
 from gpattention.adopt.results import TokenPrediction, Values
 from gpattention.models import Prediction
 from tests.adopt.hosts import CLASSES, ITEMS, TOKENS, make
@@ -69,6 +72,68 @@ def test_classes_of_tokens() -> None:
     assert torch.equal(told.probs, logits.softmax(-1))
 
 
+def undrawn(handle: Handle) -> Handle:
+    """With the settings of a fit that chose no draws."""
+    handle.settings = replace(handle.settings, scale=torch.zeros_like(handle.settings.scale))
+    return handle
+
+
+@pytest.mark.parametrize("name", ["bert", "encoder"])
+def test_predictions_say_whether_anything_was_drawn(name: str) -> None:
+    host = make(name)
+    handle = gpattention.attach(host.model)
+    assert handle.predict(host.inputs, samples=3).drawn
+    assert not handle.predict(host.inputs, samples=0).drawn
+    told = undrawn(handle).predict(host.inputs, samples=3)
+    assert not told.drawn
+    assert told.samples == 3
+    with pytest.warns(UserWarning, match="not two draws, which is not certainty.*chose no draws") as heard:
+        assert bool((told.mutual_information == 0).all())
+    assert heard[0].filename == __file__
+    again = Prediction.from_logits(told.logits / 2)  # a temperature of one's own
+    assert not again.drawn
+
+
+def test_tokens_and_values_say_it_too() -> None:
+    inputs = texts()
+    tokens = gpattention.attach(bert("ForTokenClassification", num_labels=CLASSES))
+    assert tokens.predict(inputs, samples=2).drawn
+    told = undrawn(tokens).predict(inputs, samples=2)
+    assert not told.drawn
+    assert not told.of_real_tokens.drawn
+    with pytest.warns(UserWarning, match="mutual_information is 0") as heard:
+        assert bool((told.mutual_information == 0).all())
+    assert heard[0].filename == __file__
+    values = gpattention.attach(bert("ForSequenceClassification", num_labels=1, problem_type="regression"))
+    assert values.predict(inputs, samples=2).drawn
+    still = undrawn(values).predict(inputs, samples=5)
+    assert not still.drawn
+    for read in ("variance", "stddev", "total_variance"):
+        with pytest.warns(UserWarning, match="variance is 0") as heard:
+            assert bool((getattr(still, read) == 0).all())
+        assert heard[0].filename == __file__
+    values.settings = replace(values.settings, residual=0.5)  # a fitted residual is a variance of its own
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bool((values.predict(inputs, samples=5).variance == 0.5).all())
+
+
+def test_variances_are_no_score_before_a_fit() -> None:
+    host = make("encoder")
+    handle = gpattention.attach(host.model)
+    for read in (lambda: handle.variances(host.inputs), lambda: handle.predict(host.inputs, variances=True)):
+        with pytest.warns(UserWarning, match=r"not fitted are no score.*handle\.fit") as heard:
+            read()
+        assert heard[0].filename == __file__
+    frame = Frame(*(torch.zeros(()) for _ in fields(Frame)))
+    fitted = replace(handle.settings, frames=(frame,) * len(handle.sites))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.warn_unfitted(stacklevel=2)
+    with pytest.warns(UserWarning, match="chose no draws, so that variances are no score"):
+        replace(fitted, scale=torch.zeros_like(fitted.scale)).warn_unfitted(stacklevel=2)
+
+
 @pytest.mark.parametrize("labels", [1, 2])
 def test_regression(labels: int) -> None:
     model = bert("ForSequenceClassification", num_labels=labels, problem_type="regression")
@@ -81,7 +146,8 @@ def test_regression(labels: int) -> None:
     torch.testing.assert_close(told.stddev.square(), told.variance)
     handle.settings = replace(handle.settings, residual=0.5)
     torch.testing.assert_close(handle.predict(texts(), samples=6).variance, told.variance + 0.5)
-    assert bool((handle.predict(texts(), samples=0).variance == 0).all())
+    with pytest.warns(UserWarning, match="variance is 0 because there are not two draws"):
+        assert bool((handle.predict(texts(), samples=0).variance == 0).all())
 
 
 def test_embeddings_have_a_variance() -> None:

@@ -45,9 +45,24 @@ BAD_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         r"need to be a tuple of names, got the text 'variance': write \('variance',\)",
     ),
     "draw": ("cgp rows", (X,), {"draw": "both"}, "got 'both'"),
-    "no samples": ("cgp rows", (X,), {"draw": "joint", "samples": 0}, "samples >= 1, got 0"),
-    "samples of a fraction": ("cgp rows", (X,), {"draw": "joint", "samples": 2.5}, "whole number, got 2.5"),
-    "samples of a flag": ("cgp rows", (X,), {"draw": "joint", "samples": True}, "whole number, got True"),
+    "no samples": (
+        "cgp rows",
+        (X,),
+        {"draw": "joint", "samples": 0},
+        "samples to be a whole number >= 1, got 0",
+    ),
+    "samples of a fraction": (
+        "cgp rows",
+        (X,),
+        {"draw": "joint", "samples": 2.5},
+        "whole number >= 1, got 2.5",
+    ),
+    "samples of a flag": (
+        "cgp rows",
+        (X,),
+        {"draw": "joint", "samples": True},
+        "whole number >= 1, got True",
+    ),
     "samples of the mean": ("cgp rows", (X,), {"samples": 3}, "samples=3 without a draw"),
     "width": ("softmax", (X[..., :5],), {}, r"query of shape \[B, N, 12\].*got \(3, 7, 5\)"),
     "axes": ("softmax", (X[None],), {}, r"query of shape.*got \(1, 3, 7, 12\)"),
@@ -97,11 +112,11 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scgp", {"inducing": "sampled"}, "got 'sampled'"),
     ("scgp", {"values": "printed"}, "got 'printed'"),
     ("scgp", {"conditional": "fitc"}, "expected conditional to be .* got 'fitc'"),
-    ("scgp", {"num_inducing": 0}, "expected num_inducing >= 1, got 0"),
-    ("scgp", {"num_inducing": (4, -1)}, "expected num_inducing >= 1, got -1"),
+    ("scgp", {"num_inducing": 0}, "expected num_inducing to be a whole number >= 1, got 0"),
+    ("scgp", {"num_inducing": (4, -1)}, "expected num_inducing to be a whole number >= 1, got -1"),
     ("scgp", {"num_inducing": (4, 4, 4)}, r"got \(4, 4, 4\)"),
     *(
-        ("scgp", {"num_inducing": bad}, f"num_inducing to be a whole number, got {bad}")
+        ("scgp", {"num_inducing": bad}, f"num_inducing to be a whole number >= 1, got {bad}")
         for bad in (2.5, None)
     ),
     ("sgpa", {"num_inducing": 0}, "got 0"),
@@ -125,7 +140,7 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("cgp", {"regularizer_samples": "3"}, "expected regularizer_samples to be a whole number, got '3'"),
     ("sgpa", {"jitter": -1.0}, r"expected jitter in \(0, 1\), got -1.0"),
     ("cgp", {"latent_prior": "flat"}, "got 'flat'"),
-    ("cgp", {"regularizer_samples": 0}, "expected regularizer_samples >= 1, got 0"),
+    ("cgp", {"regularizer_samples": 0}, "expected regularizer_samples to be a whole number >= 1, got 0"),
     *(
         ("cgp", {"observation_noise": bad}, f"expected observation_noise >= 0 and finite, got {bad}")
         for bad in (-1.0, math.inf, math.nan)

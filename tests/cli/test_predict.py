@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,19 @@ def test_json_is_one_document_with_all_there_is(digits: Path, digit: Path, capsy
     (prediction,) = told["predictions"]
     expected = predict_inputs(digits, [digit], samples=3, seed=2, temperature=1.5)[0]
     assert prediction["probabilities"] == pytest.approx(expected.probabilities)
+    assert prediction["mutual_information"] == pytest.approx(expected.mutual_information)
     assert prediction["input"] == str(digit)
+
+
+@pytest.mark.parametrize("samples", ["0", "1"])
+def test_json_says_null_where_nothing_can_disagree(
+    digits: Path, digit: Path, samples: str, capsys: Output
+) -> None:
+    options = ["--samples", samples, "--json", "--device", "cpu"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["predict", str(digits), str(digit), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["predictions"][0]["mutual_information"] is None
 
 
 def test_sentences_from_arguments_files_and_standard_input(

@@ -1,13 +1,20 @@
 """The temperature that made the labels is found again, and the likelihood has no slope there."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from gpattention.evaluation import ModelPredictor, TemperatureScaling, fit_temperature
-from gpattention.evaluation.temperature import temperature_nll
+from gpattention.evaluation import (
+    ModelPredictor,
+    TemperatureScaling,
+    fit_temperature,
+    temperature_profile,
+)
 from gpattention.gp import NonFiniteError, NumericalError
 from gpattention.models.prediction import Prediction
+from gpattention.models.temperature import temperature_nll
 from tests.models.stub_models import StubModel, normal, seeded
 
 
@@ -83,6 +90,111 @@ def test_no_optimum_is_an_error() -> None:
         fit_temperature(logits, labels)
     with pytest.raises(NumericalError, match=r"no temperature minimises.*these 4 items.*worse than guessing"):
         fit_temperature(logits, labels.flip(0))
+
+
+def drawn_problem(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of several draws [S, B, C], labels [B], some right, and which items count [B]."""
+    g = seeded(seed)
+    samples, items, classes = (int(torch.randint(*limits, (1,), generator=g)) for limits in SIZES)
+    size, spread = (float(x) for x in torch.rand(2, generator=g))
+    shared = torch.randn(1, items, classes, generator=g, dtype=torch.float64)
+    own = torch.randn(samples, items, classes, generator=g, dtype=torch.float64)
+    logits = 10 ** (2 * size - 0.7) * (shared + 4 * spread * own)
+    noise = torch.randint(0, classes, (items,), generator=g)
+    right = torch.rand(items, generator=g) < 0.6
+    counts = torch.rand(items, generator=g) < 0.8
+    counts[0] = True
+    return logits, torch.where(right, logits.mean(0).argmax(-1), noise), counts
+
+
+SIZES = ((2, 9), (6, 60), (2, 7))
+FINE = torch.linspace(-math.log(100), math.log(100), 2001, dtype=torch.float64)
+
+
+def fine_grid(logits: Tensor, labels: Tensor) -> Tensor:
+    """Summed negative log-likelihood at every temperature of the grid, the brute way.  [T]"""
+    each = (logits / FINE.exp()[:, None, None, None]).softmax(-1)  # [T, S, B, C]
+    right = each[..., torch.arange(len(labels)), labels].mean(1)  # [T, B]
+    return -right.log().sum(-1)
+
+
+@pytest.mark.parametrize("start", range(0, 500, 100))
+def test_fits_of_several_draws_are_those_of_a_fine_grid(start: int) -> None:
+    """None is refused whose optimum lies inside, none stops above it, at any of 500 problems."""
+    refused = softened = 0
+    for seed in range(start, start + 100):
+        logits, labels, counts = drawn_problem(seed)
+        logits, labels = logits[:, counts], labels[counts]
+        nll = fine_grid(logits, labels)
+        best = int(nll.argmin())
+        if best in (0, len(nll) - 1):
+            with pytest.raises(NumericalError):
+                fit_temperature(logits, labels)
+            refused += 1
+            continue
+        found = math.log(fit_temperature(logits, labels))
+        least, one = float(nll[best]), float(nll[len(nll) // 2])
+        hidden = FINE[best] < 0 and 2 * (one - least) < 3.84 - 1e-3
+        if hidden or bool((logits.softmax(-1).mean(0).argmax(-1) == labels).all()):
+            assert found == 0
+        else:
+            log_t = torch.tensor(found, dtype=torch.float64)
+            assert len(labels) * float(temperature_nll(logits, labels, log_t)) <= least + 1e-9
+            softened += found > 0
+    assert refused < 40
+    assert softened > 20
+
+
+def test_intervals_are_those_of_a_fine_grid() -> None:
+    for seed in range(100):
+        logits, labels, counts = drawn_problem(seed)
+        logits, labels = logits[: seed % 3 + 1, counts], labels[counts]  # one draw, or several
+        profile = temperature_profile(logits, labels)
+        nll = fine_grid(logits, labels)
+        inside = FINE[2 * (nll - nll.min()) <= 3.84]
+        step = float(FINE[1] - FINE[0])
+        for end, expected in zip(profile.interval, (inside[0], inside[-1]), strict=True):
+            assert math.log(end) == pytest.approx(float(expected), abs=2 * step)
+        assert profile.excludes_one == (float(nll[len(nll) // 2] - nll.min()) > 1.92)
+        assert profile.interval[0] <= profile.optimum <= profile.interval[1]
+
+
+def test_sharpening_must_be_shown() -> None:
+    """The same logits, too flat by a factor of 1.3: 40 items do not show it, 10,000 do."""
+    logits = 2 * normal(1, 10_000, 5, seed=0)
+    labels = labels_of(logits.softmax(-1)[0], 5)
+    few, many = (temperature_profile(logits[:, :n] / 1.3, labels[:n]) for n in (40, 10_000))
+    assert few.optimum < 1
+    assert few.interval[0] < few.optimum < 1 < few.interval[1]
+    assert few.temperature == fit_temperature(logits[:, :40] / 1.3, labels[:40]) == 1
+    assert "but its 95 % interval" in few.reason
+    assert "holds 1" in few.reason
+    assert many.interval[1] < 1
+    assert many.temperature == many.optimum == pytest.approx(1 / 1.3, rel=0.03)
+    assert fit_temperature(logits / 1.3, labels) == many.optimum
+    assert "excludes 1" in many.reason
+    softer = temperature_profile(logits[:, :40] * 1.3, labels[:40])  # softening need not be
+    assert softer.interval[0] < 1 < softer.optimum == softer.temperature
+
+
+def test_where_nothing_is_wrong_the_temperature_is_one() -> None:
+    logits, labels = 3 * torch.eye(4)[None], torch.arange(4)
+    profile = temperature_profile(logits, labels)
+    assert (profile.wrong, profile.temperature) == (0, 1.0)
+    assert "all 4 items are right" in profile.reason
+    draws = torch.cat([logits, logits, logits.flip(1)])  # right in the mean, one draw of three is not
+    assert temperature_profile(draws, labels).temperature == 1
+
+
+def test_a_limit_is_no_estimate() -> None:
+    """Logits that say nothing about the labels: few do not exclude 1, many do."""
+    logits = 0.2 * normal(1, 4000, 2, seed=3)
+    wrong = 1 - labels_of(logits.softmax(-1)[0], 4)  # worse than guessing
+    few, many = (temperature_profile(logits[:, :n], wrong[:n]) for n in (20, 4000))
+    assert few.on_bound == many.on_bound == 100
+    assert (few.temperature, many.temperature) == (1, pytest.approx(100))
+    assert "the limit, 100" in few.reason
+    assert "at its limit, 100" in many.reason
 
 
 def test_errors() -> None:

@@ -82,7 +82,9 @@ class TestPredict:
                 expected = copy.deepcopy(model).eval()(inputs).logits
             assert_close(found.logits, expected[None])
             assert_close(found.probs, expected.softmax(-1))
-            assert found.mutual_information.count_nonzero() == 0
+            assert not found.drawn
+            with pytest.warns(UserWarning, match="not two draws"):
+                assert found.mutual_information.count_nonzero() == 0
 
     @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DRAWING])
     def test_models_that_do_not_draw(self, kind: str) -> None:

@@ -1,6 +1,10 @@
 """Predictions from draws: closed forms, noise that belongs to items, bounded batches, an untouched model."""
 
+import copy
+import io
 import math
+import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from gpattention.models.prediction import Prediction, predict
 from tests.models.stub_models import StubModel, normal
 
 X = normal(11, 5, seed=1)
+NO_DRAWS = "mutual_information is 0 because there are not two draws, which is not certainty"
 
 
 def of_probs(*draws: list[float]) -> Prediction:
@@ -29,7 +34,8 @@ class TestUncertainty:
         p = Prediction.from_logits(torch.full((1, 2, 7), 3.0, dtype=torch.float64))
         torch.testing.assert_close(p.entropy, torch.full((2,), math.log(7), dtype=torch.float64))
         torch.testing.assert_close(p.expected_entropy, p.entropy)
-        assert p.mutual_information.tolist() == [0, 0]
+        with pytest.warns(UserWarning, match=NO_DRAWS):
+            assert p.mutual_information.tolist() == [0, 0]
         torch.testing.assert_close(p.confidence, torch.full((2,), 1 / 7, dtype=torch.float64))
 
     def test_sure_draws_that_disagree(self) -> None:
@@ -67,6 +73,7 @@ class TestUncertainty:
 
     def test_mutual_information_is_never_negative_and_huge_logits_stay_finite(self) -> None:
         alike = normal(1, 500, 4, seed=3).expand(5, 500, 4)
+        alike = alike + 1e-7 * normal(5, 500, 4, seed=4)
         assert bool((Prediction.from_logits(alike).mutual_information >= 0).all())
         p = Prediction.from_logits(torch.tensor([[[0.0, 3e4]]]))
         assert p.entropy.item() == 0
@@ -75,6 +82,52 @@ class TestUncertainty:
     def test_half_precision_is_raised(self) -> None:
         p = Prediction.from_logits(normal(2, 3, 4).bfloat16())
         assert p.probs.dtype == p.logits.dtype == torch.float32
+
+
+class TestDrawn:
+    """A disagreement of 0 without draws is told apart from that of draws which agree."""
+
+    def every_form(self, p: Prediction) -> list[Prediction]:
+        """The prediction after everything that makes another of it."""
+        stored = io.BytesIO()
+        torch.save(p, stored)
+        stored.seek(0)
+        loaded = torch.load(stored, weights_only=False)
+        return [
+            p, p[2:5], p[3], p.to("cpu"), Prediction.cat([p[:4], p[4:]]), copy.deepcopy(p),
+            pickle.loads(pickle.dumps(p)), loaded, Prediction.from_logits(p.logits / 2, drawn=p.drawn),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(("samples", "drawn"), [(0, False), (1, True), (4, True)])
+    def test_it_goes_with_the_prediction(self, samples: int, drawn: bool) -> None:
+        assert predict(StubModel(), X, samples=samples)[[]].drawn is drawn
+        for form in self.every_form(predict(StubModel(), X, samples=samples)):
+            assert form.drawn is drawn
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                told = form.mutual_information
+            assert bool((told == 0).all()) == (samples < 2)
+            assert len(heard) == (samples < 2)
+            assert all(str(warning.message).startswith(NO_DRAWS) for warning in heard)
+            assert all(warning.filename == __file__ for warning in heard)
+
+    def test_logits_of_others_are_looked_at(self) -> None:
+        draws = normal(4, 6, 3)
+        assert Prediction.from_logits(draws).drawn
+        assert not Prediction.from_logits(draws[:1]).drawn
+        copies = Prediction.from_logits(
+            draws[:1].expand(4, 6, 3)
+        )  # as a handle makes whose fit chose no draws
+        assert not copies.drawn
+        assert not Prediction.cat([Prediction.from_logits(draws), copies]).drawn
+
+    def test_it_warns_once_for_every_line(self) -> None:
+        p = predict(StubModel(), X, samples=0)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("default")
+            for _ in range(3):
+                p.mutual_information.sum()
+        assert len(heard) == 1
 
 
 class TestParts:
@@ -180,7 +233,8 @@ class TestMeanPrediction:
         p = predict(model, X, samples=0)
         assert p.logits.shape == (1, 11, 3)
         torch.testing.assert_close(p.logits[0], model(X).logits, rtol=1e-6, atol=1e-6)
-        assert bool((p.mutual_information == 0).all())
+        with pytest.warns(UserWarning, match=NO_DRAWS):
+            assert bool((p.mutual_information == 0).all())
         assert (model.calls[0]["draw"], model.calls[0]["noise"]) == ("none", False)
 
     @pytest.mark.parametrize("options", [{"draw": "none"}, {}])

@@ -8,7 +8,7 @@ from gpattention.adopt.refusals import FOUND_FORMS
 from gpattention.adopt.running import Runner
 from gpattention.adopt.sites import find_sites
 from gpattention.adopt.variance import MAX_KEYS
-from gpattention.models.rows import check_count
+from gpattention.checks import check_count
 
 MAX_LOG_AMPLITUDE = 3.0
 
@@ -46,7 +46,7 @@ def attach(
         raise ValueError(f"expected call to be a function of model and inputs, got {call!r}")
     if max_log_amplitude is not None and not max_log_amplitude >= 0:
         raise ValueError(f"expected max_log_amplitude >= 0 or None, got {max_log_amplitude}")
-    check_count("max_keys", max_keys, least=1)
+    max_keys = check_count("max_keys", max_keys, least=1)
     found = find_sites(model)
     if not found.sites:
         reasons = "".join(f"\n  {a.name or '(the model)'} ({a.kind}): {a.why}" for a in found.left_alone)

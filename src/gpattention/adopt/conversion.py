@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from gpattention.adopt.convert_kinds import KINDS
 from gpattention.adopt.convert_layer import TrainingDraw
+from gpattention.checks import check_whole
 
 FORMAT_VERSION = 1
 _HOSTS = {
@@ -40,8 +41,7 @@ class Conversion:
         if self.draw not in get_args(TrainingDraw):
             expected = " or ".join(map(repr, get_args(TrainingDraw)))
             raise ValueError(f"expected draw to be {expected}, got {self.draw!r}")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"expected seed to be a whole number, got {self.seed!r}")
+        object.__setattr__(self, "seed", check_whole("seed", self.seed))
         taken = sorted(_HOSTS & set(self.options))
         if taken:
             raise ValueError(f"the host decides {', '.join(taken)}: expected options without, got {taken}")

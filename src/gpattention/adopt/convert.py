@@ -71,6 +71,7 @@ def convert(
     if conversion_of(model) is not None:
         raise ValueError("expected a model that is not converted yet, got one that is")
     record = Conversion(kind, draw=draw, seed=seed, options=options)
+    seed = record.seed
     found = find_sites(model)
     sites = _chosen(found.sites, layers)
     if not sites:

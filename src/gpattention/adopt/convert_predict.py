@@ -16,12 +16,12 @@ from gpattention.adopt.convert_layer import (
 from gpattention.adopt.convert_own import answering
 from gpattention.adopt.reading import TASKS, Call, Task, call_model, find_task, read, real_tokens, uncompiled
 from gpattention.adopt.results import TokenPrediction, Values
+from gpattention.checks import check_count, check_whole
 from gpattention.gp.concurrency import Handler, handling
 from gpattention.models import Prediction, Transformer
 from gpattention.models.rows import (
     Inputs,
     Progress,
-    check_count,
     count_items,
     device_of,
     evaluating,
@@ -70,7 +70,8 @@ def predict(
         raise ValueError("expected a converted model, got one without a converted layer: call convert first")
     if task is not None and task not in TASKS:
         raise ValueError(f"expected task to be one of {', '.join(TASKS)}, got {task!r}")
-    check_count("samples", samples, least=0)
+    samples = check_count("samples", samples, least=0)
+    seed = check_whole("seed", seed)
     drawing = samples > 0 and any(layer.attention.draws for layer in layers)
     count = samples if drawing else 1
     device, asked = model_device(model, inputs), task
@@ -104,7 +105,7 @@ def predict(
     with evaluating(model):
         answers, found, means = run_rows(run, batch_size, device)
     answers = answers.unflatten(0, (-1, count)).transpose(0, 1).contiguous()  # [S, B, ...]
-    return _result(answers, found, inputs, means)
+    return _result(answers, found, inputs, means, drawn=drawing)
 
 
 def _hint(model: object) -> str:
@@ -126,11 +127,16 @@ def _count(
 
 
 def _result(
-    answers: Tensor, task: Task, inputs: Inputs, variances: tuple[Tensor | None, ...] | None
+    answers: Tensor,  # [S, B, ...]
+    task: Task,
+    inputs: Inputs,
+    variances: tuple[Tensor | None, ...] | None,
+    *,
+    drawn: bool,
 ) -> Prediction | TokenPrediction | Values:
     if task == "classification":
-        return Prediction.from_logits(answers, variances)
+        return Prediction.from_logits(answers, variances, drawn=drawn)
     if task == "tokens":
-        flat = Prediction.from_logits(answers.flatten(1, 2))
+        flat = Prediction.from_logits(answers.flatten(1, 2), drawn=drawn)
         return TokenPrediction(flat, real_tokens(inputs, tuple(answers.shape[1:3])))
-    return Values.from_draws(answers)
+    return Values.from_draws(answers, drawn=drawn)

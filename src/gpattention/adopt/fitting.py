@@ -4,9 +4,12 @@ The data are parted in two.  On the first part candidates are fitted, each from 
 one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
 draws by greedy choice.  The second part chooses: draws are made only by a candidate that gains more than two
 standard errors over the better one without, the simplest such that is not one behind the best.  Its last
-number, a temperature or residual variance, is then fitted to both parts.
+number, a temperature or residual variance, is then fitted to both parts.  Temperatures follow the rule of
+`gpattention.models.temperature`: none below 1 that the labels do not show.
 """
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -16,18 +19,20 @@ from torch import Tensor
 
 from gpattention.adopt.batches import Batch, Data, collect_batches
 from gpattention.adopt.frames import ALIGNMENTS, Alignment, Frame
-from gpattention.adopt.labels import check_labels
+from gpattention.adopt.labels import IGNORED, check_labels
 from gpattention.adopt.listening import Measuring
 from gpattention.adopt.running import Runner
-from gpattention.adopt.scoring import Scorer
+from gpattention.adopt.scoring import RESIDUALS, Scorer
 from gpattention.adopt.selection import greedy_sites
 from gpattention.adopt.settings import Settings
-from gpattention.adopt.stages import SCALES, START_POWERS, Stage, descend
-from gpattention.models.rows import check_count, evaluating, take
+from gpattention.adopt.stages import BOUNDS, SCALES, START_POWERS, Stage, descend
+from gpattention.checks import check_count, check_whole
+from gpattention.models.rows import evaluating, take
 
 Level: TypeAlias = Literal["global", "sites", "heads"]
 CLEAR = 2.0  # standard errors that draws must gain: with four candidates chance alone would pass one
 LEVELS: tuple[Level, ...] = ("global", "sites", "heads")
+ADVICE = "Fit to more items, or with fewer levels, or set handle.settings yourself."
 Progress: TypeAlias = Callable[[str, int, int], object]  # stage, done, total
 
 
@@ -65,11 +70,12 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for name in ("samples", "steps", "batch_size", "rows"):
-            check_count(name, getattr(self, name), least=1)
+            object.__setattr__(self, name, check_count(name, getattr(self, name), least=1))
+        object.__setattr__(self, "seed", check_whole("seed", self.seed))
         if self.samples < 2:
             raise ValueError(f"expected samples >= 2 to average over, got {self.samples}")
         if self.items is not None:
-            check_count("items", self.items, least=10)
+            object.__setattr__(self, "items", check_count("items", self.items, least=10))
         if isinstance(self.levels, str):
             raise ValueError(f"expected levels to be several names, got one string {self.levels!r}")
         unknown = [level for level in self.levels if level not in LEVELS]
@@ -105,11 +111,15 @@ class Fit:
         candidates: fitted to the first part of the items and weighed on the second.
         chosen: the name of one of them.
         settings: its settings, with the temperature or residual variance that all items together ask for.
+        reason: why this candidate and this temperature, in sentences.
+        on_bounds: a sentence for every kind of number whose best value lies on a bound, as a warning told.
     """
 
     candidates: tuple[Candidate, ...]
     chosen: str
     settings: Settings
+    reason: str = ""
+    on_bounds: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         lines = [f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'temperature':>13}  draws"]
@@ -121,7 +131,7 @@ class Fit:
             )
         if self.settings.temperature != 1.0:
             lines.append(f"temperature that all items ask for: {self.settings.temperature:.3f}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([self.reason] if self.reason else []), *self.on_bounds])
 
 
 def fit_settings(
@@ -139,13 +149,31 @@ def fit_settings(
             )
         for batch in batches:
             check_labels(batch.labels, tuple(answer.shape[1:]), runner.task)
+        if runner.task != "regression":
+            batches = _with_labels(batches)
         fitted, kept_back = _part(batches)
         tell = options.progress or (lambda stage, done, total: None)
         frames = _measure(runner, fitted, options, tell)
         settings = replace(start.to(device), frames=frames, draws=(True,) * len(runner.sites))
         scorer = Scorer(runner, options.samples, options.rows, options.seed, options.temperature)
         proposed = _candidates(runner, settings, scorer, fitted, options, tell)
-        return _choose(scorer, proposed, fitted, kept_back, tell)
+        fit = _choose(scorer, proposed, fitted, kept_back, tell)
+    for sentence in fit.on_bounds:
+        warnings.warn(sentence, stacklevel=3)  # of the call of Handle.fit
+    return fit
+
+
+def _with_labels(batches: list[Batch]) -> list[Batch]:
+    """Items of which at least one label counts: others have no likelihood."""
+    counts = [(batch, (batch.labels.long() != IGNORED).reshape(len(batch), -1).any(1)) for batch in batches]
+    found = [
+        batch if bool(known.all()) else batch.select(known.nonzero()[:, 0])
+        for batch, known in counts
+        if bool(known.any())
+    ]
+    if not found:
+        raise ValueError(f"expected labels of at least 4 items to fit to, got {IGNORED} for all of them")
+    return found
 
 
 def _part(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -241,8 +269,56 @@ def _choose(
         for (name, settings, nll), score in zip(finished, scores, strict=True)
     ]
     chosen = candidates[_chosen(candidates, scores, best)]
-    settings, _ = scorer.finish(chosen.settings, [*fitted, *kept_back], tempers=chosen.name != "plain")
-    return Fit(tuple(candidates), chosen.name, settings)
+    settings, reason, on_bounds = _concluded(scorer, chosen, [*fitted, *kept_back])
+    drawn = "draws gain" if chosen.draws else "no candidate that draws gains"
+    reason = f"{chosen.name}: {drawn} more than {CLEAR:g} standard errors on the items kept back. {reason}"
+    return Fit(tuple(candidates), chosen.name, settings, reason.strip(), on_bounds)
+
+
+def _concluded(
+    scorer: Scorer, chosen: Candidate, batches: list[Batch]
+) -> tuple[Settings, str, tuple[str, ...]]:
+    """The chosen settings with their last number, why it is that, and what lies on a bound."""
+    if scorer.is_regression or not scorer.tempers:
+        settings, _ = scorer.finish(chosen.settings, batches)
+        return settings, "", bounds_reached(settings, regression=scorer.is_regression)
+    profile = scorer.profile(chosen.settings, batches)
+    reached = bounds_reached(chosen.settings)
+    if profile.on_bound and profile.wrong:
+        reached += (
+            f"The best temperature lies on its bound, {profile.on_bound:g}; {profile.temperature:.3g} is "
+            f"taken. {'Logits tell no more than guessing' if profile.optimum > 1 else 'Logits are tiny'}: "
+            "check that labels and logits belong together, or fit to more items.",
+        )
+    if chosen.name != "plain":
+        return replace(chosen.settings, temperature=profile.temperature), profile.reason, reached
+    kept = "The temperature is 1: a fitted one does no better on the items kept back."
+    return chosen.settings, profile.reason if profile.temperature == 1 else kept, reached
+
+
+def bounds_reached(settings: Settings, *, regression: bool = False) -> tuple[str, ...]:
+    """A sentence for every kind of number of the sites that draw, or residual variance, that lies on a bound.
+
+    The best value may lie beyond it, so that what was taken is no estimate.
+    """
+    drawing = [place for place in range(len(settings.draws)) if settings.drawn(place)]
+    told = []
+    for name, (least, most) in BOUNDS.items():
+        values = getattr(settings, name)[drawing].flatten().tolist()
+        for bound in (x for x in (least, most) if x is not None):
+            found = [x for x in values if math.isclose(x, bound, rel_tol=1e-4, abs_tol=0 if bound else 1e-4)]
+            if found:
+                told.append(
+                    f"Fitted {name} lies on its bound: {found[0]:.4g} at {len(found)} of {len(values)} "
+                    f"heads, the bound is {bound:g}. {ADVICE}"
+                )
+    for bound in RESIDUALS if regression else ():
+        if math.isclose(settings.residual, bound, rel_tol=1e-4):
+            told.append(
+                f"Fitted residual lies on its bound: {settings.residual:.4g}, the bound is {bound:.4g}. "
+                "Check that targets are not the model's own answers and have a usual scale."
+            )
+    return tuple(told)
 
 
 def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:

@@ -18,11 +18,11 @@ from gpattention.adopt.settings import Settings, initial_settings
 from gpattention.adopt.settings_folder import load_settings, save_settings
 from gpattention.adopt.sites import Found, Site
 from gpattention.adopt.tables import describe
+from gpattention.checks import check_count, check_whole
 from gpattention.models.prediction import Prediction
 from gpattention.models.rows import (
     Inputs,
     Progress,
-    check_count,
     count_items,
     device_of,
     evaluating,
@@ -101,9 +101,12 @@ class Handle:
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
         self._check_attached()
-        check_count("samples", samples, least=0)
-        check_count("first_item", first_item, least=0)
+        samples = check_count("samples", samples, least=0)
+        first_item = check_count("first_item", first_item, least=0)
+        seed = check_whole("seed", seed)
         device, own = self._runner.device(inputs), self._settings
+        if variances:
+            own.warn_unfitted(stacklevel=3)
         count = samples if samples > 0 and own.any_drawn else 1  # without draws all samples are one
         settings = own.to(device)
 
@@ -134,8 +137,13 @@ class Handle:
         return self._result(answers, inputs, own if samples > 0 else None, variances=means)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
-        """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw."""
+        """Of every token at every site, [B, H, N] each, in one plain pass; also of sites that do not draw.
+
+        Before a fit nothing says how they go with what the model does not know, and as a score they may rank
+        items the wrong way round: reading them then warns.
+        """
         self._check_attached()
+        self._settings.warn_unfitted(stacklevel=3)
         device = self._runner.device(inputs)
         settings = self._settings.to(device)
 
@@ -224,14 +232,15 @@ class Handle:
         variances: tuple[Tensor | None, ...] | None,
     ) -> Prediction | TokenPrediction | Values:
         temperature = 1.0 if settings is None else settings.temperature
+        drawn = settings is not None and settings.any_drawn
         if self.task == "classification":
-            return Prediction.from_logits(answers / temperature, variances)
+            return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
         if self.task == "tokens":
             shape = tuple(answers.shape[1:3])
-            flat = Prediction.from_logits(answers.flatten(1, 2) / temperature)
+            flat = Prediction.from_logits(answers.flatten(1, 2) / temperature, drawn=drawn)
             return TokenPrediction(flat, real_tokens(inputs, shape))
         residual = settings.residual if self.task == "regression" and settings is not None else 0.0
-        return Values.from_draws(answers, residual)
+        return Values.from_draws(answers, residual, drawn=drawn)
 
     def _take(self, sites: list[str], settings: Settings, source: str) -> None:
         """Settings from elsewhere, if they are those of the same sites."""

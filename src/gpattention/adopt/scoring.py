@@ -1,18 +1,20 @@
 """How settings do on labelled data, with the same noise for all of them."""
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gpattention.adopt.batches import Batch
-from gpattention.adopt.likelihood import log_likelihood
+from gpattention.adopt.likelihood import labelled, log_likelihood, residual_curve
 from gpattention.adopt.running import Runner
 from gpattention.adopt.settings import Settings
 from gpattention.models.rows import iterate_rows
+from gpattention.models.temperature import TemperatureProfile, least_of, profile_temperature
 
 SOME = 96  # items that coarse comparisons look at
-_LIMIT = 5.0  # of |log temperature|
+RESIDUALS = (math.exp(-20), math.exp(20))  # least and most residual variance
 
 
 class Scorer:
@@ -20,7 +22,7 @@ class Scorer:
 
     def __init__(self, runner: Runner, samples: int, rows: int, seed: int, temperature: bool) -> None:
         self._runner, self._samples, self._rows, self._seed = runner, samples, rows, seed
-        self._tempers = temperature
+        self.tempers = temperature
 
     @property
     def is_regression(self) -> bool:
@@ -39,25 +41,20 @@ class Scorer:
         Returns the settings with it and their mean negative log-likelihood.
         """
         answers = self._answers(settings, batches)
-        if not self.is_regression and not (self._tempers and tempers):
-            return settings, -float(self._weigh(answers, settings).mean())
-        log_number = torch.zeros((), dtype=torch.float64, requires_grad=True)
-        optimiser = torch.optim.LBFGS([log_number], max_iter=60, line_search_fn="strong_wolfe")
-
-        def closure() -> Tensor:
-            optimiser.zero_grad()
-            loss = -_log_likelihoods(answers, self._runner, log_number, regression=self.is_regression).mean()
-            loss.backward()
-            return loss
-
-        with torch.enable_grad():
-            optimiser.step(closure)
-        number = float(log_number.detach().clamp(-4 * _LIMIT, 4 * _LIMIT).exp())
         if self.is_regression:
-            settings = replace(settings, residual=number)
-        else:
-            settings = replace(settings, temperature=min(max(number, 1e-2), 1e2))
+            settings = replace(settings, residual=_residual(answers))
+        elif self.tempers and tempers:
+            settings = replace(settings, temperature=self._profile(answers).temperature)
         return settings, -float(self._weigh(answers, settings).mean())
+
+    def profile(self, settings: Settings, batches: list[Batch]) -> TemperatureProfile:
+        """What the labels say about the temperature of the drawn logits."""
+        return self._profile(self._answers(settings, batches))
+
+    def _profile(self, answers: list[tuple[Tensor, Tensor]]) -> TemperatureProfile:
+        assert self._runner.task is not None
+        logits, labels = zip(*(labelled(a, y, self._runner.task) for a, y in answers), strict=True)
+        return profile_temperature(torch.cat(logits, 1), torch.cat(labels))
 
     def some(self, batches: list[Batch]) -> list[Batch]:
         """The first of them, enough for a coarse look."""
@@ -90,6 +87,15 @@ class Scorer:
         number = settings.residual if self.is_regression else settings.temperature
         log_number = torch.tensor(max(number, 1e-12), dtype=torch.float64).log()
         return _log_likelihoods(answers, self._runner, log_number, regression=self.is_regression)
+
+
+def _residual(answers: list[tuple[Tensor, Tensor]]) -> float:
+    """The residual variance that all batches together ask for."""
+    curve = residual_curve(
+        torch.cat([a for a, _ in answers], 1), torch.cat([y.reshape(len(y), -1) for _, y in answers])
+    )
+    grid = torch.linspace(math.log(RESIDUALS[0]), math.log(RESIDUALS[1]), 81, dtype=torch.float64)
+    return math.exp(least_of(curve, grid.tolist()))
 
 
 def _log_likelihoods(

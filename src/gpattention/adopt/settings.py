@@ -1,5 +1,6 @@
 """What an attached model draws with: scales, noise and powers of every head, and which sites draw."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,9 +40,27 @@ class Settings:
         return self.draws[place] and bool((self.scale[place] > 0).any())
 
     @property
+    def fitted(self) -> bool:
+        """Whether a fit made them: it measures frames."""
+        return any(frame is not None for frame in self.frames)
+
+    @property
     def any_drawn(self) -> bool:
         """Whether any site draws; if none does, the host's own pass says it all."""
         return any(self.drawn(place) for place in range(len(self.draws)))
+
+    def warn_unfitted(self, stacklevel: int) -> None:
+        """Say that variances by these settings are no score yet, or none at all."""
+        if not self.fitted:
+            why = (
+                "variances of a handle that was not fitted are no score: they may rank items the wrong way "
+                "round. handle.fit(held_out, labels) fits them"
+            )
+        elif not self.any_drawn:
+            why = "the fit chose no draws, so that variances are no score: entropy and confidence are"
+        else:
+            return
+        warnings.warn(why, stacklevel=stacklevel)
 
     def to(self, device: torch.device | str) -> "Settings":
         """The same on another device."""

@@ -21,6 +21,8 @@ SCALES = (0.03, 0.1, 0.3, 1.0)  # where to start
 START_POWERS = (0.05, 0.5)
 NOISES = (1e-3, 10.0)  # least and most noise variance
 LARGEST_SCALE = 30.0
+# a scale of 0 is no bound: there a head draws nothing
+BOUNDS = {"scale": (None, LARGEST_SCALE), "noise": NOISES, "power": (0.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def descend(
     """Adam on small batches with fresh draws; the numbers of the last half of the steps are averaged."""
     parameters = _Parameters(scorer.finish(settings, scorer.some(batches))[0], stage)
     optimiser = torch.optim.Adam(parameters.all(), lr=options.learning_rate, betas=(0.8, 0.95))
+    # a temperature that was not shown to be below 1 is not learnt below 1 either
+    coldest = min(0.0, float(parameters.log_temperature.detach()))
     kept: list[list[Tensor]] = []
     for step, batch in enumerate(_endless(batches, options.batch_size, options.seed, options.steps)):
         with torch.enable_grad():
@@ -88,6 +92,7 @@ def descend(
         if not options.temperature:
             parameters.log_temperature.grad = None
         optimiser.step()
+        parameters.log_temperature.data.clamp_(min=coldest)
         if step >= options.steps // 2:
             kept.append([x.detach().clone() for x in parameters.all()])
         tell(stage.title or stage.level, step + 1, options.steps)

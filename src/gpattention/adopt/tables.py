@@ -7,7 +7,7 @@ from gpattention.adopt.sites import Found
 def describe(model: str, found: Found, settings: Settings, *, attached: bool) -> str:
     """A line per site with what it draws with, and one for everything left alone."""
     head = f"{'attached to' if attached else 'detached from'} {model}: {len(found.sites)} sites"
-    fitted = "fitted" if settings.frames else "not fitted"
+    fitted = "fitted" if settings.fitted else "not fitted"
     head += f", {sum(settings.drawn(i) for i in range(len(found.sites)))} draw ({fitted})"
     rows = [("site", "kind", "heads", "scale", "noise", "power")]
     for place, site in enumerate(found.sites):

@@ -8,8 +8,9 @@ from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.registry import register_attention
 from gpattention.attention.unused import refuse_unused
+from gpattention.checks import check_count
 from gpattention.gp import LogDensity, NoiseSource, Posterior, causal_cgp_posterior, cgp_posterior
-from gpattention.gp.checks import check_choice, check_count, check_observation_noise
+from gpattention.gp.checks import check_choice, check_observation_noise
 from gpattention.gp.correlated import CGPPosterior
 from gpattention.gp.correlated_density import LATENT_PRIORS, LatentPrior, cgp_density_of
 from gpattention.gp.divergence import cgp_kl_of
@@ -47,7 +48,7 @@ class CGPAttention(GaussianAttention):
         check_choice("latent_prior", latent_prior, LATENT_PRIORS)
         if observation_noise is not None:
             check_observation_noise(observation_noise)
-        check_count("regularizer_samples", regularizer_samples)
+        regularizer_samples = check_count("regularizer_samples", regularizer_samples)
         self.causal = causal
         self._refuse_unread(latent_prior, observation_noise, regularizer_samples)
         self.latent_prior: LatentPrior = latent_prior

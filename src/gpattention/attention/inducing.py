@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.attention.initialisation import latent_points
-from gpattention.gp.checks import check_choice, check_count
+from gpattention.checks import check_count
+from gpattention.gp.checks import check_choice
 
 InducingKind = Literal["learned", "pooled"]
 INDUCING_KINDS: tuple[InducingKind, ...] = get_args(InducingKind)
@@ -79,7 +80,7 @@ def build_inducing(
 ) -> LearnedInducing | PooledInducing:
     """Inducing inputs by name."""
     check_choice("inducing", kind, INDUCING_KINDS)
-    check_count("num_inducing", count)
+    count = check_count("num_inducing", count)
     if kind == "learned":
         return LearnedInducing(num_heads, count, embed_dim // num_heads, device=device, dtype=dtype)
     if kind == "pooled":

@@ -12,6 +12,8 @@ from typing import Any, Union, get_args, get_origin
 
 from torch import Tensor
 
+from gpattention.checks import plain
+
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -53,6 +55,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: Any, kind: type) -> bool:
+    value = value if isinstance(value, Tensor) and value.is_floating_point() else plain(value)
     if kind is bool or isinstance(value, bool):
         return isinstance(value, kind) and kind in (bool, NoneType)
     if kind is NoneType:

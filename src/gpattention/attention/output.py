@@ -5,8 +5,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from gpattention.checks import check_count
 from gpattention.gp import Posterior
-from gpattention.gp.checks import check_choice, check_count
+from gpattention.gp.checks import check_choice
 
 Draw = Literal["none", "independent", "joint"]
 NEEDS = ("output", "variance", "regularizer", "weights", "posterior")
@@ -28,7 +29,7 @@ class AttentionOutput:
 def check_request(kind: str, draws: bool, draw: str, samples: int, need: tuple[str, ...]) -> None:
     """Refuse what this kind of attention cannot give, before anything is computed."""
     check_choice("draw", draw, DRAWS)
-    check_count("samples", samples)
+    samples = check_count("samples", samples)
     if samples > 1 and draw == "none":
         raise ValueError(f"samples={samples} without a draw: pass draw='independent' or draw='joint'")
     check_need(need, NEEDS)

@@ -11,8 +11,9 @@ from gpattention.attention.initialisation import spread_
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
+from gpattention.checks import check_count
 from gpattention.gp import NoiseSource, Posterior, exp_dot, rbf, sgpa_posterior
-from gpattention.gp.checks import check_choice, check_count, check_jitter
+from gpattention.gp.checks import check_choice, check_jitter
 from gpattention.gp.fused.sgpa.triangle import fused_triangle
 from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.kernels import ArdRbf
@@ -50,7 +51,7 @@ class SGPAAttention(Attention):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        check_count("num_inducing", num_inducing)
+        num_inducing = check_count("num_inducing", num_inducing)
         check_choice("kernel", kernel, KERNELS)
         check_jitter(jitter)
         self.kernel: KernelName = kernel

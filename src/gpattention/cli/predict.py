@@ -96,10 +96,10 @@ def run(given: argparse.Namespace) -> None:
             )
         )
     else:
-        print(predictions_table(predictions, draws))
+        print(predictions_table(predictions))
 
 
-def predictions_table(predictions: list[InputPrediction], draws: int) -> str:
+def predictions_table(predictions: list[InputPrediction]) -> str:
     """One line for each input; fewer than two draws cannot disagree, which is not to say that they agree."""
     rows = [
         (
@@ -107,7 +107,7 @@ def predictions_table(predictions: list[InputPrediction], draws: int) -> str:
             p.label,
             f"{p.confidence:.3f}",
             f"{p.entropy:.3f}",
-            f"{p.mutual_information:.3f}" if draws > 1 else "-",
+            "-" if p.mutual_information is None else f"{p.mutual_information:.3f}",
         )
         for p in predictions
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from gpattention.checks import plain
 from gpattention.data.augmentation import CropAndFlip
 from gpattention.data.cifar_files import SIDE, Cifar, read_cifar
 from gpattention.data.images import ImageData, Images
@@ -53,6 +54,7 @@ def load_cifar(
         )
     if validation is None:
         validation = VALIDATION if whole else max(1, len(train) // 10)
+    validation = plain(validation)
     if not isinstance(validation, int) or not 0 < validation < len(train):
         raise ValueError(
             f"expected validation to be a whole number from 1 to {len(train) - 1}, got {validation!r}"

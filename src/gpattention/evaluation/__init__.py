@@ -18,7 +18,7 @@ from gpattention.evaluation.prediction_cache import PredictionCache
 from gpattention.evaluation.predictor import ModelPredictor, Predictor
 from gpattention.evaluation.records import Record, SuiteResult, read_suites, write_suite
 from gpattention.evaluation.selective import RiskCoverageCurve, SelectivePredictor, risk_coverage_curve
-from gpattention.evaluation.temperature import TemperatureScaling, fit_temperature
+from gpattention.evaluation.temperature import TemperatureScaling, fit_temperature, temperature_profile
 
 __all__ = [
     "ConformalSets",
@@ -40,5 +40,6 @@ __all__ = [
     "fit_temperature",
     "read_suites",
     "risk_coverage_curve",
+    "temperature_profile",
     "write_suite",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_whole
 from gpattention.evaluation.checks import check_predictor
 from gpattention.evaluation.predictor import Predictor
 from gpattention.models.prediction import Prediction
@@ -40,6 +41,7 @@ class DeepEnsemble:
         progress: Progress | None = None,
     ) -> Prediction:
         """The mixture of all members; `samples` is for each member."""
+        seed = check_whole("seed", seed)
         parts = [
             member.predict(
                 inputs,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_count, check_whole
 from gpattention.evaluation.checks import not_fitted
 from gpattention.evaluation.last_layer import (
     FeatureClassifier,
@@ -21,7 +22,7 @@ from gpattention.evaluation.last_layer import (
 from gpattention.gp import NumericalError
 from gpattention.gp.cholesky import cholesky
 from gpattention.metrics.checks import check_labels
-from gpattention.models.rows import Inputs, Progress, check_count
+from gpattention.models.rows import Inputs, Progress
 
 PRIOR_VARIANCES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of a logit; held-out items choose
 _HELD_OUT = 5  # one in so many
@@ -89,11 +90,11 @@ class GPLastLayer(LastLayerPredictor):
         seed: int = 0,
     ) -> None:
         super().__init__(model)
-        check_count("features", features, least=1)
+        features = check_count("features", features, least=1)
         for name, value in {"lengthscale": lengthscale, "prior_variance": prior_variance}.items():
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"expected {name} to be positive and finite, got {value}")
-        self._count, self._seed = features, seed
+        self._count, self._seed = features, check_whole("seed", seed)
         self._lengthscale, self._prior_variance = lengthscale, prior_variance
         self._random: RandomFeatures | None = None
         self._posterior: WeightPosterior | None = None

@@ -12,12 +12,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.attention.output import Draw
+from gpattention.checks import check_count, check_whole
 from gpattention.gp import ItemNoise
 from gpattention.models.prediction import Classifier, Prediction
 from gpattention.models.rows import (
     Inputs,
     Progress,
-    check_count,
     collect,
     device_of,
     evaluating,
@@ -129,7 +129,8 @@ class LastLayerPredictor(ABC):
         The network runs once per item, at most `batch_size` at a time, without draws of its own.  The
         draws of an item depend on `seed` and its number alone.
         """
-        check_count("samples", samples, least=0)
+        samples = check_count("samples", samples, least=0)
+        seed, first_item = check_whole("seed", seed), check_count("first_item", first_item, least=0)
         model = self._model
         device = model_device(model, inputs)
 
@@ -146,7 +147,7 @@ class LastLayerPredictor(ABC):
             return torch.cat(parts, 1)
 
         with evaluating(model):
-            return Prediction.from_logits(run_rows(run, batch_size, device))
+            return Prediction.from_logits(run_rows(run, batch_size, device), drawn=samples > 0)
 
     @abstractmethod
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:

@@ -5,10 +5,11 @@ from functools import partial
 from torch import Tensor
 
 from gpattention.attention.output import DRAWS, Draw
+from gpattention.checks import check_count, check_whole
 from gpattention.metrics.checks import check_choice
 from gpattention.models.item_dropout import Dropout, calls_of_items, find_dropouts, hooked, item_masks
 from gpattention.models.prediction import Classifier, Prediction, predict
-from gpattention.models.rows import Inputs, Progress, Rows, check_count, collect, evaluating, model_device
+from gpattention.models.rows import Inputs, Progress, Rows, collect, evaluating, model_device
 from gpattention.models.rows_at_once import run_rows
 
 
@@ -41,7 +42,8 @@ class MCDropout:
         progress: Progress | None = None,
     ) -> Prediction:
         """`samples` masks for every item; the model is left as it was."""
-        check_count("samples", samples, least=0)
+        samples = check_count("samples", samples, least=0)
+        seed = check_whole("seed", seed)
         model = self._model
         if samples == 0:
             return predict(model, inputs, samples=0, batch_size=batch_size, progress=progress)
@@ -71,7 +73,7 @@ class MCDropout:
                 batch_size,
                 device,
             )
-        return Prediction.from_logits(logits)
+        return Prediction.from_logits(logits, drawn=True)
 
     def _dropouts(self) -> dict[str, Dropout]:
         """Read anew at every prediction: rates may be set at any time."""

@@ -66,7 +66,7 @@ class OodScores:
         scores["max_softmax"] = 1 - told.confidence
         scores["entropy"] = told.entropy
         scores["energy"] = -told.logits.mean(0).logsumexp(-1)
-        if told.samples > 1:
+        if told.drawn and told.samples > 1:
             scores["mutual_information"] = told.mutual_information
         if predicted.layer_variance is not None and self.variance_mean is not None:
             scores["gp_variance"] = self._standard_variance(predicted.layer_variance)

@@ -1,8 +1,5 @@
 """Temperature scaling (Guo et al. 2017): one number, fitted on held-out items, that softens all logits."""
 
-import math
-
-import torch
 from torch import Tensor
 
 from gpattention.evaluation.checks import check_predictor, not_fitted
@@ -11,68 +8,37 @@ from gpattention.gp import NumericalError
 from gpattention.metrics.checks import check_labels
 from gpattention.models.prediction import Prediction, check_logits
 from gpattention.models.rows import Inputs, Progress
-
-LIMIT = 100.0  # temperatures beyond this factor mean that the likelihood has no optimum
-
-
-def temperature_nll(logits: Tensor, labels: Tensor, log_temperature: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the sample-averaged probabilities.
-
-    `logits` are [S, B, C]; the temperature divides every sample's logits, before the average.
-    """
-    log_each = (logits / log_temperature.exp()).log_softmax(-1)  # [S, B, C]
-    log_right = log_each.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]  # [S, B]
-    return math.log(len(logits)) - log_right.logsumexp(0).mean()
+from gpattention.models.temperature import TemperatureProfile, profile_temperature
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature of least negative log-likelihood, by L-BFGS on its logarithm in float64.
+    """The temperature of least negative log-likelihood, but for one below 1 that the items do not show.
 
-    A `NumericalError` tells that there is none: if every item is classified right, the likelihood grows
-    for ever as T goes to 0; if the logits are worse than guessing, as T goes to infinity.
+    Sharpening makes foreign items surer too, so that a temperature below 1 is taken only where its 95 %
+    profile-likelihood interval excludes 1, and is 1 otherwise; `temperature_profile` tells the optimum, the
+    interval and the reason.  A `NumericalError` tells that there is no optimum: if every item is classified
+    right, the likelihood grows for ever as T goes to 0; if the logits are worse than guessing, as T goes to
+    infinity.
     """
-    check_logits(logits)
-    check_labels(labels, logits.shape[1], logits.shape[2])
-    if len(labels) == 0:
-        raise ValueError(f"expected logits of at least one item, got shape {tuple(logits.shape)}")
-    with torch.inference_mode(
-        False
-    ):  # copies made here can be differentiated, whatever mode made the tensors
-        draws = logits.detach().to(torch.float64, copy=True)
-        return _least_nll(draws, labels.to(logits.device, torch.int64, copy=True))
-
-
-def _least_nll(logits: Tensor, labels: Tensor) -> float:
-    if bool((logits.argmax(-1) == labels).all()):
+    profile = temperature_profile(logits, labels)
+    if bool((logits.argmax(-1) == labels.to(logits.device)).all()):
         raise NumericalError(
             f"all {len(labels)} items are classified right, so that no temperature minimises the negative "
             "log-likelihood: fit on more held-out items"
         )
-    log_temperature = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [log_temperature],
-        max_iter=200,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-14,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = temperature_nll(logits, labels, log_temperature)
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimiser.step(closure)
-        closure()
-    found, slope = float(log_temperature.detach().exp()), float(log_temperature.grad or 0.0)
-    if not 1 / LIMIT < found < LIMIT or abs(slope) > 1e-4:
+    if profile.on_bound:
         raise NumericalError(
-            f"no temperature minimises the negative log-likelihood of these {len(labels)} items: L-BFGS "
-            f"stopped at {found:.3g} with slope {slope:.1e}. The logits may be worse than guessing"
+            f"no temperature minimises the negative log-likelihood of these {len(labels)} items: it falls up "
+            f"to the limit, {profile.on_bound:.3g}. The logits may be worse than guessing"
         )
-    return found
+    return profile.temperature
+
+
+def temperature_profile(logits: Tensor, labels: Tensor) -> TemperatureProfile:
+    """What labels [B] say about the temperature of logits [S, B, C]: optimum, 95 % interval, what to take."""
+    check_logits(logits)
+    check_labels(labels, logits.shape[1], logits.shape[2])
+    return profile_temperature(logits.detach(), labels)
 
 
 class TemperatureScaling:
@@ -139,4 +105,6 @@ class TemperatureScaling:
             first_item=first_item,
             progress=progress,
         )
-        return Prediction.from_logits(prediction.logits / temperature, prediction.variances)
+        return Prediction.from_logits(
+            prediction.logits / temperature, prediction.variances, drawn=prediction.drawn
+        )

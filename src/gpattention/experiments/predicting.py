@@ -31,7 +31,7 @@ class InputPrediction:
     label: str
     confidence: float  # the label's probability
     entropy: float  # of the probabilities: the whole uncertainty
-    mutual_information: float  # how much the draws disagree: the model's own part of it
+    mutual_information: float | None  # how much the draws disagree; None without two draws
     probabilities: dict[str, float]  # of every class
 
 
@@ -72,7 +72,7 @@ def predict_inputs(
         encoded = preprocessing.images(part) if images else preprocessing.sentences(part)
         prediction = model.predict(encoded, samples=samples, seed=seed, first_item=start)
         if temperature != 1:
-            prediction = Prediction.from_logits(prediction.logits / temperature)
+            prediction = Prediction.from_logits(prediction.logits / temperature, drawn=prediction.drawn)
         found += _told(part, prediction, preprocessing.classes)
         if progress is not None:
             progress(len(found), len(items))
@@ -159,13 +159,15 @@ def _some(items: list[T]) -> list[T]:
 
 
 def _told(items: Sequence[str], prediction: Prediction, classes: Sequence[str]) -> list[InputPrediction]:
+    several = prediction.drawn and prediction.samples > 1
+    disagreement = prediction.mutual_information.tolist() if several else [None] * len(items)
     return [
         InputPrediction(
             input=item,
             label=classes[int(prediction.label[i])],
             confidence=float(prediction.confidence[i]),
             entropy=float(prediction.entropy[i]),
-            mutual_information=float(prediction.mutual_information[i]),
+            mutual_information=disagreement[i],
             probabilities=dict(zip(classes, prediction.probs[i].tolist(), strict=True)),
         )
         for i, item in enumerate(items)

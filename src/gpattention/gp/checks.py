@@ -17,15 +17,6 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"expected {name} to be one of {', '.join(allowed)}, got {value!r}")
 
 
-def check_count(name: str, value: int) -> None:
-    """A number of things of which there must be one."""
-    # an int also where it is symbolic; the compiler cannot ask others for their attributes
-    if isinstance(value, bool) or not (isinstance(value, int) or hasattr(value, "__index__")):
-        raise ValueError(f"expected {name} to be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"expected {name} >= 1, got {value}")
-
-
 def check_jitter(jitter: float) -> None:
     """A perturbation of SGPA's inducing Gram matrix, which may be singular without it."""
     if not 0 < jitter < 1:

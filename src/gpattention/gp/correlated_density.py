@@ -15,7 +15,8 @@ from typing import Literal, assert_never, get_args
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.checks import check_choice, check_count
+from gpattention.checks import check_count
+from gpattention.gp.checks import check_choice
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.correlated import CGPPosterior, cgp_posterior
 from gpattention.gp.density import (
@@ -97,7 +98,7 @@ def cgp_density_of(
     """`cgp_log_density` of a posterior that is there already."""
     check_choice("objective", objective, CGP_OBJECTIVES)
     check_choice("latent_prior", latent_prior, LATENT_PRIORS)
-    check_count("samples", samples)
+    samples = check_count("samples", samples)
     t = posterior.given
     tau = observation_variance(observation_noise, t)
     latent = latent_prior == "latent"

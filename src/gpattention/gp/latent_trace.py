@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gpattention.gp.checks import check_count
+from gpattention.checks import check_count
 from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.kernels import cross_gram
 from gpattention.gp.precision import full_precision, is_transformed
@@ -30,7 +30,7 @@ def latent_trace(
     chunk: int = 1024,
 ) -> Tensor:
     """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]"""
-    check_count("chunk", chunk)
+    chunk = check_count("chunk", chunk)
     lead = broadcast(o.shape[:-2], G.shape[:-2])
     o, G = o.expand(*lead, *o.shape[-2:]), G.expand(*lead, *G.shape[-2:])
     if torch.compiler.is_compiling():  # see kernels.gram
@@ -49,7 +49,7 @@ def latent_trace_estimate(
     generator: Generator | None = None,
 ) -> Tensor:
     """Unbiased estimate of the same from `features` random cosine and sine pairs.  [..., m, m]"""
-    check_count("features", features)
+    features = check_count("features", features)
     frequencies = torch.randn(o.shape[-1], features, dtype=o.dtype, device=o.device, generator=generator)
     angle = o @ frequencies  # [..., N, r]
     projected = G @ torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(features)

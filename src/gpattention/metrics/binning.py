@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.metrics.checks import check_count, read_items
+from gpattention.checks import check_count
+from gpattention.metrics.checks import read_items
 from gpattention.metrics.classification import hits
 
 BINS = 15  # of Guo et al. (2017) and most since; the paper has 10
@@ -38,7 +39,7 @@ def reliability_bins(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> Reli
 
     `probs` are [B, C] and `labels` [B].
     """
-    check_count("bins", bins)
+    bins = check_count("bins", bins)
     return ReliabilityBins(**reliability(top_sums(*read_items(probs, labels), bins)))
 
 

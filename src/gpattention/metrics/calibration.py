@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_count
 from gpattention.metrics.binning import (
     BINS,
     BinSums,
@@ -11,7 +12,7 @@ from gpattention.metrics.binning import (
     largest_gap,
     top_sums,
 )
-from gpattention.metrics.checks import check_choice, check_count, read_items
+from gpattention.metrics.checks import check_choice, read_items
 from gpattention.metrics.classification import hits
 from gpattention.metrics.ties import share_among_equals
 
@@ -57,7 +58,7 @@ def classwise_ece(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
     Every probability counts, not the largest alone: for each class, all items are binned by its
     probability and compared with how often it occurs.  `probs` are [B, C] and `labels` [B].
     """
-    check_count("bins", bins)
+    bins = check_count("bins", bins)
     return float(expected_gap(class_sums(*read_items(probs, labels), bins)).mean())
 
 
@@ -68,7 +69,7 @@ def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
     confidence share their accuracy, so that it does not matter which of them go to which bin.  `probs` are
     [B, C] and `labels` [B].
     """
-    check_count("bins", bins)
+    bins = check_count("bins", bins)
     probs, labels = read_items(probs, labels)
     return adaptive_gap(probs.amax(-1), hits(probs, labels), bins)
 
@@ -82,7 +83,7 @@ def adaptive_gap(confidence: Tensor, right: Tensor, bins: int) -> float:
 
 
 def _sums(probs: Tensor, labels: Tensor, bins: int, aggregation: str, batch_size: int | None) -> BinSums:
-    check_count("bins", bins)
+    bins = check_count("bins", bins)
     check_choice("aggregation", aggregation, AGGREGATIONS)
     if (batch_size is not None) != (aggregation == "batch_mean"):
         raise ValueError(
@@ -90,5 +91,5 @@ def _sums(probs: Tensor, labels: Tensor, bins: int, aggregation: str, batch_size
             f"got batch_size={batch_size} with aggregation={aggregation!r}"
         )
     if batch_size is not None:
-        check_count("batch_size", batch_size)
+        batch_size = check_count("batch_size", batch_size)
     return top_sums(*read_items(probs, labels), bins, batch_size)

@@ -60,12 +60,6 @@ def read_scores(name: str, scores: Tensor, *, least: int = 1) -> Tensor:
     return scores.detach().double()
 
 
-def check_count(name: str, value: int, *, least: int = 1) -> None:
-    """A whole number that is not too small."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"expected {name} to be a whole number >= {least}, got {value!r}")
-
-
 def check_fraction(name: str, value: float, *, one: bool = False) -> None:
     """Inside (0, 1), or in (0, 1] if `one`."""
     if not 0 < value < 1 and not (one and value == 1):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.metrics.checks import check_count, check_fraction
+from gpattention.checks import check_count
+from gpattention.metrics.checks import check_fraction
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def bootstrap(
     >>> bootstrap(ece, probs, labels)
     >>> bootstrap(auroc, scores_in, scores_out, paired=False)
     """
-    check_count("replicates", replicates, least=2)
+    replicates = check_count("replicates", replicates, least=2)
     check_fraction("level", level)
     sizes = [len(tensor) for tensor in tensors]
     if not sizes or min(sizes) == 0 or (paired and len(set(sizes)) > 1):

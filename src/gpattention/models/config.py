@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
 from gpattention.attention import attention_class
+from gpattention.checks import check_count, plain
 
 FORMAT_VERSION = 1
 
@@ -24,7 +25,10 @@ class AttentionConfig:
         if taken:
             raise ValueError(f"the model sets {', '.join(sorted(taken))} itself: leave it out of the options")
         # JSON knows no tuples: a pair is a pair however it was written
-        options = {name: tuple(x) if isinstance(x, list) else x for name, x in self.options.items()}
+        options = {
+            name: tuple(map(plain, x)) if isinstance(x, list | tuple) else plain(x)
+            for name, x in self.options.items()
+        }
         object.__setattr__(self, "options", options)
 
     @property
@@ -59,14 +63,18 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("classes", "depth", "width", "heads"):
-            _at_least(name, getattr(self, name), 1)
+            self._count(name, 1)
         if self.width % self.heads:
             raise ValueError(f"expected width to be a multiple of heads={self.heads}, got {self.width}")
         if self.mlp_width is not None:
-            _at_least("mlp_width", self.mlp_width, 1)
+            self._count("mlp_width", 1)
+        object.__setattr__(self, "dropout", plain(self.dropout))
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout in [0, 1), got {self.dropout!r}")
         object.__setattr__(self, "attention", per_layer(self.attention, self.depth))
+
+    def _count(self, name: str, least: int) -> None:
+        object.__setattr__(self, name, check_count(name, getattr(self, name), least=least))
 
     @property
     def layers(self) -> tuple[AttentionConfig, ...]:
@@ -110,7 +118,10 @@ class VisionConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("channels", "patch"):
-            _at_least(name, getattr(self, name), 1)
+            self._count(name, 1)
+        sides = self.image_size
+        whole = tuple(map(plain, sides)) if isinstance(sides, tuple) else plain(sides)
+        object.__setattr__(self, "image_size", whole)
         if len(self.sides) != 2 or not all(type(side) is int for side in self.sides):
             raise ValueError(f"expected image_size to be one whole number or two, got {self.image_size!r}")
         if any(side < 1 or side % self.patch for side in self.sides):
@@ -149,7 +160,7 @@ class TextConfig(TransformerConfig):
             ("contextual_width", 0),
             ("max_length", 1),
         ):
-            _at_least(name, getattr(self, name), least)
+            self._count(name, least)
 
 
 def _attention_from(plain: Any) -> AttentionConfig:
@@ -159,8 +170,3 @@ def _attention_from(plain: Any) -> AttentionConfig:
     if not isinstance(options, Mapping):
         raise ValueError(f"expected attention entries with 'kind' and 'options', got {plain!r}")
     return AttentionConfig(plain["kind"], options)
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"expected {name} to be a whole number >= {least}, got {value!r}")

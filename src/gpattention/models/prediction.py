@@ -5,6 +5,7 @@ draws expect of their own entropy plus how much they disagree, the mutual inform
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -13,13 +14,13 @@ import torch
 from torch import Generator, Tensor
 
 from gpattention.attention.output import DRAWS, Draw
+from gpattention.checks import check_count, check_whole
 from gpattention.gp import ItemNoise, NonFiniteError
 from gpattention.models.rows import (
     Inputs,
     Network,
     Progress,
     Rows,
-    check_count,
     collect,
     count_items,
     device_of,
@@ -80,6 +81,10 @@ class Prediction:
 
     Entropies are in nats.  Indexing with a slice, a mask or item numbers gives the prediction of those
     items; a single number gives a prediction of one item.
+
+    `drawn` says whether the logits are draws: of attention outputs, of dropout masks, of the weights of a
+    last layer, or the members of an ensemble, whose disagreement is as real.  Where it is False the samples
+    are copies of one another, and a mutual information of 0 tells nothing.
     """
 
     logits: Tensor  # [S, B, C]
@@ -88,13 +93,22 @@ class Prediction:
     confidence: Tensor  # [B] its probability
     entropy: Tensor  # [B] of `probs`: the whole uncertainty
     expected_entropy: Tensor  # [B] mean entropy of the draws: what more data of the same kind keep
-    mutual_information: Tensor  # [B] the difference, >= 0: how much the draws disagree
     # per layer [B, H, N] or [B, H, N, D], mean over the draws; None for a layer that has no variance
     variances: tuple[Tensor | None, ...] | None = None
+    drawn: bool = True
 
     @classmethod
-    def from_logits(cls, logits: Tensor, variances: tuple[Tensor | None, ...] | None = None) -> "Prediction":
-        """From draws [S, B, C]; a prediction without draws has S = 1."""
+    def from_logits(
+        cls,
+        logits: Tensor,
+        variances: tuple[Tensor | None, ...] | None = None,
+        *,
+        drawn: bool | None = None,
+    ) -> "Prediction":
+        """From draws [S, B, C]; a prediction without draws has S = 1.
+
+        `drawn` says whether they are draws; None sees it: several that are not all the same.
+        """
         check_logits(logits)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
@@ -103,8 +117,24 @@ class Prediction:
         confidence, label = probs.max(-1)  # [B], [B]
         entropy = torch.special.entr(probs).sum(-1)  # [B]
         expected = torch.special.entr(each).sum(-1).mean(0)  # [B]
-        disagreement = (entropy - expected).clamp(min=0)  # negative only by rounding
-        return cls(logits, probs, label, confidence, entropy, expected, disagreement, variances)
+        drawn = differ(logits) if drawn is None else drawn
+        return cls(logits, probs, label, confidence, entropy, expected, variances, drawn)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """How much the draws disagree, `entropy` - `expected_entropy`, >= 0.  [B]
+
+        Without two draws it is 0 and says nothing: reading it then warns, by default once for every line of
+        code that does.
+        """
+        return self.disagreement(stacklevel=3)
+
+    def disagreement(self, stacklevel: int = 2) -> Tensor:
+        """The mutual information; a warning points to the caller so many calls up."""
+        warn_undrawn("mutual_information", self.samples, self.drawn, stacklevel)
+        if not self.drawn:
+            return torch.zeros_like(self.entropy)
+        return (self.entropy - self.expected_entropy).clamp(min=0)  # negative only by rounding
 
     @property
     def log_probs(self) -> Tensor:
@@ -132,7 +162,7 @@ class Prediction:
         where = index if isinstance(index, slice) else _places(index, len(self))
         told = {name: getattr(self, name)[where] for name in _PER_ITEM}
         variances = self.variances and tuple(v if v is None else v[where] for v in self.variances)
-        return Prediction(logits=self.logits[:, where], variances=variances, **told)
+        return Prediction(logits=self.logits[:, where], variances=variances, drawn=self.drawn, **told)
 
     @classmethod
     def cat(cls, parts: Sequence["Prediction"]) -> "Prediction":
@@ -144,13 +174,32 @@ class Prediction:
             raise ValueError(f"expected predictions of one (samples, classes), got {sizes}")
         told = {name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ITEM}
         logits = torch.cat([part.logits for part in parts], 1)
-        return cls(logits=logits, variances=_cat_variances([part.variances for part in parts]), **told)
+        variances, drawn = _cat_variances([part.variances for part in parts]), all(p.drawn for p in parts)
+        return cls(logits=logits, variances=variances, drawn=drawn, **told)
 
     def to(self, device: torch.device | str) -> "Prediction":
         """The same on another device."""
         told = {name: getattr(self, name).to(device) for name in _PER_ITEM}
         variances = self.variances and tuple(v if v is None else v.to(device) for v in self.variances)
-        return Prediction(logits=self.logits.to(device), variances=variances, **told)
+        return Prediction(logits=self.logits.to(device), variances=variances, drawn=self.drawn, **told)
+
+
+def differ(draws: Tensor) -> bool:
+    """Whether there are several draws, not all the same; of no items several are enough.  [S, ...]"""
+    return len(draws) > 1 and (draws.numel() == 0 or bool((draws[1:] != draws[:1]).any()))
+
+
+def warn_undrawn(name: str, samples: int, drawn: bool, stacklevel: int) -> None:
+    """Say that a spread of 0 is no certainty, where there are not two draws to differ."""
+    if drawn and samples > 1:
+        return
+    why = (
+        "one draw cannot differ from itself: predict with samples >= 2"
+        if drawn
+        else "nothing was drawn (samples=0, attention without a variance, or a fit that chose no draws)"
+    )
+    told = f"{name} is 0 because there are not two draws, which is not certainty: {why}"
+    warnings.warn(told, stacklevel=stacklevel + 1)
 
 
 def check_logits(logits: Tensor) -> None:
@@ -184,7 +233,7 @@ def _places(index: Tensor | Sequence[int], items: int) -> Tensor:
     return where if mask else where.reshape(-1).long()
 
 
-_PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances")]
+_PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances", "drawn")]
 
 
 def predict(
@@ -219,7 +268,8 @@ def predict(
 
     >>> predict(model, images, samples=10).probs  # [B, C]
     """
-    check_count("samples", samples, least=0)
+    samples = check_count("samples", samples, least=0)
+    seed, first_item = check_whole("seed", seed), check_count("first_item", first_item, least=0)
     if draw not in DRAWS:
         raise ValueError(f"expected draw to be one of {', '.join(DRAWS)}, got {draw!r}")
     drawing = samples > 0 and draw != "none" and model.draws
@@ -253,7 +303,8 @@ def predict(
                 first_item=first_item,
                 progress=progress,
             )
-            return Prediction.from_logits(logits, None if told is None else _some(told.means()))
+            means = None if told is None else _some(told.means())
+            return Prediction.from_logits(logits, means, drawn=drawing)
 
         return run_rows(run, batch_size, device)
 
@@ -275,10 +326,11 @@ def _from_chunks(
         batch_size,
         device,
     )
+    drawn = request.draw != "none"
     if "variance" not in request.need:
-        return Prediction.from_logits(logits)
+        return Prediction.from_logits(logits, drawn=drawn)
     means = tuple(None if total is None else total / request.samples for total in sums)
-    return Prediction.from_logits(logits, _some(means))
+    return Prediction.from_logits(logits, _some(means), drawn=drawn)
 
 
 def _some(variances: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:

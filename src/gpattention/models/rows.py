@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from gpattention.checks import check_count
 from gpattention.gp import ItemNoise
 from gpattention.gp.concurrency import evaluation_mode
 
@@ -111,9 +112,9 @@ def iterate_rows(
     `first_item` is the number of the first item, for callers that bring the items in parts;
     `progress(done, total)` is called after every chunk with numbers of rows.
     """
-    check_count("samples", samples, least=1)
-    check_count("batch_size", batch_size, least=1)
-    check_count("first_item", first_item, least=0)
+    samples = check_count("samples", samples, least=1)
+    batch_size = check_count("batch_size", batch_size, least=1)
+    first_item = check_count("first_item", first_item, least=0)
     total = count_items(inputs) * samples
     for start in range(0, total, batch_size):
         row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
@@ -174,12 +175,6 @@ def evaluating(model: Network) -> Iterator[None]:
 def is_predicting() -> bool:
     """Whether this thread is inside an `evaluating` block; compilers cannot ask."""
     return not torch.compiler.is_compiling() and _predicting.get()
-
-
-def check_count(name: str, value: int, *, least: int) -> None:
-    """A whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"expected {name} to be a whole number >= {least}, got {value!r}")
 
 
 def take(inputs: Inputs, items: Tensor, device: torch.device) -> Inputs:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from gpattention.models.rows import check_count
+from gpattention.checks import check_count
 
 T = TypeVar("T")
 FEWER = 256  # rows that are tried where more do not fit
@@ -18,7 +18,7 @@ def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.devi
     `run` may be called twice, so it must begin anew with every call.
     """
     if batch_size is not None:
-        check_count("batch_size", batch_size, least=1)
+        batch_size = check_count("batch_size", batch_size, least=1)
         return run(batch_size)
     rows = ROWS.get(device.type, FEWER)
     try:

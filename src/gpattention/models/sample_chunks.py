@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_count
 from gpattention.gp import (
     ItemNoise,
     NotPositiveDefiniteError,
@@ -29,7 +30,7 @@ from gpattention.gp import (
 )
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.models.chunk_graph import ChunkGraph, why_not_captured
-from gpattention.models.rows import Inputs, Progress, check_count, count_items, device_of
+from gpattention.models.rows import Inputs, Progress, count_items, device_of
 
 WORTH = 4  # chunks still to run for which a capture pays
 LAUNCH_BOUND = 0.7  # share of a chunk's time that went into starting its kernels
@@ -126,8 +127,8 @@ def run_chunks(
     graph, those after the second, and fails where that is impossible; None leaves it to a measurement of the
     second chunk, and to whether this is the only thread.
     """
-    check_count("batch_size", batch_size, least=1)
-    check_count("first_item", request.first_item, least=0)
+    batch_size = check_count("batch_size", batch_size, least=1)
+    request = replace(request, first_item=check_count("first_item", request.first_item, least=0))
     items = count_items(inputs)
     chunks = list(cut(items, request.samples, batch_size))
     full = max(chunk.rows for chunk in chunks)

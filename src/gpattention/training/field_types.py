@@ -5,6 +5,8 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from gpattention.checks import plain
+
 _WORDS = {int: "a whole number", bool: "true or false", str: "text"}
 
 
@@ -26,6 +28,7 @@ def check_types(data: Any, section: str = "") -> None:
 
 def typed(value: Any, kind: Any, where: str) -> Any:
     """The value, if it is of the kind; TypeError for an annotation that nobody has said how to check."""
+    value = plain(value)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         others = [argument for argument in arguments if argument is not NoneType]
@@ -37,7 +40,7 @@ def typed(value: Any, kind: Any, where: str) -> Any:
         raise ValueError(f"expected {where} to be one of {', '.join(map(str, arguments))}, got {value!r}")
     elif origin is Mapping:
         if isinstance(value, Mapping):
-            return dict(value)
+            return {key: plain(x) for key, x in value.items()}
         raise ValueError(f"expected {where} to be a table, got {value!r}")
     elif kind is float:
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_whole, plain
 from gpattention.data.corruptions.levels import fractions, nearest_levels
 from gpattention.data.corruptions.random_fields import RandomFields
 from gpattention.data.shifts.catalogue import SEVERITIES, SHIFTS
@@ -20,6 +21,8 @@ def shift(images: Tensor, name: str, severity: int, *, seed: int = 0, first_item
     """
     if name not in SHIFTS:
         raise ValueError(f"name: expected one of {', '.join(SHIFTS)}, got {name!r}")
+    severity = plain(severity)
+    seed, first_item = check_whole("seed", seed), check_whole("first_item", first_item)
     if not isinstance(severity, int) or isinstance(severity, bool) or severity not in SEVERITIES:
         raise ValueError(f"severity: expected 1, 2 or 3, got {severity!r}")
     if images.ndim != 4 or images.shape[1] not in (1, 3):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.adopt.attach import attach
+from gpattention.checks import check_count
 from gpattention.data.cola import load_cola
 from gpattention.data.places import StrPath
 from gpattention.evaluation.mc_dropout import MCDropout
@@ -56,7 +57,6 @@ from gpattention.experiments.adoption.trainings import (
     methods_of,
 )
 from gpattention.metrics.checks import check_choice
-from gpattention.models.rows import check_count
 from gpattention.training import choose_device
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
@@ -105,7 +105,7 @@ class ColaSettings:
     def __post_init__(self) -> None:
         if self.finished and self.fresh:
             raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
-        check_count("samples", self.samples, least=1)
+        object.__setattr__(self, "samples", check_count("samples", self.samples, least=1))
         if not self.seeds:
             raise ValueError("expected at least one of seeds, got none")
         if self.further.prior_scale is None:

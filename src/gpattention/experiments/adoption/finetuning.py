@@ -10,12 +10,12 @@ from torch.nn.functional import cross_entropy
 
 from gpattention.adopt.convert import conversion_of
 from gpattention.adopt.regularizer import regularizer
+from gpattention.checks import check_count
 from gpattention.evaluation.predicted import Predicted
 from gpattention.experiments.adoption.predictors import Answering, predict_sentences
 from gpattention.experiments.adoption.sentences import Sentences
 from gpattention.gp import NumericalError
 from gpattention.metrics import mcc, nll
-from gpattention.models.rows import check_count
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Finetuning:
     regularizer: float = 0.01
 
     def __post_init__(self) -> None:
-        check_count("epochs", self.epochs, least=1)
-        check_count("batch_size", self.batch_size, least=1)
+        object.__setattr__(self, "epochs", check_count("epochs", self.epochs, least=1))
+        object.__setattr__(self, "batch_size", check_count("batch_size", self.batch_size, least=1))
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")

@@ -106,4 +106,5 @@ def _strangeness(predicted: Predicted) -> dict[str, Tensor]:
     """Scores that are larger for strange images, [n] each; without draws there is nothing to disagree."""
     told = predicted.prediction
     found = {"entropy": told.entropy, "max_softmax": 1 - told.confidence}
-    return found | ({"mutual_information": told.mutual_information} if told.samples > 1 else {})
+    several = told.drawn and told.samples > 1
+    return found | ({"mutual_information": told.mutual_information} if several else {})

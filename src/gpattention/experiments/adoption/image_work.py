@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gpattention
 from gpattention.adopt.attach import attach
+from gpattention.checks import check_count
 from gpattention.data.places import StrPath
 from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.mc_dropout import MCDropout
@@ -44,7 +45,6 @@ from gpattention.experiments.judging.summary import name_without_seed
 from gpattention.experiments.runs import Run
 from gpattention.metrics.checks import check_choice
 from gpattention.models import Transformer
-from gpattention.models.rows import check_count
 from gpattention.training import choose_device
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
@@ -91,14 +91,14 @@ class ImageSettings:
     def __post_init__(self) -> None:
         if self.finished and self.fresh:
             raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
-        check_count("samples", self.samples, least=1)
+        object.__setattr__(self, "samples", check_count("samples", self.samples, least=1))
         for part in self.parts:
             check_choice("part", part, PARTS)
         for kind in self.kinds:
             check_choice("kind", kind, CONVERSIONS)
         for name in ("limit", "batch_size"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), least=1)
+                object.__setattr__(self, name, check_count(name, getattr(self, name), least=1))
 
     @property
     def trainings(self) -> tuple[Training, ...]:

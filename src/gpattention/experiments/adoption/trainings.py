@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from gpattention.checks import check_count
 from gpattention.experiments.adoption.finetuning import Finetuning
 from gpattention.experiments.adoption.methods import HOST_METHODS
 from gpattention.metrics.checks import check_choice
-from gpattention.models.rows import check_count
 
 CONVERSIONS = ("direct", "cgp", "scgp")
 Start: TypeAlias = Literal["host", "pretrained"]
@@ -53,7 +53,7 @@ class Further:
     prior_scale: float | None = 0.3
 
     def __post_init__(self) -> None:
-        check_count("further epochs", self.epochs, least=1)
+        object.__setattr__(self, "epochs", check_count("further epochs", self.epochs, least=1))
         for name in ("learning_rate", "prior_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:

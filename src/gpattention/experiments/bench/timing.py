@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from gpattention.checks import check_count
+
 Progress = Callable[[int, int], object]
 
 
@@ -49,5 +51,4 @@ def wait_for(device: torch.device) -> None:
 def check_counts(**counts: int) -> None:
     """Numbers of things to measure."""
     for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"expected {name} >= 1, got {value}")
+        check_count(name, value)

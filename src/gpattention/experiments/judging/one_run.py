@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import gpattention
+from gpattention.checks import check_count
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
@@ -34,7 +35,7 @@ from gpattention.experiments.judging.run_sets import RunSets, run_sets
 from gpattention.experiments.judging.session import Progress, Session, Steps
 from gpattention.experiments.judging.weights import open_with_digest
 from gpattention.experiments.runs import Run
-from gpattention.metrics.checks import check_choice, check_count
+from gpattention.metrics.checks import check_choice
 from gpattention.training import choose_device
 
 
@@ -56,7 +57,7 @@ class Settings:
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        check_count("samples", self.samples, least=0)
+        object.__setattr__(self, "samples", check_count("samples", self.samples, least=0))
         for corruption in self.types or ():
             check_choice("corruption", corruption, tuple(CORRUPTIONS))
         for severity in self.severities or ():
@@ -71,7 +72,7 @@ class Settings:
                 raise ValueError(f"expected at least one of {name}, got none")
         for name in ("batch_size", "limit"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                object.__setattr__(self, name, check_count(name, getattr(self, name)))
 
     @staticmethod
     def of(

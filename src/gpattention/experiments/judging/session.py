@@ -18,7 +18,7 @@ from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.predicting import predict_items
 from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction
 from gpattention.evaluation.predictor import ModelPredictor
-from gpattention.evaluation.temperature import fit_temperature
+from gpattention.evaluation.temperature import fit_temperature, temperature_profile
 from gpattention.experiments.judging.corrupted_source import CorruptedSource
 from gpattention.experiments.judging.run_sets import RunSets
 from gpattention.experiments.runs import Run
@@ -146,7 +146,11 @@ class Session:
             raw = self._unseen(name, self._fitted_on[suffix])
             assert raw.labels is not None
             try:
-                self._temperatures[name, suffix] = fit_temperature(raw.logits, raw.labels)
+                fitted = fit_temperature(raw.logits, raw.labels)
+                self._temperatures[name, suffix] = fitted
+                if fitted == 1:
+                    why = temperature_profile(raw.logits, raw.labels).reason
+                    self.notes.append(f"{suffix[1:].replace('_', ' ')} of {name}: {why}")
             except NumericalError as error:
                 self._temperatures[name, suffix] = None
                 self.notes.append(f"no {suffix[1:].replace('_', ' ')} for {name}: {error}")

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_count
 from gpattention.metrics.binning import (
     BINS,
     BinSums,
@@ -14,7 +15,6 @@ from gpattention.metrics.binning import (
     reliability,
     top_sums,
 )
-from gpattention.metrics.checks import check_count
 from gpattention.metrics.streaming.base import ItemMetric, check_items
 
 _STATES = {"counts": torch.int64, "predicted": torch.float64, "occurred": torch.int64}
@@ -30,7 +30,7 @@ class _Binned(ItemMetric):
 
     def __init__(self, groups: int, bins: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_count("bins", bins)
+        bins = check_count("bins", bins)
         self.bins = bins
         for name, dtype in _STATES.items():
             self.add_state(name, torch.zeros(groups, bins, dtype=dtype), dist_reduce_fx="sum")
@@ -96,7 +96,7 @@ class ClasswiseECE(_Binned):
     """`gpattention.metrics.classwise_ece`, streaming."""
 
     def __init__(self, classes: int, bins: int = BINS, **kwargs: Any) -> None:
-        check_count("classes", classes)
+        classes = check_count("classes", classes)
         super().__init__(classes, bins, **kwargs)
         self.classes = classes
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.metrics.checks import check_count
+from gpattention.checks import check_count
 from gpattention.metrics.classification import confusion_matrix, hits, mcc_from_confusion
 from gpattention.metrics.scoring import brier_per_item, nll_per_item
 from gpattention.metrics.streaming.base import ItemMetric, check_items
@@ -76,7 +76,7 @@ class MCC(ItemMetric):
 
     def __init__(self, classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_count("classes", classes)
+        classes = check_count("classes", classes)
         self.classes = classes
         zeros = torch.zeros(classes, classes, dtype=torch.int64)
         self.add_state("confusion", zeros, dist_reduce_fx="sum")

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
+from gpattention.checks import check_count
 from gpattention.metrics.binning import BINS
 from gpattention.metrics.calibration import adaptive_gap
-from gpattention.metrics.checks import check_choice, check_count, check_fraction, read_scores
+from gpattention.metrics.checks import check_choice, check_fraction, read_scores
 from gpattention.metrics.classification import hits
 from gpattention.metrics.ood import POSITIVES, aupr_in, aupr_out, auroc, fpr_at_tpr
 from gpattention.metrics.selective import curve, read_certainty
@@ -48,7 +49,7 @@ class AdaptiveECE(_Ranked):
 
     def __init__(self, bins: int = BINS, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_count("bins", bins)
+        bins = check_count("bins", bins)
         self.bins = bins
 
     def update(self, probs: Tensor, labels: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_whole
 from gpattention.models.embeddings.files import existing_file
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
 from gpattention.models.storage import write_atomically
@@ -76,9 +77,8 @@ class Vocabulary:
             max_size: at most this many indices, padding and unknown included: rows of the token table.
             lowercase: "The" and "the" are one word.
         """
-        for name, value in (("min_count", min_count), ("max_size", max_size)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"expected {name} to be a whole number, got {value!r}")
+        min_count = check_whole("min_count", min_count)
+        max_size = None if max_size is None else check_whole("max_size", max_size)
         if not isinstance(lowercase, bool):  # a recipe's text 'False' would be true
             raise ValueError(f"expected lowercase to be true or false, got {lowercase!r}")
         if min_count < 1:
