@@ -14,17 +14,17 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.attention.forward import exponents, sees, weights
-from gpattention.gp.fused.blocks import centre_of
+from gpattention.gp.fused.blocks import centre_of, origin_of
 from gpattention.gp.fused.tiles import real_rows, rows_of, store_rows
 
 
 @triton.jit
 def weights_and_gradients(
-    Q, K, V, G, log_sum, scale, inner, visible,
+    Q, K, far, V, G, log_sum, scale, inner, visible,
     DISTANCE: tl.constexpr, NORMALISED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """P and E of one pair of tiles; `inner` is t, which a WHOLE row gives itself.  [BQ, BK] each"""
-    e = exponents(Q, K, DISTANCE)
+    e = exponents(Q, K, far, DISTANCE)
     if not DISTANCE:
         e = e * scale
     if NORMALISED:
@@ -60,9 +60,9 @@ def keys_backward_kernel(
     real = real_rows(mask + b * mask_b + h * mask_h, mask_n, first, N, MASKED, BK)
     K = rows_of(k + b * k_b + h * k_h + above * k_n, k_n, real, C, BK, CP)
     V = rows_of(v + b * v_b + h * v_h + above * v_n, v_n, real, D, BK, DP)
-    origin = tl.zeros((CP,), tl.float32)
+    origin, far = tl.zeros((CP,), tl.float32), False
     if DISTANCE:
-        origin = centre_of(K, real)
+        origin, far = origin_of(K, real)
         K = K - origin[None, :]
     q += b * q_b + h * q_h
     grad += b * grad_b + h * grad_h
@@ -93,7 +93,9 @@ def keys_backward_kernel(
             if not WHOLE:
                 inner = tl.sum(G * rows_of(out, out_n, asked, D, BQ, DP), 1)
         visible = sees(asked, real, start, first, CAUSAL, BQ, BK)
-        P, E = weights_and_gradients(Q, K, V, G, total, scale, inner, visible, DISTANCE, NORMALISED, WHOLE)
+        P, E = weights_and_gradients(
+            Q, K, far, V, G, total, scale, inner, visible, DISTANCE, NORMALISED, WHOLE
+        )
         by_v = tl.dot(tl.trans(P), G, by_v, input_precision="ieee")
         by_k = tl.dot(tl.trans(E), Q, by_k, input_precision="ieee")
         by_column += tl.sum(E, 0)
@@ -143,9 +145,9 @@ def queries_backward_kernel(
     k += b * k_b + h * k_h
     v += b * v_b + h * v_h
     mask += b * mask_b + h * mask_h
-    origin = tl.zeros((CP,), tl.float32)
+    origin, far = tl.zeros((CP,), tl.float32), False
     if DISTANCE:
-        origin = centre_of(Q, asked)
+        origin, far = origin_of(Q, asked)
         Q = Q - origin[None, :]
     else:  # rows of E sum to 0 but for rounding, which what the keys have in common would multiply
         ahead = real_rows(mask, mask_n, 0, N, MASKED, BK)
@@ -162,7 +164,9 @@ def queries_backward_kernel(
             K = K - origin[None, :]
         V = rows_of(v, v_n, real, D, BK, DP)
         visible = sees(asked, real, first, start, CAUSAL, BQ, BK)
-        _, E = weights_and_gradients(Q, K, V, G, total, scale, inner, visible, DISTANCE, NORMALISED, False)
+        _, E = weights_and_gradients(
+            Q, K, far, V, G, total, scale, inner, visible, DISTANCE, NORMALISED, False
+        )
         if not DISTANCE:
             K = K - origin[None, :]
         by_q = tl.dot(E, K, by_q, input_precision="ieee")
