@@ -143,5 +143,6 @@ def check_health() -> None:
         told = ", ".join(f"{n} on {device}" for device, n in counts.items())
         raise NotPositiveDefiniteError(
             f"matrices without a Cholesky factor since the last check: {told}; their results are "
-            "NaN. Rerun the step eagerly to see which matrix, raise the noise, or use float64."
+            "NaN. Rerun the step eagerly to see which matrix, or which tokens are too far apart; raise the "
+            "noise, or use float64."
         )

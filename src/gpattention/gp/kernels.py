@@ -91,19 +91,21 @@ def _placed(*sets: Tensor) -> tuple[Tensor, ...]:
 
 
 def _exponents(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """x_i . y_j - 1/2 |x_i|^2 - 1/2 |y_j|^2 of placed tokens in one product, at most 0.  [..., N, M]"""
-    of_x = _half_square(x, dtype)  # [..., N, 1]
-    of_y = of_x if y is x else _half_square(y, dtype)  # [..., M, 1]
+    """x_i . y_j - 1/2 |x_i|^2 - 1/2 |y_j|^2 of placed tokens, at most 0.  [..., N, M]"""
+    of_x, of_y = (0.5 * t.square().sum(-1, keepdim=True) for t in (x, y))  # [..., N, 1], [..., M, 1]
+    if x.dtype == dtype:
+        return (x @ y.mT - of_x - of_y.mT).clamp_max(0)
+    of_x, of_y = _or_lost(of_x), _or_lost(of_y)
     left = torch.cat([x, of_x, torch.ones_like(of_x)], -1)  # [..., N, C + 2]
-    return (left @ torch.cat([y, torch.ones_like(of_y), of_y], -1).mT).to(dtype).clamp_max(0)
+    right = torch.cat([y, -torch.ones_like(of_y), -of_y], -1)  # [..., M, C + 2]
+    # one product for all of it: no further pass over a matrix of twice the size
+    return (left @ right.mT).to(dtype).clamp_max(0)
 
 
-def _half_square(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """-1/2 |x_i|^2; NaN, and counted like a failed factor, for tokens too far away.  [..., N, 1]"""
-    square = x.square().sum(-1, keepdim=True)
-    if x.dtype != dtype:
-        square = square.masked_fill(count_failures(square.detach() > _LOST**2), float("nan"))
-    return -0.5 * square
+def _or_lost(half_square: Tensor) -> Tensor:
+    """NaN, and counted like a failed factor, for tokens that are too far away."""
+    lost = count_failures(half_square.detach() > 0.5 * _LOST**2)
+    return half_square.masked_fill(lost, float("nan"))
 
 
 class _CrossGram(torch.autograd.Function):
@@ -155,8 +157,13 @@ class _Gram(torch.autograd.Function):
 
 
 def pull(E: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """sum_j E_ij (y_j - x_i), in the type of E, for the gradient of x.  [..., N, C]"""
-    a, b = x.to(E.dtype), y.to(E.dtype)
+    """sum_j E_ij (y_j - x_i), for the gradient of x.  [..., N, C]
+
+    Off the CPU in the type of E, whose rounding grows with the spread: a matrix of float64 for tokens that
+    are seldom far apart would cost every backward pass.
+    """
+    wide = x.dtype if x.device.type == "cpu" else E.dtype
+    E, a, b = E.to(wide), x.to(wide), y.to(wide)
     return (E @ b - E.sum(-1)[..., None] * a).to(x.dtype)
 
 

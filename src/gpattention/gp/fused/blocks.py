@@ -146,15 +146,14 @@ def spread_of(X):
 
 @triton.jit
 def origin_of(X, real):
-    """An origin near the real rows, and whether these are far apart: then moving them rounds none.  [WIDTH]
+    """An origin near the real rows, to which moving them rounds none where they are far apart.  [WIDTH]
 
     Moving is exact in a channel whose mean is twice as far as any row is from it; the others stay.
     """
     centre = centre_of(X, real)
     moved = centred(X, centre, real)
-    far = spread_of(moved) > FAR
     stays = 2.0 * tl.max(tl.abs(moved), 0) > tl.abs(centre)
-    return tl.where(stays, tl.where(far, 0.0, centre), centre), far
+    return tl.where(stays, tl.where(spread_of(moved) > FAR, 0.0, centre), centre)
 
 
 @triton.jit

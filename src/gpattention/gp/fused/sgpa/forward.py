@@ -16,10 +16,12 @@ import triton.language as tl
 
 from gpattention.gp.fused.blocks import (
     FAR,
+    centre_of,
     centred,
+    differences,
     exponential,
     fetch,
-    origin_of,
+    spread_of,
     turned_exponents,
 )
 from gpattention.gp.fused.tiles import real_rows, rows_of, store_rows
@@ -41,14 +43,17 @@ def inducing_gram(x, x_n, first, real, M, C, turned, origin, amplitude,
 
 
 @triton.jit
-def token_gram(X, Y, far, first, start, amplitude, ROWS: tl.constexpr):
-    """K_qq between two tiles about the first one's origin, the second turned, its diagonal exact.
+def token_gram(X, Y, far, x, x_n, real, beside, C, first, start, amplitude, ROWS: tl.constexpr):
+    """K_qq between two tiles about the first one's centre, the second turned, its diagonal exact.
 
-    [ROWS, CHUNK]
+    By differences of the tokens in memory where those of the first tile are far apart.  [ROWS, CHUNK]
     """
-    K = exponential(turned_exponents(X, Y, far))
+    e = tl.dot(X, Y, input_precision="ieee")
+    e = e - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 0)[None, :]
+    if far:
+        e = differences(x + first * x_n, x_n, real, x + start * x_n, x_n, beside, C, ROWS, CHUNK)
     same = (first + tl.arange(0, ROWS))[:, None] == (start + tl.arange(0, CHUNK))[None, :]
-    return amplitude * tl.where(same, 1.0, K)
+    return amplitude * tl.where(same, 1.0, exponential(tl.minimum(e, 0.0)))
 
 
 @triton.jit
@@ -154,15 +159,16 @@ def mean_kernel(
     for first in range(0, NP, T):
         real = real_rows(mask, mask_n, first, N, MASKED, T)
         X = rows_of(x + first * x_n, x_n, real, C, T, CP)
-        centre, far = origin_of(X, real)
+        centre = centre_of(X, real)
         X = centred(X, centre, real)
+        far = spread_of(X) > FAR
         features = tl.load(phi + (first + i)[:, None] * MP + j[None, :])
         attended = -tl.dot(features, projected, input_precision="ieee")
         for start in range(0, NP, CHUNK):
             beside = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
             Y = turned_rows(tokens, start, NP, CP) - centre[:, None]
             V = rows_of(v + start * v_n, v_n, beside, D, CHUNK, DP)
-            K = token_gram(X, Y, far, first, start, amplitude, T)
+            K = token_gram(X, Y, far, x, x_n, real, beside, C, first, start, amplitude, T)
             attended = tl.dot(K, V, attended, input_precision="ieee")
         energy += tl.sum(attended * rows_of(v + first * v_n, v_n, real, D, T, DP))
         turned_b = turned + h * MP * (CP + MP + DP)

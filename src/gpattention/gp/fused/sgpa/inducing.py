@@ -86,7 +86,7 @@ def inducing_kernel(
     else:
         real = r < M
         B = rows_of(b + h * b_h, b_n, real, C, MP, CP)
-        centre, _ = origin_of(B, real)
+        centre = origin_of(B, real)
         B = centred(B, centre, real)
         store(tokens_b + h * MP * CP, B, MP, CP)
         tl.store(origin + h * CP + tl.arange(0, CP), centre)
