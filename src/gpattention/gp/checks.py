@@ -100,6 +100,7 @@ def check_values(
     parameters: Mapping[str, Tensor],
     log_amplitude: Tensor | None,
     spread: Tensor | None = None,  # [] largest squared distance from the centre
+    noise: Tensor | None = None,  # for the message about it
 ) -> None:
     """Non-finite tokens, parameters that are not positive, tokens too far apart; one read for all."""
     if checks_are_deferred():
@@ -123,8 +124,8 @@ def check_values(
             continue
         raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")
     if spread is not None and not verdict[-1]:
-        noise = float(parameters["noise"].detach().min()) if "noise" in parameters else None
-        raise TooFarApartError(describe_spread(float(spread) ** 0.5, noise))
+        least = None if noise is None else float(noise.detach().min())
+        raise TooFarApartError(describe_spread(float(spread) ** 0.5, least))
 
 
 def check_amplitude(log_amplitude: Tensor) -> None:

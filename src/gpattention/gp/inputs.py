@@ -101,7 +101,8 @@ def prepare(
 
     `scale_name` is what the caller calls `scale_q`; `also_finite` are searched for NaN and no more.
     `mask_tokens=False` leaves whatever is written at padded ones: for fused kernels, which mask what they
-    read.  `masked` does it later.  Without `distances` between its tokens these may lie anywhere.
+    read.  `masked` does it later.  Without `distances` between tokens as they came, these may
+    lie anywhere.
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     for name, x in tokens.items():
@@ -144,6 +145,7 @@ def prepare(
             parameters,
             log_amplitude,
             _spread(inputs, masks) if dtype == torch.float32 and distances else None,
+            None if v is k else parameters["noise"],  # amplitudes have neither values nor noise
         )
     if o is not None and log_amplitude is not None:
         check_amplitude(log_amplitude)
@@ -172,8 +174,9 @@ def _spread(inputs: Mapping[str, Tensor], masks: Mapping[str, Tensor | None]) ->
     squares = [
         keep_rows(x.detach().float() - centre, masks.get(name)).square().sum(-1).max()
         for name, x in inputs.items()
+        if x.numel()
     ]
-    return torch.stack(squares).max()
+    return torch.stack(squares).max() if squares else centre.new_zeros(())
 
 
 def masked(t: Tokens) -> Tokens:

@@ -81,7 +81,8 @@ def _placed(*sets: Tensor) -> tuple[Tensor, ...]:
     looked_at = sets[0].device.type == "cpu" and not wants_plain_operations()
     if looked_at:
         near = about_centre(*sets)
-        farthest = max(float(x.detach().square().sum(-1).max()) ** 0.5 for x in near if x.numel())
+        spreads = [float(x.detach().square().sum(-1).max()) ** 0.5 for x in near if x.numel()]
+        farthest = max(spreads, default=0.0)
         if not farthest > NEAR:  # NaN has no spread, and stays NaN
             return near
         if farthest > _LOST and not checks_are_deferred():
