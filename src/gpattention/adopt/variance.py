@@ -20,7 +20,7 @@ from torch import Tensor
 from gpattention.adopt.attended import Attended
 from gpattention.adopt.frames import Frame
 from gpattention.gp import direct_posterior, why_not_fused
-from gpattention.gp.inputs import keep_rows, real_mean
+from gpattention.gp.inputs import fill_rows, keep_rows, real_mean
 from gpattention.gp.precision import compute_dtype, full_precision
 from gpattention.gp.softmax_amplitude import (
     distance_log_amplitude,
@@ -100,9 +100,9 @@ def place(told: Attended, frame: Frame | None) -> Placed:
     else:
         log_unit = frame.unit.to(q)[:, None].log()
         q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:, None]
-    if told.form in ("rows", "rbf"):  # distances between queries and keys allow one origin only
-        x, y = q - k0, k - k0
-    elif frame is None:
+    if told.form in ("rows", "rbf"):  # distances, which know no origin
+        return Placed(q, k, q, fill_rows(k, k0, told.mask), q0, k0, told.mask, log_unit)
+    if frame is None:
         x, y = q - q0, k - k0
     else:
         x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)

@@ -8,7 +8,7 @@ from gpattention.attention.base import Attention, Heads
 from gpattention.attention.initialisation import spread_
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import register_attention
-from gpattention.gp.kernel_attention import about_one_origin, kernel_attention, kernel_weights
+from gpattention.gp.kernel_attention import kernel_attention, kernel_weights, without_padding
 from gpattention.gp.precision import compute_dtype
 
 KernelName = Literal["rbf", "ard_rbf", "exp_dot"]
@@ -91,8 +91,8 @@ class KernelAttention(Attention):
         return q, k
 
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        """The same masked and about one origin.  [B, H, N, D]"""
-        return about_one_origin(
+        """The same with padding overwritten.  [B, H, N, D]"""
+        return without_padding(
             *self._scaled(heads), dot=self.kernel == "exp_dot", mask=heads.mask, query_mask=heads.query_mask
         )
 

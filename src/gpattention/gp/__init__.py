@@ -18,6 +18,7 @@ from gpattention.gp.errors import (
     NonFiniteError,
     NotPositiveDefiniteError,
     NumericalError,
+    TooFarApartError,
     UndefinedCovarianceError,
 )
 from gpattention.gp.fused.switch import fused_kernels, why_not_fused
@@ -40,6 +41,7 @@ __all__ = [
     "NotPositiveDefiniteError",
     "NumericalError",
     "Posterior",
+    "TooFarApartError",
     "UndefinedCovarianceError",
     "ard_rbf",
     "causal_cgp_posterior",

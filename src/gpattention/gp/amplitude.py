@@ -15,8 +15,8 @@ from gpattention.gp.fused.exact.amplitude import fused_row_log_amplitude
 from gpattention.gp.fused.sparse.amplitude import fused_sparse_row_sum
 from gpattention.gp.fused.sparse.posterior import why_not_fused_sparse
 from gpattention.gp.fused.switch import why_not_fused
-from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, keep_rows, prepare
-from gpattention.gp.kernels import cross_gram, squared_distances
+from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, masked, prepare
+from gpattention.gp.kernels import cross_gram, log_kappa
 from gpattention.gp.precision import full_precision
 from gpattention.gp.sharding import check_group, sum_over_shards
 from gpattention.gp.sparse_features import inducing_root
@@ -46,13 +46,13 @@ def row_log_amplitude(
     """
     t = prepare(
         q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
-        scale_name="scale", centre=False,
+        scale_name="scale", mask_tokens=False,
     )  # fmt: skip
     sizes = {"tokens": max(t.q.shape[-2], t.k.shape[-2]), "channels": t.q.shape[-1]}
     if not causal and why_not_fused(t.q, **sizes) is None:
         return fused_row_log_amplitude(t, max_log_amplitude)
-    t = centred(t)
-    exponent = -0.5 * squared_distances(t.q, t.k)  # [..., Q, K]
+    t = masked(t)
+    exponent = log_kappa(t.q, t.k)  # [..., Q, K]
     if t.mask is not None:
         exponent = exponent.masked_fill(~t.mask[..., None, :], -torch.inf)
     if causal:
@@ -93,10 +93,10 @@ def sparse_row_log_amplitude(
     check_delta(delta)
     t = prepare(
         q, k, k, inducing={"inducing": inducing}, noise=1.0, scale_q=scale, mask=mask,
-        query_mask=query_mask, scale_name="scale", centre=False,
+        query_mask=query_mask, scale_name="scale", mask_tokens=False,
     )  # fmt: skip
     fused = group is None and why_not_fused_sparse(t) is None  # the kernel sums and solves in one go
-    row_sum = fused_sparse_row_sum(t, delta) if fused else _sparse_row_sum(centred(t), delta, group)
+    row_sum = fused_sparse_row_sum(t, delta) if fused else _sparse_row_sum(masked(t), delta, group)
     log_amplitude = t.scale_q[..., 0].log() - row_sum.clamp_min(floor).log()
     return _finish(log_amplitude, t, None, max_log_amplitude)
 

@@ -154,9 +154,8 @@ class CausalCGPState:
         past = self._past
         if past is not None:
             _check_continues(past, t)
-        # prepare() centres on this one token; a state needs the same origin for all of them
         dtype = t.v.dtype
-        tokens = [keep_rows(x[..., None, :].to(dtype), t.mask) for x in (q, k, o)]
+        tokens = [x[..., None, :].to(dtype) for x in (q, k, o)]
         mean, variance, self._past = _step(past, t, *tokens)  # [..., 1, D], [..., 1, 1]
         amplitude = log_query_scale(t).exp()[..., None]  # [..., 1, 1]
         mean = keep_rows(amplitude * mean, t.mask)
@@ -202,40 +201,38 @@ def _step(past: _Past | None, t: Tokens, q: Tensor, k: Tensor, o: Tensor) -> tup
             o=o[..., :0, :], k=k[..., :0, :], v=v[..., :0, :], real=real[..., :0, :],
             L=o.new_zeros(*lead, 0, 0), L_k=o.new_zeros(*lead, 0, 0), Y=v[..., :0, :],
         )  # fmt: skip
+    if t.mask is not None:  # padding lies where a real token of its sequence does, so that it has no spread
+        last = past.k[..., -1:, :] if past.k.shape[-2] else torch.zeros_like(k)  # [..., 1, C]
+        q, k, o = (torch.where(real > 0, x, last) for x in (q, k, o))
+        past.k, past.o = (torch.where(past.real > 0, x, k) for x in (past.k, past.o))
     here = past.real * real  # [..., t, 1] pairs of real tokens
     s_k, noise = t.scale_k, t.noise
     to_latent = torch.cat(
-        [_between(past.o, o), s_k * _between(past.o, k), _between(past.o, q)], -1
+        [cross_gram(past.o, o), s_k * cross_gram(past.o, k), cross_gram(past.o, q)], -1
     )  # [..., t, 3]
     l_o, u, w = solve_triangular(past.L, here * to_latent, upper=False).split(1, -1)
     pivot = _pivot(1 + noise, l_o, real, "K_o + noise I", noise)
-    l_k = solve_triangular(past.L_k, here * s_k.square() * _between(past.k, k), upper=False)
+    l_k = solve_triangular(past.L_k, here * s_k.square() * cross_gram(past.k, k), upper=False)
     pivot_k = _pivot(s_k.square() + noise, l_k, real, "K_k + noise I", key_noise(t))
 
     Y = past.Y + u @ v  # first the new column of K_ok V in the old rows, then the new row
     k_all, v_all = torch.cat([past.k, k], -2), torch.cat([past.v, v], -2)
     real_all = torch.cat([past.real, real], -2)  # [..., t + 1, 1]
-    K_okv = (s_k * real * (real_all * _between(k_all, o)).mT) @ v_all  # [..., 1, D]
+    K_okv = (s_k * real * (real_all * cross_gram(k_all, o)).mT) @ v_all  # [..., 1, D]
     Y = torch.cat([Y, (K_okv - l_o.mT @ Y) / pivot], -2)
-    w_new = (real * _between(o, q) - l_o.mT @ w) / pivot  # [..., 1, 1]
+    w_new = (real * cross_gram(o, q) - l_o.mT @ w) / pivot  # [..., 1, 1]
     w = torch.cat([w, w_new], -2)  # [..., t + 1, 1]
     now = _Past(
         o=torch.cat([past.o, o], -2), k=k_all, v=v_all, real=real_all,
         L=_bordered(past.L, l_o, pivot), L_k=_bordered(past.L_k, l_k, pivot_k), Y=Y,
     )  # fmt: skip
     a = solve_triangular(now.L.mT, w, upper=True)  # [..., t + 1, 1]
-    K_koa = s_k * real_all * (_between(k_all, now.o) @ (real_all * a))  # [..., t + 1, 1]
+    K_koa = s_k * real_all * (cross_gram(k_all, now.o) @ (real_all * a))  # [..., t + 1, 1]
     f = solve_triangular(now.L_k, K_koa, upper=False)
     u_var = 1 - noise * a.square().sum(-2, keepdim=True) - f.square().sum(-2, keepdim=True)
     seen = real_all.sum(-2, keepdim=True)
     u_var = u_var.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
     return w.mT @ Y, u_var, now
-
-
-def _between(x: Tensor, y: Tensor) -> Tensor:
-    """kappa(x, y) centred on the newer side.  [..., N, M]"""
-    centre = y.detach().mean(-2, keepdim=True)
-    return cross_gram(x - centre, y - centre)
 
 
 def _pivot(diagonal: Tensor, row: Tensor, real: Tensor, name: str, noise: Tensor) -> Tensor:

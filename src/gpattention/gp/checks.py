@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpattention.gp.errors import NonFiniteError
+from gpattention.gp.errors import FARTHEST, NonFiniteError, TooFarApartError, describe_spread
 from gpattention.gp.precision import checks_are_deferred
 from gpattention.gp.shapes import broadcast
 
@@ -87,9 +87,13 @@ def check_mask(name: str, mask: Tensor | None, lead: torch.Size, x: Tensor) -> N
 
 
 def check_values(
-    named: Mapping[str, Tensor], parameters: Mapping[str, Tensor], log_amplitude: Tensor | None
+    named: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    log_amplitude: Tensor | None,
+    spread: Tensor | None = None,  # [] largest squared distance from the centre
+    noise: Tensor | None = None,  # for the message about it
 ) -> None:
-    """Non-finite tokens, parameters that are not positive; one read from the device for all."""
+    """Non-finite tokens, parameters that are not positive, tokens too far apart; one read for all."""
     if checks_are_deferred():
         return
     if log_amplitude is not None:
@@ -97,8 +101,10 @@ def check_values(
     # one pass instead of four: a finite sum has no NaN and no infinity in it; another may just be too large
     good = [x.detach().sum().isfinite() for x in named.values()]
     good += [((x > 0) & x.isfinite()).all() for x in parameters.values()]
+    if spread is not None:
+        good.append(~(spread > FARTHEST**2))
     verdict = torch.stack(good).tolist()
-    for (name, x), fine in zip({**named, **parameters}.items(), verdict, strict=True):
+    for (name, x), fine in zip({**named, **parameters}.items(), verdict, strict=False):
         if fine:
             continue
         if name in parameters:
@@ -108,6 +114,9 @@ def check_values(
         if bad == 0:
             continue
         raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")
+    if spread is not None and not verdict[-1]:
+        least = None if noise is None else float(noise.detach().min())
+        raise TooFarApartError(describe_spread(float(spread) ** 0.5, least))
 
 
 def check_amplitude(log_amplitude: Tensor) -> None:

@@ -70,11 +70,16 @@ def report_failures(
 def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
     # cuSOLVER does not always flag NaN input, so the pivots are looked at too
     failed = (info != 0) | ~L.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # [...]
+    return L.masked_fill(count_failures(failed)[..., None, None], float("nan"))
+
+
+def count_failures(failed: Tensor) -> Tensor:
+    """Add failures that cannot be raised to the device's counter; what is handed on is to be used.  [...]"""
     if torch.compiler.is_dynamo_compiling() or is_transformed():
-        failed = _count_failures(failed)
-    elif not torch.compiler.is_exporting():  # an exported program has no process to count in
-        failure_counter(L.device).add_(failed.sum())
-    return L.masked_fill(failed[..., None, None], float("nan"))
+        return _count_failures(failed)
+    if not torch.compiler.is_exporting() and failed.device.type != "meta":
+        failure_counter(failed.device).add_(failed.sum())  # an exported program has no process to count in
+    return failed
 
 
 # Opaque to the compiler, which otherwise may drop a write to a global tensor; the result is used, so
@@ -139,5 +144,6 @@ def check_health() -> None:
         told = ", ".join(f"{n} on {device}" for device, n in counts.items())
         raise NotPositiveDefiniteError(
             f"matrices without a Cholesky factor since the last check: {told}; their results are "
-            "NaN. Rerun the step eagerly to see which matrix, raise the noise, or use float64."
+            "NaN. Rerun the step eagerly to see which matrix, or which tokens are too far apart; raise the "
+            "noise, or use float64."
         )

@@ -20,9 +20,9 @@ from gpattention.gp.fused.switch import why_not_fused_on
 from gpattention.gp.inputs import (
     Scalar,
     Tokens,
-    centred,
     keep_columns,
     keep_rows,
+    masked,
     prepare,
     with_diagonal,
 )
@@ -59,7 +59,7 @@ def cgp_posterior(
     check_choice("with_cost", with_cost, COSTS)
     t = prepare(
         q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
+        query_mask=query_mask, log_amplitude=log_amplitude, mask_tokens=False,
     )  # fmt: skip
     return CGPPosterior(t, with_variance=with_variance, with_cost=with_cost)
 
@@ -68,8 +68,8 @@ class CGPPosterior(Posterior):
     """Exact CGP posterior; keeps the matrices for the variance, draws, densities and KL."""
 
     def __init__(self, t: Tokens, *, with_variance: bool = False, with_cost: Cost = "none") -> None:
-        self.given = t  # as they came; the kernels mask and centre what they read
-        self._centred: Tokens | None = None
+        self.given = t  # as they came; the kernels mask what they read
+        self._masked: Tokens | None = None
         self._M: Tensor | None = None
         self._K_qo: Tensor | None = None
         self._K_ok: Tensor | None = None
@@ -94,10 +94,10 @@ class CGPPosterior(Posterior):
 
     @property
     def t(self) -> Tokens:
-        """The checked inputs, centred and masked."""
-        if self._centred is None:
-            self._centred = centred(self.given)
-        return self._centred
+        """The checked inputs, masked."""
+        if self._masked is None:
+            self._masked = masked(self.given)
+        return self._masked
 
     def why_not_fused(self) -> str | None:
         """None if mean, variance and regulariser come from fused kernels, else the reason."""

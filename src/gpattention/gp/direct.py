@@ -13,8 +13,8 @@ from gpattention.gp.checks import check_choice
 from gpattention.gp.errors import UndefinedCovarianceError
 from gpattention.gp.fused.exact.direct import DirectMoments, fused_direct
 from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.inputs import Scalar, Tokens, centred, keep_columns, keep_rows, prepare
-from gpattention.gp.kernels import gram, squared_distances
+from gpattention.gp.inputs import Scalar, Tokens, keep_columns, keep_rows, masked, prepare
+from gpattention.gp.kernels import gram, log_kappa
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import COSTS, Cost, Posterior, prior_root
 from gpattention.gp.precision import full_precision
@@ -99,8 +99,8 @@ class DirectPosterior(UnitDirect):
     def __init__(
         self, t: Tokens, *, causal: bool = False, with_variance: bool = False, with_cost: Cost = "none"
     ) -> None:
-        self.given = t  # as they came; the kernels mask and centre what they read
-        self._centred: Tokens | None = None
+        self.given = t  # as they came; the kernels mask what they read
+        self._masked: Tokens | None = None
         self._causal, self._cost = causal, with_cost
         self._fused: DirectMoments | None = None
         if self.why_not_fused() is None:
@@ -113,10 +113,10 @@ class DirectPosterior(UnitDirect):
 
     @property
     def t(self) -> Tokens:
-        """The checked inputs, centred and masked."""
-        if self._centred is None:
-            self._centred = centred(self.given)
-        return self._centred
+        """The checked inputs, masked."""
+        if self._masked is None:
+            self._masked = masked(self.given)
+        return self._masked
 
     @property
     def _process(self) -> UnitProcess:
@@ -203,7 +203,7 @@ def direct_posterior(
     check_choice("with_cost", with_cost, COSTS)
     t = prepare(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude, causal=causal, centre=False,
+        query_mask=query_mask, log_amplitude=log_amplitude, causal=causal, mask_tokens=False,
     )  # fmt: skip
     return DirectPosterior(t, causal=causal, with_variance=with_variance, with_cost=with_cost)
 
@@ -216,7 +216,7 @@ def log_query_scale(t: Tokens) -> Tensor:
 
 def direct_weights(t: Tokens, *, causal: bool = False) -> Tensor:
     """K_qk of eq. 1 with amplitudes inside the exponent, where they cannot overflow.  [..., Q, K]"""
-    exponent = log_query_scale(t)[..., None] - 0.5 * squared_distances(t.q, t.k)
+    exponent = log_query_scale(t)[..., None] + log_kappa(t.q, t.k)
     weights = t.scale_k * exponent.exp()
     weights = keep_columns(keep_rows(weights, t.query_mask), t.mask)
     return weights.tril() if causal else weights

@@ -47,7 +47,7 @@ def direct_log_density(
     """
     t = prepare(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
+        query_mask=query_mask, log_amplitude=log_amplitude, mask_tokens=False,
     )  # fmt: skip
     return direct_density_of(DirectPosterior(t, with_variance=True), objective, observation_noise)
 

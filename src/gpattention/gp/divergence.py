@@ -84,7 +84,7 @@ def direct_kl(
     """KL of the direct GP's posterior (eq. 2) from its prior (eq. 23).  [...]"""
     t = prepare(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
+        query_mask=query_mask, log_amplitude=log_amplitude, mask_tokens=False,
     )  # fmt: skip
     return direct_kl_of(DirectPosterior(t, with_cost="kl"), observation_noise)
 

@@ -1,4 +1,4 @@
-"""One place where arguments are checked, masked, raised to the computing type and centred.
+"""One place where arguments are checked, masked and raised to the computing type.
 
 Every posterior, density and divergence starts here, so that they agree on what a mask means:
 `mask` [..., K] marks the real keys, latent inputs and values, `query_mask` [..., Q] the real
@@ -34,7 +34,7 @@ Scalar = Tensor | float  # one number, or one per leading axis
 class Tokens:
     """Checked inputs of one attention call, in the type to compute in.
 
-    Queries, keys, latent and inducing inputs share one translation; padded rows are zero.
+    `masked` has overwritten padded rows: values with 0, inputs with the centre of the keys.
     """
 
     q: Tensor  # [..., Q, C]
@@ -94,13 +94,15 @@ def prepare(
     causal: bool = False,
     scale_name: str = "scale_q",
     also_finite: Mapping[str, Tensor] | None = None,
-    centre: bool = True,
+    mask_tokens: bool = True,
+    distances: bool = True,
 ) -> Tokens:
-    """Check everything, then mask, raise and centre.  Errors name argument, value and expectation.
+    """Check everything, then raise and mask.  Errors name argument, value and expectation.
 
     `scale_name` is what the caller calls `scale_q`; `also_finite` are searched for NaN and no more.
-    `centre=False` leaves tokens where they are, whatever is written at padded ones: for kernels that
-    mask and centre what they read.  `centred` does it later.
+    `mask_tokens=False` leaves whatever is written at padded ones: for fused kernels, which mask what they
+    read.  `masked` does it later.  Without `distances` between tokens as they came, these may
+    lie anywhere.
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     for name, x in tokens.items():
@@ -133,13 +135,17 @@ def prepare(
         if query_mask is not None:
             log_amplitude = torch.where(query_mask, log_amplitude, 0.0)
     if not checks_are_deferred():
+        masks = {"q": query_mask} | dict.fromkeys(("k", "o", "v"), mask)
+        inputs = {name: x for name, x in {**tokens, **inducing}.items() if name != "v"}
         check_values(
             {
-                name: keep_rows(x, query_mask if name == "q" else mask if name in tokens else None)
+                name: keep_rows(x, masks.get(name))
                 for name, x in {**tokens, **inducing, **(also_finite or {})}.items()
             },
             parameters,
             log_amplitude,
+            _spread(inputs, masks) if dtype == torch.float32 and distances else None,
+            None if v is k else parameters["noise"],  # amplitudes have neither values nor noise
         )
     if o is not None and log_amplitude is not None:
         check_amplitude(log_amplitude)
@@ -157,28 +163,49 @@ def prepare(
         scale_q=parameters[scale_name],
         scale_k=parameters["scale_k"],
     )
-    return centred(found) if centre else found
+    return masked(found) if mask_tokens else found
 
 
-def centred(t: Tokens) -> Tokens:
-    """Tokens moved by one translation, near the origin, and overwritten with 0 where they are padding."""
-    if t.inducing:  # which have no batch axis, and must not gain one
-        centre = t.inducing[0].detach().mean(-2, keepdim=True)  # [..., 1, C]
-    else:
-        centre = real_mean(t.k.detach(), t.mask)  # [..., 1, C]
+def _spread(inputs: Mapping[str, Tensor], masks: Mapping[str, Tensor | None]) -> Tensor:
+    """The largest squared distance of a real token from the centre of the keys, or inducing inputs.  []"""
+    names = [name for name in inputs if name not in ("q", "k", "o")]
+    about = names[0] if names else "k"
+    centre = real_mean(inputs[about].detach().float(), masks.get(about))  # [..., 1, C]
+    squares = [
+        keep_rows(x.detach().float() - centre, masks.get(name)).square().sum(-1).max()
+        for name, x in inputs.items()
+        if x.numel()
+    ]
+    return torch.stack(squares).max() if squares else centre.new_zeros(())
+
+
+def masked(t: Tokens) -> Tokens:
+    """Tokens with padding overwritten: values by 0, inputs by the centre of the others.
+
+    Kernels centre what they get, in the type that its spread asks for: a token moved in float32 is rounded.
+    Padding at the centre costs them no digits.
+    """
+    if t.mask is None and t.query_mask is None:
+        return t
+    # inducing inputs have no batch axis, and the centre must not gain one
+    centre = t.inducing[0].detach().mean(-2, keepdim=True) if t.inducing else real_mean(t.k.detach(), t.mask)
     return replace(
         t,
-        q=_shift(t.q, centre, t.query_mask),
-        k=_shift(t.k, centre, t.mask),
-        o=None if t.o is None else _shift(t.o, centre, t.mask),
+        q=fill_rows(t.q, centre, t.query_mask),
+        k=fill_rows(t.k, centre, t.mask),
+        o=None if t.o is None else fill_rows(t.o, centre, t.mask),
         v=keep_rows(t.v, t.mask),
-        inducing=tuple(x - centre for x in t.inducing),
     )
 
 
 def keep_rows(x: Tensor, mask: Tensor | None) -> Tensor:
     """Rows of padded tokens overwritten with 0.  [..., N, X]"""
     return x if mask is None else torch.where(mask[..., None], x, 0.0)
+
+
+def fill_rows(x: Tensor, row: Tensor, mask: Tensor | None) -> Tensor:
+    """Rows of padded tokens overwritten with `row` [..., 1, X].  [..., N, X]"""
+    return x if mask is None else torch.where(mask[..., None], x, row)
 
 
 def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -256,7 +283,3 @@ def check_delta(delta: float) -> None:
     """Raise `ValueError` unless delta can perturb a Gram matrix of unit diagonal."""
     if not 0 <= delta < 1:
         raise ValueError(f"expected delta in [0, 1), got {delta}")
-
-
-def _shift(x: Tensor, centre: Tensor, mask: Tensor | None) -> Tensor:
-    return keep_rows(x - centre, mask)

@@ -14,8 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention.gp.fused.attention.streamed import fused_kernel_attention
 from gpattention.gp.fused.switch import SHOWN_TOKENS, why_not_fused_on
-from gpattention.gp.inputs import keep_rows, real_mean
-from gpattention.gp.kernels import exp_dot, rbf
+from gpattention.gp.inputs import fill_rows, keep_rows, real_mean
+from gpattention.gp.kernels import exp_dot, log_kappa, rbf
 from gpattention.gp.precision import full_precision, is_transformed
 
 
@@ -42,14 +42,19 @@ def kernel_attention(
         return fused_kernel_attention(
             q, k, v, normalised=normalised, causal=causal, mask=mask, query_mask=query_mask
         ).to(dtype)
-    q, k = about_one_origin(q, k, dot=dot, mask=mask, query_mask=query_mask)
     v = keep_rows(v, mask)
+    if not (normalised and dot):
+        weights = kernel_weights(
+            q, k, normalised=normalised, dot=dot, variance=variance, causal=causal, mask=mask,
+            query_mask=query_mask,
+        )  # fmt: skip
+        return (weights @ v).to(dtype)
+    q, k = keep_rows(q, query_mask), keep_rows(k, mask)
     visible = _visible(q, k, causal, mask, query_mask)  # [..., Q, K]
-    if not normalised:
-        return (_gram(q, k, visible, dot, variance) @ v).to(dtype)
-    bias = _row_bias(k, visible, dot)  # [..., Q, K]
-    mean = _attend(q, k, v, attn_mask=bias, scale=1.0)
-    return torch.where(visible.any(-1, keepdim=True), mean, 0.0).to(dtype)
+    seen = visible.any(-1, keepdim=True)  # [..., Q, 1]
+    # a row with nothing to attend to attends anywhere, then to nothing
+    mean = _attend(q, k, v, attn_mask=visible | ~seen, scale=1.0)
+    return torch.where(seen, mean, 0.0).to(dtype)
 
 
 @full_precision
@@ -65,11 +70,13 @@ def kernel_weights(
     query_mask: Tensor | None = None,  # [..., Q]
 ) -> Tensor:
     """What `kernel_attention` weighs the values with.  [..., Q, K]"""
-    q, k = about_one_origin(q, k, dot=dot, mask=mask, query_mask=query_mask)
+    q, k = without_padding(q, k, dot=dot, mask=mask, query_mask=query_mask)
     visible = _visible(q, k, causal, mask, query_mask)  # [..., Q, K]
     if not normalised:
         return _gram(q, k, visible, dot, variance)
-    weights = (q @ k.mT + _row_bias(k, visible, dot)).softmax(-1)
+    exponents = q @ k.mT if dot else log_kappa(q, k)
+    blind = ~visible.any(-1, keepdim=True)  # infinities there would be NaN in gradients
+    weights = torch.where(visible | blind, exponents, -torch.inf).softmax(-1)
     return torch.where(visible, weights, 0.0)
 
 
@@ -83,7 +90,7 @@ def why_not_streamed(q: Tensor, v: Tensor, *, dot: bool = False) -> str | None:
     return why_not_fused_on(v.device, q.dtype, channels=channels, measured=shown)
 
 
-def about_one_origin(
+def without_padding(
     q: Tensor,  # [..., Q, C]
     k: Tensor,  # [..., K, C]
     *,
@@ -91,12 +98,14 @@ def about_one_origin(
     mask: Tensor | None = None,  # [..., K] True = real
     query_mask: Tensor | None = None,  # [..., Q]
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys masked and, but for dot products, moved near the origin.  [..., N, C] each"""
-    k = keep_rows(k, mask)
-    if not dot:  # distances do not see a translation, but rounding does
-        centre = real_mean(k.detach(), mask)
-        q, k = q - centre, keep_rows(k - centre, mask)
-    return keep_rows(q, query_mask), k
+    """Queries and keys with padding overwritten: by 0 for dot products, else by the keys' mean.
+
+    [..., N, C] each
+    """
+    if dot:
+        return keep_rows(q, query_mask), keep_rows(k, mask)
+    centre = real_mean(k.detach(), mask)
+    return fill_rows(q, centre, query_mask), fill_rows(k, centre, mask)
 
 
 def softmax_attention(
@@ -135,18 +144,6 @@ def _gram(q: Tensor, k: Tensor, visible: Tensor, dot: bool, variance: Tensor | N
     K = exp_dot(q, k) if dot else rbf(q, k)
     K = K if variance is None else variance[..., None, None] * K
     return torch.where(visible, K, 0.0)
-
-
-def _row_bias(k: Tensor, visible: Tensor, dot: bool) -> Tensor:
-    """What q . k lacks: -1/2 |q - k|^2 = q . k - 1/2 |k|^2 - 1/2 |q|^2, whose last term cancels.
-
-    [..., Q, K]
-    """
-    bias = 0.0 if dot else -0.5 * k.square().sum(-1)[..., None, :]
-    bias = torch.where(visible, bias, -torch.inf)
-    # a row with nothing to attend to attends anywhere, then to nothing
-    bias = torch.where(visible.any(-1, keepdim=True), bias, 0.0).to(k.dtype)
-    return bias.expand(*k.shape[:-2], -1, -1)
 
 
 def _visible(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, query_mask: Tensor | None) -> Tensor:

@@ -2,7 +2,12 @@
 
 Squared distances come from the expanded form |x|^2 + |y|^2 - 2 x.y of *centred* inputs: the kernels
 are translation invariant, and without centring a common offset of 3 per coordinate costs two digits
-and, at 1024 tokens, the Cholesky factor.
+and, at 1024 tokens, the Cholesky factor.  What remains after centring is the spread R of the tokens, in
+length scales: the expanded form rounds the distance of two tokens by some eps R^2, however near they are.
+So float32 serves up to `NEAR`, float64 beyond, and tokens beyond `FARTHEST` are refused: there the
+coordinates themselves, and every gradient, have lost what a kernel of length scale 1 needs.  Only where
+tokens can be looked at for free, which is on the CPU, does their spread choose the type; elsewhere, and
+in compiled code, it is float64 always.
 """
 
 from dataclasses import dataclass
@@ -12,49 +17,96 @@ import torch
 from torch import Tensor
 
 from gpattention.gp.checks import check_positive
-from gpattention.gp.precision import compute_dtype, full_precision, wants_plain_operations
+from gpattention.gp.cholesky import count_failures
+from gpattention.gp.errors import FARTHEST, TooFarApartError, describe_spread
+from gpattention.gp.precision import (
+    checks_are_deferred,
+    compute_dtype,
+    full_precision,
+    wants_plain_operations,
+)
 
-
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j|^2, clamped at 0; the caller has centred x and y.  [..., N, M]"""
-    squares = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
-    return (squares - 2 * (x @ y.mT)).clamp_min(0)
+NEAR = 8.0  # length scales from the centre to which a distance by float32 products is good: to 1e-5
+_LOST = 2 * FARTHEST  # from the centre of any of the tokens, where all are within FARTHEST of one point
 
 
 def gram(x: Tensor) -> Tensor:
     """kappa(x, x) of eq. 1 with unit diagonal.  [..., N, N]"""
-    x = x - x.detach().mean(-2, keepdim=True)
+    dtype = x.dtype
+    (placed,) = _placed(x)
     if wants_plain_operations():  # compilers fuse the plain form themselves, and torch 2.11's
-        return gram_reference(x)  # loses gradients of several such functions in one graph
-    K: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
+        return gram_reference(placed, dtype)  # loses gradients of several such functions in one graph
+    K: Tensor = _Gram.apply(placed, dtype)  # type: ignore[no-untyped-call]
     return K
 
 
 def cross_gram(x: Tensor, y: Tensor) -> Tensor:
-    """kappa(x, y) of eq. 1 for inputs that are centred already.  [..., N, M]"""
+    """kappa(x, y) of eq. 1.  [..., N, M]"""
+    dtype = x.dtype
+    x, y = _placed(x, y)
     if wants_plain_operations():
-        return cross_gram_reference(x, y)
-    K: Tensor = _CrossGram.apply(x, y)  # type: ignore[no-untyped-call]
+        return cross_gram_reference(x, y, dtype)
+    K: Tensor = _CrossGram.apply(x, y, dtype)  # type: ignore[no-untyped-call]
     return K
 
 
-def gram_reference(x: Tensor) -> Tensor:
-    """The same by plain differentiable operations.  [..., N, N]"""
-    squared = squared_distances(x, x)
-    return torch.exp(-0.5 * (squared - torch.diag_embed(squared.diagonal(dim1=-2, dim2=-1))))
+def log_kappa(x: Tensor, y: Tensor) -> Tensor:
+    """-1/2 |x_i - y_j|^2, by plain differentiable operations.  [..., N, M]"""
+    dtype = x.dtype
+    x, y = _placed(x, y)
+    return _exponents(x, y, dtype)
 
 
-def cross_gram_reference(x: Tensor, y: Tensor) -> Tensor:
-    """The same by plain differentiable operations.  [..., N, M]"""
-    return torch.exp(-0.5 * squared_distances(x, y))
+def gram_reference(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`gram` of centred tokens by plain differentiable operations.  [..., N, N]"""
+    exponents = _exponents(x, x, dtype)
+    return torch.exp(exponents - torch.diag_embed(exponents.diagonal(dim1=-2, dim2=-1)))
 
 
-def _kappa(x: Tensor, y: Tensor) -> Tensor:
-    """exp(x . y - 1/2 |x|^2 - 1/2 |y|^2), the exponent clamped at 0, in as few passes as can be."""
-    exponent = x @ y.mT  # [..., N, M]
-    exponent -= 0.5 * x.square().sum(-1)[..., :, None]
-    exponent -= 0.5 * y.square().sum(-1)[..., None, :]
-    return exponent.clamp_max_(0).exp_()
+def cross_gram_reference(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """`cross_gram` of tokens about one centre by plain differentiable operations.  [..., N, M]"""
+    return torch.exp(_exponents(x, y, dtype))
+
+
+def about_centre(*sets: Tensor) -> tuple[Tensor, ...]:
+    """Token sets moved by one translation, which takes the mean of the last to the origin."""
+    centre = sets[-1].detach().mean(-2, keepdim=True)  # [..., 1, C]
+    return tuple(x - centre for x in sets)
+
+
+def _placed(*sets: Tensor) -> tuple[Tensor, ...]:
+    """Token sets about one centre, in the type in which the distances between them are right."""
+    if sets[0].dtype == torch.float64:
+        return about_centre(*sets)
+    looked_at = sets[0].device.type == "cpu" and not wants_plain_operations()
+    if looked_at:
+        near = about_centre(*sets)
+        spreads = [float(x.detach().square().sum(-1).max()) ** 0.5 for x in near if x.numel()]
+        farthest = max(spreads, default=0.0)
+        if not farthest > NEAR:  # NaN has no spread, and stays NaN
+            return near
+        if farthest > _LOST and not checks_are_deferred():
+            raise TooFarApartError(describe_spread(farthest))
+    # In float32 moving a token would round it, by as much as its distance from the centre asks for.
+    return about_centre(*(x.double() for x in sets))
+
+
+def _exponents(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """x_i . y_j - 1/2 |x_i|^2 - 1/2 |y_j|^2 of placed tokens, at most 0.  [..., N, M]"""
+    of_x, of_y = (0.5 * t.square().sum(-1, keepdim=True) for t in (x, y))  # [..., N, 1], [..., M, 1]
+    if x.dtype == dtype:
+        return (x @ y.mT - of_x - of_y.mT).clamp_max(0)
+    of_x, of_y = _or_lost(of_x), _or_lost(of_y)
+    left = torch.cat([x, of_x, torch.ones_like(of_x)], -1)  # [..., N, C + 2]
+    right = torch.cat([y, -torch.ones_like(of_y), -of_y], -1)  # [..., M, C + 2]
+    # one product for all of it: no further pass over a matrix of twice the size
+    return (left @ right.mT).to(dtype).clamp_max(0)
+
+
+def _or_lost(half_square: Tensor) -> Tensor:
+    """NaN, and counted like a failed factor, for tokens that are too far away."""
+    lost = count_failures(half_square.detach() > 0.5 * _LOST**2)
+    return half_square.masked_fill(lost, float("nan"))
 
 
 class _CrossGram(torch.autograd.Function):
@@ -64,46 +116,56 @@ class _CrossGram(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor) -> Tensor:
-        return _kappa(x, y)
+    def forward(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+        return _exponents(x, y, dtype).exp_()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2], output)
 
     @staticmethod
     @full_precision
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, y, K = ctx.saved_tensors
         E = grads[0] * K  # [..., N, M]
         dx = dy = None
         if ctx.needs_input_grad[0]:
-            dx = (E @ y - E.sum(-1)[..., None] * x).sum_to_size(x.shape)
+            dx = pull(E, x, y).sum_to_size(x.shape)
         if ctx.needs_input_grad[1]:
-            dy = (E.mT @ x - E.sum(-2)[..., None] * y).sum_to_size(y.shape)
-        return dx, dy
+            dy = pull(E.mT, y, x).sum_to_size(y.shape)
+        return dx, dy, None
 
 
 class _Gram(torch.autograd.Function):
     """The same for y = x, with an exact diagonal: dx_i = sum_j (E + E^T)_ij (x_j - x_i)."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        K = _kappa(x, x)
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        K = _exponents(x, x, dtype).exp_()
         K.diagonal(dim1=-2, dim2=-1).fill_(1)
         return K
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
     @full_precision
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         x, K = ctx.saved_tensors
         E = grads[0] * K  # [..., N, N]
-        rows = E.sum(-1) + E.sum(-2)  # [..., N]
-        return E @ x + E.mT @ x - rows[..., None] * x
+        return pull(E, x, x) + pull(E.mT, x, x), None
+
+
+def pull(E: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """sum_j E_ij (y_j - x_i), for the gradient of x.  [..., N, C]
+
+    Off the CPU in the type of E, whose rounding grows with the spread: a matrix of float64 for tokens that
+    are seldom far apart would cost every backward pass.
+    """
+    wide = x.dtype if x.device.type == "cpu" else E.dtype
+    E, a, b = E.to(wide), x.to(wide), y.to(wide)
+    return (E @ b - E.sum(-1)[..., None] * a).to(x.dtype)
 
 
 def _as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,10 +221,7 @@ def rbf(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _rbf(x: Tensor, y: Tensor) -> Tensor:
-    if y is x:
-        return gram(x)
-    centre = y.detach().mean(-2, keepdim=True)
-    return cross_gram(x - centre, y - centre)
+    return gram(x) if y is x else cross_gram(x, y)
 
 
 @full_precision

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpattention.checks import check_count
 from gpattention.gp.differentiation import once_differentiable
-from gpattention.gp.kernels import cross_gram
+from gpattention.gp.kernels import about_centre, cross_gram, pull
 from gpattention.gp.precision import full_precision, is_transformed
 from gpattention.gp.shapes import broadcast
 
@@ -24,7 +24,7 @@ def latent_trace_reference(o: Tensor, G: Tensor) -> Tensor:
 
 
 def latent_trace(
-    o: Tensor,  # [..., N, C], centred
+    o: Tensor,  # [..., N, C]
     G: Tensor,  # [..., m, N], zero at padded tokens
     *,
     chunk: int = 1024,
@@ -51,7 +51,8 @@ def latent_trace_estimate(
     """Unbiased estimate of the same from `features` random cosine and sine pairs.  [..., m, m]"""
     features = check_count("features", features)
     frequencies = torch.randn(o.shape[-1], features, dtype=o.dtype, device=o.device, generator=generator)
-    angle = o @ frequencies  # [..., N, r]
+    (centred,) = about_centre(o)
+    angle = centred @ frequencies  # [..., N, r]
     projected = G @ torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(features)
     return projected @ projected.mT
 
@@ -90,13 +91,14 @@ class _LatentTrace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         o, G = ctx.saved_tensors
         S = 0.5 * (grads[0] + grads[0].mT)  # [..., m, m]
+        (centred,) = about_centre(o)
         SG = S @ G  # [..., m, N]
         grad_o, grad_G = [], []
         for rows in _chunks(o.shape[-2], ctx.chunk):
             K = cross_gram(o[..., rows, :], o)  # [..., b, N]
             grad_G.append(2 * SG @ K.mT)  # [..., m, b]
             E = K * (SG[..., rows].mT @ G)  # [..., b, N]
-            grad_o.append(-2 * (E.sum(-1, keepdim=True) * o[..., rows, :] - E @ o))  # [..., b, C]
+            grad_o.append(2 * pull(E, centred[..., rows, :], centred))  # [..., b, C]
         return torch.cat(grad_o, -2), torch.cat(grad_G, -1), None
 
 

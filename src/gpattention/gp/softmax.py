@@ -58,6 +58,7 @@ def softmax_posterior(
     t = prepare(
         q, k, v, noise=noise, scale_q=prior_scale, mask=mask, query_mask=query_mask, causal=causal,
         inducing=None if inducing is None else {"inducing": inducing}, scale_name="prior_scale",
+        distances=False,
     )  # fmt: skip
     dtype, shrink = t.v.dtype, q.shape[-1] ** -0.25
     q, k = keep_rows(q.to(dtype), t.query_mask), keep_rows(k.to(dtype), t.mask)

@@ -8,9 +8,12 @@
 log t is left to the caller.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from gpattention.gp.kernels import log_kappa
 from gpattention.gp.precision import full_precision
 
 _ROWS = 1024  # queries whose logits are formed at once
@@ -45,12 +48,8 @@ def distance_log_amplitude(
     *,
     mask: Tensor | None = None,  # [..., K] True = real
 ) -> Tensor:
-    """log a_i of eq. 25 but for log t, for tokens near one origin.  [..., Q]
-
-    -1/2 |q - k|^2 = q . k - 1/2 |k|^2 - 1/2 |q|^2: `row_log_amplitude` in fewer passes, by no fused kernel.
-    """
-    bias = -0.5 * k.square().sum(-1)  # [..., K]
-    return 0.5 * q.square().sum(-1) - log_sum_exp(q, k, bias=bias, mask=mask)
+    """log a_i of eq. 25 but for log t: `row_log_amplitude` unchecked, by no fused kernel.  [..., Q]"""
+    return -log_sum_exp(q, k, mask=mask, logits=log_kappa)
 
 
 @full_precision
@@ -58,23 +57,22 @@ def log_sum_exp(
     q: Tensor,  # [..., Q, C]
     k: Tensor,  # [..., K, C]
     *,
-    bias: Tensor | None = None,  # [..., K]
     mask: Tensor | None = None,  # [..., K] True = real
     causal: bool = False,
+    logits: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """log sum_j exp(q_i . k_j + bias_j) over keys that query i sees; a finite number where it sees none.
+    """log sum_j exp(q_i . k_j), or of other logits, over keys that query i sees; finite if it sees none.
 
     Long sequences have their logits formed for some rows at a time.  [..., Q]
     """
     parts, start = [], 0
     for rows in q.split(_ROWS, -2):
-        logits = rows @ k.mT  # [..., rows, K]
-        logits = logits if bias is None else logits + bias[..., None, :]
-        visible = _visible(logits, start, mask, causal)  # [..., rows, K]
+        exponents = rows @ k.mT if logits is None else logits(rows, k)  # [..., rows, K]
+        visible = _visible(exponents, start, mask, causal)  # [..., rows, K]
         if visible is not None:
             blind = ~visible.any(-1, keepdim=True)  # infinities there would be NaN in gradients
-            logits = torch.where(visible, logits, torch.where(blind, 0.0, -torch.inf))
-        parts.append(logits.logsumexp(-1))
+            exponents = torch.where(visible, exponents, torch.where(blind, 0.0, -torch.inf))
+        parts.append(exponents.logsumexp(-1))
         start += rows.shape[-2]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 

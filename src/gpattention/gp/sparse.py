@@ -24,7 +24,7 @@ from gpattention.gp.checks import check_choice
 from gpattention.gp.cholesky import cholesky
 from gpattention.gp.fused.sparse.launch import Options
 from gpattention.gp.fused.sparse.posterior import SparseMoments, fused_scgp, why_not_fused_sparse
-from gpattention.gp.inputs import Scalar, Tokens, centred, check_delta, prepare, with_diagonal
+from gpattention.gp.inputs import Scalar, Tokens, check_delta, masked, prepare, with_diagonal
 from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.precision import full_precision
@@ -90,13 +90,13 @@ def scgp_posterior(
     inducing = {"inducing_q": inducing_q} | ({} if inducing_k is None else {"inducing_k": inducing_k})
     t = prepare(
         q, k, v, o=o, inducing=inducing, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
-        query_mask=query_mask, log_amplitude=log_amplitude, centre=False,
+        query_mask=query_mask, log_amplitude=log_amplitude, mask_tokens=False,
     )  # fmt: skip
     kind = SparseKind(values, conditional, include_noise, delta, group)
     if why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
-    return SCGPPosterior(centred(t), kind)
+    return SCGPPosterior(masked(t), kind)
 
 
 class SCGPPosterior(Posterior):
@@ -229,7 +229,7 @@ class FusedSCGPPosterior(SCGPPosterior):
 
     def __init__(
         self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective]
-    ) -> None:  # t is not centred
+    ) -> None:  # t is not masked
         self.t, self.kind = t, kind
         self._plain: SCGPPosterior | None = None
         self._moments = self._compute(objectives)
@@ -250,7 +250,7 @@ class FusedSCGPPosterior(SCGPPosterior):
     def plain(self) -> SCGPPosterior:
         """The same posterior by plain operations, with its features and factors."""
         if self._plain is None:
-            self._plain = SCGPPosterior(centred(self.t), self.kind)
+            self._plain = SCGPPosterior(masked(self.t), self.kind)
         return self._plain
 
     @full_precision

@@ -20,6 +20,10 @@ BLOCK = tl.constexpr(16)  # of the Cholesky factorisation and of the inner axis 
 _LOG2_E = tl.constexpr(1.4426950216293335)  # log2 e as float32, and what that lacks
 _LOG2_E_REST = tl.constexpr(1.9259629911266175e-08)
 _LN_2 = tl.constexpr(0.6931471805599453)
+# squared distances from the centre: to the first float32 products have distances to 1e-5 or 1e-4; beyond
+# the second tokens are too far apart for float32 (`gp.kernels`)
+FAR = tl.constexpr(256.0)
+LOST = tl.constexpr(2.0**30)
 
 
 @triton.jit
@@ -108,17 +112,70 @@ def centred(X, centre, real):
 
 
 @triton.jit
-def kappa(dot, X, Y):
-    """exp(-1/2 |x - y|^2) from the products x . y; never above 1.  [N, M]"""
-    exponent = dot - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 1)[None, :]
-    return exponential(tl.minimum(exponent, 0.0))
+def differences(x, x_n, asked, y, y_n, real, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """-1/2 |x_i - y_j|^2 of tokens in memory, of which no centring has rounded any.  [ROWS, COLUMNS]"""
+    i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for c in range(0, width):
+        a = tl.load(x + i * x_n + c, mask=asked, other=0.0)
+        b = tl.load(y + j * y_n + c, mask=real, other=0.0)
+        apart = a[:, None] - b[None, :]
+        total += apart * apart
+    return -0.5 * total
 
 
 @triton.jit
-def noisy(dot, X, amplitude, diagonal, real, N: tl.constexpr):
+def differences_on_chip(X, Y):
+    """The same of X [N, WIDTH] and Y [WIDTH, M] that are nowhere in memory.  [N, M]"""
+    c = tl.arange(0, X.shape[1])
+    total = tl.zeros((X.shape[0], Y.shape[1]), tl.float32)
+    for channel in range(0, X.shape[1]):
+        here = c == channel
+        a = tl.sum(tl.where(here[None, :], X, 0.0), 1)
+        b = tl.sum(tl.where(here[:, None], Y, 0.0), 0)
+        apart = a[:, None] - b[None, :]
+        total += apart * apart
+    return -0.5 * total
+
+
+@triton.jit
+def spread_of(X):
+    """The largest squared distance from the origin."""
+    return tl.max(tl.sum(X * X, 1))
+
+
+@triton.jit
+def origin_of(X, real):
+    """An origin near the real rows, to which moving them rounds none where they are far apart.  [WIDTH]
+
+    Moving is exact in a channel whose mean is twice as far as any row is from it; the others stay.
+    """
+    centre = centre_of(X, real)
+    moved = centred(X, centre, real)
+    stays = 2.0 * tl.max(tl.abs(moved), 0) > tl.abs(centre)
+    return tl.where(stays, tl.where(spread_of(moved) > FAR, 0.0, centre), centre)
+
+
+@triton.jit
+def exponents(
+    dot, X, Y, x, x_n, asked, y, y_n, real, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """-1/2 |x_i - y_j|^2, never above 0, from the products of centred tokens.  [ROWS, COLUMNS]
+
+    Where both sets are spread far, near tokens of theirs may be far from the centre, and only differences
+    have their distances.  Every sequence decides for itself, and its program branches as a whole.
+    """
+    e = dot - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 1)[None, :]
+    if tl.minimum(spread_of(X), spread_of(Y)) > FAR:
+        e = differences(x, x_n, asked, y, y_n, real, width, ROWS, COLUMNS)
+    return tl.minimum(e, 0.0)
+
+
+@triton.jit
+def noisy(exponent, amplitude, diagonal, real, N: tl.constexpr):
     """a_i a_j kappa(x_i, x_j) + diagonal I with an exact diagonal, identity at padding.  [N, N]"""
     i = tl.arange(0, N)
-    K = kappa(dot, X, X)
+    K = exponential(exponent)
     on_diagonal = i[:, None] == i[None, :]
     K = tl.where(on_diagonal, 1.0, K) * (amplitude[:, None] * amplitude[None, :])
     K = K + tl.where(on_diagonal, diagonal, 0.0)
@@ -127,15 +184,31 @@ def noisy(dot, X, amplitude, diagonal, real, N: tl.constexpr):
 
 @triton.jit
 def noisy_gram(X, amplitude, diagonal, real, N: tl.constexpr):
-    """`noisy` of a few points that are nowhere in memory.  [N, N]"""
-    return noisy(tl.dot(X, tl.trans(X), input_precision="ieee"), X, amplitude, diagonal, real, N)
+    """`noisy` of a few points about an origin of theirs, nowhere in memory; NaN if too far apart.  [N, N]"""
+    exponent = turned_exponents(X, tl.trans(X), spread_of(X) > 0.25 * FAR)
+    exponent = tl.where(spread_of(X) > LOST, float("nan"), exponent)
+    return noisy(exponent, amplitude, diagonal, real, N)
 
 
 @triton.jit
-def turned_gram(turned, X, amplitude, diagonal, real, N: tl.constexpr, WIDTH: tl.constexpr):
-    """`noisy` of points whose transpose was written before a barrier.  [N, N]"""
+def turned_exponents(X, Y, far):
+    """-1/2 |x - y|^2, never above 0, where Y is [WIDTH, M]; by differences if far.  [N, M]"""
+    e = tl.dot(X, Y, input_precision="ieee")
+    e = e - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 0)[None, :]
+    if far:
+        e = differences_on_chip(X, Y)
+    return tl.minimum(e, 0.0)
+
+
+@triton.jit
+def turned_gram(
+    turned, X, x, x_n, width, amplitude, diagonal, real, N: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """`noisy` of x, whose transpose was written centred before a barrier; NaN if too far apart.  [N, N]"""
     dot = product(turned, 1, N, turned, N, 1, N, N, WIDTH)
-    return noisy(dot, X, amplitude, diagonal, real, N)
+    exponent = exponents(dot, X, X, x, x_n, real, x, x_n, real, width, N, N)
+    exponent = tl.where(spread_of(X) > LOST, float("nan"), exponent)
+    return noisy(exponent, amplitude, diagonal, real, N)
 
 
 @triton.jit

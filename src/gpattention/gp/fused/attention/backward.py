@@ -14,17 +14,17 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.attention.forward import exponents, sees, weights
-from gpattention.gp.fused.blocks import centre_of
+from gpattention.gp.fused.blocks import FAR, centre_of, centred, spread_of
 from gpattention.gp.fused.tiles import real_rows, rows_of, store_rows
 
 
 @triton.jit
 def weights_and_gradients(
-    Q, K, V, G, log_sum, scale, inner, visible,
+    Q, K, far, q, q_n, asked, k, k_n, real, C, V, G, log_sum, scale, inner, visible,
     DISTANCE: tl.constexpr, NORMALISED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """P and E of one pair of tiles; `inner` is t, which a WHOLE row gives itself.  [BQ, BK] each"""
-    e = exponents(Q, K, DISTANCE)
+    e = exponents(Q, K, far, q, q_n, asked, k, k_n, real, C, DISTANCE)
     if not DISTANCE:
         e = e * scale
     if NORMALISED:
@@ -58,12 +58,14 @@ def keys_backward_kernel(
     i = tl.arange(0, BQ)
     above = first.to(tl.int64)
     real = real_rows(mask + b * mask_b + h * mask_h, mask_n, first, N, MASKED, BK)
-    K = rows_of(k + b * k_b + h * k_h + above * k_n, k_n, real, C, BK, CP)
+    k += b * k_b + h * k_h + above * k_n
+    K = rows_of(k, k_n, real, C, BK, CP)
     V = rows_of(v + b * v_b + h * v_h + above * v_n, v_n, real, D, BK, DP)
-    origin = tl.zeros((CP,), tl.float32)
+    origin, far = tl.zeros((CP,), tl.float32), False
     if DISTANCE:
         origin = centre_of(K, real)
-        K = K - origin[None, :]
+        K = centred(K, origin, real)
+        far = spread_of(K) > FAR
     q += b * q_b + h * q_h
     grad += b * grad_b + h * grad_h
     out += b * out_b + h * out_h
@@ -93,7 +95,10 @@ def keys_backward_kernel(
             if not WHOLE:
                 inner = tl.sum(G * rows_of(out, out_n, asked, D, BQ, DP), 1)
         visible = sees(asked, real, start, first, CAUSAL, BQ, BK)
-        P, E = weights_and_gradients(Q, K, V, G, total, scale, inner, visible, DISTANCE, NORMALISED, WHOLE)
+        P, E = weights_and_gradients(
+            Q, K, far, q, q_n, asked, k, k_n, real, C, V, G, total, scale, inner, visible,
+            DISTANCE, NORMALISED, WHOLE,
+        )  # fmt: skip
         by_v = tl.dot(tl.trans(P), G, by_v, input_precision="ieee")
         by_k = tl.dot(tl.trans(E), Q, by_k, input_precision="ieee")
         by_column += tl.sum(E, 0)
@@ -133,7 +138,8 @@ def queries_backward_kernel(
     i = tl.arange(0, BQ)
     above = first.to(tl.int64)
     asked = real_rows(query_mask + b * query_b + h * query_h, query_n, first, NQ, QUERY_MASKED, BQ)
-    Q = rows_of(q + b * q_b + h * q_h + above * q_n, q_n, asked, C, BQ, CP)
+    q += b * q_b + h * q_h + above * q_n
+    Q = rows_of(q, q_n, asked, C, BQ, CP)
     G = rows_of(grad + b * grad_b + h * grad_h + above * grad_n, grad_n, asked, D, BQ, DP)
     total = tl.zeros((BQ,), tl.float32)
     inner = tl.zeros((BQ,), tl.float32)
@@ -143,10 +149,11 @@ def queries_backward_kernel(
     k += b * k_b + h * k_h
     v += b * v_b + h * v_h
     mask += b * mask_b + h * mask_h
-    origin = tl.zeros((CP,), tl.float32)
+    origin, far = tl.zeros((CP,), tl.float32), False
     if DISTANCE:
         origin = centre_of(Q, asked)
-        Q = Q - origin[None, :]
+        Q = centred(Q, origin, asked)
+        far = spread_of(Q) > FAR
     else:  # rows of E sum to 0 but for rounding, which what the keys have in common would multiply
         ahead = real_rows(mask, mask_n, 0, N, MASKED, BK)
         origin = centre_of(rows_of(k, k_n, ahead, C, BK, CP), ahead)
@@ -162,7 +169,10 @@ def queries_backward_kernel(
             K = K - origin[None, :]
         V = rows_of(v, v_n, real, D, BK, DP)
         visible = sees(asked, real, first, start, CAUSAL, BQ, BK)
-        _, E = weights_and_gradients(Q, K, V, G, total, scale, inner, visible, DISTANCE, NORMALISED, False)
+        _, E = weights_and_gradients(
+            Q, K, far, q, q_n, asked, k, k_n, real, C, V, G, total, scale, inner, visible,
+            DISTANCE, NORMALISED, False,
+        )  # fmt: skip
         if not DISTANCE:
             K = K - origin[None, :]
         by_q = tl.dot(E, K, by_q, input_precision="ieee")

@@ -12,18 +12,30 @@ the origin.
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.blocks import centre_of, exponential
+from gpattention.gp.fused.blocks import (
+    FAR,
+    centre_of,
+    centred,
+    differences,
+    exponential,
+    spread_of,
+)
 from gpattention.gp.fused.tiles import real_rows, rows_of, store_rows
 
 HIDDEN = tl.constexpr(-1e30)  # instead of -inf, whose differences are NaN
 
 
 @triton.jit
-def exponents(Q, K, DISTANCE: tl.constexpr):
-    """e of queries and keys about one origin; the caller has scaled what dot products want scaled."""
+def exponents(Q, K, far, q, q_n, asked, k, k_n, real, C, DISTANCE: tl.constexpr):
+    """e of queries and keys about one origin; the caller has scaled what dot products want scaled.
+
+    By differences of the tokens in memory where those that gave the origin are far apart.
+    """
     e = tl.dot(Q, tl.trans(K), input_precision="ieee")
     if DISTANCE:
         e = e - 0.5 * tl.sum(Q * Q, 1)[:, None] - 0.5 * tl.sum(K * K, 1)[None, :]
+        if far:
+            e = differences(q, q_n, asked, k, k_n, real, C, Q.shape[0], K.shape[0])
         e = tl.minimum(e, 0.0, tl.PropagateNan.ALL)
     return e
 
@@ -60,11 +72,13 @@ def attention_kernel(
     i = tl.arange(0, BQ)
     asked = real_rows(query_mask + b * query_b + h * query_h, query_n, first, NQ, QUERY_MASKED, BQ)
     above = first.to(tl.int64)
-    Q = rows_of(q + b * q_b + h * q_h + above * q_n, q_n, asked, C, BQ, CP)
-    origin = tl.zeros((CP,), tl.float32)
+    q += b * q_b + h * q_h + above * q_n
+    Q = rows_of(q, q_n, asked, C, BQ, CP)
+    origin, far = tl.zeros((CP,), tl.float32), False
     if DISTANCE:
         origin = centre_of(Q, asked)
-        Q = Q - origin[None, :]
+        Q = centred(Q, origin, asked)
+        far = spread_of(Q) > FAR
     else:
         Q = Q * scale
     k += b * k_b + h * k_h
@@ -81,7 +95,7 @@ def attention_kernel(
         K = rows_of(k, k_n, real, C, BK, CP)
         if DISTANCE:
             K = K - origin[None, :]
-        e = exponents(Q, K, DISTANCE)
+        e = exponents(Q, K, far, q, q_n, asked, k, k_n, real, C, DISTANCE)
         visible = sees(asked, real, first, start, CAUSAL, BQ, BK)
         if NORMALISED:
             e = tl.where(visible, e, HIDDEN)

@@ -61,7 +61,7 @@ class _RowLogAmplitude(torch.autograd.Function):
             QP=QP, NP=NP, CP=CP, **launch("amplitude", max(QP, NP)),
         )  # fmt: skip
         ctx.sizes, ctx.lead, ctx.most = (B, H, NQ, N, C), lead, most
-        ctx.save_for_backward(scale, mask, query_mask, tokens_q, tokens_k, log_sum)
+        ctx.save_for_backward(q, k, scale, mask, query_mask, tokens_q, tokens_k, log_sum)
         return log_amplitude
 
     @staticmethod
@@ -69,14 +69,15 @@ class _RowLogAmplitude(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from gpattention.gp.fused.exact.amplitude_kernels import amplitude_backward_kernel
 
-        scale, mask, query_mask, tokens_q, tokens_k, log_sum = ctx.saved_tensors
+        q, k, scale, mask, query_mask, tokens_q, tokens_k, log_sum = ctx.saved_tensors
         B, H, NQ, N, C = ctx.sizes
         (QP, CP), NP = tokens_q.shape[1:], tokens_k.shape[1]
         d_q, d_k = token_major(B, H, NQ, C, log_sum), token_major(B, H, N, C, log_sum)
         empty, most = allocator(log_sum), ctx.most
         found = empty(1, 1, B, H)
         amplitude_backward_kernel[(B * H,)](
-            grads[0].contiguous(), *by_entries(mask, log_sum), *by_entries(query_mask, log_sum),
+            grads[0].contiguous(), *by_rows(q), *by_rows(k), *by_entries(mask, log_sum),
+            *by_entries(query_mask, log_sum),
             *by_heads(scalars(scale, ctx.lead)), tokens_q, tokens_k, empty(B * H, CP, NP), log_sum,
             empty(B * H, QP, NP), most or 0.0, *by_rows(d_q), *by_rows(d_k), found, H, NQ, N, C,
             MASKED=mask is not None, QUERY_MASKED=query_mask is not None, CAPPED=most is not None,

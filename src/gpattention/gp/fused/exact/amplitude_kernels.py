@@ -14,6 +14,7 @@ from gpattention.gp.fused.blocks import (
     centre_of,
     centred,
     exponential,
+    exponents,
     fetch,
     product,
     real_tokens,
@@ -27,12 +28,15 @@ _HIDDEN = tl.constexpr(-1e30)  # instead of -inf, whose differences are NaN
 
 
 @triton.jit
-def exponents(tokens_q, tokens_k, turned, real, QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr):
-    """e, never above 0, hidden at padded keys, which come turned too.  [QP, NP]"""
+def hidden_exponents(
+    q, q_n, asked, k, k_n, real, C, tokens_q, tokens_k, turned,
+    QP: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
+    """e, never above 0, hidden at padded keys, which come centred and turned too.  [QP, NP]"""
     Q, K = fetch(tokens_q, QP, CP), fetch(tokens_k, NP, CP)
-    e = product(tokens_q, CP, 1, turned, NP, 1, QP, NP, CP)
-    e = e - 0.5 * tl.sum(Q * Q, 1)[:, None] - 0.5 * tl.sum(K * K, 1)[None, :]
-    return tl.where(real[None, :], tl.minimum(e, 0.0), _HIDDEN)
+    dot = product(tokens_q, CP, 1, turned, NP, 1, QP, NP, CP)
+    e = exponents(dot, Q, K, q, q_n, asked, k, k_n, real, C, QP, NP)
+    return tl.where(real[None, :], e, _HIDDEN)
 
 
 @triton.jit
@@ -54,15 +58,17 @@ def amplitude_kernel(
     tokens_q += s * QP * CP
     tokens_k += s * NP * CP
     turned += s * CP * NP
-    X = tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP)
+    q += b * q_b + h * q_h
+    k += b * k_b + h * k_h
+    X = tokens(k, k_n, real, C, NP, CP)
     centre = centre_of(X, real)
     X = centred(X, centre, real)
     store(tokens_k, X, NP, CP)
     store_turned(turned, X, NP, CP)
-    X = tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP)
+    X = tokens(q, q_n, asked, C, QP, CP)
     store(tokens_q, centred(X, centre, asked), QP, CP)
     tl.debug_barrier()
-    e = exponents(tokens_q, tokens_k, turned, real, QP, NP, CP)
+    e = hidden_exponents(q, q_n, asked, k, k_n, real, C, tokens_q, tokens_k, turned, QP, NP, CP)
     largest = tl.max(e, 1)
     total = largest + tl.log(tl.sum(exponential(e - largest[:, None]), 1))
     seen = asked & (tl.sum(real.to(tl.int32)) > 0)
@@ -75,7 +81,8 @@ def amplitude_kernel(
 
 @triton.jit
 def amplitude_backward_kernel(
-    grad, mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
+    grad, q, q_b, q_h, q_n, k, k_b, k_h, k_n,
+    mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
     scale, scale_b, scale_h,
     tokens_q, tokens_k, turned, log_sum, scratch, most,
     grad_q, grad_q_b, grad_q_h, grad_q_n, grad_k, grad_k_b, grad_k_h, grad_k_n, grad_scale,
@@ -93,6 +100,8 @@ def amplitude_backward_kernel(
     tokens_k += s * NP * CP
     turned += s * CP * NP
     scratch += s * QP * NP
+    q += b * q_b + h * q_h
+    k += b * k_b + h * k_h
     store_turned(turned, fetch(tokens_k, NP, CP), NP, CP)
     tl.debug_barrier()
     total = tl.load(log_sum + s * NQ + i, mask=asked, other=0.0)
@@ -102,7 +111,8 @@ def amplitude_backward_kernel(
     if CAPPED:
         g = tl.where(tl.log(t) - total <= most, g, 0.0)
     tl.store(grad_scale + s, tl.sum(g) / t)
-    e = exponents(tokens_q, tokens_k, turned, real, QP, NP, CP) - total[:, None]
+    e = hidden_exponents(q, q_n, asked, k, k_n, real, C, tokens_q, tokens_k, turned, QP, NP, CP)
+    e = e - total[:, None]
     P = -g[:, None] * exponential(tl.minimum(tl.maximum(e, -200.0), 1.0))  # 0 at most, but for rounding
     P = tl.where(asked[:, None] & real[None, :], P, 0.0)
     store(scratch, P, QP, NP)

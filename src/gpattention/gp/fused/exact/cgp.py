@@ -141,7 +141,7 @@ class _CGP(torch.autograd.Function):
             for (name, least), found in zip(named, info[:factored], strict=False):
                 report_failures(found.view(q.shape[:2]), sizes.N, q.dtype, name=name, noise=least)
         rows_kernel[(S,)](
-            *by_rows(q), *by_rows(k), *masks[0], *masks[1], *by_heads(noise_),
+            *by_rows(q), *by_rows(k), *by_rows(o), *masks[0], *masks[1], *by_heads(noise_),
             *by_heads(scales[0]), *by_heads(scales[1]), *by_entries(log_amplitude, q),
             tokens_q, tokens_o, tokens_k, tokens_v, turned, roots, turned_roots,
             K_qo, K_ok, A, turned_A, F, scratch, values, *by_rows(mean), variance, unit,

@@ -17,9 +17,10 @@ import triton.language as tl
 from gpattention.gp.fused.blocks import (
     centre_of,
     centred,
+    exponential,
+    exponents,
     fetch,
     inverse_root,
-    kappa,
     product,
     real_tokens,
     store,
@@ -56,14 +57,16 @@ def roots_kernel(
     real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
     sigma = tl.load(noise + b * noise_b + h * noise_h)
     amplitude = tl.load(scale_k + b * scale_b + h * scale_h)
-    X = tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP)
+    x, x_n = k + b * k_b + h * k_h, k_n + tl.zeros((), tl.int64)  # of one type in both branches
+    X = tokens(x, x_n, real, C, NP, CP)
     centre = centre_of(X, real)
     square = (place * programs + s) * NP * NP
     turned += (place * programs + s) * CP * NP
     V = tl.zeros((NP, DP), tl.float32)
     if which == 0:
         amplitude = 1.0
-        X = centred(tokens(o + b * o_b + h * o_h, o_n, real, C, NP, CP), centre, real)
+        x, x_n = o + b * o_b + h * o_h, o_n + tl.zeros((), tl.int64)
+        X = centred(tokens(x, x_n, real, C, NP, CP), centre, real)
         store(tokens_o + s * NP * CP, X, NP, CP)
         store_turned(turned, X, NP, CP)
         X = centred(X, centre_of(X, real), real)
@@ -77,7 +80,8 @@ def roots_kernel(
         store(tokens_v + s * NP * DP, V, NP, DP)
     if place < FACTORED:
         tl.debug_barrier()
-        M = turned_gram(turned, X, amplitude + tl.zeros((NP,), tl.float32), sigma, real, NP, CP)
+        amplitudes = amplitude + tl.zeros((NP,), tl.float32)
+        M = turned_gram(turned, X, x, x_n, C, amplitudes, sigma, real, NP, CP)
         store(grams + square, M, NP, NP)
         tl.debug_barrier()
         log_det, failed = inverse_root(grams + square, roots + square, NP)
@@ -93,7 +97,7 @@ def roots_kernel(
 
 @triton.jit
 def rows_kernel(
-    q, q_b, q_h, q_n, k, k_b, k_h, k_n,
+    q, q_b, q_h, q_n, k, k_b, k_h, k_n, o, o_b, o_h, o_n,
     mask, mask_b, mask_h, mask_n, query_mask, query_b, query_h, query_n,
     noise, noise_b, noise_h, scale_q, scale_q_b, scale_q_h, scale_k, scale_k_b, scale_k_h,
     log_amplitude, log_b, log_h, log_n,
@@ -130,17 +134,22 @@ def rows_kernel(
     turned_R = turned_roots + s * NP * NP
     turned_R_k = turned_roots + (programs + s) * NP * NP
 
-    centre = centre_of(tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP), real)
-    Q = centred(tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP), centre, asked)
+    q += b * q_b + h * q_h
+    k += b * k_b + h * k_h
+    o += b * o_b + h * o_h
+    centre = centre_of(tokens(k, k_n, real, C, NP, CP), real)
+    Q = centred(tokens(q, q_n, asked, C, QP, CP), centre, asked)
     store(tokens_q, Q, QP, CP)
     tl.debug_barrier()
     O = fetch(tokens_o, NP, CP)  # noqa: E741 - the latent inputs
-    between = kappa(product(tokens_q, CP, 1, turned_o, NP, 1, QP, NP, CP), Q, O)
+    dot = product(tokens_q, CP, 1, turned_o, NP, 1, QP, NP, CP)
+    between = exponential(exponents(dot, Q, O, q, q_n, asked, o, o_n, real, C, QP, NP))
     between = tl.where(asked[:, None] & real[None, :], between, 0.0)
     store(K_qo, between, QP, NP)
     store_turned(turned_A, between, QP, NP)  # its place is free for now
     X = fetch(tokens_k, NP, CP)
-    between = kappa(product(turned_o, 1, NP, turned_k, NP, 1, NP, NP, CP), O, X)
+    dot = product(turned_o, 1, NP, turned_k, NP, 1, NP, NP, CP)
+    between = exponential(exponents(dot, O, X, o, o_n, real, k, k_n, real, C, NP, NP))
     between *= tl.load(scale_k + b * scale_k_b + h * scale_k_h)
     between = tl.where(real[:, None] & real[None, :], between, 0.0)
     store(K_ok, between, NP, NP)

@@ -54,14 +54,15 @@ def density_kernel(
     white += s * NP * DP
     gram += s * NP * NP
     root += s * NP * NP
-    places = tokens(x + b * x_b + h * x_h, x_n, real, C, NP, CP)
+    x += b * x_b + h * x_h
+    places = tokens(x, x_n, real, C, NP, CP)
     places = centred(places, centre_of(places, real), real)
     store(inputs, places, NP, CP)
     store_turned(turned, places, NP, CP)
     store(white, tokens(X + b * X_b + h * X_h, X_n, real, D, NP, DP), NP, DP)
     tl.debug_barrier()
     noise = tl.load(tau + b * tau_b + h * tau_h)
-    store(gram, turned_gram(turned, places, amplitude, noise, real, NP, CP), NP, NP)
+    store(gram, turned_gram(turned, places, x, x_n, C, amplitude, noise, real, NP, CP), NP, NP)
     tl.debug_barrier()
     log_det, failed = inverse_root(gram, root, NP)
     tl.store(info + s, failed)

@@ -21,6 +21,7 @@ from gpattention.gp.fused.blocks import (
     centre_of,
     centred,
     exponential,
+    exponents,
     fetch,
     product,
     real_tokens,
@@ -64,14 +65,15 @@ def direct_kernel(
     W += s * QP * NP
     turned_R = turned_roots + s * NP * NP
 
-    centre = centre_of(tokens(k + b * k_b + h * k_h, k_n, real, C, NP, CP), real)
-    Q = centred(tokens(q + b * q_b + h * q_h, q_n, asked, C, QP, CP), centre, asked)
+    q += b * q_b + h * q_h
+    k += b * k_b + h * k_h
+    centre = centre_of(tokens(k, k_n, real, C, NP, CP), real)
+    Q = centred(tokens(q, q_n, asked, C, QP, CP), centre, asked)
     store(tokens_q, Q, QP, CP)
     tl.debug_barrier()
     Y = fetch(tokens_k, NP, CP)
-    exponent = product(tokens_q, CP, 1, turned_k, NP, 1, QP, NP, CP)
-    exponent = exponent - 0.5 * tl.sum(Q * Q, 1)[:, None] - 0.5 * tl.sum(Y * Y, 1)[None, :]
-    exponent = tl.minimum(exponent, 0.0)
+    dot = product(tokens_q, CP, 1, turned_k, NP, 1, QP, NP, CP)
+    exponent = exponents(dot, Q, Y, q, q_n, asked, k, k_n, real, C, QP, NP)
     seen = asked[:, None] & real[None, :]
     values = tl.where(seen, s_k * exponential(exponent), 0.0)
     store(K, values, QP, NP)

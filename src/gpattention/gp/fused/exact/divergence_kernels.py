@@ -57,13 +57,14 @@ def divergence_kernel(
     gram += s * NP * NP
     rest += s * NP * NP
     R, R_V = roots + s * NP * NP, roots + (programs + s) * NP * NP
-    places = tokens(x + b * x_b + h * x_h, x_n, real, C, NP, CP)
+    x += b * x_b + h * x_h
+    places = tokens(x, x_n, real, C, NP, CP)
     places = centred(places, centre_of(places, real), real)
     store(inputs, places, NP, CP)
     store_turned(turned, places, NP, CP)
     tl.debug_barrier()
     noise = tl.load(tau + b * tau_b + h * tau_h)
-    covariance = turned_gram(turned, places, amplitude, noise, real, NP, CP)
+    covariance = turned_gram(turned, places, x, x_n, C, amplitude, noise, real, NP, CP)
     store(gram, covariance, NP, NP)
     P = product(F, 1, NP, F, NP, 1, NP, NP, KP)
     if LATENT:

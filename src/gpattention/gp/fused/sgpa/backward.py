@@ -13,7 +13,7 @@ summed over the batch in parts, which `inducing_backward_kernel` adds in a fixed
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.blocks import centre_of, fetch, store
+from gpattention.gp.fused.blocks import FAR, centre_of, centred, fetch, spread_of, store
 from gpattention.gp.fused.sgpa.forward import (
     CHUNK,
     inducing_gram,
@@ -140,14 +140,15 @@ def tokens_backward_kernel(
     by_v = -tl.dot(features, fetch(projections + 2 * DP * MP, MP, DP), input_precision="ieee")
     X = rows_of(x + first * x_n, x_n, real, C, T, CP)
     centre = centre_of(X, real)
-    X = X - centre[None, :]
+    X = centred(X, centre, real)
+    far = spread_of(X) > FAR
     by_row = tl.zeros((T,), tl.float32)
     for start in range(0, NP, CHUNK):
         beside = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
         g_j = rows_of(grad + start * grad_n, grad_n, beside, D, CHUNK, DP)
         V_j = rows_of(v + start * v_n, v_n, beside, D, CHUNK, DP)
         Y = turned_rows(tokens, start, NP, CP) - centre[:, None]
-        K = token_gram(X, Y, first, start, amplitude, T)
+        K = token_gram(X, Y, far, x, x_n, real, beside, C, first, start, amplitude, T)
         by_v = tl.dot(K, g_j + by_kl * V_j, by_v, input_precision="ieee")
         pairs = tl.dot(g + by_kl * V, turned_rows(values, start, NP, DP), input_precision="ieee")
         pairs = tl.dot(V, turned_rows(values + DP * NP, start, NP, DP), pairs, input_precision="ieee") * K

@@ -14,7 +14,16 @@ hence the transposes kept beside matrices (`turned`) and written for tokens (`tu
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.blocks import centre_of, exponential, fetch
+from gpattention.gp.fused.blocks import (
+    FAR,
+    centre_of,
+    centred,
+    differences,
+    exponential,
+    fetch,
+    spread_of,
+    turned_exponents,
+)
 from gpattention.gp.fused.tiles import real_rows, rows_of, store_rows
 
 CHUNK = tl.constexpr(32)  # of keys, and of packed places
@@ -26,25 +35,25 @@ def inducing_gram(x, x_n, first, real, M, C, turned, origin, amplitude,
     """K_qb of some rows, 0 at padding, and the rows about the inducing inputs' origin."""
     X = rows_of(x + first * x_n, x_n, real, C, ROWS, CP)
     X = X - tl.load(origin + tl.arange(0, CP))[None, :]
-    K = amplitude * turned_kappa(X, fetch(turned, CP, MP))
+    points = fetch(turned, CP, MP)
+    far = tl.max(tl.sum(points * points, 0)) > 0.25 * FAR  # as in `sparse.blocks.kernel_values`
+    K = amplitude * exponential(turned_exponents(X, points, far))
     exists = tl.arange(0, MP) < M
     return tl.where(real[:, None] & exists[None, :], K, 0.0), X
 
 
 @triton.jit
-def turned_kappa(X, Y):
-    """exp(-1/2 |x - y|^2), never above 1, where Y is [WIDTH, M].  [N, M]"""
-    exponent = tl.dot(X, Y, input_precision="ieee")
-    exponent = exponent - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 0)[None, :]
-    return exponential(tl.minimum(exponent, 0.0))
+def token_gram(X, Y, far, x, x_n, real, beside, C, first, start, amplitude, ROWS: tl.constexpr):
+    """K_qq between two tiles about the first one's centre, the second turned, its diagonal exact.
 
-
-@triton.jit
-def token_gram(X, Y, first, start, amplitude, ROWS: tl.constexpr):
-    """K_qq between two tiles about one origin, the second turned, its diagonal exact.  [ROWS, CHUNK]"""
-    K = turned_kappa(X, Y)
+    By differences of the tokens in memory where those of the first tile are far apart.  [ROWS, CHUNK]
+    """
+    e = tl.dot(X, Y, input_precision="ieee")
+    e = e - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(Y * Y, 0)[None, :]
+    if far:
+        e = differences(x + first * x_n, x_n, real, x + start * x_n, x_n, beside, C, ROWS, CHUNK)
     same = (first + tl.arange(0, ROWS))[:, None] == (start + tl.arange(0, CHUNK))[None, :]
-    return amplitude * tl.where(same, 1.0, K)
+    return amplitude * tl.where(same, 1.0, exponential(tl.minimum(e, 0.0)))
 
 
 @triton.jit
@@ -151,14 +160,15 @@ def mean_kernel(
         real = real_rows(mask, mask_n, first, N, MASKED, T)
         X = rows_of(x + first * x_n, x_n, real, C, T, CP)
         centre = centre_of(X, real)
-        X = X - centre[None, :]
+        X = centred(X, centre, real)
+        far = spread_of(X) > FAR
         features = tl.load(phi + (first + i)[:, None] * MP + j[None, :])
         attended = -tl.dot(features, projected, input_precision="ieee")
         for start in range(0, NP, CHUNK):
             beside = real_rows(mask, mask_n, start, N, MASKED, CHUNK)
             Y = turned_rows(tokens, start, NP, CP) - centre[:, None]
             V = rows_of(v + start * v_n, v_n, beside, D, CHUNK, DP)
-            K = token_gram(X, Y, first, start, amplitude, T)
+            K = token_gram(X, Y, far, x, x_n, real, beside, C, first, start, amplitude, T)
             attended = tl.dot(K, V, attended, input_precision="ieee")
         energy += tl.sum(attended * rows_of(v + first * v_n, v_n, real, D, T, DP))
         turned_b = turned + h * MP * (CP + MP + DP)

@@ -17,7 +17,7 @@ with c the gradient of the KL, summed over the batch.
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.blocks import centre_of, centred, fetch, inverse_root, noisy_gram, store
+from gpattention.gp.fused.blocks import centred, fetch, inverse_root, noisy_gram, origin_of, store
 from gpattention.gp.fused.tiles import rows_of, store_rows
 
 BATCHES = tl.constexpr(64)
@@ -86,7 +86,7 @@ def inducing_kernel(
     else:
         real = r < M
         B = rows_of(b + h * b_h, b_n, real, C, MP, CP)
-        centre = centre_of(B, real)
+        centre = origin_of(B, real)
         B = centred(B, centre, real)
         store(tokens_b + h * MP * CP, B, MP, CP)
         tl.store(origin + h * CP + tl.arange(0, CP), centre)

@@ -12,7 +12,15 @@ turned before it got there: points and W lie in memory beside their transposes, 
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.blocks import BLOCK, exponential, fetch, product, store
+from gpattention.gp.fused.blocks import (
+    BLOCK,
+    FAR,
+    exponential,
+    fetch,
+    product,
+    store,
+    turned_exponents,
+)
 
 _SHORT = tl.constexpr(32 * 32 * 32)  # multiplications of a product that is written out
 
@@ -83,11 +91,10 @@ def mul(a, b, scratch):
 @triton.jit
 def kernel_values(X, points_t, real, count, MP: tl.constexpr):
     """kappa(x, m), zero at padding.  [ROWS, MP]"""
-    exponent = (
-        dot(X, points_t) - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(points_t * points_t, 0)[None, :]
-    )
+    # A token near a point is as far from the origin as that: only where points are far do tokens matter.
+    far = tl.max(tl.sum(points_t * points_t, 0)) > 0.25 * FAR
     inside = real[:, None] & (tl.arange(0, MP) < count)[None, :]
-    return tl.where(inside, exponential(tl.minimum(exponent, 0.0)), 0.0)
+    return tl.where(inside, exponential(turned_exponents(X, points_t, far)), 0.0)
 
 
 @triton.jit

@@ -13,7 +13,17 @@ their transposes, [set, 2, ...], for products that want these.
 import triton
 import triton.language as tl
 
-from gpattention.gp.fused.blocks import centre_of, centred, fetch, noisy_gram, store, tokens
+from gpattention.gp.fused.blocks import (
+    FAR,
+    centre_of,
+    centred,
+    fetch,
+    noisy_gram,
+    origin_of,
+    spread_of,
+    store,
+    tokens,
+)
 from gpattention.gp.fused.sparse.blocks import mul, note_failure, root_of, store_turned, turn
 
 
@@ -27,11 +37,21 @@ def inducing_root(
     X = centred(tokens(x, x_n, real, C, MP, CP), centre, real)
     store(points, X, MP, CP)
     store_turned(points + MP * CP, X, MP, CP)
-    X = centred(X, centre_of(X, real), real)
+    X = centred(X, origin_of(X, real), real)
     K = noisy_gram(X, tl.full((MP,), 1.0, tl.float32), delta, real, MP)
     _, failed = root_of(K, W, MP)
     turn(W + MP * MP, W, MP, MP)
     note_failure(info, counter, counted, failed)
+
+
+@triton.jit
+def shared_origin(X, first, Y, second):
+    """`origin_of` the first set, to which moving the second rounds nothing either.  [WIDTH]"""
+    centre = centre_of(X, first)
+    X, Y = centred(X, centre, first), centred(Y, centre, second)
+    most = tl.maximum(tl.max(tl.abs(X), 0), tl.max(tl.abs(Y), 0))
+    far = tl.maximum(spread_of(X), spread_of(Y)) > FAR
+    return tl.where(2.0 * most > tl.abs(centre), tl.where(far, 0.0, centre), centre)
 
 
 @triton.jit(do_not_specialize=["counted", "programs"])
@@ -45,8 +65,10 @@ def inducing_kernel(
     i, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = i // H, i % H
     m += b * m_b + h * m_h
-    first = tl.arange(0, MP) < count_m
-    centre = centre_of(tokens(m, m_n, first, C, MP, CP), first)
+    l += b * l_b + h * l_h  # noqa: E741
+    first, second = tl.arange(0, MP) < count_m, tl.arange(0, LP) < count_l
+    points = tokens(m, m_n, first, C, MP, CP)
+    centre = shared_origin(points, first, tokens(l, l_n, second, C, LP, CP), second)
     info += which * programs + i
     if which == 0:
         tl.store(centres + i * CP + tl.arange(0, CP), centre)
@@ -56,7 +78,7 @@ def inducing_kernel(
         )  # fmt: skip
     else:
         inducing_root(
-            l + b * l_b + h * l_h, l_n, centre, points_l + 2 * i * LP * CP, W_l + 2 * i * LP * LP,
+            l, l_n, centre, points_l + 2 * i * LP * CP, W_l + 2 * i * LP * LP,
             info, counter, counted, delta, count_l, C, LP, CP,
         )  # fmt: skip
 
@@ -73,7 +95,7 @@ def points_backward(
     root = fetch(W, MP, MP)
     by_K = mul(tl.trans(root), mul(S + tl.trans(S), root, scratch), scratch)
     X = fetch(points, MP, CP)
-    X = centred(X, centre_of(X, real), real)
+    X = centred(X, origin_of(X, real), real)
     K = noisy_gram(X, tl.full((MP,), 1.0, tl.float32), delta, real, MP)
     weights = tl.where((i[:, None] != i[None, :]) & real[:, None] & real[None, :], -by_K * K, 0.0)
     found = fetch(moved, MP, CP) + mul(weights, X, scratch) - tl.sum(weights, 1)[:, None] * X
