@@ -31,6 +31,7 @@ PUBLIC = [
     "NotPositiveDefiniteError",
     "NumericalError",
     "Posterior",
+    "TooFarApartError",
     "UndefinedCovarianceError",
     "ard_rbf",
     "causal_cgp_posterior",
