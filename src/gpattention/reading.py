@@ -50,7 +50,7 @@ def read_object(path: Path, *, nonfinite: bool = False) -> dict[str, Any]:
 def parse_json(content: str | bytes, where: str | Path, *, nonfinite: bool = False) -> Any:
     """JSON that came with something else; `where` is how an error calls it."""
     hooks: dict[str, Any] = {} if nonfinite else {"parse_constant": _finite, "parse_float": _finite}
-    text = decoded(content, where) if isinstance(content, bytes) else content
+    text = decoded(content, f"{where} is not JSON") if isinstance(content, bytes) else content
     try:
         return _shallow(json.loads(text, object_pairs_hook=_distinct, **hooks))
     except (ValueError, RecursionError) as error:
@@ -64,7 +64,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_toml(content: str | bytes, where: str | Path) -> dict[str, Any]:
     """TOML that came with something else."""
-    text = decoded(content, where) if isinstance(content, bytes) else content
+    text = decoded(content, f"{where} is not TOML") if isinstance(content, bytes) else content
     for number, line in enumerate(text.split("\n"), start=1):
         if line.count(".") > _DOTS:
             raise ValueError(f"{where} is not TOML: more than {_DOTS} dots in line {number}")

@@ -290,9 +290,7 @@ def test_links_and_second_files_are_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "place").iterdir()) == []
 
 
-def test_what_comes_out_has_a_limit_while_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_out_has_a_limit_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"gp-seed0/recipe.json": b"{}", "gp-seed0/evaluation/clean.json": b" " * (3 << 20)}
     (tmp_path / ARCHIVE).write_bytes(tarred(files))
     unpack(tmp_path / ARCHIVE, tmp_path / "whole")

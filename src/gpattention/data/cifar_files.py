@@ -10,6 +10,7 @@ from torch import Tensor
 from gpattention.data.folders import class_folders, read_class_folders
 from gpattention.data.images import Images
 from gpattention.data.pickles import read_pickle
+from gpattention.reading import read_text
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -103,7 +104,7 @@ def _read_python(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, 
 def _read_binary(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, ...]]:
     meta = folder / kind.binary_meta
     train = [_binary(folder / name, kind) for name in kind.binary_train]
-    names = meta.read_text().split()
+    names = read_text(meta).split()
     return _joined(train), _binary(folder / kind.binary_test, kind), _names(meta, names, kind)
 
 

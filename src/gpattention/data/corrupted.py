@@ -1,6 +1,5 @@
 """CIFAR-10-C and CIFAR-100-C: the test images under 19 corruptions of 5 severities, memory-mapped."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from gpattention.data.corruptions.regenerated_record import RECORD
 from gpattention.data.images import Images
 from gpattention.data.places import StrPath, data_root, existing_file
+from gpattention.reading import read_json
 
 FOLDERS = {"cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
 CORRUPTIONS = (
@@ -127,7 +127,7 @@ def _origin(folder: Path) -> Origin | None:
     if not file.is_file():
         return None
     try:
-        record: Any = json.loads(file.read_text())
+        record: Any = read_json(file)
         recipe = record["recipe"]
         severities = tuple(int(severity) for severity in recipe["severities"])
         return Origin(str(record["name"]), str(recipe["frost"]), severities, int(recipe["seed"]))

@@ -1,9 +1,9 @@
 """Pickles of the CIFAR files, read by a small machine that can call nothing.
 
-A pickle is a program.  That of Python may call whatever the file names, and may build in a few hundred bytes
-what takes for ever to look at.  This one knows the instructions that make numbers, strings, lists, tuples
-and dictionaries, and the three names of NumPy by which these files describe an array of bytes; everything else is
-refused.  Every instruction takes time in proportion to its bytes.
+A pickle is a program.  Python's own machine calls whatever the file names, and can be made to build, out of a
+few hundred bytes, what takes for ever to look at.  This one knows the instructions for numbers, strings,
+lists, tuples and dictionaries, and the three names of NumPy by which these files describe an array of bytes;
+everything else is refused.  Every instruction takes time in proportion to its bytes.
 """
 
 import pickle

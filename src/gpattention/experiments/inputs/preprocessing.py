@@ -23,6 +23,7 @@ from gpattention.experiments.inputs.texts import TextEncoder, sentence_words
 from gpattention.models.embeddings import Vocabulary
 from gpattention.models.embeddings.extras import require
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_json
 
 FORMAT = "gpattention-preprocessing-1"
 FOLDER, FILE, WORDS = "preprocessing", "preprocessing.json", "vocabulary.json"
@@ -210,10 +211,7 @@ def load_preprocessing(run: StrPath, root: StrPath | None = None) -> Preprocessi
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}: the run says not what its inputs are made of")
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    content = read_json(file)
     known = isinstance(content, dict) and content.get("format") == FORMAT
     if not known or content.get("kind") not in ("images", "texts"):
         raise ValueError(f"{file}: expected format {FORMAT} of kind images or texts")

@@ -11,6 +11,7 @@ from gpattention.models.embeddings.contextual import check_batch_size, in_batche
 from gpattention.models.embeddings.extras import require
 from gpattention.models.embeddings.files import digest, file_digest
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
+from gpattention.models.storage import check_finite
 
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}  # what models and tokenizers are made of
 
@@ -136,4 +137,6 @@ def _load_model(transformers: Any, folder: Path) -> Any:
             f"{folder}: expected every weight of {type(model).__name__}, got none of the right shape for "
             f"{missing or sorted(report['mismatched_keys'])}"
         )
+    buffers = dict(model.named_buffers())
+    check_finite(folder, {**dict(model.named_parameters()), **buffers}, infinite=buffers)
     return model.float().eval().requires_grad_(False)

@@ -27,6 +27,7 @@ from gpattention.experiments.reproduction.results.reading import (
     none_evaluated,
     read_run,
 )
+from gpattention.reading import read_json, read_object
 
 ARCHIVE = "records.tar.xz"
 # positions in a text are not aligned to four bytes, as xz takes them to be: 6 % smaller without
@@ -97,7 +98,7 @@ def _keep_suites(archive: Path, earlier: Path, now: Path) -> None:
 def _weights(run: Path) -> tuple[Any, set[Any]]:
     """What tells whether two records are of one run: its recipe, and the digests that were judged."""
     digests = {recorded_weights(suite) for suite in read_suites(run).values()}
-    return json.loads((run / "recipe.json").read_text()), digests
+    return read_json(run / "recipe.json", nonfinite=True), digests
 
 
 def packed(folders: Sequence[Path]) -> bytes:
@@ -148,14 +149,14 @@ def _check_readable(archive: Path, run: Path) -> None:
 
 def _write_records(run: EvaluatedRun, place: Path) -> None:
     place.mkdir()
-    _write_json(place / "recipe.json", json.loads((run.folder / "recipe.json").read_text()))
+    _write_json(place / "recipe.json", read_json(run.folder / "recipe.json", nonfinite=True))
     for name in ("metrics.csv", "events.jsonl"):
         if (run.folder / name).is_file():
             shutil.copyfile(run.folder / name, place / name)
     if run.suites:
         (place / "evaluation").mkdir()
     for file in sorted((run.folder / "evaluation").glob("*.json")):
-        plain = json.loads(file.read_text())
+        plain = read_object(file, nonfinite=True)
         if plain["suite"] == "clean" and run.recipe.model.type != "text":
             plain.get("curves", {}).pop("gallery", None)  # pixels: they are large, and no figure needs them
         _write_json(place / "evaluation" / file.name, plain)
