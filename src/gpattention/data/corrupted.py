@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpattention.data.arrays import map_npy
 from gpattention.data.corruptions.regenerated_record import RECORD
 from gpattention.data.images import Images
 from gpattention.data.places import StrPath, data_root, existing_file
@@ -79,12 +80,7 @@ class CorruptedImages:
         )
 
     def _array(self, name: str) -> np.ndarray:
-        file = existing_file(self.folder / f"{name}.npy")
-        try:
-            # "c", copy on write, as torch wants arrays that could be written; the file is not changed
-            return np.load(file, mmap_mode="c", allow_pickle=False)
-        except ValueError as error:
-            raise ValueError(f"{file}: expected a NumPy array, got {error}") from None
+        return map_npy(existing_file(self.folder / f"{name}.npy"))
 
 
 def load_corrupted(

@@ -1,6 +1,7 @@
 """Archives from elsewhere, unpacked with suspicion: plain files only, inside the folder, within limits."""
 
 import bz2
+import errno
 import gzip
 import lzma
 import os
@@ -47,7 +48,8 @@ def unpack(
         except _RefusedError:
             raise
         except Exception as error:  # a damaged archive can raise almost anything
-            if isinstance(error, OSError) and error.errno is not None:  # a full disk; not gzip's or bz2's own
+            # a full disk; the errors of gzip and bz2 have no number, a place outside the archive has EINVAL
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
             told = str(error) or type(error).__name__
             raise ValueError(

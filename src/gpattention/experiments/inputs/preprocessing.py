@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpattention.data import Normalisation
-from gpattention.data.folders import eight_bit
+from gpattention.data.folders import eight_bit, open_image
 from gpattention.data.places import StrPath
 from gpattention.experiments.inputs.contextual import Contextual, contextual_from_dict, open_contextual
 from gpattention.experiments.inputs.texts import TextEncoder, sentence_words
@@ -111,13 +111,10 @@ class ImagePreprocessing(Preprocessing):
         if not Path(image).is_file():
             raise FileNotFoundError(f"no image file {image}")
         require("PIL", extra="train", user="reading image files")
-        from PIL import Image, ImageOps
+        from PIL import ImageOps
 
-        try:
-            with Image.open(image) as opened:
-                return self._fitted(ImageOps.exif_transpose(opened))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{image}: expected an image file, got {error}") from None
+        with open_image(image) as opened:
+            return self._fitted(ImageOps.exif_transpose(opened))
 
     def _fitted(self, image: Any) -> Tensor:
         """A Pillow image as [C, H, W] uint8 of the model's size."""
