@@ -111,7 +111,17 @@ def _read_binary(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, 
 def _read_folders(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, ...]]:
     classes = _names(folder / "train", list(class_folders(folder / "train")), kind)
     train, test = (Images(*read_class_folders(folder / part, classes, SIDE)) for part in ("train", "test"))
-    return train, test, classes
+    return train, test.select(_taking_turns(test.labels)), classes
+
+
+def _taking_turns(labels: Tensor) -> Tensor:
+    """Items in an order in which classes take turns: the first so many of a test set are of all classes."""
+    seen: dict[int, int] = {}
+    turns = []
+    for item, label in enumerate(labels.tolist()):
+        turns.append((seen.get(label, 0), label, item))
+        seen[label] = seen.get(label, 0) + 1
+    return torch.tensor([item for _, _, item in sorted(turns)], dtype=torch.int64)
 
 
 def _pickled(file: Path, kind: Cifar) -> Images:
