@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,49 @@ def test_missing_and_unexpected_weights_are_errors(tmp_path: Path) -> None:
         host = make(family).model if family == "encoder" else None
         with pytest.raises(ValueError, match=r"noise\.raw"):
             gpattention.from_pretrained(folder, host)
+
+
+class Masked(nn.Module):
+    """A host with a mask of minus infinity, as many have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = make("encoder").model
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+
+@pytest.mark.parametrize("family", ["bert", "own softmax", "encoder"])
+def test_weights_that_are_not_finite_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    host = converted(family)
+    name, parameter = list(host.model.named_parameters())[-1]
+    with torch.no_grad():
+        parameter.view(-1)[0] = torch.nan
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(
+        ValueError, match=rf"{tmp_path}.*: expected finite numbers, got nan in {re.escape(name)}"
+    ):
+        gpattention.from_pretrained(tmp_path, make(family).model if family in WITH_HOST else None)
+
+
+def test_masks_may_be_infinite(tmp_path: Path) -> None:
+    model = Masked()
+    gpattention.convert(model, "cgp")
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    again = gpattention.from_pretrained(tmp_path, Masked())
+    assert torch.equal(again.mask, model.mask)  # type: ignore[arg-type]
+    model.mask[0, 0] = torch.nan  # type: ignore[index, operator]
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="got nan in mask"):
+        gpattention.from_pretrained(tmp_path, Masked())
+
+
+def test_records_that_ask_for_any_memory_are_refused(tmp_path: Path) -> None:
+    converted("encoder", "scgp", num_inducing=3).model.save_pretrained(tmp_path)  # type: ignore[operator]
+    told = json.loads((tmp_path / "conversion.json").read_text())
+    told["options"]["num_inducing"] = 10**12
+    (tmp_path / "conversion.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=r"conversion\.json: .*at most 1e\+10 parameters, got"):
+        gpattention.from_pretrained(tmp_path, make("encoder").model)
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Settings of an attached model in a folder: they come back to the bit, or not at all."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import gpattention
 from gpattention.adopt.handle import Handle
 from gpattention.adopt.settings import Settings
-from gpattention.adopt.settings_folder import NUMBERS_FILE, RECORD_FILE
+from gpattention.adopt.settings_folder import NUMBERS_FILE, RECORD_FILE, load_settings, save_settings
 from tests.adopt.hosts import CLASSES, ITEMS, make
 
 
@@ -69,6 +70,18 @@ def test_numbers_of_another_save_are_refused(host: Any, fitted: Handle, tmp_path
     with pytest.raises(ValueError, match=f"{NUMBERS_FILE}: expected the numbers that {RECORD_FILE} was writ"):
         other.load(tmp_path)
     assert other.settings is before
+
+
+def test_numbers_that_are_not_finite_are_refused_by_name(fitted: Handle, tmp_path: Path) -> None:
+    names = ["scale", "noise", "power"]
+    for name in names:
+        settings = replace(fitted.settings, **{name: torch.full_like(fitted.settings.scale, torch.nan)})
+        save_settings(tmp_path, ["site"], settings)
+        with pytest.raises(ValueError, match=rf"{NUMBERS_FILE}: expected finite numbers, got nan in {name}"):
+            load_settings(tmp_path)
+    save_settings(tmp_path, ["site"], replace(fitted.settings, temperature=float("nan")))
+    with pytest.raises(ValueError, match=rf"{RECORD_FILE} is not JSON: expected finite numbers, got NaN"):
+        load_settings(tmp_path)
 
 
 def test_other_sites_are_refused(fitted: Handle, tmp_path: Path) -> None:

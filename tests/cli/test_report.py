@@ -79,8 +79,9 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     ("file", "content", "message"),
     [
         ("recipe.json", "{", "recipe.json is not JSON"),
-        ("recipe.json", "[]", "to hold an object, got list"),
-        ("events.jsonl", "{\n", "one JSON object a line"),
+        ("recipe.json", "[]", "expected an object, got list"),
+        ("events.jsonl", "{\n", "events.jsonl, line 1 is not JSON"),
+        ("events.jsonl", "{}\n[]\n", "events.jsonl, line 2: expected a JSON object, got list"),
         ("evaluation/clean.json", "{}", "not an evaluation of this library"),
         ("evaluation/clean.json", "[]", "not an evaluation of this library"),
     ],

@@ -114,7 +114,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: pytest.C
     assert lines[1].split() == ["bad", "unknown"]
     assert lines[2].split() == ["good", "finished", "gp", "20/20", "0.750", "0.500", "clean"]
     assert lines[4] == "1 unknown, 1 finished"
-    assert "expected one JSON object a line" in lines[5]
+    assert f"{bad / 'events.jsonl'}, line 1 is not JSON" in lines[5]
 
 
 def test_json_and_watching_end_where_nothing_trains(

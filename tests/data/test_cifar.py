@@ -21,7 +21,8 @@ def write_folders(root: Path) -> tuple[np.ndarray, list[int]]:
         folder = root / "cifar10" / part / official.CIFAR10_CLASSES[label]
         folder.mkdir(parents=True, exist_ok=True)
         image.fromarray(x[i].reshape(3, 32, 32).transpose(1, 2, 0)).save(folder / f"{i:04d}.png")
-    order = sorted(range(24), key=lambda i: (i >= 12, labels[i], i))
+    # test images take turns: the last two are the second of their class
+    order = sorted(range(24), key=lambda i: (i >= 12, i >= 22, labels[i], i))
     return x[order], [labels[i] for i in order]
 
 
@@ -175,3 +176,21 @@ def test_folders_of_other_classes_are_told(tmp_path: Path) -> None:
     (tmp_path / "cifar10" / "train" / "cat").rename(tmp_path / "cifar10" / "cat")
     with pytest.raises(ValueError, match="expected 10 class names, got 9"):
         read_cifar(CIFAR10, tmp_path)
+
+
+def test_test_images_in_folders_take_turns(tmp_path: Path) -> None:
+    """The first so many of a test set are of all classes in every layout."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for part in ("train", "test"):
+        for label, name in enumerate(official.CIFAR10_CLASSES):
+            folder = tmp_path / "cifar10" / part / name
+            folder.mkdir(parents=True)
+            for number in range(1 + label % 3):
+                image.fromarray(np.full((32, 32, 3), 10 * label + number, np.uint8)).save(
+                    folder / f"{number}.png"
+                )
+    _, test, _ = read_cifar(CIFAR10, tmp_path)
+    assert test.labels[:10].tolist() == list(range(10))
+    assert test.labels.tolist() == [*range(10), 1, 2, 4, 5, 7, 8, 2, 5, 8]
+    numbers = test.images[:, 0, 0, 0].long() - 10 * test.labels
+    assert numbers.tolist() == [0] * 10 + [1] * 6 + [2] * 3

@@ -114,6 +114,15 @@ def test_a_wrong_part_is_noticed_and_thrown_away(server: Server, tmp_path: Path)
     assert file.read_bytes() == server.content
 
 
+def test_a_link_in_the_place_of_a_part_is_not_followed(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "file.part").symlink_to(tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"expected .*file\.part to be a file .*, got a link"):
+        download(server.url, tmp_path / "file", server.md5)
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    assert server.asked == []
+
+
 def test_downloads_say_what_is_wrong(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "file"
     with pytest.raises(ValueError, match=r"url to begin with https:// or http://, got 'file:///etc/x'"):

@@ -47,6 +47,21 @@ def test_selection() -> None:
     assert whole.first(7) is whole
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 8, 100])
+def test_a_limit_is_spread_over_everything(count: int) -> None:
+    """Of any number of classes one after the other, of any sizes, each gives its share, to one item."""
+    whole = some()
+    assert whole.spread(None) is whole
+    assert len(whole.spread(count)) == min(count, 7)
+    sizes = [1, 40, 3, 17, 39]
+    labels = torch.repeat_interleave(torch.arange(5), torch.tensor(sizes))
+    chosen = ItemSet("ordered", torch.zeros(100, 1), labels).spread(count)
+    assert len(chosen) == count
+    assert chosen.labels.equal(labels[[i * 100 // count for i in range(count)]])
+    for place, size in enumerate(sizes):
+        assert abs(int((chosen.labels == place).sum()) - size * count / 100) <= 1
+
+
 def test_digests_notice_everything() -> None:
     changed = some().stored.clone()
     changed[6, 0, 0, 0] += 1

@@ -14,6 +14,7 @@ import pytest
 from gpattention.cli.main import main
 from gpattention.experiments.reproduction import Plan, load_plan
 from gpattention.experiments.reproduction.results import ARCHIVE, write_results
+from gpattention.experiments.reproduction.results import archive as archive_module
 from gpattention.experiments.reproduction.results.archive import gather, packed, unpack
 from tests.experiments.reproduced import flat, write_plan, write_runs
 
@@ -275,18 +276,28 @@ def test_foreign_members_are_refused(tmp_path: Path, case: str) -> None:
     (tmp_path / ARCHIVE).write_bytes(tarred(files))
     with pytest.raises(ValueError, match=rf"records\.tar\.xz: expected .*{re.escape(told)}"):
         unpack(tmp_path / ARCHIVE, tmp_path / "place")
-    assert not (tmp_path / "place").exists()
+    assert list((tmp_path / "place").iterdir()) == []
 
 
 def test_links_and_second_files_are_refused(tmp_path: Path) -> None:
     files = {"gp-seed0/recipe.json": b"{}", "gp-seed0/evaluation/clean.json": b"{}"}
     (tmp_path / ARCHIVE).write_bytes(tarred(files, link("gp-seed0/metrics.csv")))
-    with pytest.raises(ValueError, match=r"got 'gp-seed0/metrics.csv', which is no plain file"):
+    with pytest.raises(ValueError, match=r"expected plain files, got a link .*: 'gp-seed0/metrics.csv'"):
         unpack(tmp_path / ARCHIVE, tmp_path / "place")
     (tmp_path / ARCHIVE).write_bytes(tarred(files, tarfile.TarInfo("gp-seed0/recipe.json")))
-    with pytest.raises(ValueError, match=r"expected every file once, got gp-seed0/recipe.json twice"):
+    with pytest.raises(ValueError, match=r"expected every name once, got 'gp-seed0/recipe.json' twice"):
         unpack(tmp_path / ARCHIVE, tmp_path / "place")
-    assert not (tmp_path / "place").exists()
+    assert list((tmp_path / "place").iterdir()) == []
+
+
+def test_what_comes_out_has_a_limit_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"gp-seed0/recipe.json": b"{}", "gp-seed0/evaluation/clean.json": b" " * (3 << 20)}
+    (tmp_path / ARCHIVE).write_bytes(tarred(files))
+    unpack(tmp_path / ARCHIVE, tmp_path / "whole")
+    monkeypatch.setattr(archive_module, "LARGEST", 2 << 20)
+    with pytest.raises(ValueError, match=r"records\.tar\.xz: expected at most 2097152 bytes, got 3145728"):
+        unpack(tmp_path / ARCHIVE, tmp_path / "place")
+    assert list((tmp_path / "place").iterdir()) == []
 
 
 @pytest.mark.parametrize("broken", ["short", "last byte", "empty", "other", "no tar", "altered"])
@@ -302,7 +313,7 @@ def test_broken_archives_are_refused_and_nothing_is_written(made: Path, tmp_path
     out.mkdir()
     (out / ARCHIVE).write_bytes(content)
     (out / "summary.md").write_text("earlier")
-    with pytest.raises(ValueError, match=r"out/records\.tar\.xz: expected a whole \.tar\.xz"):
+    with pytest.raises(ValueError, match=r"out/records\.tar\.xz: expected a sound \.tar"):
         write_results(load_plan(made / "plan.toml"), made / "runs", out)
     assert contents(out) == {ARCHIVE: content, "summary.md": b"earlier"}
 
@@ -351,4 +362,4 @@ def test_the_command_tells_what_comes_from_the_archive(
     assert archive.read_bytes() == (made / "out" / ARCHIVE).read_bytes()  # softmax is still there
     archive.write_bytes(b"x")
     assert main([*command, "-o", str(tmp_path / "out")]) == 2
-    assert f"{archive}: expected a whole .tar.xz" in capsys.readouterr().err
+    assert f"{archive}: expected a sound .tar" in capsys.readouterr().err

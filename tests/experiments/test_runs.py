@@ -125,8 +125,8 @@ def test_damaged_runs_are_told(digits_run: Path, tmp_path: Path) -> None:
     recipe = (digits_run / "recipe.json").read_text()
     for text, content, message in (
         ("{", "{}", r"recipe\.json"),
-        (recipe, "{", "is not the config of a model"),
-        (recipe, "[]", "is not the config of a model"),
+        (recipe, "{", r"config\.json is not JSON"),
+        (recipe, "[]", r"config\.json: expected an object, got list"),
         (recipe, '{"model": "Other"}', "one of VisionTransformer, TextTransformer, got 'Other'"),
     ):
         (folder / "recipe.json").write_text(text)
@@ -140,7 +140,7 @@ def test_damaged_runs_are_told(digits_run: Path, tmp_path: Path) -> None:
     (folder / "events.jsonl").write_text('{"event": "validated"}\n{"eve')  # killed while it wrote
     assert open_run(folder).events == ({"event": "validated"},)
     (folder / "events.jsonl").write_text("half a li\n{}\n")
-    with pytest.raises(ValueError, match="one JSON object a line"):
+    with pytest.raises(ValueError, match=r"events\.jsonl, line 1 is not JSON"):
         open_run(folder)
 
 

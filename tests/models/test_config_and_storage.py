@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gpattention.attention import registry
 from gpattention.models import (
     AttentionConfig,
     TextConfig,
@@ -18,6 +19,7 @@ from gpattention.models import (
     VisionConfig,
     VisionTransformer,
 )
+from gpattention.models import config as config_module
 from tests.models.small_models import KINDS, attentions, images, layer, sentences, text, vision
 
 LAYERS = [
@@ -241,3 +243,117 @@ def test_buffers_of_fixed_noise_are_stored(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     found = attentions(VisionTransformer.from_pretrained(tmp_path))[0].noise()
     assert torch.allclose(found, torch.full((2,), 0.33, dtype=torch.float64))
+
+
+TOO_LARGE: list[tuple[type[TransformerConfig], dict[str, Any]]] = [
+    (VisionConfig, {"width": 4_000_000}),
+    (TextConfig, {"width": 4_000_000}),
+    (VisionConfig, {"depth": 10**12}),
+    (VisionConfig, {"classes": 10**12}),
+    (VisionConfig, {"mlp_width": 10**12}),
+    (VisionConfig, {"channels": 10**9}),
+    (VisionConfig, {"image_size": 4 * 10**9}),
+    (VisionConfig, {"image_size": (4, 4 * 10**9)}),
+    (VisionConfig, {"image_size": 10**9, "patch": 10**9}),
+    (TextConfig, {"vocabulary": 10**12}),
+    (TextConfig, {"embedding_width": 10**12}),
+    (TextConfig, {"contextual_width": 10**12}),
+    (TextConfig, {"max_length": 10**12}),
+    (VisionConfig, {"width": 10**30, "heads": 1}),
+    (VisionConfig, {"attention": layer("sgpa", num_inducing=100_000)}),
+    (VisionConfig, {"attention": layer("sgpa", num_inducing=10**18)}),
+    (VisionConfig, {"attention": layer("scgp", num_inducing=10**9)}),
+    (VisionConfig, {"attention": layer("scgp", num_inducing=(8, 10**9), inducing="pooled")}),
+]
+
+
+@pytest.mark.parametrize(("config", "options"), TOO_LARGE, ids=lambda x: str(x)[:60])
+def test_models_that_no_memory_holds_are_refused_before_any_is_taken(
+    config: type[TransformerConfig], options: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"expected (\w+ of width .* at most 1e\+10 parameters|depth <= 10000)"
+    ):
+        config(**options)
+    if config is VisionConfig and "attention" not in options:
+        vision("softmax").save_pretrained(tmp_path)
+        told = json.loads((tmp_path / "config.json").read_text())
+        told["config"].update(options)
+        (tmp_path / "config.json").write_text(json.dumps(told))
+        with pytest.raises(ValueError, match=r"config\.json: expected "):
+            VisionTransformer.from_pretrained(tmp_path)
+
+
+@every_layer
+@pytest.mark.parametrize("kind", ["vision", "text"])
+def test_the_limit_counts_every_parameter(
+    kind: str, given: AttentionConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of just as many as allowed is made, of one more is not; attention is built without memory."""
+    model = (vision if kind == "vision" else text)(given, layer("softmax"))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    plain = model.config.to_dict()
+    state = torch.get_rng_state()
+    for limit in (count, count - 1):
+        for module in (registry, config_module):
+            monkeypatch.setattr(module, "MAX_PARAMETERS", limit)
+        if limit == count:
+            assert type(model.config).from_dict(plain) == model.config
+        else:
+            with pytest.raises(ValueError, match="parameters, got"):
+                type(model.config).from_dict(plain)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_large_models_that_can_be_meant_are_not_refused() -> None:
+    VisionConfig(width=8192, depth=12, heads=8)  # 5.6e9
+    VisionConfig(attention=layer("scgp", num_inducing=10_000))
+    VisionConfig(attention=layer("sgpa", num_inducing=1000))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_that_are_not_finite_are_refused_by_name(
+    number: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = vision("cgp").to(dtype)
+    name, parameter = list(model.named_parameters())[7]
+    with torch.no_grad():
+        parameter.view(-1)[1] = number
+    model.save_pretrained(tmp_path)
+    told = f"got {number} in {re.escape(name)}"
+    with pytest.raises(ValueError, match=rf"model\.safetensors: expected finite numbers, {told} \(1 of \d+ "):
+        VisionTransformer.from_pretrained(tmp_path)
+
+
+def test_headers_that_lie_are_refused(tmp_path: Path) -> None:
+    vision("softmax").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header, body = json.loads(whole[8 : 8 + size]), whole[8 + size :]
+    name = next(key for key in header if key != "__metadata__")
+
+    def changed(**fields: Any) -> bytes:
+        told = json.dumps({**header, name: {**header[name], **fields}}).encode()
+        return len(told).to_bytes(8, "little") + told + body
+
+    deep = b"[" * 5000
+    for content in (
+        changed(shape=[10**12]),
+        changed(shape=[2**63, 2]),
+        changed(data_offsets=[0, 10**12]),
+        changed(data_offsets=[8, 4]),
+        changed(dtype="F99"),
+        changed(dtype="F32"),
+        changed(shape=[-1]),
+        (2**63).to_bytes(8, "little") + whole[8:],
+        (10**9).to_bytes(8, "little") + whole[8:],
+        len(deep).to_bytes(8, "little") + deep,
+        b"",
+        whole[:-4],
+        whole + b"more",
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+            VisionTransformer.from_pretrained(tmp_path)

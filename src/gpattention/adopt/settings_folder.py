@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gpattention.adopt.frames import Frame
 from gpattention.adopt.settings import Settings
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import check_finite, write_atomically
+from gpattention.reading import read_json
 
 FORMAT = "gpattention-attached-1"
 RECORD_FILE = "attached.json"
@@ -69,17 +70,13 @@ def load_settings(folder: Path) -> tuple[list[str], Settings]:
         numbers = {name: tensors[name] for name in _NUMBERS}
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"{path} does not hold the settings of an attached model: {error}") from error
+    check_finite(path, tensors)
     plain = {name: record[name] for name in _PLAIN}
     return record["sites"], Settings(**{**numbers, **plain, "draws": tuple(plain["draws"])}, frames=frames)
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    try:
-        record = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    record = read_json(path)
     found = record.get("format") if isinstance(record, dict) else type(record).__name__
     if found != FORMAT:
         raise ValueError(f"{path}: expected format {FORMAT!r}, got {found!r}")

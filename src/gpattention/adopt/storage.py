@@ -8,12 +8,19 @@ from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_model
+from safetensors.torch import load_model, save_model
 from torch import nn
 
 from gpattention.adopt.conversion import Conversion
 from gpattention.models import TextTransformer, Transformer, VisionTransformer
-from gpattention.models.storage import CONVERSION_FILE, load_folder, write_atomically
+from gpattention.models.storage import (
+    CONVERSION_FILE,
+    check_finite,
+    load_folder,
+    load_tensors,
+    write_atomically,
+)
+from gpattention.reading import read_object
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -41,24 +48,17 @@ def read_record(folder: Path) -> Conversion | None:
     path = folder / CONVERSION_FILE
     if not path.is_file():
         return None
+    plain = read_object(path)
     try:
-        return Conversion.from_dict(json.loads(path.read_text()))
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+        return Conversion.from_dict(plain)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The host's `config.json`; empty where there is none."""
     path = folder / "config.json"
-    if not path.is_file():
-        return {}
-    try:
-        plain = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(plain, dict):
-        raise ValueError(f"{path}: expected an object, got {type(plain).__name__}")
-    return plain
+    return read_object(path, nonfinite=True) if path.is_file() else {}  # transformers writes Infinity too
 
 
 def own_class(config: dict[str, Any]) -> type[Transformer] | None:
@@ -76,10 +76,11 @@ def own_host(folder: Path, cls: type[Transformer]) -> Transformer:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Every weight, in the type it was saved in; missing, unexpected and misshapen ones are errors."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
+    tensors = load_tensors(path)
+    # a mask of minus infinity is a buffer of many hosts
+    check_finite(path, tensors, infinite={name for name, _ in model.named_buffers()})
+    types = {name: tensor.dtype for name, tensor in tensors.items()}
     try:
-        types = {name: tensor.dtype for name, tensor in load_file(path).items()}
         for name, own in (*model.named_parameters(), *model.named_buffers()):
             if name in types:
                 own.data = own.data.to(types[name])

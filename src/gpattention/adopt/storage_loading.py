@@ -15,7 +15,7 @@ from gpattention.adopt.storage import (
     read_config,
     read_record,
 )
-from gpattention.models.storage import CONVERSION_FILE
+from gpattention.models.storage import CONVERSION_FILE, check_finite
 
 
 def from_pretrained(folder: str | Path, host: nn.Module | None = None, **options: Any) -> nn.Module:
@@ -96,5 +96,7 @@ def _huggingface(folder: Path, config: dict[str, Any], **options: Any) -> nn.Mod
     }
     if any(wrong.values()):
         raise ValueError(f"{folder}: expected weights that fit the converted model, got {wrong}")
+    buffers = dict(model.named_buffers())
+    check_finite(folder, {**dict(model.named_parameters()), **buffers}, infinite=buffers)
     loaded: nn.Module = model.eval()
     return loaded

@@ -51,7 +51,12 @@ def add_parser(commands: "Commands") -> None:
     evaluate.add_argument(
         "--batch-size", type=int, help="items times draws that run at once (default: 256, on a GPU 2000)"
     )
-    evaluate.add_argument("--limit", type=int, metavar="N", help="at most N items of each set")
+    evaluate.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="at most N items of each set; of sets of other kinds, spread evenly",
+    )
     evaluate.add_argument("--corruptions", metavar="TYPES", help="comma-separated (default: all 19)")
     evaluate.add_argument("--severities", metavar="N,N", help="of the corruptions, 1 to 5 (default: all)")
     evaluate.add_argument(

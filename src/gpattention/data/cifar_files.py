@@ -10,6 +10,7 @@ from torch import Tensor
 from gpattention.data.folders import class_folders, read_class_folders
 from gpattention.data.images import Images
 from gpattention.data.pickles import read_pickle
+from gpattention.reading import read_text
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -103,14 +104,24 @@ def _read_python(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, 
 def _read_binary(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, ...]]:
     meta = folder / kind.binary_meta
     train = [_binary(folder / name, kind) for name in kind.binary_train]
-    names = meta.read_text().split()
+    names = read_text(meta).split()
     return _joined(train), _binary(folder / kind.binary_test, kind), _names(meta, names, kind)
 
 
 def _read_folders(kind: Cifar, folder: Path) -> tuple[Images, Images, tuple[str, ...]]:
     classes = _names(folder / "train", list(class_folders(folder / "train")), kind)
     train, test = (Images(*read_class_folders(folder / part, classes, SIDE)) for part in ("train", "test"))
-    return train, test, classes
+    return train, test.select(_taking_turns(test.labels)), classes
+
+
+def _taking_turns(labels: Tensor) -> Tensor:
+    """Items in an order in which classes take turns: the first so many of a test set are of all classes."""
+    seen: dict[int, int] = {}
+    turns = []
+    for item, label in enumerate(labels.tolist()):
+        turns.append((seen.get(label, 0), label, item))
+        seen[label] = seen.get(label, 0) + 1
+    return torch.tensor([item for _, _, item in sorted(turns)], dtype=torch.int64)
 
 
 def _pickled(file: Path, kind: Cifar) -> Images:

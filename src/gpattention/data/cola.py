@@ -8,6 +8,7 @@ import torch
 from gpattention.data.places import StrPath, data_root, existing_file
 from gpattention.data.splits import split
 from gpattention.data.texts import TextData, Texts
+from gpattention.reading import read_text
 
 FOLDERS = ("cola_public", "cola/cola_public", "CoLA/cola_public")
 FORMS = ("tokenized", "raw")
@@ -66,16 +67,16 @@ def read_cola(file: Path) -> Texts:
     There are no quote rules: a quotation mark is a character of its sentence.
     """
     sentences, labels = [], []
-    with existing_file(file).open(encoding="utf-8", newline="\n") as stream:
-        for number, line in enumerate(stream, start=1):
-            columns = line.rstrip("\r\n").split("\t")
-            if len(columns) != 4 or columns[1] not in ("0", "1"):
-                raise ValueError(
-                    f"{file}, line {number}: expected source, label 0 or 1, mark and sentence with tabs "
-                    f"between them, got {line[:80]!r}"
-                )
-            sentences.append(columns[3])
-            labels.append(int(columns[1]))
+    lines = read_text(existing_file(file)).split("\n")
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], start=1):
+        columns = line.rstrip("\r").split("\t")
+        if len(columns) != 4 or columns[1] not in ("0", "1"):
+            raise ValueError(
+                f"{file}, line {number}: expected source, label 0 or 1, mark and sentence with tabs "
+                f"between them, got {line[:80]!r}"
+            )
+        sentences.append(columns[3])
+        labels.append(int(columns[1]))
     return Texts(tuple(sentences), torch.tensor(labels, dtype=torch.int64))
 
 

@@ -1,6 +1,5 @@
 """CIFAR-10-C and CIFAR-100-C: the test images under 19 corruptions of 5 severities, memory-mapped."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpattention.data.arrays import map_npy
 from gpattention.data.corruptions.regenerated_record import RECORD
 from gpattention.data.images import Images
 from gpattention.data.places import StrPath, data_root, existing_file
+from gpattention.reading import read_json
 
 FOLDERS = {"cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
 CORRUPTIONS = (
@@ -79,12 +80,7 @@ class CorruptedImages:
         )
 
     def _array(self, name: str) -> np.ndarray:
-        file = existing_file(self.folder / f"{name}.npy")
-        try:
-            # "c", copy on write, as torch wants arrays that could be written; the file is not changed
-            return np.load(file, mmap_mode="c", allow_pickle=False)
-        except ValueError as error:
-            raise ValueError(f"{file}: expected a NumPy array, got {error}") from None
+        return map_npy(existing_file(self.folder / f"{name}.npy"))
 
 
 def load_corrupted(
@@ -127,7 +123,7 @@ def _origin(folder: Path) -> Origin | None:
     if not file.is_file():
         return None
     try:
-        record: Any = json.loads(file.read_text())
+        record: Any = read_json(file)
         recipe = record["recipe"]
         severities = tuple(int(severity) for severity in recipe["severities"])
         return Origin(str(record["name"]), str(recipe["frost"]), severities, int(recipe["seed"]))

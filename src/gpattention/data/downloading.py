@@ -53,6 +53,8 @@ def download(
         raise ValueError(f"expected url to begin with https:// or http://, got {url!r}")
     part = file.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
+    if part.is_symlink():  # somebody else's, who would have us write elsewhere
+        raise ValueError(f"expected {part} to be a file of an earlier download or nothing, got a link")
     try:
         _fetch(url, part, limit, timeout, progress)
         check_md5(part, md5)

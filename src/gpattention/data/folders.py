@@ -1,6 +1,8 @@
 """Folders of image files, decoded by Pillow (in the extra `train`)."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
@@ -9,19 +11,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpattention.data.places import StrPath
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Fit = Literal["exact", "crop", "resize"]
+# not EPS, which is a program
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF", "GIF", "AVIF", "JPEG2000", "MPO", "ICO", "TGA", "DIB")
+PIXELS = 89_478_485  # a quarter of a gigabyte in colours; Pillow's own limit, above which it only warns
 FITS: tuple[Fit, ...] = ("exact", "crop", "resize")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 
 
 def image_files(folder: Path) -> list[Path]:
     """All image files below the folder, sorted by path; hidden ones are passed over."""
+
+    def refuse(error: OSError) -> None:
+        raise error  # a folder that cannot be read is not an empty one
+
+    within = (Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
     found = [
         file
-        for file in folder.rglob("*")
+        for file in within
         if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
     ]
     return sorted(found, key=lambda file: file.relative_to(folder).parts)
@@ -31,7 +43,7 @@ def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact", chann
     """Decoded images, [n, channels, size, size] uint8.
 
     Args:
-        files: any formats that Pillow reads.
+        files: see `open_image`.
         size: side of the result.
         fit: "exact" refuses images of another size; "crop" cuts out the centre; "resize" brings the shorter
             side to `size` (bilinear, antialiased), then cuts out the centre.
@@ -41,16 +53,36 @@ def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact", chann
         raise ValueError(f"expected fit to be one of {', '.join(FITS)}, got {fit!r}")
     if channels not in (1, 3):
         raise ValueError(f"expected channels to be 1 or 3, got {channels}")
-    pillow = _pillow()
+    _pillow()
     images = np.empty((len(files), size, size, channels), np.uint8)
     for i, file in enumerate(files):
-        try:
-            with pillow.open(file) as opened:
-                image = _fitted(eight_bit(opened, channels), size, fit)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{file}: expected an image that fits, got {error}") from None
-        images[i] = np.asarray(image).reshape(size, size, channels)
+        with open_image(file) as opened:
+            image = _fitted(eight_bit(opened, channels), size, fit)
+            images[i] = np.asarray(image).reshape(size, size, channels)
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+@contextmanager
+def open_image(file: StrPath) -> "Iterator[Image]":
+    """An image file for the body of a `with`, in which decoding and fitting may fail too.
+
+    `ValueError` with the file for what is no image, is damaged, or has more than 89 million pixels, before
+    these are decoded; and for formats that Pillow has other programs decode.
+    """
+    pillow = _pillow()
+    pillow.init()
+    try:
+        with pillow.open(file, formats=[each for each in FORMATS if each in pillow.OPEN]) as opened:
+            width, height = opened.size
+            if width * height > PIXELS:
+                raise ValueError(f"{width} x {height} pixels, more than {PIXELS}")
+            yield opened
+    except Exception as error:  # decoders of damaged files raise almost anything
+        if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read
+            raise
+        raise ValueError(
+            f"{file}: expected an image file that fits, got {error or type(error).__name__}"
+        ) from None
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
@@ -92,6 +124,8 @@ def _fitted(image: "Image", size: int, fit: Fit) -> "Image":
     if fit == "resize" and min(width, height) != size:
         short = min(width, height)
         width, height = (round(side * size / short) for side in (width, height))
+        if width * height > PIXELS:  # of a line of pixels
+            raise ValueError(f"sides of {image.size}, which would grow to {width} x {height} pixels")
         image = image.resize((width, height), _pillow().Resampling.BILINEAR)
     if (width, height) == (size, size):
         return image

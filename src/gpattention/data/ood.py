@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpattention.data.arrays import read_npz
 from gpattention.data.folders import Fit, image_files, read_images
 from gpattention.data.images import Images
 from gpattention.data.places import StrPath, data_root
@@ -97,10 +98,7 @@ def _read(place: Path, size: int, fit: Fit) -> Tensor:
         return read_images(files, size, fit)
     if place.suffix != ".npz":
         raise ValueError(f"expected source to be a folder or an .npz file, got {place}")
-    with np.load(place, allow_pickle=False) as arrays:
-        if "images" not in arrays.files:
-            raise ValueError(f"{place}: expected an array 'images', got {arrays.files}")
-        images = arrays["images"]
+    images = read_npz(place, "images")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
         raise ValueError(
             f"{place}: expected images to be uint8 of shape [n, {size}, {size}, 3], "

@@ -65,6 +65,15 @@ class ItemSet:
             return self
         return self.select(torch.arange(count))
 
+    def spread(self, count: int | None) -> "ItemSet":
+        """So many, evenly spread over all of them, or all: item i n / count, rounded down, for i = 0, 1, ...
+
+        For sets in some order, such as a folder that holds one class after the other.
+        """
+        if count is None or count >= len(self):
+            return self
+        return self.select(torch.arange(count) * len(self) // count)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything a prediction depends on but the model: items, labels, preparation."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_json
 
 FORMAT = "gpattention-evaluation-1"
 
@@ -78,7 +79,7 @@ def write_suite(folder: str | Path, result: SuiteResult) -> Path:
 def read_suite(path: Path) -> SuiteResult:
     """One file; a damaged one is refused with its name and what helps."""
     try:
-        return suite_from_dict(json.loads(path.read_text()))
+        return suite_from_dict(read_json(path, nonfinite=True))
     except (KeyError, TypeError, ValueError) as error:
         told = f"no {error}" if isinstance(error, KeyError) else error
         raise ValueError(

@@ -4,7 +4,6 @@ Every model has the same size and schedule: a third of it as kernel attention (s
 with draws.  Predictions average ten draws.  Uncertainty for out-of-distribution detection is the entropy.
 """
 
-import json
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.reporting import write_report
 from gpattention.experiments.runs import chosen_row, train_recipe
 from gpattention.experiments.side_by_side import Died, side_by_side
+from gpattention.reading import read_json
 from gpattention.training import Recipe, TrainingFailedError, TrainingStoppedError, recipe_from_dict
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -155,7 +155,7 @@ def _is_demo(folder: Path, name: str) -> bool:
     if not written.is_file():
         return False
     try:
-        found = json.loads(written.read_text())["name"]
+        found = read_json(written, nonfinite=True)["name"]
     except (ValueError, KeyError, TypeError):
         found = None
     if found != name:

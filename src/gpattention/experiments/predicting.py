@@ -17,6 +17,7 @@ from gpattention.experiments.inputs.preprocessing import load_preprocessing
 from gpattention.experiments.judging.weights import digest_of_weights, recorded_weights
 from gpattention.experiments.runs import Run, open_trained
 from gpattention.models import Prediction
+from gpattention.reading import decoded
 
 T = TypeVar("T")
 
@@ -84,11 +85,7 @@ def read_sentences(file: StrPath) -> list[str]:
     path = Path(file)
     if path.is_dir() or not path.exists():  # a pipe, as a shell's <(...) is, will do
         raise FileNotFoundError(f"no file {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected text in UTF-8, got {error}") from None
-    return sentences_of(text)
+    return sentences_of(decoded(path.read_bytes(), path))
 
 
 def sentences_of(text: str) -> list[str]:

@@ -1,6 +1,5 @@
 """Run folders as one HTML report."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from gpattention.experiments.judging.weights import read_noted_suites
 from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs, read_rows
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_object
 from gpattention.reports import RunData, build_report
 from gpattention.training.records import read_events
 
@@ -61,10 +61,4 @@ def _read(folder: Path, name: str) -> RunData:
 
 def _recipe(file: Path) -> dict[str, Any]:
     """As it stands: a report shows recipes of older versions too."""
-    try:
-        recipe = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"expected {file} to hold an object, got {type(recipe).__name__}")
-    return recipe
+    return read_object(file, nonfinite=True)

@@ -1,7 +1,7 @@
 """A run: train one from a recipe, open a finished one or a model that was shared, find those in a folder."""
 
 import csv
-import json
+import io
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from gpattention.data.places import StrPath
 from gpattention.experiments.inputs.preparation import prepare, save_preprocessing
 from gpattention.experiments.inputs.preprocessing import Preprocessing, load_preprocessing
 from gpattention.models import TextTransformer, Transformer, VisionTransformer
+from gpattention.reading import read_json, read_object, read_text
 from gpattention.training import (
     Progress,
     Recipe,
@@ -156,8 +157,9 @@ def read_recipe(folder: StrPath) -> Recipe:
     file = Path(folder) / "recipe.json"
     if not file.is_file():
         raise FileNotFoundError(f"expected a run in {folder}, got no {file.name} there")
+    plain = read_json(file, nonfinite=True)
     try:
-        return recipe_from_dict(json.loads(file.read_text()))
+        return recipe_from_dict(plain)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 
@@ -173,10 +175,7 @@ def _first_written(recipe: Recipe) -> str:
 
 def _model(folder: Path) -> Transformer:
     config = folder / CONFIG
-    try:
-        name = json.loads(config.read_text()).get("model")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{config} is not the config of a model: {error}") from error
+    name = read_object(config).get("model")
     if name not in MODELS:
         raise ValueError(f"{config}: expected model to be one of {', '.join(MODELS)}, got {name!r}")
     return MODELS[name].from_pretrained(folder)
@@ -186,8 +185,18 @@ def read_rows(file: Path) -> tuple[dict[str, Any], ...]:
     """Of `metrics.csv`; none where there is no such file."""
     if not file.is_file():
         return ()
-    with file.open(newline="") as stream:
-        return tuple({key: _value(text) for key, text in row.items()} for row in csv.DictReader(stream))
+    table = csv.reader(io.StringIO(read_text(file), newline=""))
+    rows: list[dict[str, Any]] = []
+    try:
+        names = next(table, [])
+        for cells in table:
+            if cells and len(cells) != len(names):
+                raise ValueError(f"expected {len(names)} cells as in its first line, got {len(cells)}")
+            if cells:
+                rows.append({name: _value(text) for name, text in zip(names, cells, strict=True)})
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"{file}, line {table.line_num}: {error}") from None
+    return tuple(rows)
 
 
 def _value(text: str | None) -> int | float | str | None:

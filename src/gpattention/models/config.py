@@ -5,9 +5,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
 from gpattention.attention import attention_class
+from gpattention.attention.registry import (
+    MAX_PARAMETERS,
+    check_parameters,
+    count_parameters,
+    most_parameters,
+)
 from gpattention.checks import check_count, plain
 
 FORMAT_VERSION = 1
+MAX_DEPTH = 10_000
 
 T = TypeVar("T")
 
@@ -71,7 +78,30 @@ class TransformerConfig:
         object.__setattr__(self, "dropout", plain(self.dropout))
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout in [0, 1), got {self.dropout!r}")
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"expected depth <= {MAX_DEPTH}, got {self.depth}")
         object.__setattr__(self, "attention", per_layer(self.attention, self.depth))
+        self._check_size(0)
+
+    def _check_size(self, embedding: int) -> None:
+        """Refuse what has too many parameters, `embedding` before the first block, before any is made."""
+        width, hidden = self.width, self.width if self.mlp_width is None else self.mlp_width
+        block = 2 * width * hidden + hidden + 5 * width  # two LayerNorms and the feed-forward part
+        count = embedding + self.depth * block + (self.classes + 2) * width + self.classes
+        what = f"{type(self).__name__} of width {width}, depth {self.depth}"
+        check_parameters(count, what)
+        if count + sum(most_parameters(width, self.heads, a.options) for a in self.layers) > MAX_PARAMETERS:
+            check_parameters(count + sum(self._attention_sizes()), what)
+
+    def _attention_sizes(self) -> list[int]:
+        """Parameters of each layer's attention."""
+        known: dict[str, int] = {}
+        for layer in self.layers:
+            if repr(layer) not in known:
+                known[repr(layer)] = count_parameters(
+                    attention_class(layer.kind), self.width, self.heads, layer.options
+                )
+        return [known[repr(layer)] for layer in self.layers]
 
     def _count(self, name: str, least: int) -> None:
         object.__setattr__(self, name, check_count(name, getattr(self, name), least=least))
@@ -128,6 +158,7 @@ class VisionConfig(TransformerConfig):
             raise ValueError(
                 f"expected image_size to be multiples of patch={self.patch}, got {self.image_size}"
             )
+        self._check_size(self.width * (self.channels * self.patch**2 + self.tokens + 2))
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -161,6 +192,8 @@ class TextConfig(TransformerConfig):
             ("max_length", 1),
         ):
             self._count(name, least)
+        inputs = self.embedding_width + self.contextual_width
+        self._check_size(self.vocabulary * self.embedding_width + self.width * (inputs + 1 + self.max_length))
 
 
 def _attention_from(plain: Any) -> AttentionConfig:

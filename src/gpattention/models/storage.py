@@ -2,16 +2,16 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from gpattention.models.config import FORMAT_VERSION
+from gpattention.reading import read_object
 
 CONVERSION_FILE = "conversion.json"  # written beside the two by whoever converts a model's attention
 
@@ -32,7 +32,7 @@ def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Ma
 
 def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a model of the class `model`; every defect is told by file and field."""
-    described = _read_config(folder / "config.json")
+    described = read_object(folder / "config.json")
     version, name = described.get("format_version"), described.get("model")
     if version != FORMAT_VERSION:
         raise ValueError(
@@ -43,25 +43,38 @@ def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Ten
     unknown = sorted(set(described) - {"format_version", "model", "config"})
     if unknown or not isinstance(described.get("config"), dict):
         raise ValueError(f"{folder / 'config.json'}: expected a 'config' and no {unknown or 'other keys'}")
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
-        raise FileNotFoundError(f"no file {weights}")
-    try:
-        return described["config"], load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{weights} is not a whole safetensors file: {error}") from error
+    return described["config"], read_tensors(folder / "model.safetensors")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, whose numbers must be finite."""
+    tensors = load_tensors(path)
+    check_finite(path, tensors)
+    return tensors
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The same, whatever the numbers are."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     try:
-        described = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(described, dict):
-        raise ValueError(f"{path}: expected an object, got {type(described).__name__}")
-    return described
+        return load_file(path)
+    except Exception as error:  # its header is JSON and names types: it can be wrong in many ways
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def check_finite(where: str | Path, tensors: Mapping[str, Tensor], infinite: Collection[str] = ()) -> None:
+    """`ValueError` with the first tensor that is NaN somewhere, or infinite unless it is named as one."""
+    for name, x in tensors.items():
+        if x.is_meta or not (x.is_floating_point() or x.is_complex()):
+            continue
+        x = x.float() if x.itemsize == 1 else x  # of 8 bits: nothing is known of them but their values
+        bad = x.isnan() if name in infinite else ~x.isfinite()
+        if bool(bad.any()):
+            raise ValueError(
+                f"{where}: expected finite numbers, got {x[bad][0].item()} in {name} "
+                f"({int(bad.sum())} of {x.numel()} numbers)"
+            )
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from gpattention.models.storage import write_atomically
+from gpattention.reading import parse_json
 
 FORMAT = "gpattention-checkpoint-1"
 _NAME = re.compile(r"step-(\d{8})\.safetensors$")
@@ -67,8 +68,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if metadata.get("format") != FORMAT:
                 raise CheckpointError(f"{path}: expected format {FORMAT}, got {metadata.get('format')!r}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            return Checkpoint(tensors, json.loads(metadata["state"]))
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            return Checkpoint(tensors, parse_json(metadata["state"], path, nonfinite=True))
+    except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is not a checkpoint of this library: {error}") from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpattention.data.places import StrPath
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_json
 from gpattention.training.build import kernel_config, needs_warm_start
 from gpattention.training.checkpoint import (
     CheckpointError,
@@ -32,7 +33,7 @@ def take_first_phase(recipe: Recipe, folder: StrPath, source: StrPath) -> None:
     described = source / "recipe.json"
     if not described.is_file():
         raise FileNotFoundError(f"expected a run in {source}, got no recipe.json there")
-    _check_same(recipe, recipe_from_dict(json.loads(described.read_text())), source)
+    _check_same(recipe, recipe_from_dict(read_json(described, nonfinite=True)), source)
     kept = list_checkpoints(source / FIRST_PHASE)
     if not kept:
         raise CheckpointError(f"{source} has not reached the end of its first phase: no {FIRST_PHASE} in it")

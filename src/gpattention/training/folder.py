@@ -8,6 +8,7 @@ from typing import Any
 
 from gpattention.models import Transformer
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_json
 from gpattention.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -36,7 +37,7 @@ def check_resumed(recipe: Recipe, folder: Path) -> None:
             "train its recipe into another folder"
         )
     try:
-        begun = recipe_from_dict(json.loads(written.read_text()))
+        begun = recipe_from_dict(read_json(written, nonfinite=True))
     except ValueError as error:
         raise CheckpointError(f"{written} is not a recipe: {error}") from error
     if begun != recipe:

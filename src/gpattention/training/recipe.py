@@ -1,12 +1,12 @@
 """A training run as frozen data: what to train, on what, how; checked when made, read from TOML."""
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from gpattention.reading import parse_toml, read_toml
 from gpattention.training.field_types import check_types, field_types
 
 T = TypeVar("T")
@@ -137,10 +137,7 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no recipe {path}")
-    try:
-        plain = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+    plain = read_toml(path)
     for change in changes:
         _apply(plain, change)
     return recipe_from_dict({"name": path.stem, **plain})
@@ -175,8 +172,8 @@ def _apply(plain: dict[str, Any], change: str) -> None:
     if not equals or not key.strip():
         raise ValueError(f"expected a change of the form section.key=value, got {change!r}")
     try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"x = {text}", change)["x"]
+    except ValueError:
         value = text.strip()  # plain words need no quotes
     *sections, last = key.strip().split(".")
     table = plain

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpattention.models.storage import write_atomically
+from gpattention.reading import decoded, parse_json
 
 COLUMNS = (
     "epoch", "step", "phase", "learning_rate", "alpha", "train_loss", "train_regularizer",
@@ -42,9 +43,13 @@ def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
     if not file.is_file():
         return ()
     # what follows the last line break is nothing, or half a line of a killed run
-    *whole, _ = file.read_text().split("\n")
-    try:
-        events = [json.loads(line) for line in whole]
-    except ValueError as error:
-        raise ValueError(f"{file}: expected one JSON object a line, got {error}") from None
+    content = file.read_bytes()
+    *whole, _ = decoded(content[: content.rfind(b"\n") + 1], file).split("\n")
+    # a loss may have been any number
+    events = [
+        parse_json(line, f"{file}, line {place}", nonfinite=True) for place, line in enumerate(whole, start=1)
+    ]
+    for place, event in enumerate(events, start=1):
+        if not isinstance(event, dict):
+            raise ValueError(f"{file}, line {place}: expected a JSON object, got {type(event).__name__}")
     return tuple(events)

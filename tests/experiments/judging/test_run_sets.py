@@ -227,6 +227,34 @@ def test_other_sentences_than_trained_on(cola: tuple[Path, list[Path]], tmp_path
         evaluate_run(root / "run", ["clean"], root=root, **QUICK)
 
 
+def test_a_limit_takes_all_classes_of_a_folder(cifar: tuple[Path, Path, Path]) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    root, folder, _ = cifar
+    for place in range(4):
+        (root / "ood" / "kinds" / f"class{place}").mkdir(parents=True)
+        for number in range(10):
+            pixels = np.full((32, 32, 3), 10 * place + number, np.uint8)
+            image.fromarray(pixels).save(root / "ood" / "kinds" / f"class{place}" / f"{number}.png")
+    run = open_run(folder)
+    try:
+        whole, some = run_sets(run, root), run_sets(run, root, limit=8)
+        values = some.outside["ood/kinds"]().stored[:, 0, 0, 0]  # type: ignore[index]
+        assert values.tolist() == [0, 5, 10, 15, 20, 25, 30, 35]
+        assert some.test.stored.equal(whole.test.stored[:8])  # type: ignore[union-attr, index]
+        # figures of other items are not taken for these
+        told = some.described("ood")["outside"]["ood/kinds"]
+        assert told == f"{whole.described('ood')['outside']['ood/kinds']} spread"
+    finally:
+        shutil.rmtree(root / "ood" / "kinds")
+
+
+def test_a_limit_takes_sentences_of_all_sources(cola: tuple[Path, list[Path]]) -> None:
+    run = open_run(cola[1][0])
+    whole, some = (run_sets(run, cola[0], limit=limit).outside["ood/out-of-domain"]() for limit in (None, 3))
+    assert len(whole) > 3
+    assert some.words == tuple(whole.words[i * len(whole) // 3] for i in range(3))  # type: ignore[index]
+
+
 def test_a_limit_of_nothing(cola: tuple[Path, list[Path]]) -> None:
     with pytest.raises(ValueError, match="limit to be at least 1, got 0"):
         run_sets(open_run(cola[1][0]), cola[0], limit=0)

@@ -146,6 +146,19 @@ def test_arguments(bert: Path, arguments: dict, told: str) -> None:
         HuggingFaceEmbedding(bert, **arguments)
 
 
+def test_weights_that_are_not_finite_are_refused(bert: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(bert, tmp_path / "bert")
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if "embeddings" in name)
+    tensors[name][0] = torch.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"{folder}: expected finite numbers, got nan in .*embeddings"):
+        HuggingFaceEmbedding(folder)
+    (folder / "config.json").write_text("[" * 5000)
+    with pytest.raises(ValueError, match=rf"{folder}/config\.json is not JSON"):
+        HuggingFaceEmbedding(folder)
+
+
 def test_folders(tmp_path: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match=r"expected folder to be a local one with a config\.json, got bert"

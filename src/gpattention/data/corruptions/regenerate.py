@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpattention.data.arrays import map_npy
 from gpattention.data.corruptions.catalogue import CORRUPTIONS, SEVERITIES
 from gpattention.data.corruptions.corrupt import check_images, check_request, corrupt
 from gpattention.data.corruptions.regenerated_record import open_record, write_record, write_whole
@@ -161,7 +162,7 @@ def _enter(folder: Path, file: str, record: dict[str, Any]) -> None:
 
 def _holds(path: Path, shape: tuple[int, ...]) -> bool:
     """Whether the file is there with that shape; it was written as a whole, so it then has its content."""
-    return path.is_file() and np.load(path, mmap_mode="r").shape == shape
+    return path.is_file() and map_npy(path).shape == shape
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from gpattention.reading import read_object
+
 RECORD = "regenerated.json"
 
 
@@ -61,10 +63,4 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{path}: expected an object, got {type(record).__name__}")
-    return record
+    return read_object(path)

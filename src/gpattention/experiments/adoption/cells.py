@@ -9,6 +9,7 @@ from typing import Any
 from gpattention.experiments.adoption.earlier import DATA, differing_keys, standing
 from gpattention.experiments.judging.earlier import check_as_much
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_object
 
 FORMAT = "gpattention-adoption-1"
 
@@ -50,7 +51,7 @@ class Cells:
         if self._fresh or not path.is_file():
             return None
         try:
-            plain = json.loads(path.read_text())
+            plain = read_object(path, nonfinite=True)
             if plain["format"] != FORMAT:
                 raise ValueError(f"expected format {FORMAT}, got {plain['format']!r}")
             cell = Cell(**plain["cell"])

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from gpattention.experiments.adoption.earlier import standing
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import read_tensors, write_atomically
+from gpattention.reading import read_object
 
 
 class KeptWeights:
@@ -26,7 +27,7 @@ class KeptWeights:
         file = self._record(name)
         if not (self._file(name).is_file() and file.is_file()):
             return None
-        told: dict[str, Any] = json.loads(file.read_text())
+        told: dict[str, Any] = read_object(file, nonfinite=True)
         state = standing(told["settings"], json.loads(json.dumps(dict(settings))))
         if state == "with other settings":
             raise ValueError(
@@ -37,7 +38,7 @@ class KeptWeights:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """For `load_state_dict`."""
-        return load_file(self._file(name))
+        return read_tensors(self._file(name))
 
     def write(
         self, name: str, settings: Mapping[str, Any], model: nn.Module, told: Mapping[str, Any]

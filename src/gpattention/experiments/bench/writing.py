@@ -13,6 +13,7 @@ from gpattention.experiments.bench.machine import in_words
 from gpattention.experiments.bench.plots import QUANTITIES, length_figure
 from gpattention.experiments.bench.tables import BenchTable, to_csv, to_markdown
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_json
 from gpattention.reports.canvas import picture
 
 PICTURES = ("png", "svg")
@@ -46,7 +47,7 @@ def draw_folder(folder: str | Path) -> tuple[Path, ...]:
     files = sorted(place.glob("*.json"))
     written: list[Path] = []
     for file in files:
-        document = json.loads(file.read_text())
+        document = read_json(file, nonfinite=True)
         if isinstance(document, dict) and "environment" in document:
             written += draw(place, file.stem, document)
     if not written:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from gpattention.data import Normalisation
-from gpattention.data.folders import eight_bit
+from gpattention.data.folders import eight_bit, open_image
 from gpattention.data.places import StrPath
 from gpattention.experiments.inputs.contextual import Contextual, contextual_from_dict, open_contextual
 from gpattention.experiments.inputs.texts import TextEncoder, sentence_words
 from gpattention.models.embeddings import Vocabulary
 from gpattention.models.embeddings.extras import require
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_json
 
 FORMAT = "gpattention-preprocessing-1"
 FOLDER, FILE, WORDS = "preprocessing", "preprocessing.json", "vocabulary.json"
@@ -110,13 +111,10 @@ class ImagePreprocessing(Preprocessing):
         if not Path(image).is_file():
             raise FileNotFoundError(f"no image file {image}")
         require("PIL", extra="train", user="reading image files")
-        from PIL import Image, ImageOps
+        from PIL import ImageOps
 
-        try:
-            with Image.open(image) as opened:
-                return self._fitted(ImageOps.exif_transpose(opened))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{image}: expected an image file, got {error}") from None
+        with open_image(image) as opened:
+            return self._fitted(ImageOps.exif_transpose(opened))
 
     def _fitted(self, image: Any) -> Tensor:
         """A Pillow image as [C, H, W] uint8 of the model's size."""
@@ -210,10 +208,7 @@ def load_preprocessing(run: StrPath, root: StrPath | None = None) -> Preprocessi
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}: the run says not what its inputs are made of")
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    content = read_json(file)
     known = isinstance(content, dict) and content.get("format") == FORMAT
     if not known or content.get("kind") not in ("images", "texts"):
         raise ValueError(f"{file}: expected format {FORMAT} of kind images or texts")

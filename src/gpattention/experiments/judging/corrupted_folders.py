@@ -1,6 +1,5 @@
 """Which folder with corrupted CIFAR images serves a request, and where missing ones are written."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +9,7 @@ from gpattention.data.corrupted import FOLDERS
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.corruptions.regenerated_record import RECORD
 from gpattention.experiments.judging.corrupting import SOURCES
+from gpattention.reading import read_json
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ def _fits(found: CorruptedImages, data: ImageData) -> bool:
 def _recorded_severities(place: Path) -> tuple[int, ...] | None:
     """Of a regenerated folder; None where there is none, or where writing to it will tell its damage."""
     try:
-        found = json.loads((place / RECORD).read_text())["recipe"]["severities"]
+        found = read_json(place / RECORD)["recipe"]["severities"]
         return tuple(int(severity) for severity in found)
     except (OSError, ValueError, KeyError, TypeError):
         return None

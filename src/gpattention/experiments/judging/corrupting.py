@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpattention.data import data_root, load
 from gpattention.data.corruptions import CATEGORIES, CORRUPTIONS, SEVERITIES, Regenerated, regenerate
-from gpattention.data.folders import image_files
+from gpattention.data.folders import image_files, open_image
 
 GENERATED = "generated"  # in place of a folder with pictures
 SOURCES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
@@ -92,18 +92,9 @@ def read_pictures(folder: Path) -> list[Tensor]:
     files = image_files(folder) if folder.is_dir() else []
     if not files:
         raise FileNotFoundError(f"expected pictures in the folder {folder}, got none")
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ImportError(
-            "expected Pillow to decode image files, got no such package: pip install 'gpattention[train]'"
-        ) from None
     pictures = []
     for file in files:
-        try:
-            with Image.open(file) as opened:
-                pixels = np.array(opened.convert("RGB"))  # [h, w, 3]
-        except OSError as error:
-            raise ValueError(f"{file}: expected an image, got {error}") from None
+        with open_image(file) as opened:
+            pixels = np.array(opened.convert("RGB"))  # [h, w, 3]
         pictures.append(torch.from_numpy(pixels).permute(2, 0, 1))
     return pictures

@@ -1,6 +1,5 @@
 """What an earlier evaluation of the same weights holds, and a new one must not lose."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpattention.evaluation.records import read_suite
 from gpattention.experiments.judging.judges import JUDGES
+from gpattention.reading import parse_json
 
 if TYPE_CHECKING:
     from gpattention.experiments.judging.one_run import Settings
@@ -62,5 +62,5 @@ def _is_less(new: int | Sequence[Any], old: int | Sequence[Any] | None) -> bool:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    plain = json.loads(read_suite(path).environment.get("settings", "{}"))
+    plain = parse_json(read_suite(path).environment.get("settings", "{}"), path, nonfinite=True)
     return plain if isinstance(plain, dict) else {}

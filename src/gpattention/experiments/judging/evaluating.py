@@ -49,7 +49,8 @@ def evaluate_run(
         seed: of the draws.
         predictors: of model, mean, mc_dropout, dropout_draws, laplace, gp_layer; each also with temperature.
         batch_size: items times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
-        limit: at most so many items of each set; the results say that they are reduced.
+        limit: at most so many items of each set, evenly spread over those of other kinds (see `run_sets`);
+            the results say that they are reduced.
         types: of corruptions; all if not given.
         severities: of corruptions, 1 to 5; all if not given.
         shift_temperature: each also with a temperature fitted under shift (`gpattention.data.shifts`).

@@ -73,7 +73,9 @@ class RunSets:
     def _outside_content(self, name: str) -> str:
         try:
             files = self.outside_files.get(name)
-            return self.outside[name]().digest if files is None else content_digest(files)
+            if files is None:
+                return self.outside[name]().digest
+            return content_digest(files) if self.limit is None else f"{content_digest(files)} spread"
         except OSError as error:
             return f"could not be read: {error}"
 
@@ -93,6 +95,10 @@ def run_sets(
 ) -> RunSets:
     """The data of a run's recipe, cut to at most `limit` items a set (training items are not cut).
 
+    Of validation and test these are the first, as both are in an order that means nothing, so that
+    corruptions are of the same items.  Sets of other kinds come in the order of their files, one class after
+    the other: of them the items are spread evenly over the whole (`ItemSet.spread`).  All are the same on
+    every machine.
     `types` and `severities` leave out all other corruptions.
     """
     if limit is not None and limit < 1:
@@ -146,7 +152,7 @@ def _of_images(
         )
 
     def loader(name: str, bring: Callable[[], Tensor]) -> Callable[[], ItemSet]:
-        return lambda: items(name, bring()).first(limit)
+        return lambda: items(name, bring()).spread(limit)
 
     outside = find_outside(data, root)
     whole = items("validation", data.validation.images, data.validation.labels)
@@ -177,7 +183,7 @@ def _of_texts(data: TextData, encoder: Encoder, limit: int | None) -> RunSets:
         return ItemSet(name, dict(part.inputs), part.labels, words=words)
 
     def loader(name: str, part: Texts) -> Callable[[], ItemSet]:
-        return lambda: items(name, part).first(limit)
+        return lambda: items(name, part).spread(limit)
 
     whole = items("validation", data.validation)
     return RunSets(

@@ -1,6 +1,5 @@
 """Which weights an evaluation is of, those that were read, whatever the trainer writes meanwhile; and how."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from gpattention.data.places import StrPath
 from gpattention.evaluation.prediction_cache import file_digest
 from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.runs import Run, open_run
+from gpattention.reading import parse_json
 from gpattention.reports.words import OTHER_WEIGHTS
 
 READINGS = 5  # of weights that are replaced while they are read, which a trainer does once an epoch
@@ -53,7 +53,7 @@ def read_noted_suites(folder: StrPath) -> dict[str, SuiteResult]:
 def recorded_settings(result: SuiteResult) -> dict[str, Any]:
     """How a suite was computed, as it says itself; nothing where it does not."""
     try:
-        found = json.loads(result.environment.get("settings", "{}"))
-    except ValueError:
+        found = parse_json(result.environment.get("settings", "{}"), "settings", nonfinite=True)
+    except (TypeError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

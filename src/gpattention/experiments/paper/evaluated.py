@@ -1,6 +1,5 @@
 """Runs and their evaluations as a folder holds them, gathered by the name of their recipe."""
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments.judging.weights import read_noted_suites
 from gpattention.experiments.runs import find_runs
+from gpattention.reading import read_json
 from gpattention.training import Recipe, recipe_from_dict
 
 
@@ -65,7 +65,8 @@ def read_groups(folder: str | Path, only: Collection[Path] | None = None) -> tup
 
 
 def _recipe(file: Path) -> Recipe:
+    plain = read_json(file, nonfinite=True)
     try:
-        return recipe_from_dict(json.loads(file.read_text()))
+        return recipe_from_dict(plain)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file} is not the recipe of a run: {error}") from error

@@ -14,6 +14,7 @@ from gpattention.experiments.reproduction.results.columns import CLASSIFIED, SCO
 from gpattention.experiments.reproduction.results.markdown import table, words
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun
 from gpattention.models import AttentionConfig
+from gpattention.reading import parse_json
 from gpattention.training import Recipe
 
 PREDICTORS = ("model", "model+temperature", "mean")
@@ -56,8 +57,8 @@ continue from. Not for decisions about people or things: it is a small model of 
 
 def card_markdown(run: EvaluatedRun, seeds: EvaluatedModel, out: Path, contents: Mapping[str, bytes]) -> str:
     """The whole card."""
-    config = json.loads(contents["config.json"])
-    preprocessing = json.loads(contents[f"{FOLDER}/{FILE}"])
+    config = parse_json(contents["config.json"], "config.json")
+    preprocessing = parse_json(contents[f"{FOLDER}/{FILE}"], f"{FOLDER}/{FILE}")
     size = len(contents["model.safetensors"])
     parts = [
         f"# {seeds.name}\n",

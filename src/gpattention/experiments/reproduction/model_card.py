@@ -10,6 +10,7 @@ from gpattention.experiments.reproduction.card_text import card_markdown
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun, read_run
 from gpattention.experiments.runs import open_run
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_object
 from gpattention.reports.words import OTHER_WEIGHTS
 
 LARGEST = 3_000_000  # bytes of weights and config: what a repository bears
@@ -69,7 +70,7 @@ def _siblings(run: EvaluatedRun) -> tuple[EvaluatedRun, ...]:
     """This run and those beside it that differ by their seed alone and were evaluated, by rising seed."""
     found = {run.seed: run}
     for place in sorted(run.folder.resolve().parent.glob("*/recipe.json")):
-        plain = json.loads(place.read_text())
+        plain = read_object(place, nonfinite=True)
         if _without_seed(plain) == _without_seed(run.recipe.to_dict()):
             other = read_run(place.parent)
             if other.suites:

@@ -1,7 +1,6 @@
 """A plan as frozen data: which recipes are trained, with which changes and seeds, and how they are judged."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from gpattention.evaluation.suites import SUITES
 from gpattention.experiments.reproduction.goals import Candidate, Goal, read_choose, read_goals, read_rivals
 from gpattention.experiments.runs import CARD_RECIPE
+from gpattention.reading import read_toml
 from gpattention.training import Recipe, load_recipe, with_seed
 from gpattention.training.build import needs_warm_start
 from gpattention.training.first_phase import first_phase
@@ -91,10 +91,7 @@ def load_plan(path: str | Path) -> Plan:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no plan {path}")
-    try:
-        plain = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+    plain = read_toml(path)
     _check_keys(plain, _KEYS, str(path))
     if not plain.get("runs"):
         raise ValueError(f"expected [[runs]] in {path}, got none")

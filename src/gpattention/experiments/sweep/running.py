@@ -4,7 +4,6 @@ The folder of a sweep holds `KEY=VALUE,.../seed-N` (a run each), `sweep.csv` (a 
 (a row for each setting, the chosen one in bold) and `chosen.toml` (the recipe with the chosen values).
 """
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from gpattention.experiments.sweep.files import write_sweep
 from gpattention.experiments.sweep.jobs import Job, train_all
 from gpattention.experiments.sweep.plan import PlannedRun, plan_sweep
 from gpattention.experiments.sweep.result import CRITERIA, Criterion, SweepResult, SweepRow, SweepSetting
+from gpattention.reading import read_json
 from gpattention.training import CheckpointError, Recipe, load_recipe, recipe_from_dict
 from gpattention.training.differences import told_differences
 
@@ -114,7 +114,7 @@ def _before(run: PlannedRun, *, resume: bool) -> SweepRow | None:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")
     written = run.folder / "recipe.json"
     try:
-        begun = recipe_from_dict(json.loads(written.read_text()))
+        begun = recipe_from_dict(read_json(written, nonfinite=True))
     except ValueError as error:
         raise CheckpointError(f"{written} is not a recipe: {error}") from error
     if begun != run.recipe:

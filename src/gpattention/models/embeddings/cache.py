@@ -14,7 +14,7 @@ from gpattention.gp.errors import NonFiniteError
 from gpattention.models.embeddings.contextual import ContextualEmbedding, check_batch_size
 from gpattention.models.embeddings.files import digest
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import check_finite, write_atomically
 
 _FORMAT = "gpattention.embedding"
 _VERSION = "1"
@@ -130,6 +130,7 @@ class CachedEmbedding:
                 )
         if label.get("sha256") != _sum(x):
             raise ValueError(f"cached embedding {file} is damaged (its checksum differs): {remedy}")
+        check_finite(file, {_TENSOR: x})
         return x
 
 

@@ -3,7 +3,7 @@
 Shapes: D numbers per character, F filters in all, P numbers per direction, C numbers per memory cell.
 """
 
-import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from gpattention.models.embeddings.extras import require
+from gpattention.reading import read_json
 
 CHARACTERS = 261  # the 256 bytes, begin and end of sentence and of word, and padding within a word
+LARGEST = 10**9  # numbers of a dataset; a compressed file of zeros can promise any
 ACTIVATIONS = ("relu", "tanh")
 
 Read = Callable[..., Tensor]  # read("CNN/W_cnn_0", 1, 3, 4, 8): a dataset that must have this shape
@@ -44,11 +46,7 @@ class ElmoOptions:
     @classmethod
     def read(cls, file: Path) -> Self:
         """From `options.json`; `ValueError` names what is missing or wrong."""
-        try:
-            content: Any = json.loads(file.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{file} holds no ELMo options: not JSON ({error})") from None
-        get = _Getter(file, content)
+        get = _Getter(file, read_json(file))
         filters = get("char_cnn", "filters")
         if not isinstance(filters, list) or not filters or not all(_is_filter(pair) for pair in filters):
             raise get.wrong("char_cnn", "filters", "a list of [width, count] of positive integers", filters)
@@ -144,6 +142,10 @@ class ElmoWeights:
                     raise ValueError(
                         f"{file}: expected dataset {name} of floating-point numbers of shape {shape} as the "
                         f"options say, got {dataset.dtype} and {dataset.shape}"
+                    )
+                if math.prod(shape) > LARGEST:
+                    raise ValueError(
+                        f"{file}: expected at most {LARGEST} numbers in dataset {name}, got shape {shape}"
                     )
                 values = torch.from_numpy(dataset[...].astype("float32"))
                 if not bool(values.isfinite().all()):

@@ -11,6 +11,8 @@ from gpattention.models.embeddings.contextual import check_batch_size, in_batche
 from gpattention.models.embeddings.extras import require
 from gpattention.models.embeddings.files import digest, file_digest
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
+from gpattention.models.storage import check_finite
+from gpattention.reading import read_object
 
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}  # what models and tokenizers are made of
 
@@ -43,6 +45,7 @@ class HuggingFaceEmbedding:
         path = Path(folder)
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"expected folder to be a local one with a config.json, got {path}")
+        read_object(path / "config.json", nonfinite=True)  # what is wrong with it is told with its name
         transformers: Any = require("transformers", extra="hf", user="HuggingFaceEmbedding")
         self._tokenizer: Any = _load_tokenizer(transformers, path)
         self._model: Any = _load_model(transformers, path).to(device)
@@ -136,4 +139,6 @@ def _load_model(transformers: Any, folder: Path) -> Any:
             f"{folder}: expected every weight of {type(model).__name__}, got none of the right shape for "
             f"{missing or sorted(report['mismatched_keys'])}"
         )
+    buffers = dict(model.named_buffers())
+    check_finite(folder, {**dict(model.named_parameters()), **buffers}, infinite=buffers)
     return model.float().eval().requires_grad_(False)

@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gpattention.checks import check_whole
 from gpattention.models.embeddings.files import existing_file
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
 from gpattention.models.storage import write_atomically
+from gpattention.reading import read_json
 
 PADDING = 0  # index of the token that fills short sentences up
 UNKNOWN = 1  # index of every word that is not in the vocabulary
@@ -139,10 +140,7 @@ class Vocabulary:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote; `ValueError` for anything else."""
         file = existing_file("path", path)
-        try:
-            content: Any = json.loads(file.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{file} is not a vocabulary, or is truncated: not JSON ({error})") from None
+        content = read_json(file)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f"{file} is not a vocabulary: expected a JSON object with format {_FORMAT!r}")
         if content.get("version") != _VERSION:

@@ -11,12 +11,13 @@ import lzma
 import re
 import shutil
 import tarfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpattention.data.unpacking import unpack as unpack_archive
 from gpattention.evaluation.records import read_suites
 from gpattention.experiments.judging.weights import recorded_weights
 from gpattention.experiments.reproduction.plan import Plan
@@ -26,11 +27,13 @@ from gpattention.experiments.reproduction.results.reading import (
     none_evaluated,
     read_run,
 )
+from gpattention.reading import read_json, read_object
 
 ARCHIVE = "records.tar.xz"
 # positions in a text are not aligned to four bytes, as xz takes them to be: 6 % smaller without
 COMPRESSION = [{"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "pb": 0}]
 EXPECTED = "RUN/recipe.json, RUN/metrics.csv, RUN/events.jsonl or RUN/evaluation/SUITE.json"
+LARGEST, FILES = 1 << 30, 100_000  # bytes and files that an archive may hold
 _NAME = re.compile(r"([^/\\]+-seed-?\d+)/(recipe\.json|metrics\.csv|events\.jsonl|evaluation/[^/\\]+\.json)")
 
 
@@ -95,7 +98,7 @@ def _keep_suites(archive: Path, earlier: Path, now: Path) -> None:
 def _weights(run: Path) -> tuple[Any, set[Any]]:
     """What tells whether two records are of one run: its recipe, and the digests that were judged."""
     digests = {recorded_weights(suite) for suite in read_suites(run).values()}
-    return json.loads((run / "recipe.json").read_text()), digests
+    return read_json(run / "recipe.json", nonfinite=True), digests
 
 
 def packed(folders: Sequence[Path]) -> bytes:
@@ -114,38 +117,22 @@ def packed(folders: Sequence[Path]) -> bytes:
 
 def unpack(archive: Path, folder: Path) -> None:
     """Write the records that an archive holds; `ValueError`, and nothing written, if it is not whole."""
-    try:
-        # all of it first: whoever reads member by member never sees that the end is cut off
-        content = lzma.decompress(archive.read_bytes(), format=lzma.FORMAT_XZ)
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            members = tar.getmembers()
-            _check_members(archive, members)
-            for member in members:  # plain files of known names, so that nothing can lie elsewhere
-                content_of = tar.extractfile(member)
-                assert content_of is not None
-                (folder / member.name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / member.name).write_bytes(content_of.read())
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{archive}: expected a whole .tar.xz with records of runs, got: {error}") from None
+    unpack_archive(archive, folder, limit=LARGEST, files=FILES, check=partial(_check_names, archive))
 
 
-def _check_members(archive: Path, members: Sequence[tarfile.TarInfo]) -> None:
+def _check_names(archive: Path, names: Sequence[str]) -> None:
     files: dict[str, list[str]] = {}
-    for member in members:
-        named = _NAME.fullmatch(member.name)
-        if named is None or not member.isreg():
-            kind = "" if member.isreg() else ", which is no plain file"
-            raise ValueError(f"{archive}: expected {EXPECTED}, got {member.name!r}{kind}")
+    for name in names:
+        named = _NAME.fullmatch(name)
+        if named is None:
+            raise ValueError(f"{archive}: expected {EXPECTED}, got {name!r}")
         files.setdefault(named[1], []).append(named[2])
-    for run, names in files.items():
-        twice = next((name for name, count in Counter(names).items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(f"{archive}: expected every file once, got {run}/{twice} twice")
-        judged = any(name.startswith("evaluation/") for name in names)
-        if "recipe.json" not in names or not (judged or "events.jsonl" in names):  # events tell of a failure
+    for run, found in files.items():
+        judged = any(name.startswith("evaluation/") for name in found)
+        if "recipe.json" not in found or not (judged or "events.jsonl" in found):  # events tell of a failure
             raise ValueError(
                 f"{archive}: expected recipe.json and an evaluation of {run}, or events.jsonl, "
-                f"got {', '.join(sorted(names))}"
+                f"got {', '.join(sorted(found))}"
             )
 
 
@@ -162,14 +149,14 @@ def _check_readable(archive: Path, run: Path) -> None:
 
 def _write_records(run: EvaluatedRun, place: Path) -> None:
     place.mkdir()
-    _write_json(place / "recipe.json", json.loads((run.folder / "recipe.json").read_text()))
+    _write_json(place / "recipe.json", read_json(run.folder / "recipe.json", nonfinite=True))
     for name in ("metrics.csv", "events.jsonl"):
         if (run.folder / name).is_file():
             shutil.copyfile(run.folder / name, place / name)
     if run.suites:
         (place / "evaluation").mkdir()
     for file in sorted((run.folder / "evaluation").glob("*.json")):
-        plain = json.loads(file.read_text())
+        plain = read_object(file, nonfinite=True)
         if plain["suite"] == "clean" and run.recipe.model.type != "text":
             plain.get("curves", {}).pop("gallery", None)  # pixels: they are large, and no figure needs them
         _write_json(place / "evaluation" / file.name, plain)

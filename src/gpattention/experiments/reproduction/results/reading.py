@@ -1,6 +1,5 @@
 """The runs of a plan as they lie in a folder: recipes, events, rows of training and evaluations."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments.judging.weights import read_noted_suites, recorded_settings
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.estimates import Estimate
-from gpattention.experiments.runs import find_runs, read_rows
+from gpattention.experiments.runs import find_runs, read_recipe, read_rows
+from gpattention.reading import read_object
 from gpattention.reports.comparable import Basis, judged_items
-from gpattention.training import Recipe, recipe_from_dict
+from gpattention.training import Recipe
 from gpattention.training.folder import SHARED
 from gpattention.training.records import read_events
 
@@ -192,7 +192,7 @@ def read_run(folder: Path, planned: Recipe | None = None) -> EvaluatedRun:
     """Everything of a run but its weights."""
     return EvaluatedRun(
         folder=folder,
-        recipe=recipe_from_dict(json.loads((folder / "recipe.json").read_text())),
+        recipe=read_recipe(folder),
         suites=read_noted_suites(folder),
         rows=read_rows(folder / "metrics.csv"),
         events=read_events(folder),
@@ -204,7 +204,7 @@ def _others(runs: Path) -> dict[tuple[str, int], Path]:
     """Every run in the folder by the name and the seed of its recipe."""
     found: dict[tuple[str, int], Path] = {}
     for folder in find_runs(runs, unfinished=True):
-        recipe = json.loads((folder / "recipe.json").read_text())
+        recipe = read_object(folder / "recipe.json", nonfinite=True)
         found.setdefault((str(recipe.get("name")), int(recipe.get("seed", 0))), folder)
     return found
 
