@@ -1,4 +1,4 @@
-"""An update of several batches is the update of one batch that holds all their items, however texts are padded."""
+"""An update of several batches is that of one batch with all their items, however texts are padded."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -72,7 +72,7 @@ def trained(
     share: int = 0,
     of: int = 1,
 ) -> tuple[Tensor, list[tuple[float, float | None]]]:
-    """Parameters after some steps, and what each step told; process `share` of `of` has its cut of each part."""
+    """Parameters after some steps, and what each step told; process `share` of `of` has its cut."""
     objective = objective_of(recipe)
     optimizer = optim.Adam(objective.parameters(), lr=1e-2, fused=engine is not EagerEngine)
     runs = engine(fabric or SingleProcess(torch.device("cpu")), objective, optimizer, recipe)

@@ -1,13 +1,14 @@
 """Predictions kept in a run's folder, so that one pass of the model serves every suite and every resumption.
 
-A file holds the logits of all draws of one set.  It says what they depend on, and is taken only if all of
-that is the same; a damaged one is refused, since what else happened to the folder is unknown.
+A file holds the logits of all draws of one set.  It says what they depend on, the version of this library
+included, and is taken only if all of that is the same; a damaged one is refused, since what else happened to
+the folder is unknown.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+import gpattention
+from gpattention.gp.noise import NOISE_LAYOUT
 from gpattention.models.storage import write_atomically
 
 FORMAT = "gpattention-prediction-1"
@@ -33,7 +36,11 @@ class CacheKey:
     seed: int
     draw: str  # none, independent, joint, dropout, ...
     model: str  # SHA-256 of its weights
+    config: str  # what the weights do not say: the model's class and options, as JSON
     items: str  # SHA-256 of the set
+    fitted: str = ""  # of a last layer: its options, and SHA-256 of the items that it was fitted to
+    version: str = field(default_factory=lambda: gpattention.__version__)
+    noise: int = NOISE_LAYOUT
 
 
 @dataclass(frozen=True, eq=False)

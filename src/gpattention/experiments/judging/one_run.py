@@ -17,7 +17,7 @@ import torch
 import gpattention
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
-from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
+from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, LAST_LAYERS, PREDICTORS
 from gpattention.evaluation.records import SuiteResult, read_suite, write_suite
 from gpattention.evaluation.suites import (
     SUITES,
@@ -166,6 +166,7 @@ class Evaluation:
         if suite in JUDGES:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
             told |= {"shift_temperature": True} if s.shift_temperature else {}
+            told |= {"train": self.sets.train.digest} if {*LAST_LAYERS} & {*s.predictors} else {}
         if suite != "efficiency":
             told |= self.sets.described(suite)
         if suite == "corrupted" and (s.types, s.severities) != (None, None):
