@@ -17,7 +17,7 @@ from gpattention.evaluation.prediction_cache import (
     file_digest,
 )
 
-KEY = CacheKey("model", 10, 0, "independent", "m" * 64, "{}", "i" * 64, fitted="")
+KEY = CacheKey("model", 10, 0, "independent", "m" * 64, "{}", "i" * 64, "0.2.0", fitted="")
 
 
 def some(**changes: object) -> RawPrediction:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpattention.adopt.frames import Frame
 from gpattention.adopt.settings import Settings
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 
 FORMAT = "gpattention-attached-1"
 RECORD_FILE = "attached.json"
@@ -41,7 +41,7 @@ def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> Non
         "sha256": hashlib.sha256(numbers).hexdigest(),
     }
     text = json.dumps(record, indent=2) + "\n"  # raises before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / NUMBERS_FILE, numbers)
     write_atomically(folder / RECORD_FILE, text.encode())
 

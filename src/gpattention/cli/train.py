@@ -12,6 +12,7 @@ from gpattention.experiments import train_recipe
 from gpattention.experiments.recipe_file import changed_recipe
 from gpattention.experiments.runs import chosen_row, read_recipe
 from gpattention.training import PRECISIONS, Recipe, choose_device, launch, load_recipe
+from gpattention.training.hardware import is_leading
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -74,7 +75,7 @@ def run(given: argparse.Namespace) -> None:
         launch(["-m", "gpattention", *sys.argv[1:]], given.devices, folder)
         return
     bar = Bar(recipe.name, recipe.epochs)
-    leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+    leads = is_leading()
     result = train_recipe(
         recipe,
         folder,

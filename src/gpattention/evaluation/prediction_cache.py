@@ -8,7 +8,7 @@ the folder is unknown.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -16,9 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-import gpattention
 from gpattention.gp.noise import NOISE_LAYOUT
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 
 FORMAT = "gpattention-prediction-1"
 
@@ -38,8 +37,8 @@ class CacheKey:
     model: str  # SHA-256 of its weights
     config: str  # what the weights do not say: the model's class and options, as JSON
     items: str  # SHA-256 of the set
+    version: str  # of this library
     fitted: str = ""  # of a last layer: its options, and SHA-256 of the items that it was fitted to
-    version: str = field(default_factory=lambda: gpattention.__version__)
     noise: int = NOISE_LAYOUT
 
 
@@ -100,7 +99,7 @@ class PredictionCache:
         path = self.path(name, key)
         tensors = prediction._tensors()
         metadata = {"format": FORMAT, "key": json.dumps(asdict(key)), "sha256": _digest(tensors)}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, save(tensors, metadata))
         self._written.add(path)
         return path

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpattention.experiments.adoption.earlier import DATA, differing_keys, standing
 from gpattention.experiments.judging.earlier import check_as_much
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 
 FORMAT = "gpattention-adoption-1"
 
@@ -72,7 +72,7 @@ class Cells:
     def write(self, cell: Cell, part: str = "") -> Path:
         """Replace what is there; where a cell is computed in parts, each has its own file."""
         path = self._path(cell.seed, cell.method, part)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         plain = {"format": FORMAT, "settings": self._settings, "cell": asdict(cell)}
         write_atomically(path, (json.dumps(plain, indent=1) + "\n").encode())
         return path

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from gpattention.experiments.adoption.earlier import standing
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 
 
 class KeptWeights:
@@ -43,7 +43,7 @@ class KeptWeights:
         self, name: str, settings: Mapping[str, Any], model: nn.Module, told: Mapping[str, Any]
     ) -> None:
         """The weights first: a record says that they are whole."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         tensors = {key: x.detach().cpu().contiguous().clone() for key, x in model.state_dict().items()}
         write_atomically(self._file(name), save(tensors))
         plain = {"settings": dict(settings), **told}

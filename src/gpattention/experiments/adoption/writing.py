@@ -10,7 +10,7 @@ from gpattention.experiments.adoption.methods import BASELINE
 from gpattention.experiments.adoption.plots import differences_figure
 from gpattention.experiments.adoption.summary import Column
 from gpattention.experiments.adoption.tables import cells_csv, grouped, summary_csv, to_markdown
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reports.canvas import picture
 
 PICTURES = ("png", "svg")
@@ -46,6 +46,6 @@ def write_comparison(
 
 
 def _write(file: Path, content: bytes) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_atomically(file, content)
     return file

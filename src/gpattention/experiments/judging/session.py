@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gpattention
 from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.last_layer import LastLayerPredictor
 from gpattention.evaluation.named_predictors import (
@@ -169,7 +170,7 @@ class Session:
         assert built is not None
         return CacheKey(
             name, built.samples, self.seed, built.draw, self.weights, self._config, items.digest,
-            fitted=self._fitted_to(built.predictor),
+            gpattention.__version__, self._fitted_to(built.predictor),
         )  # fmt: skip
 
     def _fitted_to(self, predictor: Predictor) -> str:

@@ -22,6 +22,7 @@ from gpattention.experiments.sweep.plan import PlannedRun, plan_sweep
 from gpattention.experiments.sweep.result import CRITERIA, Criterion, SweepResult, SweepRow, SweepSetting
 from gpattention.training import CheckpointError, Recipe, load_recipe, recipe_from_dict
 from gpattention.training.differences import told_differences
+from gpattention.training.folder import check_new
 
 __all__ = ["SweepResult", "SweepRow", "SweepSetting", "choose_setting", "run_sweep"]
 
@@ -109,6 +110,7 @@ def _begun(run: PlannedRun) -> bool:
 def _before(run: PlannedRun, *, resume: bool) -> SweepRow | None:
     """The row of a run that an earlier sweep finished; another sweep's runs are refused before any work."""
     if not _begun(run):
+        check_new(run.folder)
         return None
     if not resume:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")

@@ -16,6 +16,7 @@ from gpattention.experiments.reproduction.results.reading import (
     PlanResults,
     differences,
 )
+from gpattention.training.folder import TAKEN
 
 SETTINGS = ("samples", "limit", "seed", "predictors", "types", "severities")
 FILES = {  # the first that fits
@@ -56,14 +57,17 @@ def readme(results: PlanResults, commands: list[str], files: list[str], left_out
 
 
 def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
-    """From each start of the training process to the last it told, stops between them left out."""
+    """From each start of the training process to the last it told, stops between them left out.
+
+    Where the clock was set back between two events, nobody knows how long it took: it counts as nothing.
+    """
     total = 0.0
     for i in range(1, len(events)):
         follow = dropwhile(lambda event: event.get("event") == "phase", events[i:])
         # a process that resumes sets up its phases first, and then says so
         resumes = _starts(events, i) and next(follow, {}).get("event") == "resumed"
         if not resumes:
-            total += events[i]["time"] - events[i - 1]["time"]
+            total += max(0.0, events[i]["time"] - events[i - 1]["time"])
     return total
 
 
@@ -109,7 +113,7 @@ def _training(results: PlanResults) -> str:
         phases = [event for event in run.events if event.get("event") == "phase"]
         device = ", ".join(dict.fromkeys(_where(event) for event in phases))
         stops = sum(event.get("event") == "resumed" for event in run.events)
-        taken = next((e["source"] for e in run.events if e.get("event") == "first phase taken"), "")
+        taken = next((e["source"] for e in run.events if e.get("event") == TAKEN), "")
         rows.append(
             [
                 run.folder.name, date_of(run.events[0]["time"]) if run.events else "",
