@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from gpattention.data.places import check_name
 from gpattention.gp.noise import NOISE_LAYOUT
 from gpattention.models.storage import make_folder, write_atomically
 
@@ -72,8 +73,9 @@ class PredictionCache:
         self._written: set[Path] = set()
 
     def path(self, name: str, key: CacheKey) -> Path:
-        """Where the set `name` lies."""
-        return self.folder / key.predictor / f"{name}.safetensors"
+        """Where the set `name` lies; what is before its slashes are folders."""
+        parts = (key.predictor, *f"{name}.safetensors".split("/"))
+        return self.folder.joinpath(*(check_name("the name of a predictor or set", part) for part in parts))
 
     def read(self, name: str, key: CacheKey) -> RawPrediction | None:
         """The prediction of the set, or None where there is none of this key."""

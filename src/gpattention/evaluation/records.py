@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpattention.data.places import check_name
 from gpattention.models.storage import make_folder, write_atomically
 
 FORMAT = "gpattention-evaluation-1"
@@ -69,7 +70,7 @@ def suite_from_dict(plain: Mapping[str, Any]) -> SuiteResult:
 
 def write_suite(folder: str | Path, result: SuiteResult) -> Path:
     """Write `RUN/evaluation/SUITE.json`."""
-    path = Path(folder) / "evaluation" / f"{result.suite}.json"
+    path = Path(folder) / "evaluation" / check_name("the file of a suite", f"{result.suite}.json")
     make_folder(path.parent)
     write_atomically(path, (json.dumps(result.to_dict(), indent=1) + "\n").encode())
     return path

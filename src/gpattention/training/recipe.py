@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from gpattention.data.places import check_name
 from gpattention.training.field_types import check_types, field_types
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class CheckpointRecipe:
 class Recipe:
     """Everything a run depends on but the code."""
 
-    name: str = "run"
+    name: str = "run"  # also that of its folder, where none is given
     seed: int = 0
     data: DataRecipe = field(default_factory=DataRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
@@ -121,6 +122,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_name("name", self.name)
 
     @property
     def epochs(self) -> int:

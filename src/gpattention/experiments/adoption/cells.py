@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpattention.data.places import check_name
 from gpattention.experiments.adoption.earlier import DATA, differing_keys, standing
 from gpattention.experiments.judging.earlier import check_as_much
 from gpattention.models.storage import make_folder, write_atomically
@@ -95,7 +96,7 @@ class Cells:
         return False
 
     def _path(self, seed: int, method: str, part: str) -> Path:
-        return self.folder / f"seed{seed}" / part / f"{method}.json"
+        return self.folder / f"seed{seed}" / part / check_name("the file of a method", f"{method}.json")
 
 
 def _check_alike(path: Path, seed: int, named: Mapping[str, Any], others: dict[Any, Any]) -> None:

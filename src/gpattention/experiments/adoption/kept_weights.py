@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from gpattention.data.places import check_name
 from gpattention.experiments.adoption.earlier import standing
 from gpattention.models.storage import make_folder, write_atomically
 
@@ -50,7 +51,7 @@ class KeptWeights:
         write_atomically(self._record(name), (json.dumps(plain, indent=1) + "\n").encode())
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{name}.safetensors"
+        return self._folder / check_name("the file of trained weights", f"{name}.safetensors")
 
     def _record(self, name: str) -> Path:
         return self._folder / f"{name}-training.json"

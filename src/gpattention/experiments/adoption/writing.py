@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.adoption.cells import Cell
 from gpattention.experiments.adoption.methods import BASELINE
 from gpattention.experiments.adoption.plots import differences_figure
@@ -40,7 +40,7 @@ def write_comparison(
     several = grouped(cells)
     for group, methods in several.items():
         figure = differences_figure(methods, panels, titles)
-        called = name if len(several) == 1 else f"{name}-{group}"
+        called = name if len(several) == 1 else check_name("the name of a picture", f"{name}-{group}")
         written += [_write(place / f"{called}.{form}", picture(figure, form)) for form in PICTURES]
     return written
 

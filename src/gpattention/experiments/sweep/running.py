@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.recipe_file import changed_recipe
 from gpattention.experiments.runs import chosen_row, open_run
 from gpattention.experiments.sweep.files import write_sweep
@@ -64,7 +64,8 @@ def run_sweep(
     if jobs < 1:
         raise ValueError(f"expected jobs >= 1, got {jobs}")
     base = _base(recipe, changes)
-    place = Path("runs") / f"sweep-{base.name}" if folder is None else Path(folder)
+    own = check_name("the folder of the sweep", f"sweep-{base.name}") if folder is None else ""
+    place = Path("runs") / own if folder is None else Path(folder)
     planned = plan_sweep(base, over, seeds, place)
     ready = {run.folder: row for run in planned if (row := _before(run, resume=resume)) is not None}
     rest = [

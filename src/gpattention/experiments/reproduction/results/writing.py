@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.paper import FIGURES, TABLES, paper_table, write_table
 from gpattention.experiments.reporting import read_runs
 from gpattention.experiments.reproduction.plan import Plan
@@ -76,7 +76,7 @@ def _write(
     written: list[Path] = []
 
     def write(name: str, content: bytes) -> None:
-        write_atomically(out / name, content)
+        write_atomically(out / check_name("the name of a file of results", name), content)
         note(out / name)
 
     def note(file: Path) -> None:
