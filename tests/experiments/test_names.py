@@ -26,18 +26,29 @@ BAD = [
     ".hidden", "end ", " start", "end.", "\u202egnp.exe", "a\u2028b", "lone \udcff", "x" * 256,
     "\N{GREEK SMALL LETTER ALPHA}" * 128,
 ]  # fmt: skip
-GOOD = ["run", "cifar10-cgpt-rows", "a b", "v1.2", "x" * 255, "\N{GREEK SMALL LETTER ALPHA}" * 127, "a=1,b=[2]"]
+GOOD = [
+    "run",
+    "cifar10-cgpt-rows",
+    "a b",
+    "v1.2",
+    "x" * 255,
+    "\N{GREEK SMALL LETTER ALPHA}" * 127,
+    "a=1,b=[2]",
+]
 REFUSED = "to be the name of one file or folder"
 
 
 @given(st.text(max_size=300))
 @example("con")
 def test_what_is_taken_is_one_component_that_a_file_can_have(name: str) -> None:
+    told = ""
     try:
         check_name("name", name)
     except ValueError as error:
-        assert REFUSED in str(error)
-        assert str(error).isprintable()
+        told = str(error)
+    if told:
+        assert REFUSED in told
+        assert told.isprintable()
         return
     assert Path("a", name).parts == ("a", name)
     assert os.path.normpath(f"a/{name}") == f"a/{name}"
@@ -78,7 +89,11 @@ def test_recipes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/abs/path", "../../evil", "", "\x1b[2J"])
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_the_command_line_writes_nothing(
-    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)

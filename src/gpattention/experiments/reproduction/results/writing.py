@@ -1,7 +1,5 @@
 """All results of a plan into one folder; the same records of runs give the same bytes."""
 
-import csv
-import io
 import json
 import tempfile
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from gpattention.experiments.reproduction.results.summary import summary_csv, su
 from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reports import RunData, build_report
 from gpattention.reports.canvas import picture
+from gpattention.reports.escaping import csv_text
 
 LARGEST = 3_000_000  # bytes of the report
 LEFT_OUT = (  # one after the other, until it is not larger; records have no gallery of images at all
@@ -112,12 +111,8 @@ def _write(
 def _training(model: EvaluatedModel) -> str:
     """The rows of all seeds, one after the other."""
     columns = list(dict.fromkeys(key for run in model.runs for row in run.rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["seed", *columns], lineterminator="\n")
-    writer.writeheader()
-    for run in model.runs:
-        writer.writerows({"seed": run.seed, **row} for row in run.rows)
-    return text.getvalue()
+    lines = ([run.seed, *(row.get(column) for column in columns)] for run in model.runs for row in run.rows)
+    return csv_text(["seed", *columns], lines)
 
 
 def _configs(results: PlanResults) -> str:
