@@ -106,7 +106,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     table = paper_table("table2", tmp_path)
     page = to_markdown(table)
     assert r"cifar10-\<b>\|x_y&50% (ours)" in page
-    assert r"a # \*b\* `c" in page
+    assert r"a # \*b\* \`c" in page
     assert {len(re.split(r"(?<!\\)\|", line)) for line in page.split("\n\n")[2].splitlines()} == {10}
     assert r"cifar10-\textless{}b\textgreater{}\textbar{}x\_y\&50\% (ours)" in to_latex(table)
     assert r"a \# *b* \textasciigrave{}c" in to_latex(table)
