@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpattention.cli import main
+from gpattention.data import load
 from gpattention.data.places import check_name
 from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction
 from gpattention.evaluation.records import SuiteResult, write_suite
@@ -17,9 +18,11 @@ from gpattention.experiments.adoption.cells import Cell, Cells
 from gpattention.experiments.adoption.columns import IMAGE_COLUMNS, IMAGE_PANELS
 from gpattention.experiments.adoption.kept_weights import KeptWeights
 from gpattention.experiments.adoption.writing import write_comparison
+from gpattention.experiments.judging.outside_sets import find_outside
 from gpattention.experiments.reproduction import load_plan
 from gpattention.experiments.sweep.running import run_sweep
 from gpattention.training import Recipe, load_recipe, recipe_from_dict, with_seed
+from tests.data import official
 
 BAD = [
     "", ".", "..", "/abs/path", "../../evil", "a/b", "a\\b", "a\nb", "a\tb", "a\x00b", "\x1b[31mred", "a\x7f",
@@ -185,3 +188,15 @@ def test_cells_and_weights_of_adoption(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=REFUSED):
         write_comparison(tmp_path / "a" / "b", "images", groups, IMAGE_COLUMNS, IMAGE_PANELS, {})
     assert [path for path in tmp_path.rglob("*") if "evil" in path.name] == []
+
+
+def test_sets_of_other_images_on_disk(tmp_path: Path) -> None:
+    """One that cannot be named is left out with a note; the others are judged."""
+    official.write_cifar10_binary(tmp_path, each=2)
+    for name in ("mine", "a\x1b[2J", "x" * 250, "b\nc"):
+        (tmp_path / "ood" / name).mkdir(parents=True)
+    found = find_outside(load("cifar10", tmp_path, subset=True), tmp_path)
+    assert {name for name in found.images if "cifar" not in name} == {"mine"}
+    left = [note for note in found.notes if "is left out" in note]
+    assert len(left) == 3
+    assert all(note.isprintable() and REFUSED in note for note in left)

@@ -144,7 +144,7 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     for change in changes:
-        _apply(plain, change)
+        apply_change(plain, change)
     return recipe_from_dict({"name": path.stem, **plain})
 
 
@@ -172,7 +172,8 @@ def _build(cls: type[T], plain: Mapping[str, Any], *, where: str) -> T:
     return cls(**values)
 
 
-def _apply(plain: dict[str, Any], change: str) -> None:
+def apply_change(plain: dict[str, Any], change: str) -> None:
+    """`section.key=value`, the value written as in TOML, in the plain values of a recipe."""
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"expected a change of the form section.key=value, got {change!r}")

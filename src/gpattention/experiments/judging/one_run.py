@@ -35,6 +35,7 @@ from gpattention.experiments.judging.session import Progress, Session, Steps
 from gpattention.experiments.judging.weights import open_with_digest
 from gpattention.experiments.runs import Run
 from gpattention.metrics.checks import check_choice, check_count
+from gpattention.models.storage import remove_leftovers
 from gpattention.training import choose_device
 
 
@@ -90,6 +91,7 @@ class Evaluation:
         self.run: Run
         self.weights: str  # SHA-256 of those in `run`, also when the file has others by now
         self.run, self.weights = open_with_digest(folder)
+        remove_leftovers(self.run.folder / "evaluation")
         self.settings = settings if settings.fresh else with_earlier(settings, self.run.folder, self.weights)
         self.sets: RunSets = run_sets(
             self.run,

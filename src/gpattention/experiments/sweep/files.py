@@ -4,13 +4,13 @@ import math
 
 from gpattention.experiments.recipe_file import write_recipe
 from gpattention.experiments.sweep.result import SweepResult, SweepSetting
-from gpattention.models.storage import make_folder, write_atomically
+from gpattention.models.storage import make_folder, remove_leftovers, write_atomically
 from gpattention.reports.escaping import Markup, csv_text, markdown, markdown_code, markdown_table
 
 
 def write_sweep(result: SweepResult) -> None:
     """All three; without a choice there is no `chosen.toml`, also none of an earlier time."""
-    make_folder(result.folder)
+    remove_leftovers(make_folder(result.folder))
     write_atomically(result.folder / "sweep.csv", sweep_csv(result).encode())
     write_atomically(result.folder / "sweep.md", sweep_markdown(result).encode())
     chosen = result.chosen_recipe

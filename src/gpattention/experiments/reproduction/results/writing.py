@@ -17,7 +17,7 @@ from gpattention.experiments.reproduction.results.choosing import choose
 from gpattention.experiments.reproduction.results.plots import FORMS, draw_figures
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, PlanResults, read_results
 from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
-from gpattention.models.storage import make_folder, write_atomically
+from gpattention.models.storage import make_folder, remove_leftovers, write_atomically
 from gpattention.reports import RunData, build_report
 from gpattention.reports.canvas import picture
 from gpattention.reports.escaping import csv_text
@@ -83,7 +83,7 @@ def _write(
         if on_file is not None:
             on_file(file)
 
-    make_folder(out)
+    remove_leftovers(make_folder(out))
     write(ARCHIVE, records.archive)
     write("summary.md", summary_markdown(results).encode())
     write("summary.csv", summary_csv(results).encode())
