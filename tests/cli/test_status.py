@@ -98,6 +98,42 @@ def test_no_rate_where_none_was_measured(tmp_path: Path, events: list[dict[str, 
     assert (found.steps_per_second, found.seconds_left) == (None, None)
 
 
+@pytest.mark.parametrize("when", [(1900.0, 1800.0), (900.0, 900.0), (5000.0, 6000.0)], ids=str)
+def test_a_clock_that_went_back_or_is_ahead(when: tuple[float, float], tmp_path: Path) -> None:
+    """Of events in the future and in the wrong order no time is negative, and no rate is made up."""
+    folder = write(tmp_path / "run", GP, validated(5, when[0]), validated(10, when[1]))
+    with exclusive(folder):
+        found = status(folder)
+    assert found.silent is not None
+    assert found.silent >= 0
+    if when[1] <= when[0]:
+        assert (found.steps_per_second, found.seconds_left) == (None, None)
+    else:
+        assert found.steps_per_second == pytest.approx(0.05)
+        assert found.seconds_left == pytest.approx(2000.0)  # as if the validation were now
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "good", GP, {"event": "finished", "step": 200})
+    write(tmp_path / "refused", GP)
+    (tmp_path / "odd" / "recipe.json").mkdir(parents=True)
+    real = Path.read_text
+
+    def refusing(path: Path, *given: Any, **more: Any) -> str:
+        if path.parent.name == "refused":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(Path, "read_text", refusing)
+    assert main(["status", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "good     finished" in told
+    assert f"refused: [Errno 13] Permission denied: '{tmp_path}/refused/recipe.json'" in told
+    assert f"odd: expected a run in {tmp_path}/odd, got no recipe.json there" in told
+
+
 def test_a_first_phase_of_another_run_counts(tmp_path: Path) -> None:
     taken = {"event": "first phase taken", "source": "other", "step": 20}
     assert status(write(tmp_path / "run", taken, GP, kernel_epochs=2)).epoch == 2

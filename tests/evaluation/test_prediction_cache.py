@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gpattention.evaluation.prediction_cache import (
@@ -16,7 +17,7 @@ from gpattention.evaluation.prediction_cache import (
     file_digest,
 )
 
-KEY = CacheKey("model", 10, 0, "independent", "m" * 64, "i" * 64)
+KEY = CacheKey("model", 10, 0, "independent", "m" * 64, "{}", "i" * 64, "0.2.0", fitted="")
 
 
 def some(**changes: object) -> RawPrediction:
@@ -44,7 +45,17 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"samples": 5}, {"seed": 1}, {"draw": "joint"}, {"model": "n" * 64}, {"items": "j" * 64}],
+    [
+        {"samples": 5},
+        {"seed": 1},
+        {"draw": "joint"},
+        {"model": "n" * 64},
+        {"config": '{"heads": 2}'},
+        {"items": "j" * 64},
+        {"fitted": '{"seed": 1}'},
+        {"version": "0.0.1"},
+        {"noise": 0},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_another_key_is_not_the_same(change: dict, tmp_path: Path) -> None:
@@ -55,6 +66,26 @@ def test_another_key_is_not_the_same(change: dict, tmp_path: Path) -> None:
     cache.write("test", other, some())  # takes the place of the old one
     assert cache.read("test", KEY) is None
     assert torch.equal(cache.read("test", other).logits, some().logits)
+
+
+def test_every_part_of_the_key_was_tried_above() -> None:
+    tried = {name for mark in test_another_key_is_not_the_same.pytestmark for name in _names(mark)}
+    assert tried | {"predictor"} == set(asdict(KEY))  # a predictor has files of its own
+
+
+def _names(mark: pytest.Mark) -> set[str]:
+    return {name for change in mark.args[1] for name in change}
+
+
+def test_a_file_that_does_not_say_which_version_wrote_it_is_passed_over(tmp_path: Path) -> None:
+    """As 0.1.0 wrote them; it is no damage."""
+    path = PredictionCache(tmp_path).write("test", KEY, some())
+    with safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    known = ("predictor", "samples", "seed", "draw", "model", "items")
+    metadata["key"] = json.dumps({name: asdict(KEY)[name] for name in known})
+    save_file(tensors, path, metadata)
+    assert PredictionCache(tmp_path).read("test", KEY) is None
 
 
 def test_predictors_do_not_share_files(tmp_path: Path) -> None:

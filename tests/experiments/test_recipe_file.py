@@ -26,7 +26,12 @@ def test_any_value_reads_back(value: object) -> None:
     assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
 
 
-@given(st.dictionaries(texts, values, max_size=3), st.floats(1e-6, 1), texts)
+names = st.from_regex(r"[A-Za-z0-9 \"'#=\[\]{}.,$%&+-]{1,20}", fullmatch=True).filter(
+    lambda name: name == name.strip(" .")
+)
+
+
+@given(st.dictionaries(texts, values, max_size=3), st.floats(1e-6, 1), names)
 def test_recipes_read_back(options: dict[str, object], rate: float, name: str) -> None:
     recipe = recipe_from_dict(
         {

@@ -19,8 +19,11 @@ from gpattention.experiments.reproduction import (
     write_results,
     write_shared_run,
 )
+from gpattention.experiments.reproduction.working import is_finished
 from gpattention.experiments.status import read_statuses
 from gpattention.training import CheckpointError
+from gpattention.training.records import read_events
+from tests.disks import failing_at
 from tests.experiments.tiny_runs import digits_recipe, train_cola
 
 
@@ -81,6 +84,27 @@ def test_a_run_is_not_replaced(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="expected a folder without a run for the shared model, got"):
         write_shared_run(trained / "card", trained / "run")
     assert train.read_bytes() == before
+
+
+def test_a_model_that_is_no_run_is_not_replaced_but_a_copy_that_was_killed_goes_on(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("model/config.json", "checkpoints/x", "metrics.csv"):
+        precious = tmp_path / name.replace("/", "-") / name
+        precious.parent.mkdir(parents=True)
+        precious.write_text("precious")
+        with pytest.raises(FileExistsError, match=f"no recipe.json but holds {name.partition('/')[0]}"):
+            write_shared_run(trained / "card", tmp_path / name.replace("/", "-"))
+        assert precious.read_text() == "precious"
+    for number in range(1, 5):
+        with monkeypatch.context() as patch:
+            failing_at(patch, "replace", number)
+            with pytest.raises(OSError, match="No space left"):
+                write_shared_run(trained / "card", tmp_path / "shared")
+        assert not is_finished(tmp_path / "shared")
+    write_shared_run(trained / "card", tmp_path / "shared")
+    assert is_finished(tmp_path / "shared")
+    assert [event["event"] for event in read_events(tmp_path / "shared")] == ["shared"]
 
 
 @pytest.mark.parametrize(

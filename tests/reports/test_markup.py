@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpattention.reports.escaping import visible
 from gpattention.reports.markup import Safe, join, json_script, tag
 from tests.reports.reading import read
 
@@ -27,8 +28,8 @@ HOSTILE = (
 def test_text_and_attributes_come_back(text: str, value: str) -> None:
     element = read(tag("p", text, title=value)).one("p")
     assert element.children == []
-    assert "".join(element.texts) == text
-    assert element.attributes == {"title": value}
+    assert "".join(element.texts) == visible(text, keep="\n\t")
+    assert element.attributes == {"title": visible(value, keep="\n\t")}
 
 
 @pytest.mark.parametrize("text", HOSTILE)

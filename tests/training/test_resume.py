@@ -14,6 +14,7 @@ from gpattention.training import CheckpointError, Progress, fit
 from gpattention.training.checkpoint import list_checkpoints, read_checkpoint
 from gpattention.training.lock import RunInUseError
 from gpattention.training.records import append_event, read_events
+from tests.disks import half_written
 from tests.training.toy import toy_data, toy_recipe
 
 ROOT = Path(__file__).parent.parent.parent
@@ -61,9 +62,21 @@ def assert_same(folder: Path, whole: Path) -> None:
 def test_a_killed_run_resumes_to_the_same_bits(when: tuple[str, str], whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert run(folder, *when).returncode == -signal.SIGKILL
+    assert len(half_written(folder)) == (when[0] == "write")
     done = run(folder, "none", "0", "resume")
     assert done.returncode == 0, done.stderr
     assert_same(folder, whole)
+    assert half_written(folder) == []
+
+
+def test_a_run_that_is_killed_before_it_is_one_begins_anew(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(folder, "write", "1").returncode == -signal.SIGKILL
+    assert [half_written(folder) != [], (folder / "recipe.json").exists()] == [True, False]
+    done = run(folder, "none")
+    assert done.returncode == 0, done.stderr
+    assert_same(folder, whole)
+    assert half_written(folder) == []
 
 
 def test_a_stopped_run_saves_where_it_is(whole: Path, tmp_path: Path) -> None:

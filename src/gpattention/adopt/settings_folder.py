@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpattention.adopt.frames import Frame
 from gpattention.adopt.settings import Settings
-from gpattention.models.storage import check_finite, write_atomically
+from gpattention.models.storage import check_finite, make_folder, write_atomically
 from gpattention.reading import read_json
 
 FORMAT = "gpattention-attached-1"
@@ -42,7 +42,7 @@ def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> Non
         "sha256": hashlib.sha256(numbers).hexdigest(),
     }
     text = json.dumps(record, indent=2) + "\n"  # raises before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / NUMBERS_FILE, numbers)
     write_atomically(folder / RECORD_FILE, text.encode())
 

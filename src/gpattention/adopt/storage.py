@@ -4,7 +4,6 @@ import json
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +17,8 @@ from gpattention.models.storage import (
     check_finite,
     load_folder,
     load_tensors,
+    make_folder,
+    replaced,
     write_atomically,
 )
 from gpattention.reading import read_object
@@ -33,7 +34,7 @@ def add_saving(model: nn.Module, record: Conversion) -> None:
 def save_converted(model: nn.Module, record: Conversion, folder: str | Path, **options: Any) -> None:
     """The host's own files, or `model.safetensors` where it writes none, and `conversion.json`."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     host_saves = getattr(type(model), "save_pretrained", None)
     if host_saves is not None:
         host_saves(model, folder, **options)
@@ -92,10 +93,5 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _save_weights(model: nn.Module, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        with torch.no_grad():
-            save_model(model, str(temporary))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(path) as file, torch.no_grad():
+        save_model(model, file.name)

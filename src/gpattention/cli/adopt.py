@@ -1,12 +1,12 @@
 """`gpattention adopt`."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from gpattention.cli.adopt_help import COLA_EXAMPLES, EXAMPLES, IMAGE_EXAMPLES
 from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import Bars
+from gpattention.cli.table import say
 from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
 from gpattention.experiments.adoption.columns import (
     ALL_TITLES,
@@ -176,7 +176,7 @@ def run_cola(given: argparse.Namespace) -> None:
     for file in write_comparison(
         given.out, "cola", cells, COLA_COLUMNS, COLA_PANELS, ALL_TITLES, about=about, baselines=baselines
     ):
-        print(file)
+        say(str(file))
 
 
 def _cola_command(given: argparse.Namespace) -> str:
@@ -219,7 +219,7 @@ def run_images(given: argparse.Namespace) -> None:
 
     def timed(what: str, seconds: float) -> None:
         bars.end()
-        print(f"{what}: {seconds:.1f} s", file=sys.stderr, flush=True)
+        say(f"{what}: {seconds:.1f} s", error=True)
 
     try:
         found = adopt_images(given.runs, settings, bars, timed)
@@ -230,13 +230,13 @@ def run_images(given: argparse.Namespace) -> None:
         notes.insert(0, f"reduced: at most {given.limit} images of each set")
     print(to_markdown(found.cells, IMAGE_COLUMNS, ALL_TITLES, baselines))
     for note in notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     about = [_facts(given.device), *(f"- {note}" for note in notes)]
     for file in write_comparison(
         given.out, "images", found.cells, IMAGE_COLUMNS, IMAGE_PANELS, ALL_TITLES, about=about,
         baselines=baselines,
     ):  # fmt: skip
-        print(file)
+        say(str(file))
 
 
 def _baselines(given: argparse.Namespace) -> tuple[str, ...]:

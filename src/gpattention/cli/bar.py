@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpattention.reports.escaping import visible
 from gpattention.training import Progress
 
 WIDTH = 24
@@ -34,7 +35,7 @@ class Line:
     def draw(self, text: str, *, last: bool = False) -> None:
         """Replace what stands there; a line longer than the terminal would leave traces, so it is cut."""
         columns = shutil.get_terminal_size().columns
-        sys.stderr.write("\r\x1b[K" + text[: columns - 1] + ("\n" if last else ""))
+        sys.stderr.write("\r\x1b[K" + visible(text)[: columns - 1] + ("\n" if last else ""))
         sys.stderr.flush()
         self._shown, self._open = time.monotonic(), not last
 
@@ -46,7 +47,7 @@ class Line:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{visible(text)}\n")
         sys.stderr.flush()
 
 

@@ -19,7 +19,7 @@ from gpattention.cli.bench_help import (
     PREDICT_EXAMPLES,
     STEP_EXAMPLES,
 )
-from gpattention.cli.table import table
+from gpattention.cli.table import say, table
 from gpattention.experiments.bench import (
     bench_lengths,
     bench_posteriors,
@@ -190,7 +190,7 @@ def run_floor(given: argparse.Namespace) -> int:
 def run_plot(given: argparse.Namespace) -> int:
     """Figures from JSON."""
     for file in writing.draw_folder(given.folder):
-        print(f"written: {file}")
+        say(f"written: {file}")
     return 0
 
 
@@ -238,10 +238,12 @@ def _end(
     settings = {key: x for key, x in vars(given).items() if key not in ("run_command", "debug")}
     document = {"environment": facts, "settings": settings, **measured}
     if given.json is not None:
-        print(f"\nnumbers: {writing.write_json(document, given.json)}")
+        print()
+        say(f"numbers: {writing.write_json(document, given.json)}")
     if given.out is not None:
         files = writing.write_folder(given.out, name, document, tables, _command(name, settings))
-        print(f"\nwritten: {', '.join(str(file) for file in files)}")
+        print()
+        say(f"written: {', '.join(str(file) for file in files)}")
         if not any(file.suffix == ".svg" for file in files) and name in ("length", "cpu"):
             print(
                 f"no figures: without matplotlib they are drawn later by gpattention bench plot {given.out}"

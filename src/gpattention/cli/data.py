@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import CountBar
+from gpattention.cli.table import say
 from gpattention.data import Entry, Status, check, get, known
 from gpattention.data.places import VARIABLE
 from gpattention.experiments.judging.corrupting import SOURCES, corrupt_test_set
@@ -133,7 +134,7 @@ def run_get(given: argparse.Namespace) -> None:
             where = get(name, root, keep=given.keep, progress=bar, timeout=given.timeout)
         finally:
             bar.end()
-        print(f"{name}: {where}", flush=True)
+        say(f"{name}: {where}")
 
 
 def run_check(given: argparse.Namespace) -> int:
@@ -144,7 +145,8 @@ def run_check(given: argparse.Namespace) -> int:
             raise ValueError(f"expected NAME to be one of {', '.join(entries)}, got {name!r}")
     chosen = [status for status in check(_root(given)) if not given.names or status.name in given.names]
     for status in chosen:
-        print(_told(status, entries[status.name]))
+        for line in _told(status, entries[status.name]):
+            say(line)
     lacking = [status.name for status in chosen if status.state not in WHOLE]
     if given.names and lacking:
         print(f"\nnot here as published: {', '.join(lacking)}")
@@ -173,8 +175,8 @@ def run_corrupt(given: argparse.Namespace) -> None:
     print(
         f"{made.name}: {len(made.corruptions)} corruptions, severities {', '.join(map(str, made.severities))}"
     )
-    print(f"frost: {made.frost}")
-    print(f"folder: {made.folder}")
+    say(f"frost: {made.frost}")
+    say(f"folder: {made.folder}")
 
 
 def _root(given: argparse.Namespace) -> str | None:
@@ -215,7 +217,7 @@ def _described(entry: Entry, status: Status | None) -> dict[str, Any]:
     }
 
 
-def _told(status: Status, entry: Entry) -> str:
+def _told(status: Status, entry: Entry) -> list[str]:
     """What is there, what is missing, and the command that brings it."""
     lines = [f"{status.name:<21}{status.state}" + (f": {status.where}" if status.where else "")]
     if status.state == "incomplete":
@@ -230,4 +232,4 @@ def _told(status: Status, entry: Entry) -> str:
         else:
             lines.append(f"  put {entry.archive.file} (md5 {entry.archive.md5}, linked from {entry.page})")
             lines.append(f"  into the folder of the datasets, then {command}")
-    return "\n".join(lines)
+    return lines

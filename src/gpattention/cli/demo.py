@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import new_command, seed_number
 from gpattention.cli.demo_table import demo_table
+from gpattention.cli.table import say
 from gpattention.experiments import run_demo
 from gpattention.experiments.demo import MODELS, STARTS_ANEW
 
@@ -49,4 +50,5 @@ def run(given: argparse.Namespace) -> None:
         ),
     )
     print("\n" + demo_table(result, bold=sys.stdout.isatty()))
-    print(f"\nreport: {result.report}")
+    print()
+    say(f"report: {result.report}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import Bars, CountBar
 from gpattention.cli.evaluation_table import evaluation_table, seeds_table
+from gpattention.cli.table import say
 from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
 from gpattention.evaluation.records import SuiteResult
 from gpattention.evaluation.suites import SUITES
@@ -104,7 +105,7 @@ def run(given: argparse.Namespace) -> None:
         print(f"\n{several}")
     _tell_notes(found)
     for folder in found:
-        print(f"results: {folder / 'evaluation'}")
+        say(f"results: {folder / 'evaluation'}")
 
 
 def _folders(given: list[str]) -> list[Path]:
@@ -139,7 +140,7 @@ def _tell_notes(found: dict[Path, dict[str, SuiteResult]]) -> None:
     if told:
         print("\nnotes:")
     for note, suites_of in told.items():
-        print(f"  {', '.join(suites_of)}: {note}")
+        say(f"  {', '.join(suites_of)}: {note}")
     if told:
         print()
 

@@ -9,6 +9,7 @@ from gpattention.experiments.judging.ensembles import REDUCED
 from gpattention.experiments.judging.summary import Summary, SummaryRow
 from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.reports.comparable import Basis, compared, judged_items
+from gpattention.reports.escaping import visible
 
 Suites = Mapping[str, SuiteResult]
 OUT_OF_DOMAIN = "ood/out-of-domain"
@@ -175,7 +176,7 @@ def _drawn(heads: tuple[str, str], lines: Sequence[Line], *, bold: bool) -> str:
     shown = [i for i in _filled(lines) if sentences or not COLUMNS[i].texts]
     table = [[(text, False) for text in (*heads, *(COLUMNS[i].heading for i in shown))]]
     for line in lines:
-        names = [(text, False) for text in line.labels]
+        names = [(visible(text), False) for text in line.labels]
         table.append(names + [_marked(line, lines, i, star=not bold) for i in shown])
     widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
     drawn = []
@@ -213,7 +214,7 @@ def _left_out(lines: Sequence[Line], shown: Sequence[int]) -> list[str]:
         for line in lines:
             basis = line.bases[place]
             if basis is not None and line not in rivals:
-                found[f"{' '.join(line.labels)} ({basis.text()})"] = None
+                found[visible(f"{' '.join(line.labels)} ({basis.text()})")] = None
     return [f"on other items than most, so not compared: {', '.join(found)}"] if found else []
 
 

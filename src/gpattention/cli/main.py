@@ -29,7 +29,9 @@ from gpattention.cli import (
 )
 from gpattention.cli.arguments import RAW
 from gpattention.cli.stopping import interrupted_by_signals, told_stop
+from gpattention.cli.table import say
 from gpattention.gp import NumericalError
+from gpattention.reports.escaping import visible
 from gpattention.training import CheckpointError, TrainingFailedError, TrainingStoppedError
 
 # in the order of the help text
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (TrainingStoppedError, KeyboardInterrupt) as stop:
-        print(f"gpattention: {told_stop(stop, given)}", file=sys.stderr)
+        say(f"gpattention: {told_stop(stop, given)}", error=True)
         return 130
     except (TrainingFailedError, NumericalError, ConnectionError) as failure:
         return _told(failure, 1, debug=given.debug)
@@ -114,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{visible(f'{self.prog}: {message}; see {self.prog} --help')}\n")
 
 
 def _take_debug_anywhere(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +133,7 @@ def _take_debug_anywhere(parser: argparse.ArgumentParser) -> None:
 def _told(error: Exception, code: int, *, debug: bool) -> int:
     if debug:
         raise error
-    print(f"gpattention: {error}", file=sys.stderr)
+    say(f"gpattention: {error}", error=True)
     return code
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpattention.attention import attention_class, list_attention
 from gpattention.cli.arguments import new_command
+from gpattention.cli.table import say
 from gpattention.experiments.reproduction.model_card import write_model_card
 from gpattention.experiments.reproduction.shared_run import write_shared_run
 
@@ -72,9 +73,9 @@ def run_card(given: argparse.Namespace) -> None:
 def run_shared(given: argparse.Namespace) -> None:
     """The files, and what they are for."""
     _tell(write_shared_run(given.model, given.out))
-    print(f"judge it with: gpattention evaluate {shlex.quote(str(given.out))}")
+    say(f"judge it with: gpattention evaluate {shlex.quote(str(given.out))}")
 
 
 def _tell(files: list[Path]) -> None:
     for file in files:
-        print(f"{file} ({file.stat().st_size / 1e3:.1f} kB)")
+        say(f"{file} ({file.stat().st_size / 1e3:.1f} kB)")

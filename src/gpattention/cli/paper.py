@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import new_command
+from gpattention.cli.table import say
 from gpattention.experiments.paper import (
     ENDINGS,
     FIGURES,
@@ -63,6 +64,6 @@ def run(given: argparse.Namespace) -> None:
         return
     for table in tables:
         files = write_table(table, given.out, forms)
-        print(f"{table.place}: {table.share}")
+        say(f"{table.place}: {table.share}")
         for file in files:
-            print(f"  {file}")
+            say(f"  {file}")

@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import new_command
+from gpattention.cli.table import say
 from gpattention.experiments.reporting import write_report
 
 if TYPE_CHECKING:
@@ -32,4 +33,4 @@ def add_parser(commands: "Commands") -> None:
 def run(given: argparse.Namespace) -> None:
     """Runs into a page."""
     path = write_report(given.runs, given.output, title=given.title)
-    print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    say(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -13,7 +13,7 @@ from gpattention.cli.arguments import (
     numbers,
     sharing,
 )
-from gpattention.cli.table import shortened
+from gpattention.cli.table import say, shortened
 from gpattention.experiments.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
 from gpattention.experiments.reproduction.results import ARCHIVE, write_results
 from gpattention.experiments.reproduction.working import STOPPED, is_finished
@@ -76,19 +76,17 @@ def run(given: argparse.Namespace) -> int:
     def tell(outcome: Outcome) -> None:
         codes.append(outcome.code)
         how = {0: "done", STOPPED: "stopped"}.get(outcome.code, f"failed ({outcome.code})")
-        print(
-            f"{outcome.name}: {how} after {outcome.seconds:.0f} s: {shortened(outcome.said, 150)}", flush=True
-        )
+        say(f"{outcome.name}: {how} after {outcome.seconds:.0f} s: {shortened(outcome.said, 150)}")
 
     if given.stage == "results":
         return _results(given, plan, runs)
     with sharing(given, options["device"]):
         if given.stage in ("train", "all"):
-            print(f"{plan.name}: {len(plan.trainings)} runs, {given.jobs} at a time, in {runs}", flush=True)
+            say(f"{plan.name}: {len(plan.trainings)} runs, {given.jobs} at a time, in {runs}")
             train_plan(plan, runs, on_done=tell, **options)
         left = [t.folder for t in plan.trainings if not is_finished(runs / t.folder)]
         if left:
-            print(f"not finished: {', '.join(left)}")
+            say(f"not finished: {', '.join(left)}")
         if given.stage in ("evaluate", "all") and STOPPED not in codes:
             evaluate_plan(plan, runs, on_done=tell, **options)
     if given.stage == "all" and given.out is not None and STOPPED not in codes:
@@ -101,8 +99,8 @@ def run(given: argparse.Namespace) -> int:
 def _results(given: argparse.Namespace, plan: Plan, runs: Path) -> int:
     def tell(archived: tuple[str, ...]) -> None:
         told = f"{len(archived)} of {len(plan.trainings)} runs are not evaluated in {runs}"
-        print(f"results: {told} and come from {Path(given.out) / ARCHIVE}: {', '.join(archived)}")
+        say(f"results: {told} and come from {Path(given.out) / ARCHIVE}: {', '.join(archived)}")
 
     files = write_results(plan, runs, given.out, plan_file=given.plan, on_archived=tell)
-    print(f"results: {len(files)} files in {given.out}, {files[-1].name} tells how they were made")
+    say(f"results: {len(files)} files in {given.out}, {files[-1].name} tells how they were made")
     return 0

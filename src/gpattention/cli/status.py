@@ -15,6 +15,7 @@ from gpattention.cli.arguments import new_command
 from gpattention.cli.bar import duration
 from gpattention.cli.table import shortened, table
 from gpattention.experiments.status import RunStatus, read_statuses
+from gpattention.reports.escaping import visible
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -76,7 +77,9 @@ def _plain(value: Any) -> Any:
 
 def _page(found: Sequence[RunStatus]) -> str:
     counts = Counter(status.state for status in found)
-    told = [f"{status.run}: {shortened(status.reason, LONGEST)}" for status in found if status.reason]
+    told = [
+        f"{visible(status.run)}: {shortened(status.reason, LONGEST)}" for status in found if status.reason
+    ]
     return "\n".join(
         [
             table(HEADS, [_row(status) for status in found], right=(3, 4, 5, 6, 7)),

@@ -12,7 +12,7 @@ from gpattention.cli.arguments import (
     new_command,
     sharing,
 )
-from gpattention.cli.table import shortened, table
+from gpattention.cli.table import say, shortened, table
 from gpattention.experiments.sweep.files import how_chosen, numbers
 from gpattention.experiments.sweep.plan import parse_over
 from gpattention.experiments.sweep.result import CRITERIA, SweepResult, SweepRow
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
 
     def tell(row: SweepRow) -> None:
         done.append(row)
-        print(f"{len(done)}/{total}  {_told(row)}", flush=True)
+        say(f"{len(done)}/{total}  {_told(row)}")
 
     print(f"{total} runs, {given.jobs} at a time")
     device = choose_device(given.device)
@@ -83,11 +83,12 @@ def run(given: argparse.Namespace) -> int:
             on_done=tell,
         )
     print("\n" + sweep_table(result))
-    print(f"\ntables: {result.folder / 'sweep.md'}, {result.folder / 'sweep.csv'}")
+    print()
+    say(f"tables: {result.folder / 'sweep.md'}, {result.folder / 'sweep.csv'}")
     if result.chosen is None:
         print("nothing was chosen: every setting has a run that failed")
         return 1
-    print(f"chosen: {result.folder / 'chosen.toml'}")
+    say(f"chosen: {result.folder / 'chosen.toml'}")
     return 0
 
 

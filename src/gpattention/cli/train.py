@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import add_changes, add_data, add_device, new_command
 from gpattention.cli.bar import Bar, CountBar
+from gpattention.cli.table import say
 from gpattention.experiments import train_recipe
 from gpattention.experiments.recipe_file import changed_recipe
 from gpattention.experiments.runs import chosen_row, read_recipe
 from gpattention.training import PRECISIONS, Recipe, choose_device, launch, load_recipe
+from gpattention.training.hardware import is_leading
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -74,7 +76,7 @@ def run(given: argparse.Namespace) -> None:
         launch(["-m", "gpattention", *sys.argv[1:]], given.devices, folder)
         return
     bar = Bar(recipe.name, recipe.epochs)
-    leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+    leads = is_leading()
     result = train_recipe(
         recipe,
         folder,
@@ -94,7 +96,7 @@ def run(given: argparse.Namespace) -> None:
     kept = chosen_row(recipe, result.rows)  # those of the last epoch may be of other weights
     numbers = f"validation accuracy {kept['validation_accuracy']:.4f}, NLL {kept['validation_nll']:.4f}"
     print(f"{numbers} (epoch {kept['epoch']}, whose weights are kept)")
-    print(f"run: {result.folder}")
+    say(f"run: {result.folder}")
 
 
 def _recipe(given: argparse.Namespace) -> Recipe:

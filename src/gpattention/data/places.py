@@ -1,9 +1,10 @@
-"""Where data lies on this machine."""
+"""Where data lies on this machine, and what may be the name of a file or folder."""
 
 import os
 from pathlib import Path
 
 VARIABLE = "GPATTENTION_DATA"
+LONGEST = 255  # bytes of a name, as file systems have it
 
 StrPath = str | os.PathLike[str]
 
@@ -27,6 +28,31 @@ def data_root(root: StrPath | None = None) -> Path:
         )
         raise FileNotFoundError(f"expected {where} to be a folder, got {folder}")
     return folder
+
+
+def check_name(field: str, name: object) -> str:
+    """The name, if it can be that of one file or folder, on every system, and can be shown as it is.
+
+    It has no separator (slash or backslash), no sign that is not printed (control characters, line breaks,
+    marks that turn the direction of writing, bytes that are no text), no dot at its beginning, as our files
+    that are not whole yet have, and no space around it nor dot at its end, which some systems drop.
+    """
+    fits = (
+        isinstance(name, str)
+        and name.isprintable()
+        and not set(name) & {"/", "\\"}
+        and name == name.strip(" ").rstrip(".")
+        and not name.startswith(".")
+        and 0 < len(name.encode()) <= LONGEST
+    )
+    if not fits:
+        shown = repr(name) if len(repr(name)) <= 100 else f"{repr(name)[:100]}..."
+        raise ValueError(
+            f"expected {field} to be the name of one file or folder (1 to {LONGEST} bytes, no slash, "
+            f"backslash or control character, no dot or space at an end), got {shown}"
+        )
+    assert isinstance(name, str)
+    return name
 
 
 def existing_file(file: Path) -> Path:

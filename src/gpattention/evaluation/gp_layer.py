@@ -7,6 +7,7 @@ weights are as uncertain as before training.  Each class has the Laplace precisi
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,6 +125,16 @@ class GPLastLayer(LastLayerPredictor):
         if prior_variance is None:
             prior_variance = _best_prior_variance(phi, labels, start, self._seed)
         self._random, self._posterior = random, _posterior(phi, labels, prior_variance, start)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a fit depends on beside the model and the items."""
+        return {
+            "features": self._count,
+            "lengthscale": self._lengthscale,
+            "prior_variance": self._prior_variance,
+            "seed": self._seed,
+        }
 
     @property
     def prior_variance(self) -> float:

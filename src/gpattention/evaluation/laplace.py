@@ -7,7 +7,7 @@ Lambda = diag(p) - p p^T, plus the prior precision.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -145,6 +145,11 @@ class LaplaceLastLayer(LastLayerPredictor):
         self._evidence = fitted - 0.5 * (delta * square + float((values / delta).log1p().sum()))
         self._curvature, self._prior_precision = curvature, delta
         return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a fit depends on beside the model and the items."""
+        return {"hessian": self._hessian, "prior_precision": self._wanted}
 
     @property
     def prior_precision(self) -> float:

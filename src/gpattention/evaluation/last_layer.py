@@ -149,6 +149,11 @@ class LastLayerPredictor(ABC):
         with evaluating(model):
             return Prediction.from_logits(run_rows(run, batch_size, device), drawn=samples > 0)
 
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What a fit depends on beside the model and the items."""
+
     @abstractmethod
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:
         """The distribution of the logits at features [B, E]."""

@@ -14,6 +14,7 @@ from gpattention.metrics.checks import check_choice
 from gpattention.models.rows import Inputs
 
 PREDICTORS = ("model", "mean", "mc_dropout", "dropout_draws", "laplace", "gp_layer")
+LAST_LAYERS = ("laplace", "gp_layer")  # fitted to the training items
 DEFAULT_PREDICTORS = ("model", "mean", "mc_dropout")  # laplace and gp_layer see the training data again
 
 TrainingItems = Callable[[], tuple[Inputs, Tensor]]  # model inputs and labels, brought when needed

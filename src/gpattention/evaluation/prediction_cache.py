@@ -1,7 +1,8 @@
 """Predictions kept in a run's folder, so that one pass of the model serves every suite and every resumption.
 
-A file holds the logits of all draws of one set.  It says what they depend on, and is taken only if all of
-that is the same; a damaged one is refused, since what else happened to the folder is unknown.
+A file holds the logits of all draws of one set.  It says what they depend on, the version of this library
+included, and is taken only if all of that is the same; a damaged one is refused, since what else happened to
+the folder is unknown.
 """
 
 import hashlib
@@ -15,7 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gpattention.models.storage import write_atomically
+from gpattention.data.places import check_name
+from gpattention.gp.noise import NOISE_LAYOUT
+from gpattention.models.storage import make_folder, write_atomically
 
 FORMAT = "gpattention-prediction-1"
 
@@ -33,7 +36,11 @@ class CacheKey:
     seed: int
     draw: str  # none, independent, joint, dropout, ...
     model: str  # SHA-256 of its weights
+    config: str  # what the weights do not say: the model's class and options, as JSON
     items: str  # SHA-256 of the set
+    version: str  # of this library
+    fitted: str = ""  # of a last layer: its options, and SHA-256 of the items that it was fitted to
+    noise: int = NOISE_LAYOUT
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +73,9 @@ class PredictionCache:
         self._written: set[Path] = set()
 
     def path(self, name: str, key: CacheKey) -> Path:
-        """Where the set `name` lies."""
-        return self.folder / key.predictor / f"{name}.safetensors"
+        """Where the set `name` lies; what is before its slashes are folders."""
+        parts = (key.predictor, *f"{name}.safetensors".split("/"))
+        return self.folder.joinpath(*(check_name("the name of a predictor or set", part) for part in parts))
 
     def read(self, name: str, key: CacheKey) -> RawPrediction | None:
         """The prediction of the set, or None where there is none of this key."""
@@ -93,7 +101,7 @@ class PredictionCache:
         path = self.path(name, key)
         tensors = prediction._tensors()
         metadata = {"format": FORMAT, "key": json.dumps(asdict(key)), "sha256": _digest(tensors)}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, save(tensors, metadata))
         self._written.add(path)
         return path

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpattention.models.storage import write_atomically
+from gpattention.data.places import check_name
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_json
 
 FORMAT = "gpattention-evaluation-1"
@@ -70,8 +71,8 @@ def suite_from_dict(plain: Mapping[str, Any]) -> SuiteResult:
 
 def write_suite(folder: str | Path, result: SuiteResult) -> Path:
     """Write `RUN/evaluation/SUITE.json`."""
-    path = Path(folder) / "evaluation" / f"{result.suite}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / "evaluation" / check_name("the file of a suite", f"{result.suite}.json")
+    make_folder(path.parent)
     write_atomically(path, (json.dumps(result.to_dict(), indent=1) + "\n").encode())
     return path
 

@@ -3,13 +3,14 @@
 import json
 import math
 import re
-import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpattention.models.storage import write_atomically
-from gpattention.training import Recipe, load_recipe
+from gpattention.training import Recipe, recipe_from_dict
+from gpattention.training.recipe import apply_change
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -33,10 +34,10 @@ def write_recipe(path: str | Path, recipe: Recipe, comment: str = "") -> None:
 
 def changed_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """The recipe with `section.key=value` applied, as `load_recipe` does."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "recipe.toml"
-        write_recipe(file, recipe)
-        return load_recipe(file, changes)
+    plain = tomllib.loads(recipe_toml(recipe))
+    for change in changes:
+        apply_change(plain, change)
+    return recipe_from_dict(plain)
 
 
 def _pair(key: str, value: Any) -> str:

@@ -8,7 +8,7 @@ from gpattention.data.places import StrPath
 from gpattention.experiments.judging.weights import read_noted_suites
 from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs, read_rows
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_object
 from gpattention.reports import RunData, build_report
 from gpattention.training.records import read_events
@@ -29,7 +29,7 @@ def write_report(folders: Sequence[StrPath], output: StrPath, *, title: str | No
         raise IsADirectoryError(f"expected output (-o) to be a file, got the folder {output}")
     runs = read_runs(folders)
     page = build_report(runs, title)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     write_atomically(
         output, page.encode(errors="replace")
     )  # half a character of a broken text is no reason to fail

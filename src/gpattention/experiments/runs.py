@@ -27,7 +27,8 @@ from gpattention.training import (
     recipe_from_dict,
     take_first_phase,
 )
-from gpattention.training.folder import check_resumed
+from gpattention.training.folder import check_new, check_resumed
+from gpattention.training.hardware import is_leading
 from gpattention.training.records import read_events
 from gpattention.training.seeds import check_seed
 
@@ -107,6 +108,8 @@ def train_recipe(
     begun = (Path(folder) / "recipe.json").exists()
     if resume and (begun or first_phase is None):  # before the data, whose split a changed seed would change
         check_resumed(recipe, Path(folder))
+    elif is_leading():  # before the data, and before anything in the folder changes
+        check_new(Path(folder), taking=first_phase is not None)
     prepared = prepare(recipe, root, progress=preparing)
     build_kernel_model(recipe, prepared.training.facts)  # mistakes in a recipe show before a folder is made
     build_model(recipe, prepared.training.facts)

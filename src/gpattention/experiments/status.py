@@ -10,7 +10,7 @@ from gpattention.data.places import StrPath
 from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs, read_recipe
 from gpattention.training import Recipe
-from gpattention.training.folder import SHARED
+from gpattention.training.folder import SHARED, TAKEN
 from gpattention.training.lock import in_use
 from gpattention.training.records import read_events
 
@@ -66,7 +66,7 @@ def _told(name: str, folder: Path, now: float) -> RunStatus:
     """A damaged folder says so in its place; the others are told all the same."""
     try:
         return _status(name, folder, now)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OSError) as error:
         reason = f"{folder / 'events.jsonl'} lacks {error}" if isinstance(error, KeyError) else str(error)
         return RunStatus(
             name, folder, "unknown", None, 0, 0, None, None, None, None, False, None, reason, ()
@@ -92,7 +92,7 @@ def _status(name: str, folder: Path, now: float) -> RunStatus:
         steps_per_second=rate,
         seconds_left=_left(row, recipe.epochs, rate, now) if state == "training" else None,
         at_least=phase == "kernel" and recipe.phases.epochs > 0,
-        silent=now - last["time"] if last else None,
+        silent=max(0.0, now - last["time"]) if last else None,  # another machine's clock may be ahead
         reason=last.get("reason")
         if state == "failed"
         else last.get("signal")
@@ -104,7 +104,7 @@ def _status(name: str, folder: Path, now: float) -> RunStatus:
 
 def _begun(recipe: Recipe, events: Sequence[Mapping[str, Any]]) -> int:
     """Epochs before the first validation: those of a first phase that another run has trained."""
-    taken = any(event["event"] == "first phase taken" for event in events)
+    taken = any(event["event"] == TAKEN for event in events)
     return recipe.phases.kernel_epochs if taken else 0
 
 
@@ -121,12 +121,16 @@ def _state(folder: Path, last: Mapping[str, Any]) -> State:
 
 
 def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Steps a second between the last two validations, if nothing broke in between."""
+    """Steps a second between the last two validations, if nothing broke in between.
+
+    None where the clock stood still or was set back between them.
+    """
     later: Mapping[str, Any] | None = None
     for event in reversed(events):
         if event["event"] == "validated":
             if later is not None:
-                return (later["step"] - event["step"]) / max(later["time"] - event["time"], 1e-9)
+                seconds = later["time"] - event["time"]
+                return (later["step"] - event["step"]) / seconds if seconds > 0 else None
             later = event
         elif later is not None and event["event"] in BREAKS:
             return None
@@ -139,4 +143,4 @@ def _left(row: Mapping[str, Any] | None, epochs: int, rate: float | None, now: f
     if row is None or not rate:
         return None
     steps = row["step"] / row["epoch"] * epochs - row["step"]
-    return max(steps / rate - (now - row["time"]), 0.0)
+    return max(steps / rate - max(now - row["time"], 0.0), 0.0)

@@ -1,10 +1,13 @@
-"""A model's folder: `config.json` and `model.safetensors`, whole or not at all."""
+"""A model's folder: `config.json` and `model.safetensors`, whole or not at all, as every file of ours."""
 
+import errno
 import json
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 from safetensors.torch import load_file, save
@@ -13,6 +16,13 @@ from torch import Tensor
 from gpattention.models.config import FORMAT_VERSION
 from gpattention.reading import read_object
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks, and removes no file that is open
+    fcntl = None  # type: ignore[assignment]
+
+_TRIES = 100  # temporary files that may be removed one after the other before anything is written
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")  # what `replaced` calls a file that is not whole yet
 CONVERSION_FILE = "conversion.json"  # written beside the two by whoever converts a model's attention
 
 
@@ -21,7 +31,7 @@ def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Ma
 
     The record of an earlier model's conversion goes: it would be done again on this one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
     text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
@@ -78,15 +88,95 @@ def check_finite(where: str | Path, tensors: Mapping[str, Tensor], infinite: Col
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, also when the process is killed half-way."""
-    # not mkstemp's: that is for its owner's eyes alone, and so would be the model
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    """All of it or nothing, also when the process is killed half-way or the disk is full.
+
+    Raises:
+        OSError: with the name of the file, whatever could not be done.
+    """
+    with replaced(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` when the block ends, and is gone when the block fails.
+
+    Until then it is called `.NAME.HEX` and held by a lock: one that nobody holds was left by a process that
+    was killed, and `remove_leftovers` removes it.
+    """
+    temporary: Path | None = None
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
+        temporary, file = _begun(path)
+        with file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+            if fcntl is not None:  # while it is held, or it could be taken for a leftover
+                os.replace(temporary, path)
+        if fcntl is None:
+            os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:  # names what was to be written, not how
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Remove what killed processes left half written in a folder and below; never a living one's."""
+    removed = []
+    for place, _, names in os.walk(folder):  # follows no link
+        for name in names:
+            file = Path(place) / name
+            if _TEMPORARY.fullmatch(name) and not file.is_symlink() and _is_abandoned(file):
+                removed.append(file)
+    return sorted(removed)
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, made with those above it where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(place for place in (folder, *folder.parents) if place.exists() and not place.is_dir())
+        raise NotADirectoryError(f"expected {file} to be a folder, got a file") from None
+    return folder
+
+
+def _begun(path: Path) -> tuple[Path, IO[bytes]]:
+    """A temporary file beside `path`, held."""
+    for _ in range(_TRIES):
+        # not mkstemp's: that is for its owner's eyes alone, and so would be the model
+        temporary = path.with_name(f".{path.name[:40]}.{uuid4().hex}")
+        file = temporary.open("xb")
+        if not _take(file) or temporary.exists():
+            return temporary, file
+        file.close()  # it was removed as a leftover between its making and its lock: the next is another one
+    raise OSError(errno.EBUSY, f"{_TRIES} temporary files were removed before they could be locked")
+
+
+def _take(file: IO[bytes], *, wait: bool = True) -> bool:
+    """Hold a file; False where file systems have no locks, or where somebody else holds it."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_abandoned(file: Path) -> bool:
+    """Remove a temporary file that nobody holds; whether that was so."""
+    try:
+        if fcntl is None:
+            file.unlink()
+            return True
+        with file.open("r+b") as held:
+            if not _take(held, wait=False):
+                return False
+            file.unlink()
+    except OSError:  # it has become whole meanwhile, or is not ours to remove
+        return False
+    return True

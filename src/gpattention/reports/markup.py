@@ -4,6 +4,8 @@ import json
 from html import escape
 from typing import Any
 
+from gpattention.reports.escaping import visible
+
 
 class Safe(str):
     """Markup.  Formatting or joining it makes plain text again, which is then escaped."""
@@ -21,7 +23,7 @@ def tag(name: str, *children: "str | None", **attributes: "str | int | bool | No
 
 def join(*parts: "str | None") -> Safe:
     """Markup as it is, text escaped, None left out."""
-    texts = (part if isinstance(part, Safe) else escape(part) for part in parts if part is not None)
+    texts = (part if isinstance(part, Safe) else _escaped(part) for part in parts if part is not None)
     return Safe("".join(texts))
 
 
@@ -37,4 +39,8 @@ def _attribute(key: str, value: "str | int | bool | None") -> str:
     key = key.rstrip("_").replace("_", "-")
     if value is None or value is False:
         return ""
-    return f" {key}" if value is True else f' {key}="{escape(str(value))}"'
+    return f" {key}" if value is True else f' {key}="{_escaped(str(value))}"'
+
+
+def _escaped(text: str) -> str:
+    return escape(visible(text, keep="\n\t"))

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import parse_json
 
 FORMAT = "gpattention-checkpoint-1"
@@ -36,7 +36,7 @@ class Checkpoint:
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Write `step-` and eight digits; only then drop the oldest beyond `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"step-{step:08d}.safetensors"
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     content = save(tensors, {"format": FORMAT, "state": json.dumps(checkpoint.state)})

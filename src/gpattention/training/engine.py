@@ -93,10 +93,13 @@ class EagerEngine:
         alpha = torch.tensor(controls.alpha, device=self._fabric.device)
         losses, regularizers = [], []
         try:
-            for index, batch in enumerate(batches):
+            shares = self._objective.token_shares([batch.inputs for batch in batches])
+            for index, (batch, share) in enumerate(zip(batches, shares, strict=True)):
                 waiting = index + 1 < len(batches) and self._fabric.world_size > 1
                 with self._fabric.no_backward_sync(self._module, enabled=waiting):
-                    total, regularizer = self._module(batch.inputs, batch.labels, batch.items, seed, alpha)
+                    total, regularizer = self._module(
+                        batch.inputs, batch.labels, batch.items, seed, alpha, share
+                    )
                     self._fabric.backward(total / len(batches))
                 losses.append(float(total.detach()))
                 if regularizer is not None:

@@ -4,13 +4,13 @@ The kernel attention of phase 1 knows nothing of what phase 2 will be, so recipe
 the same phase 1.  Every run keeps the state at its end in `first-phase/`.
 """
 
-import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gpattention.data.places import StrPath
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder
 from gpattention.reading import read_json
 from gpattention.training.build import kernel_config, needs_warm_start
 from gpattention.training.checkpoint import (
@@ -19,7 +19,7 @@ from gpattention.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from gpattention.training.folder import FIRST_PHASE
+from gpattention.training.folder import FIRST_PHASE, TAKEN, check_new, write_run_recipe
 from gpattention.training.recipe import Recipe, recipe_from_dict
 from gpattention.training.records import append_event
 
@@ -38,13 +38,17 @@ def take_first_phase(recipe: Recipe, folder: StrPath, source: StrPath) -> None:
     if not kept:
         raise CheckpointError(f"{source} has not reached the end of its first phase: no {FIRST_PHASE} in it")
     state = read_checkpoint(kept[-1])
-    written = folder / "recipe.json"
-    if written.exists():
-        raise FileExistsError(f"{folder} holds a run already: resume it, or choose another folder")
-    for place in ("checkpoints", FIRST_PHASE):
+    check_new(folder, taking=True)
+    copies = ("checkpoints", FIRST_PHASE)
+    for place in copies:  # of one that was killed here
+        shutil.rmtree(folder / place, ignore_errors=True)
+    make_folder(folder)
+    (folder / "events.jsonl").unlink(missing_ok=True)
+    # first: whoever is killed here leaves what is known for a copy
+    append_event(folder, TAKEN, source=source.name, step=state.state["step"])
+    for place in copies:
         write_checkpoint(folder / place, state.state["step"], state, keep=1)
-    append_event(folder, "first phase taken", source=source.name, step=state.state["step"])
-    write_atomically(written, (json.dumps(recipe.to_dict(), indent=2) + "\n").encode())
+    write_run_recipe(folder, recipe)
 
 
 def first_phase(recipe: Recipe) -> dict[str, Any]:

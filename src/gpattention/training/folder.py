@@ -1,5 +1,6 @@
 """The folder of a run: what may be written into it, and what happens when the disk is full."""
 
+import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpattention.models import Transformer
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, remove_leftovers, write_atomically
 from gpattention.reading import read_json
 from gpattention.training.checkpoint import (
     Checkpoint,
@@ -24,6 +25,32 @@ from gpattention.training.results import TrainingFailedError
 
 FIRST_PHASE = "first-phase"
 SHARED = "shared"  # the event of a folder whose model was trained elsewhere
+TAKEN = "first phase taken"  # the event of a run that goes on from another one's first phase
+# of runs and of shared models: where one of these lies, somebody's work does
+PARTS = (
+    "model", "checkpoints", FIRST_PHASE, "post-mortem", "evaluation", "metrics.csv", "events.jsonl",
+    "config.json", "model.safetensors", "recipe.toml",
+)  # fmt: skip
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_new(folder: Path, *, taking: bool = False) -> None:
+    """A folder that a new run may begin in: one that holds nothing of a run or of a model.
+
+    One that is `taking` over another's first phase also begins in what such a one left that was killed.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"expected {folder} to be a folder, got a file")
+    if (folder / "recipe.json").exists():
+        raise FileExistsError(f"{folder} holds a run already: resume it, or choose another folder")
+    if taking and [event.get("event") for event in read_events(folder)] == [TAKEN]:
+        return
+    found = next((name for name in PARTS if (folder / name).exists()), None)
+    if found is not None:
+        raise FileExistsError(
+            f"{folder} holds no run (no recipe.json), but {found}, which training would overwrite: choose "
+            "another folder, or move it away"
+        )
 
 
 def check_resumed(recipe: Recipe, folder: Path) -> None:
@@ -71,10 +98,11 @@ class RunFolder:
         if not self._writes:
             yield
             return
-        if not resume and (self.path / "recipe.json").exists():
-            raise FileExistsError(f"{self.path} holds a run already: resume it, or choose another folder")
-        self.path.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            check_new(self.path)
+        make_folder(self.path)
         with exclusive(self.path):
+            remove_leftovers(self.path)
             if not resume:
                 write_run_recipe(self.path, recipe)
             yield
@@ -123,7 +151,8 @@ class RunFolder:
         except OSError as error:
             found = list_checkpoints(self.path / "checkpoints")
             kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+            help = "Make room" if error.errno in _FULL else "Make it writable"
             raise TrainingFailedError(
-                f"cannot write into {self.path}: {error.strerror or error}; {kept}. "
-                "Make room and resume the run."
+                f"cannot write {error.filename or self.path}: {error.strerror or error}; {kept}. "
+                f"{help} and resume the run."
             ) from error

@@ -119,9 +119,10 @@ class GraphEngine:
             self.optimizer.zero_grad(set_to_none=True)
         count, values = len(self._batches), []
         with gp.deferred_checks():
-            for batch in self._batches:
+            shares = self._objective.token_shares([batch.inputs for batch in self._batches])
+            for batch, share in zip(self._batches, shares, strict=True):
                 total, regularizer = self._objective(
-                    batch.inputs, batch.labels, batch.items, self._seed, self._alpha
+                    batch.inputs, batch.labels, batch.items, self._seed, self._alpha, share
                 )
                 (total if count == 1 else total / count).backward()
                 self._regularized = regularizer is not None

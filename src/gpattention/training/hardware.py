@@ -104,6 +104,11 @@ def _fabric_class() -> Any:
     raise ImportError("training needs Lightning Fabric: pip install 'gpattention[train]'")
 
 
+def is_leading() -> bool:
+    """Whether this is the first of the processes that a launcher started, the one that writes."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+
+
 def _world_size() -> int:
     """Processes that a launcher started; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))

@@ -1,5 +1,10 @@
-"""What a step minimises: cross-entropy and alpha times the regulariser, of one batch."""
+"""What a step minimises: cross-entropy and alpha times the regulariser, of one batch of an update.
 
+Batches of an update are of one size, so the mean of their cross-entropies is that of all their items.  Their
+numbers of real tokens differ where texts are padded: `token_shares` weighs each regulariser by its own.
+"""
+
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Self
 
@@ -39,6 +44,7 @@ class Objective(nn.Module):
         items: Tensor,  # [B] numbers of the items, which key their noise
         seed: Tensor,  # [] of the step
         alpha: Tensor,  # []
+        share: Tensor | None = None,  # [] of the batch in the update's regulariser; 1 without it
     ) -> tuple[Tensor, Tensor | None]:
         """What is minimised, and the regulariser alone where there is one.  [], []"""
         noise = ItemNoise(seed, items, torch.zeros_like(items)) if self.draw != "none" else None
@@ -49,7 +55,21 @@ class Objective(nn.Module):
         if out.regularizer is None:
             return loss, None
         regularizer = out.regularizer if self.normalised else self._per_sequence(out.regularizer, inputs)
+        if share is not None:
+            regularizer = regularizer * share.to(regularizer.dtype)
         return loss + alpha.to(loss.dtype) * regularizer, regularizer.detach()
+
+    def token_shares(self, batches: Sequence[Inputs]) -> Sequence[Tensor | None]:
+        """Real tokens of each batch of an update over their mean: what its regulariser counts for.  [] each
+
+        A normalised regulariser is per real token of its batch; weighed so, the mean over the batches is per
+        real token of them all, in all processes.  A sequence's sum needs no weight, nor does one batch.
+        """
+        if len(batches) == 1 or not self.normalised or "regularizer" not in self.need:
+            return [None] * len(batches)
+        tokens = torch.stack([self.model.real_tokens(inputs).sum() for inputs in batches]).double()
+        tokens = mean_over_processes(tokens)
+        return (tokens / tokens.mean().clamp_min(1e-9)).unbind()  # no token at all: nothing to weigh
 
     def train(self, mode: bool = True) -> Self:
         """Dropouts whose masks are keyed to items are done by hooks, not by themselves."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from gpattention.data.places import check_name
 from gpattention.reading import parse_toml, read_toml
 from gpattention.training.field_types import check_types, field_types
 
@@ -110,7 +111,7 @@ class CheckpointRecipe:
 class Recipe:
     """Everything a run depends on but the code."""
 
-    name: str = "run"
+    name: str = "run"  # also that of its folder, where none is given
     seed: int = 0
     data: DataRecipe = field(default_factory=DataRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
@@ -121,6 +122,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_name("name", self.name)
 
     @property
     def epochs(self) -> int:
@@ -139,7 +141,7 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
         raise FileNotFoundError(f"no recipe {path}")
     plain = read_toml(path)
     for change in changes:
-        _apply(plain, change)
+        apply_change(plain, change)
     return recipe_from_dict({"name": path.stem, **plain})
 
 
@@ -167,7 +169,8 @@ def _build(cls: type[T], plain: Mapping[str, Any], *, where: str) -> T:
     return cls(**values)
 
 
-def _apply(plain: dict[str, Any], change: str) -> None:
+def apply_change(plain: dict[str, Any], change: str) -> None:
+    """`section.key=value`, the value written as in TOML, in the plain values of a recipe."""
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"expected a change of the form section.key=value, got {change!r}")

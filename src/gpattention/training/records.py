@@ -30,11 +30,21 @@ def append_event(folder: Path, kind: str, **details: Any) -> None:
     """One line of JSON with the time, in the place of half a line that a full disk or a kill has left."""
     line = json.dumps({"time": round(time.time(), 3), "event": kind, **details})
     path = folder / "events.jsonl"
-    with path.open("r+b" if path.is_file() else "xb") as file:
-        whole = path.read_bytes().rfind(b"\n") + 1
-        file.seek(whole)
-        file.truncate()
-        file.write(f"{line}\n".encode())
+    whole = path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
+    try:
+        # without a buffer, which would be written once more when the file is closed
+        with path.open("r+b" if path.is_file() else "xb", buffering=0) as file:
+            file.seek(whole)
+            file.truncate()
+            try:
+                left = memoryview(f"{line}\n".encode())
+                while left:
+                    left = left[file.write(left) or 0 :]
+            except OSError:
+                file.truncate(whole)
+                raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_events(folder: Path) -> tuple[dict[str, Any], ...]:

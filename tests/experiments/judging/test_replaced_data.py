@@ -2,16 +2,21 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gpattention.evaluation.gp_layer import GPLastLayer
+from gpattention.evaluation.items import ItemSet
+from gpattention.evaluation.prediction_cache import RawPrediction
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments import train_recipe
-from gpattention.experiments.judging import file_content
+from gpattention.experiments.judging import file_content, one_run, session
 from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.judging.file_content import content_digest
+from gpattention.experiments.judging.run_sets import RunSets
 from gpattention.training import recipe_from_dict
 from tests.data import official
 
@@ -66,6 +71,78 @@ def test_images_of_other_kinds_do_not_concern_clean_ones(trained: tuple[Path, Pa
     (root / "ood" / "mine.npz").unlink()
     after = evaluate_run(run, ["clean"], root=root, **QUICK)["clean"]
     assert after.seconds == before.seconds  # of the same file
+
+
+LAST_LAYERS = {**QUICK, "samples": 2, "predictors": ["model", "laplace", "gp_layer"]}
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Predictors that predict from now on."""
+    names, real = [], session.Session._predict
+
+    def predict(self: session.Session, name: str, items: ItemSet) -> RawPrediction:
+        names.append(name)
+        return real(self, name, items)
+
+    monkeypatch.setattr(session.Session, "_predict", predict)
+    return names
+
+
+def test_last_layers_of_other_training_items(
+    trained: tuple[Path, Path], seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, run = trained
+    first = evaluate_run(run, ["clean"], root=root, **LAST_LAYERS)["clean"]
+    seen.clear()
+    assert evaluate_run(run, ["clean"], root=root, **LAST_LAYERS)["clean"].records == first.records
+    real = one_run.run_sets
+
+    def relabelled(*given: object, **more: object) -> RunSets:
+        sets = real(*given, **more)  # type: ignore[arg-type]
+        return replace(sets, train=replace(sets.train, labels=sets.train.labels.roll(1)))
+
+    monkeypatch.setattr(one_run, "run_sets", relabelled)
+    other = evaluate_run(run, ["clean"], root=root, **LAST_LAYERS)["clean"]
+    assert set(seen) == {"laplace", "gp_layer"}  # the model's own predictions are kept
+    assert other.value("test", "nll", predictor="gp_layer") != first.value(
+        "test", "nll", predictor="gp_layer"
+    )
+    fitted = {**LAST_LAYERS, "predictors": ["gp_layer"], "seed": 1}
+    evaluate_run(run, ["clean"], root=root, **fitted)
+    seen.clear()
+    defaults = GPLastLayer.__init__.__kwdefaults__
+    monkeypatch.setattr(GPLastLayer.__init__, "__kwdefaults__", {**defaults, "seed": 5})
+    (run / "evaluation" / "clean.json").unlink()
+    evaluate_run(run, ["clean"], root=root, **fitted)
+    assert set(seen) == {"gp_layer"}  # with other random features
+
+
+def test_predictions_of_another_version(
+    trained: tuple[Path, Path], seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, run = trained
+    evaluate_run(run, ["clean"], root=root, **QUICK)
+    seen.clear()
+    monkeypatch.setattr("gpattention.__version__", "0.0.1")
+    evaluate_run(run, ["clean"], root=root, **QUICK)
+    assert set(seen) == {"model"}
+
+
+def test_a_model_of_other_options_and_the_same_weights(trained: tuple[Path, Path], seen: list[str]) -> None:
+    root, run = trained
+    evaluate_run(run, ["clean"], root=root, **QUICK)
+    file = run / "model" / "config.json"
+    described = json.loads(before := file.read_text())
+    (run / "evaluation" / "clean.json").unlink()
+    seen.clear()
+    described["config"]["dropout"] = 0.3
+    file.write_text(json.dumps(described))
+    try:
+        evaluate_run(run, ["clean"], root=root, **QUICK)
+    finally:
+        file.write_text(before)
+    assert set(seen) == {"model"}
 
 
 def test_pictures_of_frost_that_are_gone(trained: tuple[Path, Path]) -> None:

@@ -18,8 +18,8 @@ from gpattention.experiments.paper import (
     to_markdown,
     write_table,
 )
-from gpattention.experiments.paper.latex import escaped
 from gpattention.experiments.paper.spec import Key
+from gpattention.reports.escaping import latex
 from tests.experiments.paper.runs import both, records_of, write_run, write_table_runs
 
 
@@ -91,11 +91,11 @@ def test_claims_and_notes_stand_below(table: PaperTable) -> None:
     page, tex = to_markdown(table), to_latex(table)
     for claim in table.claims:
         assert f"{claim.paper}: {claim.paper_verdict} | {claim.ours} | **{claim.verdict}**" in page
-        assert escaped(claim.text) in tex
+        assert latex(claim.text) in tex
     assert table.share in page
     assert "How to read:" in page
     for note in table.notes:
-        assert escaped(note.text) in tex
+        assert latex(note.text) in tex
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     table = paper_table("table2", tmp_path)
     page = to_markdown(table)
     assert r"cifar10-\<b>\|x_y&50% (ours)" in page
-    assert r"a # \*b\* `c" in page
+    assert r"a # \*b\* \`c" in page
     assert {len(re.split(r"(?<!\\)\|", line)) for line in page.split("\n\n")[2].splitlines()} == {10}
     assert r"cifar10-\textless{}b\textgreater{}\textbar{}x\_y\&50\% (ours)" in to_latex(table)
     assert r"a \# *b* \textasciigrave{}c" in to_latex(table)
@@ -131,7 +131,7 @@ def test_missing_figures_are_said_to_be_missing(tmp_path: Path) -> None:
     ],
 )
 def test_latex_signs(text: str, tex: str) -> None:
-    assert escaped(text) == tex
+    assert latex(text) == tex
 
 
 def test_files(tmp_path: Path) -> None:

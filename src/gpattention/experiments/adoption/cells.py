@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpattention.data.places import check_name
 from gpattention.experiments.adoption.earlier import DATA, differing_keys, standing
 from gpattention.experiments.judging.earlier import check_as_much
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_object
 
 FORMAT = "gpattention-adoption-1"
@@ -73,7 +74,7 @@ class Cells:
     def write(self, cell: Cell, part: str = "") -> Path:
         """Replace what is there; where a cell is computed in parts, each has its own file."""
         path = self._path(cell.seed, cell.method, part)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         plain = {"format": FORMAT, "settings": self._settings, "cell": asdict(cell)}
         write_atomically(path, (json.dumps(plain, indent=1) + "\n").encode())
         return path
@@ -96,7 +97,7 @@ class Cells:
         return False
 
     def _path(self, seed: int, method: str, part: str) -> Path:
-        return self.folder / f"seed{seed}" / part / f"{method}.json"
+        return self.folder / f"seed{seed}" / part / check_name("the file of a method", f"{method}.json")
 
 
 def _check_alike(path: Path, seed: int, named: Mapping[str, Any], others: dict[Any, Any]) -> None:

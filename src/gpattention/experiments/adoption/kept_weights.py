@@ -8,8 +8,9 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from gpattention.data.places import check_name
 from gpattention.experiments.adoption.earlier import standing
-from gpattention.models.storage import read_tensors, write_atomically
+from gpattention.models.storage import make_folder, read_tensors, write_atomically
 from gpattention.reading import read_object
 
 
@@ -44,14 +45,14 @@ class KeptWeights:
         self, name: str, settings: Mapping[str, Any], model: nn.Module, told: Mapping[str, Any]
     ) -> None:
         """The weights first: a record says that they are whole."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         tensors = {key: x.detach().cpu().contiguous().clone() for key, x in model.state_dict().items()}
         write_atomically(self._file(name), save(tensors))
         plain = {"settings": dict(settings), **told}
         write_atomically(self._record(name), (json.dumps(plain, indent=1) + "\n").encode())
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{name}.safetensors"
+        return self._folder / check_name("the file of trained weights", f"{name}.safetensors")
 
     def _record(self, name: str) -> Path:
         return self._folder / f"{name}-training.json"

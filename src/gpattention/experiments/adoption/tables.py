@@ -1,12 +1,11 @@
 """The comparison as Markdown and CSV: means over seeds, and differences from the baseline."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 
 from gpattention.experiments.adoption.cells import Cell
 from gpattention.experiments.adoption.methods import BASELINE
 from gpattention.experiments.adoption.summary import Column, Mean, column_mean, paired_difference
+from gpattention.reports.escaping import Markup, csv_text, markdown, markdown_table
 
 # Student's t, 97.5 %, by the number of seeds
 T_VALUES = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -36,10 +35,10 @@ def to_markdown(
     parts = []
     for group, methods in grouped(cells).items():
         shown = [c for c in columns if any(column_mean(of, c) for of in methods.values())]
-        parts += [f"## {group}", means_table(methods, shown, titles)]
+        parts += [f"## {markdown(group)}", means_table(methods, shown, titles)]
         for baseline in baselines:
             if baseline in methods and len(methods) > 1:
-                told = DIFFERENCES.format(baseline=titles.get(baseline, baseline))
+                told = DIFFERENCES.format(baseline=markdown(titles.get(baseline, baseline)))
                 parts += [told, differences_table(methods, shown, titles, baseline)]
     return "\n\n".join(parts) + "\n"
 
@@ -95,7 +94,7 @@ def summary_csv(cells: Sequence[Cell], columns: Sequence[Column]) -> str:
                         gap and gap.value, gap and gap.error,
                     ])  # fmt: skip
     heads = ["group", "method", "set", "metric", "seeds", "mean", "standard_error", "difference"]
-    return _csv([*heads, "difference_standard_error"], lines)
+    return csv_text([*heads, "difference_standard_error"], lines)
 
 
 def cells_csv(cells: Sequence[Cell]) -> str:
@@ -107,7 +106,7 @@ def cells_csv(cells: Sequence[Cell]) -> str:
         if name.count("/") < 2
         for metric, value in values.items()
     ]
-    return _csv(["group", "seed", "method", "set", "metric", "value"], lines)
+    return csv_text(["group", "seed", "method", "set", "metric", "value"], lines)
 
 
 def _best(means: list[Mean], column: Column) -> float | None:
@@ -123,17 +122,8 @@ def _shown(mean: Mean | None, *, bold: bool = False, signed: bool = False) -> st
     text = f"{mean.value:+.3f}" if signed else f"{mean.value:.3f}"
     if mean.error is not None:
         text += f" ± {mean.error:.3f}"
-    return f"**{text}**" if bold else text
+    return Markup(f"**{text}**") if bold else text
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rules = ["---"] + ["---:"] * (len(heads) - 1)
-    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rules, *rows))
-
-
-def _csv(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows([["" if value is None else value for value in line] for line in lines])
-    return text.getvalue()
+    return markdown_table(heads, rows, right=range(1, len(heads)))

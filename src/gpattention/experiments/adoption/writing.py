@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.adoption.cells import Cell
 from gpattention.experiments.adoption.methods import BASELINE
 from gpattention.experiments.adoption.plots import differences_figure
 from gpattention.experiments.adoption.summary import Column
 from gpattention.experiments.adoption.tables import cells_csv, grouped, summary_csv, to_markdown
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reports.canvas import picture
 
 PICTURES = ("png", "svg")
@@ -40,12 +40,12 @@ def write_comparison(
     several = grouped(cells)
     for group, methods in several.items():
         figure = differences_figure(methods, panels, titles)
-        called = name if len(several) == 1 else f"{name}-{group}"
+        called = name if len(several) == 1 else check_name("the name of a picture", f"{name}-{group}")
         written += [_write(place / f"{called}.{form}", picture(figure, form)) for form in PICTURES]
     return written
 
 
 def _write(file: Path, content: bytes) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_atomically(file, content)
     return file

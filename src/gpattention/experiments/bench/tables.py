@@ -1,10 +1,10 @@
 """Tables of measurements: for a terminal, as Markdown, as CSV; the same numbers in all three."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from gpattention.reports.escaping import csv_text, markdown, markdown_line, markdown_table
 
 EMPTY = "-"
 
@@ -54,27 +54,13 @@ def to_markdown(tables: Sequence[BenchTable], facts: str, command: str | None = 
     """One page."""
     parts = [facts] + ([f"Made by `{command}`."] if command else [])
     for table in tables:
-        parts += [f"## {table.title}", _markdown(table), *(f"{_escaped(note)}." for note in table.notes)]
+        heads = [column.head for column in table.filled]
+        shown = markdown_table(heads, table.cells, right=table.right)
+        parts += [f"## {markdown(table.title)}", shown, *(f"{markdown_line(note)}." for note in table.notes)]
     return "\n\n".join(parts) + "\n"
 
 
 def to_csv(table: BenchTable) -> str:
     """Nothing rounded."""
-    text = io.StringIO()
     keys = [column.key for column in table.filled]
-    writer = csv.DictWriter(text, keys, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for row in table.rows:
-        writer.writerow({key: "" if row.get(key) is None else row[key] for key in keys})
-    return text.getvalue()
-
-
-def _markdown(table: BenchTable) -> str:
-    heads = [column.head for column in table.filled]
-    rules = ["---:" if i in table.right else "---" for i in range(len(heads))]
-    lines = [heads, rules, *([_escaped(cell) for cell in row] for row in table.cells)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
+    return csv_text(keys, ([row.get(key) for key in keys] for row in table.rows))

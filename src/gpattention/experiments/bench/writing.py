@@ -12,7 +12,7 @@ from typing import Any
 from gpattention.experiments.bench.machine import in_words
 from gpattention.experiments.bench.plots import QUANTITIES, length_figure
 from gpattention.experiments.bench.tables import BenchTable, to_csv, to_markdown
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_json
 from gpattention.reports.canvas import picture
 
@@ -68,6 +68,6 @@ def draw(folder: Path, name: str, document: Mapping[str, Any]) -> list[Path]:
 
 
 def _write(file: Path, content: bytes) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_atomically(file, content)
     return file

@@ -22,7 +22,7 @@ from gpattention.experiments.inputs.contextual import Contextual, contextual_fro
 from gpattention.experiments.inputs.texts import TextEncoder, sentence_words
 from gpattention.models.embeddings import Vocabulary
 from gpattention.models.embeddings.extras import require
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_json
 
 FORMAT = "gpattention-preprocessing-1"
@@ -51,7 +51,7 @@ class Preprocessing(ABC):
     def save(self, folder: Path) -> None:
         """Write it into a run's folder."""
         place = folder / FOLDER
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         write_atomically(place / FILE, (json.dumps(self._content(), indent=2) + "\n").encode())
 
     def is_saved(self, folder: Path) -> bool:

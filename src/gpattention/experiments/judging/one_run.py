@@ -18,7 +18,7 @@ import gpattention
 from gpattention.checks import check_count
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
-from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
+from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, LAST_LAYERS, PREDICTORS
 from gpattention.evaluation.records import SuiteResult, read_suite, write_suite
 from gpattention.evaluation.suites import (
     SUITES,
@@ -36,6 +36,7 @@ from gpattention.experiments.judging.session import Progress, Session, Steps
 from gpattention.experiments.judging.weights import open_with_digest
 from gpattention.experiments.runs import Run
 from gpattention.metrics.checks import check_choice
+from gpattention.models.storage import remove_leftovers
 from gpattention.training import choose_device
 
 
@@ -91,6 +92,7 @@ class Evaluation:
         self.run: Run
         self.weights: str  # SHA-256 of those in `run`, also when the file has others by now
         self.run, self.weights = open_with_digest(folder)
+        remove_leftovers(self.run.folder / "evaluation")
         self.settings = settings if settings.fresh else with_earlier(settings, self.run.folder, self.weights)
         self.sets: RunSets = run_sets(
             self.run,
@@ -167,6 +169,7 @@ class Evaluation:
         if suite in JUDGES:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
             told |= {"shift_temperature": True} if s.shift_temperature else {}
+            told |= {"train": self.sets.train.digest} if {*LAST_LAYERS} & {*s.predictors} else {}
         if suite != "efficiency":
             told |= self.sets.described(suite)
         if suite == "corrupted" and (s.types, s.severities) != (None, None):

@@ -14,7 +14,7 @@ from gpattention.data.cifar import TEST
 from gpattention.data.cifar_files import Cifar
 from gpattention.data.folders import image_files
 from gpattention.data.ood import OOD_SETS
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 
 SIBLINGS = {"cifar10": CIFAR100, "cifar100": CIFAR10}  # no class in common
 
@@ -59,6 +59,11 @@ def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
     notes += sibling.notes
     for place in _own_sets(folder / "ood"):
         name = place.name.removesuffix(".npz")
+        try:
+            check_name(f"{str(place)!r}", f"{name}.safetensors")  # as its predictions are called
+        except ValueError as error:
+            notes.append(f"ood/{name!a} is left out: {error}")
+            continue
         if name in files:  # whose numbers would stand under the other's name
             notes.append(f"ood/{name}: {place} is left out, as another set has this name")
             continue

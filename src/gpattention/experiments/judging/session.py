@@ -1,5 +1,6 @@
 """One run being evaluated: its predictors and their predictions, each made once."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gpattention
 from gpattention.evaluation.items import ItemSet
+from gpattention.evaluation.last_layer import LastLayerPredictor
 from gpattention.evaluation.named_predictors import (
     NamedPredictor,
     UnavailablePredictorError,
@@ -17,7 +20,7 @@ from gpattention.evaluation.named_predictors import (
 from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.predicting import predict_items
 from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction
-from gpattention.evaluation.predictor import ModelPredictor
+from gpattention.evaluation.predictor import ModelPredictor, Predictor
 from gpattention.evaluation.temperature import fit_temperature, temperature_profile
 from gpattention.experiments.judging.corrupted_source import CorruptedSource
 from gpattention.experiments.judging.run_sets import RunSets
@@ -72,6 +75,8 @@ class Session:
         self.samples, self.seed = samples, seed
         self.model: Any = run.model.to(device)
         self.weights = weights
+        described = {"model": type(self.model).__name__, "config": self.model.config.to_dict()}
+        self._config = json.dumps(described, sort_keys=True)
         self.cache = PredictionCache(run.folder / "evaluation" / "predictions", fresh=fresh)
         self.steps = Steps()
         self.notes: list[str] = []
@@ -167,7 +172,15 @@ class Session:
     def _key(self, name: str, items: ItemSet) -> CacheKey:
         built = self._built(name)
         assert built is not None
-        return CacheKey(name, built.samples, self.seed, built.draw, self.weights, items.digest)
+        return CacheKey(
+            name, built.samples, self.seed, built.draw, self.weights, self._config, items.digest,
+            gpattention.__version__, self._fitted_to(built.predictor),
+        )  # fmt: skip
+
+    def _fitted_to(self, predictor: Predictor) -> str:
+        if not isinstance(predictor, LastLayerPredictor):
+            return ""
+        return json.dumps({"items": self.sets.train.digest, **predictor.options}, sort_keys=True)
 
     def _predict(self, name: str, items: ItemSet) -> RawPrediction:
         built = self._built(name)

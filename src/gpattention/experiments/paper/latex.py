@@ -3,14 +3,7 @@
 from gpattention.experiments.paper.lines import LEGEND, Line, printed_lines
 from gpattention.experiments.paper.notes import HEADINGS, gathered
 from gpattention.experiments.paper.table import PaperTable
-
-_SIGNS = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#",
-    "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$", "\N{GREEK SMALL LETTER ALPHA}": r"$\alpha$",
-    "→": r"$\rightarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "†": r"$^\dagger$",
-    "‡": r"$^\ddagger$", "`": r"\textasciigrave{}", '"': r"\textquotedbl{}",
-}  # fmt: skip
+from gpattention.reports.escaping import latex
 
 
 def to_latex(table: PaperTable) -> str:
@@ -20,11 +13,11 @@ def to_latex(table: PaperTable) -> str:
     lines = [
         r"\begin{table*}",
         r"\centering",
-        rf"\caption{{{escaped(f'{table.title}: beside {table.place} of the paper. {table.share}')}}}",
+        rf"\caption{{{latex(f'{table.title}: beside {table.place} of the paper. {table.share}')}}}",
         r"\scriptsize",
         rf"\begin{{tabular}}{{lll{'r' * len(columns)}}}",
         r"\toprule",
-        _joined([escaped(head) for head in heads]),
+        _joined([latex(head) for head in heads]),
     ]
     before = ""
     for line in printed_lines(table):
@@ -35,17 +28,11 @@ def to_latex(table: PaperTable) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *_below(table), r"\end{table*}"]) + "\n"
 
 
-def escaped(text: str) -> str:
-    """Every sign that LaTeX would take for its own as text."""
-    plain = "".join(_SIGNS.get(sign, sign) for sign in " ".join(text.split()))
-    return plain.replace("--", "-{}-")  # two hyphens would become a dash
-
-
 def _cells(line: Line, before: str) -> list[str]:
     again = before == line.group + line.label
-    figures = [rf"\textbf{{{escaped(x.text)}}}" if x.better else escaped(x.text) for x in line.texts]
-    labels = [escaped(line.group) if line.first else "", "" if again else escaped(line.label)]
-    return [*labels, line.whose, *figures]
+    figures = [rf"\textbf{{{latex(x.text)}}}" if x.better else latex(x.text) for x in line.texts]
+    labels = [latex(line.group) if line.first else "", "" if again else latex(line.label)]
+    return [*labels, latex(line.whose), *figures]
 
 
 def _joined(cells: list[str]) -> str:
@@ -56,11 +43,11 @@ def _below(table: PaperTable) -> list[str]:
     """Claims and notes as a small paragraph."""
     lines = [r"\par\smallskip", r"\begin{minipage}{\linewidth}\raggedright"]
     if any(cell.paper is not None for cell in table.cells):
-        lines.append(escaped(LEGEND) + r"\par")
+        lines.append(latex(LEGEND) + r"\par")
     for claim in table.claims:
         theirs = "" if claim.paper is None else f"; its own figures: {claim.paper}, {claim.paper_verdict}"
         told = f"The paper says: {claim.text}. Ours: {claim.ours}, {claim.verdict}{theirs}."
-        lines.append(escaped(told) + r"\par")
+        lines.append(latex(told) + r"\par")
     for kind, texts in gathered(table.notes).items():
-        lines.append(rf"\emph{{{escaped(HEADINGS[kind])}}}: {escaped('; '.join(texts))}.\par")
+        lines.append(rf"\emph{{{latex(HEADINGS[kind])}}}: {latex('; '.join(texts))}.\par")
     return [*lines, r"\end{minipage}"]

@@ -1,9 +1,7 @@
 """A table of the paper as CSV: one line for each number, nothing rounded."""
 
-import csv
-import io
-
 from gpattention.experiments.paper.table import PaperCell, PaperRow, PaperTable
+from gpattention.reports.escaping import csv_text
 
 COLUMNS = (
     "table", "block", "line", "column", "model", "metric", "part", "better", "ours", "ours_sd", "ours_runs",
@@ -13,13 +11,12 @@ COLUMNS = (
 
 def to_csv(table: PaperTable) -> str:
     """Long form; notes and claims are not part of it."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in table.rows:
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            writer.writerow(_line(table, row, column, cell))
-    return text.getvalue()
+    lines = [
+        _line(table, row, column, cell)
+        for row in table.rows
+        for column, cell in zip(table.columns, row.cells, strict=True)
+    ]
+    return csv_text(COLUMNS, ([line[name] for name in COLUMNS] for line in lines))
 
 
 def _line(table: PaperTable, row: PaperRow, column: str, cell: PaperCell) -> dict[str, object]:

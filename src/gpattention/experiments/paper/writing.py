@@ -8,7 +8,7 @@ from gpattention.experiments.paper.plotting import paper_figure
 from gpattention.experiments.paper.published import FIGURES
 from gpattention.experiments.paper.spreadsheet import to_csv
 from gpattention.experiments.paper.table import PaperTable
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reports.canvas import picture
 
 FORMATS = {"markdown": to_markdown, "csv": to_csv, "latex": to_latex}
@@ -46,6 +46,6 @@ def _write(table: PaperTable, file: Path) -> Path:
         content = picture(paper_figure(table), file.suffix.removeprefix("."))
     else:
         content = rendered(table, SUFFIXES[file.suffix]).encode()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_atomically(file, content)
     return file

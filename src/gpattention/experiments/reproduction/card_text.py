@@ -15,6 +15,7 @@ from gpattention.experiments.reproduction.results.markdown import table, words
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun
 from gpattention.models import AttentionConfig
 from gpattention.reading import parse_json
+from gpattention.reports.escaping import markdown, markdown_code, markdown_line
 from gpattention.training import Recipe
 
 PREDICTORS = ("model", "model+temperature", "mean")
@@ -61,7 +62,7 @@ def card_markdown(run: EvaluatedRun, seeds: EvaluatedModel, out: Path, contents:
     preprocessing = parse_json(contents[f"{FOLDER}/{FILE}"], f"{FOLDER}/{FILE}")
     size = len(contents["model.safetensors"])
     parts = [
-        f"# {seeds.name}\n",
+        f"# {markdown(seeds.name)}\n",
         _what(run.recipe, config, preprocessing, size),
         f"## Load it and predict\n\n```python\n{_code(run, config, preprocessing, out)}```\n",
         _inputs(preprocessing),
@@ -90,9 +91,9 @@ def _what(recipe: Recipe, config: Mapping[str, Any], preprocessing: Mapping[str,
     count = len(preprocessing["classes"])
     what = "images" if preprocessing["kind"] == "images" else "sentences"
     return (
-        f"A transformer that sorts {what} into {count} classes, trained on {recipe.data.name} with seed "
-        f"{recipe.seed}: {inner}, {size / 1e6:.2f} MB of weights in float32. Its attention is `{kind}`"
-        f"{f' ({options})' if options else ''}: {told}\n"
+        f"A transformer that sorts {what} into {count} classes, trained on {markdown(recipe.data.name)} with "
+        f"seed {recipe.seed}: {inner}, {size / 1e6:.2f} MB of weights in float32. Its attention is `{kind}`"
+        f"{f' ({markdown(options)})' if options else ''}: {told}\n"
     )
 
 
@@ -129,12 +130,13 @@ def _code(run: EvaluatedRun, config: Mapping[str, Any], preprocessing: Mapping[s
 
 
 def _inputs(preprocessing: Mapping[str, Any]) -> str:
-    classes = ", ".join(preprocessing["classes"])
+    classes = markdown(", ".join(preprocessing["classes"]))
     if preprocessing["kind"] == "texts":
         contextual = preprocessing["contextual"]
         frozen = contextual.get("kind", "none")
         beside = "" if frozen in ("none", "learned") else (
-            f", with the frozen vectors `{contextual.get('path')}` ({frozen}), whose files must be there"
+            f", with the frozen vectors {markdown_code(contextual.get('path'))} ({markdown(frozen)}), whose "
+            "files must be there"
         )  # fmt: skip
         return (
             f"Inputs are sentences of at most {preprocessing['length']} words{beside}. Classes: {classes}.\n"
@@ -187,7 +189,7 @@ def _measures(run: EvaluatedRun, seeds: EvaluatedModel) -> str:
     if outside := list(_outside(this, seeds)):
         headings = ["Items of other kinds", "This model", *(["All seeds"] if len(seeds.runs) > 1 else [])]
         parts += [f"AUROC against test items, by the {SCORE} of the prediction:\n", words(headings, outside)]
-    parts.append("".join(f"- {line}\n" for line in _notes(run)))
+    parts.append("".join(f"- {markdown_line(line)}\n" for line in _notes(run)))
     return "\n".join(parts)
 
 

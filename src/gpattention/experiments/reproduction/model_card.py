@@ -9,7 +9,7 @@ from gpattention.experiments.recipe_file import recipe_toml
 from gpattention.experiments.reproduction.card_text import card_markdown
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, EvaluatedRun, read_run
 from gpattention.experiments.runs import open_run
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_object
 from gpattention.reports.words import OTHER_WEIGHTS
 
@@ -40,7 +40,7 @@ def write_model_card(run: StrPath, out: StrPath, *, name: str | None = None) -> 
     contents["recipe.toml"] = recipe_toml(this.recipe, f"what {seeds.name} was trained with").encode()
     contents["README.md"] = card_markdown(this, seeds, out, contents).encode()
     for file, content in contents.items():
-        (out / file).parent.mkdir(parents=True, exist_ok=True)
+        make_folder((out / file).parent)
         write_atomically(out / file, content)
     return [out / file for file in contents]
 

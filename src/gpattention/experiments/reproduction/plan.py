@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gpattention.data.places import check_name
 from gpattention.evaluation.suites import SUITES
 from gpattention.experiments.reproduction.goals import Candidate, Goal, read_choose, read_goals, read_rivals
 from gpattention.experiments.runs import CARD_RECIPE
@@ -106,9 +107,11 @@ def load_plan(path: str | Path) -> Plan:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{path}: two runs are called {twice}; give one of them another name")
+    for name in names:  # with the longest that is put around it
+        check_name(f"{path}: the file of a run", f"training-{name}.toml")
     models = list(dict.fromkeys(training.model for training in trainings))
     return Plan(
-        name=plain.get("name", path.stem),
+        name=check_name(f"name of {path}", plain.get("name", path.stem)),
         trainings=tuple(trainings),
         suites=suites,
         evaluate=tuple(plain.get("evaluate", ())),
@@ -128,7 +131,7 @@ def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -
     recipe = load_recipe(
         _recipe_file(entry["recipe"], path), [*plain.get("changes", ()), *entry.get("changes", ())]
     )
-    model = entry.get("name", recipe.name)
+    model = check_name(f"name in [[runs]] of {path}", entry.get("name", recipe.name))
     seeds = entry.get("seeds", plain.get("seeds", [0]))
     evaluate = tuple(entry.get("evaluate", ()))
     return [PlannedTraining(model, s, with_seed(replace(recipe, name=model), s), evaluate) for s in seeds]
@@ -143,7 +146,8 @@ def _shared(entry: Mapping[str, Any], path: Path) -> PlannedTraining:
         raise FileNotFoundError(f"{path}: no shared model {entry['shared']!r}, seen from it or from here")
     recipe = load_recipe(folder / CARD_RECIPE)
     evaluate = tuple(entry.get("evaluate", ()))
-    return PlannedTraining(entry.get("name", recipe.name), recipe.seed, recipe, evaluate, folder)
+    model = check_name(f"name in [[runs]] of {path}", entry.get("name", recipe.name))
+    return PlannedTraining(model, recipe.seed, recipe, evaluate, folder)
 
 
 def _recipe_file(name: str, plan: Path) -> Path:

@@ -16,6 +16,7 @@ from gpattention.data.places import StrPath
 from gpattention.experiments.recipe_file import write_recipe
 from gpattention.experiments.reproduction.plan import Plan, PlannedTraining
 from gpattention.experiments.reproduction.shared_run import write_shared_run
+from gpattention.models.storage import make_folder
 from gpattention.training.checkpoint import list_checkpoints
 from gpattention.training.folder import FIRST_PHASE, SHARED
 from gpattention.training.records import read_events
@@ -74,7 +75,7 @@ def train_plan(
     under way are told to save their state and stop.
     """
     runs = Path(runs)
-    (runs / "recipes").mkdir(parents=True, exist_ok=True)
+    make_folder(runs / "recipes")
     sources = plan.sources()
     options = (*_options(device, root), *plan.train)
     works = []
@@ -119,7 +120,8 @@ def evaluate_plan(
 
 def is_finished(folder: Path) -> bool:
     """Whether a run has trained to its end, here or elsewhere."""
-    return any(event["event"] in ("finished", SHARED) for event in read_events(folder))
+    whole = (folder / "recipe.json").is_file()  # not so where a shared model was half copied
+    return whole and any(event["event"] in ("finished", SHARED) for event in read_events(folder))
 
 
 def _is_gone(source: Path) -> bool:
@@ -174,7 +176,7 @@ def _all(works: Sequence[_Work], at_once: int, minutes: float | None) -> Iterato
                 running[work.name] = (_start(work), (work, time.monotonic()))
             if not running and waiting:  # what they wait for has failed
                 for work in waiting:
-                    work.log.parent.mkdir(parents=True, exist_ok=True)
+                    make_folder(work.log.parent)
                     work.log.write_text(
                         "the run whose first phase it was to take over did not reach its end\n"
                     )
@@ -206,7 +208,7 @@ def _ended(running: dict[str, _Running]) -> Iterator[None]:
 
 
 def _start(work: _Work) -> "subprocess.Popen[bytes]":
-    work.log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(work.log.parent)
     with work.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "gpattention", *work.arguments], stdout=log, stderr=subprocess.STDOUT

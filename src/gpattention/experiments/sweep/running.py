@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.recipe_file import changed_recipe
 from gpattention.experiments.runs import chosen_row, open_run
 from gpattention.experiments.sweep.files import write_sweep
@@ -22,6 +22,7 @@ from gpattention.experiments.sweep.result import CRITERIA, Criterion, SweepResul
 from gpattention.reading import read_json
 from gpattention.training import CheckpointError, Recipe, load_recipe, recipe_from_dict
 from gpattention.training.differences import told_differences
+from gpattention.training.folder import check_new
 
 __all__ = ["SweepResult", "SweepRow", "SweepSetting", "choose_setting", "run_sweep"]
 
@@ -63,7 +64,8 @@ def run_sweep(
     if jobs < 1:
         raise ValueError(f"expected jobs >= 1, got {jobs}")
     base = _base(recipe, changes)
-    place = Path("runs") / f"sweep-{base.name}" if folder is None else Path(folder)
+    own = check_name("the folder of the sweep", f"sweep-{base.name}") if folder is None else ""
+    place = Path("runs") / own if folder is None else Path(folder)
     planned = plan_sweep(base, over, seeds, place)
     ready = {run.folder: row for run in planned if (row := _before(run, resume=resume)) is not None}
     rest = [
@@ -109,6 +111,7 @@ def _begun(run: PlannedRun) -> bool:
 def _before(run: PlannedRun, *, resume: bool) -> SweepRow | None:
     """The row of a run that an earlier sweep finished; another sweep's runs are refused before any work."""
     if not _begun(run):
+        check_new(run.folder)
         return None
     if not resume:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")

@@ -14,7 +14,7 @@ from gpattention.gp.errors import NonFiniteError
 from gpattention.models.embeddings.contextual import ContextualEmbedding, check_batch_size
 from gpattention.models.embeddings.files import digest
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
-from gpattention.models.storage import check_finite, write_atomically
+from gpattention.models.storage import check_finite, make_folder, write_atomically
 
 _FORMAT = "gpattention.embedding"
 _VERSION = "1"
@@ -81,7 +81,7 @@ class CachedEmbedding:
             vectors = self._embedding.embed([sentence for _, sentence in batch])
             for (file, sentence), x in zip(batch, vectors, strict=True):
                 self._check(x, sentence)
-                file.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(file.parent)
                 write_atomically(file, self._packed(x, sentence))
         if total:
             self._tell(total, total)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpattention.checks import check_whole
 from gpattention.models.embeddings.files import existing_file
 from gpattention.models.embeddings.sentences import Sentences, check_sentences
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_json
 
 PADDING = 0  # index of the token that fills short sentences up
@@ -133,7 +133,7 @@ class Vocabulary:
             "words": list(self.words),
         }
         file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         write_atomically(file, (json.dumps(content, indent=0) + "\n").encode())
 
     @classmethod

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.experiments.reproduction.results.markdown import words
@@ -16,6 +17,8 @@ from gpattention.experiments.reproduction.results.reading import (
     PlanResults,
     differences,
 )
+from gpattention.reports.escaping import Markup, markdown, markdown_line, visible
+from gpattention.training.folder import TAKEN
 
 SETTINGS = ("samples", "limit", "seed", "predictors", "types", "severities")
 FILES = {  # the first that fits
@@ -39,10 +42,11 @@ FILES = {  # the first that fits
 
 def readme(results: PlanResults, commands: list[str], files: list[str], left_out: tuple[str, ...]) -> str:
     """The page that stands above everything."""
+    shown = "\n".join(visible(command).replace("```", "` ` `") for command in commands)
     parts = [
-        f"# {results.plan.name}\n",
+        f"# {markdown(results.plan.name)}\n",
         _extent(results),
-        "## How it was made\n\n```console\n" + "\n".join(commands) + "\n```\n",
+        f"## How it was made\n\n```console\n{shown}\n```\n",
         "Everything here follows from the run folders, or without them from their records in\n"
         "[records.tar.xz](records.tar.xz); the last command writes the same files again.\n",
         f"## Models\n\n{_models(results)}",
@@ -56,14 +60,17 @@ def readme(results: PlanResults, commands: list[str], files: list[str], left_out
 
 
 def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
-    """From each start of the training process to the last it told, stops between them left out."""
+    """From each start of the training process to the last it told, stops between them left out.
+
+    Where the clock was set back between two events, nobody knows how long it took: it counts as nothing.
+    """
     total = 0.0
     for i in range(1, len(events)):
         follow = dropwhile(lambda event: event.get("event") == "phase", events[i:])
         # a process that resumes sets up its phases first, and then says so
         resumes = _starts(events, i) and next(follow, {}).get("event") == "resumed"
         if not resumes:
-            total += events[i]["time"] - events[i - 1]["time"]
+            total += max(0.0, events[i]["time"] - events[i - 1]["time"])
     return total
 
 
@@ -109,7 +116,7 @@ def _training(results: PlanResults) -> str:
         phases = [event for event in run.events if event.get("event") == "phase"]
         device = ", ".join(dict.fromkeys(_where(event) for event in phases))
         stops = sum(event.get("event") == "resumed" for event in run.events)
-        taken = next((e["source"] for e in run.events if e.get("event") == "first phase taken"), "")
+        taken = next((e["source"] for e in run.events if e.get("event") == TAKEN), "")
         rows.append(
             [
                 run.folder.name, date_of(run.events[0]["time"]) if run.events else "",
@@ -200,7 +207,7 @@ def _cuts(results: PlanResults, left_out: tuple[str, ...]) -> str:
         lines.append(f"not trained or not evaluated: {', '.join(results.missing)}")
     if left_out:
         lines.append(f"report.html is without {', '.join(left_out)}, to keep it small")
-    return "".join(f"- {line}\n" for line in lines) or "Nothing.\n"
+    return "".join(f"- {markdown_line(line)}\n" for line in lines) or "Nothing.\n"
 
 
 def _files(files: list[str]) -> str:
@@ -210,14 +217,19 @@ def _files(files: list[str]) -> str:
         about = next(about for pattern, about in FILES.items() if fnmatch(name, pattern))
         stem, _, form = name.rpartition(".")
         twice = form == "svg" and f"{stem}.png" in files
-        grouped[about].append(f"[svg]({name})" if twice else f"[{name}]({name})")
-    rows = [[about, ", ".join(names)] for about, names in grouped.items() if names]
+        grouped[about].append(f"[svg]({_link(name)})" if twice else f"[{markdown(name)}]({_link(name)})")
+    rows = [[Markup(about), Markup(", ".join(names))] for about, names in grouped.items() if names]
     return words(["What", "Files"], rows)
+
+
+def _link(name: str) -> str:
+    """The address of a file beside the page."""
+    return quote(name, safe="+=,@")
 
 
 def listed_files(page: str) -> set[str]:
     """What an earlier README names as files of its results."""
-    names = re.findall(r"\]\(([^()/]+)\)", page.partition("## Files\n")[2])
+    names = map(unquote, re.findall(r"\]\(([^()/]+)\)", page.partition("## Files\n")[2]))
     return {name for name in names if any(fnmatch(name, pattern) for pattern in FILES)}
 
 

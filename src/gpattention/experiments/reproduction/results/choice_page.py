@@ -13,6 +13,7 @@ from gpattention.experiments.reproduction.results.verdicts import (
     judge_rivals,
     rival_columns,
 )
+from gpattention.reports.escaping import markdown, markdown_code
 from gpattention.reports.words import metric_name
 
 HOW_CHOSEN = """\
@@ -35,7 +36,7 @@ with five.
 def choice_markdown(results: PlanResults, choice: Choice) -> str:
     """Ranking, goals, rivals, and what they come to."""
     chosen = choice.chosen
-    title = f"# {results.plan.name}: what is chosen, and whether it is better\n"
+    title = f"# {markdown(results.plan.name)}: what is chosen, and whether it is better\n"
     if chosen is None:
         return (
             f"{title}\nNothing that may be chosen was judged on validation items, as the suite clean does.\n"
@@ -60,12 +61,15 @@ def _verdict(
     rivals: list[RivalVerdict],
     absent: list[str],
 ) -> str:
-    lines = [f"**Chosen: `{chosen.candidate}`**, validation NLL {chosen.nll.text(4)}, {_runs(chosen)}."]
+    told = f"validation NLL {chosen.nll.text(4)}, {_runs(chosen)}"
+    lines = [f"**Chosen: {markdown_code(chosen.candidate)}**, {told}."]
     ahead = [ranked for ranked in choice.ranking if ranked.nll.mean < chosen.nll.mean]
     if ahead:
         whose = "a rival's" if ahead[0].rival else "not to be chosen by the plan"
         whose = whose if ahead[0].alike else f"on {ahead[0].items or 'unknown'} items, not as many as most"
-        lines.append(f"Lower still, but {whose}: `{ahead[0].candidate}`, {ahead[0].nll.text(4)}.")
+        lines.append(
+            f"Lower still, but {whose}: {markdown_code(ahead[0].candidate)}, {ahead[0].nll.text(4)}."
+        )
     if choice.lead is not None and choice.lead.error is not None and not choice.lead.clear:
         lines.append(f"The next is as good within two standard errors ({choice.lead.text(4)}).")
     if goals:
@@ -80,7 +84,7 @@ def _verdict(
             f"Rivals beaten: {len(beaten)} of {len(single)}, {clear} of them beyond two standard errors."
         )
     if absent:
-        lines.append(f"The plan's rivals {', '.join(absent)} are not in this part of it.")
+        lines.append(f"The plan's rivals {markdown(', '.join(absent))} are not in this part of it.")
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
@@ -115,7 +119,8 @@ def _rivals(results: PlanResults, verdicts: list[RivalVerdict]) -> str:
         basis: str = next((gap.basis for _, gap in verdict.gaps.values() if gap is not None), "")
         if basis and len(set(verdict.items)) > 1 and all(verdict.items):  # not like with like
             basis += f"; {verdict.items[0]} items against {verdict.items[1]}"
-        rows.append([f"`{verdict.one}`", f"`{verdict.rival}`", *cells, basis, verdict.outcome])
+        one, rival = markdown_code(verdict.one), markdown_code(verdict.rival)
+        rows.append([one, rival, *cells, basis, verdict.outcome])
     headings = [f"{metric_name(column.metric)} on {column.place}" for column in columns]
     return words(["Ours", "Rival", *headings, "Error", "Verdict"], rows)
 

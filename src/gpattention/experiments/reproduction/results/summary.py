@@ -1,7 +1,5 @@
 """Every model with every way to predict: mean and standard error over seeds, as Markdown and CSV."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +15,7 @@ from gpattention.experiments.reproduction.results.estimates import Estimate, dif
 from gpattention.experiments.reproduction.results.markdown import table
 from gpattention.experiments.reproduction.results.reading import SEVERITY, EvaluatedModel, PlanResults
 from gpattention.reports.comparable import Basis, compared
+from gpattention.reports.escaping import Markup, csv_text, markdown
 
 HOW_TO_READ = """\
 ± is the standard error of the mean over seeds. ECE and MCE are pooled with 15 bins; "batches" are means
@@ -74,20 +73,20 @@ def summary_lines(results: PlanResults) -> list[SummaryLine]:
 def summary_markdown(results: PlanResults) -> str:
     """The page."""
     lines = summary_lines(results)
-    parts = [f"# {results.plan.name}: all models\n\n{HOW_TO_READ}"]
+    parts = [f"# {markdown(results.plan.name)}: all models\n\n{HOW_TO_READ}"]
     parts += [_table(layout, lines) for layout in layouts(results)]
     return "\n".join(parts)
 
 
 def summary_csv(results: PlanResults) -> str:
     """One line for each figure, in fractions; severities are means over the types."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    for model in results.models:
-        for predictor in model.predictors:
-            writer.writerows(_figures(model, predictor))
-    return text.getvalue()
+    lines = (
+        figure
+        for model in results.models
+        for predictor in model.predictors
+        for figure in _figures(model, predictor)
+    )
+    return csv_text(FIELDS, ([line[name] for name in FIELDS] for line in lines))
 
 
 def best_place(column: Column, lines: Sequence[SummaryLine]) -> int | None:
@@ -126,14 +125,14 @@ def _table(layout: TableLayout, lines: Sequence[SummaryLine]) -> str:
     bases = [{line.basis(column) for line in shown} - {None} for column in layout.columns]
     told = [layout.note, OTHER_ITEMS if any(len(of_column) > 1 for of_column in bases) else ""]
     note = "".join(f"\n{text}\n" for text in told if text)
-    return f"## {layout.title}\n{note}\n{table(headings, rows, left=2)}"
+    return f"## {markdown(layout.title)}\n{note}\n{table(headings, rows, left=2)}"
 
 
 def _cell(estimate: Estimate | None, column: Column, *, bold: bool) -> str:
     if estimate is None:
         return ""
     told = estimate.text(column.digits, column.scale)
-    return f"**{told}**" if bold else told
+    return Markup(f"**{told}**") if bold else told
 
 
 def _figures(model: EvaluatedModel, predictor: str) -> Iterator[dict[str, object]]:

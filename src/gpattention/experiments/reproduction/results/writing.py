@@ -1,14 +1,12 @@
 """All results of a plan into one folder; the same records of runs give the same bytes."""
 
-import csv
-import io
 import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.paper import FIGURES, TABLES, paper_table, write_table
 from gpattention.experiments.reporting import read_runs
 from gpattention.experiments.reproduction.plan import Plan
@@ -19,9 +17,10 @@ from gpattention.experiments.reproduction.results.choosing import choose
 from gpattention.experiments.reproduction.results.plots import FORMS, draw_figures
 from gpattention.experiments.reproduction.results.reading import EvaluatedModel, PlanResults, read_results
 from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
-from gpattention.models.storage import write_atomically
+from gpattention.models.storage import make_folder, remove_leftovers, write_atomically
 from gpattention.reports import RunData, build_report
 from gpattention.reports.canvas import picture
+from gpattention.reports.escaping import csv_text
 
 LARGEST = 3_000_000  # bytes of the report
 LEFT_OUT = (  # one after the other, until it is not larger; records have no gallery of images at all
@@ -76,7 +75,7 @@ def _write(
     written: list[Path] = []
 
     def write(name: str, content: bytes) -> None:
-        write_atomically(out / name, content)
+        write_atomically(out / check_name("the name of a file of results", name), content)
         note(out / name)
 
     def note(file: Path) -> None:
@@ -84,7 +83,7 @@ def _write(
         if on_file is not None:
             on_file(file)
 
-    out.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(make_folder(out))
     write(ARCHIVE, records.archive)
     write("summary.md", summary_markdown(results).encode())
     write("summary.csv", summary_csv(results).encode())
@@ -112,12 +111,8 @@ def _write(
 def _training(model: EvaluatedModel) -> str:
     """The rows of all seeds, one after the other."""
     columns = list(dict.fromkeys(key for run in model.runs for row in run.rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["seed", *columns], lineterminator="\n")
-    writer.writeheader()
-    for run in model.runs:
-        writer.writerows({"seed": run.seed, **row} for row in run.rows)
-    return text.getvalue()
+    lines = ([run.seed, *(row.get(column) for column in columns)] for run in model.runs for row in run.rows)
+    return csv_text(["seed", *columns], lines)
 
 
 def _configs(results: PlanResults) -> str:
