@@ -111,3 +111,19 @@ def test_arguments(tmp_path: Path) -> None:
         GloveEmbedding(write(tmp_path, *LINES), width=5)
     with pytest.raises(FileNotFoundError, match=r"expected file to be a file, got .*nowhere"):
         GloveEmbedding(tmp_path / "nowhere")
+
+
+def test_hostile_headers_and_bytes_tell_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    for content, told in (
+        (b"9" * 5000 + b" 3\na 1 2 3\n", "line 1: expected a count and a width in the header, got '999"),
+        (
+            b"3 " + b"9" * 5000 + b"\na 1 2 3\n",
+            "line 1: expected a count and a width in the header, got '3 999",
+        ),
+        (b"a 1 2\n\xff 1 2\n", "line 2: expected a word in UTF-8"),
+        (b"a 1 2\nb 1 \xff\n", "line 2: expected 2 numbers after the word"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"vectors\.txt, {told}"):
+            GloveEmbedding(file)

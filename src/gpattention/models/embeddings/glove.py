@@ -117,6 +117,8 @@ def _header(line: bytes, width: int | None, where: str) -> tuple[int | None, int
     # A word and one number look the same, but only if vectors have one number.
     if len(fields) != 2 or width == 1 or not all(field.isdigit() for field in fields):
         return None, width if width is not None else (max(len(fields) - 1, 0) or None)
+    if max(map(len, fields)) > 15:
+        raise ValueError(f"{where}: expected a count and a width in the header, got {_shown(line)}")
     count, told = int(fields[0]), int(fields[1])
     if told < 1 or (width is not None and told != width):
         expected = "a width >= 1" if width is None else f"width {width}"
