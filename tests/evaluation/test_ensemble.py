@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from gpattention.evaluation import DeepEnsemble, ModelPredictor
+from gpattention.evaluation import (
+    DeepEnsemble,
+    LaplaceLastLayer,
+    MCDropout,
+    ModelPredictor,
+    TemperatureScaling,
+)
+from gpattention.models import VisionConfig, VisionTransformer
 from tests.models.stub_models import StubModel, normal
 
 X = normal(6, 5, seed=1)
@@ -59,3 +66,26 @@ def test_errors() -> None:
     assert len(uneven) == 2
     with pytest.raises(ValueError, match=r"all weigh the same, got \[\(4, 3\), \(1, 3\)\]"):
         uneven.predict(X, samples=4)
+
+
+def test_drawn_is_told_by_every_predictor() -> None:
+    """Members that differ disagree for real, also without a draw; one member, or copies of it, do not."""
+    x, labels = normal(12, 5, seed=3), torch.arange(12) % 3
+    first, second = ModelPredictor(StubModel()), ModelPredictor(StubModel(seed=1))
+    for samples in (0, 3):
+        assert DeepEnsemble([first, second]).predict(x, samples=samples).drawn
+        assert DeepEnsemble([first]).predict(x, samples=samples).drawn == (samples > 0)
+    assert not DeepEnsemble([first, first]).predict(x, samples=0).drawn
+    torch.manual_seed(0)
+    model = VisionTransformer(
+        VisionConfig(image_size=8, channels=1, width=16, depth=1, heads=2, classes=3, attention="softmax")
+    )
+    images = normal(12, 1, 8, 8)
+    for predictor in (MCDropout(model), LaplaceLastLayer(model).fit(images, labels)):
+        assert predictor.predict(images, samples=3).drawn
+        assert not predictor.predict(images, samples=0).drawn
+        scaled = TemperatureScaling(predictor)
+        scaled._temperature = 2.0
+        assert scaled.predict(images, samples=3).drawn
+        assert not scaled.predict(images, samples=0).drawn
+    assert not model.predict(images, samples=3).drawn  # softmax attention has nothing to draw from

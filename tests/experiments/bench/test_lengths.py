@@ -207,7 +207,7 @@ class TestSeries:
             ValueError, match="expected kinds among softmax, scgp, cgp, paper-cgp, paper-scgp"
         ):
             bench_lengths(["sgpa"])
-        with pytest.raises(ValueError, match="expected longest >= 1, got 0"):
+        with pytest.raises(ValueError, match="expected longest to be a whole number >= 1, got 0"):
             bench_lengths(["scgp"], longest=0)
 
 

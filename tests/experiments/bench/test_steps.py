@@ -133,8 +133,8 @@ class TestSteps:
         ("options", "message"),
         [
             ({"kinds": ["nothing"]}, "expected kinds among softmax, kernel"),
-            ({"batch": 0}, "expected batch >= 1, got 0"),
-            ({"repeats": 0}, "expected repeats >= 1, got 0"),
+            ({"batch": 0}, "expected batch to be a whole number >= 1, got 0"),
+            ({"repeats": 0}, "expected repeats to be a whole number >= 1, got 0"),
         ],
     )
     def test_mistakes(self, options, message: str) -> None:
@@ -183,7 +183,7 @@ class TestPredictions:
 
     @pytest.mark.parametrize("name", ["images", "samples", "repeats"])
     def test_mistakes(self, name: str) -> None:
-        with pytest.raises(ValueError, match=f"expected {name} >= 1, got 0"):
+        with pytest.raises(ValueError, match=f"expected {name} to be a whole number >= 1, got 0"):
             bench_predictions(["cgp"], config=SMALL, **{name: 0})
 
 
