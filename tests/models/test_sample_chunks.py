@@ -1,9 +1,11 @@
 """Predictions whose samples share what is before the first draw: the same draws, fewer calls, replays."""
 
+import threading
 import time
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from gpattention import gp
 from gpattention.gp import ItemNoise
@@ -170,7 +172,13 @@ class TestReplays:
             assert tapes == []
             predict(model, images, samples=2, batch_size=4, capture=True)
             assert len(tapes) == 1
-        predict(model, images, samples=2, batch_size=4)
+        assert sample_chunks._made_by(threading.Thread(target=DataLoader.__iter__)).startswith(
+            sample_chunks.HELPERS
+        )
+        monkeypatch.setattr(sample_chunks, "HELPERS", ("tests.", *sample_chunks.HELPERS))
+        pause = Pause()
+        with paused(pause, pause):
+            predict(model, images, samples=2, batch_size=4)
         assert len(tapes) == 2
 
     def test_a_model_that_cannot_be_captured_runs_eagerly_unless_capture_is_insisted_on(

@@ -261,9 +261,10 @@ def predict(
 
     A model whose forward pass takes `samples`, as the transformers' does, computes what is before the first
     draw once for all samples of an item.  On a GPU batches of such a model may be replays of a captured one:
-    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time and the
-    process has no other thread: PyTorch cannot capture while another one uses the GPU.  True fails with the
-    reason where nothing can be captured; two batches come first, so fewer are not replays.
+    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time and
+    the process has no other thread but those of progress bars, loaders and notebooks: PyTorch cannot capture
+    while another one uses the GPU.  True fails with the reason where nothing can be captured; two batches
+    come first, so fewer are not replays.
     If `batch_size` is not given it is 256, or 2000 on a GPU whose memory suffices.
 
     >>> predict(model, images, samples=10).probs  # [B, C]

@@ -34,6 +34,8 @@ from gpattention.models.rows import Inputs, Progress, count_items, device_of
 
 WORTH = 4  # chunks still to run for which a capture pays
 LAUNCH_BOUND = 0.7  # share of a chunk's time that went into starting its kernels
+# whose threads never compute on a GPU: progress bars, loaders that pin memory, notebooks
+HELPERS = ("tqdm.", "torch.utils.data.", "ipykernel.", "IPython.", "zmq.", "tornado.")
 NO_CAPTURE = "expected capture=None or False for a model that cannot be captured, got True: {}"
 
 
@@ -125,7 +127,7 @@ def run_chunks(
 
     The model is in evaluation mode and gradients are off.  `capture` says whether to replay chunks as a CUDA
     graph, those after the second, and fails where that is impossible; None leaves it to a measurement of the
-    second chunk, and to whether this is the only thread.
+    second chunk, and to whether another thread may use the GPU.
     """
     batch_size = check_count("batch_size", batch_size, least=1)
     request = replace(request, first_item=check_count("first_item", request.first_item, least=0))
@@ -135,9 +137,7 @@ def run_chunks(
     refusal = why_not_captured(model, device)
     if capture and refusal is not None:
         raise ValueError(NO_CAPTURE.format(refusal))
-    # a capture breaks off where another thread uses the GPU, and random numbers drawn there meanwhile fail
-    alone = capture or threading.active_count() == 1
-    capturing = capture is not False and refusal is None and alone
+    capturing = refusal is None and (_is_alone() if capture is None else capture)
     runner = _Runner(model, inputs, request, device, full_rows=full if capturing else None)
     result = _Result(items, request.samples, device)
     own_checks = _defers_checks(device)
@@ -256,6 +256,21 @@ class _Result:
 
     def _zeros(self, like: Tensor | None) -> Tensor | None:
         return None if like is None else like.new_zeros(self._items, *like.shape[1:])
+
+
+def _is_alone() -> bool:
+    """Whether no other thread may use the GPU.
+
+    It would break off a capture, and random numbers that it drew meanwhile would fail.
+    """
+    own = threading.current_thread()
+    return all(_made_by(thread).startswith(HELPERS) for thread in threading.enumerate() if thread is not own)
+
+
+def _made_by(thread: threading.Thread) -> str:
+    """The module of what it runs."""
+    target = getattr(thread, "_target", None)
+    return str(getattr(target, "__module__", None) or type(thread).__module__)
 
 
 def _defers_checks(device: torch.device) -> bool:

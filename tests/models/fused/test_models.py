@@ -185,7 +185,7 @@ def test_reasons() -> None:
         assert why_not_fused_blocks(list(model.blocks), model.norm, ("logits",)) is None  # type: ignore[arg-type]
         assert "tokens" in refused(model, ("logits", "tokens"))
         dropouts = find_dropouts(model)
-        with hooked(dropouts, lambda *told: None):
+        with hooked(model, dropouts, lambda *told: None):
             assert "hooks" in refused(model)
         handle = nn.modules.module.register_module_forward_pre_hook(lambda *told: None)
         assert "watched" in refused(model)
