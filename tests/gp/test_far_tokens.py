@@ -101,6 +101,15 @@ def test_float32_equals_the_oracle(name: str, regime: str, distance: float) -> N
         assert_equal_to_oracle(PAIRS[name], s, MASKS, NOISE, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["direct", "cgp", "scgp paper", "sgpa", "row amplitude"])
+def test_an_offset_is_no_spread(name: str, dtype: torch.dtype) -> None:
+    """However large: kernels do not see where the centre is."""
+    s = far_apart(sample(*LEAD, spread=0.8, dtype=dtype), "offset", 1e6)
+    tolerance = 1e-8 if dtype == torch.float64 else max(1e-5, float32_tolerance(name))
+    assert_equal_to_oracle(PAIRS[name], s, MASKS, NOISE, rtol=tolerance)
+
+
 @pytest.mark.parametrize("distance", [1e3, 1e4])
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("noise", [1e-4, 1e-2, 1.0])
