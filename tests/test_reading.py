@@ -79,7 +79,7 @@ def test_long_keys_do_not_take_for_ever(tmp_path: Path) -> None:
         read_toml(written(tmp_path / "x.toml", ".".join("a" * 500_000) + " = 1"))
     with pytest.raises(ValueError, match="expected at most 1048576 bytes, got 1048577"):
         read_toml(written(tmp_path / "x.toml", "#" * ((1 << 20) + 1)))
-    assert time.perf_counter() - begun < 2
+    assert time.perf_counter() - begun < 20  # on a busy machine; it would be hours
 
 
 def test_what_is_sound_is_read(tmp_path: Path) -> None:

@@ -126,14 +126,14 @@ def test_small_pickles_do_not_take_for_ever(name: str, tmp_path: Path) -> None:
     begun = time.perf_counter()
     with pytest.raises(ValueError, match="file: expected a CIFAR pickle, got"):
         read(BOMBS[name], tmp_path)
-    assert time.perf_counter() - begun < 2
+    assert time.perf_counter() - begun < 20  # on a busy machine; it would be hours
 
 
 def test_what_is_remembered_takes_no_more_memory_than_it_needs(tmp_path: Path) -> None:
     begun = time.perf_counter()
     content = b"\x80\2}r\xff\xff\xff\x7fU\4data]s."  # number 2^31 - 1: Python's own makes room for as many
     assert read(content, tmp_path) == {"data": []}
-    assert time.perf_counter() - begun < 1
+    assert time.perf_counter() - begun < 60
 
 
 def test_the_bomb_is_small() -> None:
@@ -214,7 +214,7 @@ def test_random_programs_end_and_call_nothing(seed: int, tmp_path: Path) -> None
             assert all(isinstance(key, str) for key in found)
             plain += 1
     assert plain > 0  # some are pickles
-    assert time.perf_counter() - begun < 20
+    assert time.perf_counter() - begun < 60
     assert CALLED == []
 
 
