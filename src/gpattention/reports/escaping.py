@@ -14,9 +14,12 @@ from collections.abc import Iterable, Sequence
 # what a spreadsheet takes for the beginning of a formula, also in the wide forms of East Asian text
 _FORMULA = tuple("=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}"
                  "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
-# a `<` begins markup only before these, an underscore emphasises only at the edge of a word
-_MARKDOWN = re.compile(r"[\\|*\[\]`]|<(?=[A-Za-z/!?])|~(?=~)|(?<=~)~|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
-_BLOCK = re.compile(r"^(?:(?=[#>]|[-+=]+(?:\s|$)|-{3})|\d+(?=[.)](?:\s|$)))")
+# a `<` begins markup only before these, a bracket links only before others, an underscore emphasises only at
+# the edge of a word
+_MARKDOWN = re.compile(
+    r"[\\|*`]|\](?=[(\[:])|<(?=[A-Za-z/!?])|~(?=~)|(?<=~)~|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])"
+)
+_BLOCK = re.compile(r"^(?:(?=[#>]|[-+=]+(?:\s|$)|-{3}|\[[ xX]\])|\d+(?=[.)](?:\s|$)))")
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#",
     "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
