@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpattention.adopt import convert_huggingface, convert_own, convert_timm, convert_torch
-from gpattention.adopt.conversion import RECORD, Conversion
+from gpattention.adopt.conversion import RECORD, SAVED_IMPLEMENTATION, Conversion
 from gpattention.adopt.convert_inducing import Placing
 from gpattention.adopt.convert_kinds import KINDS
 from gpattention.adopt.convert_layer import ConvertedAttention, TrainingDraw, converted_layers, forget
@@ -107,9 +107,11 @@ def convert(
 
 def _keep_record(model: nn.Module, sites: list[Site], record: Conversion) -> None:
     """Have it saved with the model: in a Hugging Face config, else beside the weights."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if any(site.family == "huggingface" for site in sites) and hasattr(model, "save_pretrained"):
         setattr(config, RECORD, record.to_dict())
+        # written as it is, and what transformers sets `_attn_implementation` from when it reads it
+        config.attn_implementation = SAVED_IMPLEMENTATION
     else:
         add_saving(model, record)
 
