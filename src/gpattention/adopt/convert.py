@@ -4,7 +4,9 @@
 >>> loss = cross_entropy(model(x), y) + 0.01 * gpattention.regularizer(model)
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from typing import Any, TypeVar
 
 import torch
@@ -91,18 +93,46 @@ def convert(
         count_items(example)
         with evaluating(model):  # an example that the host does not take leaves it as it was
             call_model(model, example)
-    if any(convert_own.is_native(site) for site in sites):
-        convert_own.convert_natively(model, sites, kind, options)
-    else:
-        _swap(model, sites, record)
-        _keep_record(model, sites, record)
-    model.__dict__[_NOTE] = record
-    model.register_forward_pre_hook(forget)
-    if isinstance(model, Transformer):
-        model.register_forward_hook(remember_output)
-    if example is not None:
-        _place_inducing(model, example, seed)
+    with _all_or_nothing(model), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if any(convert_own.is_native(site) for site in sites):
+            convert_own.convert_natively(model, sites, kind, options)
+        else:
+            _swap(model, sites, record)
+            _keep_record(model, sites, record)
+        model.__dict__[_NOTE] = record
+        model.register_forward_pre_hook(forget)
+        if isinstance(model, Transformer):
+            model.register_forward_hook(remember_output)
+        if example is not None:
+            _place_inducing(model, example, seed)
     return model
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """What fails inside leaves every module as it was.
+
+    A conversion writes no weight of the host: it changes attributes, and the tables of modules, parameters
+    and hooks.  Those are filled again, not replaced: whoever registered a hook holds on to its table.
+    """
+    tables = [name for name, value in nn.Module().__dict__.items() if isinstance(value, dict | set)]
+    before = [
+        (module, own, {name: copy(own[name]) for name in tables if name in own})
+        for module in model.modules()
+        for own in [dict(module.__dict__)]
+    ]
+    try:
+        yield
+    except BaseException:
+        for module, attributes, contents in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for name, content in contents.items():
+                table = module.__dict__[name]
+                table.clear()
+                table.update(content)
+        raise
 
 
 def _keep_record(model: nn.Module, sites: list[Site], record: Conversion) -> None:
@@ -155,10 +185,7 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
 def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
     if any(site.parent is None and site.family in ("torch", "timm", "gpattention") for site in sites):
         raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(record.seed)
-        # all are made before any is placed: a refusal leaves the model as it was
-        made = [(site, _layer(site, record)) for site in sites]
+    made = [(site, _layer(site, record)) for site in sites]  # all, before any is placed
     for site, layer in made:
         _PLACES[site.family].place(model, site, layer)
     transformers = [site for site in sites if site.family == "huggingface"]
