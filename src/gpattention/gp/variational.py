@@ -258,7 +258,7 @@ def _check(
     if scale_tril.shape[-3:] != (D, m, m):
         raise ValueError(f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}")
     finite = {**tokens, **inducing, "inducing_v": inducing_v, "scale_tril": scale_tril}
-    if not checks_are_deferred():
+    if not checks_are_deferred(q):
         check_values(
             {name: keep_rows(x, mask if name in tokens else None) for name, x in finite.items()}, {}, None
         )
