@@ -160,7 +160,8 @@ class _TwiceDifferentiable(torch.autograd.Function):
         tensors: list[Any] = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
         wanted = [x is not None and x.requires_grad for x in tensors]
         leaves = [x for x, want in zip(tensors, wanted, strict=True) if want]
-        mean = _attend_plainly(*tensors, ctx.options)
+        q, k, v, attn_mask = tensors
+        mean = _attend_plainly(q, k, v, attn_mask, ctx.options)
         found = iter(torch.autograd.grad(mean, leaves, grad, create_graph=True))
         return None, *(next(found) if want else None for want in wanted), None
 
