@@ -129,7 +129,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None,
     mean = scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
     if torch.compiler.is_compiling() or not mean.requires_grad:
         return mean
-    again: Tensor = _TwiceDifferentiable.apply(mean, q, k, v, attn_mask, options)
+    again: Tensor = _TwiceDifferentiable.apply(mean, q, k, v, attn_mask, options)  # type: ignore[no-untyped-call]
     return again
 
 
