@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 import gpattention
 from gpattention.adopt.conversion import Conversion
 from gpattention.models import Transformer, VisionConfig, VisionTransformer
-from tests.adopt.hosts import Host, make
+from tests.adopt.hosts import Encoder, Host, make
 from tests.adopt.test_convert_families import logits
 
 SELF_TOLD = ["bert", "distilbert", "vit", "own softmax", "own kernel rows", "own text"]
@@ -252,3 +253,115 @@ def test_the_class_itself_names_who_reads_a_converted_model(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"gpattention\.from_pretrained\(folder\) reads it"):
         VisionTransformer.from_pretrained(tmp_path)
     assert isinstance(gpattention.from_pretrained(tmp_path), VisionTransformer)
+
+
+HUGGINGFACE = ["bert", "bert eager", "roberta", "distilbert", "electra", "vit", "deit"]
+
+
+def host_classes(model: nn.Module) -> list[Any]:
+    """Whatever of transformers would read a folder of such a model."""
+    import transformers
+
+    auto = "AutoModelForImageClassification" if "Image" in type(model).__name__ else None
+    return [
+        type(model),
+        transformers.AutoModel,
+        getattr(transformers, auto or "AutoModelForSequenceClassification"),
+    ]
+
+
+@pytest.mark.parametrize("family", HUGGINGFACE)
+def test_the_hosts_classes_name_who_reads_a_converted_folder(family: str, tmp_path: Path) -> None:
+    """Of every family of transformers; they built a plain model around weights trained with another."""
+    host = converted(family)
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    for cls in host_classes(host.model):
+        with pytest.raises(ValueError, match=r"gpattention\.from_pretrained\(folder\) reads"):
+            cls.from_pretrained(tmp_path)
+    for found in (None, type(host.model)):
+        again = gpattention.from_pretrained(tmp_path, found)
+        assert torch.equal(logits(Host(again, host.inputs, 2)), logits(host))
+    again.save_pretrained(tmp_path / "again")  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"gpattention\.from_pretrained\(folder\) reads"):
+        type(host.model).from_pretrained(tmp_path / "again")  # type: ignore[attr-defined]
+
+
+def test_a_host_that_the_folder_tells_is_not_taken(tmp_path: Path) -> None:
+    converted("bert").model.save_pretrained(tmp_path)  # type: ignore[operator]
+    built = make("bert").model
+    with pytest.raises(ValueError, match=r"got a BertForSequence.*: call gpattention\.from_pretrained\('"):
+        gpattention.from_pretrained(tmp_path, built)
+    assert gpattention.conversion_of(built) is None
+    with pytest.raises(ValueError, match=r"such as \['BertForSequenceClassification'\], got .*Linear"):
+        gpattention.from_pretrained(tmp_path, nn.Linear)
+    folder = tmp_path / "torch"
+    converted("encoder").model.save_pretrained(folder)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="built as before the conversion, got the class Encoder"):
+        gpattention.from_pretrained(folder, Encoder)
+
+
+def test_a_class_of_ones_own_reads_its_folder(tmp_path: Path) -> None:
+    from transformers import BertForSequenceClassification
+
+    class Mine(BertForSequenceClassification):
+        pass
+
+    model = gpattention.convert(Mine(make("bert").model.config), "direct").eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"got \['Mine'\]: gpattention\.from_pretrained\(folder, Class\)"):
+        gpattention.from_pretrained(tmp_path)
+    again = gpattention.from_pretrained(tmp_path, Mine)
+    assert type(again) is Mine
+    host = Host(model, make("bert").inputs, 2)
+    assert torch.equal(logits(Host(again, host.inputs, 2)), logits(host))
+
+
+@pytest.mark.parametrize("family", ["bert", "vit", "encoder", "timm"])
+def test_a_plain_model_saved_over_a_converted_one_is_named(family: str, tmp_path: Path) -> None:
+    host = converted(family)
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    plain: Any = make(family).model
+    told = "weights of a plain model.*saved over the converted one.*gpattention.convert"
+    if family in WITH_HOST:
+        save_file(plain.state_dict(), tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=told):
+            gpattention.from_pretrained(tmp_path, make(family).model)
+        return
+    # whoever insists gets the host's attention, and its record with it
+    type(plain).from_pretrained(tmp_path, attn_implementation="eager").save_pretrained(tmp_path)
+    for found in (None, type(plain)):
+        with pytest.raises(ValueError, match=told):
+            gpattention.from_pretrained(tmp_path, found)
+    type(plain).from_pretrained(tmp_path)  # as the message says
+    plain.base_model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no record of a conversion.*which .*Model\.from_pretrained"):
+        gpattention.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_a_record_tells_what_it_holds(tmp_path: Path) -> None:
+    host = converted("bert")
+    host.model.save_pretrained(tmp_path)  # type: ignore[operator]
+    make("bert").model.config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]
+    for found in (None, type(host.model)):
+        with pytest.raises(
+            ValueError, match=r"among config.json, model.safetensors\): its weights are those of"
+        ):
+            gpattention.from_pretrained(tmp_path, found)
+    make("bert").model.save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(
+        ValueError, match=r"plain model, which BertForSequenceClassification\.from_pretrained"
+    ):
+        gpattention.from_pretrained(tmp_path, type(host.model))
+
+
+def test_weights_in_several_files_come_back(tmp_path: Path) -> None:
+    host = converted("bert")
+    host.model.save_pretrained(tmp_path, max_shard_size="5KB")  # type: ignore[operator]
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert torch.equal(logits(Host(gpattention.from_pretrained(tmp_path), host.inputs, 2)), logits(host))
+    make("bert").model.save_pretrained(tmp_path / "plain", max_shard_size="5KB")  # type: ignore[operator]
+    record = json.loads((tmp_path / "config.json").read_text())["gpattention"]
+    plain = json.loads((tmp_path / "plain" / "config.json").read_text())
+    (tmp_path / "plain" / "config.json").write_text(json.dumps({**plain, "gpattention": record}))
+    with pytest.raises(ValueError, match="weights of a plain model"):
+        gpattention.from_pretrained(tmp_path / "plain")

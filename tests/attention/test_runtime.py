@@ -3,14 +3,18 @@
 import copy
 import io
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
-from gpattention.attention import Attention, Positive, build_attention
+from gpattention import gp
+from gpattention.attention import Attention, Positive, attention_class, build_attention, list_attention
 from tests.attention.variants import (
     BATCH,
     DEFAULTS,
@@ -243,3 +247,49 @@ def test_positive_can_be_set(learned: bool) -> None:
     assert_close(p().detach(), torch.tensor([0.2, 50.0], dtype=torch.float64), rtol=1e-6, atol=0)
     with pytest.raises(ValueError, match=r"above the floor 0\.5, got 0\.5"):
         Positive((1,), 0.5, floor=0.5)
+
+
+def test_every_kind_of_the_library_is_run() -> None:
+    ours = [kind for kind in list_attention() if attention_class(kind).__module__.startswith("gpattention.")]
+    assert {variant.kind for variant in VARIANTS} == set(ours)
+
+
+REGULARIZED = [
+    Variant(f"{v.kind} {name}", v.kind, {**v.options, "regularizer": name})
+    for v in DEFAULTS
+    for name in attention_class(v.kind).regularizers
+]
+
+
+HOLLOW = [
+    *(pytest.param(v, "meta", id=v.name) for v in [*VARIANTS, *REGULARIZED]),
+    *(pytest.param(v, "fake", id=f"{v.name} fake") for v in DEFAULTS),
+]
+
+
+@pytest.mark.parametrize(("variant", "mode"), HOLLOW)
+def test_shapes_without_values(variant: Variant, mode: str) -> None:
+    """Built and run, forwards and backwards, where tensors have a shape alone."""
+    real = build(variant, dtype=torch.float32)
+    x, ignore = tokens(dtype=torch.float32), padding()
+    draws = ("none",) if not real.draws else ("none", "independent") + (("joint",) * (not variant.causal))
+    fake: Any = FakeTensorMode() if mode == "fake" else nullcontext()
+    device = "meta" if mode == "meta" else "cpu"
+    with fake, torch.device(device):
+        sizes = {"embed_dim": EMBED, "num_heads": HEADS}
+        hollow = build_attention(variant.kind, **sizes, **variant.options)
+        y, masked = torch.empty(x.shape), torch.empty(ignore.shape, dtype=torch.bool)
+    assert [(name, z.shape) for name, z in hollow.named_parameters()] == [
+        (name, z.shape) for name, z in real.named_parameters()
+    ]
+    for draw, kept, training in product(draws, (None, ignore), (True, False)):
+        given: dict[str, Any] = {"draw": draw, "samples": 1 if draw == "none" else 3, "need": needs(real)}
+        expected = real.train(training)(x, key_padding_mask=kept, **given)
+        with fake:
+            found = hollow.train(training)(y, key_padding_mask=None if kept is None else masked, **given)
+            (found.output.sum() + found.regularizer.sum()).backward()
+        for name in ("output", "regularizer", "weights", "variance"):
+            one, other = getattr(found, name), getattr(expected, name)
+            assert (one is None) == (other is None), name
+            assert one is None or (one.shape, one.dtype) == (other.shape, other.dtype), name
+    gp.check_health()

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, jacfwd, jacrev, stack_module_state, vmap
@@ -9,11 +10,14 @@ from torch.testing import assert_close
 
 from gpattention.attention import Attention
 from tests.attention.variants import (
+    DEFAULTS,
     HEADS,
     TOKENS,
+    VARIANTS,
     WIDTH,
     Variant,
     build,
+    every,
     every_default,
     every_variant,
     padding,
@@ -79,3 +83,41 @@ def test_mapped_draws_differ(variant: Variant) -> None:
         return
     found = vmap(lambda t: module(t, draw="independent").output, randomness="different")(x)
     assert len({tuple(row.flatten().tolist()) for row in found}) == len(x)
+
+
+@every([v for v in VARIANTS if v.kind in ("softmax", "softmax-gp", "kernel")] + DEFAULTS)
+def test_double_backward(variant: Variant) -> None:
+    """Equal to finite differences of the gradient, or refused by name."""
+    module, x = build(variant), tokens()
+    g = torch.Generator().manual_seed(3)
+    direction = torch.randn(x.shape, generator=g, dtype=x.dtype)
+    need = ("output", *(("variance",) if module.draws else ()))
+
+    def loss(y: Tensor, ignore: Tensor | None) -> Tensor:
+        told = module(y, key_padding_mask=ignore, need=need)
+        weights = torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view(x.shape)
+        total = (told.output * weights).sum()
+        return total if told.variance is None else total + told.variance.square().sum()
+
+    def first(y: Tensor, ignore: Tensor | None) -> list[Tensor]:
+        y = y.clone().requires_grad_()
+        leaves = [y, *module.parameters()]
+        return list(torch.autograd.grad(loss(y, ignore), leaves, allow_unused=True, materialize_grads=True))
+
+    for ignore in (None, padding()):
+        y = x.clone().requires_grad_()
+        if variant.kind == "cgp":  # its gradient is written out
+            with pytest.raises(RuntimeError, match="expected a backward pass without create_graph=True"):
+                torch.autograd.grad(loss(y, ignore), y, create_graph=True)
+            continue
+        (once,) = torch.autograd.grad(loss(y, ignore), y, create_graph=True)
+        assert_close(once, first(x, ignore)[0], rtol=1e-9, atol=1e-10)
+        leaves = [y, *module.parameters()]
+        twice = torch.autograd.grad(
+            (once * direction).sum(), leaves, allow_unused=True, materialize_grads=True
+        )
+        h = 1e-5
+        for found, up, down in zip(
+            twice, first(x + h * direction, ignore), first(x - h * direction, ignore), strict=True
+        ):
+            assert_close(found, (up - down) / (2 * h), rtol=1e-4, atol=1e-4)

@@ -213,3 +213,45 @@ def test_joint_draws_of_tokens_close_together_work_in_float32(
     p = call(wide)
     limit = 8 * p.stddev if p.stddev.ndim == 2 else 8 * p.stddev[:, None]
     assert bool(((x.double() - p.mean).abs() < limit + 1e-3).all())
+
+
+def stretched(s: Sample, queries: list[int], keys: list[int], junk: float) -> Sample:
+    """The sample's tokens at these places of longer sequences; the other places are padding full of junk."""
+
+    def spread(x: Tensor, places: list[int], to: int, axis: int, fill: float) -> Tensor:
+        shape = list(x.shape)
+        shape[axis] = to
+        return x.new_full(shape, fill).index_copy(axis, torch.tensor(places), x)
+
+    q, k = (queries, 9), (keys, 9)
+    moved = {name: spread(getattr(s, name), *q, -2, junk) for name in ("q",)}
+    moved |= {name: spread(getattr(s, name), *k, -2, junk) for name in ("k", "o", "v")}
+    moved["log_amplitude"] = spread(s.log_amplitude, *q, -1, 0.0)
+    moved["query_mask"] = spread(torch.ones_like(s.query_mask), *q, -1, False)
+    moved["mask"] = spread(torch.ones_like(s.mask), *k, -1, False)
+    return replace(s, **moved)
+
+
+@over(table=JOINT_POSTERIORS)
+def test_joint_draws_do_not_depend_on_padding(call: Call) -> None:
+    """Behind the tokens it changes nothing; between them, nothing is told by what is written there."""
+    s = call.problem(3, 2)
+    rows = torch.arange(3)
+    queries, keys = list(range(s.q.shape[-2])), list(range(s.k.shape[-2]))
+
+    def draws(x: Sample) -> Tensor:
+        result = call(x, **call.extra(x))
+        return result.sample(4, generator=gp.ItemNoise(1, rows, rows), joint=True)
+
+    plain = replace(s, mask=torch.ones_like(s.mask), query_mask=torch.ones_like(s.query_mask))
+    expected = draws(plain)
+    assert float(expected.std(0).max()) > 1e-2
+    for junk in (0.0, 3.0):
+        told = draws(stretched(s, queries, keys, junk))
+        close(told[..., : len(queries), :], expected)
+        assert not told[..., len(queries) :, :].any()
+    between = [0, 2, *range(3, 9)]
+    one, other = (
+        draws(stretched(s, between[: len(queries)], between[: len(keys)], junk)) for junk in (0.0, 3.0)
+    )
+    close(one, other)

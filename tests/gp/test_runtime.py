@@ -2,18 +2,22 @@
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpattention import gp
 from gpattention.gp import CausalCGPState, LogDensity, Posterior
+from tests.gp.calls import Call, over, tensors
 from tests.gp.samples import sample
 
 # tokens [2, 2, N, C], inducing inputs, SGPA's free parameters, and what most functions share
@@ -306,3 +310,45 @@ def test_kernels_make_no_differences_of_all_pairs(kernel: Callable[[Tensor, Tens
         (kernel(q, k).sum() + kernel(q, q).sum()).backward()
     assert watch.largest() == 2 * 2 * 48 * 48
     assert q.grad.shape == q.shape
+
+
+def shapes(found: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (x.shape, x.dtype) for name, x in found.items()}
+
+
+@over()
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_shapes_without_values(call: Call, kind: str) -> None:
+    """Tensors that have a shape alone go through everything, backwards too: there is no value to check."""
+    s = call.problem(2, 3)
+    extra = call.extra(s)
+    expected, health = shapes(call.outputs(s, **extra)), gp.health()
+    mode: Any = FakeTensorMode() if kind == "fake" else nullcontext()
+
+    def hollow(x: Tensor) -> Tensor:
+        return mode.from_tensor(x) if kind == "fake" else x.to("meta")
+
+    with mode, torch.device("meta" if kind == "meta" else "cpu"):
+        empty = replace(s, **{f.name: hollow(getattr(s, f.name)) for f in fields(s)})
+        leaves = [getattr(empty, name).requires_grad_() for name in call.arguments]
+        noise = torch.ones(3, dtype=torch.float64)  # one number per head, which may not be read
+        parameters = {name: noise for name in call.parameters if name != "delta"}
+        result = call(empty, **call.extra(empty), **parameters)
+        found = tensors(result)
+        assert shapes(found) == expected
+        sum(x.sum() for x in found.values()).backward()
+        assert {x.grad.shape == x.shape for x in leaves if x.grad is not None} == {True}
+        if isinstance(result, Posterior):
+            assert result.sample(4).shape == (4, *expected["mean"][0])
+            assert result.prior_stddev.shape == expected["mean"][0][:-1]
+            rows = torch.arange(2)
+            assert result.sample(4, generator=gp.ItemNoise(0, rows, rows)).shape == (4, *expected["mean"][0])
+            if "covariance" in found:
+                assert result.sample(4, joint=True).shape == (4, *expected["mean"][0])
+    assert gp.health() == health
+
+
+def test_a_floor_without_values() -> None:
+    tau = torch.ones(3, device="meta")
+    assert gp.noise_floor(tau).shape == (3,)
+    assert gp.noise_floor(tau, scale=tau, tokens=tau).is_meta

@@ -4,6 +4,7 @@ import pytest
 from torch.testing import assert_close
 
 from gpattention.evaluation import MCDropout
+from gpattention.models import predict
 from tests.models.small_models import DRAWING, sentences, text
 
 SHORT, LONG = (sentences(6, 3, 5, to=length) for length in (6, 9))
@@ -16,6 +17,14 @@ def test_draws_do_not_depend_on_padding(kind: str) -> None:
     told = model.predict(SHORT, samples=4)
     assert float(told.logits.std(1).max()) > 1e-3  # they differ from draw to draw
     assert_close(model.predict(LONG, samples=4).logits, told.logits, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_nor_do_joint_draws(kind: str) -> None:
+    model = text(kind)
+    told = predict(model, SHORT, samples=4, draw="joint")
+    assert float(told.logits.std(1).max()) > 1e-3
+    assert_close(predict(model, LONG, samples=4, draw="joint").logits, told.logits, **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["softmax", *DRAWING])

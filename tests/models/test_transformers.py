@@ -250,3 +250,24 @@ def test_depth_follows_the_layers() -> None:
         "softmax", "cgp", "sgpa",
     ]  # fmt: skip
     assert len(layers("cgp")) == 2
+
+
+@pytest.mark.parametrize("regularizer", [False, True])
+@every_stack
+def test_shapes_without_values(stack: tuple[str, ...], regularizer: bool) -> None:
+    """On the meta device, where nothing can be read: as many parameters and the same shapes."""
+    draw: Any = "independent" if any(kind in DRAWING for kind in stack) else "none"
+    need = ("logits", "regularizer", "weights", "tokens") if regularizer else ("logits",)
+    for made, inputs in ((vision, images(dtype=torch.float32)), (text, PADDED)):
+        real = made(*stack, dtype=torch.float32)
+        with torch.device("meta"):
+            hollow = type(real)(real.config)
+        assert all(x.is_meta for x in hollow.state_dict().values())
+        for training, samples in ((True, 1), (False, 1), (False, 3 if draw != "none" else 1)):
+            given = {"draw": draw, "samples": samples, "need": need}
+            expected = real.train(training)(inputs, **given)
+            found = hollow.train(training)(inputs.to("meta"), **given)
+            assert found.logits.is_meta
+            assert (found.logits.shape, found.logits.dtype) == (expected.logits.shape, expected.logits.dtype)
+            told = found.regularizer if regularizer else None
+            (found.logits.sum() if told is None else found.logits.sum() + told).backward()

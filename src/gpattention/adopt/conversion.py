@@ -22,6 +22,9 @@ _HOSTS = {
 }
 RECORD = "gpattention"  # its name in a Hugging Face config
 IMPLEMENTATION = "gpattention_converted"  # what such a config then calls its attention
+# What it calls it in a folder.  Transformers has no attention of that name and says so: no class builds its
+# own softmax attention around weights trained with ours by mistake.
+SAVED_IMPLEMENTATION = "that of a converted model, which gpattention.from_pretrained(folder) reads"
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@
 >>> loss = cross_entropy(model(x), y) + 0.01 * gpattention.regularizer(model)
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from gpattention.adopt import convert_huggingface, convert_own, convert_timm, convert_torch
-from gpattention.adopt.conversion import RECORD, Conversion
+from gpattention.adopt.conversion import RECORD, SAVED_IMPLEMENTATION, Conversion
 from gpattention.adopt.convert_inducing import Placing
 from gpattention.adopt.convert_kinds import KINDS
 from gpattention.adopt.convert_layer import ConvertedAttention, Passes, TrainingDraw, converted_layers
@@ -92,24 +94,53 @@ def convert(
         count_items(example)
         with evaluating(model):  # an example that the host does not take leaves it as it was
             call_model(model, example)
-    if any(convert_own.is_native(site) for site in sites):
-        convert_own.convert_natively(model, sites, kind, options)
-    else:
-        _swap(model, sites, record)
-        _keep_record(model, sites, record)
-    model.__dict__[_NOTE] = record
-    if isinstance(model, Transformer):
-        model.register_forward_hook(remember_output)
-    if example is not None:
-        _place_inducing(model, example, seed)
+    with _all_or_nothing(model), _seeded(sites, seed):
+        if any(convert_own.is_native(site) for site in sites):
+            convert_own.convert_natively(model, sites, kind, options)
+        else:
+            _swap(model, sites, record)
+            _keep_record(model, sites, record)
+        model.__dict__[_NOTE] = record
+        if isinstance(model, Transformer):
+            model.register_forward_hook(remember_output)
+        if example is not None:
+            _place_inducing(model, example, seed)
     return model
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """What fails inside leaves every module as it was.
+
+    A conversion writes no weight of the host: it changes attributes, and the tables of modules, parameters
+    and hooks.  Those are filled again, not replaced: whoever registered a hook holds on to its table.
+    """
+    tables = [name for name, value in nn.Module().__dict__.items() if isinstance(value, dict | set)]
+    before = [
+        (module, own, {name: copy(own[name]) for name in tables if name in own})
+        for module in model.modules()
+        for own in [dict(module.__dict__)]
+    ]
+    try:
+        yield
+    except BaseException:
+        for module, attributes, contents in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for name, content in contents.items():
+                table = module.__dict__[name]
+                table.clear()
+                table.update(content)
+        raise
 
 
 def _keep_record(model: nn.Module, sites: list[Site], record: Conversion) -> None:
     """Have it saved with the model: in a Hugging Face config, else beside the weights."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if any(site.family == "huggingface" for site in sites) and hasattr(model, "save_pretrained"):
         setattr(config, RECORD, record.to_dict())
+        # written as it is, and what transformers sets `_attn_implementation` from when it reads it
+        config.attn_implementation = SAVED_IMPLEMENTATION
     else:
         add_saving(model, record)
 
@@ -150,17 +181,22 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     return [site for site in sites if site.name in names]
 
 
-def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
-    if any(site.parent is None and site.family in ("torch", "timm", "gpattention") for site in sites):
-        raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
+@contextmanager
+def _seeded(sites: list[Site], seed: int) -> Iterator[None]:
+    """Modules that are made inside draw their parameters from the seed; generators are put back."""
     devices = sorted({p.device.index for site in sites for p in site.module.parameters() if p.is_cuda})
     # modules draw from the process's generators; torch.manual_seed would leave those of other GPUs changed
     with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(record.seed)
+        torch.default_generator.manual_seed(seed)
         for device in devices:
-            torch.cuda.default_generators[device].manual_seed(record.seed)
-        # all are made before any is placed: a refusal leaves the model as it was
-        made = [(site, _layer(site, record)) for site in sites]
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
+
+
+def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
+    if any(site.parent is None and site.family in ("torch", "timm", "gpattention") for site in sites):
+        raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
+    made = [(site, _layer(site, record)) for site in sites]  # all, before any is placed
     for site, layer in made:
         _PLACES[site.family].place(model, site, layer)
     # attention of ours tells its regulariser where it is called, and remembers none

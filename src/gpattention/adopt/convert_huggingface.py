@@ -28,13 +28,28 @@ _OTHER_TOKENS = ("encoder_hidden_states", "key_value_states")
 
 
 def key_projection(site: Site) -> KeyProjection | None:
-    """The linear map from tokens to keys, where the module has one and does nothing more to the keys."""
+    """The linear map from tokens to keys, where the module has one and does nothing more to the keys.
+
+    Keys of other tokens than the module is called with, as of pyramids that merge them first, are refused.
+    """
+    for name, part in site.module.named_modules():
+        if _merges(part):
+            raise ValueError(
+                f"{site.name}: expected keys of the tokens it is called with, got keys of fewer tokens, "
+                f"which {name} merges"
+            )
     code = forward_code(site.module)
     names = () if code is None else (*code.co_names, *code.co_varnames)
     if any("rotary" in name or "norm" in name for name in names):
         return None
     maps = [getattr(site.module, name, None) for name in _KEYS]
     return next((KeyProjection(linear) for linear in maps if is_plain_linear(linear)), None)
+
+
+def _merges(part: nn.Module) -> bool:
+    """Whether tokens that pass it become fewer: strided convolutions and pooling."""
+    strided = isinstance(part, nn.modules.conv._ConvNd) and max(part.stride) > 1
+    return strided or type(part).__module__ == nn.modules.pooling.__name__
 
 
 def logit_scale(site: Site) -> float:

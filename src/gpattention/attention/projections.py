@@ -14,6 +14,7 @@ from gpattention.attention.column_sums import MOST_COLUMNS, gather_and_sum
 from gpattention.gp.concurrency import is_handled
 from gpattention.gp.differentiation import once_differentiable
 from gpattention.gp.fused.switch import why_not_fused_on
+from gpattention.gp.precision import autocast_is_on
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -71,7 +72,7 @@ def _alike(x: Tensor, linears: Iterable[nn.Linear]) -> bool:
     if len(shapes) > 1 or len(biased) > 1 or kinds != {(x.device, x.dtype)}:
         return False
     out = next(iter(shapes))[0]
-    if out > MOST_COLUMNS or x.numel() == 0 or torch.is_autocast_enabled(x.device.type):
+    if out > MOST_COLUMNS or x.numel() == 0 or autocast_is_on(x.device):
         return False
     return x.dtype == torch.float32 and why_not_fused_on(x.device, x.dtype) is None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.errors import NonFiniteError, NotPositiveDefiniteError
-from gpattention.gp.precision import checks_are_deferred, is_transformed
+from gpattention.gp.precision import checks_are_deferred, has_values, is_transformed
 
 # One counter per device, kept for ever: captured graphs hold its address.
 _failures: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros((), dtype=torch.int64)}
@@ -42,6 +42,8 @@ def cholesky(
     `deferred_checks`), a failed matrix becomes NaN and is counted for `check_health`.
     """
     L, info = torch.linalg.cholesky_ex(A)  # [..., N, N], [...]
+    if not torch.compiler.is_compiling() and not has_values(A):
+        return L  # nothing to count
     if checks_are_deferred():
         return _poison_failures(L, info)
     if A.is_cuda:

@@ -232,8 +232,8 @@ class CGPPosterior(Posterior):
         t, o = self.t, self.t.latent
         K, sigma = o.shape[-2], t.noise.sqrt()
         A_t, _ = self.explained()
-        f = prior_draw(self, (o, t.q), n, generator)  # [n, ..., K + Q, D]
-        h = prior_draw(self, (t.k, o), n, generator)  # [n, ..., K + K, D]
+        f = prior_draw(self, (o, t.q), (t.mask, t.query_mask), n, generator)  # [n, ..., K + Q, D]
+        h = prior_draw(self, (t.k, o), (t.mask, t.mask), n, generator)  # [n, ..., K + K, D]
         h_k = t.scale_k * h[..., :K, :] + sigma * self._normal(n, K, generator)
         B_h = self.K_ok @ solve(keep_rows(h_k, t.mask), self.L_k)  # B h_k, eq. 3
         latent = h[..., K:, :] - B_h - f[..., :K, :] - sigma * self._normal(n, K, generator)

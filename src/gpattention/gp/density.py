@@ -164,7 +164,7 @@ def noise_floor(
     name, value = ("noise", noise) if observation_noise is None else ("observation_noise", observation_noise)
     tau = torch.as_tensor(value)
     tau = tau.to(compute_dtype(tau.dtype)) if tau.is_floating_point() else tau.double()
-    if not checks_are_deferred() and not bool((tau >= 0).all()):
+    if not checks_are_deferred(tau) and not bool((tau >= 0).all()):
         raise ValueError(f"expected {name} >= 0, got {float(tau.detach().min())}")
     floor = 0.5 * (2 * math.pi * tau).log()
     if scale is None or tokens is None:

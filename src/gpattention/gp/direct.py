@@ -81,7 +81,7 @@ class UnitDirect(Posterior):
         L, R = p.whitened()
         A = solve_triangular(L.mT, R, upper=True).mT  # [..., Q, K]  kappa_qk (kappa_kk + noise I)^-1
         K = p.k.shape[-2]
-        f = prior_draw(self, (p.k, p.q), n, generator)  # [n, ..., K + Q, D]
+        f = prior_draw(self, (p.k, p.q), (p.mask, p.query_mask), n, generator)  # [n, ..., K + Q, D]
         observed = f[..., :K, :] + p.noise.sqrt() * self._normal(n, K, generator)
         return self._amplify(f[..., K:, :] - A @ observed)
 
@@ -166,13 +166,34 @@ class DirectPosterior(UnitDirect):
 
 
 def prior_draw(
-    posterior: Posterior, inputs: tuple[Tensor, ...], n: int, generator: Generator | NoiseSource | None
+    posterior: Posterior,
+    inputs: tuple[Tensor, ...],
+    masks: tuple[Tensor | None, ...],
+    n: int,
+    generator: Generator | NoiseSource | None,
 ) -> Tensor:
-    """A draw of the canonical GP at several token sets together.  [n, ..., sum N, D]"""
-    lead = broadcast(*(x.shape[:-2] for x in inputs))
+    """A draw of the canonical GP at several token sets together, each with its mask.  [n, ..., sum N, D]
+
+    Each set has numbers of its own, so that padding behind one moves those of no other.
+    """
+    lead = broadcast(*(x.shape[:-2] for x in inputs), *(m.shape[:-1] for m in masks if m is not None))
     together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
-    root = prior_root(gram(together.double())).to(together.dtype)  # [..., sum N, sum N]
-    return root @ posterior._normal(n, together.shape[-2], generator)
+    root = prior_root(gram(together.double()), _together(inputs, masks, lead))  # [..., sum N, sum N]
+    noise = [posterior._normal(n, x.shape[-2], generator) for x in inputs]
+    return root.to(together.dtype) @ torch.cat(noise, -2)
+
+
+def _together(
+    inputs: tuple[Tensor, ...], masks: tuple[Tensor | None, ...], lead: torch.Size
+) -> Tensor | None:
+    """One mask over several token sets.  [..., sum N]"""
+    if all(mask is None for mask in masks):
+        return None
+    real = [
+        x.new_ones(x.shape[-2], dtype=torch.bool) if mask is None else mask
+        for x, mask in zip(inputs, masks, strict=True)
+    ]
+    return torch.cat([mask.expand(*lead, mask.shape[-1]) for mask in real], -1)
 
 
 @full_precision

@@ -134,7 +134,7 @@ def prepare(
         log_amplitude = log_amplitude.to(dtype)
         if query_mask is not None:
             log_amplitude = torch.where(query_mask, log_amplitude, 0.0)
-    if not checks_are_deferred():
+    if not checks_are_deferred(q):
         masks = {"q": query_mask} | dict.fromkeys(("k", "o", "v"), mask)
         inputs = {name: x for name, x in {**tokens, **inducing}.items() if name != "v"}
         check_values(
@@ -273,7 +273,7 @@ def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
             return torch.zeros_like(t.noise)
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
-    if not checks_are_deferred() and not bool(((tau >= 0) & tau.isfinite()).all()):
+    if not checks_are_deferred(tau) and not bool(((tau >= 0) & tau.isfinite()).all()):
         bad = tau.detach()[~((tau >= 0) & tau.isfinite())]
         raise ValueError(f"expected observation_noise >= 0 and finite, got {float(bad[0])}")
     return tau

@@ -131,12 +131,48 @@ def softmax_attention(
     return torch.where(real, mean, 0.0)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """Torch's own attention, by plain operations where `torch.func` has no rules for its kernels."""
-    if not is_transformed():
-        return scaled_dot_product_attention(q, k, v, **options)
+    if is_transformed():
+        return _attend_plainly(q, k, v, attn_mask, options)
+    mean = scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
+    if torch.compiler.is_compiling() or not mean.requires_grad:
+        return mean
+    again: Tensor = _TwiceDifferentiable.apply(mean, q, k, v, attn_mask, options)  # type: ignore[no-untyped-call]
+    return again
+
+
+def _attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, options: dict[str, Any]
+) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
-        return scaled_dot_product_attention(q, k, v, **options)
+        return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
+
+
+class _TwiceDifferentiable(torch.autograd.Function):
+    """Hands on the mean of torch's kernels, whose gradient cannot be differentiated.
+
+    A backward pass with `create_graph=True` goes by plain operations instead, from the same inputs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, *inputs: Any) -> Tensor:
+        *tensors, ctx.options = inputs
+        ctx.save_for_backward(*tensors)
+        return mean.view_as(mean)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return grad, *(None for _ in ctx.saved_tensors), None
+        # aliases: one of them may be made of another, whose gradient must not count that way twice
+        tensors: list[Any] = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
+        wanted = [x is not None and x.requires_grad for x in tensors]
+        leaves = [x for x, want in zip(tensors, wanted, strict=True) if want]
+        q, k, v, attn_mask = tensors
+        mean = _attend_plainly(q, k, v, attn_mask, ctx.options)
+        found = iter(torch.autograd.grad(mean, leaves, grad, create_graph=True))
+        return None, *(next(found) if want else None for want in wanted), None
 
 
 def _gram(q: Tensor, k: Tensor, visible: Tensor, dot: bool, variance: Tensor | None) -> Tensor:

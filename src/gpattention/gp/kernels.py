@@ -23,6 +23,7 @@ from gpattention.gp.precision import (
     checks_are_deferred,
     compute_dtype,
     full_precision,
+    has_values,
     wants_plain_operations,
 )
 
@@ -76,9 +77,10 @@ def about_centre(*sets: Tensor) -> tuple[Tensor, ...]:
 
 def _placed(*sets: Tensor) -> tuple[Tensor, ...]:
     """Token sets about one centre, in the type in which the distances between them are right."""
-    if sets[0].dtype == torch.float64:
+    device = sets[0].device.type
+    if sets[0].dtype == torch.float64 or device == "mps":  # which has no float64
         return about_centre(*sets)
-    looked_at = sets[0].device.type == "cpu" and not wants_plain_operations()
+    looked_at = device == "cpu" and has_values(sets[0]) and not wants_plain_operations()
     if looked_at:
         near = about_centre(*sets)
         spreads = [float(x.detach().square().sum(-1).max()) ** 0.5 for x in near if x.numel()]

@@ -13,7 +13,7 @@ from gpattention.gp.cholesky import cholesky
 from gpattention.gp.fused.draws.independent import draws_fit, fused_draw
 from gpattention.gp.fused.draws.item_keyed import fused_item_draw
 from gpattention.gp.fused.switch import why_not_fused
-from gpattention.gp.inputs import keep_columns, keep_rows
+from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
 from gpattention.gp.noise import ItemNoise, NoiseSource, standard_normal
 from gpattention.gp.precision import full_precision
 
@@ -162,12 +162,12 @@ class Posterior:
         raise NotImplementedError
 
 
-def prior_root(K: Tensor) -> Tensor:
+def prior_root(K: Tensor, mask: Tensor | None = None) -> Tensor:
     """Factor of a float64 prior Gram matrix that may be singular, with a fixed tiny delta.
 
     Tokens may coincide, so a prior Gram has no float32 factor in general: the caller evaluates the
     kernel in float64, where a delta of 1e-10 gives one, and 1e-5 of a standard deviation is far below
-    what a draw can show.  [..., N, N]
+    what a draw can show.  The rows of real tokens are the same wherever and however many padded ones,
+    where `mask` is False, stand between or behind them.  [..., N, N]
     """
-    eye = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
-    return cholesky(K + PRIOR_DELTA * eye, name="prior Gram", noise=PRIOR_DELTA)
+    return cholesky(with_diagonal(K, PRIOR_DELTA, mask), name="prior Gram", noise=PRIOR_DELTA)

@@ -15,6 +15,8 @@ from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gpattention.gp.concurrency import Undo, borrowed
 
@@ -73,11 +75,21 @@ def is_mapped() -> bool:
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
 
 
-def checks_are_deferred() -> bool:
-    """True where reading a tensor's value is impossible or unwanted."""
+def has_values(x: Tensor) -> bool:
+    """False for tensors of shape and type alone: on the meta device, or made by `FakeTensorMode`."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def autocast_is_on(device: torch.device) -> bool:
+    """Whether autocast changes the operations of a device; the meta device has none."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def checks_are_deferred(*tensors: Tensor) -> bool:
+    """True where reading a value, or one of these tensors', is impossible or unwanted."""
     if torch.compiler.is_compiling():
         return True
-    if _deferred.get() or is_mapped():
+    if _deferred.get() or is_mapped() or not all(map(has_values, tensors)):
         return True
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 

@@ -148,7 +148,8 @@ class SoftmaxPosterior(UnitDirect):
         L, phi_q, L_B = self._features(self._inducing)
         m = self._inducing.shape[-2]
         # prior draw at (l, q), what l explains of q taken out, then the posterior of l put back
-        f = prior_draw(self, (self._inducing, self._given.q), n, generator)  # [n, ..., l + Q, D]
+        p = self._given
+        f = prior_draw(self, (self._inducing, p.q), (None, p.query_mask), n, generator)  # [n, ..., l + Q, D]
         nugget = self._delta**0.5 * self._normal(n, m, generator)
         white = solve_triangular(L, f[..., :m, :] + nugget, upper=False)
         put_back = solve_triangular(L_B.mT, self._normal(n, m, generator), upper=True)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
+from torch.nn.functional import pad
 
 from gpattention.gp.checks import (
     check_jitter,
@@ -223,7 +224,10 @@ class SGPAPosterior(Posterior):
         lead = broadcast(self.b.shape[:-2], f.x.shape[:-2])
         both = torch.cat([self.b.expand(*lead, m, -1), f.x.expand(*lead, N, -1)], -2).double()
         prior = self.kernel(both, both)  # [..., m + N, m + N]
-        drawn = prior_root(prior).to(f.x.dtype) @ self._normal(n, m + N, generator)
+        real = None
+        if self.mask is not None:  # inducing inputs first, which are no padding
+            real = pad(self.mask.expand(*lead, N), (m, 0), value=True)  # [..., m + N]
+        drawn = prior_root(prior, real).to(f.x.dtype) @ self._normal(n, m + N, generator)
         nugget = self.jitter**0.5 * self._normal(n, m, generator)
         white = solve_triangular(f.L_b, drawn[..., :m, :] + nugget, upper=False)  # [n, ..., m, D]
         spread = f.s @ self._normal(n, m, generator).mT[..., None]  # [n, ..., D, m, 1]
@@ -258,7 +262,7 @@ def _check(
     if scale_tril.shape[-3:] != (D, m, m):
         raise ValueError(f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}")
     finite = {**tokens, **inducing, "inducing_v": inducing_v, "scale_tril": scale_tril}
-    if not checks_are_deferred():
+    if not checks_are_deferred(q):
         check_values(
             {name: keep_rows(x, mask if name in tokens else None) for name, x in finite.items()}, {}, None
         )

@@ -101,7 +101,7 @@ class TextTransformer(Transformer):
 
     def _check_known(self, tokens: Tensor) -> None:
         """Words of another vocabulary; on a GPU reading them would make every pass wait for it."""
-        if tokens.device.type != "cpu" or tokens.numel() == 0 or checks_are_deferred():
+        if tokens.device.type != "cpu" or tokens.numel() == 0 or checks_are_deferred(tokens):
             return
         least, most = (int(x) for x in tokens.aminmax())
         if least < 0 or most >= self.text.vocabulary:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from gpattention.attention.projections import is_plain
+from gpattention.gp.precision import autocast_is_on
 from gpattention.models.config import TransformerConfig, VisionConfig
 from gpattention.models.fused.residual_norm import Added
 from gpattention.models.fused.stream import Stream
@@ -87,7 +88,7 @@ class VisionTransformer(Transformer):
                 f"expected floating-point images, got {inputs.dtype}: normalise pixels as in training"
             )
         # data are float32, a model may be float64 or half; autocast has a choice of its own
-        return inputs if torch.is_autocast_enabled(inputs.device.type) else inputs.to(self.positions.dtype)
+        return inputs if autocast_is_on(inputs.device) else inputs.to(self.positions.dtype)
 
     def _cut(self, images: Tensor) -> Tensor:
         """Patches as rows of pixels, ordered as the convolution's weights are.  [B, N, channels * patch^2]"""

@@ -9,6 +9,7 @@ from gpattention.attention import Attention
 from gpattention.attention.column_sums import MOST_COLUMNS
 from gpattention.attention.projections import is_plain, is_watched
 from gpattention.gp.fused.switch import why_not_fused_on
+from gpattention.gp.precision import autocast_is_on
 from gpattention.models.block import Block, FeedForward
 
 
@@ -24,7 +25,7 @@ def why_not_fused_blocks(blocks: list[Block], norm: nn.Module, need: tuple[str, 
     if not is_affine(norm):
         return "the last LayerNorm is watched or was replaced"
     weight = norm.weight
-    if weight.dtype != torch.float32 or torch.is_autocast_enabled(weight.device.type):
+    if weight.dtype != torch.float32 or autocast_is_on(weight.device):
         return "they compute in float32"
     if len(weight) > MOST_COLUMNS:
         return f"a width of {len(weight)} is more than the {MOST_COLUMNS} of one program"
