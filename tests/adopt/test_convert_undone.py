@@ -100,7 +100,7 @@ STEPS = {
         (convert_own, "warm_start"),
     ],
     "finish": [(convert_huggingface, "finish"), (converting, "_keep_record"), (convert_own, "warm_start")],
-    "hook": [(nn.Module, "register_forward_pre_hook")],
+    "hook": [(nn.Module, "register_forward_pre_hook"), (nn.Module, "register_forward_hook")],
     "example": [(converting, "_place_inducing")],
 }
 

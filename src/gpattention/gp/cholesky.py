@@ -79,7 +79,7 @@ def count_failures(failed: Tensor) -> Tensor:
     """Add failures that cannot be raised to the device's counter; what is handed on is to be used.  [...]"""
     if torch.compiler.is_dynamo_compiling() or is_transformed():
         return _count_failures(failed)
-    if not torch.compiler.is_exporting() and failed.device.type != "meta":
+    if not torch.compiler.is_exporting() and has_values(failed):
         failure_counter(failed.device).add_(failed.sum())  # an exported program has no process to count in
     return failed
 
