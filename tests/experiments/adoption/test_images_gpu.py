@@ -16,6 +16,7 @@ from tests.experiments.tiny_runs import digits_recipe
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:The best temperature lies on its bound"),  # a tiny model guesses
 ]
 
 

@@ -100,9 +100,16 @@ def real_tokens(mask, stride, rows, MASKED: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def centre_of(X, real):
-    """Mean over real rows, 0 where there are none; X is 0 elsewhere.  [WIDTH]"""
+    """Mean over real rows, 0 where there are none; X is 0 elsewhere.  [WIDTH]
+
+    Taken about the first of them: kernels that sum in other orders must find the same centre of tokens that
+    lie far from the origin, where one rounding of a plain sum is a part of a length scale.
+    """
+    i = tl.arange(0, X.shape[0])
+    first = tl.min(tl.where(real, i, X.shape[0]))
+    origin = tl.sum(tl.where((i == first)[:, None], X, 0.0), 0)
     count = tl.sum(real.to(tl.float32))
-    return tl.sum(X, 0) / tl.maximum(count, 1.0)
+    return origin + tl.sum(centred(X, origin, real), 0) / tl.maximum(count, 1.0)
 
 
 @triton.jit
@@ -208,6 +215,21 @@ def turned_gram(
     dot = product(turned, 1, N, turned, N, 1, N, N, WIDTH)
     exponent = exponents(dot, X, X, x, x_n, real, x, x_n, real, width, N, N)
     exponent = tl.where(spread_of(X) > LOST, float("nan"), exponent)
+    return noisy(exponent, amplitude, diagonal, real, N)
+
+
+@triton.jit
+def near_gram(turned, X, amplitude, diagonal, real, N: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of points that are not far apart; `far_gram` has the others.  [N, N]"""
+    e = product(turned, 1, N, turned, N, 1, N, N, WIDTH)
+    e = e - 0.5 * tl.sum(X * X, 1)[:, None] - 0.5 * tl.sum(X * X, 1)[None, :]
+    return noisy(tl.minimum(e, 0.0), amplitude, diagonal, real, N)
+
+
+@triton.jit
+def far_gram(exponent, spread, amplitude, diagonal, real, N: tl.constexpr):
+    """`noisy` of points far apart from their `differences`; NaN if too far.  [N, N]"""
+    exponent = tl.where(spread > LOST, float("nan"), exponent)
     return noisy(exponent, amplitude, diagonal, real, N)
 
 

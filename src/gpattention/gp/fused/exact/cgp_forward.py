@@ -15,19 +15,23 @@ import triton
 import triton.language as tl
 
 from gpattention.gp.fused.blocks import (
+    FAR,
     centre_of,
     centred,
+    differences,
     exponential,
     exponents,
+    far_gram,
     fetch,
     inverse_root,
+    near_gram,
     product,
     real_tokens,
+    spread_of,
     store,
     store_tokens,
     store_turned,
     tokens,
-    turned_gram,
 )
 
 _LOG_2_PI = tl.constexpr(1.8378770664093453)
@@ -57,16 +61,16 @@ def roots_kernel(
     real = real_tokens(mask + b * mask_b + h * mask_h, mask_n, N, MASKED, NP)
     sigma = tl.load(noise + b * noise_b + h * noise_h)
     amplitude = tl.load(scale_k + b * scale_b + h * scale_h)
-    x, x_n = k + b * k_b + h * k_h, k_n + tl.zeros((), tl.int64)  # of one type in both branches
-    X = tokens(x, x_n, real, C, NP, CP)
+    k += b * k_b + h * k_h
+    o += b * o_b + h * o_h
+    X = tokens(k, k_n, real, C, NP, CP)
     centre = centre_of(X, real)
     square = (place * programs + s) * NP * NP
     turned += (place * programs + s) * CP * NP
     V = tl.zeros((NP, DP), tl.float32)
     if which == 0:
         amplitude = 1.0
-        x, x_n = o + b * o_b + h * o_h, o_n + tl.zeros((), tl.int64)
-        X = centred(tokens(x, x_n, real, C, NP, CP), centre, real)
+        X = centred(tokens(o, o_n, real, C, NP, CP), centre, real)
         store(tokens_o + s * NP * CP, X, NP, CP)
         store_turned(turned, X, NP, CP)
         X = centred(X, centre_of(X, real), real)
@@ -81,8 +85,17 @@ def roots_kernel(
     if place < FACTORED:
         tl.debug_barrier()
         amplitudes = amplitude + tl.zeros((NP,), tl.float32)
-        M = turned_gram(turned, X, x, x_n, C, amplitudes, sigma, real, NP, CP)
-        store(grams + square, M, NP, NP)
+        store(grams + square, near_gram(turned, X, amplitudes, sigma, real, NP, CP), NP, NP)
+        # Written anew rather than chosen on chip: a choice would cost the common case half its speed.
+        spread = spread_of(X)
+        if spread > FAR:
+            tl.debug_barrier()
+            if which == 0:
+                exponent = differences(o, o_n, real, o, o_n, real, C, NP, NP)
+                store(grams + square, far_gram(exponent, spread, amplitudes, sigma, real, NP), NP, NP)
+            else:
+                exponent = differences(k, k_n, real, k, k_n, real, C, NP, NP)
+                store(grams + square, far_gram(exponent, spread, amplitudes, sigma, real, NP), NP, NP)
         tl.debug_barrier()
         log_det, failed = inverse_root(grams + square, roots + square, NP)
         store_turned(turned_roots + square, fetch(roots + square, NP, NP), NP, NP)
