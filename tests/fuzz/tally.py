@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,8 @@ def in_child(
     told, late = _read_all(reading, time.monotonic() + seconds)
     os.close(reading)
     if late:
+        with suppress(ProcessLookupError):  # its own children too, where it leads a group
+            os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if late:
@@ -154,8 +156,8 @@ def _read_all(reading: int, until: float) -> tuple[bytes, bool]:
 def scratch() -> Iterator[Path]:
     """A folder of its own inside one that nothing else writes into."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as outer:
-        inner = Path(outer) / "inner"
-        inner.mkdir()
+        inner = Path(outer) / "a" / "b" / "inner"
+        inner.mkdir(parents=True)
         yield inner
 
 
