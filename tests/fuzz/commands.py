@@ -170,7 +170,9 @@ def random_words(r: random.Random, inner: Path) -> list[str]:
     if r.random() < 0.6:
         words = r.choice(SOUND).split()
         if r.random() < 0.5:
-            words[r.randrange(1, len(words)) if len(words) > 1 else 0] = r.choice((*WORDS, "runs/hostile", "runs"))
+            words[r.randrange(1, len(words)) if len(words) > 1 else 0] = r.choice(
+                (*WORDS, "runs/hostile", "runs")
+            )
     else:
         words = composed(r, inner)
     if r.random() < 0.08:
@@ -254,11 +256,17 @@ def hostile_run(r: random.Random, folder: Path) -> None:
         recipe[r.choice(["seed", "data", "model"])] = r.choice([-1, "x", None, {}])
     (folder / "recipe.json").write_text(json.dumps(recipe))
     events = [
-        {"time": r.choice([0, -1e30, "x", None]), "event": r.choice(["\x1b[2J", "failed", 3, "validated", None])}
+        {
+            "time": r.choice([0, -1e30, "x", None]),
+            "event": r.choice(["\x1b[2J", "failed", 3, "validated", None]),
+        }
         for _ in range(r.randint(0, 3))
     ]
     with (folder / "events.jsonl").open("a") as file:
-        file.writelines(json.dumps(event | {"epoch": r.choice(VALUES[:6]), "reason": "\x1b[1m"}) + "\n" for event in events)
+        file.writelines(
+            json.dumps(event | {"epoch": r.choice(VALUES[:6]), "reason": "\x1b[1m"}) + "\n"
+            for event in events
+        )
 
 
 def run_command(words: list[str], inner: Path) -> int:

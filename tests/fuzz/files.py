@@ -186,7 +186,7 @@ KINDS = {
     "npz squeezed": Kind(_make_ood, "squeezed.npz", lambda f: load_ood("squeezed", f), "npz"),
     "images": Kind(_make_ood, "?.*", lambda f: load_ood("mine", f), "image"),
     "corrupted": Kind(
-        official.write_corrupted, "fog.npy", lambda f: load_corrupted("cifar10-c", f, subset=True).images("fog", 1)
+        official.write_corrupted, "fog.npy", lambda f: load_corrupted("cifar10-c", f, subset=True).part("fog", 1)
     ),
     "cola": Kind(official.write_cola, "in_domain_train.tsv", _read_cola, "lines"),
     "glove": Kind(_make_glove, "vectors.txt", lambda f: GloveEmbedding(f / "vectors.txt"), "lines"),
@@ -258,7 +258,9 @@ def damage_json(r: random.Random, content: bytes) -> bytes:
     roll = r.random()
     if roll < 0.1:
         deep = r.choice([100, 5000, 200_000])
-        return r.choice([b"[" * deep, b"[" * deep + b"]" * deep, b'{"a":' * deep, b'{"a":' * deep + b"1" + b"}" * deep])
+        return r.choice(
+            [b"[" * deep, b"[" * deep + b"]" * deep, b'{"a":' * deep, b'{"a":' * deep + b"1" + b"}" * deep]
+        )
     if roll < 0.15:
         return content.replace(b":", b":" + b"[" * 5000 + b"]" * 5000 + b",", 1)
     plain = json.loads(content)
@@ -318,7 +320,23 @@ def damage_archive(r: random.Random, content: bytes, name: str) -> bytes:
         return content[:-8] + r.randbytes(8)  # checksum and size
     if roll < 0.4:
         return damage_bytes(r, content)
-    member = r.choice(["../evil", "/{outer}/evil", "../../../evil", "a/../../evil", "top/one.txt", "C:\\evil", "x" * 300, "link/evil", "a\nb", "a\x1bb", ".", "tiny-seed0/recipe.json", "tiny-seed0/../../evil-seed0/recipe.json"])
+    member = r.choice(
+        [
+            "../evil",
+            "/{outer}/evil",
+            "../../../evil",
+            "a/../../evil",
+            "top/one.txt",
+            "C:\\evil",
+            "x" * 300,
+            "link/evil",
+            "a\nb",
+            "a\x1bb",
+            ".",
+            "tiny-seed0/recipe.json",
+            "tiny-seed0/../../evil-seed0/recipe.json",
+        ]
+    )
     size = r.choice([4, 4, 4, 64 << 20])
     if name.endswith("zip"):
         stream = io.BytesIO()
@@ -332,7 +350,10 @@ def damage_archive(r: random.Random, content: bytes, name: str) -> bytes:
     with tarfile.open(fileobj=stream, mode="w") as tar:
         if r.random() < 0.5:
             link = tarfile.TarInfo("link")
-            link.type, link.linkname = r.choice([tarfile.SYMTYPE, tarfile.LNKTYPE]), r.choice(["..", "/", "../.."])
+            link.type, link.linkname = (
+                r.choice([tarfile.SYMTYPE, tarfile.LNKTYPE]),
+                r.choice(["..", "/", "../.."]),
+            )
             tar.addfile(link)
         about = tarfile.TarInfo(member)
         about.type = r.choice([tarfile.REGTYPE] * 5 + [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
@@ -367,11 +388,23 @@ def damage_npz(r: random.Random, content: bytes) -> bytes:
     roll = r.random()
     if roll < 0.5:
         return damage_bytes(r, content)
-    shape = r.choice([(2**40, 32, 32, 3), (2, 32, 32, 3), (), (-1, 32, 32, 3), (0, 32, 32, 3), (2**62, 2**62), (200_000, 32, 32, 3)])
+    shape = r.choice(
+        [
+            (2**40, 32, 32, 3),
+            (2, 32, 32, 3),
+            (),
+            (-1, 32, 32, 3),
+            (0, 32, 32, 3),
+            (2**62, 2**62),
+            (200_000, 32, 32, 3),
+        ]
+    )
     kind = r.choice(["|u1", "|O", "<f8", "|V9", "<M8[s]", "|S3", "|u1"])
     header = repr({"descr": kind, "fortran_order": r.random() < 0.3, "shape": shape}).encode()
     body = b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header
-    body += r.choice([b"", b"\0" * 6144, b"\0" * (64 << 20), b"\0" * (700 << 20) if r.random() < 0.2 else b""])
+    body += r.choice(
+        [b"", b"\0" * 6144, b"\0" * (64 << 20), b"\0" * (700 << 20) if r.random() < 0.2 else b""]
+    )
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr(r.choice(["images.npy", "images", "other.npy"]), body)
@@ -416,7 +449,9 @@ def check(r: random.Random, tally: Tally) -> None:
         outer, folder = inner.parents[2], inner / "given"
         shutil.copytree(sound(name), folder)
         file = r.choice(sorted(f for f in folder.rglob(kind.damage) if f.is_file()))
-        content = damaged(r, kind.form, file.read_bytes(), file).replace(b"{outer}", str(outer).strip("/").encode())
+        content = damaged(r, kind.form, file.read_bytes(), file).replace(
+            b"{outer}", str(outer).strip("/").encode()
+        )
         file.write_bytes(content)
         before = listing(outer, but=folder)
         outcome = in_child(functools.partial(_read, kind, folder), seconds=SECONDS, memory=MEMORY)
@@ -442,6 +477,10 @@ def _read(kind: Kind, folder: Path) -> str:
     os.chdir(folder)
     found = kind.read(folder)
     if isinstance(found, torch.nn.Module):
-        bad = [name for name, x in found.state_dict().items() if x.is_floating_point() and not bool(x.isfinite().all())]
+        bad = [
+            name
+            for name, x in found.state_dict().items()
+            if x.is_floating_point() and not bool(x.isfinite().all())
+        ]
         return ", ".join(bad[:3])
     return ""

@@ -249,7 +249,9 @@ def random_extras(
     return found
 
 
-def spoil_padding(r: random.Random, tensors: dict[str, Tensor], extras: dict[str, Tensor], square: bool) -> None:
+def spoil_padding(
+    r: random.Random, tensors: dict[str, Tensor], extras: dict[str, Tensor], square: bool
+) -> None:
     """Write anything where tokens are padding."""
     key_mask, query_mask = extras.get("mask"), extras.get("query_mask")
     query_mask = key_mask if query_mask is None and square else query_mask
@@ -393,7 +395,9 @@ def oracle_slack(
             except (AssertionError, np.linalg.LinAlgError):
                 return [float("inf")] * len(wanted)
         gaps = [float(np.abs(a - b).max(initial=0)) for a, b in zip(moved, wanted, strict=True)]
-        most = [max(a, SLACK * b) if np.isfinite(b) else float("inf") for a, b in zip(most, gaps, strict=True)]
+        most = [
+            max(a, SLACK * b) if np.isfinite(b) else float("inf") for a, b in zip(most, gaps, strict=True)
+        ]
     return most
 
 
@@ -418,9 +422,7 @@ def check_gradients(name: str, function: Function, p: Problem, tally: Tally) -> 
     leaves = {key: x.clone().requires_grad_() for key, x in p.tensors.items()}
     try:
         results = called(function, Problem(p.lead, leaves, p.extras, p.numbers, p.options, p.distance))
-        grads = torch.autograd.grad(
-            sum(x.sum() for x in results), list(leaves.values()), allow_unused=True
-        )
+        grads = torch.autograd.grad(sum(x.sum() for x in results), list(leaves.values()), allow_unused=True)
     except (gp.NumericalError, ValueError):
         tally.add("refusals")
         return

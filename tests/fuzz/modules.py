@@ -138,7 +138,9 @@ def check_by_hand(r: random.Random, tally: Tally) -> None:
     x = tokens(seed=r.getrandbits(30)) * 10 ** r.uniform(-1, 0.3)
     ignore = padding(seed=r.getrandbits(30)) if r.random() < 0.7 else None
     try:
-        result = module(x, key_padding_mask=ignore, need=("output", *(("posterior",) if module.draws else ())))
+        result = module(
+            x, key_padding_mask=ignore, need=("output", *(("posterior",) if module.draws else ()))
+        )
         mean, variance = heads_by_hand(module, x, real=None if ignore is None else ~ignore)
     except gp.NumericalError:
         tally.add("refusals")
@@ -250,5 +252,3 @@ def _equal(tally: Tally, what: str, found: Tensor, wanted: Tensor) -> None:
     tally.add("comparisons")
     if not torch.equal(found, wanted):
         tally.fault(BITS, f"{what}: other bits")
-
-

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -56,7 +57,9 @@ def run_cases(area: str, check: Check, cases: Iterable[int], until: float | None
         tally.add("cases")
         torch.manual_seed(case)
         try:
-            check(random.Random(case), tally)
+            with warnings.catch_warnings():  # which the tests take for errors
+                warnings.simplefilter("ignore")
+                check(random.Random(case), tally)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
@@ -115,6 +118,7 @@ def in_child(
 def _be_child(function: Callable[[], Any], writing: int, memory: int | None, quiet: bool) -> None:
     code = 1
     try:
+        warnings.simplefilter("default")
         torch.set_num_threads(1)  # threads do not survive a fork
         if memory is not None:
             now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
