@@ -25,9 +25,9 @@ CODES = (0, 1, 2, 130)
 # work of minutes by its nature, or of several processes: only their refusals are of interest
 LONG = {"demo", "bench", "reproduce", "adopt"}
 NAMES = (
-    "plain", "", ".", "..", "../evil", "../../evil", "../../../evil", "{outer}/evil", "a/b", "a\\b", "~", "-x",
-    "a\x1b[2Jb", "a\nb", "a\x00b", "a\x7fb", "a\x9bb", "=1+1", "<script>", "a" * 300, "\u202eevil", " ", "NUL", "é",
-    "|a|", "\\textbf{a}", "%s%n", "a\rb", "con.toml", "@SUM(1)",
+    "plain", "", ".", "..", "../evil", "../../evil", "../../../evil", "{outer}/evil", "a/b", "a\\b", "~",
+    "-x", "a\x1b[2Jb", "a\nb", "a\x00b", "a\x7fb", "a\x9bb", "=1+1", "<script>", "a" * 300, "\u202eevil",
+    " ", "NUL", "é", "|a|", "\\textbf{a}", "%s%n", "a\rb", "con.toml", "@SUM(1)",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
     -1, 0, 1, 2, 2**31, 2**64, 10**30, 4_000_000, -0.0, 0.5, 1e-300, 1e300, float("nan"), float("inf"), True,
@@ -35,9 +35,9 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 WORDS = (
     "-1", "0", "1", "3", "1e999", "nan", "99999999999999999999", "x", "", ",", "a,b", "=", "seed=", "=3", "é",
-    "a\x1b[2Jb", "a\nb", "--", "-", "-o", "../x", "%s", "\udcff", "0,0", "1,-1", "cgp", "cgp,cgp", "cpu", "cuda:9",
-    "model.config.width=4000000", "model.options={}", "phases.epochs=[1]", "name=\"../../evil\"", "a.b.c=1",
-    "seed=-1", "optimizer.learning_rate=nan", "data.name=nothing", "model=3", "x" * 400,
+    "a\x1b[2Jb", "a\nb", "--", "-", "-o", "../x", "%s", "\udcff", "0,0", "1,-1", "cgp", "cgp,cgp", "cpu",
+    "cuda:9", "model.config.width=4000000", "model.options={}", "phases.epochs=[1]", "name=\"../../evil\"",
+    "a.b.c=1", "seed=-1", "optimizer.learning_rate=nan", "data.name=nothing", "model=3", "x" * 400,
 )  # fmt: skip
 
 
@@ -279,8 +279,8 @@ def run_command(words: list[str], inner: Path) -> int:
     tempfile.tempdir = None
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(inner / "home" / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = ["gpattention", *words]
     try:
         code = main(words)

@@ -161,7 +161,9 @@ def _read_cola(folder: Path) -> None:
 
 
 KINDS = {
-    "weights": Kind(_copied("runs/trained/model"), "*.safetensors", VisionTransformer.from_pretrained, "safetensors"),
+    "weights": Kind(
+        _copied("runs/trained/model"), "*.safetensors", VisionTransformer.from_pretrained, "safetensors"
+    ),
     "config": Kind(_copied("runs/trained/model"), "config.json", VisionTransformer.from_pretrained, "json"),
     "recipe": Kind(_make_recipe, "*.toml", lambda f: load_recipe(f / "sound.toml"), "lines"),
     "plan": Kind(_make_plan, "plan.toml", lambda f: load_plan(f / "plan.toml"), "lines"),
@@ -170,10 +172,15 @@ KINDS = {
     "metrics": Kind(_copied("runs/trained"), "metrics.csv", open_run, "lines"),
     "preprocessing": Kind(_copied("runs/trained"), "preprocessing.json", load_preprocessing, "json"),
     "checkpoint": Kind(
-        _copied("runs/trained"), "step-*", lambda f: read_checkpoint(list_checkpoints(f / "checkpoints")[-1]), "safetensors"
+        _copied("runs/trained"),
+        "step-*",
+        lambda f: read_checkpoint(list_checkpoints(f / "checkpoints")[-1]),
+        "safetensors",
     ),
     "evaluation": Kind(_copied("runs/judged"), "clean.json", read_suites, "json"),
-    "predictions": Kind(_make_predictions, "*.safetensors", lambda f: PredictionCache(f).read("test", KEY), "safetensors"),
+    "predictions": Kind(
+        _make_predictions, "*.safetensors", lambda f: PredictionCache(f).read("test", KEY), "safetensors"
+    ),
     "attached record": Kind(_make_attached, "attached.json", load_settings, "json"),
     "attached numbers": Kind(_make_attached, "attached.safetensors", load_settings, "safetensors"),
     "conversion record": Kind(_make_converted, "conversion.json", _read_converted, "json"),
@@ -186,12 +193,16 @@ KINDS = {
     "npz squeezed": Kind(_make_ood, "squeezed.npz", lambda f: load_ood("squeezed", f), "npz"),
     "images": Kind(_make_ood, "?.*", lambda f: load_ood("mine", f), "image"),
     "corrupted": Kind(
-        official.write_corrupted, "fog.npy", lambda f: load_corrupted("cifar10-c", f, subset=True).part("fog", 1)
+        official.write_corrupted,
+        "fog.npy",
+        lambda f: load_corrupted("cifar10-c", f, subset=True).part("fog", 1),
     ),
     "cola": Kind(official.write_cola, "in_domain_train.tsv", _read_cola, "lines"),
     "glove": Kind(_make_glove, "vectors.txt", lambda f: GloveEmbedding(f / "vectors.txt"), "lines"),
-    "vocabulary": Kind(_make_vocabulary, "vocabulary.json", lambda f: Vocabulary.load(f / "vocabulary.json"), "json"),
-}  # fmt: skip
+    "vocabulary": Kind(
+        _make_vocabulary, "vocabulary.json", lambda f: Vocabulary.load(f / "vocabulary.json"), "json"
+    ),
+}
 
 
 @functools.cache
@@ -228,8 +239,8 @@ def damage_bytes(r: random.Random, content: bytes) -> bytes:
 
 
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 2**40, 10**400, 1.5, float("nan"), float("inf"), "", "x", "\x1b[2J", "../evil", [], [1], {},
-    {"a": 1}, [[[]]], 4_000_000, "\ud800", 10**12,
+    None, True, -1, 0, 2**40, 10**400, 1.5, float("nan"), float("inf"), "", "x", "\x1b[2J", "../evil", [], [1],
+    {}, {"a": 1}, [[[]]], 4_000_000, "\ud800", 10**12,
 )  # fmt: skip
 
 
@@ -280,9 +291,9 @@ def damage_lines(r: random.Random, content: bytes) -> bytes:
     lines = content.split(b"\n")
     place = r.randrange(len(lines))
     other = (
-        b"\xff\xfe\x80", b"\0", b"", b"x = " + b"[" * 5000, b"x = " + b"[" * 5000 + b"]" * 5000, b"a" * 100_000, b"nan",
-        b"x = 1" + b"0" * 10_000, b"[[[[", b"\t\t\t", b"\xed\xa0\x80", b'"""', b"1,2,3", b"\x1b[2J", b"a.b.c.d = 1",
-        b"name = \"../../evil\"", b"the nan inf 1e999", b"\xef\xbb\xbf",
+        b"\xff\xfe\x80", b"\0", b"", b"x = " + b"[" * 5000, b"x = " + b"[" * 5000 + b"]" * 5000, b"a" * 100_000,
+        b"nan", b"x = 1" + b"0" * 10_000, b"[[[[", b"\t\t\t", b"\xed\xa0\x80", b'"""', b"1,2,3", b"\x1b[2J",
+        b"a.b.c.d = 1", b"name = \"../../evil\"", b"the nan inf 1e999", b"\xef\xbb\xbf",
     )  # fmt: skip
     how = r.random()
     if how < 0.6:
@@ -296,7 +307,7 @@ def damage_lines(r: random.Random, content: bytes) -> bytes:
 
 def damage_safetensors(r: random.Random, content: bytes) -> bytes:
     """Lies in the header, or numbers that are none."""
-    if len(content) < 9 or not content[8:9] == b"{":  # the checksum beside it
+    if len(content) < 9 or content[8:9] != b"{":  # the checksum beside it
         return damage_bytes(r, content)
     size = struct.unpack("<Q", content[:8])[0]
     roll = r.random()
@@ -373,9 +384,8 @@ def damage_pickle(r: random.Random, content: bytes) -> bytes:
         return damage_bytes(r, content)
     if roll < 0.7:  # lists in lists, each twice in the next: small to write, large to walk
         deep = r.choice([20, 40, 3000])
-        return b"\x80\x02}U\x04data" + b"]q\0" + b"".join(
-            b"](" + b"h" + bytes([i % 250]) + b"h" + bytes([i % 250]) + b"e" + b"q" + bytes([(i + 1) % 250]) for i in range(deep)
-        ) + b"s."  # fmt: skip
+        twice = (b"](" + 2 * (b"h" + bytes([i % 250])) + b"eq" + bytes([(i + 1) % 250]) for i in range(deep))
+        return b"\x80\x02}U\x04data]q\0" + b"".join(twice) + b"s."
     if roll < 0.8:
         return b"\x80\x02}U\x04data" + b"]" * 50_000 + b"a" * 49_999 + b"s."
     if roll < 0.9:

@@ -1,4 +1,4 @@
-"""Training that dies at its k-th file operation, or finds the disk full there, and is resumed: the same bits."""
+"""Training that dies at its k-th file operation, or finds the disk full, and is resumed: the same bits."""
 
 import atexit
 import errno
@@ -27,8 +27,8 @@ EXPECTED = {"checkpoints", "events.jsonl", "first-phase", "metrics.csv", "model"
 def recipe(attention: str, select: str) -> Any:
     options = {"num_inducing": 3} if attention == "scgp" else {}
     return toy_recipe(
-        attention, phases__kernel_epochs=1, phases__epochs=2, model__options=options, optimizer__batch_size=16,
-        checkpoint__select=select, checkpoint__keep=1,
+        attention, phases__kernel_epochs=1, phases__epochs=2, model__options=options,
+        optimizer__batch_size=16, checkpoint__select=select, checkpoint__keep=1,
     )  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def told(x: Tensor | str) -> str:
     return x[:200] if isinstance(x, str) else f"logits of sum {float(x.sum()):.6f}"
 
 
-# --- ways to run calls at once -------------------------------------------------------------------------------
+# --- ways to run calls at once ------------------------------------------------------------------------------
 
 
 def in_threads(plan: list[Call], threads: int) -> list[Tensor | str]:
