@@ -63,9 +63,10 @@ def plain_recipe(r: random.Random) -> dict[str, Any]:
 def broken_recipe(r: random.Random, outer: Path) -> dict[str, Any]:
     """A sound one with one to three values that may not be."""
     plain = plain_recipe(r)
-    if r.random() < 0.3:
+    if r.random() < 0.5:
         plain["name"] = r.choice(NAMES).replace("{outer}", str(outer))
-    for _ in range(r.choice([0, 1, 1, 2, 3])):
+        return plain
+    for _ in range(r.choice([1, 1, 2, 3])):
         table = plain
         while True:
             key = r.choice([*table, "unheard_of"])
@@ -137,12 +138,11 @@ def commands() -> list[Command]:
 
 
 SOUND = (
-    "train recipe.toml --device cpu",
-    "train recipe.toml --device cpu",
+    *("train recipe.toml --device cpu",) * 8,
     "train recipe.toml --run made/r",
     "train --resume --run runs/trained",
     "train sound.toml --first-phase runs/trained",
-    "status runs",
+    *("status runs", "report runs -o made/r.html", "evaluate runs --suite clean --limit 4 --samples 2") * 2,
     "status runs --json",
     "evaluate runs/hostile --suite clean --limit 5 --samples 2",
     "evaluate runs/judged --suite clean,ood --limit 12 --samples 2",
@@ -169,7 +169,7 @@ def random_words(r: random.Random, inner: Path) -> list[str]:
     """A command line: a sound one, one with a word changed, or one of what a command takes."""
     if r.random() < 0.6:
         words = r.choice(SOUND).split()
-        if r.random() < 0.5:
+        if r.random() < 0.4:
             words[r.randrange(1, len(words)) if len(words) > 1 else 0] = r.choice(
                 (*WORDS, "runs/hostile", "runs")
             )
@@ -236,9 +236,8 @@ def check(r: random.Random, tally: Tally) -> None:
         (inner / "recipe.toml").write_text(
             toml(plain_recipe(r) if roll < 0.3 else broken_recipe(r, outer)), encoding="utf-8"
         )
-        if r.random() < 0.5:
-            hostile_run(r, inner / "runs" / "hostile")
-        words = random_words(r, inner)
+        hostile = hostile_run(r, inner / "runs") if r.random() < 0.6 else "hostile"
+        words = [word.replace("runs/hostile", f"runs/{hostile}") for word in random_words(r, inner)]
         before = listing(outer, but=inner)
         outcome = in_child(functools.partial(run_command, words, inner), seconds=SECONDS, memory=MEMORY)
         judge(words, outcome, inner, tally)
@@ -247,9 +246,11 @@ def check(r: random.Random, tally: Tally) -> None:
             tally.fault(OUTSIDE, f"{words}: {new[0]!r} with {(inner / 'recipe.toml').read_text()[:300]!r}")
 
 
-def hostile_run(r: random.Random, folder: Path) -> None:
-    """A run whose files say what they should not."""
-    shutil.copytree(folder.parent / "trained", folder)
+def hostile_run(r: random.Random, runs: Path) -> str:
+    """A run whose files, and perhaps whose folder, say what they should not; the folder's name."""
+    called = [name for name in NAMES if 0 < len(name) < 250 and not {"/", "\0"} & {*name} and name.strip(".")]
+    folder = runs / r.choice(["hostile", *r.sample(called, 3)])
+    shutil.copytree(runs / "trained", folder)
     recipe = json.loads((folder / "recipe.json").read_text())
     recipe["name"] = r.choice(NAMES)
     if r.random() < 0.3:
@@ -267,6 +268,7 @@ def hostile_run(r: random.Random, folder: Path) -> None:
             json.dumps(event | {"epoch": r.choice(VALUES[:6]), "reason": "\x1b[1m"}) + "\n"
             for event in events
         )
+    return folder.name
 
 
 def run_command(words: list[str], inner: Path) -> int:
@@ -320,4 +322,5 @@ def judge(words: list[str], outcome: Outcome, inner: Path, tally: Tally) -> None
 
 
 def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    """As it is: "\\r" is no line break here."""
+    return file.read_bytes().decode("utf-8", errors="replace") if file.is_file() else ""

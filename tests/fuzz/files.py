@@ -239,8 +239,8 @@ def damage_bytes(r: random.Random, content: bytes) -> bytes:
 
 
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 2**40, 10**400, 1.5, float("nan"), float("inf"), "", "x", "\x1b[2J", "../evil", [], [1],
-    {}, {"a": 1}, [[[]]], 4_000_000, "\ud800", 10**12,
+    None, True, -1, 0, 2**40, 10**400, 1.5, float("nan"), float("inf"), "", "x", "\x1b[2J", "../evil", [],
+    [1], {}, {"a": 1}, [[[]]], 4_000_000, "\ud800", 10**12,
 )  # fmt: skip
 
 
@@ -291,9 +291,9 @@ def damage_lines(r: random.Random, content: bytes) -> bytes:
     lines = content.split(b"\n")
     place = r.randrange(len(lines))
     other = (
-        b"\xff\xfe\x80", b"\0", b"", b"x = " + b"[" * 5000, b"x = " + b"[" * 5000 + b"]" * 5000, b"a" * 100_000,
-        b"nan", b"x = 1" + b"0" * 10_000, b"[[[[", b"\t\t\t", b"\xed\xa0\x80", b'"""', b"1,2,3", b"\x1b[2J",
-        b"a.b.c.d = 1", b"name = \"../../evil\"", b"the nan inf 1e999", b"\xef\xbb\xbf",
+        b"\xff\xfe\x80", b"\0", b"", b"x = " + b"[" * 5000, b"x = " + b"[" * 5000 + b"]" * 5000,
+        b"a" * 100_000, b"nan", b"x = 1" + b"0" * 10_000, b"[[[[", b"\t\t\t", b"\xed\xa0\x80", b'"""',
+        b"1,2,3", b"\x1b[2J", b"a.b.c.d = 1", b"name = \"../../evil\"", b"the nan inf 1e999", b"\xef\xbb\xbf",
     )  # fmt: skip
     how = r.random()
     if how < 0.6:
