@@ -63,8 +63,8 @@ def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
         if not isinstance(event, dict):
             raise ValueError(f"{file}, line {place}: expected a JSON object, got {type(event).__name__}")
         for name, kind in (("time", (int, float)), ("event", str)):
-            if not isinstance(event.get(name), kind):
+            if name in event and not isinstance(event[name], kind):
                 raise ValueError(
-                    f"{file}, line {place}: expected {name!r} as it is written, got {event.get(name)!r}"
+                    f"{file}, line {place}: expected {name!r} as we write it, got {event[name]!r}"
                 )
     return tuple(events)
