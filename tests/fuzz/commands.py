@@ -35,7 +35,7 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 WORDS = (
     "-1", "0", "1", "3", "1e999", "nan", "99999999999999999999", "x", "", ",", "a,b", "=", "seed=", "=3", "é",
-    "a\x1b[2Jb", "a\nb", "--", "-", "-o", "../x", "%s", "\udcff", "0,0", "1,-1", "cgp", "cgp,cgp", "cpu",
+    "a\x1b[2Jb", "a\nb", "--", "-", "-o", "..x", "%s", "\udcff", "0,0", "1,-1", "cgp", "cgp,cgp", "cpu",
     "cuda:9", "model.config.width=4000000", "model.options={}", "phases.epochs=[1]", "name=\"../../evil\"",
     "a.b.c=1", "seed=-1", "optimizer.learning_rate=nan", "data.name=nothing", "model=3", "x" * 400,
 )  # fmt: skip

@@ -98,7 +98,6 @@ class TestThatItNotices:
             return 7
 
         monkeypatch.setattr(commands, "main", evil)
-        commands.template()
         tally = Tally("commands")
         with scratch() as inner:
             (inner / "home").mkdir()
