@@ -7,6 +7,8 @@ writes none of them, and arithmetic of theirs may overflow; so nothing keeps the
 import operator
 from typing import Any, SupportsIndex
 
+MOST = 2**63 - 1  # what PyTorch can count
+
 
 def plain(value: Any) -> Any:
     """NumPy's scalars, and tensors and arrays without axes, as Python's own; everything else as it is."""
@@ -29,6 +31,8 @@ def check_count(name: str, value: SupportsIndex, *, least: int = 1) -> int:
     whole = _whole(value)
     if whole is None or whole < least:
         raise ValueError(f"expected {name} to be a whole number >= {least}, got {value!r}")
+    if whole > MOST:
+        raise ValueError(f"expected {name} to be at most {MOST}, got {value!r}")
     return whole
 
 

@@ -365,3 +365,12 @@ def test_weights_in_several_files_come_back(tmp_path: Path) -> None:
     (tmp_path / "plain" / "config.json").write_text(json.dumps({**plain, "gpattention": record}))
     with pytest.raises(ValueError, match="weights of a plain model"):
         gpattention.from_pretrained(tmp_path / "plain")
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"), [("options", True), ("options", "x"), ("layers", 3), ("left_alone", 7)]
+)
+def test_records_with_values_of_another_type_are_refused(field: str, bad: object) -> None:
+    plain = Conversion("cgp").to_dict() | {field: bad}
+    with pytest.raises(ValueError, match=f"expected {field} to be"):
+        Conversion.from_dict(plain)

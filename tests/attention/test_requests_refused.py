@@ -154,6 +154,14 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
         ("softmax-gp", {name: -1.0}, f"expected {name} to be finite and above .*, got -1.0")
         for name in ("noise", "prior_scale")
     ),
+    *(
+        (kind, {"noise": 1e300}, r"expected noise to be finite .*, got 1e\+300 as torch.float32")
+        for kind in ("softmax-gp", "direct", "cgp", "scgp")
+    ),
+    *(
+        (kind, {"num_inducing": 2**70}, r"attention of at most 1e\+10 parameters, got")
+        for kind in ("scgp", "sgpa")
+    ),
     ("cgp", {"max_stddev": 0.0}, "max_stddev > 0, got 0.0"),
     ("softmax", {"dropout": 1.0}, "dropout in .*got 1.0"),
 ]
@@ -171,12 +179,20 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     build_attention("sgpa", embed_dim=EMBED, num_heads=HEADS, num_inducing=np.int64(4))
 
 
-@pytest.mark.parametrize(("embed_dim", "num_heads"), [(12, 5), (0, 1), (12, 0), (12, -2)])
-def test_heads_must_divide_the_width(embed_dim: int, num_heads: int) -> None:
-    with pytest.raises(ValueError, match=f"got {embed_dim} and {num_heads}"):
-        build_attention("softmax", embed_dim=embed_dim, num_heads=num_heads)
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="got 12 and 5"):
+        build_attention("softmax", embed_dim=12, num_heads=5)
 
 
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match=r"cgp, direct, kernel.*got 'magic'"):
         build_attention("magic", embed_dim=EMBED, num_heads=HEADS)
+
+
+@pytest.mark.parametrize("kind", list_attention())
+@pytest.mark.parametrize("name", ["embed_dim", "num_heads"])
+@pytest.mark.parametrize("bad", ["4", None, 4.0, True, (1, 2), 0, -2, 2**70], ids=repr)
+def test_bad_sizes_are_refused(kind: str, name: str, bad: Any) -> None:
+    """By name, before they meet a comparison or a tensor."""
+    with pytest.raises(ValueError, match=f"expected {name} "):
+        build_attention(kind, **{"embed_dim": EMBED, "num_heads": HEADS, name: bad})

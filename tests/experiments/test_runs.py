@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from gpattention.experiments import find_runs, open_run, prepare, train_recipe
+from gpattention.experiments.inputs.preprocessing import load_preprocessing
 from gpattention.experiments.reproduction import write_model_card
 from gpattention.experiments.runs import open_trained
 from gpattention.models import TextTransformer, VisionTransformer
 from gpattention.training import CheckpointError, Recipe, recipe_from_dict
+from tests.experiments import tiny_runs
 from tests.experiments.tiny_cola import write_tiny_cola
 
 SMALL = {"width": 16, "heads": 2, "depth": 1}
@@ -207,3 +209,30 @@ def test_a_first_phase_taken_over(tmp_path: Path) -> None:
         two_phases("direct"), tmp_path / "taken", resume=True, first_phase=tmp_path / "not looked at"
     )
     assert again.rows == whole.rows
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("preprocessing/preprocessing.json", '"channels": 1', '"channels": "x"', "expected channels"),
+        ("preprocessing/preprocessing.json", '"channels"', '"chanels"', "no 'channels'"),
+        (
+            "preprocessing/preprocessing.json",
+            '"size": [',
+            '"size": 3, "sizes": [',
+            "does not say what inputs",
+        ),
+        ("events.jsonl", '{"time": ', '{"time": null, "was": ', "line 1: expected 'time'"),
+    ],
+)
+def test_files_that_do_not_say_what_they_should_are_named(
+    file: str, old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    run = tiny_runs.train_digits(tmp_path / "run")
+    place = run / file
+    text = place.read_text().replace("[\n", "[").replace(old, new)
+    assert new in text
+    place.write_text(text)
+    with pytest.raises(ValueError, match=message) as refused:
+        load_preprocessing(run) if "preprocessing" in file else open_run(run)
+    assert str(place) in str(refused.value)

@@ -142,3 +142,10 @@ def test_bad_files_and_changes(tmp_path: Path) -> None:
         load_recipe(good, ["seed"])
     with pytest.raises(ValueError, match="not a table"):
         load_recipe(good, ["seed.x=1"])
+
+
+def test_a_wrong_value_is_told_with_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[optimizer]\nbatchsize = 3\n")
+    with pytest.raises(ValueError, match=f"^{file}: unknown key 'optimizer.batchsize'"):
+        load_recipe(file)

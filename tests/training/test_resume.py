@@ -103,6 +103,10 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(altered))
     with pytest.raises(CheckpointError, match="truncated or altered"):
         fit(recipe, data, folder, resume=True)
+    path.write_bytes(content)
+    path.with_suffix(".sha256").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=f"{path.stem}.sha256 says"):
+        fit(recipe, data, folder, resume=True)
     save_file({"x": torch.zeros(1)}, path)
     path.with_suffix(".sha256").unlink()
     with pytest.raises(CheckpointError, match="has no checksum"):

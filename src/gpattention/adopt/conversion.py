@@ -1,6 +1,6 @@
 """The record of a conversion: enough to do it again on the same host."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -72,6 +72,9 @@ class Conversion:
         if unknown or "kind" not in values:
             raise ValueError(f"expected a conversion with a kind and no other keys, got {unknown or plain!r}")
         options = values.get("options", {})
+        for name, kind in (("options", Mapping), ("layers", Sequence), ("left_alone", Sequence)):
+            if not isinstance(values.get(name, ()) if kind is Sequence else options, kind):
+                raise ValueError(f"expected {name} to be a {kind.__name__.lower()}, got {values[name]!r}")
         values["options"] = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
         values["layers"] = tuple(values.get("layers", ()))
         values["left_alone"] = tuple((name, why) for name, why in values.get("left_alone", ()))

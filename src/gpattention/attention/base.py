@@ -12,7 +12,7 @@ from gpattention.attention.output import AttentionOutput, Draw, check_request
 from gpattention.attention.projections import projected_together
 from gpattention.attention.regularizer import normalised, real_tokens
 from gpattention.attention.tokens import attends_to_itself, call_tokens
-from gpattention.checks import plain
+from gpattention.checks import check_count, plain
 from gpattention.gp import LogDensity, NoiseSource, Posterior
 from gpattention.gp.checks import check_choice
 
@@ -76,8 +76,9 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        embed_dim, num_heads, dropout = plain(embed_dim), plain(num_heads), plain(dropout)
-        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+        embed_dim, num_heads = check_count("embed_dim", embed_dim), check_count("num_heads", num_heads)
+        dropout = plain(dropout)
+        if embed_dim % num_heads:
             raise ValueError(
                 f"expected embed_dim to be a positive multiple of num_heads, got {embed_dim} and {num_heads}"
             )

@@ -28,8 +28,11 @@ class Positive(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not floor < initial < math.inf:
-            raise ValueError(f"expected {name} to be finite and above the floor {floor}, got {initial}")
+        kept_as = dtype or torch.get_default_dtype()
+        if not floor < initial <= torch.finfo(kept_as).max:
+            raise ValueError(
+                f"expected {name} to be finite and above the floor {floor}, got {initial} as {kept_as}"
+            )
         self.floor = floor
         excess = initial - floor
         raw = torch.full(shape, excess + math.log(-math.expm1(-excess)), device=device, dtype=dtype)

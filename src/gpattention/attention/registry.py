@@ -8,6 +8,7 @@ import torch
 
 from gpattention.attention.base import Attention
 from gpattention.attention.option_types import check_option_types, option_annotations
+from gpattention.checks import check_count
 from gpattention.gp.checks import check_choice
 
 MAX_PARAMETERS = 10**10  # of a module or a model: more is a slip of the pen, or an attack on the memory
@@ -86,6 +87,7 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
         raise ValueError(f"{kind!r} attention does not take these options: {error}") from None
     known = option_annotations(cls)
     check_option_types(known, options)
+    embed_dim, num_heads = check_count("embed_dim", embed_dim), check_count("num_heads", num_heads)
     if most_parameters(embed_dim, num_heads, options) > MAX_PARAMETERS:
         check_parameters(count_parameters(cls, embed_dim, num_heads, options), f"{kind!r} attention")
     try:

@@ -64,9 +64,28 @@ def suite_from_dict(plain: Mapping[str, Any]) -> SuiteResult:
     if plain.get("format") != FORMAT:
         raise ValueError(f"expected an evaluation of format {FORMAT}, got {plain.get('format')!r}")
     values = {key: value for key, value in plain.items() if key != "format"}
+    for record in values["records"]:
+        _check_types(record, _RECORD)
     values["records"] = tuple(Record(**record) for record in values["records"])
-    values["notes"] = tuple(values.get("notes", ()))
+    _check_types(values, _SUITE)
+    values["notes"] = tuple(str(note) for note in values.get("notes", ()))
     return SuiteResult(**values)
+
+
+_RECORD = {"set": str, "predictor": str, "metric": str, "value": (int, float), "detail": Mapping}
+_SUITE = {
+    **dict.fromkeys(("suite", "run", "data", "attention"), str),
+    **dict.fromkeys(("seed", "samples"), int),
+    **dict.fromkeys(("curves", "environment"), Mapping),
+    "seconds": (int, float),
+}
+
+
+def _check_types(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Tables and reports calculate with them."""
+    for name, kind in kinds.items():
+        if name in values and not isinstance(values[name], kind):
+            raise ValueError(f"expected {name} of another type, got {values[name]!r}")
 
 
 def write_suite(folder: str | Path, result: SuiteResult) -> Path:

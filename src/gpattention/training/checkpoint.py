@@ -57,10 +57,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not digest_file.is_file():
         raise CheckpointError(f"{path} has no checksum {digest_file.name}: not written by this library")
     content = path.read_bytes()
-    found, wanted = hashlib.sha256(content).hexdigest(), digest_file.read_text().strip()
+    # whatever bytes a damaged one holds, it is not equal then
+    found, wanted = (
+        hashlib.sha256(content).hexdigest(),
+        digest_file.read_bytes().decode(errors="replace").strip(),
+    )
     if found != wanted:
         raise CheckpointError(
-            f"{path} is truncated or altered: its checksum is {found[:12]}..., expected {wanted[:12]}..."
+            f"{path} is truncated or altered: its checksum is {found[:12]}..., "
+            f"{digest_file.name} says {wanted[:12]!r}..."
         )
     try:
         with safe_open(path, framework="pt") as file:

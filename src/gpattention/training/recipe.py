@@ -142,7 +142,10 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     plain = read_toml(path)
     for change in changes:
         apply_change(plain, change)
-    return recipe_from_dict({"name": path.stem, **plain})
+    try:
+        return recipe_from_dict({"name": path.stem, **plain})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def recipe_from_dict(plain: Mapping[str, Any]) -> Recipe:

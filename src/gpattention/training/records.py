@@ -62,4 +62,9 @@ def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
     for place, event in enumerate(events, start=1):
         if not isinstance(event, dict):
             raise ValueError(f"{file}, line {place}: expected a JSON object, got {type(event).__name__}")
+        for name, kind in (("time", (int, float)), ("event", str)):
+            if name in event and not isinstance(event[name], kind):
+                raise ValueError(
+                    f"{file}, line {place}: expected {name!r} as we write it, got {event[name]!r}"
+                )
     return tuple(events)

@@ -6,7 +6,7 @@ RUN/preprocessing/preprocessing.json, and vocabulary.json beside it where the mo
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_count
 from gpattention.data import Normalisation
 from gpattention.data.folders import eight_bit, open_image
-from gpattention.data.places import StrPath
+from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.inputs.contextual import Contextual, contextual_from_dict, open_contextual
 from gpattention.experiments.inputs.texts import TextEncoder, sentence_words
 from gpattention.models.embeddings import Vocabulary
@@ -186,23 +187,35 @@ def load_preprocessing(run: StrPath, root: StrPath | None = None) -> Preprocessi
     """
     place = Path(run) / FOLDER
     content = _read(place / FILE)
-    classes = tuple(str(name) for name in content["classes"])
-    if content["kind"] == "images":
-        n = content["normalisation"]
-        height, width = content["size"]
-        normalisation = Normalisation(tuple(n["mean"]), tuple(n["std"]), n["source"])
-        return ImagePreprocessing(classes, (height, width), content["channels"], normalisation)
-    plain = dict(content["contextual"])
-    fingerprint = plain.pop("fingerprint")
-    contextual = contextual_from_dict(plain)
+    try:
+        classes = tuple(str(name) for name in content["classes"])
+        if content["kind"] == "images":
+            return _image_preprocessing(classes, content)
+        plain = dict(content["contextual"])
+        fingerprint = plain.pop("fingerprint")
+        contextual = contextual_from_dict(plain)
+        length = check_count("length", content["length"])
+        words = place / check_name("vocabulary", content["vocabulary"])
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{place / FILE} does not say what inputs are made of: {reason}") from None
     embedding = open_contextual(contextual, root)
     if embedding.name != fingerprint:
         raise ValueError(
             f"{place / FILE}: expected the frozen embedding {fingerprint}, got {embedding.name}: "
             f"the files of {contextual.path} are not those of the training"
         )
-    encoder = TextEncoder(Vocabulary.load(place / content["vocabulary"]), embedding, content["length"])
-    return TextPreprocessing(classes, encoder, contextual)
+    return TextPreprocessing(classes, TextEncoder(Vocabulary.load(words), embedding, length), contextual)
+
+
+def _image_preprocessing(classes: tuple[str, ...], content: Mapping[str, Any]) -> ImagePreprocessing:
+    height, width = (check_count("size", side) for side in content["size"])
+    channels, found = check_count("channels", content["channels"]), content["normalisation"]
+    mean, std = ([float(x) for x in found[name]] for name in ("mean", "std"))
+    normalisation = Normalisation(tuple(mean), tuple(std), str(found["source"]))
+    if len(mean) != channels:
+        raise ValueError(f"expected one mean for each of {channels} channels, got {len(mean)}")
+    return ImagePreprocessing(classes, (height, width), channels, normalisation)
 
 
 def _read(file: Path) -> dict[str, Any]:

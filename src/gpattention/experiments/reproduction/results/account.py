@@ -64,7 +64,7 @@ def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
 
     Where the clock was set back between two events, nobody knows how long it took: it counts as nothing.
     """
-    total = 0.0
+    total, events = 0.0, tuple(event for event in events if "time" in event)
     for i in range(1, len(events)):
         follow = dropwhile(lambda event: event.get("event") == "phase", events[i:])
         # a process that resumes sets up its phases first, and then says so

@@ -1,0 +1,124 @@
+"""A short part of `make fuzz`, the same cases every time; and that the fuzz would notice."""
+
+import functools
+import random
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpattention import gp
+from tests.fuzz import commands, files, kills, maths, modules, threads
+from tests.fuzz.tally import BITS, TRACEBACK, WRONG, Check, Tally, in_child, listing, run_cases, scratch
+
+forks = pytest.mark.skipif(
+    sys.platform != "linux", reason="children are forked, and limited as Linux limits them"
+)
+
+
+def assert_clean(area: str, check: Check, cases: range) -> None:
+    tally = run_cases(area, check, cases)
+    assert tally.counts["cases"] == len(cases)
+    assert tally.faults == [], "\n".join(f"{kind}: {what}" for kind, what in tally.faults[:5])
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_mathematics(part: int) -> None:
+    assert_clean("maths", maths.check, range(200 * part, 200 * part + 200))
+
+
+def test_modules() -> None:
+    assert_clean("modules", modules.check, range(150))
+
+
+@forks
+@pytest.mark.parametrize("part", range(2))
+def test_command_lines(part: int) -> None:
+    assert_clean("commands", commands.check, range(8 * part, 8 * part + 8))
+
+
+@forks
+def test_kills() -> None:
+    assert_clean("kills", kills.check, range(4))
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_threads(part: int) -> None:
+    assert_clean("threads", threads.check, range(5 * part, 5 * part + 5))
+
+
+@forks
+@pytest.mark.parametrize("part", range(2))
+def test_damaged_files(part: int) -> None:
+    assert_clean("files", files.check, range(12 * part, 12 * part + 12))
+
+
+class TestThatItNotices:
+    """Each with a fault that is planted."""
+
+    def test_a_wrong_variance(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = gp.cgp_posterior
+
+        def wrong(*tensors: torch.Tensor, **options: object) -> object:
+            found = right(*tensors, **options)  # type: ignore[arg-type]
+            return SimpleNamespace(
+                mean=found.mean, variance=found.variance * (1 + 1e-6), covariance=found.covariance
+            )
+
+        function = maths.FUNCTIONS["cgp"]
+        planted = {"cgp": maths.Function(wrong, function.oracle, function.takes)}
+        monkeypatch.setattr(maths, "FUNCTIONS", planted)
+        assert run_cases("maths", maths.check, range(20)).counts[WRONG] > 0
+
+    def test_a_case_that_raises(self) -> None:
+        def check(r: random.Random, tally: Tally) -> None:
+            raise KeyError("x")
+
+        tally = run_cases("maths", check, range(3, 5))
+        assert tally.counts == {"cases": 2, TRACEBACK: 2}
+        assert tally.faults[1][1].endswith("make fuzz CASE=maths:4")
+
+    @forks
+    def test_children_that_take_too_much(self) -> None:
+        assert in_child(functools.partial(time.sleep, 60), seconds=0.2).kind == "too slow"
+        hungry = in_child(lambda: len(bytearray(1 << 30)), memory=1 << 28)
+        assert hungry.error == "MemoryError: "
+        assert not hungry.refused
+        assert in_child(lambda: 3).value == 3
+        assert in_child(lambda: sys.exit(2)).value == 2
+
+    @forks
+    def test_files_outside_and_control_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def evil(words: list[str]) -> int:
+            Path("../../evil").write_text("x")
+            sys.stdout.write("a\x1b[2J\n")
+            return 7
+
+        monkeypatch.setattr(commands, "main", evil)
+        tally = Tally("commands")
+        with scratch() as inner:
+            (inner / "home").mkdir()
+            (inner / "recipe.toml").write_text("")
+            before = listing(inner.parents[2], but=inner)
+            outcome = in_child(functools.partial(commands.run_command, ["status"], inner))
+            commands.judge(["status"], outcome, inner, tally)
+            assert set(listing(inner.parents[2], but=inner)) - set(before) == {str(inner.parents[1] / "evil")}
+        told = "\n".join(what for _, what in tally.faults)
+        assert tally.counts[WRONG] == 2
+        assert "exit code 7" in told
+        assert "raw control characters on stdout" in told
+
+    def test_threads_that_disturb_each_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, seen = torch.nn.Linear(1, 1), [0]
+
+        def shared() -> torch.Tensor:
+            seen[0] += 1
+            return torch.tensor([float(seen[0])])
+
+        monkeypatch.setattr(threads, "attached_calls", lambda r: (model, [threads.Call("shared", shared)]))
+        monkeypatch.setattr(threads, "converted_calls", threads.attached_calls)
+        monkeypatch.setattr(threads, "own_calls", threads.attached_calls)
+        assert run_cases("threads", threads.check, range(1)).counts[BITS] > 0
