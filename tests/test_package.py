@@ -69,10 +69,12 @@ RANKS = {
     "adopt": 3,
     "evaluation": 3,
     "training": 3,
-    "experiments": 4,
-    "cli": 5,
+    "runs": 4,
+    "reports": 5,
+    "experiments": 6,
+    "cli": 7,
 }
-INDEPENDENT = {"data", "metrics", "reports"}
+INDEPENDENT = {"data", "metrics"}
 SHARED = "checks"  # below all of them: it imports nothing, and everyone may import it
 # distributions whose modules are not called as they are
 MODULES = {

@@ -77,7 +77,7 @@ def test_lengths(tmp_path: Path, capsys: Output) -> None:
 def test_figures_without_matplotlib_are_drawn_later(tmp_path: Path, monkeypatch, capsys: Output) -> None:
     pytest.importorskip("matplotlib")
     with monkeypatch.context() as patch:
-        patch.setattr("gpattention.experiments.bench.writing.find_spec", lambda _: None)
+        patch.setattr("gpattention.experiments.bench.tables.find_spec", lambda _: None)
         options = ["--kinds", "scgp", "--longest", "2048", "--device", "cpu", "--out", str(tmp_path)]
         assert main(["bench", "length", *options]) == 0
     assert f"gpattention bench plot {tmp_path}" in capsys.readouterr().out

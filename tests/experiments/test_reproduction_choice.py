@@ -6,18 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from gpattention.experiments.reproduction.goals import Candidate
-from gpattention.experiments.reproduction.results.choice_page import choice_markdown
-from gpattention.experiments.reproduction.results.choosing import choose
-from gpattention.experiments.reproduction.results.columns import Column
-from gpattention.experiments.reproduction.results.reading import EvaluatedRun, PlanResults, read_results
+from gpattention.experiments.reproduction import Candidate
+from gpattention.experiments.reproduction.results.choice import (
+    choice_markdown,
+    choose,
+    judge_goals,
+    judge_rivals,
+    rival_columns,
+)
+from gpattention.experiments.reproduction.results.reading import PlanResults, read_results
 from gpattention.experiments.reproduction.results.summary import (
     OTHER_ITEMS,
     best_place,
     summary_lines,
     summary_markdown,
 )
-from gpattention.experiments.reproduction.results.verdicts import judge_goals, judge_rivals
+from gpattention.runs import Column, RunData
 from tests.experiments.reproduced import Figure, write_plan, write_runs
 
 RIVALS = 'rivals = ["softmax:mc_dropout", "softmax:ensemble"]'
@@ -84,15 +88,16 @@ def test_rivals_and_what_the_plan_leaves_out_are_ranked_not_chosen(read: Read) -
 
 @pytest.mark.parametrize(
     ("value", "outcome"),
-    [(1.0, "missed"), (1.5995, "met"), (3.0, "met, beyond two standard errors")],
+    [(1.0, "missed"), (1.5995, "met"), (3.0, "met, clear")],
 )
 def test_goals(read: Read, value: float, outcome: str) -> None:
     results = read(nlls(softmax=0.5, gp=0.4, other=0.6), more=GOAL.format(value=value))
     (verdict,) = judge_goals(results, Candidate("gp", "model"))
     assert verdict.outcome == outcome  # 1.599 ± 0.0006
     page = choice_markdown(results, choose(results))
-    assert f"Goals met: {int(outcome != 'missed')} of 1, {int('beyond' in outcome)} of them beyond" in page
-    assert f"| < {value:.4f} | 1.5990 ± 0.0006 |" in page
+    counts = int(outcome != "missed"), int(outcome == "met, clear")
+    assert f"Goals met: {counts[0]} of 1, {counts[1]} of them clear (Student's t, 95 %)" in page
+    assert rf"| \< {value:.4f} | 1.5990 ± 0.0006 |" in page
     (none,) = judge_goals(results, Candidate("gp", "laplace"))
     assert (none.outcome, none.gap) == ("no figure", None)
 
@@ -112,7 +117,7 @@ def corrupted(nll: float, ece: float, accuracy: float, spread: float) -> Figure:
 @pytest.mark.parametrize(
     ("gaps", "spread", "outcome"),
     [
-        ((-0.1, -0.1, 0.0), 0.01, "beaten, beyond two standard errors"),
+        ((-0.1, -0.1, 0.0), 0.01, "beaten, clear"),
         ((-0.1, -0.1, 0.0), 0.5, "beaten in the mean"),
         ((-0.1, -0.1, -0.1), 0.01, "not beaten"),
         ((-0.1, 0.1, 0.1), 0.01, "not beaten"),
@@ -123,15 +128,15 @@ def test_rivals(read: Read, gaps: tuple[float, float, float], spread: float, out
     results = read(corrupted(*gaps, spread=spread), ("softmax", "gp"), more=RIVALS, ensemble=True)
     single, ensemble, both = judge_rivals(results, Candidate("gp", "model"))
     assert single.outcome == outcome
-    gap = single.gaps["nll"][1]
+    gap = single.gaps["nll"]
     assert gap is not None
     assert gap.basis == "paired"  # so that what seeds share does not count
     assert gap.mean == pytest.approx(gaps[0])
     assert (str(both.one), str(both.rival)) == ("gp:ensemble", "softmax:ensemble")
-    assert both.gaps["ece"][1] is not None
-    assert both.gaps["ece"][1].error is None
-    assert ensemble.gaps["ece"][1] is not None
-    assert ensemble.gaps["ece"][1].basis == "one side"
+    assert both.gaps["ece"] is not None
+    assert both.gaps["ece"].error is None
+    assert ensemble.gaps["ece"] is not None
+    assert ensemble.gaps["ece"].basis == "one side"
     page = choice_markdown(results, choose(results))
     assert f"Rivals beaten: {int(outcome != 'not beaten') + ('beaten' in ensemble.outcome[:6])} of 2" in page
 
@@ -156,7 +161,7 @@ def test_texts_are_judged_out_of_domain(read: Read) -> None:
     results = read(nlls(softmax=0.5, gp=0.4), ("softmax", "gp"), more=RIVALS, texts=True)
     verdict = judge_rivals(results, Candidate("gp", "model"))[0]
     assert verdict.kept == "mcc"
-    assert {column.place for column, _ in verdict.gaps.values()} == {"ood/out-of-domain"}
+    assert {column.set for column in rival_columns(results)} == {"ood/out-of-domain"}
 
 
 def test_nothing_to_choose(read: Read) -> None:
@@ -178,16 +183,17 @@ def test_bold_is_what_is_clearly_better(read: Read, metric: str, spread: float, 
     results = read(figure, ("softmax", "gp"), predictors=("model",), ensemble=True)
     lines = summary_lines(results)
     assert [line.is_ensemble for line in lines] == [False, False, True, True]
-    assert [line.seeds(None) for line in lines[2:]] == ["1 of 3", "1 of 3"]
-    assert best_place(Column(metric, "clean", "test", metric), lines) == bold
+    column = Column("clean", "test", metric)
+    assert [line.seeds(line.find(column)) for line in lines] == ["3", "3", "1 of 3", "1 of 3"]
+    assert best_place(column, lines) == bold
     assert ("**" in summary_markdown(results)) == (bold is not None)
-    assert best_place(Column("", "clean", "nowhere", "nll"), lines) is None
+    assert best_place(Column("clean", "nowhere", "nll"), lines) is None
 
 
 def on_fewer_items(results: PlanResults, model: str) -> PlanResults:
     """The same, but one model judged on 31 items of each set."""
 
-    def fewer(run: EvaluatedRun) -> EvaluatedRun:
+    def fewer(run: RunData) -> RunData:
         suites = {}
         for name, suite in run.suites.items():
             counts = {who: dict.fromkeys(sets, 31) for who, sets in suite.curves["items"].items()}
@@ -203,7 +209,7 @@ def on_fewer_items(results: PlanResults, model: str) -> PlanResults:
 
 def test_only_figures_on_as_many_items_are_compared(read: Read) -> None:
     results = read(nlls(softmax=0.5, gp=0.4, other=0.6), predictors=("model",))
-    column = Column("", "clean", "validation", "nll")
+    column = Column("clean", "validation", "nll")
     assert best_place(column, summary_lines(results)) == 1
     assert OTHER_ITEMS not in summary_markdown(results)
     few = on_fewer_items(results, "gp")

@@ -11,14 +11,14 @@ from statistics import fmean
 import pytest
 
 from gpattention.cli.main import main
-from gpattention.experiments.judging.weights import recorded_settings
 from gpattention.experiments.reproduction import load_plan
 from gpattention.experiments.reproduction.results import write_results, writing
 from gpattention.experiments.reproduction.results.account import in_words, readme, shown_path, wall_seconds
-from gpattention.experiments.reproduction.results.choosing import choose
+from gpattention.experiments.reproduction.results.choice import choose
 from gpattention.experiments.reproduction.results.plots import draw_figures
 from gpattention.experiments.reproduction.results.reading import read_results
 from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
+from gpattention.runs.results import recorded_settings
 from tests.experiments.reproduced import flat, write_plan, write_runs
 
 RIVALS = 'rivals = ["softmax:mc_dropout", "softmax:ensemble"]'
@@ -77,10 +77,11 @@ def test_the_csv_has_the_means_over_seeds(made: tuple[Path, Path]) -> None:
         if "severity" in row["set"]:
             places = [f"corrupted/{kind}/{row['set'][-1]}" for kind in ("fog", "snow")]
         metric = f"{row['metric']} {row['score']}".strip()
-        seeds = [int(seed) for seed in row["seeds"].split()]
+        ensemble = row["predictor"] == "ensemble"
+        seeds = [0] if ensemble else [int(seed) for seed in row["seeds"].split()]
         values = [numbered(row["model"], s, row["predictor"], p, metric) for s in seeds for p in places]
         assert float(row["mean"]) == pytest.approx(fmean(values), rel=1e-5), row
-        assert seeds == ([0] if row["predictor"] == "ensemble" else [0, 1, 2])
+        assert row["seeds"] == ("all" if ensemble else "0 1 2")
         assert int(row["runs"]) == len(seeds)
         assert row["items"] == "50"
         assert (row["standard_error"] == "") == (len(seeds) == 1)
@@ -198,12 +199,12 @@ def test_evaluations_of_before_count_their_items_otherwise(tmp_path: Path) -> No
         del plain["curves"]["items"]
         plain["environment"]["settings"] = "{" if file.stem == "ood" else json.dumps({"limit": 40})
         file.write_text(json.dumps(plain))
-    (model,) = read_results(plan, tmp_path / "runs").models
-    assert model.items("model", "clean", "test") == "50"  # of the reliability diagram
-    assert model.items("model", "corrupted", "corrupted/mean") == "40"  # the limit
-    assert model.items("model", "ood", "ood/near") == ""
-    assert model.runs[0].items("selective", "test", "model") is None
-    assert recorded_settings(model.runs[0].suites["ood"]) == {}
+    results = read_results(plan, tmp_path / "runs")
+    sets = {"test": "clean", "corrupted/mean": "corrupted", "ood/near": "ood"}
+    metrics = {"ood/near": "auroc"}
+    found = [results.table.find("gp", suite, s, metrics.get(s, "nll")) for s, suite in sets.items()]
+    assert [each.items for each in found] == ["50", "40", ""]  # the reliability diagram, the limit, nothing
+    assert recorded_settings(results.runs[0].suites["ood"]) == {}
 
 
 def test_wall_time_leaves_out_stops() -> None:

@@ -11,6 +11,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from gpattention.experiments.adoption.summary import Column as AdoptionColumn
+from gpattention.experiments.reproduction.card_text import card_markdown
+from gpattention.experiments.reproduction.results.choice_page import choice_markdown
+from gpattention.experiments.reproduction.results.choosing import choose
+from gpattention.experiments.sweep.files import sweep_csv, sweep_markdown
+from gpattention.experiments.sweep.result import SweepResult, SweepRow, SweepSetting
 from hypothesis import example, given, settings
 
 from gpattention.cli.bar import Bar, Bars, CountBar, Line
@@ -23,20 +29,14 @@ from gpattention.cli.table import say, shortened, table
 from gpattention.evaluation.records import Record, SuiteResult
 from gpattention.experiments.adoption import tables as adoption
 from gpattention.experiments.adoption.cells import Cell
-from gpattention.experiments.adoption.summary import Column as AdoptionColumn
 from gpattention.experiments.bench import tables as bench
 from gpattention.experiments.paper import PaperTable, paper_table, to_csv, to_latex, to_markdown
 from gpattention.experiments.paper.spec import Key
 from gpattention.experiments.predicting import InputPrediction
-from gpattention.experiments.reproduction.card_text import card_markdown
 from gpattention.experiments.reproduction.results.account import readme
-from gpattention.experiments.reproduction.results.choice_page import choice_markdown
-from gpattention.experiments.reproduction.results.choosing import choose
 from gpattention.experiments.reproduction.results.reading import read_results
 from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
 from gpattention.experiments.status import RunStatus
-from gpattention.experiments.sweep.files import sweep_csv, sweep_markdown
-from gpattention.experiments.sweep.result import SweepResult, SweepRow, SweepSetting
 from gpattention.reports import build_report
 from gpattention.training import Recipe
 from tests.experiments.paper.runs import records_of, write_run

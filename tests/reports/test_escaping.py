@@ -7,7 +7,8 @@ import re
 import pytest
 from hypothesis import example, given, settings
 
-from gpattention.reports.escaping import (
+from gpattention.reports.markup import join, json_script, tag
+from gpattention.runs.tables import (
     Markup,
     csv_text,
     latex,
@@ -17,7 +18,6 @@ from gpattention.reports.escaping import (
     markdown_table,
     visible,
 )
-from gpattention.reports.markup import join, json_script, tag
 from tests.reports.nasty import NASTY, texts
 from tests.reports.reading import read
 

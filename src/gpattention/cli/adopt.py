@@ -8,22 +8,22 @@ from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command
 from gpattention.cli.bar import Bars
 from gpattention.cli.table import say
 from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.columns import (
+from gpattention.experiments.adoption.comparison import (
     ALL_TITLES,
     BASELINES,
     COLA_COLUMNS,
     COLA_PANELS,
     IMAGE_COLUMNS,
     IMAGE_PANELS,
+    to_markdown,
+    write_comparison,
 )
 from gpattention.experiments.adoption.encoder import HEADS, MINILM
 from gpattention.experiments.adoption.finetuning import Finetuning
 from gpattention.experiments.adoption.image_parts import PARTS
 from gpattention.experiments.adoption.image_work import ImageSettings
 from gpattention.experiments.adoption.images import adopt_images
-from gpattention.experiments.adoption.tables import to_markdown
 from gpattention.experiments.adoption.trainings import CONVERSIONS, STARTS, Further, methods_of
-from gpattention.experiments.adoption.writing import write_comparison
 from gpattention.experiments.bench.machine import environment, in_words
 from gpattention.metrics.checks import check_choice
 from gpattention.training import choose_device

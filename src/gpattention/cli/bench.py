@@ -28,13 +28,12 @@ from gpattention.experiments.bench import (
     environment,
     step_floors,
     words,
-    writing,
 )
 from gpattention.experiments.bench.floors import PROJECTIONS
 from gpattention.experiments.bench.length_case import LengthCase, measure_apart
 from gpattention.experiments.bench.lengths import MODELS, LengthResult, fits_of
 from gpattention.experiments.bench.machine import in_words
-from gpattention.experiments.bench.tables import BenchTable
+from gpattention.experiments.bench.tables import BenchTable, draw_folder, write_folder, write_json
 from gpattention.experiments.bench.variants import VARIANTS, check_kinds
 from gpattention.gp.fused.switch import Mode
 from gpattention.training import choose_device
@@ -189,7 +188,7 @@ def run_floor(given: argparse.Namespace) -> int:
 
 def run_plot(given: argparse.Namespace) -> int:
     """Figures from JSON."""
-    for file in writing.draw_folder(given.folder):
+    for file in draw_folder(given.folder):
         say(f"written: {file}")
     return 0
 
@@ -239,9 +238,9 @@ def _end(
     document = {"environment": facts, "settings": settings, **measured}
     if given.json is not None:
         print()
-        say(f"numbers: {writing.write_json(document, given.json)}")
+        say(f"numbers: {write_json(document, given.json)}")
     if given.out is not None:
-        files = writing.write_folder(given.out, name, document, tables, _command(name, settings))
+        files = write_folder(given.out, name, document, tables, _command(name, settings))
         print()
         say(f"written: {', '.join(str(file) for file in files)}")
         if not any(file.suffix == ".svg" for file in files) and name in ("length", "cpu"):

@@ -6,27 +6,25 @@ from pathlib import Path
 import pytest
 
 from gpattention.experiments.adoption.cells import Cell, Cells
-from gpattention.experiments.adoption.columns import (
+from gpattention.experiments.adoption.comparison import (
     ALL_TITLES,
     BASELINES,
     COLA_COLUMNS,
     COLA_PANELS,
-)
-from gpattention.experiments.adoption.plots import differences_figure
-from gpattention.experiments.adoption.summary import Column, Mean, column_mean, paired_difference
-from gpattention.experiments.adoption.tables import (
-    T_VALUES,
+    SUITE,
     cells_csv,
-    grouped,
-    is_clear,
+    differences_figure,
+    gap_of,
+    results_of,
     summary_csv,
     to_markdown,
+    write_comparison,
 )
 from gpattention.experiments.adoption.trainings import all_trainings
-from gpattention.experiments.adoption.writing import write_comparison
+from gpattention.runs import Column
 
-NLL = Column("test", "nll", "in NLL")
-MCC = Column("test", "mcc", "in MCC", larger=True)
+NLL = Column(SUITE, "test", "nll", head="in NLL")
+MCC = Column(SUITE, "test", "mcc", head="in MCC")
 
 
 def cell(method: str, seed: int, nll: float, mcc: float = 0.5, group: str = "g") -> Cell:
@@ -40,52 +38,46 @@ CELLS = [
 ]  # fmt: skip
 
 
+RESULTS = results_of(CELLS)
+METHODS = ["plain", "temperature", "converted-cgp"]
+
+
 def test_mean_and_standard_error() -> None:
-    found = column_mean(CELLS[:3], NLL)
-    assert found.value == pytest.approx(0.9)
+    found = NLL.find(RESULTS, "g", "plain")
+    assert found.mean == pytest.approx(0.9)
     assert found.error == pytest.approx(0.1 / math.sqrt(3))
-    assert column_mean(CELLS[6:], NLL) == Mean(0.5, None, 1)
-    assert column_mean(CELLS, Column("ood/x", "nll", "")) is None
+    lone = NLL.find(RESULTS, "g", "converted-cgp")
+    assert (lone.mean, lone.error, lone.count) == (0.5, None, 1)
+    assert Column(SUITE, "ood/x", "nll").find(RESULTS, "g", "plain") is None
 
 
 def test_differences_are_paired_by_seed() -> None:
-    found = paired_difference(CELLS[:3], CELLS[3:6], NLL)
-    assert (found.seeds, found.value) == (3, pytest.approx((0.2 + 0.19 + 0.2) / 3))
+    found = gap_of(RESULTS, "g", "plain", "temperature", NLL)
+    assert (found.basis, found.mean) == ("paired", pytest.approx((0.2 + 0.19 + 0.2) / 3))
     spread = math.sqrt(((0.2 - 0.59 / 3) ** 2 * 2 + (0.19 - 0.59 / 3) ** 2) / 2)
     assert found.error == pytest.approx(spread / math.sqrt(3))
-    lone = paired_difference(CELLS[6:], CELLS[3:6], NLL)
-    assert lone == Mean(pytest.approx(-0.11), None, 1)  # of seed 1 alone
-    assert paired_difference([cell("plain", 7, 1.0)], CELLS[3:6], NLL) is None
+    lone = gap_of(RESULTS, "g", "converted-cgp", "temperature", NLL)
+    assert (lone.mean, lone.error) == (pytest.approx(-0.11), None)  # of seed 1 alone
+    assert gap_of(RESULTS, "g", "plain", "attached", NLL) is None
 
 
 def test_columns_over_several_sets() -> None:
-    values = {
-        "ood/a": {"auroc": 0.5},
-        "ood/b": {"auroc": 0.7},
-        "ood/c": {"other": 9.0},
-        "test": {"auroc": 0.0},
-    }
-    assert Column("ood/*", "auroc", "").of(Cell("g", 0, "m", values)) == pytest.approx(0.6)
-    assert Column("none/*", "auroc", "").of(Cell("g", 0, "m", values)) is None
+    values = {"ood/a": {"auroc_entropy": 0.5}, "ood/b": {"auroc_entropy": 0.7}, "test": {"nll": 9.0}}
+    results = results_of([Cell("g", 0, "m", values)])
+    assert Column(SUITE, "ood/*", "auroc", "entropy").find(results, "g", "m").mean == pytest.approx(0.6)
+    assert Column(SUITE, "ood/*", "auroc", "max_softmax").find(results, "g", "m") is None
 
 
-def test_clear_differences() -> None:
-    assert is_clear(Mean(0.3, 0.1, 5))
-    assert not is_clear(Mean(0.27, 0.1, 5))
-    assert not is_clear(Mean(-0.4, 0.1, 3))
-    assert is_clear(Mean(-0.23, 0.1, 50))
-    assert not is_clear(Mean(0.222, 0.1, 11))  # t is 2.228
-    assert not is_clear(Mean(9.0, None, 1))
-    assert not is_clear(Mean(0.0004, 0.0, 5))
-    assert not is_clear(None)
-    from scipy.stats import t
-
-    for seeds, value in T_VALUES.items():
-        assert value == pytest.approx(t.ppf(0.975, seeds - 1), rel=1e-3)
+def test_what_rounds_to_nothing_is_not_bold() -> None:
+    cells = [cell("plain", s, 0.5 + 1e-5) for s in range(3)] + [cell("temperature", s, 0.5) for s in range(3)]
+    assert gap_of(results_of(cells), "g", "plain", "temperature", NLL).clear
+    assert "| plain | +0.000 ± 0.000 |" in to_markdown(cells, [NLL], ALL_TITLES)
 
 
 def test_markdown() -> None:
-    lines = to_markdown(CELLS, [NLL, MCC, Column("ood/x", "nll", "nowhere")], ALL_TITLES).splitlines()
+    lines = to_markdown(
+        CELLS, [NLL, MCC, Column(SUITE, "ood/x", "nll", head="nowhere")], ALL_TITLES
+    ).splitlines()
     assert lines[0] == "## g"
     assert lines[2] == "|  | in NLL | in MCC | seeds |"
     assert lines[4] == "| plain | 0.900 ± 0.058 | 0.500 ± 0.000 | 3 |"
@@ -120,7 +112,7 @@ def test_every_method_has_a_title() -> None:
 
 
 def test_a_picture_has_a_mark_for_every_difference() -> None:
-    figure = differences_figure(grouped(CELLS)["g"], {"NLL": {"in": NLL}, "MCC": {"in": MCC}}, ALL_TITLES)
+    figure = differences_figure(RESULTS, "g", METHODS, {"NLL": {"in": NLL}, "MCC": {"in": MCC}}, ALL_TITLES)
     panels = figure.get_axes()
     assert [axes.get_title() for axes in panels] == ["NLL", "MCC"]
     marks = [float(c.lines[0].get_xdata()[0]) for c in panels[0].containers]

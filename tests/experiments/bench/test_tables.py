@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpattention.experiments.bench import machine, step_floors, targets, words, writing
+from gpattention.experiments.bench import machine, step_floors, tables, targets, words
 from gpattention.experiments.bench.floors import attention_flops
 from gpattention.experiments.bench.launches import KernelTime
 from gpattention.experiments.bench.length_case import LengthFigures
@@ -20,7 +20,7 @@ from gpattention.experiments.bench.plots import length_figure
 from gpattention.experiments.bench.posteriors import NAMES, PosteriorTimes
 from gpattention.experiments.bench.predictions import PredictResult, PredictRow
 from gpattention.experiments.bench.steps import StepResult, StepRow
-from gpattention.experiments.bench.tables import BenchTable, Column, to_csv, to_markdown
+from gpattention.experiments.bench.tables import BenchTable, Quantity, to_csv, to_markdown
 from gpattention.experiments.bench.variants import VARIANTS
 from gpattention.models import VisionConfig
 
@@ -33,7 +33,7 @@ STEPS = StepResult(
     ),
     batch=100, repeats=5, at_once=10, seed=0, device="cuda", mode="auto", gaps=GAPS,
 )  # fmt: skip
-TABLE = BenchTable("T", (Column("a", "A"), Column("x", "X", ".1f", "x"), Column("y", "Y", "d")),
+TABLE = BenchTable("T", (Quantity("a", "A"), Quantity("x", "X", ".1f", "x"), Quantity("y", "Y", "d")),
                    ({"a": "p|q", "x": 1.25}, {"a": "r", "x": None}), ("one", "two"))  # fmt: skip
 
 
@@ -226,7 +226,7 @@ class TestFiles:
     def test_a_folder_has_numbers_tables_and_figures(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         rows, fits = words.length_tables(lengths())
-        files = writing.write_folder(
+        files = tables.write_folder(
             tmp_path / "new", "length", self.document(), {"length": rows, "length-fits": fits}, "command"
         )
         assert sorted(file.name for file in files) == [
@@ -239,19 +239,19 @@ class TestFiles:
     def test_figures_come_later_where_there_is_no_matplotlib(self, tmp_path: Path, monkeypatch) -> None:
         pytest.importorskip("matplotlib")
         with monkeypatch.context() as patch:
-            patch.setattr(writing, "find_spec", lambda _: None)
-            files = writing.write_folder(tmp_path, "length", self.document(), {})
+            patch.setattr(tables, "find_spec", lambda _: None)
+            files = tables.write_folder(tmp_path, "length", self.document(), {})
         assert {file.suffix for file in files} == {".json", ".md"}
-        drawn = writing.draw_folder(tmp_path)
+        drawn = tables.draw_folder(tmp_path)
         again = {file: file.read_bytes() for file in drawn if file.suffix == ".svg"}
         assert len(drawn) == 4
-        writing.draw_folder(tmp_path)
+        tables.draw_folder(tmp_path)
         assert all(file.read_bytes() == content for file, content in again.items())
 
     def test_nothing_to_draw(self, tmp_path: Path) -> None:
         (tmp_path / "other.json").write_text("[1]")
         with pytest.raises(ValueError, match="no measured lengths in"):
-            writing.draw_folder(tmp_path)
+            tables.draw_folder(tmp_path)
 
     def test_figures_are_logarithmic_with_points_and_fitted_lines(self) -> None:
         pytest.importorskip("matplotlib")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpattention.evaluation.records import Record, SuiteResult, write_suite
-from gpattention.experiments.paper.published import PublishedValue
-from gpattention.experiments.paper.spec import Key, table_spec
-from gpattention.experiments.paper.table import Measured, PaperCell
+from gpattention.experiments.paper.spec import Key, PublishedValue, table_spec
+from gpattention.experiments.paper.table import PaperCell
+from gpattention.runs import OverSeeds
 from gpattention.training import recipe_from_dict
 
 CATEGORIES = {"Noise": "noise", "Blur": "blur", "Weather": "weather", "Digital": "digital", "Avg.": "mean"}
@@ -29,7 +29,7 @@ ATTENTION = {"cgpt": "cgp", "scgpt": "scgp", "sgpa": "sgpa", "kernel": "kernel",
 SUITES = {"table1": "clean", "table3": "ood"}  # the others are of corrupted images
 
 
-def both(cell: PaperCell) -> tuple[PublishedValue, Measured]:
+def both(cell: PaperCell) -> tuple[PublishedValue, OverSeeds]:
     """The paper's figure of a cell and ours; a test of one that lacks either fails."""
     if cell.paper is None or cell.ours is None:
         pytest.fail(f"expected two figures at {cell.key}, got {cell.paper} and {cell.ours}")

@@ -7,8 +7,7 @@ import pytest
 
 from gpattention.evaluation.records import Record
 from gpattention.experiments.paper import paper_table
-from gpattention.experiments.paper.notes import Note, gathered
-from gpattention.experiments.paper.spec import Key
+from gpattention.experiments.paper.spec import Key, Note, gathered
 from tests.experiments.paper.runs import records_of, write_run
 
 NOISE = Key("", "NLL", "Noise")
@@ -42,7 +41,7 @@ def told(table: str, folder: Path, kind: str = "reduced") -> list[str]:
         ),
         ("cifar10-sgpa", {"data": {"name": "cifar10", "options": {"subset": True}}},
          "trained with data.options.subset = True"),
-        ("cifar10-sgpa", {}, "one run, so no standard deviation"),
+        ("cifar10-sgpa", {}, "one seed, so no standard error"),
     ],
 )  # fmt: skip
 def test_what_a_recipe_changes(name: str, changes: dict[str, Any], text: str, tmp_path: Path) -> None:
@@ -125,16 +124,20 @@ def test_seeds_twice_and_recipes_that_differ_are_told(tmp_path: Path) -> None:
     for place, epochs in (("a", 400), ("b", 20)):
         write_run(tmp_path / place, "cifar10-cgpt", records_of(NOISE, 2.0), suite="corrupted",
                   phases={"kernel_epochs": 200, "epochs": epochs})  # fmt: skip
+    write_run(tmp_path / "c", "cifar10-cgpt", records_of(NOISE, 3.0), suite="corrupted",
+              phases={"kernel_epochs": 200, "epochs": 400})  # fmt: skip
     lines = told("table2", tmp_path)
-    assert "cifar10-cgpt: several runs of seed 0, all counted" in lines
-    assert "cifar10-cgpt: runs of one name differ in phases.epochs" in lines
+    name = "cifar10-cgpt phases.epochs=400"  # of two recipes of that name the one that has more runs
+    assert f"{name}: several runs of seed 0, which count once, by their mean" in lines
+    table = paper_table("table2", tmp_path)
+    row = next(row for row in table.rows if row.label == "CGPT" and row.group.startswith("NLL"))
+    assert (row.recipe, row.cells[0].ours.mean) == (name, 2.5)
+    assert [row.recipe for row in table.rows if row.extra] == ["cifar10-cgpt phases.epochs=20"]
 
 
 def test_the_number_of_the_papers_runs_is_told_where_it_is_known(tmp_path: Path) -> None:
     write_run(tmp_path, "cifar100-sgpa", records_of(NOISE, 2.0), suite="corrupted")
-    assert "cifar100-sgpa: one run, so no standard deviation; the paper has 3 runs" in told(
-        "table5", tmp_path
-    )
+    assert "cifar100-sgpa: one seed, so no standard error; the paper has 3 runs" in told("table5", tmp_path)
 
 
 def test_notes_are_gathered_in_order() -> None:

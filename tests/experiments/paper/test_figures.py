@@ -6,6 +6,8 @@ import pytest
 
 from gpattention.experiments.paper import FIGURES, paper_figure, paper_table, write_table
 from gpattention.experiments.paper.spec import Key
+from gpattention.experiments.reporting import read_run
+from gpattention.runs import group
 from tests.experiments.paper.runs import cost_records, layer_records, write_run
 
 
@@ -95,13 +97,14 @@ def test_the_plots_show_the_figures(tmp_path: Path) -> None:
 
 
 def test_some_of_the_runs(tmp_path: Path) -> None:
-    """Two runs are in the folder and one is asked for: its figures alone, without a spread."""
+    """Two runs are in the folder and one is asked for: its figures alone."""
     folders = [
         write_run(tmp_path, "cifar10-cgpt", layer_records([value] * 5), suite="oversmoothing", seed=seed)
         for seed, value in ((0, 0.2), (1, 0.6))
     ]
-    for only, expected in ((None, 0.4), ({folders[1]}, 0.6)):
-        (line, *_) = paper_figure(paper_table("fig3", tmp_path, only)).axes[0].get_lines()
+    one = group([read_run(folders[1])])
+    for runs, expected in ((tmp_path, 0.4), (one, 0.6)):
+        (line, *_) = paper_figure(paper_table("fig3", runs)).axes[0].get_lines()
         assert list(line.get_ydata()) == pytest.approx([expected] * 5)
 
 

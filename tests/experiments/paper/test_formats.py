@@ -19,7 +19,7 @@ from gpattention.experiments.paper import (
     write_table,
 )
 from gpattention.experiments.paper.spec import Key
-from gpattention.reports.escaping import latex
+from gpattention.runs.tables import latex
 from tests.experiments.paper.runs import both, records_of, write_run, write_table_runs
 
 
@@ -46,7 +46,7 @@ def test_markdown_has_the_papers_layout(table: PaperTable) -> None:
         for cell, theirs, mine in zip(row.cells, paper[3:], ours[3:], strict=True):
             printed, measured = both(cell)
             assert theirs.strip("*") == printed.printed + cell.mark
-            assert mine.strip("*") == f"{measured.mean:.{cell.digits}f} ± {measured.sd:.{cell.digits}f}"
+            assert mine.strip("*") == f"{measured.mean:.{cell.digits}f} ± {measured.error:.{cell.digits}f}"
             assert (theirs.startswith("**"), mine.startswith("**")) == {
                 "paper": (True, False), "ours": (False, True), "tie": (False, False), None: (False, False),
             }[cell.winner]  # fmt: skip
@@ -61,12 +61,12 @@ def test_csv_holds_every_number_unrounded(table: PaperTable) -> None:
         assert (line["model"], line["metric"], line["part"]) == cell.key
         printed, measured = both(cell)
         assert float(line["ours"]) == measured.mean
-        assert float(line["ours_sd"]) == measured.sd
+        assert float(line["ours_standard_error"]) == measured.error
         assert float(line["paper"]) == printed.value
         assert line["paper_sd"] == ("" if printed.sd is None else str(printed.sd))
         assert line["winner"] == cell.winner
         assert line["place"] == printed.place
-        assert line["better"] == ("larger" if cell.measure.larger else "smaller")
+        assert line["better"] == ("larger" if cell.measure.metric.larger else "smaller")
 
 
 def test_latex_is_balanced(table: PaperTable) -> None:
@@ -98,7 +98,7 @@ def test_claims_and_notes_stand_below(table: PaperTable) -> None:
         assert latex(note.text) in tex
 
 
-def test_names_are_escaped(tmp_path: Path) -> None:
+def test_names_are_latex_text(tmp_path: Path) -> None:
     key = Key("", "NLL", "Noise")
     write_run(
         tmp_path, "cifar10-<b>|x_y&50%", records_of(key, 2.0), suite="corrupted", notes=("a\n\n# *b* `c",)

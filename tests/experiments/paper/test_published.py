@@ -8,9 +8,8 @@ from statistics import fmean
 import pytest
 
 from gpattention.experiments.paper import FIGURES, TABLES, published_values
-from gpattention.experiments.paper.consistency import check_averages, told_bold
-from gpattention.experiments.paper.measures import MEASURES
-from gpattention.experiments.paper.spec import Key, table_spec
+from gpattention.experiments.paper.checks import check_averages, told_bold
+from gpattention.experiments.paper.spec import MEASURES, Key, table_spec
 from tests.experiments.paper.runs import ALPHA
 
 VARIABLE = "GPATTENTION_PAPER"

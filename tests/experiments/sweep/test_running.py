@@ -15,16 +15,29 @@ from hypothesis import strategies as st
 
 from gpattention.experiments import open_run
 from gpattention.experiments.runs import chosen_row
-from gpattention.experiments.sweep.jobs import Job, device_of, train_all, train_in_process, train_one
-from gpattention.experiments.sweep.plan import LONGEST, label_of, parse_over, plan_sweep, split_values
-from gpattention.experiments.sweep.result import SweepRow, SweepSetting
-from gpattention.experiments.sweep.running import choose_setting, run_sweep
+from gpattention.experiments.sweep import (
+    LONGEST,
+    Job,
+    SweepRow,
+    SweepSetting,
+    choose_setting,
+    device_of,
+    label_of,
+    parse_over,
+    plan_sweep,
+    run_sweep,
+    split_values,
+    train_all,
+    train_in_process,
+    train_one,
+)
+from gpattention.runs import OverSeeds
 from gpattention.training import CheckpointError, TrainingStoppedError, load_recipe
 from tests.experiments.tiny_runs import digits_recipe
 
 
 def setting(accuracy: float, nll: float, failed: int = 0) -> SweepSetting:
-    return SweepSetting({}, 1, failed, accuracy, 0.0, nll, 0.0)
+    return SweepSetting({}, 1, failed, OverSeeds({0: accuracy}), OverSeeds({0: nll}))
 
 
 def test_a_sweep_from_end_to_end(tmp_path: Path) -> None:
@@ -47,8 +60,8 @@ def test_a_sweep_from_end_to_end(tmp_path: Path) -> None:
         assert (row.accuracy, row.nll) == (kept["validation_accuracy"], kept["validation_nll"])
     assert [s.failed for s in result.settings] == [0, 2, 0, 2]
     mean = sum(row.accuracy or 0 for row in result.rows[:2]) / 2
-    assert result.settings[0].accuracy == pytest.approx(mean)
-    best = max((result.settings[i] for i in (0, 2)), key=lambda s: (s.accuracy, -s.nll))
+    assert result.settings[0].accuracy.mean == pytest.approx(mean)
+    best = max((result.settings[i] for i in (0, 2)), key=lambda s: (s.accuracy.mean, -s.nll.mean))
     assert result.chosen is best
 
     with (tmp_path / "sweep.csv").open() as file:
@@ -81,7 +94,7 @@ def test_resuming_trains_only_what_is_missing(tmp_path: Path, monkeypatch: pytes
         trained.append(job.run.folder)
         return train_one(job)
 
-    monkeypatch.setattr("gpattention.experiments.sweep.jobs.train_one", train)
+    monkeypatch.setattr("gpattention.experiments.sweep.train_one", train)
     again = run_sweep(digits_recipe(), over, folder=tmp_path, resume=True)
     assert trained == [first.rows[1].folder]
     assert again == first
@@ -125,7 +138,7 @@ def _deadly(folder: Path) -> Path:
 
 PROGRAM = """
 import sys
-from gpattention.experiments.sweep.running import run_sweep
+from gpattention.experiments.sweep import run_sweep
 from gpattention.training import TrainingStoppedError
 from tests.experiments.tiny_runs import digits_recipe
 
@@ -168,7 +181,7 @@ def test_a_request_to_stop_goes_through(tmp_path: Path, monkeypatch: pytest.Monk
     def stop(*_: object, **__: object) -> None:
         raise TrainingStoppedError("stopped by SIGINT")
 
-    monkeypatch.setattr("gpattention.experiments.sweep.jobs.train_recipe", stop)
+    monkeypatch.setattr("gpattention.experiments.sweep.train_recipe", stop)
     runs = plan_sweep(digits_recipe(), {}, 2, tmp_path)
     with pytest.raises(TrainingStoppedError, match="SIGINT"):
         list(train_all([Job(run, None, "cpu", resume=False) for run in runs], 1))
@@ -184,7 +197,7 @@ def test_nothing_is_chosen_where_everything_failed(tmp_path: Path) -> None:
 
 
 def test_a_run_without_validations_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpattention.experiments.sweep.jobs.train_one", lambda _: "")
+    monkeypatch.setattr("gpattention.experiments.sweep.train_one", lambda _: "")
     result = run_sweep(digits_recipe(), {}, folder=tmp_path)
     assert "FileNotFoundError: expected a run in" in result.rows[0].error
 
@@ -195,7 +208,7 @@ def test_a_request_to_stop_is_an_answer_of_a_process(tmp_path: Path, monkeypatch
             raise TrainingStoppedError("stopped by SIGTERM at step 3; resume to go on")
         return f"seed {job.run.recipe.seed} on {job.device}"
 
-    monkeypatch.setattr("gpattention.experiments.sweep.jobs.train_one", train)
+    monkeypatch.setattr("gpattention.experiments.sweep.train_one", train)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     jobs = [Job(run, None, "cuda", resume=False) for run in plan_sweep(digits_recipe(), {}, 2, tmp_path)]
     assert [train_in_process(job, slot) for slot, job in enumerate(jobs, 3)] == [
@@ -215,9 +228,10 @@ def test_the_chosen_one_is_beaten_by_none(found: list[tuple[float, float, int]])
     assert by_accuracy is not None
     assert by_nll is not None
     assert by_accuracy.failed == by_nll.failed == 0
-    assert by_accuracy.accuracy == max(s.accuracy for s in whole)
-    assert by_accuracy.nll == min(s.nll for s in whole if s.accuracy == by_accuracy.accuracy)
-    assert by_nll.nll == min(s.nll for s in whole)
+    best = max(s.accuracy.mean for s in whole)
+    assert by_accuracy.accuracy.mean == best
+    assert by_accuracy.nll.mean == min(s.nll.mean for s in whole if s.accuracy.mean == best)
+    assert by_nll.nll.mean == min(s.nll.mean for s in whole)
 
 
 def test_the_row_of_the_weights_that_are_kept() -> None:
@@ -293,7 +307,7 @@ def test_recipes_come_as_files_as_values_or_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpattention.experiments.sweep.jobs.train_one", lambda _: "not trained")
+    monkeypatch.setattr("gpattention.experiments.sweep.train_one", lambda _: "not trained")
     (tmp_path / "mine.toml").write_text("[optimizer]\nbatch_size = 200\n")
     from_file = run_sweep(tmp_path / "mine.toml", {}, changes=["phases.epochs=3"])
     assert from_file.recipe.phases.epochs == 3

@@ -23,7 +23,6 @@ from gpattention.data.cola import load_cola
 from gpattention.data.places import StrPath
 from gpattention.evaluation.mc_dropout import MCDropout
 from gpattention.evaluation.predictor import Predictor
-from gpattention.evaluation.suites.classification import POOLED
 from gpattention.experiments.adoption.cells import Cell, Cells
 from gpattention.experiments.adoption.earlier import DATA, here
 from gpattention.experiments.adoption.encoder import (
@@ -56,6 +55,7 @@ from gpattention.experiments.adoption.trainings import (
     all_trainings,
     methods_of,
 )
+from gpattention.metrics import metrics_of
 from gpattention.metrics.checks import check_choice
 from gpattention.training import choose_device
 
@@ -274,4 +274,5 @@ class _Work:
 
 def _scores(variant: Variant, logits: Tensor, labels: Tensor) -> dict[str, float]:
     told = variant.predicted(logits, labels)
-    return {name: POOLED[name](told.prediction.probs, told.known_labels) for name in METRICS}
+    functions = metrics_of("labels")
+    return {name: functions[name](told.prediction.probs, told.known_labels) for name in METRICS}

@@ -10,12 +10,11 @@ from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.predictor import Predictor
 from gpattention.evaluation.records import Record
-from gpattention.evaluation.suites.classification import POOLED
 from gpattention.evaluation.suites.corrupted import corruption_means, set_name
 from gpattention.experiments.adoption.methods import Source
 from gpattention.experiments.judging.judges import load_outside
 from gpattention.experiments.judging.run_sets import RunSets
-from gpattention.metrics import auroc
+from gpattention.metrics import auroc, metrics_of
 
 PARTS = ("clean", "corrupted", "ood")
 METRICS = ("accuracy", "nll", "ece", "mce", "aurc")
@@ -99,7 +98,8 @@ def _predictions(sources: Sequence[Source], logits: Logits, items: ItemSet) -> l
 
 def _scores(predicted: Predicted) -> dict[str, float]:
     probs, labels = predicted.prediction.probs, predicted.known_labels
-    return {name: POOLED[name](probs, labels) for name in METRICS}
+    functions = metrics_of("labels")
+    return {name: functions[name](probs, labels) for name in METRICS}
 
 
 def _strangeness(predicted: Predicted) -> dict[str, Tensor]:

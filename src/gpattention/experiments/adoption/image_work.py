@@ -41,10 +41,10 @@ from gpattention.experiments.adoption.trainings import (
     converted,
 )
 from gpattention.experiments.judging.run_sets import RunSets, run_sets
-from gpattention.experiments.judging.summary import name_without_seed
 from gpattention.experiments.runs import Run
 from gpattention.metrics.checks import check_choice
 from gpattention.models import Transformer
+from gpattention.runs import name_without_seed
 from gpattention.training import choose_device
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much

@@ -15,9 +15,9 @@ from gpattention.data.places import StrPath
 from gpattention.experiments.adoption.cells import Cell
 from gpattention.experiments.adoption.image_work import ImageSettings, Progress, RunWork
 from gpattention.experiments.adoption.trainings import all_trainings
-from gpattention.experiments.judging.summary import name_without_seed
 from gpattention.experiments.judging.weights import open_with_digest
 from gpattention.experiments.runs import Run, find_runs
+from gpattention.runs import name_without_seed
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gpattention.experiments.bench.paper_model import ALLOWED_GAP
 from gpattention.experiments.bench.posteriors import NAMES, PosteriorTimes
 from gpattention.experiments.bench.predictions import PredictResult
 from gpattention.experiments.bench.steps import StepResult
-from gpattention.experiments.bench.tables import BenchTable, Column
+from gpattention.experiments.bench.tables import BenchTable, Quantity
 
 H200_BATCH = 100  # of the targets' steps
 
@@ -32,20 +32,20 @@ def step_table(result: StepResult) -> BenchTable:
             plain["reason"] = row.reason if row.seconds is None else None
         rows.append(plain)
     columns = (
-        Column("name", "model"),
-        Column("ms", "ms/step", ".2f" if cuda else ".1f"),
-        Column("target_ms", "target", ".1f"),
-        Column("target_reference_ms", "reference ms", ".1f"),
-        Column("to_softmax", "to softmax's", ".2f", "x"),
-        Column("to_paper", "faster than the paper's way", ".1f", "x"),
-        Column("to_paper_kernel", "than the paper's kernel", ".1f", "x"),
-        Column("peak_mib", "peak MiB", ".0f"),
-        Column("target_mib", "target", ".0f"),
-        Column("target_reference_mib", "reference MiB", ".0f"),
-        Column("launches", "launches", ".0f"),
-        Column("engine", "engine"),
-        Column("fused", "fused kernels"),
-        Column("reason", "why"),
+        Quantity("name", "model"),
+        Quantity("ms", "ms/step", ".2f" if cuda else ".1f"),
+        Quantity("target_ms", "target", ".1f"),
+        Quantity("target_reference_ms", "reference ms", ".1f"),
+        Quantity("to_softmax", "to softmax's", ".2f", "x"),
+        Quantity("to_paper", "faster than the paper's way", ".1f", "x"),
+        Quantity("to_paper_kernel", "than the paper's kernel", ".1f", "x"),
+        Quantity("peak_mib", "peak MiB", ".0f"),
+        Quantity("target_mib", "target", ".0f"),
+        Quantity("target_reference_mib", "reference MiB", ".0f"),
+        Quantity("launches", "launches", ".0f"),
+        Quantity("engine", "engine"),
+        Quantity("fused", "fused kernels"),
+        Quantity("reason", "why"),
     )
     notes = [
         f"batch {result.batch}, median of {result.repeats} turns of {result.at_once} steps, seed "
@@ -83,18 +83,18 @@ def floor_table(floors: Sequence[Floor], result: StepResult | None = None) -> Be
             }
         )
     columns = (
-        Column("name", "model"),
-        Column("gflop", "GFLOP", ".0f"),
-        Column("flop_ms", "ms", ".2f"),
-        Column("mib", "MiB moved", ".0f"),
-        Column("byte_ms", "ms", ".2f"),
-        Column("fewest_launches", "fewest launches", ".0f"),
-        Column("launch_ms", "ms", ".2f"),
-        Column("floor_ms", "floor ms", ".2f"),
-        Column("launches", "launches made", ".0f"),
-        Column("launches_ms", "ms", ".2f"),
-        Column("ms", "measured ms", ".2f"),
-        Column("to_floor", "to the floor", ".1f", "x"),
+        Quantity("name", "model"),
+        Quantity("gflop", "GFLOP", ".0f"),
+        Quantity("flop_ms", "ms", ".2f"),
+        Quantity("mib", "MiB moved", ".0f"),
+        Quantity("byte_ms", "ms", ".2f"),
+        Quantity("fewest_launches", "fewest launches", ".0f"),
+        Quantity("launch_ms", "ms", ".2f"),
+        Quantity("floor_ms", "floor ms", ".2f"),
+        Quantity("launches", "launches made", ".0f"),
+        Quantity("launches_ms", "ms", ".2f"),
+        Quantity("ms", "measured ms", ".2f"),
+        Quantity("to_floor", "to the floor", ".1f", "x"),
     )
     notes = (f"computed, not measured; assumed of the machine ({ASSUMED})",)
     return BenchTable("Floor of a training step", columns, tuple(rows), notes)
@@ -119,11 +119,11 @@ def profile_table(result: StepResult) -> BenchTable:
                 }
             )
     columns = (
-        Column("name", "model"),
-        Column("kernel", "kernel"),
-        Column("launches", "launches", ".0f"),
-        Column("ms", "ms", ".3f"),
-        Column("share", "of the step", ".0f", " %"),
+        Quantity("name", "model"),
+        Quantity("kernel", "kernel"),
+        Quantity("launches", "launches", ".0f"),
+        Quantity("ms", "ms", ".3f"),
+        Quantity("share", "of the step", ".0f", " %"),
     )
     notes = (
         "by torch.profiler, a mean of three steps after the timed ones; kernels of other libraries by family",
@@ -151,18 +151,18 @@ def length_tables(result: LengthResult) -> tuple[BenchTable, ...]:
             }
         )
     columns = (
-        Column("model", "model"),
-        Column("batch", "batch", "d"),
-        Column("tokens", "tokens", ",d"),
-        Column("ms", "ms", ".1f"),
-        Column("captured_ms", "captured ms", ".1f"),
-        Column("target_ms", "target", ".0f"),
-        Column("reference_ms", "reference ms", ".1f"),
-        Column("peak_mib", "peak MiB", ".0f"),
-        Column("own_mib", "of the case", ".0f"),
-        Column("target_mib", "target", ".0f"),
-        Column("reference_mib", "reference MiB", ".0f"),
-        Column("failure", "failure"),
+        Quantity("model", "model"),
+        Quantity("batch", "batch", "d"),
+        Quantity("tokens", "tokens", ",d"),
+        Quantity("ms", "ms", ".1f"),
+        Quantity("captured_ms", "captured ms", ".1f"),
+        Quantity("target_ms", "target", ".0f"),
+        Quantity("reference_ms", "reference ms", ".1f"),
+        Quantity("peak_mib", "peak MiB", ".0f"),
+        Quantity("own_mib", "of the case", ".0f"),
+        Quantity("target_mib", "target", ".0f"),
+        Quantity("reference_mib", "reference MiB", ".0f"),
+        Quantity("failure", "failure"),
     )
     notes = [
         "one module with its projections, 4 heads of width 32, 16 inducing inputs, forward and backward; "
@@ -182,13 +182,13 @@ def _fit_table(result: LengthResult) -> BenchTable:
         {**asdict(fit), "target": targets.LARGEST_EXPONENT if aimed(fit) else None} for fit in result.fits
     )
     columns = (
-        Column("model", "model"),
-        Column("batch", "batch", "d"),
-        Column("what", "of"),
-        Column("exponent", "exponent", ".3f"),
-        Column("target", "target", ".2f"),
-        Column("low", "from", ",d"),
-        Column("high", "to", ",d"),
+        Quantity("model", "model"),
+        Quantity("batch", "batch", "d"),
+        Quantity("what", "of"),
+        Quantity("exponent", "exponent", ".3f"),
+        Quantity("target", "target", ".2f"),
+        Quantity("low", "from", ",d"),
+        Quantity("high", "to", ",d"),
     )
     notes = []
     for what, found in result.crossings.items():
@@ -208,13 +208,13 @@ def predict_table(result: PredictResult) -> BenchTable:
         for row in result.rows
     )
     columns = (
-        Column("name", "model"),
-        Column("draws", "draws", "d"),
-        Column("seconds", "seconds", ".2f"),
-        Column("target", "target", ".1f"),
-        Column("to_softmax", "to softmax's one pass", ".1f", "x"),
-        Column("images_per_second", "images/s", ",.0f"),
-        Column("failure", "failure"),
+        Quantity("name", "model"),
+        Quantity("draws", "draws", "d"),
+        Quantity("seconds", "seconds", ".2f"),
+        Quantity("target", "target", ".1f"),
+        Quantity("to_softmax", "to softmax's one pass", ".1f", "x"),
+        Quantity("images_per_second", "images/s", ",.0f"),
+        Quantity("failure", "failure"),
     )
     rows_at_once = "its own choice" if result.batch_size is None else str(result.batch_size)
     notes = (
@@ -231,7 +231,7 @@ def posterior_table(times: Sequence[PosteriorTimes]) -> BenchTable:
         {"tokens": each.tokens, **{name: each.seconds[name] / each.seconds["softmax"] for name in NAMES}}
         for each in times
     )
-    columns = (Column("tokens", "tokens", "d"), *(Column(name, name, ".1f", "x") for name in NAMES))
+    columns = (Quantity("tokens", "tokens", "d"), *(Quantity(name, name, ".1f", "x") for name in NAMES))
     notes = ("mean and variance, forward and backward; times as multiples of softmax attention's",)
     return BenchTable("Posteriors alone", columns, rows, notes)
 

@@ -1,17 +1,78 @@
-"""How our runs differ from the paper's: told from recipes and from what evaluations say of themselves."""
+"""Which runs are which rows of the paper, and how they differ from the paper's experiments."""
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpattention.data.corrupted import CORRUPTIONS, SEVERITIES
-from gpattention.experiments.paper.evaluated import RunGroup
-from gpattention.experiments.paper.matching import Matching
-from gpattention.experiments.paper.notes import Kind, Note
-from gpattention.experiments.paper.spec import ModelSpec, TableSpec
+from gpattention.experiments.paper.spec import Kind, ModelSpec, Note, TableSpec
+from gpattention.runs import Group, name_without_seed
+from gpattention.runs.results import flat
 from gpattention.training import Recipe
 
+# what a shortened copy of a recipe is called; it is the same model, and the notes tell what was shortened
+SHORTENED = re.compile(r"-(short|quick|small|reduced|\d+-?epochs?|limit-?\d+)$")
 BEGINNINGS: dict[str, Kind] = {"missing: ": "missing", "reduced: ": "reduced"}
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Runs of the paper's models by label, and those of ours that the paper does not have."""
+
+    rows: dict[str, Group]
+    extras: tuple[Group, ...]
+
+    @property
+    def further(self) -> dict[str, Group]:
+        """The extras by their labels."""
+        return {f"{extra.name} (ours)": extra for extra in self.extras}
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """All by their labels."""
+        return {**self.rows, **self.further}
+
+
+def match_runs(spec: TableSpec, groups: list[Group]) -> Matching:
+    """By the recipe's name; of several that fit, one that has the table's suites and most runs goes first."""
+    here = [_evaluated(each, spec.suites) for each in groups if each.runs[0].data == spec.data]
+    rows: dict[str, Group] = {}
+    for model in spec.models:
+        fitting = [each for each in here if _place(model, each) is not None]
+        if fitting:
+            rows[model.label] = min(
+                fitting,
+                key=lambda g: (not has(g, spec.suites), _place(model, g), -len(g.runs), g.name),
+            )
+    others = (g for g in here if g not in rows.values() and has(g, spec.suites))
+    return Matching(rows, tuple(each for each in others if each.name.startswith(spec.extras)))
+
+
+def has(group: Group, suites: tuple[str, ...]) -> bool:
+    """Whether any run has any of these suites."""
+    return any(suite in run.suites for run in group.runs for suite in suites)
+
+
+def _evaluated(group: Group, suites: tuple[str, ...]) -> Group:
+    """Only the runs that have any of these suites; all where none has."""
+    having = tuple(run for run in group.runs if any(suite in run.suites for suite in suites))
+    return Group(group.name, having or group.runs)
+
+
+def _place(model: ModelSpec, group: Group) -> int | None:
+    """The place among the model's recipes, whole ones before shortened ones; None if it is another model."""
+    name = _name(group)
+    whole = SHORTENED.sub("", name)
+    if whole not in model.recipes:
+        return None
+    return 2 * model.recipes.index(whole) + (whole != name)
+
+
+def _name(group: Group) -> str:
+    """Of the recipe, without what tells it from namesakes."""
+    return name_without_seed(group.runs[0].parsed.name)
 
 
 def caveats(spec: TableSpec, matching: Matching) -> Iterator[Note]:
@@ -21,23 +82,25 @@ def caveats(spec: TableSpec, matching: Matching) -> Iterator[Note]:
         if group is None:
             named = " or ".join(model.recipes)
             yield Note("missing", f"{model.label}: no run of the recipe {named}")
-        elif not group.has(spec.suites):
+        elif not has(group, spec.suites):
             how = f"`gpattention evaluate RUN --suite {spec.suites[0]}` makes it"
             yield Note("missing", f"{model.label}: {group.name} has no evaluation for this; {how}")
         else:
             yield from _of_model(spec, model, group)
     for group in matching.extras:
         theirs = sum(spec.training.epochs)
-        if theirs and group.recipe.epochs != theirs:
-            yield Note("reduced", f"{group.recipe.epochs} epochs, the paper's models {theirs}", group.name)
+        if theirs and group.runs[0].parsed.epochs != theirs:
+            yield Note(
+                "reduced", f"{group.runs[0].parsed.epochs} epochs, the paper's models {theirs}", group.name
+            )
     for group in (*matching.rows.values(), *matching.extras):
-        if group.has(spec.suites):
+        if has(group, spec.suites):
             yield from _of_group(spec, group)
 
 
-def _of_model(spec: TableSpec, model: ModelSpec, group: RunGroup) -> Iterator[Note]:
-    recipe, name = group.recipe, group.name
-    if name != model.recipes[0]:
+def _of_model(spec: TableSpec, model: ModelSpec, group: Group) -> Iterator[Note]:
+    recipe, name = group.runs[0].parsed, group.name
+    if _name(group) != model.recipes[0]:
         yield Note("reduced", f"fills the row {model.label}, as {model.recipes[0]} has no evaluation", name)
     trained = _told_epochs(spec, model, recipe)
     if trained:
@@ -62,8 +125,8 @@ def _told_epochs(spec: TableSpec, model: ModelSpec, recipe: Recipe) -> str:
     return f"{trained} epochs, in the paper {' + '.join(map(str, theirs))}"
 
 
-def _told_alpha(theirs: tuple[float, float], group: RunGroup) -> Iterator[Note]:
-    regularizer = group.recipe.regularizer
+def _told_alpha(theirs: tuple[float, float], group: Group) -> Iterator[Note]:
+    regularizer = group.runs[0].parsed.regularizer
     ours = (regularizer.start, regularizer.end)
     if regularizer.normalised:
         told = f"alpha {_span(*ours)} per token and dimension, in the paper {_span(*theirs)} of another sum"
@@ -76,8 +139,8 @@ def _span(start: float, end: float) -> str:
     return f"{start:g}" if start == end else f"{start:g} to {end:g}"
 
 
-def _of_group(spec: TableSpec, group: RunGroup) -> Iterator[Note]:
-    options = group.recipe.data.options
+def _of_group(spec: TableSpec, group: Group) -> Iterator[Note]:
+    options = group.runs[0].parsed.data.options
     for option in ("subset", "limit"):
         if options.get(option):
             yield Note("reduced", f"trained with data.options.{option} = {options[option]}", group.name)
@@ -102,11 +165,11 @@ def _of_suite(note: str, recipe: str) -> Note:
     return Note("stand-in", note, recipe)
 
 
-def _told_contextual(spec: TableSpec, group: RunGroup) -> Iterator[Note]:
+def _told_contextual(spec: TableSpec, group: Group) -> Iterator[Note]:
     theirs = spec.training.contextual
     if theirs is None:
         return
-    given = group.recipe.data.options.get("contextual", {})
+    given = group.runs[0].parsed.data.options.get("contextual", {})
     kind = given.get("kind", "none") if isinstance(given, Mapping) else str(given)
     if kind in ("none", "learned"):
         yield Note("stand-in", f"learned embeddings alone, in the paper {theirs} beside them", group.name)
@@ -117,33 +180,17 @@ def _told_contextual(spec: TableSpec, group: RunGroup) -> Iterator[Note]:
         yield Note("stand-in", f"{kind}{source} stands for {theirs} as contextual embedding", group.name)
 
 
-def _told_seeds(spec: TableSpec, group: RunGroup) -> Iterator[Note]:
-    seeds = group.seeds
-    if len(seeds) == 1:
+def _told_seeds(spec: TableSpec, group: Group) -> Iterator[Note]:
+    seeds = [run.seed for run in group.runs]
+    if len(set(seeds)) == 1:
         theirs = f"; the paper has {spec.seeds} runs" if spec.seeds else ""
-        yield Note("reduced", f"one run, so no standard deviation{theirs}", group.name)
-    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        yield Note("reduced", f"one seed, so no standard error{theirs}", group.name)
+    repeated = sorted({str(seed) for seed in seeds if seeds.count(seed) > 1})
     if repeated:
-        text = f"several runs of seed {', '.join(map(str, repeated))}, all counted"
+        text = f"several runs of seed {', '.join(repeated)}, which count once, by their mean"
         yield Note("reduced", text, group.name)
-    differing = _differing([_flat(run.recipe.to_dict()) for run in group.runs])
-    if differing:
-        yield Note("reduced", f"runs of one name differ in {', '.join(differing)}", group.name)
-
-
-def _differing(recipes: list[dict[str, Any]]) -> list[str]:
-    """Keys in which recipes differ, but for the seed."""
-    keys = sorted({key for recipe in recipes for key in recipe} - {"seed", "name"})
-    return [key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes)]
-
-
-def _flat(plain: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in plain.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
-    return flat
 
 
 def _setting(recipe: Recipe, key: str) -> Any:
     """A value of a recipe by its dotted name; None where it leaves the model's default."""
-    return _flat(recipe.to_dict()).get(key)
+    return flat(recipe.to_dict()).get(key)

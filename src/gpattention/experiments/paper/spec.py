@@ -1,19 +1,162 @@
-"""How a table or figure of the paper is laid out, which recipes are its rows, and what it is said to show."""
+"""The paper's tables and figures as data: what it prints, how it is laid out, and what it is said to show.
 
+The numbers are in `data/`, a CSV file for each table; a TOML file beside each has layout, recipes and claims.
+"""
+
+import csv
+import io
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-from gpattention.experiments.paper.measures import MEASURES, Measure
-from gpattention.experiments.paper.notes import Note
-from gpattention.experiments.paper.published import (
-    FIGURES,
-    TABLES,
-    PublishedValue,
-    published_values,
-    read_data,
+from gpattention.metrics import METRICS, Metric
+
+TABLES = ("table1", "table2", "table3", "table4", "table5")
+FIGURES = ("fig2", "fig3", "fig4")
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """One printed number, in the unit and with the digits of the paper."""
+
+    table: str
+    group: str  # the block of lines that it stands in
+    row: str  # its line, as the paper names it
+    column: str
+    metric: str  # of the library's records
+    value: float
+    sd: float | None
+    digits: int  # printed after the point
+    printed: str  # with the standard deviation
+    bold: bool
+    place: str
+
+    @property
+    def rounding(self) -> float:
+        """The largest error of printing."""
+        return 0.5 * 10.0**-self.digits
+
+
+def read_data(name: str) -> str:
+    """A data file of this package, as text."""
+    return (files("gpattention.experiments.paper") / "data" / name).read_text(encoding="utf-8")
+
+
+def published_values(name: str) -> tuple[PublishedValue, ...]:
+    """All numbers of a table in the order of the paper; of a figure none are printed."""
+    if name in FIGURES:
+        return ()
+    if name not in TABLES:
+        raise ValueError(f"expected name to be one of {', '.join((*TABLES, *FIGURES))}, got {name!r}")
+    return tuple(_value(line) for line in csv.DictReader(io.StringIO(read_data(f"{name}.csv"))))
+
+
+def _value(line: Mapping[str, str]) -> PublishedValue:
+    return PublishedValue(
+        table=line["table"],
+        group=line["group"],
+        row=line["row"],
+        column=line["column"],
+        metric=line["metric"],
+        value=float(line["value"]),
+        sd=float(line["sd"]) if line["sd"] else None,
+        digits=len(line["value"].partition(".")[2]),
+        printed=f"{line['value']} ± {line['sd']}" if line["sd"] else line["value"],
+        bold=line["bold"] == "yes",
+        place=line["place"],
+    )
+
+
+Kind = Literal["missing", "reduced", "stand-in", "paper", "reading"]
+
+# in the order in which they are printed
+HEADINGS: dict[Kind, str] = {
+    "missing": "Missing",
+    "reduced": "Reduced, or otherwise than in the paper",
+    "stand-in": "Stand-ins, subsets and what the evaluations say of themselves",
+    "paper": "The paper's own figures",
+    "reading": "How to read",
+}
+
+
+@dataclass(frozen=True)
+class Note:
+    """One remark, and the recipe that it is about, if it is about one."""
+
+    kind: Kind
+    text: str
+    recipe: str = ""
+
+
+def gathered(notes: Iterable[Note]) -> dict[Kind, list[str]]:
+    """By kind in the order of printing; the same remark about several recipes once, with their names."""
+    about: dict[tuple[Kind, str], list[str]] = {}
+    for note in notes:
+        recipes = about.setdefault((note.kind, note.text), [])
+        if note.recipe and note.recipe not in recipes:
+            recipes.append(note.recipe)
+    found: dict[Kind, list[str]] = {}
+    for kind in HEADINGS:
+        for (of, text), recipes in about.items():
+            if of == kind:
+                found.setdefault(kind, []).append(f"{', '.join(recipes)}: {text}" if recipes else text)
+    return found
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric as the paper prints it."""
+
+    label: str
+    records: tuple[
+        str, ...
+    ]  # metrics of an evaluation's records, the one that is most like the paper's first
+    detail: Mapping[str, str] = field(default_factory=dict)  # of the record
+
+    @property
+    def metric(self) -> Metric:
+        """Direction, scale and unit are those of the library's metric."""
+        return METRICS[self.records[0]]
+
+    @property
+    def heading(self) -> str:
+        """With its unit and which way is better; the paper leaves per cent out."""
+        unit = "" if self.metric.unit in ("", "%") else f", {self.metric.unit}"
+        return f"{self.label}{unit} {self.metric.arrow}"
+
+    def better(self, one: float, other: float) -> bool:
+        """Whether one figure beats another."""
+        return self.metric.better(one, other)
+
+    def best(self, values: list[float]) -> float:
+        """Of some figures."""
+        return max(values) if self.metric.larger else min(values)
+
+    def worst(self, values: list[float]) -> float:
+        """Of some figures."""
+        return min(values) if self.metric.larger else max(values)
+
+
+_ALL = (
+    Measure("Acc", ("accuracy",)),
+    Measure("MCC", ("mcc",)),
+    Measure("NLL", ("nll",)),
+    # means over batches, as the paper's: pooled errors are smaller and would win unfairly
+    Measure("MCE", ("batch_mce",)),
+    Measure("ECE", ("batch_ece",)),
+    Measure("AUROC", ("auroc",)),
+    Measure("AUPR-IN", ("aupr_in",)),
+    Measure("AUPR-OUT", ("aupr_out",)),
+    Measure("FPR@95", ("fpr95_out", "fpr95")),
+    Measure("Memory", ("train_peak_mib",)),
+    Measure("Epoch", ("train_epoch_seconds",)),
+    Measure("Similarity after attention", ("token_similarity",), {"after": "attention"}),
+    Measure("Similarity after block", ("token_similarity",), {"after": "block"}),
 )
+MEASURES = {measure.label: measure for measure in _ALL}
+
 
 Axis = Literal["model", "metric", "part"]
 Source = Literal["sets", "detectors", "inducing", "layers"]

@@ -7,11 +7,9 @@
 >>> write_results(plan, "runs/cifar10-60", "results/cifar10-60")
 """
 
-from gpattention.experiments.reproduction.goals import Candidate, Goal
-from gpattention.experiments.reproduction.model_card import write_model_card
-from gpattention.experiments.reproduction.plan import Plan, PlannedTraining, load_plan
+from gpattention.experiments.reproduction.model_card import write_model_card, write_shared_run
+from gpattention.experiments.reproduction.plan import Candidate, Goal, Plan, PlannedTraining, load_plan
 from gpattention.experiments.reproduction.results import write_results
-from gpattention.experiments.reproduction.shared_run import write_shared_run
 from gpattention.experiments.reproduction.working import Outcome, evaluate_plan, train_plan
 
 __all__ = [

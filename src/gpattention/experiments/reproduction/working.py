@@ -14,8 +14,8 @@ from pathlib import Path
 
 from gpattention.data.places import StrPath
 from gpattention.experiments.recipe_file import write_recipe
+from gpattention.experiments.reproduction.model_card import write_shared_run
 from gpattention.experiments.reproduction.plan import Plan, PlannedTraining
-from gpattention.experiments.reproduction.shared_run import write_shared_run
 from gpattention.models.storage import make_folder
 from gpattention.training.checkpoint import list_checkpoints
 from gpattention.training.folder import FIRST_PHASE, SHARED

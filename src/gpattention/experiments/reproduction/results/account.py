@@ -1,7 +1,7 @@
 """How the results were made: commands, runs, hardware, dates, times, and everything that was cut."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from itertools import dropwhile
@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from gpattention.experiments.judging.weights import recorded_settings
-from gpattention.experiments.reproduction.results.markdown import words
-from gpattention.experiments.reproduction.results.reading import (
-    EvaluatedModel,
-    EvaluatedRun,
-    PlanResults,
-    differences,
-)
-from gpattention.reports.escaping import Markup, markdown, markdown_line, visible
+from gpattention.experiments.reproduction.results.reading import PlanResults, is_shared
+from gpattention.runs import Group, RunData
+from gpattention.runs.results import Plain, recorded_settings
+from gpattention.runs.tables import Markup, markdown, markdown_line, markdown_table, visible
 from gpattention.training.folder import TAKEN
 
 SETTINGS = ("samples", "limit", "seed", "predictors", "types", "severities")
@@ -27,9 +22,9 @@ FILES = {  # the first that fits
     "choice.md": "what is chosen on validation items, and the verdicts against goals and rivals",
     "table*": "the paper's tables with our figures beside them",
     "fig*": "the paper's figures from our runs",
-    "severity-*": "against the severity of corruption; bands are one standard deviation over seeds",
+    "severity-*": "against the severity of corruption; bands are one standard error over seeds",
     "training-*.csv": "what every seed of a model logged while training",
-    "training-*": "validation by epoch; bands are one standard deviation over seeds",
+    "training-*": "validation by epoch; bands are one standard error over seeds",
     "reliability-*": "confidence against accuracy of the chosen model and of the rivals, all seeds together",
     "ood-*": "AUROC of every model against items of other kinds",
     "report.html": "one page that compares all runs",
@@ -59,7 +54,7 @@ def readme(results: PlanResults, commands: list[str], files: list[str], left_out
     return "\n".join(parts)
 
 
-def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
+def wall_seconds(events: Sequence[Plain]) -> float:
     """From each start of the training process to the last it told, stops between them left out.
 
     Where the clock was set back between two events, nobody knows how long it took: it counts as nothing.
@@ -74,7 +69,7 @@ def wall_seconds(events: tuple[dict[str, Any], ...]) -> float:
     return total
 
 
-def _starts(events: tuple[dict[str, Any], ...], i: int) -> bool:
+def _starts(events: Sequence[Plain], i: int) -> bool:
     """Whether it is the first of some phases in a row."""
     return events[i].get("event") == "phase" and events[i - 1].get("event") != "phase"
 
@@ -87,20 +82,20 @@ def _extent(results: PlanResults) -> str:
     return f"{told}: {len(results.models)} models, seeds {_seeds(results.runs)}{broke_off}.\n"
 
 
-def _seeds(runs: "list[EvaluatedRun] | tuple[EvaluatedRun, ...]") -> str:
-    return ", ".join(map(str, sorted({run.seed for run in runs})))
+def _seeds(runs: "list[RunData] | tuple[RunData, ...]") -> str:
+    return ", ".join(map(str, sorted({run.seed for run in runs if run.seed is not None})))
 
 
 def _models(results: PlanResults) -> str:
     rows = []
     for model in results.models:
-        recipe = model.runs[0].recipe
+        recipe = model.runs[0].parsed
         first, second = recipe.phases.kernel_epochs, recipe.phases.epochs
         epochs = f"{first} + {second}" if first else f"{second}"
         kind = f"{recipe.model.attention}{', rows' if _rows(recipe.model.options) else ''}"
         batch = str(recipe.optimizer.batch_size)
         rows.append([model.name, recipe.data.name, kind, epochs, _seeds(model.runs), batch])
-    return words(["Model", "Data", "Attention", "Epochs", "Seeds", "Batch"], rows)
+    return markdown_table(["Model", "Data", "Attention", "Epochs", "Seeds", "Batch"], rows, left=None)
 
 
 def _rows(options: Mapping[str, Any]) -> bool:
@@ -110,8 +105,8 @@ def _rows(options: Mapping[str, Any]) -> bool:
 def _training(results: PlanResults) -> str:
     rows = []
     for run in results.runs:
-        if run.shared:
-            rows.append([run.folder.name, "", "elsewhere: a shared model", "", "", "", ""])
+        if is_shared(run):
+            rows.append([run.name, "", "elsewhere: a shared model", "", "", "", ""])
             continue
         phases = [event for event in run.events if event.get("event") == "phase"]
         device = ", ".join(dict.fromkeys(_where(event) for event in phases))
@@ -119,7 +114,7 @@ def _training(results: PlanResults) -> str:
         taken = next((e["source"] for e in run.events if e.get("event") == TAKEN), "")
         rows.append(
             [
-                run.folder.name, date_of(run.events[0]["time"]) if run.events else "",
+                run.name, date_of(run.events[0]["time"]) if run.events else "",
                 _finished(run), in_words(wall_seconds(run.events)), device,
                 str(max(0, stops - bool(taken))) if run.events else "", taken,
             ]
@@ -129,7 +124,7 @@ def _training(results: PlanResults) -> str:
         "\nRuns may have shared their device, so that their times are not the models' speed; a run that\n"
         "took its first phase from another one did not spend that time.\n"
     )
-    return words(headings, rows) + note
+    return markdown_table(headings, rows, left=None) + note
 
 
 def _failed(results: PlanResults) -> str:
@@ -139,13 +134,13 @@ def _failed(results: PlanResults) -> str:
         accuracy, nll = last.get("validation_accuracy"), last.get("validation_nll")
         rows.append(
             [
-                run.folder.name, str(failure.get("step", "")), str(last.get("epoch", "")),
+                run.name, str(failure.get("step", "")), str(last.get("epoch", "")),
                 "" if accuracy is None else f"{100 * accuracy:.2f}", "" if nll is None else f"{nll:.3f}",
                 str(failure.get("reason", "")),
             ]
         )  # fmt: skip
     headings = ["Run", "Step", "Last validation after epoch", "Accuracy, %", "NLL", "Reason"]
-    return words(headings, rows) + "\nThey have no part in any other table.\n"
+    return markdown_table(headings, rows, left=None) + "\nThey have no part in any other table.\n"
 
 
 def _where(event: Mapping[str, Any]) -> str:
@@ -155,7 +150,7 @@ def _where(event: Mapping[str, Any]) -> str:
     return told if precision == "32-true" else f"{told}, {precision}"
 
 
-def _finished(run: EvaluatedRun) -> str:
+def _finished(run: RunData) -> str:
     ends = [event["time"] for event in run.events if event.get("event") == "finished"]
     return date_of(ends[-1]) if ends else "not finished"
 
@@ -163,10 +158,10 @@ def _finished(run: EvaluatedRun) -> str:
 def _evaluation(results: PlanResults) -> str:
     rows = [row for model in results.models for row in _evaluations(model)]
     headings = ["Model", "Suites", "Settings", "Time, all seeds", "Where"]
-    return words(headings, rows)
+    return markdown_table(headings, rows, left=None)
 
 
-def _evaluations(model: EvaluatedModel) -> Iterator[list[str]]:
+def _evaluations(model: Group) -> Iterator[list[str]]:
     """Suites that were computed in the same way and place together."""
     grouped: dict[tuple[str, str], dict[str, float]] = {}
     for run in model.runs:
@@ -197,7 +192,7 @@ def _cuts(results: PlanResults, left_out: tuple[str, ...]) -> str:
     for model in results.models:
         for run in model.runs:
             told = [note for suite in run.suites.values() for note in suite.notes]
-            told += [f"not the plan's recipe: {each}" for each in differences(run)]
+            told += [f"not the plan's recipe: {each}" for each in results.differences(run)]
             for note in told:
                 of = owners.setdefault(note, [])
                 of += [] if model.name in of else [model.name]
@@ -219,7 +214,7 @@ def _files(files: list[str]) -> str:
         twice = form == "svg" and f"{stem}.png" in files
         grouped[about].append(f"[svg]({_link(name)})" if twice else f"[{markdown(name)}]({_link(name)})")
     rows = [[Markup(about), Markup(", ".join(names))] for about, names in grouped.items() if names]
-    return words(["What", "Files"], rows)
+    return markdown_table(["What", "Files"], rows, left=None)
 
 
 def _link(name: str) -> str:

@@ -20,14 +20,11 @@ from typing import Any
 from gpattention.data.unpacking import unpack as unpack_archive
 from gpattention.evaluation.records import read_suites
 from gpattention.experiments.judging.weights import recorded_weights
+from gpattention.experiments.reporting import read_run
 from gpattention.experiments.reproduction.plan import Plan
-from gpattention.experiments.reproduction.results.reading import (
-    EvaluatedRun,
-    find_runs_of,
-    none_evaluated,
-    read_run,
-)
+from gpattention.experiments.reproduction.results.reading import find_runs_of, none_evaluated
 from gpattention.reading import read_json, read_object
+from gpattention.runs import RunData
 
 ARCHIVE = "records.tar.xz"
 # positions in a text are not aligned to four bytes, as xz takes them to be: 6 % smaller without
@@ -140,6 +137,7 @@ def _check_readable(archive: Path, run: Path) -> None:
     """Before anything is written; an error must not tell of a folder that is gone with the call."""
     try:
         found = read_run(run)
+        _ = found.parsed
     except (KeyError, TypeError, ValueError) as error:
         told = str(error).replace(f"{run.parent}/", "")
         raise ValueError(f"{archive}: expected records of {run.name} to read, got: {told}") from None
@@ -147,17 +145,18 @@ def _check_readable(archive: Path, run: Path) -> None:
         raise ValueError(f"{archive}: expected an evaluation or a failure of {run.name}, got neither")
 
 
-def _write_records(run: EvaluatedRun, place: Path) -> None:
+def _write_records(run: RunData, place: Path) -> None:
     place.mkdir()
-    _write_json(place / "recipe.json", read_json(run.folder / "recipe.json", nonfinite=True))
+    folder = Path(run.folder)
+    _write_json(place / "recipe.json", run.recipe)
     for name in ("metrics.csv", "events.jsonl"):
-        if (run.folder / name).is_file():
-            shutil.copyfile(run.folder / name, place / name)
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, place / name)
     if run.suites:
         (place / "evaluation").mkdir()
-    for file in sorted((run.folder / "evaluation").glob("*.json")):
+    for file in sorted((folder / "evaluation").glob("*.json")):
         plain = read_object(file, nonfinite=True)
-        if plain["suite"] == "clean" and run.recipe.model.type != "text":
+        if plain["suite"] == "clean" and not run.texts:
             plain.get("curves", {}).pop("gallery", None)  # pixels: they are large, and no figure needs them
         _write_json(place / "evaluation" / file.name, plain)
 

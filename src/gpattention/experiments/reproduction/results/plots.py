@@ -1,17 +1,19 @@
 """Figures of a plan: severities, training, reliability under corruption, items of other kinds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpattention.data.corruptions import SEVERITIES
-from gpattention.experiments.reproduction.goals import Candidate
-from gpattention.experiments.reproduction.results.choosing import Choice
-from gpattention.experiments.reproduction.results.columns import SCORE
-from gpattention.experiments.reproduction.results.reading import SEVERITY, EvaluatedModel, PlanResults
+from gpattention.evaluation.ood_scores import score_name
+from gpattention.experiments.reproduction.plan import Candidate
+from gpattention.experiments.reproduction.results.choice import Choice
+from gpattention.experiments.reproduction.results.reading import PlanResults
+from gpattention.experiments.reproduction.results.summary import SCORE
+from gpattention.metrics import metric_of
 from gpattention.reports.figures import bars_figure, reliability_figure, severity_figure, training_figure
 from gpattention.reports.palette import Style, styles_for
+from gpattention.reports.sections.corruptions import severities
 from gpattention.reports.sections.reliability import pooled_bins
-from gpattention.reports.words import metric_name, score_name
+from gpattention.runs.results import Plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,26 +33,19 @@ def draw_figures(results: PlanResults, choice: Choice) -> "Iterator[tuple[str, F
 
 def _severities(results: PlanResults, styles: Mapping[str, Style]) -> "Iterator[tuple[str, Figure]]":
     for metric in ("accuracy", "nll", "ece"):
-        values = {model.name: _by_severity(model, metric) for model in results.models}
+        values = {m.name: severities(results.table, m.name, metric, OWN) for m in results.models}
         values = {name: seeds for name, seeds in values.items() if any(len(seed) > 1 for seed in seeds)}
         if values:
-            title = f"{metric_name(metric)} under corruption"
+            title = f"{metric_of(metric).label} under corruption"
             figure = severity_figure(
-                values, y=metric_name(metric), title=title[:1].upper() + title[1:], styles=styles
+                values, y=metric_of(metric).label, title=title[:1].upper() + title[1:], styles=styles
             )
             yield f"severity-{metric}", figure
 
 
-def _by_severity(model: EvaluatedModel, metric: str) -> list[dict[int, float]]:
-    """Of each seed; severity 0 are the test items as they are."""
-    keys = {0: ("clean", "test", OWN, metric, None)}
-    keys |= {s: ("corrupted", f"{SEVERITY}/{s}", OWN, metric, None) for s in SEVERITIES}
-    return [{s: run.figures[key] for s, key in keys.items() if key in run.figures} for run in model.runs]
-
-
 def _training(results: PlanResults, styles: Mapping[str, Style]) -> "Iterator[tuple[str, Figure]]":
     for column, name in (("validation_accuracy", "accuracy"), ("validation_nll", "NLL")):
-        rows: dict[str, list[tuple[dict[str, Any], ...]]] = {}
+        rows: dict[str, list[Sequence[Plain]]] = {}
         for model in results.models:
             seeds = [run.rows for run in model.runs if any(row.get(column) is not None for row in run.rows)]
             if seeds:
@@ -77,17 +72,17 @@ def _reliability(
 
 def _bins(results: PlanResults, candidate: Candidate, suite: str) -> dict[str, list[Any]] | None:
     """Of all seeds together; None where no run has them."""
-    model = results.model(candidate.model)
-    curves = [run.suites[suite].curves for run in (model.runs if model else ()) if suite in run.suites]
-    found = [by for curve in curves if (by := curve.get("reliability", {}).get(candidate.predictor))]
+    runs = [run for model in results.models if model.name == candidate.model for run in model.runs]
+    curves = [run.curve(suite, "reliability") or {} for run in runs]
+    found = [by for curve in curves if (by := curve.get(candidate.predictor))]
     return pooled_bins(found) if found else None
 
 
 def _outside(results: PlanResults, styles: Mapping[str, Style]) -> "Iterator[tuple[str, Figure]]":
-    for place in results.places("ood"):
+    for place in results.table.sets(suite="ood"):
         values = {}
         for model in results.models:
-            found = model.estimate(OWN, "ood", place, "auroc", SCORE)
+            found = results.table.find(model.name, "ood", place, "auroc", OWN, score=SCORE)
             if found is not None:
                 values[model.name] = list(found.values.values())
         if values:

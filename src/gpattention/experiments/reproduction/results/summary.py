@@ -3,28 +3,23 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpattention.experiments.reproduction.goals import Candidate
-from gpattention.experiments.reproduction.results.columns import (
-    CLASSIFIED,
-    DETECTED,
-    Column,
-    TableLayout,
-    layouts,
-)
-from gpattention.experiments.reproduction.results.estimates import Estimate, difference
-from gpattention.experiments.reproduction.results.markdown import table
-from gpattention.experiments.reproduction.results.reading import SEVERITY, EvaluatedModel, PlanResults
-from gpattention.reports.comparable import Basis, compared
-from gpattention.reports.escaping import Markup, csv_text, markdown
+from gpattention.data.corruptions import SEVERITIES
+from gpattention.evaluation.named_predictors import predictor_order
+from gpattention.experiments.reproduction.plan import Candidate
+from gpattention.experiments.reproduction.results.reading import PlanResults
+from gpattention.metrics import metric_of
+from gpattention.runs import Column, Group, OverSeeds, Results, compared, difference
+from gpattention.runs.tables import Bold, csv_text, markdown, markdown_table
 
+SCORE = "entropy"  # of other items, in the table; the CSV has every score
+CLASSIFIED = ("accuracy", "nll", "ece", "mce", "batch_ece", "batch_mce", "aurc")
+DETECTED = ("auroc", "fpr95")
 HOW_TO_READ = """\
 ± is the standard error of the mean over seeds. ECE and MCE are pooled with 15 bins; "batches" are means
 over batches (1000 images or 32 sentences, 10 bins), as in the paper, and only there to compare with it.
-Bold is the best of the single models where it differs from the next by more than two standard errors of the
-difference, seed by seed where both have the same seeds. An ensemble is one prediction of all seeds
-together: it has no standard error, takes as many passes as it has members, and is left out of the
-comparison. Standard errors of few seeds are uncertain themselves: for 95 % it takes 4.3 of them with three
-seeds, 2.8 with five.
+Bold is the best of the single models where its difference from the next is clear (Student's t, 95 %), seed
+by seed where both have the same seeds. An ensemble is one prediction of all seeds together: it has no
+standard error, takes as many passes as it has members, and is left out of the comparison.
 """
 OTHER_ITEMS = (
     "Not all single models are judged on as many items: bold is the best of those that most are judged on."
@@ -39,34 +34,78 @@ FIELDS = (
 class SummaryLine:
     """A model with one way to predict."""
 
-    model: EvaluatedModel
+    model: Group
     predictor: str
+    table: Results
 
     @property
     def is_ensemble(self) -> bool:
         """Whether it takes several runs to predict."""
         return Candidate(self.model.name, self.predictor).is_ensemble
 
-    def estimate(self, column: Column) -> Estimate | None:
+    def find(self, column: Column) -> OverSeeds | None:
         """What stands in a column."""
-        return self.model.estimate(self.predictor, column.suite, column.place, column.metric, column.score)
+        return column.find(self.table, self.model.name, self.predictor)
 
-    def basis(self, column: Column) -> Basis | None:
-        """What its figure is computed on; None where there is none, or where it is not compared."""
-        if self.is_ensemble or self.estimate(column) is None:
-            return None
-        return self.model.basis(self.predictor, column.suite, column.place)
+    def single(self, column: Column) -> OverSeeds | None:
+        """The same where it may be compared: ensembles are not."""
+        return None if self.is_ensemble else self.find(column)
 
-    def seeds(self, found: Estimate | None) -> str:
+    def seeds(self, found: OverSeeds) -> str:
         """How many runs a line is made of."""
-        if self.is_ensemble:
-            return f"1 of {len(self.model.runs)}"
-        return "" if found is None else str(found.count)
+        return f"1 of {len(self.model.runs)}" if self.is_ensemble else str(found.count)
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """A table of the summary."""
+
+    title: str
+    columns: tuple[Column, ...]
+    note: str = ""
+
+
+def layouts(results: PlanResults) -> list[TableLayout]:
+    """The tables that these evaluations can fill."""
+    first = "In domain" if results.texts else "Clean"
+    found = [TableLayout(f"{first}: test items", _classified(results, "clean", "test"))]
+    outside = [place for place in results.table.sets(suite="clean") if place.startswith("ood/")]
+    for place in outside if results.texts else ():
+        title = f"Out of domain: {place.removeprefix('ood/')}"
+        found.append(TableLayout(title, _classified(results, "clean", place)))
+    if "corrupted/mean" in results.table.sets(suite="corrupted"):
+        note = "Mean over all corruptions at all severities, each type weighing the same."
+        columns = _classified(results, "corrupted", "corrupted/mean")
+        found.append(TableLayout("Corrupted: test items", columns, note))
+    outside = [place for place in results.table.sets(suite="ood") if place.startswith("ood/")]
+    if outside:
+        columns = tuple(
+            Column(
+                "ood", place, metric, SCORE, head=f"{place.removeprefix('ood/')}: {metric_of(metric).heading}"
+            )
+            for place in outside
+            for metric in DETECTED
+        )
+        note = (
+            f"Items are told apart by the {SCORE} of the prediction; FPR95 takes test items as positive. "
+            "summary.csv has the other scores."
+        )
+        found.append(TableLayout("Items of other kinds, against test items", columns, note))
+    return found
+
+
+def _classified(results: PlanResults, suite: str, place: str) -> tuple[Column, ...]:
+    metrics = ("mcc", *CLASSIFIED) if results.texts else CLASSIFIED
+    return tuple(Column(suite, place, metric, head=metric_of(metric).heading) for metric in metrics)
 
 
 def summary_lines(results: PlanResults) -> list[SummaryLine]:
     """In the plan's order, single models before ensembles."""
-    lines = [SummaryLine(model, each) for model in results.models for each in model.predictors]
+    lines = [
+        SummaryLine(model, predictor, results.table)
+        for model in results.models
+        for predictor in sorted(results.table.predictors(model.name), key=predictor_order)
+    ]
     return sorted(lines, key=lambda line: line.is_ensemble)  # sorting keeps the order of equals
 
 
@@ -80,13 +119,8 @@ def summary_markdown(results: PlanResults) -> str:
 
 def summary_csv(results: PlanResults) -> str:
     """One line for each figure, in fractions; severities are means over the types."""
-    lines = (
-        figure
-        for model in results.models
-        for predictor in model.predictors
-        for figure in _figures(model, predictor)
-    )
-    return csv_text(FIELDS, ([line[name] for name in FIELDS] for line in lines))
+    lines = sorted(summary_lines(results), key=lambda line: results.models.index(line.model))
+    return csv_text(FIELDS, (row for line in lines for row in _figures(line)))
 
 
 def best_place(column: Column, lines: Sequence[SummaryLine]) -> int | None:
@@ -94,72 +128,59 @@ def best_place(column: Column, lines: Sequence[SummaryLine]) -> int | None:
 
     Compared are those that are judged on as many items as most.
     """
-    found = [
-        (place, estimate)
-        for place in sorted(compared([line.basis(column) for line in lines]))
-        if (estimate := lines[place].estimate(column)) is not None
-    ]
+    singles = [line.single(column) for line in lines]
+    found = [(i, figure) for i in sorted(compared(singles)) if (figure := singles[i]) is not None]
     if len(found) < 2:
         return None
-    sign = -1 if column.larger else 1
+    sign = -1 if column.shown.larger else 1
     (place, first), (_, second) = sorted(found, key=lambda pair: sign * pair[1].mean)[:2]
     gap = difference(first, second)
     return place if gap.clear and sign * gap.mean < 0 and gap.basis in ("paired", "unpaired") else None
 
 
 def _table(layout: TableLayout, lines: Sequence[SummaryLine]) -> str:
-    shown = [line for line in lines if any(line.estimate(column) for column in layout.columns)]
+    shown = [line for line in lines if any(line.find(column) for column in layout.columns)]
     best = {column: best_place(column, shown) for column in layout.columns}
     rows = []
     for place, line in enumerate(shown):
-        found = [line.estimate(column) for column in layout.columns]
-        first = layout.columns[0]
-        known = next((estimate for estimate in found if estimate is not None), None)
-        cells = [
-            _cell(estimate, column, bold=best[column] == place)
-            for estimate, column in zip(found, layout.columns, strict=True)
-        ]
-        items = line.model.items(line.predictor, first.suite, first.place)
-        rows.append([line.model.name, line.predictor, line.seeds(known), items, *cells])
-    headings = ["Model", "Predictor", "Seeds", "Items", *(column.heading for column in layout.columns)]
-    bases = [{line.basis(column) for line in shown} - {None} for column in layout.columns]
+        cells = []
+        for column in layout.columns:
+            figure = line.find(column)
+            text = "" if figure is None else figure.text(column.shown.digits, column.shown.scale)
+            cells.append(Bold(text) if best[column] == place else text)
+        known = next(figure for column in layout.columns if (figure := line.find(column)) is not None)
+        rows.append([line.model.name, line.predictor, line.seeds(known), known.items, *cells])
+    headings = ["Model", "Predictor", "Seeds", "Items", *(column.head for column in layout.columns)]
+    bases = [{f.basis for line in shown if (f := line.single(column))} for column in layout.columns]
     told = [layout.note, OTHER_ITEMS if any(len(of_column) > 1 for of_column in bases) else ""]
     note = "".join(f"\n{text}\n" for text in told if text)
-    return f"## {markdown(layout.title)}\n{note}\n{table(headings, rows, left=2)}"
+    return f"## {markdown(layout.title)}\n{note}\n{markdown_table(headings, rows, left=2)}"
 
 
-def _cell(estimate: Estimate | None, column: Column, *, bold: bool) -> str:
-    if estimate is None:
-        return ""
-    told = estimate.text(column.digits, column.scale)
-    return Markup(f"**{told}**") if bold else told
+def _figures(line: SummaryLine) -> Iterator[list[object]]:
+    name, predictor = line.model.name, line.predictor
+    severe: dict[str, None] = {}
+    for what, figure in line.table.figures(recipe=name, predictor=predictor):
+        suite, place, metric = what["suite"], what["set"], what["metric"]
+        if (suite == "ood" and metric in DETECTED) or (
+            suite in ("clean", "corrupted") and metric in ("mcc", *CLASSIFIED) and place.count("/") < 2
+            and (suite == "clean" or place == "corrupted/mean")  # categories are in the paper's tables
+        ):  # fmt: skip
+            yield _csv_row(name, predictor, suite, place, metric, what.get("score"), figure)
+        if suite == "corrupted" and metric in ("mcc", *CLASSIFIED):
+            severe[metric] = None
+    for severity in SEVERITIES:
+        for metric in severe:
+            found = line.table.find(name, "corrupted", f"corrupted/*/{severity}", metric, predictor)
+            if found is not None:
+                place = f"corrupted/severity/{severity}"
+                yield _csv_row(name, predictor, "corrupted", place, metric, None, found)
 
 
-def _figures(model: EvaluatedModel, predictor: str) -> Iterator[dict[str, object]]:
-    keys = dict.fromkeys(key for run in model.runs for key in run.figures if key[2] == predictor)
-    for suite, place, _, metric, score in keys:
-        if not _in_csv(suite, place, metric):
-            continue
-        found = model.estimate(predictor, suite, place, metric, score)
-        assert found is not None
-        yield {
-            "model": model.name,
-            "predictor": predictor,
-            "suite": suite,
-            "set": place,
-            "metric": metric,
-            "score": score or "",
-            "mean": f"{found.mean:.6g}",
-            "standard_error": "" if found.error is None else f"{found.error:.3g}",
-            "runs": found.count,
-            "seeds": " ".join(map(str, found.values)),
-            "items": model.items(predictor, suite, place).replace(",", ""),
-        }
-
-
-def _in_csv(suite: str, place: str, metric: str) -> bool:
-    if suite == "ood":
-        return metric in DETECTED
-    if suite == "corrupted" and not (place.startswith(SEVERITY) or place == "corrupted/mean"):
-        return False  # types and categories are in the paper's tables and in the report
-    return suite in ("clean", "corrupted") and metric in ("mcc", *CLASSIFIED)
+def _csv_row(
+    name: str, predictor: str, suite: str, place: str, metric: str, score: str | None, figure: OverSeeds
+) -> list[object]:
+    error = "" if figure.error is None else f"{figure.error:.3g}"
+    seeds, items = " ".join(map(str, figure.values)), figure.items.replace(",", "")
+    told = [name, predictor, suite, place, metric, score]
+    return [*told, f"{figure.mean:.6g}", error, figure.count, seeds, items]

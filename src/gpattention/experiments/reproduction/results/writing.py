@@ -8,19 +8,18 @@ from pathlib import Path
 
 from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.paper import FIGURES, TABLES, paper_table, write_table
-from gpattention.experiments.reporting import read_runs
 from gpattention.experiments.reproduction.plan import Plan
 from gpattention.experiments.reproduction.results.account import listed_files, readme, shown_path
 from gpattention.experiments.reproduction.results.archive import ARCHIVE, Records, gather
-from gpattention.experiments.reproduction.results.choice_page import choice_markdown
-from gpattention.experiments.reproduction.results.choosing import choose
+from gpattention.experiments.reproduction.results.choice import choice_markdown, choose
 from gpattention.experiments.reproduction.results.plots import FORMS, draw_figures
-from gpattention.experiments.reproduction.results.reading import EvaluatedModel, PlanResults, read_results
+from gpattention.experiments.reproduction.results.reading import PlanResults, read_results
 from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
 from gpattention.models.storage import make_folder, remove_leftovers, write_atomically
-from gpattention.reports import RunData, build_report
+from gpattention.reports import build_report
 from gpattention.reports.canvas import picture
-from gpattention.reports.escaping import csv_text
+from gpattention.runs import Group, RunData
+from gpattention.runs.tables import csv_text
 
 LARGEST = 3_000_000  # bytes of the report
 LEFT_OUT = (  # one after the other, until it is not larger; records have no gallery of images at all
@@ -95,7 +94,7 @@ def _write(
     for model in logged:
         write(f"training-{model.name}.csv", _training(model).encode())
     write("configs.json", _configs(results).encode())
-    for file in _paper(results, records.runs, out):
+    for file in _paper(results, out):
         note(file)
     report, left_out = report_page(results)
     write("report.html", report)
@@ -108,38 +107,35 @@ def _write(
     return written
 
 
-def _training(model: EvaluatedModel) -> str:
+def _training(model: Group) -> str:
     """The rows of all seeds, one after the other."""
     columns = list(dict.fromkeys(key for run in model.runs for row in run.rows for key in row))
-    lines = ([run.seed, *(row.get(column) for column in columns)] for run in model.runs for row in run.rows)
+    lines = ([run.seed, *(row.get(key) for key in columns)] for run in model.runs for row in run.rows)
     return csv_text(["seed", *columns], lines)
 
 
 def _configs(results: PlanResults) -> str:
     plain = {}
     for model in results.models:
-        recipe = model.runs[0].recipe.to_dict()
+        recipe = model.runs[0].parsed.to_dict()
         del recipe["seed"]
         plain[model.name] = {"seeds": [run.seed for run in model.runs], "recipe": recipe}
     return json.dumps(plain, indent=1) + "\n"
 
 
-def _paper(results: PlanResults, runs: Path, out: Path) -> list[Path]:
+def _paper(results: PlanResults, out: Path) -> list[Path]:
     """Those tables and figures that have any figure of the plan's models."""
     files: list[Path] = []
-    names = {model.name for model in results.models}
     for name in (*TABLES, *FIGURES):
-        table = paper_table(name, runs, {run.folder for run in results.runs})
-        ours = [row for row in table.rows if row.recipe in names]
-        if any(cell.ours is not None for row in ours for cell in row.cells):
+        table = paper_table(name, results.models)
+        if any(cell.ours is not None for row in table.rows for cell in row.cells):
             files += write_table(table, out, ("markdown", "csv"))
     return files
 
 
 def report_page(results: PlanResults) -> tuple[bytes, tuple[str, ...]]:
     """The page, and what was left out to keep it small."""
-    folders = [run.folder for run in results.runs]
-    found = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in read_runs(folders)]
+    found = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in results.runs]
     title = f"{results.plan.name}: {len(results.models)} models"
     left = [] if results.texts else [LEFT_OUT[0]]
     while True:
@@ -156,8 +152,8 @@ def _without(run: RunData, suite: str, curve: str) -> RunData:
     if suite not in run.suites:
         return run
     told = run.suites[suite]
-    curves = {key: value for key, value in told["curves"].items() if key != curve}
-    return replace(run, suites={**run.suites, suite: {**told, "curves": curves}})
+    curves = {key: value for key, value in told.curves.items() if key != curve}
+    return replace(run, suites={**run.suites, suite: replace(told, curves=curves)})
 
 
 def _commands(results: PlanResults, runs: Path, out: Path, plan_file: Path | None) -> list[str]:

@@ -1,8 +1,9 @@
-"""Text of others inside what we write: terminals, CSV, Markdown, LaTeX (HTML is `markup`'s).
+"""Tables as text, and text of others inside what we write: terminals, CSV, Markdown, LaTeX.
 
 Names of runs, classes and sets come from folders, recipes and records that somebody else may have made.  What
 they hold stands on a page as the letters that they are: it moves no cursor, computes nothing in a
-spreadsheet, and is no markup.  Each kind of page has one function for that, and all its writers use it.
+spreadsheet, and is no markup.  Each kind of page has one function for that, and all its writers use it
+(HTML is `reports.markup`'s).
 """
 
 import csv
@@ -31,6 +32,12 @@ _LATEX = {
 
 class Markup(str):
     """Markdown already.  Formatting or joining it makes plain text again, which is then escaped."""
+
+    __slots__ = ()
+
+
+class Bold(str):
+    """A cell that stands out; each format writes it in its own way."""
 
     __slots__ = ()
 
@@ -83,13 +90,27 @@ def markdown_code(text: object) -> Markup:
 
 
 def markdown_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), *, left: str = "---"
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: int | None = 1,
+    right: Iterable[int] | None = None,
 ) -> str:
-    """Columns in `right` are numbers, `left` rules the others; cells are escaped unless they are `Markup`."""
-    numbers = set(right)
-    rules = [Markup("---:" if i in numbers else left) for i in range(len(heads))]
+    """The first `left` columns are words, the others numbers, to the right; None: all are words.
+
+    `right` names the columns of numbers instead.  Cells are escaped unless they are `Markup`.
+    """
+    numbers = range(len(heads) if left is None else left, len(heads)) if right is None else set(right)
+    rules = [Markup("---:" if i in numbers else "---") for i in range(len(heads))]
     lines = ([_markdown_cell(cell) for cell in line] for line in (heads, rules, *rows))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def latex_table(heads: Sequence[str], blocks: Iterable[Iterable[Sequence[str]]], left: int = 1) -> str:
+    r"""A `tabular` with the rules of booktabs, one between two blocks of rows."""
+    lines = [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(heads) - left)}}}", r"\toprule", _latex_row(heads)]
+    for block in blocks:
+        lines += [r"\midrule", *map(_latex_row, block)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def latex(text: object) -> str:
@@ -113,4 +134,9 @@ def _csv_cell(cell: object) -> object:
 
 def _markdown_cell(cell: str) -> str:
     """Inside a table a bar would end the cell, also in code."""
-    return re.sub(r"(?<!\\)\|", r"\\|", markdown(cell))
+    text = re.sub(r"(?<!\\)\|", r"\\|", markdown(cell))
+    return f"**{text}**" if isinstance(cell, Bold) else text
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(rf"\textbf{{{latex(x)}}}" if isinstance(x, Bold) else latex(x) for x in cells) + r" \\"
