@@ -22,7 +22,7 @@ from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reports.canvas import drawn, dress, picture
 from gpattention.reports.palette import INK, NEUTRAL, style_of
 from gpattention.runs import Column, Difference, OverSeeds, Results, difference
-from gpattention.runs.tables import Bold, csv_text, markdown, markdown_table
+from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def to_markdown(
         parts += [f"## {markdown(group)}\n", means_table(results, group, methods, shown, titles)]
         for baseline in baselines:
             if baseline in methods and len(methods) > 1:
-                told = DIFFERENCES.format(baseline=titles.get(baseline, baseline))
+                told = DIFFERENCES.format(baseline=_title(titles, baseline))
                 parts += [
                     f"{told}\n",
                     differences_table(results, group, list(methods), shown, titles, baseline),
@@ -140,7 +140,7 @@ def means_table(
             _shown(x, bold=x is not None and x.mean == most)
             for x, most in zip(figures[method], best, strict=True)
         ]
-        rows.append([titles.get(method, method), *cells, str(seeds)])
+        rows.append([_title(titles, method), *cells, str(seeds)])
     return markdown_table(["", *(c.head for c in columns), "seeds"], rows)
 
 
@@ -161,8 +161,8 @@ def differences_table(
             cells = [
                 _shown(gap, bold=gap is not None and gap.clear and abs(gap.mean) >= 0.0005) for gap in gaps
             ]
-            rows.append([titles.get(method, method), *cells])
-    return markdown_table([f"minus {titles.get(baseline, baseline)}", *(c.head for c in columns)], rows)
+            rows.append([_title(titles, method), *cells])
+    return markdown_table([Markup(f"minus {_title(titles, baseline)}"), *(c.head for c in columns)], rows)
 
 
 def gap_of(results: Results, group: str, method: str, baseline: str, column: Column) -> Difference | None:
@@ -234,6 +234,11 @@ def _write(file: Path, content: bytes) -> Path:
     make_folder(file.parent)
     write_atomically(file, content)
     return file
+
+
+def _title(titles: Mapping[str, str], method: str) -> Markup:
+    """Titles are ours, and may be Markdown; names of methods may be anyone's."""
+    return Markup(titles[method]) if method in titles else markdown(method)
 
 
 def _name(column: Column) -> str:

@@ -48,7 +48,7 @@ class Line:
 
 def printed_lines(table: PaperTable) -> Iterator[Line]:
     """Two lines for each of the paper's, one for each of ours; labels stand once."""
-    before = ("", "")
+    before: tuple[str, str] | tuple[None, None] = (None, None)
     for row in table.rows:
         for whose, texts in _both(row):
             first = row.group != before[0]

@@ -18,8 +18,8 @@ from gpattention.runs.tables import (
     markdown_table,
     visible,
 )
-from tests.reports.nasty import NASTY, texts
 from tests.reports.reading import read
+from tests.runs.nasty import NASTY, texts
 
 FORMULA = "=+-@\t\r\n＝＋－＠"  # noqa: RUF001 - as a spreadsheet reads them
 # what our own macros look like in LaTeX
@@ -80,8 +80,8 @@ def test_numbers_stay_numbers() -> None:
 @nasty
 def test_markdown_tables_keep_their_cells(text: str) -> None:
     table = markdown_table([text, "b"], [[text, Markup(f"**{markdown(text)}**")], [markdown_code(text), "1"]])
-    lines = table.split("\n")
-    assert len(lines) == 4
+    *lines, end = table.split("\n")
+    assert (len(lines), end) == (4, "")
     for line in lines:
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3, line
         assert line.isprintable() or "\u3000" in line
