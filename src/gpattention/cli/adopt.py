@@ -18,12 +18,9 @@ from gpattention.experiments.adoption.comparison import (
     to_markdown,
     write_comparison,
 )
-from gpattention.experiments.adoption.encoder import HEADS, MINILM
-from gpattention.experiments.adoption.finetuning import Finetuning
-from gpattention.experiments.adoption.image_parts import PARTS
-from gpattention.experiments.adoption.image_work import ImageSettings
-from gpattention.experiments.adoption.images import adopt_images
-from gpattention.experiments.adoption.trainings import CONVERSIONS, STARTS, Further, methods_of
+from gpattention.experiments.adoption.encoder import HEADS, MINILM, Finetuning
+from gpattention.experiments.adoption.images import PARTS, ImageSettings, adopt_images
+from gpattention.experiments.adoption.methods import CONVERSIONS, STARTS, Further, methods_of
 from gpattention.experiments.bench.machine import environment, in_words
 from gpattention.metrics.checks import check_choice
 from gpattention.training import choose_device

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpattention.data.cola import load_cola
-from gpattention.experiments.adoption.encoder import load_tokenizer
-from gpattention.experiments.adoption.sentences import Sentences, encode_data
+from gpattention.experiments.adoption.encoder import Sentences, encode_data, load_tokenizer
 from tests.experiments.tiny_cola import mislabel, write_tiny_cola
 from tests.experiments.tiny_encoder import write_tiny_encoder
 

@@ -9,16 +9,21 @@ import torch
 import gpattention
 from gpattention.adopt.convert import conversion_of
 from gpattention.experiments.adoption import cola
-from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.encoder import build_classifier, encoder_folder
-from gpattention.experiments.adoption.finetuning import Finetuning, finetune
-from gpattention.experiments.adoption.methods import HOST_METHODS, Fitting
-from gpattention.experiments.adoption.predictors import Answering, predict_sentences
-from gpattention.experiments.adoption.sentences import Sentences
-from gpattention.experiments.adoption.trained import Weights
-from gpattention.experiments.adoption.trainings import (
+from gpattention.experiments.adoption.cola import ColaSettings, Weights, adopt_cola
+from gpattention.experiments.adoption.encoder import (
+    Answering,
+    Finetuning,
+    Sentences,
+    build_classifier,
+    encoder_folder,
+    finetune,
+    predict_sentences,
+)
+from gpattention.experiments.adoption.methods import (
     CONVERSIONS,
+    HOST_METHODS,
     STARTS,
+    Fitting,
     Further,
     Start,
     converted,
@@ -93,7 +98,7 @@ def test_kept_weights_serve_methods_asked_for_later(
     settings: ColaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adopt_cola(replace(settings, methods=("plain",), seeds=(1,)))
-    monkeypatch.setattr("gpattention.experiments.adoption.trained.finetune", None)  # would fail
+    monkeypatch.setattr("gpattention.experiments.adoption.cola.finetune", None)  # would fail
     file = Path(settings.runs) / "seed1" / "mc_dropout.json"
     before = file.read_text() if file.exists() else None
     file.unlink(missing_ok=True)

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 import gpattention
-from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.finetuning import Finetuning
-from gpattention.experiments.adoption.sentences import Sentences
-from gpattention.experiments.adoption.trained import Weights
-from gpattention.experiments.adoption.trainings import CONTROL, HOST, Further, converted, methods_of
+from gpattention.experiments.adoption.cola import ColaSettings, Weights, adopt_cola
+from gpattention.experiments.adoption.encoder import Finetuning, Sentences
+from gpattention.experiments.adoption.methods import CONTROL, HOST, Further, converted, methods_of
 from tests.experiments.adoption.conftest import FIT
 
 pytest.importorskip("transformers")
@@ -115,7 +113,7 @@ def test_cells_written_before_there_was_a_control_are_read(settings: ColaSetting
 
 def test_finished_cells_need_no_weights(settings: ColaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     first = adopt_cola(settings)
-    monkeypatch.setattr("gpattention.experiments.adoption.trained.finetune", None)  # would fail
+    monkeypatch.setattr("gpattention.experiments.adoption.cola.finetune", None)  # would fail
     assert adopt_cola(settings) == first
     mean = "converted-direct-mean+temperature"  # asked for later: from the kept weights
     (cell,) = adopt_cola(replace(settings, methods=(mean,)))

@@ -9,11 +9,8 @@ import pytest
 
 from gpattention.data.corruptions import CORRUPTIONS
 from gpattention.experiments import evaluate_run, train_recipe
-from gpattention.experiments.adoption.image_models import PRIOR_SCALES
-from gpattention.experiments.adoption.image_work import FOLDER, ImageSettings
-from gpattention.experiments.adoption.images import adopt_images
-from gpattention.experiments.adoption.methods import HOST_METHODS
-from gpattention.experiments.adoption.trainings import Further, methods_of
+from gpattention.experiments.adoption.images import FOLDER, PRIOR_SCALES, ImageSettings, adopt_images
+from gpattention.experiments.adoption.methods import HOST_METHODS, Further, methods_of
 from gpattention.experiments.judging import corrupted_source
 from tests.experiments.tiny_runs import digits_recipe
 
@@ -81,7 +78,7 @@ def test_plain_is_what_evaluate_says(runs: Path) -> None:
 
 def test_finished_parts_are_read_not_computed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = adopt_images([runs / "tiny-softmax-seed1"], QUICK)
-    monkeypatch.setattr("gpattention.experiments.adoption.image_work.predict_items", None)  # would fail
+    monkeypatch.setattr("gpattention.experiments.adoption.images.predict_items", None)  # would fail
     assert adopt_images([runs / "tiny-softmax-seed1"], QUICK) == first
     assert any("regenerated" in note for note in first.notes)
     with pytest.raises(ValueError, match=r"other settings .*samples 2 instead of 3"):
@@ -132,7 +129,7 @@ def test_tuned_weights_are_read_not_trained(runs: Path, monkeypatch: pytest.Monk
     first = adopt_images([run], wanted)
     for file in (run / FOLDER / "seed1" / "clean").glob("converted-direct*.json"):
         file.unlink()
-    monkeypatch.setattr("gpattention.experiments.adoption.image_models.tune_on", None)  # would fail
+    monkeypatch.setattr("gpattention.experiments.adoption.images.tune_on", None)  # would fail
     again = adopt_images([run], wanted)
     assert [(c.method, c.values) for c in again.cells] == [(c.method, c.values) for c in first.cells]
     for file in (run / FOLDER / "seed1" / "clean").glob("converted-direct*.json"):

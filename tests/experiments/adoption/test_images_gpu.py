@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from gpattention.experiments import train_recipe
-from gpattention.experiments.adoption.image_work import ImageSettings
-from gpattention.experiments.adoption.images import adopt_images
-from gpattention.experiments.adoption.trainings import Further
+from gpattention.experiments.adoption.images import ImageSettings, adopt_images
+from gpattention.experiments.adoption.methods import Further
 from tests.experiments.tiny_runs import digits_recipe
 
 pytestmark = [

@@ -11,10 +11,9 @@ import torch
 
 from gpattention.data.places import VARIABLE
 from gpattention.experiments import train_recipe
-from gpattention.experiments.adoption import image_models
-from gpattention.experiments.adoption.image_work import FOLDER, ImageSettings
-from gpattention.experiments.adoption.images import ImageResult, adopt_images
-from gpattention.experiments.adoption.trainings import Further
+from gpattention.experiments.adoption import images
+from gpattention.experiments.adoption.images import FOLDER, ImageResult, ImageSettings, adopt_images
+from gpattention.experiments.adoption.methods import Further
 from gpattention.experiments.judging.weights import digest_of_weights
 from gpattention.models import VisionTransformer
 from gpattention.training import recipe_from_dict
@@ -193,7 +192,7 @@ class TestFewerItems:
         adopt(root, wanted)
         before = cell_file(root, "corrupted").read_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr("gpattention.experiments.adoption.image_work.predict_items", None)  # would fail
+            patch.setattr("gpattention.experiments.adoption.images.predict_items", None)  # would fail
             with pytest.raises(ValueError, match=told):
                 adopt(root, replace(wanted, parts=("clean", "corrupted"), **less))
         assert cell_file(root, "corrupted").read_bytes() == before
@@ -224,10 +223,10 @@ class TestFewerItems:
 
     def test_tuned_weights_do_not_depend_on_them(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         adopt(root, TUNED)
-        monkeypatch.setattr(image_models, "tune_on", None)  # would fail
+        monkeypatch.setattr(images, "tune_on", None)  # would fail
         more = adopt(root, replace(TUNED, limit=30))
         scales = more.cells[-1].detail["training"]["nll_before"]
-        assert len(scales) == len(image_models.PRIOR_SCALES)
+        assert len(scales) == len(images.PRIOR_SCALES)
 
 
 class TestFresh:

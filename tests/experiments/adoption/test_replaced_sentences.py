@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpattention.experiments.adoption import trained
+from gpattention.experiments.adoption import cola
 from gpattention.experiments.adoption.cells import Cell
 from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.finetuning import Finetuning
-from gpattention.experiments.adoption.trainings import Further
+from gpattention.experiments.adoption.encoder import Finetuning
+from gpattention.experiments.adoption.methods import Further
 from tests.experiments.adoption.conftest import FIT
 from tests.experiments.tiny_cola import mislabel
 
@@ -67,8 +67,8 @@ def test_weights_alone_do_not_answer_for_another_encoder(settings: ColaSettings,
 
 
 def test_fresh_trains_everything_once(settings: ColaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, counted, real = adopt_cola(settings), [], trained.finetune
-    monkeypatch.setattr(trained, "finetune", lambda *a, **k: (counted.append(k["seed"]), real(*a, **k))[1])
+    first, counted, real = adopt_cola(settings), [], cola.finetune
+    monkeypatch.setattr(cola, "finetune", lambda *a, **k: (counted.append(k["seed"]), real(*a, **k))[1])
     assert figures(adopt_cola(settings)) == figures(first)
     assert counted == []
     assert figures(adopt_cola(replace(settings, fresh=True))) == figures(first)

@@ -20,7 +20,7 @@ from gpattention.experiments.adoption.comparison import (
     to_markdown,
     write_comparison,
 )
-from gpattention.experiments.adoption.trainings import all_trainings
+from gpattention.experiments.adoption.methods import all_trainings
 from gpattention.runs import Column
 
 NLL = Column(SUITE, "test", "nll", head="in NLL")

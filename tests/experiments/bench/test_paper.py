@@ -5,14 +5,17 @@ import torch
 from torch import Tensor
 
 from gpattention.attention import build_attention, list_attention
-from gpattention.experiments.bench.paper_gram import PaperPosterior, outer, paper_gram, paper_root
-from gpattention.experiments.bench.paper_kernel import PaperKernelAttention
 from gpattention.experiments.bench.paper_model import (
     ALLOWED_GAP,
     PAPERS,
+    PaperKernelAttention,
+    PaperPosterior,
     gap_to_ours,
+    outer,
     paper_attention,
+    paper_gram,
     paper_model,
+    paper_root,
 )
 from gpattention.gp import NotPositiveDefiniteError, rbf
 from gpattention.models import VisionConfig

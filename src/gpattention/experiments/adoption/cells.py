@@ -1,16 +1,106 @@
-"""Finished cells as files: one JSON for each seed and method, whole or not at all."""
+"""What is finished, as files that say what they depend on: cells, and trained weights."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from gpattention.data.places import check_name
-from gpattention.experiments.adoption.earlier import DATA, differing_keys, standing
-from gpattention.experiments.judging.earlier import check_as_much
-from gpattention.models.storage import make_folder, write_atomically
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from gpattention.data.places import NoRootError, check_name
+from gpattention.experiments.judging.earlier import REDUCING, check_as_much
+from gpattention.models.storage import make_folder, read_tensors, write_atomically
 from gpattention.reading import read_object
+
+# What was finished earlier: whether it answers what is asked now, or is of other weights or data.
+
+T = TypeVar("T")
+DATA = "data"  # key of settings: what the data hold, by name; None where they are not on this machine
+WEIGHTS = ("model", "host", "encoder")  # keys of settings: digests of the weights that all starts from
+Standing = Literal["same", "of other weights", "of other items", "with other settings"]
+
+
+def standing(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Standing:
+    """How settings of something finished stand to those asked for.
+
+    Data that are not here cannot be compared; what does not say which data it is of is never the same.
+    """
+    differing = differing_keys(found, asked)
+    if not differing:
+        return "same"
+    if any(key in WEIGHTS for key in differing):
+        return "of other weights"
+    return "of other items" if {*differing} <= {DATA, *REDUCING} else "with other settings"
+
+
+def differing_keys(found: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """Keys of settings that do not agree, sorted."""
+    unknown = asked.get(DATA, {}) is None and found.get(DATA) is not None
+    return sorted(
+        key for key in {*found, *asked} if found.get(key) != asked.get(key) and not (key == DATA and unknown)
+    )
+
+
+def here(bring: Callable[[], T], *, needed: bool) -> T | None:
+    """What data say of themselves; None where they cannot be had here and nothing is to be computed."""
+    try:
+        return bring()
+    except (FileNotFoundError, ImportError, NoRootError):
+        if needed:
+            raise
+        return None
+
+
+# Trained weights as files: with what they depend on, whole or not at all.
+
+
+class KeptWeights:
+    """Those of several trainings, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def record(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What was told of finished weights, None without any, or with those from other weights or data.
+
+        Those of other settings are an error.
+        """
+        file = self._record(name)
+        if not (self._file(name).is_file() and file.is_file()):
+            return None
+        told: dict[str, Any] = read_object(file, nonfinite=True)
+        state = standing(told["settings"], json.loads(json.dumps(dict(settings))))
+        if state == "with other settings":
+            raise ValueError(
+                f"{self._file(name)} was trained with {told['settings']}, not with {dict(settings)}: choose "
+                "another folder for the runs, or --fresh (fresh=True) to replace it"
+            )
+        return told if state == "same" else None
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """For `load_state_dict`."""
+        return read_tensors(self._file(name))
+
+    def write(
+        self, name: str, settings: Mapping[str, Any], model: nn.Module, told: Mapping[str, Any]
+    ) -> None:
+        """The weights first: a record says that they are whole."""
+        make_folder(self._folder)
+        tensors = {key: x.detach().cpu().contiguous().clone() for key, x in model.state_dict().items()}
+        write_atomically(self._file(name), save(tensors))
+        plain = {"settings": dict(settings), **told}
+        write_atomically(self._record(name), (json.dumps(plain, indent=1) + "\n").encode())
+
+    def _file(self, name: str) -> Path:
+        return self._folder / check_name("the file of trained weights", f"{name}.safetensors")
+
+    def _record(self, name: str) -> Path:
+        return self._folder / f"{name}-training.json"
+
+
+# Finished cells as files: one JSON for each seed and method, whole or not at all.
 
 FORMAT = "gpattention-adoption-1"
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpattention.data.places import StrPath, check_name
 from gpattention.experiments.adoption.cells import Cell
-from gpattention.experiments.adoption.methods import BASELINE, TITLES
-from gpattention.experiments.adoption.trainings import (
+from gpattention.experiments.adoption.methods import (
+    BASELINE,
     CONVERSIONS,
     STARTS,
+    TITLES,
     TUNED_ON,
     TUNED_ON_TEMPERATURE,
     converted,
