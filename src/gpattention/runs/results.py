@@ -502,7 +502,6 @@ class Results:
             )
             values.setdefault(key, {}).setdefault(seed, []).append(float(row.value))
             unseen = _detail(detail).get(UNSEEN)
-            count = count if unseen is None or row.suite == "ood" else unseen
             sets: Sets = ((row.set, count),)
             if row.suite == "efficiency":  # is of no items
                 sets = ()
@@ -552,6 +551,8 @@ def _rows(recipe: str, run: RunData) -> Iterator[dict[str, Any]]:
     for name, suite in run.suites.items():
         settings = recorded_settings(suite)
         for record in suite.records:
+            unseen = record.detail.get(UNSEEN) if name != "ood" else None  # there the other set is whole
+            most = settings if unseen is None else {**settings, "limit": unseen}
             detail = {k: v for k, v in record.detail.items() if k not in ("score", "temperature")}
             severity = re.fullmatch(r"corrupted/[^/]+/(\d+)", record.set)
             yield {
@@ -561,7 +562,7 @@ def _rows(recipe: str, run: RunData) -> Iterator[dict[str, Any]]:
                 "metric": record.metric, "score": record.detail.get("score"),
                 # temperatures differ between seeds, and are no part of what a number is
                 "detail": json.dumps(detail, sort_keys=True), "value": record.value,
-                "items": judged_items(suite, record.set, record.predictor, settings),
+                "items": judged_items(suite, record.set, record.predictor, most),
             }  # fmt: skip
 
 
