@@ -11,7 +11,7 @@ from gpattention.metrics.calibration import adaptive_ece, classwise_ece, ece, mc
 from gpattention.metrics.classification import accuracy, mcc
 from gpattention.metrics.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
 from gpattention.metrics.registry import METRICS, Metric, metric_of, metrics_of
-from gpattention.metrics.resampling import Estimate, bootstrap, standard_error
+from gpattention.metrics.resampling import Estimate, bootstrap
 from gpattention.metrics.scoring import brier, nll
 from gpattention.metrics.selective import RiskCoverage, aurc, risk_coverage
 
@@ -39,5 +39,4 @@ __all__ = [
     "nll",
     "reliability_bins",
     "risk_coverage",
-    "standard_error",
 ]
