@@ -20,27 +20,27 @@ from gpattention.cli.status import _page
 from gpattention.cli.sweep import sweep_table
 from gpattention.cli.table import say, shortened, table
 from gpattention.evaluation.records import Record, SuiteResult
-from gpattention.experiments.adoption import comparison as adoption
-from gpattention.experiments.adoption.cells import Cell
-from gpattention.experiments.bench import tables as bench
-from gpattention.experiments.paper import PaperTable, paper_table, to_csv, to_latex, to_markdown
-from gpattention.experiments.paper.spec import Key
 from gpattention.experiments.predicting import InputPrediction
-from gpattention.experiments.reproduction.model_card import card_markdown
-from gpattention.experiments.reproduction.results.account import readme
-from gpattention.experiments.reproduction.results.choice import choice_markdown, choose
-from gpattention.experiments.reproduction.results.reading import read_results
-from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
 from gpattention.experiments.status import RunStatus
-from gpattention.experiments.sweep import SweepResult, SweepRow, SweepSetting, sweep_csv, sweep_markdown
 from gpattention.reports import build_report
 from gpattention.runs import Column, OverSeeds
+from gpattention.studies.adoption import comparison as adoption
+from gpattention.studies.adoption.cells import Cell
+from gpattention.studies.bench import tables as bench
+from gpattention.studies.paper import PaperTable, paper_table, to_csv, to_latex, to_markdown
+from gpattention.studies.paper.spec import Key
+from gpattention.studies.reproduction.model_card import card_markdown
+from gpattention.studies.reproduction.results.account import readme
+from gpattention.studies.reproduction.results.choice import choice_markdown, choose
+from gpattention.studies.reproduction.results.reading import read_results
+from gpattention.studies.reproduction.results.summary import summary_csv, summary_markdown
+from gpattention.studies.sweep import SweepResult, SweepRow, SweepSetting, sweep_csv, sweep_markdown
 from gpattention.training import Recipe
-from tests.experiments.paper.runs import records_of, write_run
-from tests.experiments.reproduced import flat, write_plan, write_runs
 from tests.reports.reading import read
 from tests.reports.synthetic import synthetic_run
 from tests.runs.nasty import NASTY, texts
+from tests.studies.paper.runs import records_of, write_run
+from tests.studies.reproduced import flat, write_plan, write_runs
 
 FORMULA = "=+-@\t\r\n＝＋－＠"  # noqa: RUF001 - as a spreadsheet reads them
 

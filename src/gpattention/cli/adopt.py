@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import Bars
 from gpattention.cli.table import say
-from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.comparison import (
+from gpattention.metrics.checks import check_choice
+from gpattention.studies.adoption.cola import ColaSettings, adopt_cola
+from gpattention.studies.adoption.comparison import (
     ALL_TITLES,
     BASELINES,
     COLA_COLUMNS,
@@ -17,11 +18,10 @@ from gpattention.experiments.adoption.comparison import (
     to_markdown,
     write_comparison,
 )
-from gpattention.experiments.adoption.encoder import HEADS, MINILM, Finetuning
-from gpattention.experiments.adoption.images import PARTS, ImageSettings, adopt_images
-from gpattention.experiments.adoption.methods import CONVERSIONS, STARTS, Further, methods_of
-from gpattention.experiments.bench.machine import environment, in_words
-from gpattention.metrics.checks import check_choice
+from gpattention.studies.adoption.encoder import HEADS, MINILM, Finetuning
+from gpattention.studies.adoption.images import PARTS, ImageSettings, adopt_images
+from gpattention.studies.adoption.methods import CONVERSIONS, STARTS, Further, methods_of
+from gpattention.studies.bench.machine import environment, in_words
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:

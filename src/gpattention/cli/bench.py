@@ -11,7 +11,8 @@ import torch
 from gpattention.cli.arguments import add_device, new_command, seed_number
 from gpattention.cli.bar import CountBar
 from gpattention.cli.table import say, table
-from gpattention.experiments.bench import (
+from gpattention.gp.fused.switch import Mode
+from gpattention.studies.bench import (
     bench_lengths,
     bench_posteriors,
     bench_predictions,
@@ -20,13 +21,12 @@ from gpattention.experiments.bench import (
     step_floors,
     words,
 )
-from gpattention.experiments.bench.floors import PROJECTIONS
-from gpattention.experiments.bench.length_case import LengthCase, measure_apart
-from gpattention.experiments.bench.lengths import MODELS, LengthResult, fits_of
-from gpattention.experiments.bench.machine import in_words
-from gpattention.experiments.bench.tables import BenchTable, draw_folder, write_folder, write_json
-from gpattention.experiments.bench.variants import VARIANTS, check_kinds
-from gpattention.gp.fused.switch import Mode
+from gpattention.studies.bench.floors import PROJECTIONS
+from gpattention.studies.bench.length_case import LengthCase, measure_apart
+from gpattention.studies.bench.lengths import MODELS, LengthResult, fits_of
+from gpattention.studies.bench.machine import in_words
+from gpattention.studies.bench.tables import BenchTable, draw_folder, write_folder, write_json
+from gpattention.studies.bench.variants import VARIANTS, check_kinds
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:

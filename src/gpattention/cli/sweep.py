@@ -13,7 +13,7 @@ from gpattention.cli.arguments import (
     sharing,
 )
 from gpattention.cli.table import say, shortened, table
-from gpattention.experiments.sweep import (
+from gpattention.studies.sweep import (
     CRITERIA,
     SweepResult,
     SweepRow,

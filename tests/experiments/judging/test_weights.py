@@ -11,12 +11,12 @@ from gpattention.evaluation.records import read_suites, write_suite
 from gpattention.experiments.judging import weights
 from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.judging.one_run import Evaluation, Settings
-from gpattention.experiments.paper.table import read_groups
 from gpattention.experiments.predicting import fitted_temperature
 from gpattention.experiments.reporting import read_runs
 from gpattention.models import VisionTransformer
 from gpattention.reports import build_report
 from gpattention.reports.words import OTHER_WEIGHTS
+from gpattention.studies.paper.table import read_groups
 from tests.experiments.tiny_runs import train_digits
 
 QUICK = {"samples": 0, "limit": 24, "device": "cpu", "predictors": ["model"]}
