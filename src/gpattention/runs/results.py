@@ -340,10 +340,8 @@ def recipe_values(run: RunData) -> dict[str, Any]:
             "data.name": run.data,
             "model.attention": run.attention,
         }
-    try:
-        plain: Plain = recipe_from_dict(
-            run.recipe
-        ).to_dict()  # as seeds may have been written by two versions
+    try:  # with every value, as seeds may have been written by two versions
+        plain: Plain = recipe_from_dict(run.recipe).to_dict()
     except (ValueError, TypeError):
         plain = run.recipe
     values = {key: value for key, value in flat(plain).items() if key != "seed"}
