@@ -137,8 +137,8 @@ def paper_table(name: str, runs: str | Path | Sequence[Group]) -> PaperTable:
         runs: the folder where evaluated runs are, at any depth; or the runs, seeds of one model together.
     """
     spec = table_spec(name)
-    groups = read_groups(runs) if isinstance(runs, str | Path) else list(runs)
-    matching = match_runs(spec, groups)
+    groups = read_groups(runs) if isinstance(runs, str | Path) else runs
+    matching = match_runs(spec, sorted(groups, key=lambda each: each.name))
     figures = _measured(spec, matching)
     published = {key: value.value for key, value in spec.published().items()}
     rows = tuple(_rows(spec, figures, matching))
@@ -165,13 +165,13 @@ def paper_table(name: str, runs: str | Path | Sequence[Group]) -> PaperTable:
 
 
 def read_groups(folder: str | Path) -> list[Group]:
-    """Every run in or below a folder, seeds of one recipe together, by name."""
+    """Every run in or below a folder, seeds of one recipe together."""
     if not find_runs(folder, unfinished=True):
         raise FileNotFoundError(f"expected runs in {folder}, got none: a run has a file recipe.json")
     runs = read_runs([folder])
     for run in runs:
         _ = run.parsed  # a recipe that cannot be read is told with its folder
-    return sorted(group(runs), key=lambda each: each.name)
+    return group(runs)
 
 
 @dataclass(frozen=True)
