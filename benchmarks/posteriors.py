@@ -5,8 +5,8 @@ has the same table.
 """
 
 from gpattention.cli.bench import shown
-from gpattention.experiments.bench import bench_posteriors
-from gpattention.experiments.bench.words import posterior_table
+from gpattention.studies.bench import bench_posteriors
+from gpattention.studies.bench.words import posterior_table
 
 if __name__ == "__main__":
     print(shown(posterior_table(bench_posteriors())))

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from gpattention.experiments.bench.steps import prepare_step
 from gpattention.experiments.sharing import shared_gpu
+from gpattention.studies.bench.steps import prepare_step
 
 AT_ONCE = 10  # steps between two looks at the clock
 

@@ -29,7 +29,7 @@ BESIDE_ALL = {
     "gpattention.adopt.sites.Site",
 }
 # parts of the packages above them, which re-export what is public
-INTERNAL = re.compile(r"^gpattention\.(cli|experiments\..*|reports\..*|gp\..*|models\.fused)$")
+INTERNAL = re.compile(r"^gpattention\.(cli|studies.*|experiments\..*|reports\..*|gp\..*|models\.fused)$")
 
 
 def _entries() -> list[str]:

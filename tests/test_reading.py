@@ -15,11 +15,11 @@ from gpattention.adopt.settings_folder import load_settings
 from gpattention.cli.main import main
 from gpattention.data import load_corrupted
 from gpattention.evaluation.records import read_suite
-from gpattention.experiments.reproduction import load_plan
 from gpattention.experiments.runs import read_recipe, read_rows
 from gpattention.models import VisionTransformer
 from gpattention.models.embeddings import Vocabulary
 from gpattention.reading import DEEPEST, parse_toml, read_json, read_text, read_toml
+from gpattention.studies.reproduction import load_plan
 from gpattention.training import load_recipe
 from gpattention.training.records import read_events
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gpattention.cli import bench, main
-from gpattention.experiments.bench import bench_posteriors, bench_steps, environment
-from gpattention.experiments.bench.length_case import LengthCase, LengthFigures
-from gpattention.experiments.bench.variants import PAPER_KERNEL, SOFTMAX
 from gpattention.models import VisionConfig
+from gpattention.studies.bench import bench_posteriors, bench_steps, environment
+from gpattention.studies.bench.length_case import LengthCase, LengthFigures
+from gpattention.studies.bench.variants import PAPER_KERNEL, SOFTMAX
 
 Output = pytest.CaptureFixture[str]
 SMALL = VisionConfig(width=16, heads=2, depth=1, image_size=8, patch=4)
@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "bench_steps", lambda *a, **o: bench_steps(*a, **o, config=SMALL))
     monkeypatch.setattr(bench, "bench_posteriors", lambda **_: bench_posteriors([4], repeats=1))
     monkeypatch.setattr(bench, "measure_apart", measured)
-    monkeypatch.setattr("gpattention.experiments.bench.lengths.measure_apart", measured)
+    monkeypatch.setattr("gpattention.studies.bench.lengths.measure_apart", measured)
 
 
 @pytest.mark.usefixtures("small")
@@ -55,7 +55,7 @@ class TestStep:
         assert f"`gpattention bench step --kinds kernel --batch 1 --repeats 1 --seed 0 --json {file}" in page
 
     def test_a_baseline_that_is_not_the_same_attention_fails(self, monkeypatch, capsys: Output) -> None:
-        monkeypatch.setattr("gpattention.experiments.bench.steps.gap_to_ours", lambda _: 1e-3)
+        monkeypatch.setattr("gpattention.studies.bench.steps.gap_to_ours", lambda _: 1e-3)
         options = ["--kinds", "softmax", "--batch", "1", "--repeats", "1", "--device", "cpu"]
         assert main(["bench", "step", *options]) == 1
         assert "differ from our mathematics by paper-kernel 1e-03" in capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_lengths(tmp_path: Path, capsys: Output) -> None:
 def test_figures_without_matplotlib_are_drawn_later(tmp_path: Path, monkeypatch, capsys: Output) -> None:
     pytest.importorskip("matplotlib")
     with monkeypatch.context() as patch:
-        patch.setattr("gpattention.experiments.bench.writing.find_spec", lambda _: None)
+        patch.setattr("gpattention.studies.bench.tables.find_spec", lambda _: None)
         options = ["--kinds", "scgp", "--longest", "2048", "--device", "cpu", "--out", str(tmp_path)]
         assert main(["bench", "length", *options]) == 0
     assert f"gpattention bench plot {tmp_path}" in capsys.readouterr().out

@@ -10,8 +10,8 @@ import pytest
 from gpattention.cli import main
 from gpattention.experiments import train_recipe
 from gpattention.experiments.recipe_file import write_recipe
-from gpattention.experiments.reproduction.results.account import wall_seconds
 from gpattention.models.storage import replaced
+from gpattention.studies.reproduction.results.account import wall_seconds
 from tests.disks import failing_at, half_written, read_only, room_for
 from tests.experiments.tiny_runs import digits_recipe
 

@@ -11,10 +11,10 @@ import pytest
 from gpattention.cli import main
 from gpattention.cli.evaluation_table import evaluation_table, seeds_table
 from gpattention.data.corruptions import CORRUPTIONS
-from gpattention.evaluation.records import Record, SuiteResult, write_suite
+from gpattention.evaluation.records import Record, SuiteResult
 from gpattention.experiments import train_recipe
 from gpattention.experiments.judging import corrupted_source
-from gpattention.experiments.judging.evaluating import summarise
+from gpattention.runs import Results, RunData, group
 from tests.experiments.tiny_runs import digits_recipe
 
 QUICK = ["--samples", "2", "--limit", "20", "--device", "cpu"]
@@ -59,7 +59,7 @@ def test_a_folder_of_runs_with_seeds(runs: Path, capsys: pytest.CaptureFixture[s
     assert main(["evaluate", str(runs), "--suite", "clean", "--predictors", "model,mean", *QUICK]) == 0
     out, err = capsys.readouterr()
     assert "cgp0  ensemble" in out
-    assert "mean and standard deviation over seeds" in out
+    assert "mean ± standard error over seeds" in out
     assert "±" in out
     assert "ensemble of 2 clean" in err
     assert "mc_dropout" in out  # of the evaluation before, and not lost
@@ -76,7 +76,7 @@ def test_runs_of_one_name_have_a_row_each(
     arguments = ["--suite", "clean", "--predictors", "mean", *QUICK]
     assert main(["evaluate", str(tmp_path), again, *arguments]) == 0  # named twice, evaluated once
     out = capsys.readouterr().out
-    first, _, seeds = out.partition("mean and standard")
+    first, _, seeds = out.partition("mean ± standard")
     assert [line.split()[0] for line in first.splitlines() if " mean " in line] == [
         "a=1/seed-0",
         "a=2/seed-0",
@@ -200,22 +200,27 @@ class TestTable:
             "x", "model", "0.600", "120",
         ]  # fmt: skip
 
-    def test_seeds(self, tmp_path: Path) -> None:
-        folders = []
-        for seed, value in ((0, 0.5), (1, 0.7)):
-            folders.append(tmp_path / str(seed))
-            write_suite(folders[-1], result("clean", *clean(value, 0.1), run=f"a-seed{seed}", seed=seed))
-        drawn = seeds_table(summarise(folders), ["clean"], bold=False)
-        assert "a       model       0.600 ± 0.141" in drawn
-        assert seeds_table(summarise(folders), ["ood"], bold=False) == ""
-        assert seeds_table(summarise(folders[:1]), ["clean"], bold=False) == ""
+    def test_seeds(self) -> None:
+        runs = [
+            RunData(
+                f"{seed}", suites={"clean": result("clean", *clean(v, 0.1), run=f"a-seed{seed}", seed=seed)}
+            )
+            for seed, v in ((0, 0.5), (1, 0.7))
+        ]
+        both, one = Results.of(group(runs)), Results.of(group(runs[:1]))
+        drawn = seeds_table(both, ["clean"], bold=False)
+        assert "a       model       0.600 ± 0.100" in drawn
+        assert drawn.startswith("mean ± standard error over seeds\n")
+        assert seeds_table(both, ["ood"], bold=False) == ""
+        assert seeds_table(one, ["clean"], bold=False) == ""
 
-    def test_sets_are_averaged_over_the_seeds_that_have_all_of_them(self, tmp_path: Path) -> None:
+    def test_sets_are_averaged_over_the_seeds_that_have_all_of_them(self) -> None:
         values = {0: {"a": 0.5, "b": 0.7}, 1: {"a": 0.9}, 2: {"a": 0.1, "b": 0.3}}
+        runs = []
         for seed, sets in values.items():
             records = [Record(f"ood/{n}", "model", "auroc", v, {"score": "entropy"}) for n, v in sets.items()]
-            write_suite(tmp_path / str(seed), result("ood", *records, run=f"a-seed{seed}", seed=seed))
-        drawn = seeds_table(summarise([tmp_path / str(seed) for seed in values]), ["ood"], bold=False)
-        assert "0.400 ± 0.283" in drawn  # of 0.6 and 0.2
-        two = seeds_table(summarise([tmp_path / "0", tmp_path / "1"]), ["ood"], bold=False)
-        assert "0.700 ± 0.283" in two  # only set a has several seeds
+            suite = result("ood", *records, run=f"a-seed{seed}", seed=seed)
+            runs.append(RunData(f"{seed}", suites={"ood": suite}))
+        drawn = seeds_table(Results.of(group(runs)), ["ood"], bold=False)
+        assert "0.400 ± 0.200" in drawn  # of 0.6 and 0.2
+        assert seeds_table(Results.of(group(runs[:2])), ["ood"], bold=False) == ""  # one seed has both sets

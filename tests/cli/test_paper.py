@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpattention.cli import main
-from gpattention.experiments.paper import FIGURES, TABLES
-from tests.experiments.paper.runs import layer_records, write_run, write_table_runs
+from gpattention.studies.paper import FIGURES, TABLES
+from tests.studies.paper.runs import layer_records, write_run, write_table_runs
 
 
 @pytest.fixture

@@ -14,13 +14,11 @@ from gpattention.data import load
 from gpattention.data.places import check_name
 from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction
 from gpattention.evaluation.records import SuiteResult, write_suite
-from gpattention.experiments.adoption.cells import Cell, Cells
-from gpattention.experiments.adoption.columns import IMAGE_COLUMNS, IMAGE_PANELS
-from gpattention.experiments.adoption.kept_weights import KeptWeights
-from gpattention.experiments.adoption.writing import write_comparison
 from gpattention.experiments.judging.outside_sets import find_outside
-from gpattention.experiments.reproduction import load_plan
-from gpattention.experiments.sweep.running import run_sweep
+from gpattention.studies.adoption.cells import Cell, Cells, KeptWeights
+from gpattention.studies.adoption.comparison import IMAGE_COLUMNS, IMAGE_PANELS, write_comparison
+from gpattention.studies.reproduction import load_plan
+from gpattention.studies.sweep import run_sweep
 from gpattention.training import Recipe, load_recipe, recipe_from_dict, with_seed
 from tests.data import official
 

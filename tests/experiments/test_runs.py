@@ -9,9 +9,9 @@ import torch
 
 from gpattention.experiments import find_runs, open_run, prepare, train_recipe
 from gpattention.experiments.inputs.preprocessing import load_preprocessing
-from gpattention.experiments.reproduction import write_model_card
 from gpattention.experiments.runs import open_trained
 from gpattention.models import TextTransformer, VisionTransformer
+from gpattention.studies.reproduction import write_model_card
 from gpattention.training import CheckpointError, Recipe, recipe_from_dict
 from tests.experiments import tiny_runs
 from tests.experiments.tiny_cola import write_tiny_cola

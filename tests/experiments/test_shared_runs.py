@@ -11,7 +11,8 @@ from gpattention.cli.main import main
 from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments import evaluate_run, find_runs, open_run, train_recipe
 from gpattention.experiments.recipe_file import write_recipe
-from gpattention.experiments.reproduction import (
+from gpattention.experiments.status import read_statuses
+from gpattention.studies.reproduction import (
     evaluate_plan,
     load_plan,
     train_plan,
@@ -19,8 +20,7 @@ from gpattention.experiments.reproduction import (
     write_results,
     write_shared_run,
 )
-from gpattention.experiments.reproduction.working import is_finished
-from gpattention.experiments.status import read_statuses
+from gpattention.studies.reproduction.working import is_finished
 from gpattention.training import CheckpointError
 from gpattention.training.records import read_events
 from tests.disks import failing_at

@@ -12,7 +12,7 @@ import pytest
 from gpattention.cli.main import main
 from gpattention.experiments import sharing
 from gpattention.experiments.sharing import CONTROL, LOG, PIPE, SharingError, shared_gpu
-from tests.experiments.reproduced import write_plan
+from tests.studies.reproduced import write_plan
 
 SCRIPT = f"""#!{sys.executable}
 import os, pathlib, sys

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -21,29 +20,27 @@ from gpattention.cli.status import _page
 from gpattention.cli.sweep import sweep_table
 from gpattention.cli.table import say, shortened, table
 from gpattention.evaluation.records import Record, SuiteResult
-from gpattention.experiments.adoption import tables as adoption
-from gpattention.experiments.adoption.cells import Cell
-from gpattention.experiments.adoption.summary import Column as AdoptionColumn
-from gpattention.experiments.bench import tables as bench
-from gpattention.experiments.paper import PaperTable, paper_table, to_csv, to_latex, to_markdown
-from gpattention.experiments.paper.spec import Key
 from gpattention.experiments.predicting import InputPrediction
-from gpattention.experiments.reproduction.card_text import card_markdown
-from gpattention.experiments.reproduction.results.account import readme
-from gpattention.experiments.reproduction.results.choice_page import choice_markdown
-from gpattention.experiments.reproduction.results.choosing import choose
-from gpattention.experiments.reproduction.results.reading import read_results
-from gpattention.experiments.reproduction.results.summary import summary_csv, summary_markdown
 from gpattention.experiments.status import RunStatus
-from gpattention.experiments.sweep.files import sweep_csv, sweep_markdown
-from gpattention.experiments.sweep.result import SweepResult, SweepRow, SweepSetting
 from gpattention.reports import build_report
+from gpattention.runs import Column, OverSeeds
+from gpattention.studies.adoption import comparison as adoption
+from gpattention.studies.adoption.cells import Cell
+from gpattention.studies.bench import tables as bench
+from gpattention.studies.paper import PaperTable, paper_table, to_csv, to_latex, to_markdown
+from gpattention.studies.paper.spec import Key
+from gpattention.studies.reproduction.model_card import card_markdown
+from gpattention.studies.reproduction.results.account import readme
+from gpattention.studies.reproduction.results.choice import choice_markdown, choose
+from gpattention.studies.reproduction.results.reading import read_results
+from gpattention.studies.reproduction.results.summary import summary_csv, summary_markdown
+from gpattention.studies.sweep import SweepResult, SweepRow, SweepSetting, sweep_csv, sweep_markdown
 from gpattention.training import Recipe
-from tests.experiments.paper.runs import records_of, write_run
-from tests.experiments.reproduced import flat, write_plan, write_runs
-from tests.reports.nasty import NASTY, texts
 from tests.reports.reading import read
 from tests.reports.synthetic import synthetic_run
+from tests.runs.nasty import NASTY, texts
+from tests.studies.paper.runs import records_of, write_run
+from tests.studies.reproduced import flat, write_plan, write_runs
 
 FORMULA = "=+-@\t\r\n＝＋－＠"  # noqa: RUF001 - as a spreadsheet reads them
 
@@ -98,7 +95,9 @@ def sweep_of(text: str) -> SweepResult:
         SweepRow({"a.b": text}, 0, folder / "x" / "seed-0", 1, 0.5, -0.25),
         SweepRow({"a.b": "1"}, 0, folder / text.replace("/", "").replace("\x00", "") / "s", error=text),
     )
-    settings = tuple(SweepSetting(row.settings, 1, 0, 0.5, math.nan, -0.25, math.nan) for row in rows)
+    settings = tuple(
+        SweepSetting(row.settings, 1, 0, OverSeeds({0: 0.5}), OverSeeds({0: -0.25})) for row in rows
+    )
     return SweepResult(Recipe(), folder, "accuracy", rows, settings, settings[0])
 
 
@@ -112,7 +111,7 @@ def test_sweeps(text: str) -> None:
 
 @nasty
 def test_benchmarks(text: str) -> None:
-    columns = (bench.Column("name", text), bench.Column("gap", "gap", "+.2f"))
+    columns = (bench.Quantity("name", text), bench.Quantity("gap", "gap", "+.2f"))
     made = bench.BenchTable(text, columns, ({"name": text, "gap": -0.5}, {"name": None, "gap": 1.0}), (text,))
     check_csv(bench.to_csv(made))
     assert ",-0.5\n" in bench.to_csv(made)
@@ -126,7 +125,7 @@ def test_adoption(text: str) -> None:
         for i, method in enumerate((adoption.BASELINE, text))
         for seed in (0, 1)
     ]
-    columns = [AdoptionColumn("test", "nll", text)]
+    columns = [Column(adoption.SUITE, "test", "nll", head=text)]
     check_markdown(adoption.to_markdown(cells, columns, {}))
     check_csv(adoption.summary_csv(cells, columns))
     check_csv(adoption.cells_csv(cells))
@@ -252,7 +251,7 @@ def test_a_report(tmp_path: Path) -> None:
         "cgp", name="".join(NAMES), predictors=("model",), scores=("entropy",), suites=("clean", "ood")
     )
     plain = {
-        suite: {**found, "notes": NAMES, "run": NASTY[0], "data": "<b>" + NASTY[2]}
+        suite: replace(found, notes=tuple(NAMES), run=NASTY[0], data="<b>" + NASTY[2])
         for suite, found in made.suites.items()
     }
     page = build_report([replace(made, suites=plain)], title="".join(NAMES))

@@ -92,8 +92,24 @@ def test_rates() -> None:
 
 def test_public_names() -> None:
     assert sorted(metrics.__all__) == sorted({*metrics.__all__})
-    for name in metrics.__all__:
+    for name in set(metrics.__all__) - {"METRICS"}:
         assert len(getattr(metrics, name).__doc__) > 20
+
+
+@pytest.mark.parametrize("metric", metrics.METRICS.values(), ids=lambda metric: metric.name)
+def test_every_metric_of_the_list_is_what_it_says(metric: metrics.Metric) -> None:
+    probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), torch.tensor([0, 1, 1])
+    inside, outside = torch.tensor([0.1, 0.4, 0.2]), torch.tensor([0.3, 0.9])
+    arguments = {"labels": (probs, labels), "batches": (probs, labels), "scores": (inside, outside)}
+    assert (metric.function is None) == (metric.kind == "other")
+    if metric.function is not None:
+        batched = {"batch_size": 2} if metric.kind == "batches" else {}
+        assert 0 <= metric.function(*arguments[metric.kind], **batched) <= 2
+    if metric.larger is not None:
+        assert metric.better(2.0, 1.0) is metric.larger
+        assert metric.best([2.0, 1.0]) == (2.0 if metric.larger else 1.0)
+        assert metric.heading.endswith("↑" if metric.larger else "↓")
+    assert metrics.metric_of(metric.name) is metric
 
 
 WITHOUT = """

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from gpattention.metrics import accuracy, auroc, bootstrap, standard_error
+from gpattention.metrics import accuracy, auroc, bootstrap
 from tests.metrics.problems import SCORES, predictions, seeded
 
 
 def test_of_a_mean_is_its_standard_error() -> None:
     values = torch.randn(400, dtype=torch.float64, generator=seeded(0))
     found = bootstrap(lambda v: float(v.mean()), values, replicates=2000)
-    expected = standard_error(values)
+    expected = float(values.std() / len(values) ** 0.5)
     assert found.value == float(values.mean())
     assert found.standard_error == pytest.approx(expected, rel=0.06)
     assert found.high - found.low == pytest.approx(2 * 1.96 * expected, rel=0.08)
@@ -35,11 +35,6 @@ def test_groups_of_different_size() -> None:
     assert found != bootstrap(auroc, inside, outside, replicates=100, paired=False, seed=1)
 
 
-def test_standard_error() -> None:
-    assert standard_error(torch.tensor([1.0, 3.0])) == pytest.approx(1)
-    assert standard_error(torch.tensor([2, 2, 2])) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -59,5 +54,3 @@ def test_refused_sizes() -> None:
         bootstrap(auroc, torch.zeros(3), torch.zeros(0), paired=False)
     with pytest.raises(ValueError, match=r"got sizes \[\]"):
         bootstrap(auroc)
-    with pytest.raises(ValueError, match=r"n >= 2, got shape \(1,\)"):
-        standard_error(torch.zeros(1))

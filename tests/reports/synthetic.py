@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from gpattention.reports import RunData
+from gpattention.evaluation.records import suite_from_dict
+from gpattention.runs import RunData
 
 KINDS = ("softmax", "kernel", "sgpa", "direct", "cgp", "scgp")
 TYPES = {
@@ -46,13 +47,13 @@ def synthetic_run(
     found = {}
     for suite in suites:
         records, curves = makers[suite]()
-        found[suite] = {
+        found[suite] = suite_from_dict({
             "format": "gpattention-evaluation-1", "suite": suite, "run": name, "data": data, "seed": seed,
             "attention": kind, "samples": 10, "records": records, "curves": curves,
             "notes": [f"{suite}: a synthetic note"] if suite == "ood" else [],
             "environment": {"torch": "2.13.0", "device": "cpu", "settings": '{"samples": 10}'},
             "seconds": 1.5,
-        }  # fmt: skip
+        })  # fmt: skip
     return RunData(
         name, synthetic_recipe(kind, seed, name, data, texts), _rows(rng), _events(), found, f"runs/{name}"
     )

@@ -7,18 +7,23 @@ from typing import Any
 
 import pytest
 
+from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments.judging.ensembles import REDUCED
-from gpattention.reports import RunData, build_report
-from gpattention.reports.comparable import Basis, Sets, compared, judged_items
-from gpattention.reports.inputs import UNSEEN
+from gpattention.reports import build_report
 from gpattention.reports.sections.summary import OTHER_ITEMS
+from gpattention.runs import OverSeeds, Results, RunData, compared, group
+from gpattention.runs.results import UNSEEN, Sets, judged_items
 from tests.reports.reading import Element, read
 from tests.reports.synthetic import synthetic_run
 
 
-def basis(*items: int | None) -> Basis:
-    """Of runs on so many test items."""
-    return Basis.of((("test", count),) for count in items)
+def basis(*items: int | None) -> OverSeeds:
+    """A figure of runs on so many test items."""
+    return of_sets(*((("test", count),) for count in items))
+
+
+def of_sets(*runs: Sets) -> OverSeeds:
+    return OverSeeds(dict.fromkeys(range(len(runs)), 0.5), dict(enumerate(runs)))
 
 
 @pytest.mark.parametrize(
@@ -36,14 +41,14 @@ def basis(*items: int | None) -> Basis:
         ([basis(5, 7), basis(7, 5), basis(7)], {0, 1}),  # the order of runs is no difference
     ],
 )
-def test_the_largest_group(bases: list[Basis | None], places: set[int]) -> None:
+def test_the_largest_group(bases: list[OverSeeds | None], places: set[int]) -> None:
     assert compared(bases) == places
 
 
 def test_other_sets_are_not_the_same_items() -> None:
     one: Sets = (("ood/a", 10), ("ood/b", 10))
     other: Sets = (("ood/a", 10), ("ood/c", 10))
-    assert compared([Basis.of([one]), Basis.of([other]), Basis.of([one])]) == {0, 2}
+    assert compared([of_sets(one), of_sets(other), of_sets(one)]) == {0, 2}
 
 
 @pytest.mark.parametrize(
@@ -52,11 +57,11 @@ def test_other_sets_are_not_the_same_items() -> None:
         (basis(31), "31 items"),
         (basis(2000, 31), "31 items or 2,000 items"),
         (basis(None), "unknown items"),
-        (Basis.of([(("a", 500), ("b", 600))]), "1,100 items of 2 sets"),
+        (of_sets((("a", 500), ("b", 600))), "1,100 items of 2 sets"),
     ],
 )
-def test_in_words(given: Basis, text: str) -> None:
-    assert given.text() == text
+def test_in_words(given: OverSeeds, text: str) -> None:
+    assert given.basis.text() == text
 
 
 def test_where_items_are_told() -> None:
@@ -64,10 +69,14 @@ def test_where_items_are_told() -> None:
         "items": {"model": {"test": 7, "corrupted/mean": 8}},
         "reliability": {"mean": {"count": [1, 2]}},
     }
-    told = [("clean", "test", "model"), ("corrupted", "corrupted/fog/3", "model"), ("clean", "test", "mean")]
-    assert [judged_items(*each, curves, {"limit": 5}) for each in told] == [7, 8, 3]
-    assert judged_items("ood", "ood/a", "model", curves, {"limit": 5}) == 5
-    assert judged_items("ood", "ood/a", "model", curves, {}) is None
+    clean, corrupted, ood = (
+        SuiteResult(name, "run", "digits", 0, "cgp", 10, (), curves) for name in ("clean", "corrupted", "ood")
+    )
+    assert judged_items(clean, "test", "model", {"limit": 5}) == 7
+    assert judged_items(corrupted, "corrupted/fog/3", "model", {"limit": 5}) == 8
+    assert judged_items(clean, "test", "mean", {"limit": 5}) == 3
+    assert judged_items(ood, "ood/a", "model", {"limit": 5}) == 5
+    assert judged_items(ood, "ood/a", "model", {}) is None
 
 
 def test_an_ensembles_detail_has_one_name() -> None:
@@ -84,13 +93,13 @@ def judged(kind: str, items: Mapping[str, int], accuracy: float, **settings: Any
     )
     suites = {}
     for name, suite in run.suites.items():
-        records = [
-            {**r, "value": accuracy if (r["set"], r["metric"]) == ("test", "accuracy") else r["value"]}
-            for r in suite["records"]
-        ]
-        environment = {**suite["environment"], "settings": json.dumps(settings)}
-        curves = {**suite["curves"], "items": {"model": items}}
-        suites[name] = {**suite, "records": records, "environment": environment, "curves": curves}
+        records = tuple(
+            replace(r, value=accuracy if (r.set, r.metric) == ("test", "accuracy") else r.value)
+            for r in suite.records
+        )
+        environment = {**suite.environment, "settings": json.dumps(settings)}
+        curves = {**suite.curves, "items": {"model": items}}
+        suites[name] = replace(suite, records=records, environment=environment, curves=curves)
     return replace(run, suites=suites)
 
 
@@ -141,17 +150,18 @@ def test_a_mean_over_fewer_corruptions_or_sets_is_another() -> None:
     runs = [judged(kind, {"test": 9}, 0.5, limit=9) for kind in ("cgp", "softmax", "kernel")]
     few = dict(runs[0].suites)
     for suite, left_out in (("corrupted", "corrupted/fog/"), ("ood", "ood/")):
-        dropped = next(r["set"] for r in few[suite]["records"] if r["set"].startswith(left_out))
-        kept = [r for r in few[suite]["records"] if r["set"] != dropped]
-        few[suite] = {**few[suite], "records": kept}
+        dropped = next(r.set for r in few[suite].records if r.set.startswith(left_out))
+        kept = tuple(r for r in few[suite].records if r.set != dropped)
+        few[suite] = replace(few[suite], records=kept)
     cells = rows(read(build_report([replace(runs[0], suites=few), *runs[1:]])))["cgp"]
     assert [("sets" in cell.text or "items" in cell.text) for cell in cells] == [False] * 4 + [True] * 4
 
 
 def test_an_ensemble_that_leaves_test_items_out() -> None:
     runs = [judged(kind, {"test": 9}, 0.5, limit=9) for kind in ("cgp", "softmax", "kernel")]
-    reduced = [{**r, "detail": {**r["detail"], UNSEEN: 4}} for r in runs[0].suites["ood"]["records"]]
-    few = {**runs[0].suites, "ood": {**runs[0].suites["ood"], "records": reduced}}
+    ood = runs[0].suites["ood"]
+    reduced = tuple(replace(r, detail={**r.detail, UNSEEN: 4}) for r in ood.records)
+    few = {**runs[0].suites, "ood": replace(ood, records=reduced)}
     cells = rows(read(build_report([replace(runs[0], suites=few), *runs[1:]])))["cgp"]
     assert ["items" in cell.text for cell in cells] == [False] * 7 + [True]
 
@@ -159,5 +169,8 @@ def test_an_ensemble_that_leaves_test_items_out() -> None:
 def test_settings_that_cannot_be_read_say_nothing() -> None:
     run = judged("cgp", {}, 0.5)
     for settings in ("{", "[]", None):
-        suite = {**run.suites["ood"], "environment": {"settings": settings}}
-        assert replace(run, suites={"ood": suite}).judged_on("ood", ["ood/a"]) == (("ood/a", None),)
+        suite = replace(run.suites["ood"], environment={"settings": settings})
+        (only,) = group([replace(run, suites={"ood": suite})])
+        found = Results.of([only]).find(only.name, "ood", "ood/near", "auroc")
+        assert found is not None
+        assert set(found.sets.values()) == {(("ood/near", None),)}

@@ -6,9 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpattention.reports import RunData, build_report
+from gpattention.reports import build_report
 from gpattention.reports.sections import SECTIONS
 from gpattention.reports.sections.gallery import GROUPS
+from gpattention.runs import RunData
 from tests.reports.reading import Element, read
 from tests.reports.synthetic import synthetic_run
 
@@ -26,10 +27,10 @@ def run_with(kind: str, kept: Any, data: str = "digits", seed: int = 0) -> RunDa
     if kept is None:
         return run
     clean = run.suites["clean"]
-    curves = {name: curve for name, curve in clean["curves"].items() if name != "gallery"}
+    curves = {name: curve for name, curve in clean.curves.items() if name != "gallery"}
     if kept != "no curve":
-        curves["gallery"] = {key: clean["curves"]["gallery"][key][:count] for key, count in kept.items()}
-    return replace(run, suites={"clean": {**clean, "curves": curves}})
+        curves["gallery"] = {key: clean.curves["gallery"][key][:count] for key, count in kept.items()}
+    return replace(run, suites={"clean": replace(clean, curves=curves)})
 
 
 def items(kept: Any) -> int:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpattention.reports import RunData
-from gpattention.reports.groups import compare, spread_of
-from gpattention.reports.inputs import number
+from gpattention.reports.groups import compare
+from gpattention.reports.words import number
+from gpattention.runs import OverSeeds, RunData
 from tests.reports.synthetic import KINDS, synthetic_run
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -26,12 +26,13 @@ def test_seeds_of_one_recipe_are_one_model() -> None:
     assert [model.label for model in comparison.models] == ["softmax", "cgp"]
     assert [len(model.runs) for model in comparison.models] == [3, 3]
     assert comparison.several_seeds
-    values = [run.value("clean", "test", "ece") for run in runs if run.attention == "cgp"]
-    spread = comparison.models[1].spread("clean", "test", "ece")
-    assert spread is not None
-    assert spread.count == 3
-    assert spread.mean == pytest.approx(fmean(v for v in values if v is not None))
-    assert spread.stddev == pytest.approx(stdev(v for v in values if v is not None))
+    found = [run.suites["clean"].value("test", "ece") for run in runs if run.attention == "cgp"]
+    values = [value for value in found if value is not None]
+    figure = comparison.models[1].find("clean", "test", "ece")
+    assert figure is not None
+    assert figure.count == len(values) == 3
+    assert figure.mean == pytest.approx(fmean(values))
+    assert figure.error == pytest.approx(stdev(values) / math.sqrt(3))
 
 
 def test_data_sets_are_compared_by_themselves_in_the_same_colours() -> None:
@@ -42,19 +43,22 @@ def test_data_sets_are_compared_by_themselves_in_the_same_colours() -> None:
     assert digits.models[0].style != digits.models[1].style
 
 
-def test_another_option_is_another_model_with_the_runs_name() -> None:
+def test_another_option_is_another_model_with_that_option() -> None:
     first = few("cgp", 0, name="cgp-weak-seed0")
     second = few("cgp", 1, name="cgp-weak-seed1")
     strong = few("cgp", 0, name="cgp-strong")
     strong = replace(strong, recipe={**strong.recipe, "regularizer": {"end": 1.0}})
     (comparison,) = compare([first, strong, second])
-    assert [model.label for model in comparison.models] == ["cgp-weak", "cgp-strong"]
+    assert [model.label for model in comparison.models] == [
+        "cgp regularizer.end=0.01",
+        "cgp regularizer.end=1.0",
+    ]
 
 
-def test_equal_names_are_numbered() -> None:
+def test_equal_names_tell_what_differs() -> None:
     runs = [RunData("a", {"model": {"attention": "cgp"}, "x": i}) for i in range(3)]
     (comparison,) = compare(runs)
-    assert [model.label for model in comparison.models] == ["a", "a (2)", "a (3)"]
+    assert [model.label for model in comparison.models] == ["a x=0", "a x=1", "a x=2"]
 
 
 def test_runs_without_a_recipe_stand_alone() -> None:
@@ -91,17 +95,17 @@ def test_every_kind_has_its_own_look() -> None:
 
 
 @given(st.lists(st.none() | NUMBERS))
-def test_spread_is_of_what_is_there(values: list[float | None]) -> None:
-    spread = spread_of(values)
+def test_a_figure_is_of_what_is_there(values: list[float | None]) -> None:
+    figure = OverSeeds.of(values)
     known = [value for value in values if value is not None]
     if not known:
-        assert spread is None
+        assert figure is None
         return
-    assert spread is not None
-    assert spread.count == len(known)
-    assert min(known) - 1e-6 <= spread.mean <= max(known) + 1e-6
-    assert (spread.stddev is None) == (len(known) == 1)
-    assert ("±" in spread.text()) == (len(known) > 1)
+    assert figure is not None
+    assert figure.count == len(known)
+    assert min(known) - 1e-6 <= figure.mean <= max(known) + 1e-6
+    assert (figure.error is None) == (len(known) == 1)
+    assert ("±" in figure.text()) == (len(known) > 1)
 
 
 @pytest.mark.parametrize("nothing", [None, math.nan, math.inf, "x", True, [1.0]])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpattention.reports.escaping import visible
 from gpattention.reports.markup import Safe, join, json_script, tag
+from gpattention.runs.tables import visible
 from tests.reports.reading import read
 
 # HTML has no way to write these, and an XML-like parser changes line ends

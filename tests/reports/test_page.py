@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpattention.reports import RunData, build_report
+from gpattention.evaluation.records import Record
+from gpattention.reports import build_report
 from gpattention.reports.sections import SECTIONS
+from gpattention.runs import RunData
 from tests.reports.reading import Element, read
 from tests.reports.synthetic import KINDS, SUITES, synthetic_run
 
@@ -80,7 +82,9 @@ def test_the_best_is_bold_and_ece_has_its_company() -> None:
     table = read(build_report(runs)).one("table", class_="key summary")
     heads = [re.sub(r" .*", "", head.text.strip()) for head in table.one("thead").children[1].children]
     assert heads == ["model", "accuracy", "NLL", "ECE", "AURC", "accuracy", "NLL", "ECE"]
-    values = [[run.value("clean", "test", m) for run in runs] for m in ("accuracy", "nll", "ece", "aurc")]
+    values = [
+        [run.suites["clean"].value("test", m) for run in runs] for m in ("accuracy", "nll", "ece", "aurc")
+    ]
     rows = table.one("tbody").children
     for column, (of_models, pick) in enumerate(zip(values, (max, min, min, min), strict=True), 1):
         bold = {i for i, row in enumerate(rows) if row.children[column].all("b")}
@@ -101,14 +105,17 @@ def test_tiles_show_ece_with_accuracy_and_nll(tree: Element) -> None:
             assert re.search(r"accuracy \d.*NLL \d", tile.text)
 
 
-def test_several_seeds_have_a_mean_and_a_deviation(tree: Element) -> None:
+def test_several_seeds_have_a_mean_and_a_standard_error(tree: Element) -> None:
     softmax, scgp = cells(section(tree, "summary").all("table", class_="key summary")[0])
     assert not any("±" in cell for cell in softmax)
     assert all("±" in cell for cell in scgp[1:])
     assert "softmax 1, scgp 2" in section(tree, "summary").text
     assert "the same seed" not in section(tree, "summary").text
     again = read(build_report([small(), replace(small(), name="again")], without=NAMES[1:]))
-    assert "Some runs of cgp have the same seed, all are counted" in section(again, "summary").text
+    assert (
+        "Some runs of cgp have the same seed: these count once, by their mean"
+        in section(again, "summary").text
+    )
 
 
 def test_a_regulariser_that_is_summed_is_not_called_normalised() -> None:
@@ -124,7 +131,7 @@ def test_data_for_programs_is_the_table(tree: Element) -> None:
     assert comparison["data"] == "digits"
     ours = synthetic_run("softmax", predictors=("model", "model+temperature"))
     number = comparison["models"]["softmax"]["model"]["test ece"]
-    assert number == {"mean": ours.value("clean", "test", "ece"), "stddev": None, "runs": 1}
+    assert number == {"mean": ours.suites["clean"].value("test", "ece"), "standard_error": None, "runs": 1}
     assert comparison["models"]["scgp"]["model"]["test ece"]["runs"] == 2
 
 
@@ -146,7 +153,7 @@ def test_a_run_without_anything_is_all_commands() -> None:
 
 def test_suites_without_numbers_leave_no_chart() -> None:
     run = small()
-    empty = {name: {**suite, "records": [], "curves": {}} for name, suite in run.suites.items()}
+    empty = {name: replace(suite, records=(), curves={}) for name, suite in run.suites.items()}
     tree = read(build_report([replace(run, rows=[], suites=empty)]))
     assert tree.all("figure") == []
     assert tree.all(role="tablist") == []
@@ -154,9 +161,10 @@ def test_suites_without_numbers_leave_no_chart() -> None:
 
 def test_a_model_that_lacks_some_numbers_is_left_out_of_their_charts() -> None:
     whole, part = small("softmax"), small("cgp")
-    suites = {name: {**suite, "records": [], "curves": {}} for name, suite in part.suites.items()}
-    suites["corrupted"] = {**part.suites["corrupted"]}
-    suites["corrupted"]["records"] = [r for r in suites["corrupted"]["records"] if r["metric"] == "accuracy"]
+    suites = {name: replace(suite, records=(), curves={}) for name, suite in part.suites.items()}
+    corrupted = part.suites["corrupted"]
+    kept = tuple(r for r in corrupted.records if r.metric == "accuracy")
+    suites["corrupted"] = replace(corrupted, records=kept)
     tree = read(build_report([whole, replace(part, suites=suites)]))
     heads = {chart.attributes["id"]: chart.one("thead").text for chart in tree.all("figure")}
     assert "cgp" not in heads["cost-0-own-train_epoch_seconds"]
@@ -178,7 +186,7 @@ def test_a_suite_that_some_runs_lack_is_said(tree: Element) -> None:
 
 def test_notes_of_some_runs_carry_their_names() -> None:
     one, two = (small(kind, suites=("clean",)) for kind in ("softmax", "cgp"))
-    one = replace(one, suites={"clean": {**one.suites["clean"], "notes": ["a stand-in"]}})
+    one = replace(one, suites={"clean": replace(one.suites["clean"], notes=("a stand-in",))})
     assert "softmax: a stand-in" in section(read(build_report([one, two])), "summary").one("aside").text
 
 
@@ -209,7 +217,7 @@ def test_two_data_sets_are_two_parts_of_each_section() -> None:
 def test_patches_are_shaded_by_their_variance() -> None:
     run = small(suites=("clean",))
     tree = read(build_report([run]))
-    item = run.suites["clean"]["curves"]["gallery"]["most_wrong"][0]
+    item = run.suites["clean"].curves["gallery"]["most_wrong"][0]
     card = section(tree, "gallery").all("li", class_="item")[0]
     shades = [float(rect.attributes["fill-opacity"] or 0) for rect in card.all("rect")]
     order = sorted(range(16), key=lambda i: item["token_variance"][i])
@@ -221,7 +229,7 @@ def test_patches_are_shaded_by_their_variance() -> None:
 @pytest.mark.parametrize("change", [{"token_variance": None}, {"grid": None}, {"token_variance": [0.1] * 5}])
 def test_items_without_a_grid_are_shown_plain(change: dict[str, Any]) -> None:
     run = small(suites=("clean",))
-    gallery = run.suites["clean"]["curves"]["gallery"]
+    gallery = run.suites["clean"].curves["gallery"]
     for items in gallery.values():
         for item in items:
             item.update(change)
@@ -232,7 +240,7 @@ def test_items_without_a_grid_are_shown_plain(change: dict[str, Any]) -> None:
 
 def test_a_class_token_is_no_patch() -> None:
     run = small(suites=("clean",))
-    for item in run.suites["clean"]["curves"]["gallery"]["most_wrong"]:
+    for item in run.suites["clean"].curves["gallery"]["most_wrong"]:
         item["token_variance"] = [9.0, *item["token_variance"]]
     card = section(read(build_report([run])), "gallery").all("li", class_="item")[0]
     assert len(card.all("rect")) == 16
@@ -240,7 +248,7 @@ def test_a_class_token_is_no_patch() -> None:
 
 def test_words_without_variance_and_empty_groups() -> None:
     run = small(texts=True, suites=("clean",))
-    gallery = run.suites["clean"]["curves"]["gallery"]
+    gallery = run.suites["clean"].curves["gallery"]
     gallery["most_wrong"] = []
     for item in (item for items in gallery.values() for item in items):
         item["token_variance"] = None
@@ -269,7 +277,7 @@ def test_equal_lines_are_drawn_once() -> None:
 
 def test_problems_of_layers_are_told() -> None:
     run = small(suites=("clean",))
-    run.suites["clean"]["curves"]["health"][1]["problems"] = ["queries have merged"]
+    run.suites["clean"].curves["health"][1]["problems"] = ["queries have merged"]
     assert (
         "cgp, layer 2: queries have merged" in section(read(build_report([run])), "health").one("aside").text
     )
@@ -277,7 +285,7 @@ def test_problems_of_layers_are_told() -> None:
 
 def test_environments_that_differ_have_a_column_each() -> None:
     one, two = (small(kind, suites=("clean",)) for kind in ("softmax", "cgp"))
-    two = replace(two, suites={"clean": {**two.suites["clean"], "environment": {"device": "H200"}}})
+    two = replace(two, suites={"clean": replace(two.suites["clean"], environment={"device": "H200"})})
     tables = section(read(build_report([one, two])), "environment").all("table", class_="key")
     assert [head.text for head in tables[0].one("thead").all("th")] == ["what", "softmax", "cgp"]
     assert ["device", "cpu", "H200"] in cells(tables[0])
@@ -305,27 +313,22 @@ def poisoned_run(texts: bool) -> RunData:
     run = small(texts=texts)
     suites: dict[str, Any] = {}
     for name, suite in run.suites.items():
-        records = [
-            {**record, "set": record["set"] + "/" + HOSTILE, "detail": poisoned(record["detail"])}
-            for record in suite["records"]
-        ]
-        curves = poisoned(suite["curves"])
+        records = tuple(
+            replace(record, set=f"{record.set}/{HOSTILE}", detail=poisoned(record.detail))
+            for record in suite.records
+        )
+        curves = poisoned(suite.curves)
         for curve in ("scores", "roc"):
             if curve in curves:
                 first = next(iter(curves[curve].values()))
                 curves[curve] = {HOSTILE: {HOSTILE: next(iter(first.values()))}}
-        suites[name] = {
-            **suite, "records": [*suite["records"], *records], "curves": curves, "notes": [HOSTILE],
-            "environment": {HOSTILE: HOSTILE},
-        }  # fmt: skip
-    suites["corrupted"]["records"].append(
-        {
-            "set": f"corrupted/{HOSTILE.replace('/', '')}/3",
-            "predictor": "model",
-            "metric": "ece",
-            "value": 0.5,
-        }
-    )
+        suites[name] = replace(
+            suite, records=(*suite.records, *records), curves=curves, notes=(HOSTILE,),
+            environment={HOSTILE: HOSTILE},
+        )  # fmt: skip
+    more = Record(f"corrupted/{HOSTILE.replace('/', '')}/3", "model", "ece", 0.5)
+    corrupted = suites["corrupted"]
+    suites["corrupted"] = replace(corrupted, records=(*corrupted.records, more))
     recipe = {**run.recipe, HOSTILE: {HOSTILE: [HOSTILE, texts]}, "data": {"name": HOSTILE}}
     events = [{"event": "failed", "reason": HOSTILE, "step": HOSTILE}]
     return RunData(HOSTILE, recipe, run.rows, events, suites, HOSTILE)

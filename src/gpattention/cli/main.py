@@ -31,7 +31,7 @@ from gpattention.cli.arguments import RAW
 from gpattention.cli.stopping import interrupted_by_signals, told_stop
 from gpattention.cli.table import say
 from gpattention.gp import NumericalError
-from gpattention.reports.escaping import visible
+from gpattention.runs.tables import visible
 from gpattention.training import CheckpointError, TrainingFailedError, TrainingStoppedError
 
 # in the order of the help text

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from gpattention.attention import attention_class, list_attention
 from gpattention.cli.arguments import new_command
 from gpattention.cli.table import say
-from gpattention.experiments.reproduction.model_card import write_model_card
-from gpattention.experiments.reproduction.shared_run import write_shared_run
+from gpattention.studies.reproduction.model_card import write_model_card, write_shared_run
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands

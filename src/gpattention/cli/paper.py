@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpattention.cli.arguments import new_command
 from gpattention.cli.table import say
-from gpattention.experiments.paper import (
+from gpattention.studies.paper import (
     ENDINGS,
     FIGURES,
     FORMATS,

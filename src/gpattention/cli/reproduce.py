@@ -14,9 +14,9 @@ from gpattention.cli.arguments import (
     sharing,
 )
 from gpattention.cli.table import say, shortened
-from gpattention.experiments.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
-from gpattention.experiments.reproduction.results import ARCHIVE, write_results
-from gpattention.experiments.reproduction.working import STOPPED, is_finished
+from gpattention.studies.reproduction import Outcome, Plan, evaluate_plan, load_plan, train_plan
+from gpattention.studies.reproduction.results import ARCHIVE, write_results
+from gpattention.studies.reproduction.working import STOPPED, is_finished
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:

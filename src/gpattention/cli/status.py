@@ -15,7 +15,7 @@ from gpattention.cli.arguments import new_command
 from gpattention.cli.bar import duration
 from gpattention.cli.table import shortened, table
 from gpattention.experiments.status import RunStatus, read_statuses
-from gpattention.reports.escaping import visible
+from gpattention.runs.tables import visible
 
 if TYPE_CHECKING:
     from gpattention.cli.arguments import Commands

@@ -13,10 +13,15 @@ from gpattention.cli.arguments import (
     sharing,
 )
 from gpattention.cli.table import say, shortened, table
-from gpattention.experiments.sweep.files import how_chosen, numbers
-from gpattention.experiments.sweep.plan import parse_over
-from gpattention.experiments.sweep.result import CRITERIA, SweepResult, SweepRow
-from gpattention.experiments.sweep.running import run_sweep
+from gpattention.studies.sweep import (
+    CRITERIA,
+    SweepResult,
+    SweepRow,
+    how_chosen,
+    numbers,
+    parse_over,
+    run_sweep,
+)
 from gpattention.training import choose_device
 
 if TYPE_CHECKING:
@@ -101,7 +106,8 @@ def sweep_table(result: SweepResult) -> str:
     ]
     heads = ("", *keys, "accuracy", "NLL", "runs")
     right = range(len(keys) + 1, len(keys) + 4)
-    return f"{table(heads, rows, right=right)}\n\n* chosen by {how_chosen(result)}"
+    error = "; ± is the standard error over seeds" if any(s.runs > 1 for s in result.settings) else ""
+    return f"{table(heads, rows, right=right)}\n\n* chosen by {how_chosen(result)}{error}"
 
 
 def _told(row: SweepRow) -> str:

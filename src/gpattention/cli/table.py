@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from gpattention.reports.escaping import visible
+from gpattention.runs.tables import Bold, visible
 
 
 def say(line: str = "", *, error: bool = False) -> None:
@@ -11,16 +11,28 @@ def say(line: str = "", *, error: bool = False) -> None:
     print(visible(line), file=sys.stderr if error else sys.stdout, flush=True)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Aligned columns two spaces apart; those in `right` (numbers) end together, others begin together."""
-    shown = [[visible(cell) for cell in line] for line in (heads, *rows)]
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), bold: bool = False
+) -> str:
+    """Aligned columns two spaces apart; those in `right` (numbers) end together, others begin together.
+
+    Cells that are `Bold` are so with `bold`, else they have a star.
+    """
+    best = [[isinstance(cell, Bold) for cell in line] for line in (heads, *rows)]
+    shown = [
+        [
+            f"*{visible(cell)}" if mark and not bold else visible(cell)
+            for cell, mark in zip(*both, strict=True)
+        ]
+        for both in zip((heads, *rows), best, strict=True)
+    ]
     widths = [max(len(line[i]) for line in shown) for i in range(len(heads))]
     lines = []
-    for line in shown:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
+    for line, marks in zip(shown, best, strict=True):
+        cells = []
+        for i, (cell, width) in enumerate(zip(line, widths, strict=True)):
+            padded = cell.rjust(width) if i in right else cell.ljust(width)
+            cells.append(f"\x1b[1m{padded}\x1b[0m" if bold and marks[i] else padded)
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

@@ -22,10 +22,20 @@ from torch import Tensor
 
 from gpattention.evaluation.predicted import Predicted
 
-SCORES = (
-    "kl_matching", "kl_matching_predicted", "max_softmax", "entropy", "energy", "mutual_information",
-    "gp_variance",
-)  # fmt: skip
+SCORES = {  # and what a reader calls them, in the order of tables
+    "entropy": "predictive entropy",
+    "max_softmax": "maximum softmax",
+    "energy": "energy",
+    "kl_matching": "KL matching",
+    "kl_matching_predicted": "KL matching, by predicted class",
+    "mutual_information": "mutual information",
+    "gp_variance": "GP variance",
+}
+
+
+def score_name(score: str) -> str:
+    """As a reader knows it."""
+    return SCORES.get(score, score.replace("_", " "))
 
 
 @dataclass(frozen=True, eq=False)

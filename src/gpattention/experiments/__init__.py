@@ -14,7 +14,8 @@ from gpattention.experiments.inputs import (
     sentence_words,
     text_training_data,
 )
-from gpattention.experiments.judging import Summary, evaluate_run, evaluate_runs, summarise
+from gpattention.experiments.judging import evaluate_run, evaluate_runs
+from gpattention.experiments.reporting import read_results, read_runs, write_report
 from gpattention.experiments.runs import Run, find_runs, open_run, train_recipe
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "Prepared",
     "Preprocessing",
     "Run",
-    "Summary",
     "TextEncoder",
     "evaluate_run",
     "evaluate_runs",
@@ -33,10 +33,12 @@ __all__ = [
     "open_contextual",
     "open_run",
     "prepare",
+    "read_results",
+    "read_runs",
     "run_demo",
     "save_preprocessing",
     "sentence_words",
-    "summarise",
     "text_training_data",
     "train_recipe",
+    "write_report",
 ]

@@ -1,8 +1,7 @@
-"""Run folders as one HTML report."""
+"""Run folders as plain data, as the table of results, and as one HTML report."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gpattention.data.places import StrPath
 from gpattention.experiments.judging.weights import read_noted_suites
@@ -10,7 +9,8 @@ from gpattention.experiments.run_names import distinct_names
 from gpattention.experiments.runs import find_runs, read_rows
 from gpattention.models.storage import make_folder, write_atomically
 from gpattention.reading import read_object
-from gpattention.reports import RunData, build_report
+from gpattention.reports import build_report
+from gpattention.runs import Results, RunData, group
 from gpattention.training.records import read_events
 
 
@@ -36,6 +36,14 @@ def write_report(folders: Sequence[StrPath], output: StrPath, *, title: str | No
     return output
 
 
+def read_results(folders: Sequence[StrPath]) -> Results:
+    """The table of everything that was evaluated in or below these folders; see `gpattention.runs`.
+
+    Runs whose recipes differ by seed and name alone are one recipe in it.
+    """
+    return Results.of(group(read_runs(folders)))
+
+
 def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
     """The runs in or below these folders, as plain data."""
     found: dict[Path, Path] = {}
@@ -45,20 +53,18 @@ def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
             raise FileNotFoundError(f"expected a run in or below {folder}, got no recipe.json there")
         for run in below:
             found.setdefault(run.resolve(), run)
-    return [_read(run, name) for run, name in zip(found.values(), distinct_names(list(found)), strict=True)]
+    return [
+        read_run(run, name) for run, name in zip(found.values(), distinct_names(list(found)), strict=True)
+    ]
 
 
-def _read(folder: Path, name: str) -> RunData:
+def read_run(folder: Path, name: str | None = None) -> RunData:
+    """Everything of a run but its weights; suites that are not of these say so."""
     return RunData(
-        name=name,
-        recipe=_recipe(folder / "recipe.json"),
-        rows=list(read_rows(folder / "metrics.csv")),
-        events=list(read_events(folder)),
-        suites={suite: result.to_dict() for suite, result in read_noted_suites(folder).items()},
+        name=folder.name if name is None else name,
+        recipe=read_object(folder / "recipe.json", nonfinite=True),  # as it stands: also of older versions
+        rows=read_rows(folder / "metrics.csv"),
+        events=read_events(folder),
+        suites=read_noted_suites(folder),
         folder=str(folder),
     )
-
-
-def _recipe(file: Path) -> dict[str, Any]:
-    """As it stands: a report shows recipes of older versions too."""
-    return read_object(file, nonfinite=True)

@@ -3,19 +3,22 @@
 Classification metrics take `probs` [B, C] and `labels` [B]; out-of-distribution metrics take `scores_in` [n]
 and `scores_out` [m], larger for items further out.  All compute in float64, pool all items, return floats
 and need torch alone.  `gpattention.metrics.streaming` has the same for items that come in batches and
-processes, on top of torchmetrics.
+processes, on top of torchmetrics.  `METRICS` lists every metric of an evaluation by name.
 """
 
 from gpattention.metrics.binning import ReliabilityBins, reliability_bins
 from gpattention.metrics.calibration import adaptive_ece, classwise_ece, ece, mce
 from gpattention.metrics.classification import accuracy, mcc
 from gpattention.metrics.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
-from gpattention.metrics.resampling import Estimate, bootstrap, standard_error
+from gpattention.metrics.registry import METRICS, Metric, metric_of, metrics_of
+from gpattention.metrics.resampling import Estimate, bootstrap
 from gpattention.metrics.scoring import brier, nll
 from gpattention.metrics.selective import RiskCoverage, aurc, risk_coverage
 
 __all__ = [
+    "METRICS",
     "Estimate",
+    "Metric",
     "ReliabilityBins",
     "RiskCoverage",
     "accuracy",
@@ -31,8 +34,9 @@ __all__ = [
     "fpr_at_tpr",
     "mcc",
     "mce",
+    "metric_of",
+    "metrics_of",
     "nll",
     "reliability_bins",
     "risk_coverage",
-    "standard_error",
 ]

@@ -1,4 +1,4 @@
-"""How much a metric would change with other items of the same kind, or a mean with other seeds."""
+"""How much a metric would change with other items of the same kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,10 +53,3 @@ def bootstrap(
     tail = (1 - level) / 2
     low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return Estimate(float(metric(*tensors)), float(drawn.std()), low, high)
-
-
-def standard_error(values: Tensor) -> float:
-    """Of the mean of independent values [n], such as one metric over n seeds: s / sqrt(n), s with n - 1."""
-    if values.ndim != 1 or len(values) < 2:
-        raise ValueError(f"expected values [n] with n >= 2, got shape {tuple(values.shape)}")
-    return float(values.double().std() / len(values) ** 0.5)

@@ -1,6 +1,6 @@
 """Reports: runs as one self-contained HTML page, and its figures as matplotlib figures.
 
-Plain data in, text or figures out; nothing else of the library is needed.
+Run records in, text or figures out.
 """
 
 from gpattention.reports.figures import (
@@ -15,11 +15,9 @@ from gpattention.reports.figures import (
     severity_figure,
     training_figure,
 )
-from gpattention.reports.inputs import RunData
 from gpattention.reports.page import build_report
 
 __all__ = [
-    "RunData",
     "bars_figure",
     "build_report",
     "corruption_figure",

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpattention.reports.figures.lines import Points
-from gpattention.reports.groups import spread_of
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.svg import figure_svg
 from gpattention.reports.tables import Table, table_html
 from gpattention.reports.words import listed
+from gpattention.runs import OverSeeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def last_values(series: Mapping[str, Sequence[Points]]) -> str:
     """Where each model's line ends, for the text alternative."""
     ends = []
     for label, lines in series.items():
-        spread = spread_of(max(line)[1] for line in lines if line)
-        if spread is not None:
-            ends.append(f"{label} {spread.mean:.3g}")
+        found = OverSeeds.of(max(line)[1] for line in lines if line)
+        if found is not None:
+            ends.append(f"{label} {found.mean:.3g}")
     return listed(ends) if ends else "no values"

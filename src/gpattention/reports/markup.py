@@ -4,7 +4,7 @@ import json
 from html import escape
 from typing import Any
 
-from gpattention.reports.escaping import visible
+from gpattention.runs.tables import visible
 
 
 class Safe(str):

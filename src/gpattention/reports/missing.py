@@ -3,18 +3,19 @@
 import shlex
 from collections.abc import Sequence
 
+from gpattention.evaluation.suites import SUITES
 from gpattention.reports.groups import Comparison
-from gpattention.reports.inputs import RunData
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.words import OTHER_WEIGHTS, listed
+from gpattention.runs import RunData
 
-OF_IMAGES = {"corrupted"}  # suites that make no sense for text
 MANY = 4  # folders in a command; more are three dots
 
 
-def missing(comparison: Comparison, suite: str, what: str) -> Safe:
-    """The command that fills the section, or that nothing can."""
-    if comparison.texts and suite in OF_IMAGES:
+def missing(comparison: Comparison, suite: str, what: str | None = None) -> Safe:
+    """The command that fills the section, or that nothing can; `what` is a part of the suite."""
+    what = SUITES[suite].what if what is None else what
+    if comparison.texts and SUITES[suite].images:
         return tag("p", f"Nothing to show for {what}: this suite needs images.", class_="missing")
     return tag(
         "p", f"These runs have no {what} yet. This command adds it: ", _command(comparison.runs, suite),
@@ -51,7 +52,7 @@ def _notes(comparison: Comparison, suite: str) -> list[str]:
     evaluated = [run for run in comparison.runs if suite in run.suites]
     owners: dict[str, list[str]] = {}
     for run in evaluated:
-        for note in run.suites[suite].get("notes", ()):
+        for note in run.suites[suite].notes:
             owners.setdefault(str(note), []).append(run.name)
     return [
         note if len(names) == len(evaluated) else f"{listed(names)}: {note}" for note, names in owners.items()

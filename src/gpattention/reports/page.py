@@ -6,18 +6,18 @@ from hashlib import sha256
 from importlib.resources import files
 
 from gpattention.reports.groups import Comparison, compare
-from gpattention.reports.inputs import RunData
 from gpattention.reports.markup import Safe, json_script, tag
 from gpattention.reports.sections import SECTIONS, Section
 from gpattention.reports.sections.summary import summary_data
 from gpattention.reports.theme import theme_css
 from gpattention.reports.words import listed
+from gpattention.runs import RunData
 
 
 def build_report(runs: Sequence[RunData], title: str | None = None, *, without: Collection[str] = ()) -> str:
     """The page that shows these runs; the same runs give the same page.
 
-    Runs that differ in nothing but name and seed are one model with a mean and a standard deviation; each
+    Runs that differ in nothing but name and seed are one model with a mean and a standard error; each
     data set is compared by itself.  There is no gallery where evaluations kept no items for it.
 
     Args:

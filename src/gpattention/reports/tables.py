@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpattention.reports.figures.lines import Points
-from gpattention.reports.groups import Model, Spread, spread_of
+from gpattention.reports.groups import Model
 from gpattention.reports.markup import Safe, join, tag
+from gpattention.runs import OverSeeds
 
 Cell = str | float | None
 DASH = "\u2013"  # where nothing was measured
@@ -49,11 +50,12 @@ def swatch(model: Model) -> Safe:
 
 
 def lines_table(x: str, series: Mapping[str, Sequence[Points]]) -> Table:
-    """The points of lines: one row per x, one column per model, seeds as mean and standard deviation."""
+    """The points of lines: one row per x, one column per model, seeds as mean and standard error."""
     by_model = {label: _by_x(lines) for label, lines in series.items()}
     every = sorted({place for values in by_model.values() for place in values})
     rows = [
-        [f"{place:g}", *(_spread_text(by_model[label].get(place)) for label in series)] for place in every
+        [f"{place:g}", *(seeds_text(OverSeeds.of(by_model[label].get(place, ()))) for label in series)]
+        for place in every
     ]
     return Table([x, *series], rows)
 
@@ -81,16 +83,9 @@ def _by_x(lines: Sequence[Points]) -> dict[float, list[float]]:
     return found
 
 
-def _spread_text(values: list[float] | None) -> str | None:
-    return spread_text(spread_of(values or []))
-
-
-def spread_text(spread: Spread | None) -> str | None:
-    """Mean and standard deviation with four digits."""
-    if spread is None:
-        return None
-    mean = f"{spread.mean:#.4g}"
-    return mean if spread.stddev is None else f"{mean} ± {spread.stddev:.2g}"
+def seeds_text(found: OverSeeds | None) -> str | None:
+    """Mean and standard error with four digits."""
+    return None if found is None else found.text(None)
 
 
 def _row(row: Sequence[Cell]) -> Safe:

@@ -42,7 +42,7 @@ def by_hand() -> dict[str, np.ndarray]:
 
 def test_every_score_by_hand() -> None:
     found, expected = OodScores.fit(VALIDATION)(OUTSIDE), by_hand()
-    assert tuple(found) == SCORES
+    assert set(found) == set(SCORES)
     for name in SCORES:
         assert found[name].numpy() == pytest.approx(expected[name], abs=1e-6), name
 
@@ -80,7 +80,7 @@ def test_certain_predictions_have_finite_scores() -> None:
 def test_scores_that_cannot_be_had() -> None:
     """One draw has no mutual information; a model without posteriors no variance."""
     one = predicted(samples=1, layers=None)
-    assert tuple(OodScores.fit(one)(one)) == SCORES[:5]
+    assert set(OodScores.fit(one)(one)) == set(SCORES) - {"mutual_information", "gp_variance"}
     assert "gp_variance" not in OodScores.fit(VALIDATION)(one)
 
 

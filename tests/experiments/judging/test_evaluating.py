@@ -21,9 +21,9 @@ from gpattention.evaluation.temperature import fit_temperature
 from gpattention.experiments import train_recipe
 from gpattention.experiments.judging import corrupted_source
 from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs
-from gpattention.experiments.judging.summary import name_without_seed
 from gpattention.metrics import accuracy, ece, nll
 from gpattention.models import VisionTransformer
+from gpattention.runs import name_without_seed
 from tests.experiments.judging.counting import counted
 from tests.experiments.tiny_runs import digits_recipe
 
@@ -57,7 +57,7 @@ def everything(runs: list[Path]) -> dict:
 
 class TestOneRun:
     def test_all_suites_are_written_as_returned(self, runs: list[Path], everything: dict) -> None:
-        assert tuple(everything) == SUITES
+        assert tuple(everything) == tuple(SUITES)
         written = read_suites(runs[0])
         assert {name: result.records for name, result in written.items()} == {
             name: result.records for name, result in everything.items()

@@ -10,9 +10,9 @@ import torch
 
 from gpattention.data import load_digits
 from gpattention.evaluation.records import Record, SuiteResult, read_suites
-from gpattention.experiments import train_recipe
+from gpattention.experiments import read_results, train_recipe
 from gpattention.experiments.judging.ensembles import FEWEST
-from gpattention.experiments.judging.evaluating import evaluate_runs, summarise
+from gpattention.experiments.judging.evaluating import evaluate_runs
 from gpattention.metrics import nll
 from gpattention.models import VisionTransformer
 from tests.experiments.judging.counting import counted
@@ -106,16 +106,26 @@ class TestTwoSeeds:
         assert again[two[0]]["ood"].records == found[two[0]]["ood"].records
 
     def test_means_over_seeds(self, two: list[Path], found: dict) -> None:
-        summary = summarise(two)
-        (row,) = summary.find(suite="clean", run="tiny", set="test", metric="nll", predictor="model")
+        results = read_results(two)
+        figure = results.find("tiny", "clean", "test", "nll")
+        assert figure is not None
         values = [found[run]["clean"].value("test", "nll") for run in two[:2]]
-        assert (row.seeds, list(row.values)) == ((0, 1), values)
-        assert (row.mean, row.std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
-        (single,) = summary.find(suite="clean", run="plain", set="test", metric="nll", predictor="model")
-        assert single.std is None
-        scores = summary.find(suite="ood", set="ood/near", metric="auroc", predictor="model", run="tiny")
-        assert len({row.detail["score"] for row in scores}) == len(scores) == 7
-        hot = summary.find(suite="clean", set="test", metric="ece", predictor="model+temperature", run="tiny")
+        assert figure.values == dict(enumerate(values))
+        assert (figure.mean, figure.deviation) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+        single = results.find("plain", "clean", "test", "nll")
+        assert single is not None
+        assert single.error is None
+        near = [
+            what for what, _ in results.figures()
+            if (what["recipe"], what["set"], what["metric"], what["predictor"])
+            == ("tiny", "ood/near", "auroc", "model")
+        ]  # fmt: skip
+        assert len({what["score"] for what in near}) == len(near) == 7
+        table = results.summary()
+        hot = table[
+            (table.set == "test") & (table.metric == "ece") & (table.recipe == "tiny")
+            & (table.predictor == "model+temperature") & (table.suite == "clean")
+        ]  # fmt: skip
         assert len(hot) == 1  # temperatures of seeds differ, and are still one row
 
     def test_a_progress_with_names(self, two: list[Path], found: dict, tmp_path: Path) -> None:

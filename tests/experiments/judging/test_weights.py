@@ -11,12 +11,12 @@ from gpattention.evaluation.records import read_suites, write_suite
 from gpattention.experiments.judging import weights
 from gpattention.experiments.judging.evaluating import evaluate_run
 from gpattention.experiments.judging.one_run import Evaluation, Settings
-from gpattention.experiments.paper.evaluated import read_groups
 from gpattention.experiments.predicting import fitted_temperature
 from gpattention.experiments.reporting import read_runs
 from gpattention.models import VisionTransformer
 from gpattention.reports import build_report
 from gpattention.reports.words import OTHER_WEIGHTS
+from gpattention.studies.paper.table import read_groups
 from tests.experiments.tiny_runs import train_digits
 
 QUICK = {"samples": 0, "limit": 24, "device": "cpu", "predictors": ["model"]}
@@ -64,14 +64,14 @@ def test_a_temperature_of_unknown_weights_is_refused(run: Path) -> None:
 
 def test_a_report_says_which_numbers_are_of_other_weights(run: Path) -> None:
     evaluate_run(run, ["clean", "selective"], **QUICK)
-    assert OTHER_WEIGHTS not in read_runs([run])[0].suites["clean"]["notes"]
+    assert OTHER_WEIGHTS not in read_runs([run])[0].suites["clean"].notes
     go_on_training(run)
     evaluate_run(run, ["clean"], **QUICK)
     suites = read_runs([run])[0].suites
-    assert OTHER_WEIGHTS not in suites["clean"]["notes"]
-    assert suites["selective"]["notes"][0] == OTHER_WEIGHTS
+    assert OTHER_WEIGHTS not in suites["clean"].notes
+    assert suites["selective"].notes[0] == OTHER_WEIGHTS
     (run / "model" / "model.safetensors").unlink()  # records alone, as `reproduce` keeps them
-    assert OTHER_WEIGHTS not in read_runs([run])[0].suites["selective"]["notes"]
+    assert OTHER_WEIGHTS not in read_runs([run])[0].suites["selective"].notes
 
 
 def test_numbers_of_other_weights_say_so_wherever_they_stand(run: Path) -> None:

@@ -1,7 +1,6 @@
 """Suite `ood`: telling items of other kinds from the test set by scores that are larger for the others."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,15 +10,8 @@ from gpattention.evaluation.ood_scores import OodScores
 from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.records import Record
 from gpattention.evaluation.suites.findings import Findings, detail_of, numbers, thinned
-from gpattention.metrics import aupr_in, aupr_out, auroc, fpr_at_tpr
+from gpattention.metrics import metrics_of
 
-METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
-    "auroc": auroc,
-    "aupr_in": aupr_in,
-    "aupr_out": aupr_out,
-    "fpr95": fpr_at_tpr,  # items inside are positive, as in the literature that named it
-    "fpr95_out": partial(fpr_at_tpr, positive="out"),  # items outside are, as in pytorch-ood
-}
 BINS = 30
 TAIL = 0.005  # of the scores beyond either end of a histogram; they go to its first or last bin
 
@@ -48,7 +40,10 @@ def ood_findings(
         for score in (each for each in inside if each in scores):
             pair = inside[score], scores[score]
             detail = detail_of(test, score=score)
-            records += [Record(name, predictor, metric, f(*pair), detail) for metric, f in METRICS.items()]
+            records += [
+                Record(name, predictor, metric, f(*pair), detail)
+                for metric, f in metrics_of("scores").items()
+            ]
             if curves:
                 histograms.setdefault(name, {})[score] = histogram(*pair)
                 rocs.setdefault(name, {})[score] = roc(*pair)

@@ -2,6 +2,5 @@
 
 from gpattention.experiments.judging.corrupting import corrupt_test_set
 from gpattention.experiments.judging.evaluating import evaluate_run, evaluate_runs
-from gpattention.experiments.judging.summary import Summary, SummaryRow, summarise
 
-__all__ = ["Summary", "SummaryRow", "corrupt_test_set", "evaluate_run", "evaluate_runs", "summarise"]
+__all__ = ["corrupt_test_set", "evaluate_run", "evaluate_runs"]

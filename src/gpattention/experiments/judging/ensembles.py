@@ -19,7 +19,7 @@ import torch
 from gpattention.evaluation.items import ItemSet
 from gpattention.evaluation.predicted import Predicted
 from gpattention.evaluation.records import SuiteResult, write_suite
-from gpattention.evaluation.suites import Findings
+from gpattention.evaluation.suites import SUITES, Findings
 from gpattention.experiments.judging.corrupted_source import CorruptedSource
 from gpattention.experiments.judging.judges import JUDGES
 from gpattention.experiments.judging.one_run import Evaluation
@@ -139,7 +139,7 @@ def add_ensemble(
             shutil.rmtree(_aside(members[0], member), ignore_errors=True)
     ensemble: Ensemble | None = None
     changed = {}
-    for suite in (name for name in suites if name in JUDGES):
+    for suite in (name for name in suites if SUITES[name].predictions):
         before = members[0].suite(suite)
         if before.environment.get(NAME) == described and not fresh:
             changed[suite] = before

@@ -1,6 +1,5 @@
 """Evaluate runs: every suite of each, the ensemble of those that differ by their seed alone, and means."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,9 @@ from gpattention.evaluation.records import SuiteResult
 from gpattention.experiments.judging.ensembles import NAME, add_ensemble
 from gpattention.experiments.judging.one_run import Evaluation, Settings
 from gpattention.experiments.judging.session import Progress
-from gpattention.experiments.judging.summary import Summary, SummaryRow, summarise
 from gpattention.experiments.runs import open_run
+from gpattention.runs import RunData, group
 from gpattention.training import Recipe
-
-__all__ = ["Summary", "SummaryRow", "evaluate_run", "evaluate_runs", "summarise"]
 
 
 def evaluate_run(
@@ -84,20 +81,18 @@ def evaluate_runs(
         evaluation = Evaluation(folder, chosen)
         told = _named(progress, folder.name)
         found[folder] = {name: evaluation.suite(name, told) for name in chosen.suites}
-    for group in same_but_for_the_seed(recipes):
-        members = [Evaluation(folder, replace(chosen, fresh=False)) for folder in group]
-        told = _named(progress, f"{NAME} of {len(group)}")
-        found[group[0]] |= add_ensemble(members, chosen.suites, fresh=chosen.fresh, progress=told)
+    for seeds in same_but_for_the_seed(recipes):
+        members = [Evaluation(folder, replace(chosen, fresh=False)) for folder in seeds]
+        told = _named(progress, f"{NAME} of {len(seeds)}")
+        found[seeds[0]] |= add_ensemble(members, chosen.suites, fresh=chosen.fresh, progress=told)
     return found
 
 
 def same_but_for_the_seed(recipes: dict[Path, Recipe]) -> list[list[Path]]:
-    """Two or more runs that differ by their seed and name alone, by rising seed."""
-    grouped: dict[str, dict[int, Path]] = {}
-    for folder, recipe in recipes.items():
-        plain = {key: value for key, value in recipe.to_dict().items() if key not in ("name", "seed")}
-        grouped.setdefault(json.dumps(plain, sort_keys=True), {})[recipe.seed] = folder
-    return [[group[seed] for seed in sorted(group)] for group in grouped.values() if len(group) > 1]
+    """Two or more runs that differ by their seed and name alone, by rising seed; of one seed the last."""
+    groups = group(RunData(str(folder), recipe.to_dict()) for folder, recipe in recipes.items())
+    seeds = [{run.seed: Path(run.name) for run in each.runs} for each in groups]
+    return [list(by_seed.values()) for by_seed in seeds if len(by_seed) > 1]
 
 
 def _named(progress: Progress | None, name: str) -> Progress | None:

@@ -18,7 +18,7 @@ import gpattention
 from gpattention.checks import check_count
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.data.places import StrPath
-from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, LAST_LAYERS, PREDICTORS
+from gpattention.evaluation.named_predictors import DEFAULT_PREDICTORS, LAST_LAYERS, PREDICTOR_NAMES
 from gpattention.evaluation.records import SuiteResult, read_suite, write_suite
 from gpattention.evaluation.suites import (
     SUITES,
@@ -44,7 +44,7 @@ from gpattention.training import choose_device
 class Settings:
     """How runs are evaluated."""
 
-    suites: tuple[str, ...] = SUITES
+    suites: tuple[str, ...] = tuple(SUITES)
     root: StrPath | None = None
     device: torch.device | str = "auto"
     samples: int = 10
@@ -65,9 +65,9 @@ class Settings:
             if severity not in SEVERITIES:
                 raise ValueError(f"expected severities among {SEVERITIES}, got {severity!r}")
         for suite in self.suites:
-            check_choice("suite", suite, SUITES)
+            check_choice("suite", suite, tuple(SUITES))
         for predictor in self.predictors:
-            check_choice("predictor", predictor, PREDICTORS)
+            check_choice("predictor", predictor, PREDICTOR_NAMES)
         for name in ("suites", "predictors"):
             if not getattr(self, name):
                 raise ValueError(f"expected at least one of {name}, got none")
@@ -80,7 +80,7 @@ class Settings:
         suites: Sequence[str] = ("all",), predictors: Sequence[str] = DEFAULT_PREDICTORS, **more: Any
     ) -> "Settings":
         """With "all" for every suite, each named once."""
-        chosen = SUITES if "all" in suites else tuple(dict.fromkeys(suites))
+        chosen = tuple(SUITES) if "all" in suites else tuple(dict.fromkeys(suites))
         more |= {key: tuple(more[key]) for key in ("types", "severities") if more.get(key) is not None}
         return Settings(chosen, predictors=tuple(dict.fromkeys(predictors)), **more)
 
@@ -127,7 +127,7 @@ class Evaluation:
 
     def _compute(self, name: str, described: str, progress: Progress | None) -> SuiteResult:
         start = time.perf_counter()
-        findings = _SUITES[name](self, progress)
+        findings = MEASURED.get(name, _judged(name))(self, progress)
         result = self._result(name, findings, time.perf_counter() - start, described)
         write_suite(self.run.folder, result)
         return result
@@ -166,7 +166,7 @@ class Evaluation:
         epoch = self.run.unfinished_epoch
         if epoch is not None:  # which a note tells of, also where the weights stay the best
             told["epoch"] = epoch
-        if suite in JUDGES:
+        if SUITES[suite].predictions:
             told |= {"seed": s.seed, "predictors": list(s.predictors)}
             told |= {"shift_temperature": True} if s.shift_temperature else {}
             told |= {"train": self.sets.train.digest} if {*LAST_LAYERS} & {*s.predictors} else {}
@@ -229,11 +229,9 @@ def _efficiency(evaluation: Evaluation, progress: Progress | None) -> Findings:
     return efficiency_findings(evaluation.run.model, plan, evaluation.device, told)
 
 
-_SUITES: dict[str, Callable[[Evaluation, Progress | None], Findings]] = {
+# suites that are not, or not only, what `JUDGES` says of predictions
+MEASURED: dict[str, Callable[[Evaluation, Progress | None], Findings]] = {
     "clean": _clean,
-    "corrupted": _judged("corrupted"),
-    "ood": _judged("ood"),
-    "selective": _judged("selective"),
     "oversmoothing": _oversmoothing,
     "efficiency": _efficiency,
 }

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gpattention.data.places import StrPath
 from gpattention.evaluation.prediction_cache import file_digest
 from gpattention.evaluation.records import SuiteResult, read_suites
 from gpattention.experiments.runs import Run, open_run
-from gpattention.reading import parse_json
 from gpattention.reports.words import OTHER_WEIGHTS
+from gpattention.runs.results import recorded_settings
 
 READINGS = 5  # of weights that are replaced while they are read, which a trainer does once an epoch
 
@@ -48,12 +47,3 @@ def read_noted_suites(folder: StrPath) -> dict[str, SuiteResult]:
         if None not in (of, weights) and of != weights:
             found[name] = replace(result, notes=(OTHER_WEIGHTS, *result.notes))
     return found
-
-
-def recorded_settings(result: SuiteResult) -> dict[str, Any]:
-    """How a suite was computed, as it says itself; nothing where it does not."""
-    try:
-        found = parse_json(result.environment.get("settings", "{}"), "settings", nonfinite=True)
-    except (TypeError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -1,11 +1,11 @@
 """One bar per model."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from gpattention.reports.canvas import LETTER, WIDTH, drawn, few_ticks, name_axes, new_figure, shorten
 from gpattention.reports.palette import INK, NEUTRAL, Style, styles_for
+from gpattention.runs import OverSeeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ def bars_figure(
     title: str | None = None,
     styles: Mapping[str, Style] | None = None,
 ) -> "Figure":
-    """One bar per model with its number; a line through its end is the standard deviation over seeds.
+    """One bar per model with its number; a line through its end is the standard error over seeds.
 
     Args:
         values: for each model the values of its seeds.
@@ -35,14 +35,15 @@ def bars_figure(
         title, height=58 + (46 if above else 30) * len(values), left=16 if above else beside
     )
     axes.grid(False, axis="y")
-    means = {label: fmean(of_model) for label, of_model in values.items()}
-    spreads = {label: stdev(of_model) for label, of_model in values.items() if len(of_model) > 1}
+    found = {label: OverSeeds(dict(enumerate(of_model))) for label, of_model in values.items()}
+    means = {label: each.mean for label, each in found.items()}
+    errors = {label: each.error for label, each in found.items() if each.error is not None}
     largest = max(means.values(), default=0.0)
-    furthest = max((means[label] + spread for label, spread in spreads.items()), default=0.0)
+    furthest = max((means[label] + error for label, error in errors.items()), default=0.0)
     for row, label in enumerate(values):
         axes.barh(row, means[label], thick, color=styles[label].colour, linewidth=0)
-        if label in spreads:
-            axes.errorbar(means[label], row, xerr=spreads[label], fmt="none", ecolor=NEUTRAL, elinewidth=2)
+        if label in errors:
+            axes.errorbar(means[label], row, xerr=errors[label], fmt="none", ecolor=NEUTRAL, elinewidth=2)
         axes.annotate(
             f"{means[label]:.3g}", (means[label], row), (6, 0), textcoords="offset points", va="center",
             color=INK, fontsize=11.5,
@@ -53,7 +54,7 @@ def bars_figure(
                 color=INK, fontsize=12,
             )  # fmt: skip
     axes.set_ylim(len(values) - 0.5, -0.8 if above else -0.5)
-    # room for the numbers; a deviation that were cut off would look smaller than it is
+    # room for the numbers; an error that were cut off would look smaller than it is
     axes.set_xlim(0, max(largest * 1.18, furthest * 1.02) or 1)
     few_ticks(axes, x=4)
     axes.set_yticks(range(len(values)), labels=["" if above else shorten(label) for label in values])

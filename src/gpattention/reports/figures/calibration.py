@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from gpattention.reports.canvas import BOTTOM, drawn, dress, few_ticks, name_axes, new_figure, shorten
-from gpattention.reports.inputs import number
 from gpattention.reports.palette import GAP, GRID, INK, NEUTRAL, Style, style_of, styles_for
+from gpattention.reports.words import number
+from gpattention.runs import OverSeeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def corruption_figure(
     title: str | None = None,
     styles: Mapping[str, Style] | None = None,
 ) -> "Figure":
-    """One line of dots per corruption; a bar through a dot is the standard deviation over seeds.
+    """One line of dots per corruption; a bar through a dot is the standard error over seeds.
 
     Args:
         values: for each model, of each corruption, the values of its seeds.
@@ -88,12 +88,12 @@ def corruption_figure(
     step = 0.6 / max(len(values), 1)
     for place, (label, of_model) in enumerate(values.items()):
         rows = [row for row, kind in enumerate(types) if of_model.get(kind)]
-        means = [fmean(of_model[types[row]]) for row in rows]
-        spreads = [stdev(of_model[types[row]]) if len(of_model[types[row]]) > 1 else 0.0 for row in rows]
+        found = [OverSeeds(dict(enumerate(of_model[types[row]]))) for row in rows]
+        means, errors = [each.mean for each in found], [each.error or 0.0 for each in found]
         heights = [row + (place - (len(values) - 1) / 2) * step for row in rows]
         style = styles[label]
-        if any(spreads):
-            axes.errorbar(means, heights, xerr=spreads, fmt="none", ecolor=style.colour, elinewidth=1)
+        if any(errors):
+            axes.errorbar(means, heights, xerr=errors, fmt="none", ecolor=style.colour, elinewidth=1)
         axes.plot(
             means, heights, linestyle="none", marker=style.marker, color=style.colour, markersize=6,
             markeredgewidth=0, clip_on=False,

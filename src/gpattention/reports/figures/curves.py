@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpattention.reports.figures.lines import Points, lines_figure
-from gpattention.reports.inputs import number
 from gpattention.reports.palette import Style
+from gpattention.reports.words import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

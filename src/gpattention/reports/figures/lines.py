@@ -1,11 +1,11 @@
 """Lines of several models over one quantity; several seeds as their mean within a band, or as thin lines."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from gpattention.reports.canvas import HEIGHT, drawn, few_ticks, name_axes, new_figure, whole_ticks
 from gpattention.reports.palette import NEUTRAL, QUIET, Style, styles_for
+from gpattention.runs import OverSeeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,11 +86,11 @@ def _draw(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
 
 
 def _draw_band(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
-    """The mean of several seeds, and one standard deviation to either side."""
+    """The mean of several seeds, and one standard error to either side."""
     xs = [x for x, _ in lines[0]]
-    columns = list(zip(*([y for _, y in line] for line in lines), strict=True))
-    means, spreads = [fmean(column) for column in columns], [stdev(column) for column in columns]
-    low = [m - s for m, s in zip(means, spreads, strict=True)]
-    high = [m + s for m, s in zip(means, spreads, strict=True)]
+    found = [
+        OverSeeds(dict(enumerate(y))) for y in zip(*([y for _, y in line] for line in lines), strict=True)
+    ]
+    low, high = ([each.mean + sign * (each.error or 0.0) for each in found] for sign in (-1, 1))
     axes.fill_between(xs, low, high, color=style.colour, alpha=0.18, linewidth=0)
-    _draw(axes, [list(zip(xs, means, strict=True))], style)
+    _draw(axes, [[(x, each.mean) for x, each in zip(xs, found, strict=True)]], style)

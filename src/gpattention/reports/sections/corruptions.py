@@ -1,16 +1,16 @@
 """Calibration on corrupted images: by severity, by kind of corruption, and by category."""
 
-from statistics import fmean
-
+from gpattention.evaluation.named_predictors import predictor_name
+from gpattention.metrics import metric_of
 from gpattention.reports.charts import chart, charts, last_values
 from gpattention.reports.figures import corruption_figure, severity_figure
-from gpattention.reports.groups import Comparison, spread_of
-from gpattention.reports.inputs import RunData, number
+from gpattention.reports.groups import Comparison
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing, remarks
-from gpattention.reports.tables import Table, lines_table, spread_text, table_html
+from gpattention.reports.tables import Table, lines_table, seeds_text, table_html
 from gpattention.reports.tabs import tabs
-from gpattention.reports.words import heading, metric_name, predictor_name
+from gpattention.reports.words import heading
+from gpattention.runs import OverSeeds, Results
 
 METRICS = ("accuracy", "nll", "ece")  # always together: a collapsed model has the lowest ECE
 CATEGORIES = ("noise", "blur", "weather", "digital", "extra", "mean")
@@ -19,7 +19,7 @@ CATEGORIES = ("noise", "blur", "weather", "digital", "extra", "mean")
 def content(comparison: Comparison, name: str) -> Safe:
     """A tab per predictor."""
     if not has(comparison, "corrupted"):
-        return missing(comparison, "corrupted", "evaluation of corrupted images")
+        return missing(comparison, "corrupted")
     panels = {}
     for i, predictor in enumerate(comparison.predictors("corrupted")):
         severity = (_by_severity(f"{name}-severity-{i}-{m}", comparison, m, predictor) for m in METRICS)
@@ -30,50 +30,50 @@ def content(comparison: Comparison, name: str) -> Safe:
 
 
 def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str) -> Safe | None:
-    values = {m.label: [severities(run, metric, predictor) for run in m.runs] for m in comparison.models}
-    values = {label: known for label, seeds in values.items() if (known := [seed for seed in seeds if seed])}
+    found = {m.label: severities(m.results, m.label, metric, predictor) for m in comparison.models}
+    values = {label: seeds for label, seeds in found.items() if seeds}
     if not values:
         return None
     series = {
         label: [[(float(s), seed[s]) for s in sorted(seed)] for seed in seeds]
         for label, seeds in values.items()
     }
-    title = f"{metric_name(metric)} by severity"
-    figure = severity_figure(values, y=metric_name(metric), styles=comparison.styles)
+    title = f"{metric_of(metric).label} by severity"
+    figure = severity_figure(values, y=metric_of(metric).label, styles=comparison.styles)
     alternative = f"Lines of {title}, mean over the corruptions: at the highest {last_values(series)}"
     return chart(name, figure, lines_table("severity", series), title=heading(title), alternative=alternative)
 
 
-def severities(run: RunData, metric: str, predictor: str) -> dict[int, float]:
-    """Mean over the corruptions at each severity; 0 is the clean test set."""
-    found: dict[int, list[float]] = {}
-    for _, severity, value in _types(run, metric, predictor):
-        found.setdefault(severity, []).append(value)
-    if not found:
-        return {}
-    clean = run.value("clean", "test", metric, predictor)
-    return {**({} if clean is None else {0: clean}), **{s: fmean(found[s]) for s in sorted(found)}}
+def severities(results: Results, recipe: str, metric: str, predictor: str) -> list[dict[int, float]]:
+    """Of each seed the mean over the corruptions at each severity; 0 is the clean test set."""
+    places = {int(s): f"corrupted/*/{s}" for s in sorted(_parts(results, recipe, 2))}
+    found = {s: results.find(recipe, "corrupted", place, metric, predictor) for s, place in places.items()}
+    whole = {0: results.find(recipe, "clean", "test", metric, predictor), **found}
+    known = {severity: each.values for severity, each in whole.items() if each is not None}
+    seeds = dict.fromkeys(seed for severity in found for seed in known.get(severity, ()))
+    return [{s: values[seed] for s, values in known.items() if seed in values} for seed in seeds]
 
 
 def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> Safe | None:
-    values: dict[str, dict[str, list[float]]] = {m.label: {} for m in comparison.models}
+    found: dict[str, dict[str, OverSeeds]] = {}
     for model in comparison.models:
-        for run in model.runs:
-            of_run: dict[str, list[float]] = {}
-            for kind, _, value in _types(run, metric, predictor):
-                of_run.setdefault(kind, []).append(value)
-            for kind, numbers in of_run.items():
-                values[model.label].setdefault(kind, []).append(fmean(numbers))
-    values = {label: of_model for label, of_model in values.items() if of_model}
-    kinds = list(dict.fromkeys(kind for of_model in values.values() for kind in of_model))
+        for kind in _parts(model.results, model.label, 1):
+            each = model.find("corrupted", f"corrupted/{kind}/*", metric, predictor)
+            if each is not None:
+                found.setdefault(model.label, {})[kind] = each
+    kinds = list(dict.fromkeys(kind for of_model in found.values() for kind in of_model))
     if not kinds:
         return None
-    rows = []
-    for kind in kinds:
-        spreads = (spread_of(of_model.get(kind, [])) for of_model in values.values())
-        rows.append([kind.replace("_", " "), *(spread_text(spread) for spread in spreads)])
-    title = f"{metric_name(metric)} by corruption"
-    figure = corruption_figure(values, x=metric_name(metric), styles=comparison.styles)
+    rows = [
+        [kind.replace("_", " "), *(seeds_text(of_model.get(kind)) for of_model in found.values())]
+        for kind in kinds
+    ]
+    values = {
+        label: {kind: list(each.values.values()) for kind, each in of_model.items()}
+        for label, of_model in found.items()
+    }
+    title = f"{metric_of(metric).label} by corruption"
+    figure = corruption_figure(values, x=metric_of(metric).label, styles=comparison.styles)
     alternative = f"Dots of {title}, mean over the severities: {len(kinds)} corruptions, {len(values)} models"
     return chart(
         name, figure, Table(["corruption", *values], rows), title=heading(title), alternative=alternative
@@ -84,14 +84,13 @@ def _by_category(comparison: Comparison, predictor: str) -> Safe | None:
     rows = []
     for category in CATEGORIES:
         for metric in METRICS:
-            spreads = [
-                m.spread("corrupted", f"corrupted/{category}", metric, predictor) for m in comparison.models
+            found = [
+                m.find("corrupted", f"corrupted/{category}", metric, predictor) for m in comparison.models
             ]
-            if any(spreads):
+            if any(found):
                 name = "all" if category == "mean" else category
-                rows.append(
-                    [f"{name}, {metric_name(metric)}", *(None if s is None else s.text() for s in spreads)]
-                )
+                cells = (None if each is None else each.text() for each in found)
+                rows.append([f"{name}, {metric_of(metric).label}", *cells])
     if not rows:
         return None
     caption = "Means by category"
@@ -99,13 +98,7 @@ def _by_category(comparison: Comparison, predictor: str) -> Safe | None:
     return tag("details", tag("summary", caption), table_html(table, caption))
 
 
-def _types(run: RunData, metric: str, predictor: str) -> list[tuple[str, int, float]]:
-    """Kind, severity and value of every `corrupted/TYPE/SEVERITY`."""
-    found = []
-    for record in run.records("corrupted"):
-        parts = str(record["set"]).split("/")
-        value = number(record["value"])
-        mine = (record["metric"], record["predictor"]) == (metric, predictor)
-        if mine and len(parts) == 3 and parts[2].isdecimal() and value is not None:
-            found.append((parts[1], int(parts[2]), value))
-    return found
+def _parts(results: Results, recipe: str, place: int) -> list[str]:
+    """Types (1) or severities (2) of every `corrupted/TYPE/SEVERITY`."""
+    sets = (each.split("/") for each in results.sets(recipe, "corrupted"))
+    return list(dict.fromkeys(parts[place] for parts in sets if len(parts) == 3 and parts[2].isdecimal()))

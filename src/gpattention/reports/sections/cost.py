@@ -2,38 +2,33 @@
 
 from dataclasses import dataclass
 
+from gpattention.metrics import metric_of
 from gpattention.reports.charts import chart, charts, last_values
 from gpattention.reports.figures import bars_figure, cost_figure
 from gpattention.reports.figures.lines import Points
-from gpattention.reports.groups import Comparison, Model, spread_of
-from gpattention.reports.inputs import RunData, number
+from gpattention.reports.groups import Comparison, Model
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing, remarks
-from gpattention.reports.tables import Table, lines_table, spread_text
-from gpattention.reports.words import heading, listed
+from gpattention.reports.tables import Table, lines_table, seeds_text
+from gpattention.reports.words import heading, listed, number
+from gpattention.runs import OverSeeds
 
-# metric, its name, and how many of the name's unit one of the metric's is
-METRICS = {
-    "train_epoch_seconds": ("training, seconds per epoch", 1),
-    "predict_seconds": ("prediction, milliseconds per item", 1000),
-    "train_peak_mib": ("training, peak memory in MiB", 1),
-    "predict_peak_mib": ("prediction, peak memory in MiB", 1),
-}
+METRICS = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_peak_mib")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One measurement of one run."""
+    """One measurement of a model, in the unit of the metric's label."""
 
     inducing: float | None
     tokens: float | None
-    value: float
+    value: OverSeeds
 
 
 def content(comparison: Comparison, name: str) -> Safe:
     """For each metric a bar per model; lines where it was measured at several sizes."""
     if not has(comparison, "efficiency"):
-        return missing(comparison, "efficiency", "measurement of time and memory")
+        return missing(comparison, "efficiency")
     groups = []
     for key, title, make in (
         ("own", "As they are", _bars),
@@ -46,84 +41,70 @@ def content(comparison: Comparison, name: str) -> Safe:
     return join(*groups, remarks(comparison, "efficiency"))
 
 
-def costs(run: RunData, metric: str) -> list[Cost]:
-    """All measurements of a metric, in the unit of its name."""
-    _, unit = METRICS[metric]
-    found = []
-    for record in run.records("efficiency"):
-        value = number(record["value"])
-        if record["metric"] == metric and value is not None:
-            detail = record.get("detail", {})
-            found.append(Cost(number(detail.get("inducing")), number(detail.get("tokens")), unit * value))
-    return found
-
-
-def own_size(found: list[Cost]) -> tuple[float | None, float | None]:
-    """Inducing points and length of the model as it is, which is measured first."""
-    return (found[0].inducing, found[0].tokens) if found else (None, None)
+def costs(model: Model, metric: str) -> list[Cost]:
+    """All measurements of a metric; that of the model as it is comes first."""
+    found = model.results.figures(recipe=model.label, suite="efficiency", metric=metric)
+    return [
+        Cost(number(what.get("inducing")), number(what.get("tokens")), figure.times(metric_of(metric).scale))
+        for what, figure in found
+    ]
 
 
 def _bars(name: str, comparison: Comparison, metric: str) -> Safe | None:
-    values: dict[str, list[float]] = {}
-    for model in comparison.models:
-        for run in model.runs:
-            if found := costs(run, metric):
-                values.setdefault(model.label, []).append(found[0].value)
-    if not values:
+    first = {m.label: found[0].value for m in comparison.models if (found := costs(m, metric))}
+    if not first:
         return None
-    spreads = {label: spread_of(of_model) for label, of_model in values.items()}
-    rows = [[label, spread_text(spread)] for label, spread in spreads.items()]
-    told = listed([f"{label} {text}" for label, text in rows])
+    label = metric_of(metric).label
+    rows = [[model, seeds_text(found)] for model, found in first.items()]
+    told = listed([f"{model} {text}" for model, text in rows])
+    values = {model: list(found.values.values()) for model, found in first.items()}
     return chart(
-        name, bars_figure(values, x=METRICS[metric][0], styles=comparison.styles),
-        Table(["model", METRICS[metric][0]], rows), title=heading(METRICS[metric][0]),
-        alternative=f"Bars of {METRICS[metric][0]}: {told}",
+        name, bars_figure(values, x=label, styles=comparison.styles), Table(["model", label], rows),
+        title=heading(label), alternative=f"Bars of {label}: {told}",
     )  # fmt: skip
 
 
 def _by_inducing(name: str, comparison: Comparison, metric: str) -> Safe | None:
     """Models with inducing points as lines, the others level, for comparison."""
-    sizes = sorted(
-        {c.inducing for run in comparison.runs for c in costs(run, metric) if c.inducing is not None}
-    )
+    found = {model.label: costs(model, metric) for model in comparison.models}
+    sizes = sorted({c.inducing for of_model in found.values() for c in of_model if c.inducing is not None})
     if len(sizes) < 2:
         return None
     series: dict[str, list[Points]] = {}
-    for model in comparison.models:
-        for run in model.runs:
-            found = costs(run, metric)
-            length = own_size(found)[1]
-            here = [c for c in found if c.tokens == length]
-            line = [(c.inducing, c.value) for c in here if c.inducing is not None]
-            if not line and here:
-                line = [(size, here[0].value) for size in sizes]
-            if line:
-                series.setdefault(model.label, []).append(sorted(line))
+    for label, of_model in found.items():
+        here = [c for c in of_model if c.tokens == of_model[0].tokens]
+        lines = _by_seed([(c.inducing, c.value) for c in here if c.inducing is not None])
+        if not lines and here:
+            lines = _by_seed([(size, here[0].value) for size in sizes])
+        if lines:
+            series[label] = lines
     return _lines(name, comparison, metric, series, "inducing points")
 
 
 def _by_length(name: str, comparison: Comparison, metric: str) -> Safe | None:
     series: dict[str, list[Points]] = {}
     for model in comparison.models:
-        for line in _lengths(model, metric):
-            series.setdefault(model.label, []).append(line)
+        found = costs(model, metric)
+        here = [c for c in found if c.inducing == found[0].inducing]
+        lines = _by_seed([(c.tokens, c.value) for c in here if c.tokens is not None])
+        if any(len(line) > 1 for line in lines):
+            series[model.label] = [line for line in lines if len(line) > 1]
     return _lines(name, comparison, metric, series, "tokens") if series else None
 
 
-def _lengths(model: Model, metric: str) -> list[Points]:
-    lines: list[Points] = []
-    for run in model.runs:
-        found = costs(run, metric)
-        inducing = own_size(found)[0]
-        line = {c.tokens: c.value for c in found if c.inducing == inducing and c.tokens is not None}
-        if len(line) > 1:
-            lines.append(sorted(line.items()))
-    return lines
+def _by_seed(points: list[tuple[float, OverSeeds]]) -> list[Points]:
+    """One line for each seed."""
+    lines: dict[int | str, dict[float, float]] = {}
+    for x, figure in points:
+        for seed, value in figure.values.items():
+            lines.setdefault(seed, {})[x] = value
+    return [sorted(line.items()) for line in lines.values()]
 
 
 def _lines(name: str, comparison: Comparison, metric: str, series: "dict[str, list[Points]]", x: str) -> Safe:
+    label = metric_of(metric).label
     return chart(
-        name, cost_figure(series, x=x, y=METRICS[metric][0], styles=comparison.styles),
-        lines_table(x, series), title=heading(METRICS[metric][0]),
-        alternative=f"Lines of {METRICS[metric][0]} against {x}: at the largest {last_values(series)}",
+        name, cost_figure(series, x=x, y=label, styles=comparison.styles), lines_table(x, series),
+        title=heading(label),
+        alternative=f"Lines of {label} against {x}: at the largest {last_values(series)}",
     )  # fmt: skip

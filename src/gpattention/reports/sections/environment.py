@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpattention.reports.groups import Comparison
-from gpattention.reports.inputs import RunData, number
 from gpattention.reports.markup import Safe, join, tag
-from gpattention.reports.tables import DASH, Table, table_html
+from gpattention.reports.tables import Table, table_html
+from gpattention.runs import RunData
 
 
 def content(comparison: Comparison, name: str) -> Safe:
@@ -33,7 +33,7 @@ def _environment(comparison: Comparison) -> Safe | None:
 def _merged(run: RunData) -> dict[str, str]:
     found: dict[str, str] = {}
     for suite in run.suites.values():
-        for key, value in suite.get("environment", {}).items():
+        for key, value in suite.environment.items():
             before, text = found.get(str(key)), str(value)
             if text.startswith("{"):  # an evaluation's own settings stand by it
                 continue
@@ -67,9 +67,9 @@ def _suites(comparison: Comparison) -> Safe | None:
     rows = []
     for run in comparison.runs:
         for name, suite in run.suites.items():
-            settings = (str(v) for v in suite.get("environment", {}).values() if str(v).startswith("{"))
-            draws, seconds = suite.get("samples", DASH), number(suite.get("seconds")) or 0.0
-            rows.append([f"{run.name}, {name}", f"{draws}", f"{seconds:.1f}", " ".join(settings) or None])
+            settings = (str(v) for v in suite.environment.values() if str(v).startswith("{"))
+            told = [f"{suite.samples}", f"{suite.seconds:.1f}", " ".join(settings) or None]
+            rows.append([f"{run.name}, {name}", *told])
     if not rows:
         return None
     table = Table(["run, suite", "draws of a prediction", "seconds", "settings"], rows)

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpattention.reports.groups import Comparison, Model
-from gpattention.reports.inputs import number
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing
 from gpattention.reports.png import png_data
 from gpattention.reports.tables import DASH, Table, table_html
 from gpattention.reports.tabs import tabs
+from gpattention.reports.words import number
 
 GROUPS = (
     ("most_wrong", "Most wrong", "Wrong answers that give the right class the least probability."),

@@ -4,11 +4,10 @@ from gpattention.reports.charts import chart, charts, last_values
 from gpattention.reports.figures import layers_figure
 from gpattention.reports.figures.curves import layer_points
 from gpattention.reports.groups import Comparison
-from gpattention.reports.inputs import number
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing, remarks
 from gpattention.reports.tables import Table, lines_table, table_html
-from gpattention.reports.words import heading
+from gpattention.reports.words import heading, number
 
 # key, name, what to know about it
 QUANTITIES = (
@@ -47,7 +46,7 @@ def health(comparison: Comparison, name: str) -> Safe:
 def oversmoothing(comparison: Comparison, name: str) -> Safe:
     """Similarity of the tokens after attention and after the block."""
     if not has(comparison, "oversmoothing"):
-        return missing(comparison, "oversmoothing", "measurement of oversmoothing")
+        return missing(comparison, "oversmoothing")
     drawn = []
     for after in ("attention", "block"):
         values = {

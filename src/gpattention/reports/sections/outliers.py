@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gpattention.evaluation.ood_scores import SCORES, score_name
+from gpattention.metrics import metric_of
 from gpattention.reports.charts import chart, charts
 from gpattention.reports.figures import outlier_figure, roc_figure
 from gpattention.reports.groups import Comparison
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing, remarks
-from gpattention.reports.tables import Table, lines_table, read_at, spread_text, table_html
+from gpattention.reports.tables import Table, lines_table, read_at, seeds_text, table_html
 from gpattention.reports.tabs import tabs
-from gpattention.reports.words import SCORES, listed, metric_name, score_name
+from gpattention.reports.words import listed
 
 METRICS = ("auroc", "aupr_in", "aupr_out", "fpr95")
 RATES = (0.01, 0.02, 0.05, *(i / 10 for i in range(1, 11)))  # where a ROC is read for its table
@@ -19,7 +21,7 @@ RATES = (0.01, 0.02, 0.05, *(i / 10 for i in range(1, 11)))  # where a ROC is re
 def content(comparison: Comparison, name: str) -> Safe:
     """Histograms and ROC of every set, a tab per score; then all numbers."""
     if not has(comparison, "ood"):
-        return missing(comparison, "ood", "evaluation of unknown data")
+        return missing(comparison, "ood")
     panels = {}
     for i, score in enumerate(_scores(comparison)):
         sets = list(enumerate(_sets(comparison, score)))
@@ -83,28 +85,26 @@ def _roc(name: str, comparison: Comparison, part: str, score: str) -> Safe | Non
 
 
 def _aurocs(comparison: Comparison, part: str, score: str) -> str:
-    spreads = ((m.label, m.spread("ood", part, "auroc", score=score)) for m in comparison.models)
-    known = [f"{label} {spread.mean:.3f}" for label, spread in spreads if spread is not None]
+    found = ((m.label, m.find("ood", part, "auroc", score=score)) for m in comparison.models)
+    known = [f"{label} {each.mean:.3f}" for label, each in found if each is not None]
     return f"AUROC of {listed(known)}" if known else "without AUROC"
 
 
 def _numbers(comparison: Comparison, metric: str) -> Safe | None:
     """One metric of every set and score; the AUROC is open to the eye, the others a click away."""
     keys = dict.fromkeys(
-        (record["set"], record.get("detail", {}).get("score"))
-        for run in comparison.runs
-        for record in run.records("ood")
-        if record["metric"] == metric and record["predictor"] == "model"
+        (what["set"], what.get("score"))
+        for what in comparison.numbers("ood")
+        if what["metric"] == metric and what["predictor"] == "model"
     )
     if not keys:
         return None
     rows = []
     for part, score in sorted(keys, key=lambda key: (key[0], _score_order(str(key[1])))):
-        spreads = (m.spread("ood", part, metric, score=score) for m in comparison.models)
-        cells = (spread_text(spread) for spread in spreads)
-        rows.append([f"{set_name(part)}, {score_name(str(score))}", *cells])
+        found = (m.find("ood", part, metric, score=score) for m in comparison.models)
+        rows.append([f"{set_name(part)}, {score_name(str(score))}", *map(seeds_text, found)])
     table = Table(["set, score", *(m.label for m in comparison.models)], rows)
-    caption = f"{metric_name(metric)} of every set and score"
+    caption = f"{metric_of(metric).label} of every set and score"
     return tag("details", tag("summary", caption), table_html(table, caption), open=metric == "auroc")
 
 

@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpattention.evaluation.named_predictors import predictor_name
+from gpattention.metrics import metric_of
 from gpattention.reports.charts import chart, charts
 from gpattention.reports.figures import reliability_figure
 from gpattention.reports.groups import Comparison, Model
-from gpattention.reports.inputs import number
 from gpattention.reports.markup import Safe, join
 from gpattention.reports.missing import missing
 from gpattention.reports.tables import Table, swatch
 from gpattention.reports.tabs import tabs
-from gpattention.reports.words import metric_name, predictor_name
+from gpattention.reports.words import number
 
 
 def content(comparison: Comparison, name: str) -> Safe:
@@ -30,8 +31,8 @@ def _chart(name: str, model: Model, predictor: str) -> Safe | None:
     bins = _bins(model, predictor)
     if bins is None:
         return None
-    spreads = ((m, model.spread("clean", "test", m, predictor)) for m in ("accuracy", "nll", "ece"))
-    numbers = ", ".join(f"{metric_name(metric)} {spread.text()}" for metric, spread in spreads if spread)
+    found = ((m, model.find("clean", "test", m, predictor)) for m in ("accuracy", "nll", "ece"))
+    numbers = ", ".join(f"{metric_of(metric).label} {each.text()}" for metric, each in found if each)
     edges = bins["edges"]
     rows = [
         [f"{edges[i]:.3g} to {edges[i + 1]:.3g}", bins["confidence"][i], bins["accuracy"][i], f"{count:g}"]

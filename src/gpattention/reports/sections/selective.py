@@ -1,13 +1,15 @@
 """Selective prediction: what it buys to answer only when certain, and to answer with sets."""
 
+from gpattention.evaluation.named_predictors import predictor_name
+from gpattention.metrics import metric_of
 from gpattention.reports.charts import chart, charts
 from gpattention.reports.figures import risk_coverage_figure
 from gpattention.reports.figures.lines import Points
 from gpattention.reports.groups import Comparison
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import has, missing, remarks
-from gpattention.reports.tables import Table, lines_table, read_at, spread_text, table_html
-from gpattention.reports.words import heading, listed, metric_name, predictor_name
+from gpattention.reports.tables import Table, lines_table, read_at, seeds_text, table_html
+from gpattention.reports.words import heading, listed
 
 COVERAGES = tuple(i / 20 for i in range(1, 21))  # where a curve is read for its table
 
@@ -15,7 +17,7 @@ COVERAGES = tuple(i / 20 for i in range(1, 21))  # where a curve is read for its
 def content(comparison: Comparison, name: str) -> Safe:
     """Risk against coverage for each predictor, then every number of the suite."""
     if not has(comparison, "selective"):
-        return missing(comparison, "selective", "evaluation of selective prediction")
+        return missing(comparison, "selective")
     drawable = {p for m in comparison.models for c in m.curves("selective", "risk_coverage") for p in c}
     predictors = [p for p in comparison.predictors("selective") if p in drawable]
     drawn = (_chart(f"{name}-{i}", comparison, predictor) for i, predictor in enumerate(predictors))
@@ -50,21 +52,16 @@ def _at_half(series: "dict[str, list[Points]]") -> str:
 
 
 def _numbers(comparison: Comparison) -> Safe | None:
-    keys = {}
-    for run in comparison.runs:
-        for record in run.records("selective"):
-            # temperatures differ from run to run
-            detail = {k: v for k, v in record.get("detail", {}).items() if k != "temperature"}
-            key = (record["set"], record["predictor"], record["metric"], tuple(sorted(detail.items())))
-            keys[key] = detail
-    if not keys:
-        return None
     rows = []
-    for (part, predictor, metric, settings), detail in keys.items():
-        spreads = (m.spread("selective", part, metric, predictor, **detail) for m in comparison.models)
-        extra = "".join(f", {word} {value}" for word, value in settings)
-        name = f"{part}, {predictor_name(predictor)}, {metric_name(metric)}{extra}"
-        rows.append([name, *(spread_text(spread) for spread in spreads)])
+    for what in comparison.numbers("selective"):
+        set_, predictor, metric = (what[key] for key in ("set", "predictor", "metric"))
+        detail = {k: v for k, v in what.items() if k not in ("recipe", "suite", "set", "predictor", "metric")}
+        found = (m.find("selective", set_, metric, predictor, **detail) for m in comparison.models)
+        extra = "".join(f", {word} {value}" for word, value in detail.items())
+        name = f"{set_}, {predictor_name(predictor)}, {metric_of(metric).label}{extra}"
+        rows.append([name, *map(seeds_text, found)])
+    if not rows:
+        return None
     table = Table(["set, prediction, metric", *(m.label for m in comparison.models)], rows)
     caption = "Conformal sets and coverage at a given risk"
     return tag("details", tag("summary", caption), table_html(table, caption))

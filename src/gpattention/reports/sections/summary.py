@@ -1,17 +1,16 @@
 """The numbers first: every model in one table, accuracy and NLL always beside ECE."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Sequence
 
-from gpattention.reports.comparable import Basis, Sets, compared
-from gpattention.reports.groups import Comparison, Model, Spread
-from gpattention.reports.inputs import RunData
+from gpattention.evaluation.named_predictors import predictor_name
+from gpattention.metrics import metric_of
+from gpattention.reports.groups import Comparison, Model
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.missing import missing, remarks
-from gpattention.reports.tables import DASH, Table, scrolling, spread_text, swatch, table_html
+from gpattention.reports.tables import DASH, Table, scrolling, seeds_text, swatch, table_html
 from gpattention.reports.tabs import tabs
-from gpattention.reports.words import LARGER_IS_BETTER, heading, listed, metric_name, predictor_name
+from gpattention.reports.words import heading, listed
+from gpattention.runs import Column, OverSeeds, compared
 
 SCORE = "entropy"  # of the table's AUROC
 ADVICE = (
@@ -25,81 +24,35 @@ OTHER_ITEMS = (
 )
 
 
-@dataclass(frozen=True)
-class Column:
-    """A number of a run, by predictor."""
-
-    group: str
-    metric: str
-    measure: Callable[[RunData, str], float | None]
-    judged_on: Callable[[RunData, str], Sets]
-
-    def spread(self, model: Model, predictor: str) -> Spread | None:
-        """Over the seeds of a model."""
-        return model.spread_of(lambda run: self.measure(run, predictor))
-
-    def basis(self, model: Model, predictor: str) -> Basis | None:
-        """What the number was computed on; None where there is none."""
-        runs = [run for run in model.runs if self.measure(run, predictor) is not None]
-        return Basis.of(self.judged_on(run, predictor) for run in runs) if runs else None
-
-    def rivals(self, comparison: Comparison, predictor: str) -> list[Model]:
-        """The models whose numbers can be compared, as they are of the same items."""
-        places = compared([self.basis(model, predictor) for model in comparison.models])
-        return [comparison.models[place] for place in sorted(places)]
-
-    def shown(self, comparison: Comparison, predictor: str) -> bool:
-        """Whether any model has it; the MCC is for text, whose classes are of unequal size."""
-        wanted = comparison.texts or self.metric != "mcc"
-        return wanted and any(self.spread(model, predictor) for model in comparison.models)
-
-
-def _recorded(suite: str, set: str, metric: str) -> Callable[[RunData, str], float | None]:
-    return lambda run, predictor: run.value(suite, set, metric, predictor)
-
-
-def _on(suite: str, set: str) -> Callable[[RunData, str], Sets]:
-    return lambda run, predictor: run.judged_on(suite, [set], predictor)
-
-
-def _on_corrupted(run: RunData, predictor: str) -> Sets:
-    """Each corruption at each severity, as a mean over fewer is another."""
-    names = {r["set"] for r in run.records("corrupted") if r["predictor"] == predictor}
-    each = sorted(name for name in names if name.count("/") == 2)
-    return run.judged_on("corrupted", each or ["corrupted/mean"], predictor)
-
-
-def _on_outside(run: RunData, predictor: str) -> Sets:
-    names = {r["set"] for r in run.records("ood") if r["predictor"] == predictor and r["metric"] == "auroc"}
-    return run.judged_on("ood", sorted(names), predictor)
-
-
-def _mean_auroc(run: RunData, predictor: str) -> float | None:
-    """Over the out-of-distribution sets."""
-    sets = {record["set"] for record in run.records("ood")}
-    values = (run.value("ood", part, "auroc", predictor, score=SCORE) for part in sorted(sets))
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
 COLUMNS = (
-    *(
-        Column("test", m, _recorded("clean", "test", m), _on("clean", "test"))
-        for m in ("accuracy", "mcc", "nll", "ece", "aurc")
-    ),
-    *(
-        Column("corrupted", m, _recorded("corrupted", "corrupted/mean", m), _on_corrupted)
-        for m in ("accuracy", "nll", "ece")
-    ),
-    Column("unknown data", "auroc", _mean_auroc, _on_outside),
+    *(Column("clean", "test", m, group="test") for m in ("accuracy", "mcc", "nll", "ece", "aurc")),
+    *(Column("corrupted", "corrupted/mean", m, group="corrupted") for m in ("accuracy", "nll", "ece")),
+    Column("ood", "ood/*", "auroc", SCORE, group="unknown data"),
 )
+
+
+def find(column: Column, model: Model, predictor: str) -> OverSeeds | None:
+    """A column's number of a model."""
+    return column.find(model.results, model.label, predictor)
+
+
+def rivals_of(column: Column, comparison: Comparison, predictor: str) -> list[Model]:
+    """The models whose numbers can be compared, as they are of the same items."""
+    places = compared([find(column, model, predictor) for model in comparison.models])
+    return [comparison.models[place] for place in sorted(places)]
+
+
+def is_shown(column: Column, comparison: Comparison, predictor: str) -> bool:
+    """Whether any model has it; the MCC is for text, whose classes are of unequal size."""
+    wanted = comparison.texts or column.metric != "mcc"
+    return wanted and any(find(column, model, predictor) for model in comparison.models)
 
 
 def content(comparison: Comparison, name: str) -> Safe:
     """Tiles, a table per predictor, and every number of the clean test set."""
     predictors = comparison.predictors("clean")
     if not predictors:
-        return missing(comparison, "clean", "evaluation of the test set")
+        return missing(comparison, "clean")
     panels = {predictor_name(p): summary_table(comparison, p) for p in predictors}
     return join(
         _tiles(comparison, predictors[0]),
@@ -119,8 +72,8 @@ def content(comparison: Comparison, name: str) -> Safe:
 
 def summary_table(comparison: Comparison, predictor: str) -> Safe:
     """One row per model, the best of each column in bold; columns that nobody has are left out."""
-    columns = [c for c in COLUMNS if c.shown(comparison, predictor)]
-    rivals = {column: column.rivals(comparison, predictor) for column in columns}
+    columns = [c for c in COLUMNS if is_shown(c, comparison, predictor)]
+    rivals = {column: rivals_of(column, comparison, predictor) for column in columns}
     best = {column: best_text(column, rivals[column], predictor) for column in columns}
     groups = [(g, sum(c.group == g for c in columns)) for g in dict.fromkeys(c.group for c in columns)]
     heads = tag(
@@ -131,7 +84,7 @@ def summary_table(comparison: Comparison, predictor: str) -> Safe:
     rows = []
     for model in comparison.models:
         cells = [
-            _cell(column.spread(model, predictor), best[column])
+            _cell(find(column, model, predictor), best[column])
             if model in rivals[column]
             else _aside(column, model, predictor)
             for column in columns
@@ -144,11 +97,10 @@ def summary_table(comparison: Comparison, predictor: str) -> Safe:
 
 def best_text(column: Column, rivals: Sequence[Model], predictor: str) -> str | None:
     """The best mean as it is printed, so that what looks equal is bold alike; None for a single model."""
-    spreads = [column.spread(model, predictor) for model in rivals]
-    means = [spread.mean for spread in spreads if spread is not None]
-    if len(means) < 2:
-        return None
-    return f"{max(means) if column.metric in LARGER_IS_BETTER else min(means):.3f}"
+    found = [find(column, model, predictor) for model in rivals]
+    means = [each.mean for each in found if each is not None]
+    best = column.shown.best(means) if len(means) > 1 else None
+    return None if best is None else f"{best:.3f}"
 
 
 def summary_data(comparison: Comparison) -> dict[str, object]:
@@ -157,43 +109,43 @@ def summary_data(comparison: Comparison) -> dict[str, object]:
     for model in comparison.models:
         models[model.label] = {
             predictor: {
-                f"{column.group} {column.metric}": {"mean": s.mean, "stddev": s.stddev, "runs": s.count}
+                f"{column.group} {column.metric}": {
+                    "mean": found.mean, "standard_error": found.error, "runs": found.count,
+                }
                 for column in COLUMNS
-                if (s := column.spread(model, predictor)) is not None
+                if (found := find(column, model, predictor)) is not None
             }
             for predictor in comparison.predictors("clean")
-        }
+        }  # fmt: skip
     return {"data": comparison.data, "models": models}
 
 
 def _head(column: Column) -> Safe:
-    arrow, words = ("↑", "larger") if column.metric in LARGER_IS_BETTER else ("↓", "smaller")
-    mark = tag(
-        "span", arrow, class_="arrow", title=f"{words} is better", aria_label=f"{words} is better", role="img"
-    )
-    return tag("th", metric_name(column.metric), " ", mark, scope="col")
+    metric = column.shown
+    words = f"{'larger' if metric.larger else 'smaller'} is better"
+    mark = tag("span", metric.arrow, class_="arrow", title=words, aria_label=words, role="img")
+    return tag("th", metric.label, " ", mark, scope="col")
 
 
-def _cell(spread: Spread | None, best: str | None) -> Safe:
-    if spread is None:
+def _cell(found: OverSeeds | None, best: str | None) -> Safe:
+    if found is None:
         return tag("td", DASH)
-    text = spread.text()
-    return tag("td", tag("b", text) if f"{spread.mean:.3f}" == best else text)
+    return tag("td", tag("b", found.text()) if f"{found.mean:.3f}" == best else found.text())
 
 
 def _aside(column: Column, model: Model, predictor: str) -> Safe:
     """A number on other items than most of its column."""
-    spread, basis = column.spread(model, predictor), column.basis(model, predictor)
-    if spread is None or basis is None:
+    found = find(column, model, predictor)
+    if found is None:
         return _cell(None, None)
-    return tag("td", spread.text(), tag("small", f" ({basis.text()})"))
+    return tag("td", found.text(), tag("small", f" ({found.basis.text()})"))
 
 
 def _mixed(comparison: Comparison, predictors: Sequence[str]) -> bool:
     """Whether any table has a column of numbers on different items."""
     return any(
-        column.shown(comparison, predictor)
-        and len({column.basis(model, predictor) for model in comparison.models} - {None}) > 1
+        is_shown(column, comparison, predictor)
+        and len({found.basis for m in comparison.models if (found := find(column, m, predictor))}) > 1
         for predictor in predictors
         for column in COLUMNS
     )
@@ -209,21 +161,21 @@ def _tiles(comparison: Comparison, predictor: str) -> Safe:
         ("unknown data", "auroc", "AUROC, unknown"),
     ):
         column = next(c for c in COLUMNS if (c.group, c.metric) == (group, metric))
-        rivals = column.rivals(comparison, predictor)
-        known = [(m, s) for m in rivals if (s := column.spread(m, predictor)) is not None]
+        rivals = rivals_of(column, comparison, predictor)
+        known = [(m, found) for m in rivals if (found := find(column, m, predictor)) is not None]
         if known:
-            sign = -1 if metric in LARGER_IS_BETTER else 1
-            model, spread = min(known, key=lambda pair: sign * pair[1].mean)
-            tiles.append(_tile(what, model, spread, _company(model, column, predictor), len(known) > 1))
+            sign = -1 if metric_of(metric).larger else 1
+            model, found = min(known, key=lambda pair: sign * pair[1].mean)
+            tiles.append(_tile(what, model, found, _company(model, column, predictor), len(known) > 1))
     return tag("ul", *tiles, class_="tiles")
 
 
-def _tile(what: str, model: Model, spread: Spread, company: str, several: bool) -> Safe:
-    deviation = None if spread.stddev is None else tag("small", f" ± {spread.stddev:.3f}")
+def _tile(what: str, model: Model, found: OverSeeds, company: str, several: bool) -> Safe:
+    error = None if found.error is None else tag("small", f" ± {found.error:.3f}")
     return tag(
         "li",
         tag("span", f"Best {what}" if several else heading(what), class_="tile-name"),
-        tag("span", f"{spread.mean:.3f}", deviation, class_="tile-value"),
+        tag("span", f"{found.mean:.3f}", error, class_="tile-value"),
         swatch(model),
         tag("span", company, class_="tile-company") if company else None,
     )
@@ -234,33 +186,29 @@ def _company(model: Model, column: Column, predictor: str) -> str:
     if column.metric != "ece":
         return ""
     beside = [c for c in COLUMNS if c.group == column.group and c.metric in ("accuracy", "nll")]
-    known = ((c.metric, c.spread(model, predictor)) for c in beside)
-    return ", ".join(f"{metric_name(metric)} {s.mean:.3f}" for metric, s in known if s is not None)
+    known = ((c.shown.label, find(c, model, predictor)) for c in beside)
+    return ", ".join(f"{label} {found.mean:.3f}" for label, found in known if found is not None)
 
 
 def _seeds(comparison: Comparison) -> str:
     if not comparison.several_seeds:
         return ""
     counts = ", ".join(f"{model.label} {len(model.runs)}" for model in comparison.models)
-    told = f" Mean ± standard deviation over runs with different seeds ({counts})."
+    told = f" Mean ± standard error over runs with different seeds ({counts})."
     repeated = [m.label for m in comparison.models if len({run.seed for run in m.runs}) < len(m.runs)]
-    # runs of one seed differ by rounding alone: they say nothing of how much seeds differ
-    return (
-        f"{told} Some runs of {listed(repeated)} have the same seed, all are counted." if repeated else told
-    )
+    # they differ by rounding alone, which says nothing of how much seeds differ
+    if repeated:
+        told += f" Some runs of {listed(repeated)} have the same seed: these count once, by their mean."
+    return told
 
 
 def _all_numbers(comparison: Comparison) -> Safe:
-    keys = dict.fromkeys(
-        (record["set"], record["predictor"], record["metric"])
-        for run in comparison.runs
-        for record in run.records("clean")
-    )
     rows = []
-    for part, predictor, metric in keys:
-        spreads = (model.spread("clean", part, metric, predictor) for model in comparison.models)
-        cells = (spread_text(spread) for spread in spreads)
-        rows.append([f"{part}, {predictor_name(predictor)}, {metric_name(metric)}", *cells])
+    for what in comparison.numbers("clean"):
+        part, predictor, metric = (what[key] for key in ("set", "predictor", "metric"))
+        found = (model.find("clean", part, metric, predictor) for model in comparison.models)
+        name = f"{part}, {predictor_name(predictor)}, {metric_of(metric).label}"
+        rows.append([name, *map(seeds_text, found)])
     table = Table(["set, prediction, metric", *(model.label for model in comparison.models)], rows)
     return tag(
         "details",

@@ -4,11 +4,11 @@ from gpattention.reports.charts import chart, charts, last_values
 from gpattention.reports.figures import training_figure
 from gpattention.reports.figures.curves import training_points
 from gpattention.reports.groups import Comparison
-from gpattention.reports.inputs import RunData, number
 from gpattention.reports.markup import Safe, join, tag
 from gpattention.reports.palette import NEUTRAL_STYLE
 from gpattention.reports.tables import lines_table
-from gpattention.reports.words import heading
+from gpattention.reports.words import heading, number
+from gpattention.runs import RunData
 
 # column, name, what to know about it
 COLUMNS = (

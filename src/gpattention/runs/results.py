@@ -1,0 +1,590 @@
+"""THE table of results: one row for every number of every run, and what several seeds say together.
+
+Runs that differ by their seed (and name) alone are one group.  "±" is the standard error of the mean over
+seeds everywhere, s / sqrt(n) with n - 1 in s.  A difference is *clear* if Student's t test says so at 95 %:
+seed by seed where one side has all seeds of the other, as a seed also decides the split; else Welch's; and
+where one side is a single figure, as an ensemble's or the paper's, against that figure as it is.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from gpattention.evaluation.records import SuiteResult
+from gpattention.metrics import Metric, metric_of
+from gpattention.reading import parse_json
+from gpattention.training import Recipe, recipe_from_dict
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Plain = Mapping[str, Any]
+Seed = int | str  # of a run; its name where nobody says, and `ALL` of an ensemble
+Sets = tuple[tuple[str, int | None], ...]  # names of sets, and their items; None where nobody says how many
+COLUMNS = (
+    "run", "recipe", "seed", "data", "attention", "suite", "set", "severity", "predictor", "metric", "score",
+    "detail", "value", "items",
+)  # fmt: skip
+CONFIDENCE = 0.95  # of what is called clear
+HOW_CLEAR = "Student's t, 95 %"
+UNSEEN = "unseen_test_items"  # in the detail of an ensemble's records that leave test items out
+ALL = "all"  # the seed of what is predicted by several runs together
+DIFFERING = 3  # values of a recipe that a name tells, at most
+
+
+# One number over seeds
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """One number of runs that differ by their seed alone."""
+
+    values: Mapping[Seed, float]
+    sets: Mapping[Seed, Sets] = field(default_factory=dict)  # what each was computed on
+
+    @classmethod
+    def of(cls, values: "Iterable[float | None]") -> "OverSeeds | None":
+        """Of runs whose seeds nobody needs to know; None where there is no value."""
+        known = [value for value in values if value is not None]
+        return cls(dict(enumerate(known))) if known else None
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return fmean(self.values.values())
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation of single runs, with n - 1; None of one run."""
+        return stdev(self.values.values()) if self.count > 1 else None
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean; None of one run."""
+        return None if self.deviation is None else self.deviation / math.sqrt(self.count)
+
+    @property
+    def count(self) -> int:
+        """Seeds."""
+        return len(self.values)
+
+    @property
+    def items(self) -> str:
+        """How many items of its set, in words; nothing where it is not known."""
+        counts = {sets[0][1] for sets in self.sets.values() if sets and sets[0][1] is not None}
+        return " or ".join(f"{count:,}" for count in sorted(counts))
+
+    @property
+    def basis(self) -> "Basis":
+        """What it was computed on."""
+        return Basis(frozenset(self.sets.values()))
+
+    def times(self, scale: float) -> "OverSeeds":
+        """In another unit."""
+        return OverSeeds({seed: value * scale for seed, value in self.values.items()}, self.sets)
+
+    def text(self, digits: int | None = 3, scale: float = 1.0) -> str:
+        """Mean ± standard error; `digits` after the point, with None four digits in all."""
+        return _text(self.mean * scale, None if self.error is None else self.error * scale, digits)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure less another."""
+
+    mean: float
+    error: float | None  # standard error; None where it cannot be told
+    freedom: float  # degrees of it, of Student's t
+    basis: Literal["paired", "unpaired", "one side", "unknown"]
+
+    @property
+    def in_errors(self) -> float | None:
+        """How many standard errors it is wide, with its sign: Student's t."""
+        return self.mean / self.error if self.error else None
+
+    @property
+    def clear(self) -> bool:
+        """Whether Student's t test tells it from 0 at 95 %; what has no standard error is never clear."""
+        if self.error is None or self.mean == 0:
+            return False
+        return self.error == 0 or beyond_chance(self.mean / self.error, self.freedom) < 1 - CONFIDENCE
+
+    def text(self, digits: int | None = 3, scale: float = 1.0) -> str:
+        """With its sign, ± its standard error."""
+        return _text(self.mean * scale, None if self.error is None else self.error * scale, digits, sign="+")
+
+
+def average(several: Sequence[OverSeeds]) -> OverSeeds | None:
+    """Of several numbers of the same runs, seed by seed; a seed that lacks one of them has none."""
+    seeds = [
+        seed for seed in (several[0].values if several else ()) if all(seed in x.values for x in several)
+    ]
+    if not seeds:
+        return None
+    return OverSeeds(
+        {seed: fmean(each.values[seed] for each in several) for seed in seeds},
+        {seed: tuple(s for each in several for s in each.sets.get(seed, ())) for seed in seeds},
+    )
+
+
+def difference(one: OverSeeds, other: OverSeeds) -> Difference:
+    """One less the other: seed by seed where one side has all seeds of the other, else Welch's test."""
+    shared = [seed for seed in one.values if seed in other.values]
+    if shared and len(shared) in (one.count, other.count):
+        gaps = OverSeeds({seed: one.values[seed] - other.values[seed] for seed in shared})
+        return Difference(gaps.mean, gaps.error, gaps.count - 1, "paired" if len(shared) > 1 else "unknown")
+    return _unpaired(one.mean - other.mean, (one.error, one.count), (other.error, other.count))
+
+
+def difference_from(
+    one: OverSeeds, value: float, deviation: float | None = None, count: int | None = None
+) -> Difference:
+    """Less a figure of someone else's: Welch's test where it tells its standard deviation and its runs."""
+    error = deviation / math.sqrt(count) if deviation is not None and count and count > 1 else None
+    return _unpaired(one.mean - value, (one.error, one.count), (error, count or 1))
+
+
+def _unpaired(mean: float, *sides: tuple[float | None, int]) -> Difference:
+    known = [(error, count) for error, count in sides if error is not None]
+    if not known:
+        return Difference(mean, None, 0, "unknown")
+    error = math.hypot(*(error for error, _ in known))
+    if error == 0:
+        freedom = float(sum(count - 1 for _, count in known))
+    else:  # Welch and Satterthwaite
+        freedom = 1 / sum((each / error) ** 4 / (count - 1) for each, count in known)
+    return Difference(mean, error, freedom, "unpaired" if len(known) == 2 else "one side")
+
+
+def beyond_chance(t: float, freedom: float) -> float:
+    """How probable it is that |T| >= |t| of Student's distribution with so many degrees of freedom.
+
+    With T = sqrt(n) tan(a) the density is that of cos(a)^(n - 1), whose integral Gauss' rule takes.
+    """
+    end = math.atan(abs(t) / math.sqrt(freedom))
+    nodes, weights = _gauss()
+    inside = end / 2 * float(weights @ np.cos(end / 2 * (nodes + 1)) ** (freedom - 1))
+    whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
+    return max(0.0, 1 - inside / whole)
+
+
+@lru_cache
+def _gauss() -> tuple[Any, Any]:
+    return np.polynomial.legendre.leggauss(100)
+
+
+def _text(mean: float, error: float | None, digits: int | None, sign: str = "") -> str:
+    form, small = ("#.4g", ".2g") if digits is None else (f".{digits}f", f".{digits}f")
+    told = f"{mean:{sign}{form}}"
+    return told if error is None else f"{told} ± {error:{small}}"
+
+
+# Which numbers may be compared
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a figure was computed on, as each of its runs has it."""
+
+    runs: frozenset[Sets]
+
+    @property
+    def items(self) -> int:
+        """Of the run that has most; 0 where nobody says."""
+        return max((_known(sets) for sets in self.runs), default=0)
+
+    def text(self) -> str:
+        """Such as "31 items", or "90 items of 3 sets"."""
+        told = sorted({(_known(sets), len(sets)) for sets in self.runs})
+        return " or ".join(
+            f"{f'{count:,}' if count else 'unknown'} items{f' of {many} sets' if many > 1 else ''}"
+            for count, many in told
+        )
+
+
+def compared(figures: Sequence[OverSeeds | None]) -> frozenset[int]:
+    """Places of the figures of a column that can be compared: most of them, all on the same items.
+
+    Of groups of one size it is the one with most items.  None is a row without a figure.
+    """
+    bases = [None if figure is None else figure.basis for figure in figures]
+    groups = Counter(basis for basis in bases if basis is not None)
+    if not groups:
+        return frozenset()
+    main = max(groups, key=lambda basis: (groups[basis], basis.items))
+    return frozenset(place for place, basis in enumerate(bases) if basis == main)
+
+
+def _known(sets: Sets) -> int:
+    return sum(count for _, count in sets if count is not None)
+
+
+# Runs, and which of them are one
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run: its recipe, its training, and the suites that were evaluated, as in their files."""
+
+    name: str
+    recipe: Plain = field(default_factory=dict)
+    rows: Sequence[Plain] = ()  # of metrics.csv, numbers as numbers
+    events: Sequence[Plain] = ()  # of events.jsonl
+    suites: Mapping[str, SuiteResult] = field(default_factory=dict)  # by name: clean, corrupted, ood, ...
+    folder: str = ""
+
+    @property
+    def data(self) -> str:
+        """The name of the data set."""
+        return str(self._of_recipe("data", "name") or self._of_suites("data") or "unnamed data")
+
+    @property
+    def attention(self) -> str:
+        """The kind of attention."""
+        return str(self._of_recipe("model", "attention") or self._of_suites("attention") or "")
+
+    @property
+    def seed(self) -> int | None:
+        """Of training and data."""
+        seed = self.recipe.get("seed", self._of_suites("seed"))
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def texts(self) -> bool:
+        """Whether it reads text rather than images."""
+        return self._of_recipe("model", "type") == "text"
+
+    @cached_property
+    def parsed(self) -> Recipe:
+        """Its recipe, with every value; `ValueError` where this version does not know it."""
+        try:
+            return recipe_from_dict(self.recipe)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.folder or self.name} has no recipe of a run: {error}") from error
+
+    @property
+    def failure(self) -> Plain | None:
+        """The event with which training broke off, if it did and nobody went on."""
+        return self.events[-1] if self.events and self.events[-1].get("event") == "failed" else None
+
+    def curve(self, suite: str, name: str) -> Any:
+        """A curve of a suite; None where there is none."""
+        return self.suites[suite].curves.get(name) if suite in self.suites else None
+
+    def _of_recipe(self, *keys: str) -> Any:
+        found: Any = self.recipe
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def _of_suites(self, key: str) -> Any:
+        return next((getattr(suite, key) for suite in self.suites.values()), None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by their seed alone, by rising seed."""
+
+    name: str  # of the recipe, without seed; with what tells it from others of that name
+    runs: tuple[RunData, ...]
+
+
+def name_without_seed(name: str) -> str:
+    """`cifar10-cgp-seed3` is `cifar10-cgp`, and so are `cifar10-cgp-s3` and `cifar10-cgp_seed-3`."""
+    return re.sub(r"[-_. ]+(seed|s)[-_. ]?\d+$", "", name)
+
+
+def group(runs: Iterable[RunData]) -> list[Group]:
+    """Runs whose recipes are the same but for the seed, in the order of their first runs.
+
+    A seed at the end of a recipe's name is no difference.
+    """
+    found: dict[str, list[RunData]] = {}
+    values: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        told = recipe_values(run)
+        key = json.dumps(told, sort_keys=True, default=str)
+        values.setdefault(key, told)
+        found.setdefault(key, []).append(run)
+    names = {key: name_without_seed(_name(of[0])) for key, of in found.items()}
+    labels: list[str] = []
+    for key, name in names.items():
+        namesakes = [values[other] for other in names if names[other] == name]
+        differs = [
+            f"{k}={v}"
+            for k, v in values[key].items()
+            if k != "name" and any(k not in x or x[k] != v for x in namesakes)
+        ]
+        more = " ..." if len(differs) > DIFFERING else ""
+        label = " ".join([name, *differs[:DIFFERING]]) + more
+        same = sum(other == label or other.startswith(f"{label} (") for other in labels)
+        labels.append(f"{label} ({same + 1})" if same else label)
+    ordered = (sorted(of, key=lambda run: 0 if run.seed is None else run.seed) for of in found.values())
+    return [Group(label, tuple(of)) for label, of in zip(labels, ordered, strict=True)]
+
+
+def recipe_values(run: RunData) -> dict[str, Any]:
+    """What runs have in common that differ by their seed alone; without a recipe, what their suites say."""
+    if not run.recipe:
+        return {
+            "name": name_without_seed(_name(run)),
+            "data.name": run.data,
+            "model.attention": run.attention,
+        }
+    try:  # with every value, as seeds may have been written by two versions
+        plain: Plain = recipe_from_dict(run.recipe).to_dict()
+    except (ValueError, TypeError):
+        plain = run.recipe
+    values = {key: value for key, value in flat(plain).items() if key != "seed"}
+    return {**values, "name": name_without_seed(str(run.recipe.get("name", "")))}
+
+
+def flat(plain: Plain, above: str = "") -> dict[str, Any]:
+    """Every value by its whole name: `phases.epochs`, `model.options.noise`, ..."""
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
+
+
+def _name(run: RunData) -> str:
+    return str(run.recipe.get("name") or run._of_suites("run") or run.name)
+
+
+# The table
+
+
+class Results:
+    """The table of some groups of runs.
+
+    Args:
+        frame: has `COLUMNS`; several rows of one seed, of runs that were trained twice, count as their mean.
+    """
+
+    def __init__(self, frame: "DataFrame") -> None:
+        self.frame = frame
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> "Results":
+        """Every number of every run."""
+        return cls.from_rows(row for each in groups for run in each.runs for row in _rows(each.name, run))
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Plain]) -> "Results":
+        """Rows by column; what a row does not tell is missing."""
+        try:
+            from pandas import DataFrame, array
+        except ImportError as error:
+            raise ImportError("tables of results need pandas: pip install 'gpattention[train]'") from error
+        told = list(rows)
+        columns: dict[str, Any] = {name: [row.get(name) for row in told] for name in COLUMNS}
+        columns |= {name: array(columns[name], dtype="Int64") for name in ("seed", "severity", "items")}
+        return cls(DataFrame(columns))
+
+    def find(
+        self,
+        recipe: str,
+        suite: str,
+        set: str,
+        metric: str,
+        predictor: str = "model",
+        score: str | None = None,
+        **detail: Any,
+    ) -> OverSeeds | None:
+        """One number of a group over its seeds; None where no seed has it.
+
+        Args:
+            recipe: of the group.
+            suite: clean, corrupted, ood, ...
+            set: of the suite; one with a star, such as `ood/*` or `corrupted/*/5`, is the mean over all that
+                fit, seed by seed.
+            metric: accuracy, nll, ece, auroc, ...
+            predictor: model, mean, mc_dropout, ...; each may end in +temperature.
+            score: by which other items are told apart, in the suite ood; the first if not given.
+            detail: of the record, e.g. `layer`, `inducing`.
+        """
+        if score is not None:
+            detail["score"] = score
+        if "*" in set:
+            places = [place for place in self.sets(recipe, suite) if fnmatchcase(place, set)]
+            found = [self.find(recipe, suite, place, metric, predictor, **detail) for place in places]
+            return average([each for each in found if each is not None])
+        for told, figure in self._figures.get((recipe, suite, set, predictor, metric), ()):
+            if all(told.get(key) == value for key, value in detail.items()):
+                return figure
+        return None
+
+    def sets(self, recipe: str | None = None, suite: str | None = None) -> list[str]:
+        """Sets that have any number, in the order of the records."""
+        return self._listed(recipe, suite, 0)
+
+    def predictors(self, recipe: str | None = None, suite: str | None = None) -> list[str]:
+        """Predictors that have any number, in the order of the records."""
+        return self._listed(recipe, suite, 1)
+
+    def _listed(self, recipe: str | None, suite: str | None, which: int) -> list[str]:
+        keys = [k for k in self._names if recipe in (None, k[0]) and suite in (None, k[1])]
+        return list(dict.fromkeys(name for key in keys for name in self._names[key][which]))
+
+    @cached_property
+    def _names(self) -> dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]]:
+        """Sets and predictors of each recipe and suite."""
+        found: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
+        for recipe, suite, place, predictor, _ in self._figures:
+            places, predictors = found.setdefault((recipe, suite), ({}, {}))
+            places[place] = predictors[predictor] = None
+        return found
+
+    def figures(self, **wanted: str) -> Iterator[tuple[dict[str, Any], OverSeeds]]:
+        """Numbers over their seeds, with what each is: recipe, suite, set, predictor, metric and detail.
+
+        >>> results.figures(recipe="cifar10-cgpt", suite="efficiency", metric="train_peak_mib")
+        """
+        for what, figure in self._all:
+            if all(what[key] == value for key, value in wanted.items()):
+                yield dict(what), figure
+
+    def summary(self) -> "DataFrame":
+        """One row for every number of every group, over its seeds."""
+        from pandas import DataFrame
+
+        return DataFrame(
+            {
+                **what, "mean": figure.mean, "standard_deviation": figure.deviation,
+                "standard_error": figure.error, "seeds": figure.count,
+            }
+            for what, figure in self.figures()
+        )  # fmt: skip
+
+    @cached_property
+    def _figures(self) -> dict[tuple[str, ...], list[tuple[dict[str, Any], OverSeeds]]]:
+        """By recipe, suite, set, predictor and metric; several differ by their detail."""
+        found: dict[tuple[str, ...], list[tuple[dict[str, Any], OverSeeds]]] = {}
+        for what, figure in self._all:
+            key = tuple(what[name] for name in ("recipe", "suite", "set", "predictor", "metric"))
+            found.setdefault(key, []).append((what, figure))
+        return found
+
+    @cached_property
+    def _all(self) -> list[tuple[dict[str, Any], OverSeeds]]:
+        """In the order of the records."""
+        values: dict[tuple[str, ...], dict[Seed, list[float]]] = {}
+        items: dict[tuple[str, ...], dict[Seed, Sets]] = {}
+        parts: dict[tuple[Any, ...], dict[str, int | None]] = {}  # of a mean over corruptions
+        known = self.frame.astype(object).where(self.frame.notna(), None)
+        for row in known.itertuples(index=False):
+            if row.value is None or not math.isfinite(row.value):
+                continue
+            seed: Seed = row.run if row.seed is None else int(row.seed)
+            if row.predictor.partition("+")[0] == "ensemble":  # stands in the first run's results
+                seed = ALL
+            count = None if row.items is None else int(row.items)
+            detail = row.detail or "{}"
+            key: tuple[str, ...] = (
+                row.recipe,
+                row.suite,
+                row.set,
+                row.predictor,
+                row.metric,
+                row.score or "",
+                detail,
+            )
+            values.setdefault(key, {}).setdefault(seed, []).append(float(row.value))
+            unseen = _detail(detail).get(UNSEEN)
+            sets: Sets = ((row.set, count),)
+            if row.suite == "efficiency":  # is of no items
+                sets = ()
+            elif row.suite == "ood" and unseen is not None:  # the other set is whole
+                sets = (*sets, ("test", unseen))
+            items.setdefault(key, {})[seed] = sets
+            if row.severity is not None:
+                parts.setdefault((row.recipe, seed, row.predictor), {})[row.set] = count
+        found = []
+        for key, by_seed in values.items():
+            recipe, suite, place, predictor, metric, score, detail = key
+            sets_of = items[key]
+            if suite == "corrupted" and place.count("/") == 1:  # a mean over fewer is another
+                sets_of = {
+                    seed: tuple(sorted(parts.get((recipe, seed, predictor), {}).items())) or sets_of[seed]
+                    for seed in by_seed
+                }
+            what = {"recipe": recipe, "suite": suite, "set": place, "predictor": predictor, "metric": metric}
+            told = {**what, **({"score": score} if score else {}), **_detail(detail)}
+            figure = OverSeeds({seed: fmean(several) for seed, several in by_seed.items()}, sets_of)
+            found.append((told, figure))
+        return found
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of every row of a printed table: where it is in the table of results."""
+
+    suite: str
+    set: str
+    metric: str
+    score: str | None = None
+    head: str = ""  # what it is called; as the metric if empty
+    group: str = ""  # of columns that belong together
+
+    @property
+    def shown(self) -> Metric:
+        """How its metric is shown, and which way is better."""
+        return metric_of(self.metric)
+
+    def find(self, results: Results, recipe: str, predictor: str) -> OverSeeds | None:
+        """The number of one row."""
+        return results.find(recipe, self.suite, self.set, self.metric, predictor, self.score)
+
+
+def _rows(recipe: str, run: RunData) -> Iterator[dict[str, Any]]:
+    for name, suite in run.suites.items():
+        settings = recorded_settings(suite)
+        for record in suite.records:
+            unseen = record.detail.get(UNSEEN) if name != "ood" else None  # there the other set is whole
+            most = settings if unseen is None else {**settings, "limit": unseen}
+            detail = {k: v for k, v in record.detail.items() if k not in ("score", "temperature")}
+            severity = re.fullmatch(r"corrupted/[^/]+/(\d+)", record.set)
+            yield {
+                "run": run.name, "recipe": recipe, "seed": run.seed, "data": run.data,
+                "attention": run.attention, "suite": name, "set": record.set,
+                "severity": int(severity[1]) if severity else None, "predictor": record.predictor,
+                "metric": record.metric, "score": record.detail.get("score"),
+                # temperatures differ between seeds, and are no part of what a number is
+                "detail": json.dumps(detail, sort_keys=True), "value": record.value,
+                "items": judged_items(suite, record.set, record.predictor, most),
+            }  # fmt: skip
+
+
+def judged_items(suite: SuiteResult, place: str, predictor: str, settings: Plain | None = None) -> int | None:
+    """How many items of a set a predictor was judged on; None where the evaluation does not say."""
+    place = "corrupted/mean" if place.startswith("corrupted/") else place
+    told = suite.curves.get("items", {}).get(predictor, {}).get(place)
+    if told is None and (suite.suite, place) == ("clean", "test"):  # evaluations before items were counted
+        told = sum(suite.curves.get("reliability", {}).get(predictor, {}).get("count", ())) or None
+    if told is None:
+        told = (recorded_settings(suite) if settings is None else settings).get("limit")
+    return None if told is None else int(told)
+
+
+def recorded_settings(result: SuiteResult) -> dict[str, Any]:
+    """How a suite was computed, as it says itself; nothing where it does not."""
+    try:
+        found = parse_json(result.environment.get("settings", "{}"), "settings", nonfinite=True)
+    except (TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@lru_cache(maxsize=4096)
+def _detail(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    return found

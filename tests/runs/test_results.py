@@ -1,0 +1,122 @@
+"""The statistics of the table, against numpy and scipy."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gpattention.runs import OverSeeds, average, difference, difference_from, name_without_seed
+from gpattention.runs.results import beyond_chance
+
+VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=8)
+
+
+@given(VALUES)
+def test_mean_deviation_and_error_are_numpys(values: list[float]) -> None:
+    figure = OverSeeds(dict(enumerate(values)))
+    assert figure.mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert figure.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+    assert figure.error == pytest.approx(stats.sem(values), abs=1e-9)
+
+
+@given(st.integers(2, 8), st.data())
+def test_the_same_seeds_are_paired(count: int, data: st.DataObject) -> None:
+    one, other = (data.draw(st.lists(st.floats(-9, 9), min_size=count, max_size=count)) for _ in range(2))
+    gap = difference(OverSeeds(dict(enumerate(one))), OverSeeds(dict(enumerate(other))))
+    assert gap.basis == "paired"
+    assert gap.mean == pytest.approx(np.mean(one) - np.mean(other), abs=1e-9)
+    if np.std(np.subtract(one, other)) > 1e-6:
+        told = stats.ttest_rel(one, other)
+        assert gap.in_errors == pytest.approx(told.statistic, rel=1e-6, abs=1e-9)
+        assert beyond_chance(told.statistic, gap.freedom) == pytest.approx(told.pvalue, abs=1e-9)
+        assert gap.clear == (told.pvalue < 0.05) or abs(told.pvalue - 0.05) < 1e-9
+
+
+@given(VALUES, VALUES)
+def test_other_seeds_are_welchs(one: list[float], other: list[float]) -> None:
+    figures = OverSeeds(dict(enumerate(one))), OverSeeds({100 + i: x for i, x in enumerate(other)})
+    gap = difference(*figures)
+    assert gap.basis == "unpaired"
+    if min(np.std(one), np.std(other)) > 1e-6:
+        told = stats.ttest_ind(one, other, equal_var=False)
+        assert gap.freedom == pytest.approx(told.df)
+        assert gap.in_errors == pytest.approx(told.statistic, rel=1e-6, abs=1e-9)
+        assert gap.clear == (told.pvalue < 0.05) or abs(told.pvalue - 0.05) < 1e-9
+        printed = difference_from(figures[0], np.mean(other), float(np.std(other, ddof=1)), len(other))
+        assert printed.in_errors == pytest.approx(gap.in_errors, rel=1e-6, abs=1e-9)
+        assert printed.freedom == pytest.approx(gap.freedom)
+
+
+@given(VALUES, st.floats(-100, 100))
+def test_a_single_figure_is_taken_as_it_is(values: list[float], against: float) -> None:
+    figure = OverSeeds(dict(enumerate(values)))
+    for gap in (difference_from(figure, against), difference(figure, OverSeeds({"all": against}))):
+        assert gap.basis == "one side"
+        assert gap.error == figure.error
+        if np.std(values) > 1e-6:
+            told = stats.ttest_1samp(values, against)
+            assert gap.in_errors == pytest.approx(told.statistic, rel=1e-6, abs=1e-9)
+            assert gap.clear == (told.pvalue < 0.05) or abs(told.pvalue - 0.05) < 1e-9
+
+
+@given(st.floats(0, 60), st.floats(1, 500))
+def test_students_distribution(t: float, freedom: float) -> None:
+    assert beyond_chance(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), abs=1e-10)
+
+
+def test_which_seeds_are_paired() -> None:
+    five = OverSeeds({seed: seed**2 / 10 for seed in range(5)})
+    four = OverSeeds(dict.fromkeys(range(4), 0.1))
+    assert difference(five, four).basis == "paired"  # one broke off; over the four that both have
+    assert difference(five, four).freedom == 3
+    assert difference(five, OverSeeds({3: 0.1, 4: 0.2, 5: 0.1})).basis == "unpaired"  # two of five are few
+    lone = difference(OverSeeds({1: 0.5}), five)  # of that seed alone, without an error
+    assert (lone.mean, lone.error, lone.basis, lone.clear) == (0.4, None, "unknown", False)
+
+
+def test_two_seeds_are_hardly_ever_clear() -> None:
+    zero = OverSeeds({0: 0.0, 1: 0.0})
+    assert not difference(OverSeeds({0: 1.0, 1: 1.3}), zero).clear  # 7.7 standard errors of 12.7
+    assert difference(OverSeeds({0: 1.0, 1: 1.1}), zero).clear
+    assert difference(OverSeeds({0: 1.0, 1: 1.0}), zero).clear  # without any scatter
+    assert not difference(zero, zero).clear
+
+
+def test_texts() -> None:
+    figure = OverSeeds({0: 0.5, 1: 0.7})
+    assert figure.text() == "0.600 ± 0.100"
+    assert figure.text(2, 100) == "60.00 ± 10.00"
+    assert figure.text(None) == "0.6000 ± 0.1"
+    assert OverSeeds({0: 0.5}).text() == "0.500"
+    assert difference(figure, OverSeeds({0: 0.9, 1: 0.9})).text() == "-0.300 ± 0.100"
+
+
+def test_averages_are_of_seeds_that_have_all() -> None:
+    one, other = OverSeeds({0: 1.0, 1: 2.0}, {0: (("a", 5),)}), OverSeeds({0: 3.0, 2: 4.0}, {0: (("b", 6),)})
+    both = average([one, other])
+    assert both is not None
+    assert (both.values, both.sets) == ({0: 2.0}, {0: (("a", 5), ("b", 6))})
+    assert both.basis.text() == "11 items of 2 sets"
+    assert average([]) is None
+    assert average([OverSeeds({0: 1.0}), OverSeeds({1: 1.0})]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("cifar10-cgp-seed3", "cifar10-cgp"), ("cifar10-cgp-seed-3", "cifar10-cgp"), ("x-s2", "x"),
+        ("x_seed2", "x"), ("x", "x"), ("seed3", "seed3"), ("cifar10-60", "cifar10-60"), ("mass3", "mass3"),
+    ],
+)  # fmt: skip
+def test_names_without_seeds(name: str, without: str) -> None:
+    assert name_without_seed(name) == without
+
+
+def test_errors_shrink_with_seeds() -> None:
+    few, many = (OverSeeds({i: float(i % 2) for i in range(n)}) for n in (4, 64))
+    assert few.deviation is not None
+    assert few.error == pytest.approx(few.deviation / 2)
+    assert many.error == pytest.approx((many.deviation or math.nan) / 8)
