@@ -119,14 +119,14 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
     write(tmp_path / "good", GP, {"event": "finished", "step": 200})
     write(tmp_path / "refused", GP)
     (tmp_path / "odd" / "recipe.json").mkdir(parents=True)
-    real = Path.read_text
+    real = Path.read_bytes
 
-    def refusing(path: Path, *given: Any, **more: Any) -> str:
+    def refusing(path: Path) -> bytes:
         if path.parent.name == "refused":
             raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *given, **more)
+        return real(path)
 
-    monkeypatch.setattr(Path, "read_text", refusing)
+    monkeypatch.setattr(Path, "read_bytes", refusing)
     assert main(["status", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "good     finished" in told

@@ -174,7 +174,7 @@ def test_terminals(text: str) -> None:
         "clean", text, text, 0, "cgp", 1, tuple(Record("test", text, m, 0.5, {}) for m in ("nll", "accuracy"))
     )
     check_terminal(evaluation_table({text: {"clean": suite}, "other": {"clean": suite}}, bold=False))
-    check_terminal(predictions_table([InputPrediction(text, text, 0.5, 0.1, 0.1, {text: 1.0})], 2))
+    check_terminal(predictions_table([InputPrediction(text, text, 0.5, 0.1, 0.1, {text: 1.0})]))
 
 
 @nasty

@@ -31,11 +31,11 @@ from gpattention.data.unpacking import unpack
 from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction
 from gpattention.evaluation.records import read_suites
 from gpattention.experiments.inputs.preprocessing import load_preprocessing
-from gpattention.experiments.reproduction.plan import load_plan
-from gpattention.experiments.reproduction.results import archive
 from gpattention.experiments.runs import open_run
 from gpattention.models import VisionTransformer
 from gpattention.models.embeddings import GloveEmbedding, Vocabulary
+from gpattention.studies.reproduction.plan import load_plan
+from gpattention.studies.reproduction.results import archive
 from gpattention.training import load_recipe
 from gpattention.training.checkpoint import list_checkpoints, read_checkpoint
 from tests.data import official

@@ -88,6 +88,7 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
     known = option_annotations(cls)
     check_option_types(known, options)
     embed_dim, num_heads = check_count("embed_dim", embed_dim), check_count("num_heads", num_heads)
+    options = {name: plain(x) for name, x in options.items()}  # bytes of others would overflow below
     if most_parameters(embed_dim, num_heads, options) > MAX_PARAMETERS:
         check_parameters(count_parameters(cls, embed_dim, num_heads, options), f"{kind!r} attention")
     try:
