@@ -38,7 +38,7 @@ def to_markdown(
         parts += [f"## {markdown(group)}", means_table(methods, shown, titles)]
         for baseline in baselines:
             if baseline in methods and len(methods) > 1:
-                told = DIFFERENCES.format(baseline=markdown(titles.get(baseline, baseline)))
+                told = DIFFERENCES.format(baseline=_title(titles, baseline))
                 parts += [told, differences_table(methods, shown, titles, baseline)]
     return "\n\n".join(parts) + "\n"
 
@@ -52,7 +52,7 @@ def means_table(
     for method, of in methods.items():
         found = [(column_mean(of, c), best[c]) for c in columns]
         cells = [_shown(mean, bold=mean is not None and mean.value == most) for mean, most in found]
-        rows.append([titles.get(method, method), *cells, str(len({cell.seed for cell in of}))])
+        rows.append([_title(titles, method), *cells, str(len({cell.seed for cell in of}))])
     return _table(["", *(c.head for c in columns), "seeds"], rows)
 
 
@@ -69,8 +69,8 @@ def differences_table(
             continue
         found = [paired_difference(of, methods[baseline], c) for c in columns]
         cells = [_shown(mean, bold=is_clear(mean), signed=True) for mean in found]
-        rows.append([titles.get(method, method), *cells])
-    return _table([f"minus {titles.get(baseline, baseline)}", *(c.head for c in columns)], rows)
+        rows.append([_title(titles, method), *cells])
+    return _table([Markup(f"minus {_title(titles, baseline)}"), *(c.head for c in columns)], rows)
 
 
 def is_clear(mean: Mean | None) -> bool:
@@ -107,6 +107,11 @@ def cells_csv(cells: Sequence[Cell]) -> str:
         for metric, value in values.items()
     ]
     return csv_text(["group", "seed", "method", "set", "metric", "value"], lines)
+
+
+def _title(titles: Mapping[str, str], method: str) -> Markup:
+    """Titles are ours and may have markup; a method without one is a name."""
+    return Markup(titles[method]) if method in titles else markdown(method)
 
 
 def _best(means: list[Mean], column: Column) -> float | None:
