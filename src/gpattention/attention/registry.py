@@ -8,7 +8,7 @@ import torch
 
 from gpattention.attention.base import Attention
 from gpattention.attention.option_types import check_option_types, option_annotations
-from gpattention.checks import check_count
+from gpattention.checks import check_count, plain
 from gpattention.gp.checks import check_choice
 
 MAX_PARAMETERS = 10**10  # of a module or a model: more is a slip of the pen, or an attack on the memory

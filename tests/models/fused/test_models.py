@@ -77,10 +77,17 @@ def exact(model: nn.Module, inputs: Any, **options: Any) -> list[Tensor]:
     return results(copy.deepcopy(model).double(), inputs, "off", **options)
 
 
-def assert_same(found: list[Tensor], reference: list[Tensor], limit: float = 2e-5) -> None:
+def errors(found: list[Tensor], reference: list[Tensor]) -> list[float]:
+    """Of each of the results, relative."""
     largest = max(float(x.norm()) for x in reference[2:])
-    for place, (a, b) in enumerate(zip(found, reference, strict=True)):
-        error = float((a - b).norm()) / max(float(b.norm()), 1e-2 * largest if place > 1 else 1e-6)
+    return [
+        float((a - b).norm()) / max(float(b.norm()), 1e-2 * largest if place > 1 else 1e-6)
+        for place, (a, b) in enumerate(zip(found, reference, strict=True))
+    ]
+
+
+def assert_same(found: list[Tensor], reference: list[Tensor], limit: float = 2e-5) -> None:
+    for place, error in enumerate(errors(found, reference)):
         assert error < limit, f"{place}: {error:.1e}"
 
 
@@ -93,11 +100,15 @@ SLOW = ("cgp", "direct", "sgpa", "softmax-gp")  # their own kernels take long un
 def test_training_with_a_seed_is_that_of_plain_operations(kind: str) -> None:
     model = vision(kind, dtype=torch.float32, dropout=0.3).train()
     draw = "independent" if attention_class(kind).draws else "none"
-    noise = [gp.ItemNoise(0, torch.arange(2), torch.zeros(2)) for _ in range(2)]
+    noise = [gp.ItemNoise(0, torch.arange(2), torch.zeros(2)) for _ in range(3)]
     plain = exact(model, images(), dropout_seed=SEED, draw=draw, generator=noise[0])
     with counted() as seen:
         fused = results(model, images(), "on", dropout_seed=SEED, draw=draw, generator=noise[1])
-    assert_same(fused, plain)
+    single = results(model, images(), "off", dropout_seed=SEED, draw=draw, generator=noise[2])
+    # how well a float32 gradient of the sparse model is conditioned, and so what any path loses, is the
+    # processor's: plain operations in float32 say how much that is
+    for place, (error, alone) in enumerate(zip(errors(fused, plain), errors(single, plain), strict=True)):
+        assert error < max(2e-5, 2 * alone), f"{place}: {error:.1e}, by plain operations {alone:.1e}"
     assert seen.count("residual_norm_kernel") >= 5  # two LayerNorms in each of two blocks, one after them
     assert seen.count("residual_norm_backward_kernel") == seen.count("residual_norm_kernel")
     assert seen.count("gather_kernel") == 2
