@@ -271,10 +271,8 @@ TOO_LARGE: list[tuple[type[TransformerConfig], dict[str, Any]]] = [
 def test_models_that_no_memory_holds_are_refused_before_any_is_taken(
     config: type[TransformerConfig], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"expected (\w+ of width .* at most 1e\+10 parameters|depth <= 10000|width to be at most \d+, got 1)",
-    ):
+    refusal = r"expected (\w+ of width .* at most 1e\+10 parameters|depth <= 10000|width to be at most \d+)"
+    with pytest.raises(ValueError, match=refusal):
         config(**options)
     if config is VisionConfig and "attention" not in options:
         vision("softmax").save_pretrained(tmp_path)
