@@ -8,6 +8,11 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
+from hypothesis import settings
+
+# Nothing is random without a seed, and no machine is too slow for a property.
+settings.register_profile("seeded", derandomize=True, deadline=None)
+settings.load_profile("seeded")
 
 # without a CUDA device the kernels run under Triton's interpreter, which must be asked for at import
 if not torch.cuda.is_available():
