@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types unit coverage test-slow mutants fuzz bench docs browser clean
+.PHONY: help setup demo test format-check lint types unit coverage test-slow mutants fuzz house bench docs browser clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,10 @@ SEED ?= 0
 MINUTES ?= 4
 fuzz: setup ## attack with random cases (SEED=0 MINUTES=4); CASE=maths:17 repeats one
 	$(BIN)/python -m tests.fuzz $(if $(CASE),--case $(CASE),--seed $(SEED) --minutes $(MINUTES) --workers $(WORKERS))
+
+house: setup ## files and lines of code, room by room, and what common tasks walk through
+	-$(BIN)/python scripts/house.py
+	$(BIN)/python scripts/house.py --walks
 
 bench: setup ## time posteriors, training steps and 65,536 tokens on this CPU, in a minute or two
 	$(BIN)/gpattention bench cpu

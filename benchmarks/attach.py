@@ -9,8 +9,8 @@ thread; medians in turns.
 import torch
 
 import gpattention
-from gpattention.studies.adoption.encoder import MINILM, build_classifier, encoder_folder
-from gpattention.studies.bench.timing import time_in_turns
+from gpattention.studies.adoption_cola import MINILM, build_classifier, encoder_folder
+from gpattention.studies.bench import time_in_turns
 
 
 def main() -> None:

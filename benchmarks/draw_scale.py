@@ -12,13 +12,10 @@ import argparse
 import torch
 from torch import Tensor
 
-from gpattention.evaluation.items import ItemSet
-from gpattention.evaluation.temperature import fit_temperature
-from gpattention.experiments.judging.run_sets import run_sets
-from gpattention.experiments.judging.shifted_items import shifted_items
-from gpattention.experiments.runs import open_run
+from gpattention.evaluation import ItemSet, fit_temperature, run_sets, shifted_items
 from gpattention.gp import ItemNoise
 from gpattention.metrics import accuracy, ece, nll
+from gpattention.runs.folder import open_run
 
 CPU = torch.device("cpu")
 ROWS = 250  # items that run at once
@@ -51,7 +48,7 @@ def predicted(model: torch.nn.Module, items: ItemSet, scale: float, samples: int
     return torch.cat(parts, 1).double()
 
 
-def told(logits: Tensor, labels: Tensor, temperature: float) -> str:
+def figures(logits: Tensor, labels: Tensor, temperature: float) -> str:
     """Accuracy, NLL and ECE of the mean over draws."""
     probs = (logits / temperature).softmax(-1).mean(0)
     return f"{accuracy(probs, labels):.3f} {nll(probs, labels):.3f} {ece(probs, labels):.3f}"
@@ -79,8 +76,8 @@ def main() -> None:
         for scale in SCALES:
             a, b = (predicted(run.model, items, scale, given.samples) for items in (clean, shifted))
             T = fit_temperature(a, clean.labels)
-            cells = (told(a, clean.labels, 1), told(b, shifted.labels, 1), f"{T:.2f}")
-            tempered = (told(a, clean.labels, T), told(b, shifted.labels, T))
+            cells = (figures(a, clean.labels, 1), figures(b, shifted.labels, 1), f"{T:.2f}")
+            tempered = (figures(a, clean.labels, T), figures(b, shifted.labels, T))
             print(f"{scale:<6g} {'  '.join((*cells, *tempered))}", flush=True)
 
 

@@ -20,8 +20,7 @@ from torch import multiprocessing as mp
 
 from gpattention import gp
 from gpattention.attention import build_attention
-from gpattention.gp.shard_noise import ShardNoise
-from gpattention.gp.sharding import count_traffic
+from gpattention.ops import ShardNoise, count_traffic
 
 
 def payload(args: argparse.Namespace) -> int:

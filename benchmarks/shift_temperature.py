@@ -14,21 +14,17 @@ import torch
 from torch import Tensor
 
 from gpattention.data.shifts import SEVERITIES, shift, shifts_of
-from gpattention.evaluation.items import ItemSet
-from gpattention.evaluation.named_predictors import build_predictor
-from gpattention.evaluation.predicting import predict_items
-from gpattention.evaluation.temperature import fit_temperature
-from gpattention.experiments.judging.run_sets import run_sets
-from gpattention.experiments.runs import open_run
+from gpattention.evaluation import ItemSet, build_predictor, fit_temperature, predict_items, run_sets
 from gpattention.metrics import accuracy, ece, nll
-from gpattention.training import choose_device
+from gpattention.numerics import choose_device
+from gpattention.runs.folder import open_run
 
 
 def logits_of(predictor: object, items: ItemSet, given: argparse.Namespace) -> Tensor:
     """[samples, items, classes]"""
     device = choose_device(given.device)
-    told = predict_items(predictor, items, samples=given.samples, seed=0, device=device)  # type: ignore[arg-type]
-    return told.logits.cpu()
+    found = predict_items(predictor, items, samples=given.samples, seed=0, device=device)  # type: ignore[arg-type]
+    return found.logits.cpu()
 
 
 def look(folder: str, given: argparse.Namespace) -> str:
@@ -60,8 +56,8 @@ def look(folder: str, given: argparse.Namespace) -> str:
         probs = [(logits / t).softmax(-1).mean(0) for t in (usual, fitted)]
         rows.append([accuracy(probs[0], labels), *(f(p, labels) for f in (nll, ece) for p in probs), fitted])
     means = [fmean(column) for column in zip(*rows, strict=True)]
-    told = "  ".join(f"{value:8.3f}" for value in (means[0], *means[1:5], usual, means[5]))
-    return f"{Path(folder).name:36} {told}"
+    cells = "  ".join(f"{value:8.3f}" for value in (means[0], *means[1:5], usual, means[5]))
+    return f"{Path(folder).name:36} {cells}"
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from gpattention.experiments.sharing import shared_gpu
-from gpattention.studies.bench.steps import prepare_step
+from gpattention.studies.bench import prepare_step
+from gpattention.studies.scheduler import shared_gpu
 
 AT_ONCE = 10  # steps between two looks at the clock
 

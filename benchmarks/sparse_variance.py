@@ -14,13 +14,10 @@ from torch import Tensor
 
 from gpattention.attention.scgp import SCGPAttention
 from gpattention.data.corruptions import corrupt
-from gpattention.evaluation.items import ItemSet
-from gpattention.evaluation.named_predictors import ModelPredictor
-from gpattention.evaluation.predicting import predict_items
-from gpattention.experiments.judging.run_sets import run_sets
-from gpattention.experiments.runs import open_run
-from gpattention.gp.sparse_kind import CONDITIONALS
+from gpattention.evaluation import ItemSet, ModelPredictor, predict_items, run_sets
+from gpattention.gp.sparse import CONDITIONALS
 from gpattention.metrics import auroc
+from gpattention.runs.folder import open_run
 
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate")
 
@@ -28,9 +25,9 @@ CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate")
 def variances(model: torch.nn.Module, items: ItemSet) -> Tensor:
     """Mean over heads and tokens.  [items, layers]"""
     predictor = ModelPredictor(model, draw="none", variances=True)
-    told = predict_items(predictor, items, samples=0, seed=0, device=torch.device("cpu")).layer_variance
-    assert told is not None
-    return told
+    found = predict_items(predictor, items, samples=0, seed=0, device=torch.device("cpu")).layer_variance
+    assert found is not None
+    return found
 
 
 def main() -> None:
@@ -53,8 +50,8 @@ def main() -> None:
                 module.conditional = conditional  # type: ignore[assignment]
             inside = variances(model, clean)
             layers = " ".join(f"{float(v):.3f}" for v in inside.mean(0))
-            told = [auroc(inside.mean(1), variances(model, s).mean(1)) for s in sets]
-            cells = (f"{value:{len(c)}.2f}" for value, c in zip(told, CORRUPTIONS, strict=True))
+            found = [auroc(inside.mean(1), variances(model, s).mean(1)) for s in sets]
+            cells = (f"{value:{len(c)}.2f}" for value, c in zip(found, CORRUPTIONS, strict=True))
             print(f"{run.folder.name:32} {conditional:14} {layers:36}", *cells, sep="  ", flush=True)
 
 

@@ -2,7 +2,7 @@
 
 For every run, on validation images: AUROC for misclassified images of the entropy and of each layer's
 variance; the NLL with one temperature and with one that may depend on the variances, T = exp(w_0 + w . z(log
-var)), each fitted on one half of the images and judged on the other; and the NLL for fewer draws.
+var)), each fitted on one half of the images and evaluated on the other; and the NLL for fewer draws.
 
     python benchmarks/variance_temperature.py runs/cifar10-60/cifar10-scgpt-seed0 --data ~/data --items 3000
 """
@@ -12,11 +12,9 @@ import argparse
 import torch
 from torch import Tensor
 
-from gpattention.evaluation.named_predictors import ModelPredictor
-from gpattention.evaluation.predicting import predict_items
-from gpattention.experiments.judging.run_sets import run_sets
-from gpattention.experiments.runs import open_run
+from gpattention.evaluation import ModelPredictor, predict_items, run_sets
 from gpattention.metrics import auroc
+from gpattention.runs.folder import open_run
 
 DRAWS = 10
 
@@ -42,7 +40,7 @@ def fitted(logits: Tensor, labels: Tensor, features: Tensor) -> Tensor:
     return w.detach()
 
 
-def judged(logits: Tensor, labels: Tensor, features: Tensor) -> float:
+def cross_fitted_nll(logits: Tensor, labels: Tensor, features: Tensor) -> float:
     """NLL of each half with what the other half fitted."""
     first = torch.arange(len(labels)) % 2 == 0
     total = 0.0
@@ -70,15 +68,16 @@ def main() -> None:
         probs = logits.softmax(-1).mean(0)
         entropy = torch.special.entr(probs).sum(-1)
         right = probs.argmax(-1) == labels
-        told = [auroc(score[right], score[~right]) for score in (entropy, *logs.T)]
+        areas = [auroc(score[right], score[~right]) for score in (entropy, *logs.T)]
         one = torch.ones_like(entropy)[:, None]
         by_variance = torch.cat([one, (logs - logs.mean(0)) / logs.std(0)], 1)
         print(run.folder.name, f"accuracy {float(right.double().mean()):.3f}")
-        print(f"  AUROC for errors: entropy {told[0]:.3f}, variances", *(f"{x:.3f}" for x in told[1:]))
-        plain, other = judged(logits, labels, one), judged(logits, labels, by_variance)
+        print(f"  AUROC for errors: entropy {areas[0]:.3f}, variances", *(f"{x:.3f}" for x in areas[1:]))
+        plain, other = cross_fitted_nll(logits, labels, one), cross_fitted_nll(logits, labels, by_variance)
         print(f"  NLL, one temperature {plain:.4f}, by the variances {other:.4f}")
         some = {
-            n: [judged(logits[i : i + n], labels, one) for i in range(0, DRAWS, n)] for n in (1, 2, 5, 10)
+            n: [cross_fitted_nll(logits[i : i + n], labels, one) for i in range(0, DRAWS, n)]
+            for n in (1, 2, 5, 10)
         }
         print(
             "  NLL by draws:", ", ".join(f"{n}: {sum(x) / len(x):.4f}" for n, x in some.items()), flush=True

@@ -18,7 +18,7 @@ COPIED = ("src", "tests", "pyproject.toml", "README.md")
 
 
 def main() -> int:
-    """Run every mutant, print a table, tell the survivors."""
+    """Run every mutant, print a table, name the survivors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="mutants to run (default: all)")
     parser.add_argument("--workers", type=int, default=2, help="mutants tested at once (default 2)")
@@ -38,8 +38,8 @@ def main() -> int:
         return 1
     with ThreadPoolExecutor(arguments.workers) as pool:
         verdicts = list(pool.map(verdict, patches))
-    for patch, (killed, told) in zip(patches, verdicts, strict=True):
-        print(f"{'killed' if killed else 'SURVIVED':>9}  {patch.stem:<40} {told}")
+    for patch, (killed, witness) in zip(patches, verdicts, strict=True):
+        print(f"{'killed' if killed else 'SURVIVED':>9}  {patch.stem:<40} {witness}")
     survivors = sum(not killed for killed, _ in verdicts)
     print(f"{len(patches) - survivors} of {len(patches)} mutants killed")
     return 1 if survivors else 0

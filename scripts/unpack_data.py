@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gpattention.data.pickles import read_pickle
+from gpattention.data.cifar import read_pickle
 
 SIDE = 32
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -25,8 +25,8 @@ UNTRACED = (
     "attention/test_runtime.py",
     "models/test_predicting_models.py::TestRuntime",
     "models/fused/test_training.py",
-    "adopt/test_convert_families.py::test_fused",
-    "adopt/test_variance.py::test_fused",
+    "hosts/test_families.py::test_fused",
+    "hosts/test_variance.py::test_fused",
 )
 
 

@@ -11,17 +11,16 @@ from torch import Tensor
 
 import gpattention
 from gpattention import metrics
-from gpattention.adopt.conversion import Conversion
-from gpattention.adopt.fitting import FitOptions
 from gpattention.attention import build_attention
 from gpattention.data.shifts import shift
 from gpattention.evaluation import DeepEnsemble, GPLastLayer, LaplaceLastLayer, MCDropout, ModelPredictor
+from gpattention.hosts import Conversion, FitOptions
 from gpattention.metrics import streaming
 from gpattention.models import TextConfig, VisionConfig, VisionTransformer
 from gpattention.models.embeddings.vocabulary import Vocabulary
-from gpattention.training import Recipe
-from gpattention.training.recipe import OptimizerRecipe
-from tests.adopt.hosts import Encoder
+from gpattention.runs import Recipe
+from gpattention.runs.recipe import OptimizerRecipe
+from tests.hosts.hosts import Encoder
 
 OTHERS: list[Callable[[int], Any]] = [
     np.int64, np.int32, np.int16, np.uint8, np.array, torch.tensor,
@@ -109,10 +108,10 @@ def test_configurations_are_json(of: Callable[[int], Any]) -> None:
         (image, VisionConfig(**whole, channels=1, patch=4)),
         (text, TextConfig(**whole, vocabulary=50, max_length=9)),
     ):
-        told = config.to_dict()
-        assert told == same.to_dict()
-        assert plain_everywhere(told)
-        assert json.loads(json.dumps(told)) == told
+        described = config.to_dict()
+        assert described == same.to_dict()
+        assert plain_everywhere(described)
+        assert json.loads(json.dumps(described)) == described
     assert type(Conversion("direct", seed=of(3)).seed) is int
     options = FitOptions(samples=of(4), steps=of(2), items=of(20), seed=of(7))
     assert (options.samples, options.steps, options.items, options.seed) == (4, 2, 20, 7)

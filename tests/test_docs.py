@@ -27,14 +27,14 @@ import torch
 
 from gpattention.attention import attention_class, list_attention
 from gpattention.cli import main
-from gpattention.cli.main import build_parser
+from tests.cli.parsing import parsed
 
 ROOT = Path(__file__).parent.parent
 BUILT_IN = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 ELSEWHERE = {  # run by tests of their own, or formulae in the words of Python
-    "docs/attach.md": "tests/adopt/test_attach_docs.py",
-    "docs/convert.md": "tests/adopt/test_convert_docs.py",
-    "docs/export.md": "tests/adopt/test_convert_docs.py",
+    "docs/attach.md": "tests/hosts/test_pages.py",
+    "docs/convert.md": "tests/hosts/test_pages.py",
+    "docs/export.md": "tests/hosts/test_pages.py",
     "docs/scaling.md": "tests/attention/test_sharded_docs.py",
     "docs/derivations/row-normalised.md": None,
 }
@@ -201,8 +201,7 @@ def test_every_guide_shows_something_that_runs() -> None:
 @pytest.mark.parametrize("page", [p for p in ALL if p.commands()], ids=lambda page: page.name)
 def test_commands_parse(page: Page) -> None:
     for command in page.commands():
-        given = build_parser().parse_args(shlex.split(command)[1:])
-        assert callable(given.run_command), command
+        assert callable(parsed(shlex.split(command)[1:]).command.callback), command
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)

@@ -3,17 +3,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gpattention import gp
-
 if TYPE_CHECKING:
-    from gpattention.adopt.attach import attach
-    from gpattention.adopt.convert import conversion_of, convert
-    from gpattention.adopt.convert_predict import predict
-    from gpattention.adopt.export import export_program
-    from gpattention.adopt.export_onnx import export_onnx
-    from gpattention.adopt.regularizer import regularizer
-    from gpattention.adopt.sites import find_sites
-    from gpattention.adopt.storage_loading import from_pretrained
+    from gpattention import gp
+    from gpattention.hosts import (
+        attach,
+        conversion_of,
+        convert,
+        export_onnx,
+        export_program,
+        find_sites,
+        from_pretrained,
+        predict,
+        regularizer,
+        signals,
+    )
 
 __version__ = "0.1.0"
 
@@ -29,30 +32,23 @@ __all__ = [
     "gp",
     "predict",
     "regularizer",
+    "signals",
 ]
 
-# imported when first asked for: `import gpattention` stays fast
-_LAZY = {
-    "attach": "gpattention.adopt.attach",
-    "conversion_of": "gpattention.adopt.convert",
-    "convert": "gpattention.adopt.convert",
-    "export_onnx": "gpattention.adopt.export_onnx",
-    "export_program": "gpattention.adopt.export",
-    "find_sites": "gpattention.adopt.sites",
-    "from_pretrained": "gpattention.adopt.storage_loading",
-    "predict": "gpattention.adopt.convert_predict",
-    "regularizer": "gpattention.adopt.regularizer",
-}
+# imported when first asked for: `import gpattention` and `gpattention --help` need no torch
+_LAZY = [name for name in __all__ if name not in ("__version__", "gp")]
 
 
 def __getattr__(name: str) -> Any:
-    """Names of the parts above `gp`."""
+    """Names of the parts, and the mathematics as a module."""
+    if name == "gp":
+        return import_module("gpattention.gp")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    value = getattr(import_module("gpattention.hosts"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "gp"})

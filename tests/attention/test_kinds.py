@@ -16,7 +16,6 @@ from tests.attention.variants import (
     NAMED,
     TOKENS,
     VARIANTS,
-    WIDTH,
     Variant,
     build,
     every,
@@ -29,7 +28,6 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 CROSSING = [variant for variant in VARIANTS if variant.crosses]
 ONE_MASK = [variant for variant in CROSSING if variant.kind == "cgp" and variant.causal]
 every_crossing = every(CROSSING)
-every_maskable = every([variant for variant in CROSSING if variant not in ONE_MASK])
 OTHER = 5  # number of keys where it is not that of the queries
 
 
@@ -61,16 +59,12 @@ def test_self_attention_by_hand(variant: Variant, masked: bool) -> None:
         assert_close(found.output[ignore], module.output.bias.expand(int(ignore.sum()), -1))
 
 
-@every(ONE_MASK)
-def test_causal_cgp_across_by_hand(variant: Variant) -> None:
-    module, x, y = build(variant), tokens(), tokens(seed=3)
-    matches(module(x, y, need=needs(variant)), module, *heads_by_hand(module, x, y))
-
-
-@every_maskable
+@every_crossing
 @pytest.mark.parametrize("masks", ["none", "keys", "queries", "both"])
 def test_cross_attention_by_hand(variant: Variant, masks: str) -> None:
-    keys = TOKENS if variant.causal else OTHER
+    if variant in ONE_MASK and masks != "none":
+        pytest.skip("its queries and keys have one mask")
+    keys = TOKENS if variant.causal or masks == "keys" else OTHER  # a mask of as many keys masks no query
     module, x, y = build(variant), tokens(), tokens(length=keys, seed=3)
     ignore = padding(length=keys, seed=4) if masks in ("keys", "both") else None
     ignore_query = padding() if masks in ("queries", "both") else None
@@ -79,38 +73,12 @@ def test_cross_attention_by_hand(variant: Variant, masks: str) -> None:
     matches(found, module, *heads_by_hand(module, x, y, real=real, real_query=real_query))
 
 
-@every_maskable
-def test_a_key_mask_of_as_many_keys_masks_no_query(variant: Variant) -> None:
-    module, x, y, ignore = build(variant), tokens(), tokens(seed=3), padding()
-    found = module(x, y, key_padding_mask=ignore, need=needs(variant))
-    everyone = torch.ones(BATCH, TOKENS, dtype=torch.bool)
-    matches(found, module, *heads_by_hand(module, x, y, real=~ignore, real_query=everyone))
-
-
 @every_crossing
 def test_values_of_their_own(variant: Variant) -> None:
     module, x, y, z = build(variant), tokens(), tokens(seed=3), tokens(seed=5)
     found = module(x, y, z, need=("output", "weights"))
     assert_close(found.output, merge(module, found.weights @ project(module.value, z)), **CLOSE)
     assert_close(found.weights, module(x, y, need=("weights",)).weights, **CLOSE)
-
-
-@every_crossing
-def test_self_attention_is_cross_attention_to_itself(variant: Variant) -> None:
-    module, x = build(variant), tokens()
-    for ignore in (None,) if variant in ONE_MASK else (None, padding()):
-        masks = {"key_padding_mask": ignore, "query_padding_mask": ignore}
-        alone = module(x, key_padding_mask=ignore, need=needs(variant))
-        crossed = module(x, x.clone(), **masks, need=needs(variant))
-        assert_close(alone.output, crossed.output, **CLOSE)
-        assert_close(alone.variance, crossed.variance, **CLOSE)
-
-
-@every([variant for variant in VARIANTS if not variant.crosses])
-def test_sgpa_refuses_keys(variant: Variant) -> None:
-    module, x = build(variant), tokens()
-    with pytest.raises(ValueError, match="'sgpa' attention is self-attention"):
-        module(x, tokens(seed=3))
 
 
 @every_variant
@@ -153,33 +121,6 @@ def test_capped_rows_shrink() -> None:
     assert float(capped.weights.sum(-1).detach().max()) < 1
     assert float(capped.variance.detach().max()) <= 0.05**2
     assert float(free.variance.detach().max()) > 0.05**2
-
-
-@pytest.mark.parametrize("causal", ["", " causal"])
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-def test_softmax_gp_predicts_what_softmax_predicts(causal: str, masked: bool) -> None:
-    plain, ours = build(NAMED[f"softmax{causal}"]), build(NAMED[f"softmax-gp{causal}"], seed=8)
-    ours.load_state_dict(plain.state_dict(), strict=False)
-    x, ignore = tokens(), padding() if masked else None
-    assert_close(ours(x, key_padding_mask=ignore).output, plain(x, key_padding_mask=ignore).output, **CLOSE)
-    y = tokens(seed=3)
-    masks = {"key_padding_mask": ignore, "query_padding_mask": padding(seed=6)}
-    assert_close(ours(x, y, **masks).output, plain(x, y, **masks).output, **CLOSE)
-
-
-@pytest.mark.parametrize("causal", ["", " causal"])
-@pytest.mark.parametrize("normalize", ["none", "rows"])
-def test_the_mean_of_direct_is_kernel_attention(normalize: str, causal: str) -> None:
-    plain = build(NAMED[f"kernel rbf {normalize}{causal}"])
-    uncapped = {"max_stddev": 1e6} if normalize == "rows" else {}
-    ours = build(NAMED[f"direct {normalize}{causal}"], seed=8, **uncapped)
-    ours.load_state_dict(plain.state_dict(), strict=False)
-    if normalize == "none":  # unit amplitudes are those of a plain kernel
-        ours.scale_q.set(1.0)
-        ours.scale_k.set(1.0)
-    x, ignore = tokens(), padding()
-    for mask in (None, ignore):
-        assert_close(ours(x, key_padding_mask=mask).output, plain(x, key_padding_mask=mask).output, **CLOSE)
 
 
 def as_torch(module: Any, *, batch_first: bool) -> nn.MultiheadAttention:
@@ -226,20 +167,3 @@ def test_layouts_agree(variant: Variant) -> None:
     if variant.draws:
         assert_close(second.variance, expected.variance, **CLOSE)
         assert_close(single.variance, expected.variance[1], **CLOSE)
-
-
-@every([v for v in VARIANTS if "pooled" in v.name])
-def test_pooled_inducing_inputs_see_real_tokens_in_no_order(variant: Variant) -> None:
-    module, x, ignore = build(variant), tokens(), padding()
-    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
-    y = torch.where(ignore[..., None], 100.0, x)
-    for inducing in (module.inducing_q, module.inducing_k):
-        if inducing is None:
-            assert variant.options["num_inducing"] == 5
-            continue
-        latent = [project(module.latent, a) for a in (x, x[:, order], y)]
-        points = inducing(x, latent[0], ~ignore[:, None])
-        assert points.shape == (BATCH, HEADS, inducing.count, WIDTH)
-        assert_close(inducing(x[:, order], latent[1], ~ignore[:, None, order]), points, **CLOSE)
-        assert_close(inducing(y, latent[2], ~ignore[:, None]), points, **CLOSE)
-        assert float((points[0] - points[1]).detach().abs().max()) > 0.01  # sequences have their own

@@ -1,5 +1,6 @@
-"""What a call may ask for: `need`, draws, inducing inputs, kinds of one's own."""
+"""What a call may ask for and what it refuses: need, draws, inducing inputs, options, kinds of one's own."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,9 @@ from torch.testing import assert_close
 from gpattention import gp
 from gpattention.attention import (
     Attention,
-    AttentionOutput,
     Heads,
     attention_class,
+    build_attention,
     list_attention,
     register_attention,
     registry,
@@ -31,7 +32,6 @@ from tests.attention.variants import (
     Variant,
     build,
     every,
-    every_default,
     padding,
     tokens,
 )
@@ -91,22 +91,6 @@ def test_an_output_alone_needs_fewer_factors(variant: Variant, monkeypatch: pyte
     assert alone == both if variant.kind == "sgpa" else alone < both  # sgpa's factor serves both
     if variant.kind in ("softmax-gp", "direct"):
         assert alone == 0  # plain attention
-
-
-@every_default
-def test_shapes(variant: Variant) -> None:
-    module, x = build(variant), tokens()
-    variance = ("variance",) if variant.draws else ()
-    found = module(x, need=("output", "regularizer", "weights", *variance))
-    assert isinstance(found, AttentionOutput)
-    assert found.output.shape == (BATCH, TOKENS, EMBED)
-    assert found.weights.shape == (BATCH, HEADS, TOKENS, TOKENS)
-    assert found.regularizer.shape == ()
-    if variant.draws:
-        channels = (WIDTH,) if variant.kind == "sgpa" else ()
-        assert found.variance.shape == (BATCH, HEADS, TOKENS, *channels)
-        assert float(found.variance.detach().min()) > 0
-    assert (found.inducing is module.inducing) if variant.kind == "sgpa" else (found.inducing is None)
 
 
 @every_posterior
@@ -195,6 +179,7 @@ def test_inducing_inputs_from_outside() -> None:
     own, other = module.inducing, torch.randn(module.inducing.shape, dtype=torch.float64)
     found = module(x, inducing=other)
     assert found.inducing is other
+    assert module(x).inducing is own
     assert float((found.output - module(x).output).detach().abs().max()) > 1e-3
     assert torch.equal(module(x, inducing=own.detach().clone()).output, module(x).output)
 
@@ -226,3 +211,115 @@ def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="expected a subclass of Attention to register as 'x'"):
         register_attention("x")(torch.nn.Linear)  # type: ignore[arg-type]
     assert attention_class("cgp").kind == "cgp"
+
+
+@pytest.mark.parametrize("kind", list_attention())
+@pytest.mark.parametrize("name", ["embed_dim", "num_heads"])
+@pytest.mark.parametrize("bad", ["4", None, 4.0, True, (1, 2), 0, -2, 2**70], ids=repr)
+def test_bad_sizes_are_refused(kind: str, name: str, bad: Any) -> None:
+    """By name, before they meet a comparison or a tensor."""
+    with pytest.raises(ValueError, match=f"expected {name} "):
+        build_attention(kind, **{"embed_dim": EMBED, "num_heads": HEADS, name: bad})
+
+
+X = tokens()
+MASK = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
+JOINT = {"draw": "joint"}
+BAD_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("cgp rows", (X,), {"need": ("output", "colour")}, "need .*got 'colour'"),
+    ("cgp rows", (X,), {"need": "variance"}, r"need .*got the text 'variance': write \('variance',\)"),
+    ("cgp rows", (X,), {"draw": "both"}, "draw .*got 'both'"),
+    *(("cgp rows", (X,), JOINT | {"samples": n}, f"samples .*>= 1, got {n}") for n in (0, 2.5, True)),
+    ("cgp rows", (X,), {"samples": 3}, "samples=3 without a draw"),
+    ("softmax", (X[..., :5],), {}, r"query of shape \[B, N, 12\].*got \(3, 7, 5\)"),
+    ("softmax", (X[None],), {}, r"query of shape.*got \(1, 3, 7, 12\)"),
+    ("softmax", (X, X[0]), {}, r"key of shape.*got \(7, 12\)"),
+    ("softmax", (X, X, X[..., :3]), {}, r"value of shape.*got \(3, 7, 3\)"),
+    ("softmax", (X, None, X), {}, "value without a key"),
+    ("direct rows", (X, X[:1]), {}, r"one batch size.*key of \[1, 7\]"),
+    ("kernel rbf rows", (X, X, X[:, :4]), {}, r"as many values as keys.*\[3, 4\]"),
+    ("softmax", (X,), {"key_padding_mask": MASK.long()}, "key_padding_mask .*int64"),
+    ("softmax", (X,), {"key_padding_mask": MASK[:, :4]}, r"\[3, 7\].*got shape \(3, 4\)"),
+    ("softmax", (X,), {"query_padding_mask": MASK[0]}, r"query_padding_mask.*\(7,\)"),
+    ("cgp rows", (X,), {"inducing": X}, "'cgp' attention takes no inducing inputs"),
+    ("sgpa rbf", (X,), {"inducing": X}, r"\(2, 5, 12\), got \(3, 7, 12\)"),
+    ("sgpa rbf", (X, tokens(seed=3)), {}, "'sgpa' attention is self-attention"),
+    *(
+        (name, (X,), asked, f"'{name.split()[0]}' attention has no posterior, so {next(iter(asked))}=")
+        for name in ("softmax", "kernel rbf rows")
+        for asked in ({"draw": "independent"}, JOINT, {"need": ("variance",)}, {"need": ("posterior",)})
+    ),
+    *(
+        (variant.name, (tokens(length=queries), X), {}, f"got query of {queries} tokens and key of {TOKENS}")
+        for variant in VARIANTS
+        for queries in (1, 9)
+        if variant.causal
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "inputs", "options", "message"), BAD_CALLS)
+def test_bad_calls_are_refused(name: str, inputs: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        build(NAMED[name])(*inputs, **options)
+
+
+NOISY = ("softmax-gp", "direct", "cgp", "scgp")
+BAD_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+    (("magic",), {}, "cgp, direct, kernel.*got 'magic'"),
+    (list_attention(), {"num_heads": 5}, "embed_dim .*num_heads, got 12 and 5"),
+    (list_attention(), {"regularizer": "entropy"}, "regularizer of .* attention.*got 'entropy'"),
+    (list_attention(), {"colour": 3}, "attention does not take.*'colour'"),
+    (list_attention(), {"dropout": "0.1"}, "dropout to be a number, got '0.1'"),
+    (("softmax",), {"dropout": 1.0}, "dropout in .*got 1.0"),
+    (("kernel", "sgpa"), {"kernel": "laplace"}, "rbf, ard_rbf, exp_dot, got 'laplace'"),
+    (("kernel", "direct", "cgp", "scgp"), {"normalize": "max"}, "normalize .*got 'max'"),
+    (("softmax", "softmax-gp", "sgpa"), {"normalize": "rows"}, "does not take.*'normalize'"),
+    (("direct", "cgp"), {"causal": True, "regularizer": "kl"}, "regularizer .*got 'kl'"),
+    (("scgp", "sgpa"), {"causal": True}, "does not take.*'causal'"),
+    (("softmax-gp", "direct", "scgp"), {"noise": 1e-5}, "noise .* above the floor 0.0001, got 1e-05"),
+    (NOISY, {"noise": 1e300}, r"noise .*finite .*, got 1e\+300 as torch.float32"),
+    (("softmax-gp",), {"prior_scale": -1.0}, "prior_scale .*finite and above .*, got -1.0"),
+    (("direct",), {"noise": "0.1"}, "noise to be a number, got '0.1'"),
+    (("direct",), {"noise": True}, "noise to be a number, got True"),
+    (("direct",), {"max_stddev": None}, "max_stddev to be a number, got None"),
+    (("cgp",), {"max_stddev": 0.0}, "max_stddev > 0, got 0.0"),
+    (("cgp",), {"observation_noise": "0"}, "observation_noise to be a number, got '0'"),
+    (("cgp",), {"latent_prior": "flat"}, "latent_prior .*got 'flat'"),
+    (("cgp",), {"regularizer_samples": "3"}, "regularizer_samples to be a whole number, got '3'"),
+    (("cgp",), {"regularizer_samples": 0}, "regularizer_samples .*>= 1, got 0"),
+    (("scgp",), {"inducing": "sampled"}, "inducing .*got 'sampled'"),
+    (("scgp",), {"values": "printed"}, "values .*got 'printed'"),
+    (("scgp",), {"conditional": "fitc"}, "conditional .*got 'fitc'"),
+    (("scgp",), {"num_inducing": (4, -1)}, "num_inducing .*>= 1, got -1"),
+    (("scgp",), {"num_inducing": (4, 4, 4)}, r"num_inducing .*got \(4, 4, 4\)"),
+    (("scgp",), {"num_inducing": None}, "num_inducing .*>= 1, got None"),
+    (("scgp", "sgpa"), {"num_inducing": 0}, "num_inducing .*>= 1, got 0"),
+    (("scgp", "sgpa"), {"num_inducing": 2.5}, "num_inducing to be a whole number.*, got 2.5"),
+    (("scgp", "sgpa"), {"num_inducing": 2**70}, r"attention of at most 1e\+10 parameters, got"),
+    (("sgpa",), {"jitter": -1.0}, r"jitter in \(0, 1\), got -1.0"),
+    # text is what a recipe brings, and any text is true
+    (NOISY, {"learn_noise": "False"}, "learn_noise to be true or false, got 'False'"),
+    (("kernel", "cgp"), {"causal": "no"}, "causal to be true or false, got 'no'"),
+    (("kernel",), {"symmetric": 0}, "symmetric to be true or false, got 0"),
+    (("scgp",), {"include_noise": "no"}, "include_noise to be true or false, got 'no'"),
+    *(
+        entry
+        for bad in (-1.0, math.inf, math.nan)
+        for entry in (
+            (("cgp",), {"observation_noise": bad}, f"observation_noise >= 0 and finite, got {bad}"),
+            (("direct",), {"noise": bad}, f"noise .*finite and above .*, got {bad}"),
+            (("direct",), {"prior_scale": bad}, f"prior_scale .*finite and above .*, got {bad}"),
+            (("direct",), {"normalize": "none", "scale": bad}, f"scale .*finite and above .*, got {bad}"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [(kind, options, message) for kinds, options, message in BAD_OPTIONS for kind in kinds],
+)
+def test_bad_options_are_refused(kind: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_attention(kind, **{"embed_dim": EMBED, "num_heads": HEADS} | options)

@@ -1,7 +1,6 @@
 """How modules run: compiled, exported, copied, saved, in which arithmetic; and their positive parameters."""
 
 import copy
-import io
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import product
@@ -14,13 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from gpattention import gp
-from gpattention.attention import Attention, Positive, attention_class, build_attention, list_attention
+from gpattention.attention import Attention, Positive, attention_class, build_attention
 from tests.attention.variants import (
-    BATCH,
     DEFAULTS,
     EMBED,
     HEADS,
-    TOKENS,
     VARIANTS,
     Variant,
     build,
@@ -103,19 +100,6 @@ def test_copies_are_equal_and_apart(variant: Variant) -> None:
     assert not torch.equal(twin(x).output, expected)
 
 
-@every_variant
-def test_saved_and_loaded(variant: Variant) -> None:
-    module, other, x, ignore = build(variant), build(variant, seed=9), tokens(), padding()
-    expected = Everything(module)(x, ignore)
-    assert not torch.equal(other(x, key_padding_mask=ignore).output, expected[0])
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file))
-    for found, wanted in zip(Everything(other)(x, ignore), expected, strict=True):
-        assert torch.equal(found, wanted)
-
-
 def gap(found: Tensor, expected: Tensor) -> float:
     """Largest difference as a share of the largest entry."""
     difference = (found.double() - expected.double()).detach().abs().max()
@@ -166,6 +150,7 @@ def test_dropout_only_in_training(variant: Variant) -> None:
     assert 0.4 < float(zeros.double().mean()) < 0.6
     assert_close(dropped[~zeros], 2 * plain(x).output[~zeros])
     assert torch.equal(plain.train()(x).output, plain.eval()(x).output)
+    assert f"kind={variant.kind!r}, regularizer={module.regularizer!r}" in repr(module)
 
 
 @every_default
@@ -185,73 +170,44 @@ def test_made_with_a_type_and_on_a_device(variant: Variant, dtype: torch.dtype) 
     }
 
 
-@every_default
-def test_without_biases(variant: Variant) -> None:
-    module = build(variant, bias=False)
-    assert [name for name, _ in module.named_parameters() if name.endswith("bias")] == []
-    assert module(tokens()).output.shape == (BATCH, TOKENS, EMBED)
-
-
-def test_names_in_the_print_out() -> None:
-    for variant in DEFAULTS:
-        module = build(variant)
-        assert f"kind={variant.kind!r}, regularizer={module.regularizer!r}" in repr(module)
-
-
+@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("initial", "floor"), [(0.01, 1e-4), (1.0, 0.0), (2.0, 0.5), (1e-6, 0.0), (300.0, 0.0)]
 )
-def test_positive_starts_where_told(initial: float, floor: float, dtype: torch.dtype) -> None:
-    p = Positive((3,), initial, floor=floor, dtype=dtype)
+def test_positive_starts_and_is_set_at_a_value(
+    initial: float, floor: float, dtype: torch.dtype, learned: bool
+) -> None:
+    p = Positive((3,), initial, floor=floor, dtype=dtype, learned=learned)
+    assert [list(p.state_dict()), len(list(p.parameters()))] == [["raw"], int(learned)]
     assert p.raw.dtype == dtype
     assert p().dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
-    most = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.06}[dtype]
-    assert_close(p().double(), torch.full((3,), initial, dtype=torch.float64), rtol=most, atol=0)
+    assert f"(3,), floor={floor}" in repr(p)
+    assert ("fixed" in repr(p)) == (not learned)
+    close = {"rtol": {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.06}[dtype], "atol": 0}
+    assert_close(p().double(), torch.full((3,), initial, dtype=torch.float64), **close)
+    values = floor + torch.tensor([0.2, 0.7, 50.0], dtype=torch.float64)
+    for given in (0.7 + floor, values.requires_grad_()):
+        p.set(given)
+        expected = given if isinstance(given, Tensor) else torch.full((3,), given, dtype=torch.float64)
+        assert_close(p().double(), expected, **close)
+        assert p.raw.requires_grad == learned
+    for bad in (floor, floor - 1.0, torch.tensor([1e3, 1e3, floor]), float("nan")):
+        with pytest.raises(ValueError, match=rf"above the floor {floor}, got"):
+            p.set(bad)
+    assert_close(p().double(), values, **close)
+    with pytest.raises(ValueError, match=rf"above the floor {floor}, got {floor}"):
+        Positive((1,), floor, floor=floor)
 
 
 def test_positive_never_falls_below_its_floor() -> None:
     p = Positive((2, 3), 1.0, floor=0.25, dtype=torch.float64)
-    assert [name for name, _ in p.named_parameters()] == ["raw"]
     with torch.no_grad():
         p.raw.copy_(torch.tensor([[-1e4, -50.0, -1.0], [0.0, 1.0, 1e4]]))
     assert bool((p() >= 0.25).all())
     assert float(p().detach()[0, 0]) == 0.25
     (slope,) = torch.autograd.grad(p().sum(), p.raw)
     assert_close(slope, torch.sigmoid(p.raw))
-    assert "(2, 3), floor=0.25" in repr(p)
-
-
-def test_positive_may_be_fixed() -> None:
-    p = Positive((2,), 0.3, learned=False)
-    assert list(p.parameters()) == []
-    assert list(p.state_dict()) == ["raw"]
-    assert_close(p(), torch.full((2,), 0.3))
-    assert "fixed" in repr(p)
-    for name in ("noise", "prior_scale"):
-        module: Any = build_attention("cgp", embed_dim=8, num_heads=2, **{f"learn_{name}": False})
-        assert list(getattr(module, name).parameters()) == []
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_positive_can_be_set(learned: bool) -> None:
-    p = Positive((2,), 0.3, floor=0.1, learned=learned, dtype=torch.float64)
-    p.set(0.7)
-    assert_close(p(), torch.tensor([0.7, 0.7], dtype=torch.float64))
-    p.set(torch.tensor([0.2, 50.0], requires_grad=True))
-    assert_close(p().detach(), torch.tensor([0.2, 50.0], dtype=torch.float64), rtol=1e-6, atol=0)
-    assert p.raw.requires_grad == learned
-    for bad in (0.1, 0.05, -1.0, torch.tensor([0.5, 0.0]), float("nan")):
-        with pytest.raises(ValueError, match=r"above the floor 0\.1, got"):
-            p.set(bad)
-    assert_close(p().detach(), torch.tensor([0.2, 50.0], dtype=torch.float64), rtol=1e-6, atol=0)
-    with pytest.raises(ValueError, match=r"above the floor 0\.5, got 0\.5"):
-        Positive((1,), 0.5, floor=0.5)
-
-
-def test_every_kind_of_the_library_is_run() -> None:
-    ours = [kind for kind in list_attention() if attention_class(kind).__module__.startswith("gpattention.")]
-    assert {variant.kind for variant in VARIANTS} == set(ours)
 
 
 REGULARIZED = [

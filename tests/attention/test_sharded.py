@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +12,7 @@ from torch import distributed as dist
 
 from gpattention import gp
 from gpattention.attention import Attention, build_attention
-from gpattention.gp.shard_noise import ShardNoise
-from gpattention.gp.sharding import sum_gradients
+from gpattention.ops import ShardNoise, sum_gradients
 from tests.attention.variants import BATCH, EMBED, HEADS, Variant, build, padding, tokens
 from tests.processes import group_of_one, in_processes, same_but_rounding, spied
 
@@ -231,8 +229,11 @@ def test_what_cannot_be_shared(processes: list[Any], tmp_path: Path) -> None:
         assert "got 'world'" in found["group"]
 
 
-def test_the_group_is_no_part_of_the_state(processes: list[Any]) -> None:
+def test_the_group_is_no_part_of_the_state(processes: list[Any], tmp_path: Path) -> None:
     plain = module_of(CASES[0])
+    with group_of_one(tmp_path):
+        alone = copies(0)
+    assert [alone[f"{name} sent"] for name in ("itself", "copy", "pickled", "ended")] == [1, 1, 0, 0]
     for rank, process in enumerate(processes):
         found = process["copied"]
         assert found["state"] == sorted(plain.state_dict())
@@ -243,14 +244,3 @@ def test_the_group_is_no_part_of_the_state(processes: list[Any]) -> None:
         same_but_rounding(found["pickled"], alone, "pickled")
         same_but_rounding(found["ended"], alone, "ended")
         assert float((found["itself"] - alone).abs().max()) > 1e-3
-
-
-def test_copies_in_a_group_of_one(tmp_path: Path) -> None:
-    with group_of_one(tmp_path):
-        found = copies(0)
-    assert [found[f"{name} sent"] for name in ("itself", "copy", "pickled", "ended")] == [1, 1, 0, 0]
-
-
-def test_the_shards_are_uneven() -> None:
-    for count in (2, 4):
-        assert len({b - a for a, b in pairwise(CUTS[count])}) > 1

@@ -1,4 +1,4 @@
-"""The guide's example runs in two processes, and the measuring command tells what the guide's tables say."""
+"""The guide's example runs in two processes, and the measuring command prints what the guide's tables say."""
 
 import os
 import re
@@ -42,32 +42,32 @@ def run_example(rank: int, port: int) -> str:
     """As `torchrun` would, in a process of its own."""
     meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ.update(meeting)
-    with redirect_stdout(StringIO()) as told:
+    with redirect_stdout(StringIO()) as output:
         exec(compile(example(), "docs/scaling.md", "exec"), {})
-    return told.getvalue()
+    return output.getvalue()
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    for rank, told in enumerate(in_processes(partial(run_example, port=port), 2, tmp_path, meet=False)):
-        assert told == f"process {rank}: 2 all-reduces of {one_set(3, 2, 16, 32)} bytes\n"
+    for rank, output in enumerate(in_processes(partial(run_example, port=port), 2, tmp_path, meet=False)):
+        assert output == f"process {rank}: 2 all-reduces of {one_set(3, 2, 16, 32)} bytes\n"
 
 
 @pytest.mark.slow  # four interpreters start
 def test_the_example_runs_as_the_guide_says(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example())
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    told = run(*torchrun, str(tmp_path / "example.py"))
+    output = run(*torchrun, str(tmp_path / "example.py"))
     for rank in range(2):
-        assert f"process {rank}: 2 all-reduces of {one_set(3, 2, 16, 32)} bytes" in told
+        assert f"process {rank}: 2 all-reduces of {one_set(3, 2, 16, 32)} bytes" in output
 
 
 @pytest.mark.slow  # three interpreters start
 def test_the_measuring_command() -> None:
-    told = run("benchmarks/sharding.py", "--processes", "2", "--tokens", "257", "--repeats", "1")
-    lines = [line.split() for line in told.splitlines()]
+    output = run("benchmarks/sharding.py", "--processes", "2", "--tokens", "257", "--repeats", "1")
+    lines = [line.split() for line in output.splitlines()]
     assert [line[:4] for line in lines[1:3]] == [
         ["0", "128", "2", str(2 * one_set(1, 4, 16, 32))],
         ["1", "129", "2", str(2 * one_set(1, 4, 16, 32))],

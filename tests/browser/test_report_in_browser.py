@@ -15,7 +15,7 @@ import pytest
 
 from gpattention.reports import build_report
 from gpattention.reports.sections import SECTIONS
-from gpattention.reports.theme import DARK, LIGHT
+from gpattention.reports.style import DARK, LIGHT
 from tests.reports.synthetic import KINDS, synthetic_run
 
 if TYPE_CHECKING:

@@ -1,38 +1,38 @@
 """`gpattention adopt`: tables on the screen and in files, and polite words where something is missing."""
 
 import csv
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpattention.cli import main
-from tests.experiments.tiny_cola import mislabel, write_tiny_cola
-from tests.experiments.tiny_encoder import write_tiny_encoder
-from tests.experiments.tiny_runs import digits_recipe
+from tests.cli.conftest import Run
+from tests.runs.tiny_cola import mislabel, write_tiny_cola
+from tests.runs.tiny_encoder import write_tiny_encoder
+from tests.runs.tiny_runs import digits_recipe
 
 pytest.importorskip("transformers")
-Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
 def quick_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of one candidate."""
-    from gpattention.adopt import handle
-    from gpattention.adopt.fitting import FitOptions
+    from gpattention.hosts import FitOptions
 
     def options(**given: object) -> FitOptions:
         return FitOptions(**{**given, "steps": 1, "samples": 2, "levels": ("global",), "select": False})
 
-    monkeypatch.setattr(handle, "FitOptions", options)
+    monkeypatch.setattr(sys.modules["gpattention.hosts.attach"], "FitOptions", options)
 
 
-def rows(file: Path) -> list[dict[str, str]]:
+def plain_nll(file: Path) -> list[dict[str, str]]:
+    wanted = {"method": "plain", "set": "test", "metric": "nll"}.items()
     with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
+        return [row for row in csv.DictReader(stream) if wanted <= row.items()]
 
 
 @pytest.mark.usefixtures("quick_fit")
-def test_cola(tmp_path: Path, capsys: Output) -> None:
+def test_cola(tmp_path: Path, run: Run) -> None:
     root = write_tiny_cola(tmp_path / "data", (160, 40, 30))
     mislabel(root)
     encoder = write_tiny_encoder(tmp_path / "bert")
@@ -43,13 +43,11 @@ def test_cola(tmp_path: Path, capsys: Output) -> None:
         "--further-epochs", "1", "--further-learning-rate", "0.005", "--samples", "2",
         "--runs", str(tmp_path / "runs"), "--device", "cpu", "-o", str(out),
     ]  # fmt: skip
-    assert main(words) == 0
-    told, err = capsys.readouterr()
+    told, err = run(*words)
     assert "| attached, as `fit` chose |" in told
-    for row in ("tuned on", "converted to direct, tuned on", "converted to direct, tuned on, temperature"):
+    for row in ("tuned on", "converted to direct, tuned on", "converted to direct, tuned on, temperature",
+                "minus temperature | in MCC", "minus tuned on, temperature | in MCC"):  # fmt: skip
         assert f"| {row} |" in told
-    assert "| minus temperature | in MCC |" in told
-    assert "| minus tuned on, temperature | in MCC |" in told
     for what in ("host", "tuned-on", "converted-direct"):
         assert f"seed 1 {what} fine-tuning" in err
     assert {file.name for file in out.iterdir()} == {
@@ -59,33 +57,24 @@ def test_cola(tmp_path: Path, capsys: Output) -> None:
     assert "--further-epochs 1 --further-learning-rate 0.005 " in page
     assert "--data FOLDER" in page
     assert str(root) not in page
-    single = [
-        float(row["value"])
-        for row in rows(out / "cola-cells.csv")
-        if (row["method"], row["set"], row["metric"]) == ("plain", "test", "nll")
-    ]
-    (mean,) = [
-        row for row in rows(out / "cola.csv")
-        if (row["method"], row["set"], row["metric"]) == ("plain", "test", "nll")
-    ]  # fmt: skip
+    single = [float(row["value"]) for row in plain_nll(out / "cola-cells.csv")]
+    (mean,) = plain_nll(out / "cola.csv")
     assert float(mean["mean"]) == pytest.approx(sum(single) / 2)
     assert float(mean["standard_error"]) == pytest.approx(abs(single[0] - single[1]) / 2)
-    assert main(words) == 0  # what is finished is read
-    assert "fine-tuning" not in capsys.readouterr().err
-    assert main([*words, "--finished", "--against", "plain"]) == 0
-    told = capsys.readouterr().out
+    assert "fine-tuning" not in run(*words).err  # what is finished is read
+    told = run(*words, "--finished", "--against", "plain").out
     assert "| minus plain | in MCC |" in told
     assert "minus temperature" not in told
-    assert main([*words, "--finished", "--convert-from", "pretrained"]) == 0
-    assert "converted to direct" not in capsys.readouterr().out  # none is finished
+    told = run(*words, "--finished", "--convert-from", "pretrained").out
+    assert "converted to direct" not in told  # none is finished
     page = (out / "cola.md").read_text()
     assert "--convert-from pretrained" in page
     assert "--further" not in page
 
 
 @pytest.mark.usefixtures("quick_fit")
-def test_images(tmp_path: Path, capsys: Output) -> None:
-    from gpattention.experiments import train_recipe
+def test_images(tmp_path: Path, run: Run) -> None:
+    from gpattention.training import train_recipe
 
     for attention in ("softmax", "cgp"):
         train_recipe(digits_recipe(attention, name=f"tiny-{attention}"), tmp_path / "runs" / attention)
@@ -93,8 +82,7 @@ def test_images(tmp_path: Path, capsys: Output) -> None:
         "adopt", "images", str(tmp_path / "runs"), "--limit", "40", "--samples", "2", "--corruptions", "fog",
         "--severities", "3", "--device", "cpu", "-o", str(tmp_path / "out"),
     ]  # fmt: skip
-    assert main(words) == 0
-    told, err = capsys.readouterr()
+    told, err = run(*words)
     assert "## tiny-softmax" in told
     assert "AUROC entropy" in told
     assert "note: reduced: at most 40 images of each set" in told
@@ -104,32 +92,7 @@ def test_images(tmp_path: Path, capsys: Output) -> None:
     assert (tmp_path / "out" / "images.md").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["cola", "--encoder", "package:no_such/model"], "pip install no-such"),
-        (["cola", "--seeds", "a"], "--seeds to be whole numbers"),
-        (["cola", "--kinds", "gp"], "method to be one of plain"),
-        (["cola", "--against", "magic"], "--against to be one of plain"),
-        (["cola", "--further-epochs", "0"], "further epochs to be a whole number >= 1, got 0"),
-        (["cola", "--further-learning-rate", "-1"], "further learning_rate > 0, got -1.0"),
-        (["cola", "--further-prior-scale", "0"], "further prior_scale > 0, got 0.0"),
-        (["images", "nowhere"], "no folder nowhere"),
-        (["images", "x", "--severities", "low"], "--severities to be whole numbers"),
-    ],
-)
-def test_mistakes_take_one_line(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["adopt", *words, "--data", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
-
-
-def test_missing_data_is_told_politely(tmp_path: Path, capsys: Output) -> None:
+def test_missing_data_is_told_politely(tmp_path: Path, run: Run) -> None:
     encoder = write_tiny_encoder(tmp_path / "bert")
-    capsys.readouterr()
-    assert main(["adopt", "cola", "--encoder", str(encoder), "--data", str(tmp_path)]) == 2
-    assert "expected cola_public" in capsys.readouterr().err
+    err = run("adopt", "cola", "--encoder", encoder, "--data", tmp_path, code=2).err
+    assert "expected cola_public" in err

@@ -1,28 +1,24 @@
 """`gpattention bench`: tables on the terminal, files in a folder, exit codes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpattention.cli import bench, main
+from gpattention.cli import bench
 from gpattention.models import VisionConfig
-from gpattention.studies.bench import bench_posteriors, bench_steps, environment
-from gpattention.studies.bench.length_case import LengthCase, LengthFigures
-from gpattention.studies.bench.variants import PAPER_KERNEL, SOFTMAX
+from gpattention.studies.bench import PAPER_KERNEL, SOFTMAX, bench_posteriors, bench_steps
+from gpattention.studies.bench_lengths import LengthCase
+from gpattention.studies.bench_tables import environment
+from tests.cli.conftest import Run
 
-Output = pytest.CaptureFixture[str]
 SMALL = VisionConfig(width=16, heads=2, depth=1, image_size=8, patch=4)
 
 
-def measured(case: LengthCase) -> LengthFigures:
+def measured(case: LengthCase) -> dict:
     """Without measuring."""
-    return LengthFigures(
-        case.model, case.batch, case.tokens, case.tokens * 1e-5, None, 900.0, case.tokens / 99
-    )
+    return case.row(seconds=case.tokens * 1e-5, peak_mib=900.0, own_mib=case.tokens / 99)
 
 
 @pytest.fixture
@@ -31,16 +27,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "bench_steps", lambda *a, **o: bench_steps(*a, **o, config=SMALL))
     monkeypatch.setattr(bench, "bench_posteriors", lambda **_: bench_posteriors([4], repeats=1))
     monkeypatch.setattr(bench, "measure_apart", measured)
-    monkeypatch.setattr("gpattention.studies.bench.lengths.measure_apart", measured)
+    monkeypatch.setattr("gpattention.studies.bench_lengths.measure_apart", measured)
 
 
 @pytest.mark.usefixtures("small")
 class TestStep:
-    def test_prints_a_table_and_writes_numbers(self, tmp_path: Path, capsys: Output) -> None:
+    def test_prints_a_table_and_writes_numbers(self, tmp_path: Path, run: Run) -> None:
         file = tmp_path / "new" / "bench.json"
         options = ["--kinds", "kernel", "--batch", "1", "--repeats", "1", "--device", "cpu"]
-        assert main(["bench", "step", *options, "--json", str(file), "--out", str(tmp_path)]) == 0
-        told = capsys.readouterr().out
+        told = run("bench", "step", *options, "--json", str(file), "--out", str(tmp_path)).out
         document = json.loads(file.read_text())
         names = [row["name"] for row in document["step"]["rows"]]
         assert names == [SOFTMAX, "kernel", PAPER_KERNEL]
@@ -54,18 +49,17 @@ class TestStep:
         page = (tmp_path / "step.md").read_text()
         assert f"`gpattention bench step --kinds kernel --batch 1 --repeats 1 --seed 0 --json {file}" in page
 
-    def test_a_baseline_that_is_not_the_same_attention_fails(self, monkeypatch, capsys: Output) -> None:
-        monkeypatch.setattr("gpattention.studies.bench.steps.gap_to_ours", lambda _: 1e-3)
+    def test_a_baseline_that_is_not_the_same_attention_fails(self, monkeypatch, run: Run) -> None:
+        monkeypatch.setattr("gpattention.studies.bench.gap_to_ours", lambda _: 1e-3)
         options = ["--kinds", "softmax", "--batch", "1", "--repeats", "1", "--device", "cpu"]
-        assert main(["bench", "step", *options]) == 1
-        assert "differ from our mathematics by paper-kernel 1e-03" in capsys.readouterr().out
+        told = run("bench", "step", *options, code=1).out
+        assert "differ from our mathematics by paper-kernel 1e-03" in told
 
 
 @pytest.mark.usefixtures("small")
-def test_lengths(tmp_path: Path, capsys: Output) -> None:
+def test_lengths(tmp_path: Path, run: Run) -> None:
     options = ["--kinds", "scgp,softmax", "--longest", "4096", "--device", "cpu", "--out", str(tmp_path)]
-    assert main(["bench", "length", *options]) == 0
-    told = capsys.readouterr().out
+    told = run("bench", "length", *options).out
     assert "Fitted powers of the number of tokens" in told
     assert "at no measured length" in told  # equal times are not faster
     rows = json.loads((tmp_path / "length.json").read_text())["length"]["rows"]
@@ -74,31 +68,27 @@ def test_lengths(tmp_path: Path, capsys: Output) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_figures_without_matplotlib_are_drawn_later(tmp_path: Path, monkeypatch, capsys: Output) -> None:
+def test_figures_without_matplotlib_are_drawn_later(tmp_path: Path, monkeypatch, run: Run) -> None:
     pytest.importorskip("matplotlib")
     with monkeypatch.context() as patch:
-        patch.setattr("gpattention.studies.bench.tables.find_spec", lambda _: None)
+        patch.setattr("gpattention.studies.bench_tables.find_spec", lambda _: None)
         options = ["--kinds", "scgp", "--longest", "2048", "--device", "cpu", "--out", str(tmp_path)]
-        assert main(["bench", "length", *options]) == 0
-    assert f"gpattention bench plot {tmp_path}" in capsys.readouterr().out
-    assert main(["bench", "plot", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("written: ") == 4
+        assert f"gpattention bench plot {tmp_path}" in run("bench", "length", *options).out
+    assert run("bench", "plot", tmp_path).out.count("written: ") == 4
     assert (tmp_path / "length-time.svg").read_text().startswith("<?xml")
 
 
-def test_predictions(capsys: Output) -> None:
+def test_predictions(run: Run) -> None:
     options = ["--kinds", "kernel", "--images", "2", "--samples", "2", "--repeats", "1", "--device", "cpu"]
-    assert main(["bench", "predict", *options, "--eager"]) == 0
-    told = capsys.readouterr().out
+    told = run("bench", "predict", *options, "--eager").out
     assert "images/s" in told
     assert "2 images on the device, 2 samples" in told
 
 
 @pytest.mark.usefixtures("small")
-def test_the_cpu_part_has_all_tables(tmp_path: Path, capsys: Output) -> None:
+def test_the_cpu_part_has_all_tables(tmp_path: Path, run: Run) -> None:
     options = ["--kinds", "softmax", "--batch", "1", "--repeats", "1", "--out", str(tmp_path)]
-    assert main(["bench", "cpu", *options]) == 0
-    told = capsys.readouterr().out
+    told = run("bench", "cpu", *options).out
     assert "cgp by inverses" in told
     assert "ms/step" in told
     assert "65,536" in told
@@ -107,37 +97,7 @@ def test_the_cpu_part_has_all_tables(tmp_path: Path, capsys: Output) -> None:
     }
 
 
-def test_floors(capsys: Output) -> None:
-    assert main(["bench", "floor", "--kinds", "softmax,scgp-16"]) == 0
-    told = capsys.readouterr().out
+def test_floors(run: Run) -> None:
+    told = run("bench", "floor", "--kinds", "softmax,scgp-16").out
     assert "computed, not measured" in told
     assert told.count("\nscgp-16 ") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["step", "--kinds", "nothing"], "expected kinds among softmax, kernel"),
-        (["step", "--batch", "0"], "expected batch to be a whole number >= 1, got 0"),
-        (["step", "--repeats", "0"], "expected repeats to be a whole number >= 1, got 0"),
-        (["step", "--device", "abacus"], "expected device to be"),
-        (["length", "--kinds", "sgpa-8"], "expected kinds among softmax, scgp"),
-        (["predict", "--samples", "-1"], "expected samples to be a whole number >= 1, got -1"),
-        (["floor", "--kinds", "nothing"], "expected kinds among softmax"),
-        (["plot", "nowhere"], "no measured lengths in nowhere"),
-    ],
-)
-def test_mistakes_take_one_line(arguments: list[str], message: str, capsys: Output) -> None:
-    assert main(["bench", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["posteriors", "training_step"])
-def test_the_scripts_run(name: str) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "softmax" in done.stdout

@@ -1,26 +1,27 @@
 """`gpattention data`: lists, checks with exit codes, downloads with a bar, corruptions."""
 
+import hashlib
 import io
 import json
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from gpattention.cli import main
 from gpattention.data import known, load
 from gpattention.data.catalogue import CATALOGUE, Archive
 from gpattention.data.corruptions import CATEGORIES, CORRUPTIONS, corrupt
-from gpattention.data.downloading import md5_of
-from gpattention.experiments.judging.corrupting import corrupt_test_set, corruption_names, read_pictures
+from gpattention.evaluation import corrupt_test_set
+from gpattention.evaluation.corrupted import corruption_names, read_pictures
+from tests.cli.conftest import Run
 from tests.data import official
 
-Output = pytest.CaptureFixture[str]
 NAMES = [entry.name for entry in known()]
 
 
@@ -29,107 +30,91 @@ def no_folder_of_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPATTENTION_DATA", raising=False)
 
 
-def test_the_list_names_every_dataset_with_or_without_a_folder(tmp_path: Path, capsys: Output) -> None:
-    assert main(["data", "list"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"\n{name} " in told for name in NAMES)
-    assert all(entry.page in told and entry.licence in told for entry in known())
-    assert "Name the folder of the datasets with --data or GPATTENTION_DATA" in told
+def test_the_list_names_every_dataset_with_or_without_a_folder(tmp_path: Path, run: Run) -> None:
+    out = run("data", "list").out
+    assert all(f"\n{name} " in out for name in NAMES)
+    assert all(entry.page in out and entry.licence in out for entry in known())
+    assert "Name the folder of the datasets with --data or GPATTENTION_DATA" in out
     official.write_cola(tmp_path)
-    assert main(["data", "list", "--data", str(tmp_path), "--json"]) == 0
-    states = {entry["name"]: entry["state"] for entry in json.loads(capsys.readouterr().out)}
-    assert states == dict.fromkeys(NAMES, "missing") | {"digits": "bundled", "cola": "present"}
-    assert main(["data", "list", "--json"]) == 0
-    states = {entry["name"]: entry["state"] for entry in json.loads(capsys.readouterr().out)}
-    assert states == dict.fromkeys(NAMES, "?") | {"digits": "bundled"}
+    for folder, others in ((["--data", tmp_path], {"cola": "present"}), ([], {})):
+        listed = json.loads(run("data", "list", *folder, "--json").out)
+        unknown = dict.fromkeys(NAMES, "missing" if folder else "?")
+        assert {entry["name"]: entry["state"] for entry in listed} == unknown | {"digits": "bundled"} | others
 
 
-def test_check_fails_only_for_what_was_asked_for(tmp_path: Path, capsys: Output) -> None:
-    official.write_cola(tmp_path)
-    official.write_cifar10_binary(tmp_path)
-    official.write_corrupted(tmp_path)
-    here = ["--data", str(tmp_path)]
-    assert main(["data", "check", *here]) == 0
-    told = capsys.readouterr().out
-    assert all(told.count(f"{name} ") for name in NAMES)
-    assert "17 missing: CIFAR-10-C/brightness.npy" in told
-    assert "put LSUN.tar.gz (md5" in told
-    assert main(["data", "check", "digits", "cola", *here]) == 0
-    assert "not here" not in capsys.readouterr().out
-    assert main(["data", "check", "cola", "cifar10", "textures", *here]) == 1
-    told = capsys.readouterr().out
-    assert told.endswith("not here as published: cifar10, textures\n")
-    assert "--set data.options.subset=true" in told
-    assert "gpattention data get textures   (downloads https://" in told
-    assert "cifar100" not in told
+def test_check_fails_only_for_what_was_asked_for(tmp_path: Path, run: Run) -> None:
+    for write in (official.write_cola, official.write_cifar10_binary, official.write_corrupted):
+        write(tmp_path)
+    here = ["--data", tmp_path]
+    out = run("data", "check", *here).out
+    assert all(out.count(f"{name} ") for name in NAMES)
+    assert "17 missing: CIFAR-10-C/brightness.npy" in out
+    assert "put LSUN.tar.gz (md5" in out
+    assert "not here" not in run("data", "check", "digits", "cola", *here).out
+    out = run("data", "check", "cola", "cifar10", "textures", *here, code=1).out
+    assert out.endswith("not here as published: cifar10, textures\n")
+    assert "--set data.options.subset=true" in out
+    assert "gpattention data get textures   (downloads https://" in out
+    assert "cifar100" not in out
 
 
-@pytest.fixture
-def cola_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """CoLA as an archive that a pretended download brings."""
-    source = tmp_path / "source"
-    official.write_cola(source)
+def test_get_makes_the_folder_and_says_where_the_data_is(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    official.write_cola(tmp_path / "source")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        tar.add(source / "cola_public", "cola_public")
-    (tmp_path / "packed").write_bytes(packed.getvalue())
-    archive = Archive("cola.tar.gz", md5_of(tmp_path / "packed"), "https://example.org/cola.tar.gz", 1 << 20)
+        tar.add(tmp_path / "source" / "cola_public", "cola_public")
+    content, root = packed.getvalue(), tmp_path / "new" / "data"
+    archive = Archive("cola.tar.gz", hashlib.md5(content).hexdigest(), "https://example.org/cola", 1 << 20)
     monkeypatch.setitem(CATALOGUE, "cola", replace(CATALOGUE["cola"], archive=archive))
 
     def download(
         url: str, file: Path, *_: object, progress: Callable[[int, int], None], **__: object
     ) -> None:
-        total = len(packed.getvalue())
-        for done in (total // 2, total):
-            progress(done, total)
-        file.write_bytes(packed.getvalue())
+        for done in (len(content) // 2, len(content)):
+            progress(done, len(content))
+        file.write_bytes(content)
 
-    monkeypatch.setattr("gpattention.data.getting.download", download)
-    return download
-
-
-@pytest.mark.usefixtures("cola_archive")
-def test_get_makes_the_folder_and_tells_where_the_data_is(tmp_path: Path, capsys: Output) -> None:
-    root = tmp_path / "new" / "data"
-    assert main(["data", "get", "cola", "--data", str(root), "--keep"]) == 0
-    told = capsys.readouterr()
-    assert told.out == f"cola: {root / 'cola_public'}\n"
-    assert told.err.startswith("cola 0.0 MiB in ")
+    monkeypatch.setattr("gpattention.data.catalogue.download", download)
+    out, err = run("data", "get", "cola", "--data", root, "--keep")
+    assert out == f"cola: {root / 'cola_public'}\n"
+    assert err.startswith("cola 0.0 MiB in ")
     assert (root / "cola.tar.gz").is_file()
-    assert main(["data", "check", "cola", "--data", str(root)]) == 0
+    run("data", "check", "cola", "--data", root)
 
 
 def test_a_download_that_fails_takes_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def download(*_: object, **__: object) -> None:
         raise ConnectionError("could not download it: no route")
 
-    monkeypatch.setattr("gpattention.data.getting.download", download)
-    assert main(["data", "get", "cola", "--data", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert "no route; try again, or put cola_public_1.1.zip" in told
-    assert told.count("\n") == 1
+    monkeypatch.setattr("gpattention.data.catalogue.download", download)
+    err = run("data", "get", "cola", "--data", tmp_path, code=1).err
+    assert "no route; try again, or put cola_public_1.1.zip" in err
+    assert err.count("\n") == 1
 
 
-def test_corrupt_writes_what_the_library_computes(tmp_path: Path, capsys: Output) -> None:
+def test_corrupt_writes_what_the_library_computes(tmp_path: Path, run: Run) -> None:
     official.write_cifar10_binary(tmp_path)
     options = ["--types", "fog,contrast", "--severities", "2,5", "--seed", "3", "--subset", "--device", "cpu"]
-    assert main(["data", "corrupt", "cifar10", "--data", str(tmp_path), *options]) == 0
-    told = capsys.readouterr()
-    folder = tmp_path / "CIFAR-10-C-regenerated"
-    assert "CIFAR-10-C (regenerated): 2 corruptions, severities 2, 5" in told.out
-    assert f"folder: {folder}" in told.out
-    assert told.err.startswith("cifar10, corrupted 16 images in ")
+    words, folder = (
+        ["data", "corrupt", "cifar10", "--data", tmp_path, *options],
+        tmp_path / "CIFAR-10-C-regenerated",
+    )
+    out, err = run(*words)
+    assert "CIFAR-10-C (regenerated): 2 corruptions, severities 2, 5" in out
+    assert f"folder: {folder}" in out
+    assert err.startswith("cifar10, corrupted 16 images in ")
     clean = load("cifar10", tmp_path, subset=True).test
     for name in ("fog", "contrast"):
         found = torch.from_numpy(np.load(folder / f"{name}.npy")).permute(0, 3, 1, 2)
         expected = [corrupt(clean.images, name, severity, seed=3) for severity in (2, 5)]
         assert torch.equal(found, torch.cat(expected))
     assert np.array_equal(np.load(folder / "labels.npy"), np.tile(clean.labels.numpy(), 2))
-    assert main(["data", "corrupt", "cifar10", "--data", str(tmp_path), *options]) == 0  # nothing left to do
-    assert main(["data", "corrupt", "cifar10", "--data", str(tmp_path), *options, "--seed", "4"]) == 2
-    assert "regenerate with another recipe into another folder" in capsys.readouterr().err
+    run(*words)  # nothing left to do
+    assert "regenerate with another recipe into another folder" in run(*words, "--seed", "4", code=2).err
 
 
 def test_frost_takes_pictures(tmp_path: Path) -> None:
@@ -141,20 +126,11 @@ def test_frost_takes_pictures(tmp_path: Path) -> None:
         Image.fromarray(generator.integers(0, 256, (200, 180, 3), np.uint8)).save(pictures / f"{name}.png")
     read = read_pictures(pictures)
     assert [tuple(picture.shape) for picture in read] == [(3, 200, 180)] * 2
-    made = corrupt_test_set(
-        "cifar10",
-        tmp_path,
-        folder=tmp_path / "mine",
-        types=["frost"],
-        severities=[1],
-        frost=pictures,
-        subset=True,
-    )
+    asked: dict[str, Any] = {"types": ["frost"], "severities": [1], "subset": True}
+    made = corrupt_test_set("cifar10", tmp_path, folder=tmp_path / "mine", frost=pictures, **asked)
     assert made.frost.startswith("given pictures, sha256")
-    options = {"types": ["frost"], "severities": [1], "subset": True}
-    found_there = corrupt_test_set("cifar10", tmp_path, **options)  # type: ignore[arg-type]
-    assert found_there.frost == made.frost
-    drawn = corrupt_test_set("cifar10", tmp_path, folder=tmp_path / "x", frost="generated", **options)  # type: ignore[arg-type]
+    assert corrupt_test_set("cifar10", tmp_path, **asked).frost == made.frost  # found there
+    drawn = corrupt_test_set("cifar10", tmp_path, folder=tmp_path / "x", frost="generated", **asked)
     assert drawn.frost == "generated pictures"
     clean = load("cifar10", tmp_path, subset=True).test.images
     found = torch.from_numpy(np.load(tmp_path / "mine" / "frost.npy")).permute(0, 3, 1, 2)
@@ -172,38 +148,8 @@ def test_types_are_names_and_categories() -> None:
     assert set(corruption_names(list(CATEGORIES))) == set(CORRUPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["check"],
-            "expected --data FOLDER, or GPATTENTION_DATA, to say where the datasets lie, got neither",
-        ),
-        (["check", "mnist"], "expected NAME to be one of digits, cifar10"),
-        (["check", "--data", "nowhere"], "got nowhere"),
-        (["get", "lsun-crop", "--data", "."], "put LSUN.tar.gz"),
-        (["get", "digits", "--data", "."], "which comes with the library"),
-        (["corrupt", "cifar10", "--data", ".", "--types", "rain"], "expected types among noise, blur"),
-        (
-            ["corrupt", "cifar10", "--data", ".", "--severities", "x"],
-            "expected --severities to be whole numbers",
-        ),
-        (["corrupt", "cifar10", "--data", ".", "--frost", "none"], "expected pictures in the folder none"),
-    ],
-)
-def test_mistakes_take_one_line(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["data", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
-
-
-def test_data_alone_shows_its_help(capsys: Output) -> None:
-    assert main(["data"]) == 2
-    assert "gpattention data get cola cifar10" in capsys.readouterr().out
+def test_data_alone_shows_its_help(run: Run) -> None:
+    assert "gpattention data get cola cifar10" in run("data", code=2).out
 
 
 def test_only_cifar_is_corrupted(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`gpattention evaluate`: what is printed, and where results go."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpattention.cli import main
-from gpattention.cli.evaluation_table import evaluation_table, seeds_table
+from gpattention.cli.evaluate import evaluation_table, seeds_table
 from gpattention.data.corruptions import CORRUPTIONS
-from gpattention.evaluation.records import Record, SuiteResult
-from gpattention.experiments import train_recipe
-from gpattention.experiments.judging import corrupted_source
+from gpattention.evaluation import corrupted as corrupted_source
 from gpattention.runs import Results, RunData, group
-from tests.experiments.tiny_runs import digits_recipe
+from gpattention.runs.records import Record, SuiteResult
+from gpattention.training import train_recipe
+from tests.cli.conftest import Run
+from tests.runs.tiny_runs import digits_recipe
 
 QUICK = ["--samples", "2", "--limit", "20", "--device", "cpu"]
 
@@ -36,95 +37,57 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_table_with_accuracy_and_nll_beside_ece(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = runs / "cgp0"
-    assert main(["evaluate", str(run), "--suite", "clean,corrupted,ood,selective", *QUICK]) == 0
-    out, err = capsys.readouterr()
-    heads = out.splitlines()[0].split("  ")
-    shown = [head.strip() for head in heads if head.strip()]
-    assert shown == [
+def test_a_table_with_accuracy_and_nll_beside_ece(runs: Path, run: Run) -> None:
+    folder, suites = runs / "cgp0", ("clean", "corrupted", "ood", "selective")
+    out, err = run("evaluate", folder, "--suite", ",".join(suites), *QUICK)
+    assert re.split(r"\s{2,}", out.splitlines()[0]) == [
         "run", "prediction", "accuracy", "NLL", "ECE", "corr. acc.", "corr. NLL", "corr. ECE", "OOD AUROC",
         "AURC",
     ]  # fmt: skip
     assert "cgp0  mc_dropout+temperature" in out
     assert "notes:\n  clean, corrupted, ood, selective: reduced: at most 20 items of each set" in out
-    assert f"results: {run / 'evaluation'}" in out
+    assert f"results: {folder / 'evaluation'}" in out
     assert "cgp0 corrupted 3 predictions in" in err
-    assert {file.stem for file in (run / "evaluation").glob("*.json")} == {
-        "clean", "corrupted", "ood", "selective",
-    }  # fmt: skip
+    assert {file.stem for file in (folder / "evaluation").glob("*.json")} == set(suites)
 
 
-def test_a_folder_of_runs_with_seeds(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(runs), "--suite", "clean", "--predictors", "model,mean", *QUICK]) == 0
-    out, err = capsys.readouterr()
-    assert "cgp0  ensemble" in out
-    assert "mean ± standard error over seeds" in out
-    assert "±" in out
+def test_a_folder_of_runs_with_seeds(runs: Path, run: Run) -> None:
+    out, err = run("evaluate", runs, "--suite", "clean", "--predictors", "model,mean", *QUICK)
+    # mc_dropout: of the evaluation before, and not lost
+    for text in ("cgp0  ensemble", "mean ± standard error over seeds", "±", "mc_dropout"):
+        assert text in out
     assert "ensemble of 2 clean" in err
-    assert "mc_dropout" in out  # of the evaluation before, and not lost
 
 
-def test_runs_of_one_name_have_a_row_each(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for setting, run in (("a=1", "cgp0"), ("a=2", "cgp1")):
-        shutil.copytree(
-            runs / run, tmp_path / setting / "seed-0", ignore=shutil.ignore_patterns("evaluation")
-        )
-    again = str((tmp_path / "a=1" / "seed-0").resolve())
-    arguments = ["--suite", "clean", "--predictors", "mean", *QUICK]
-    assert main(["evaluate", str(tmp_path), again, *arguments]) == 0  # named twice, evaluated once
-    out = capsys.readouterr().out
+def test_runs_of_one_name_have_a_row_each(runs: Path, tmp_path: Path, run: Run) -> None:
+    left_out = shutil.ignore_patterns("evaluation")
+    for setting, name in (("a=1", "cgp0"), ("a=2", "cgp1")):
+        shutil.copytree(runs / name, tmp_path / setting / "seed-0", ignore=left_out)
+    again = (tmp_path / "a=1" / "seed-0").resolve()  # named twice, evaluated once
+    out = run("evaluate", tmp_path, again, "--suite", "clean", "--predictors", "mean", *QUICK).out
     first, _, seeds = out.partition("mean ± standard")
-    assert [line.split()[0] for line in first.splitlines() if " mean " in line] == [
-        "a=1/seed-0",
-        "a=2/seed-0",
-    ]
+    rows = [line.split()[0] for line in first.splitlines() if " mean " in line]
+    assert rows == ["a=1/seed-0", "a=2/seed-0"]
     assert "tiny" in seeds
     assert out.count("results: ") == 2
 
 
-def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(runs / "cgp1")
-    assert main(["evaluate", run, "--suite", "efficiency,oversmoothing", "--json", *QUICK]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert list(document[run]) == ["efficiency", "oversmoothing"]
-    assert "curves" not in document[run]["efficiency"]
-    assert {r["metric"] for r in document[run]["oversmoothing"]["records"]} == {"token_similarity"}
+def test_json(runs: Path, run: Run) -> None:
+    folder = str(runs / "cgp1")
+    out = run("evaluate", folder, "--suite", "efficiency,oversmoothing", "--json", *QUICK).out
+    suites = json.loads(out)[folder]
+    assert list(suites) == ["efficiency", "oversmoothing"]
+    assert "curves" not in suites["efficiency"]
+    assert {r["metric"] for r in suites["oversmoothing"]["records"]} == {"token_similarity"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--suite", "dirty"], "suite to be one of clean"),
-        (["--predictors", "oracle"], "predictor to be one of model"),
-        (["--limit", "0"], "limit to be a whole number >= 1"),
-        (["--device", "gameboy"], "device to be auto"),
-    ],
-)
-def test_wrong_use(
-    arguments: list[str], message: str, runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["evaluate", str(runs / "cgp0"), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(tmp_path)]) == 2
-    assert "expected a run in" in capsys.readouterr().err
-
-
-def test_damage_is_told_in_one_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["evaluate", str(runs / "cgp1"), "--suite", "selective", *QUICK]
-    assert main(arguments) == 0
-    file = runs / "cgp1" / "evaluation" / "predictions" / "model" / "test.safetensors"
-    file.write_bytes(b"")
-    (runs / "cgp1" / "evaluation" / "selective.json").unlink()
-    capsys.readouterr()
-    assert main(arguments) == 2
-    assert "test.safetensors is damaged" in capsys.readouterr().err
-    assert main([*arguments, "--fresh"]) == 0
+def test_damage_takes_one_line(runs: Path, run: Run) -> None:
+    words, folder = ["evaluate", runs / "cgp1", "--suite", "selective", *QUICK], runs / "cgp1" / "evaluation"
+    run(*words)
+    (folder / "predictions" / "model" / "test.safetensors").write_bytes(b"")
+    (folder / "selective.json").unlink()
+    assert "test.safetensors is damaged" in run(*words, code=2).err
+    run(*words, "--fresh")
 
 
 def result(suite: str, *records: Record, run: str = "a", seed: int = 0, data: str = "digits") -> SuiteResult:

@@ -1,17 +1,19 @@
-"""`gpattention report`: run folders in, one page out, mistakes in one line."""
+"""`gpattention report` and `paper`: run folders in, one page or the paper's tables out."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from gpattention.cli import main
-from gpattention.evaluation.records import write_suite
-from gpattention.experiments.reporting import read_runs, write_report
-from gpattention.runs import RunData
-from gpattention.training.records import append_event, write_metrics
+from gpattention.reports import write_report
+from gpattention.runs import RunData, read_runs
+from gpattention.runs.records import append_event, write_metrics, write_suite
+from gpattention.studies.paper import FIGURES, TABLES
+from tests.cli.conftest import Run
 from tests.reports.reading import read
 from tests.reports.synthetic import synthetic_run
+from tests.studies.paper_runs import layer_records, write_table_runs
+from tests.studies.paper_runs import write_run as write_paper_run
 
 
 def write_run(folder: Path, run: RunData) -> Path:
@@ -30,21 +32,17 @@ def small(kind: str, seed: int = 0) -> RunData:
     return synthetic_run(kind, seed, suites=("clean",), predictors=("model",))
 
 
-def test_a_folder_of_runs_becomes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_runs_becomes_a_page(tmp_path: Path, run: Run) -> None:
     for kind in ("softmax", "cgp"):
         write_run(tmp_path / "runs" / kind, small(kind))
-    output = tmp_path / "made" / "report.html"
-    runs, again = str(tmp_path / "runs"), str(tmp_path / "runs" / "cgp")
-    assert main(["report", runs, again, "-o", str(output), "--title", "Both & more"]) == 0
-    told = capsys.readouterr().out
-    assert f"report: {output} (" in told
-    assert "MB)" in told
+    output, runs = tmp_path / "made" / "report.html", tmp_path / "runs"
+    out = run("report", runs, runs / "cgp", "-o", output, "--title", "Both & more").out
+    assert f"report: {output} (" in out
+    assert "MB)" in out
     tree = read(output.read_text())
     assert tree.one("title").text == "Both & more"
-    assert [m.text.split()[0] for m in tree.one("table", class_="key summary").one("tbody").children] == [
-        "cgp",
-        "softmax",
-    ]
+    models = tree.one("table", class_="key summary").one("tbody").children
+    assert [model.text.split()[0] for model in models] == ["cgp", "softmax"]
     assert len(tree.all("figure")) > 5
 
 
@@ -86,26 +84,42 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
         ("evaluation/clean.json", "[]", "not an evaluation of this library"),
     ],
 )
-def test_broken_files_are_named(
-    file: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_files_are_named(file: str, content: str, message: str, tmp_path: Path, run: Run) -> None:
     folder = write_run(tmp_path / "cgp", small("cgp"))
     (folder / file).write_text(content)
-    assert main(["report", str(folder), "-o", str(tmp_path / "report.html")]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert file in told
+    err = run("report", folder, "-o", tmp_path / "report.html", code=2).err
+    assert message in err
+    assert file in err
     assert not (tmp_path / "report.html").exists()
 
 
-def test_folders_without_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path), "-o", str(tmp_path / "report.html")]) == 2
-    assert "expected a run in or below" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "nowhere")]) == 2
-    assert "no folder" in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def paper_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("paper") / "runs"
+    write_table_runs(runs, "table2", lambda key, value, seed: value)
+    write_paper_run(runs / "more", "cifar10-cgpt", layer_records([0.1] * 5), suite="oversmoothing")
+    return runs
 
 
-def test_a_folder_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "runs", small("cgp"))
-    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path)]) == 2
-    assert f"expected output (-o) to be a file, got the folder {tmp_path}" in capsys.readouterr().err
+def test_paper_prints_tables(paper_runs: Path, run: Run) -> None:
+    printed = run("paper", "table2", paper_runs).out
+    assert printed.startswith("## Table 2, Section 5.2")
+    filled = "100 of 100 cells filled. Better of 100 compared: ours in 0, the paper in 0, equal in 100."
+    for text in (filled, "61.746 ± 0.438‡", "SCGPT 61.746‡ → 60.950"):
+        assert text in printed
+    printed = run("paper", "fig3", paper_runs, "--format", "all").out
+    order = [printed.index(start) for start in ("## Figure 3", "table,block,line", r"\begin{table*}")]
+    assert order == sorted(order)
+
+
+def test_paper_writes_files(paper_runs: Path, tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "table.tex"
+    assert "100 of 100 cells filled" in run("paper", "table2", paper_runs, "-o", out).out
+    assert out.read_text().startswith(r"\begin{table*}")
+    run("paper", "all", paper_runs, "--format", "csv", "-o", tmp_path / "all")
+    pictures = {f"{name}{end}" for name in FIGURES for end in (".png", ".svg")}
+    written = {file.name for file in (tmp_path / "all").iterdir()}
+    assert written == {f"{name}.csv" for name in (*TABLES, *FIGURES)} | pictures
+    err = run("paper", "table2", paper_runs, "-o", tmp_path / "x.svg", code=2).err
+    assert "expected one of the figures" in err
+    assert not (tmp_path / "x.svg").exists()

@@ -2,15 +2,16 @@
 
 import json
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpattention.cli import main
-from gpattention.experiments.status import RunStatus, read_statuses
-from gpattention.training.lock import LOCK, RunInUseError, exclusive, in_use
+from gpattention.training.folder import LOCK, RunInUseError, exclusive, in_use
+from gpattention.training.status import RunStatus, read_statuses
+from tests.cli.conftest import Run
 from tests.training.toy import toy_recipe
 
 NOW = 1000.0
@@ -34,8 +35,10 @@ def write(folder: Path, *events: dict[str, Any], kernel_epochs: int = 0, epochs:
     return folder
 
 
-def status(folder: Path) -> RunStatus:
-    (found,) = read_statuses([folder], now=NOW)
+def status(folder: Path, *, held: bool = False) -> RunStatus:
+    """Of a run; `held` while somebody trains it."""
+    with exclusive(folder) if held else nullcontext():
+        (found,) = read_statuses([folder], now=NOW)
     return found
 
 
@@ -64,8 +67,7 @@ def test_a_run_that_was_not_begun_waits(tmp_path: Path) -> None:
 def test_whoever_holds_the_folder_trains(tmp_path: Path) -> None:
     """Also after a failure that was resumed: what is written last is older than that."""
     folder = write(tmp_path / "run", GP, validated(5, 900.0), validated(10, 950.0))
-    with exclusive(folder):
-        found = status(folder)
+    found = status(folder, held=True)
     assert (found.state, found.phase, found.silent) == ("training", "gp", 50.0)
     assert found.steps_per_second == pytest.approx(1.0)
     assert found.seconds_left == pytest.approx(50.0)  # 100 steps from the validation on, 50 s ago
@@ -76,8 +78,7 @@ def test_whoever_holds_the_folder_trains(tmp_path: Path) -> None:
 def test_in_a_first_phase_the_time_left_is_a_lower_bound(tmp_path: Path) -> None:
     kernel = {**GP, "phase": "kernel"}
     folder = write(tmp_path / "run", kernel, validated(5, 900.0), validated(10, 1000.0), kernel_epochs=20)
-    with exclusive(folder):
-        found = status(folder)
+    found = status(folder, held=True)
     assert found.at_least
     assert (found.epochs, found.seconds_left) == (40, pytest.approx(600.0))
 
@@ -93,8 +94,7 @@ def test_in_a_first_phase_the_time_left_is_a_lower_bound(tmp_path: Path) -> None
 )
 def test_no_rate_where_none_was_measured(tmp_path: Path, events: list[dict[str, Any]]) -> None:
     folder = write(tmp_path / "run", *events)
-    with exclusive(folder):
-        found = status(folder)
+    found = status(folder, held=True)
     assert (found.steps_per_second, found.seconds_left) == (None, None)
 
 
@@ -102,8 +102,7 @@ def test_no_rate_where_none_was_measured(tmp_path: Path, events: list[dict[str, 
 def test_a_clock_that_went_back_or_is_ahead(when: tuple[float, float], tmp_path: Path) -> None:
     """Of events in the future and in the wrong order no time is negative, and no rate is made up."""
     folder = write(tmp_path / "run", GP, validated(5, when[0]), validated(10, when[1]))
-    with exclusive(folder):
-        found = status(folder)
+    found = status(folder, held=True)
     assert found.silent is not None
     assert found.silent >= 0
     if when[1] <= when[0]:
@@ -113,10 +112,14 @@ def test_a_clock_that_went_back_or_is_ahead(when: tuple[float, float], tmp_path:
         assert found.seconds_left == pytest.approx(2000.0)  # as if the validation were now
 
 
-def test_a_run_that_cannot_be_read_does_not_hide_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_runs_that_cannot_be_read_do_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    write(tmp_path / "good", GP, {"event": "finished", "step": 200})
+    good = write(tmp_path / "good", GP, validated(20, 900.0), {"event": "finished", "step": 200})
+    (good / "evaluation").mkdir()
+    (good / "evaluation" / "clean.json").write_text("{}")
+    bad = write(tmp_path / "bad")
+    (bad / "events.jsonl").write_text("no JSON\n")
     write(tmp_path / "refused", GP)
     (tmp_path / "odd" / "recipe.json").mkdir(parents=True)
     real = Path.read_bytes
@@ -127,11 +130,14 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", refusing)
-    assert main(["status", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "good     finished" in told
-    assert f"refused: [Errno 13] Permission denied: '{tmp_path}/refused/recipe.json'" in told
-    assert f"odd: expected a run in {tmp_path}/odd, got no recipe.json there" in told
+    out = run("status", tmp_path).out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
+    assert rows["good"] == ["finished", "gp", "20/20", "0.750", "0.500", "clean"]
+    assert rows["bad"] == ["unknown"]
+    assert "3 unknown, 1 finished" in out
+    assert f"{bad / 'events.jsonl'}, line 1 is not JSON" in out
+    assert f"refused: [Errno 13] Permission denied: '{tmp_path}/refused/recipe.json'" in out
+    assert f"odd: expected a run in {tmp_path}/odd, got no recipe.json there" in out
 
 
 def test_a_first_phase_of_another_run_counts(tmp_path: Path) -> None:
@@ -139,37 +145,11 @@ def test_a_first_phase_of_another_run_counts(tmp_path: Path) -> None:
     assert status(write(tmp_path / "run", taken, GP, kernel_epochs=2)).epoch == 2
 
 
-def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good = write(tmp_path / "good", GP, validated(20, 900.0), {"event": "finished", "step": 200})
-    (good / "evaluation").mkdir()
-    (good / "evaluation" / "clean.json").write_text("{}")
-    bad = write(tmp_path / "bad")
-    (bad / "events.jsonl").write_text("no JSON\n")
-    assert main(["status", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["bad", "unknown"]
-    assert lines[2].split() == ["good", "finished", "gp", "20/20", "0.750", "0.500", "clean"]
-    assert lines[4] == "1 unknown, 1 finished"
-    assert f"{bad / 'events.jsonl'}, line 1 is not JSON" in lines[5]
-
-
-def test_json_and_watching_end_where_nothing_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_and_watching_end_where_nothing_trains(tmp_path: Path, run: Run) -> None:
     folder = write(tmp_path / "run", GP, validated(5, 900.0, nll=float("inf")))
-    assert main(["status", str(folder), str(tmp_path), "--json", "--watch", "0.01"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()  # one run, named twice
-    told = json.loads(line, parse_constant=pytest.fail)
-    assert (told["run"], told["state"], told["nll"], told["folder"]) == ("run", "cut off", None, str(folder))
-
-
-def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", str(tmp_path)]) == 2
-    assert f"expected runs in {tmp_path}, found none" in capsys.readouterr().err
-    assert main(["status", str(tmp_path / "none")]) == 2
-    write(tmp_path / "run")
-    assert main(["status", str(tmp_path), "--watch", "0"]) == 2
-    assert "expected --watch to be a number of seconds > 0, got 0.0" in capsys.readouterr().err
+    (line,) = run("status", folder, tmp_path, "--json", "--watch", "0.01").out.splitlines()  # named twice
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert [found[key] for key in ("run", "state", "nll", "folder")] == ["run", "cut off", None, str(folder)]
 
 
 def test_a_look_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +161,7 @@ def test_a_look_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ended.start()
     with exclusive(tmp_path):  # waits for the look, which takes no time in earnest
         assert in_use(tmp_path) is True
-        monkeypatch.setattr("gpattention.training.lock.PATIENCE", 0.0)
+        monkeypatch.setattr("gpattention.training.folder.PATIENCE", 0.0)
         with pytest.raises(RunInUseError), exclusive(tmp_path):
             pass
     ended.join()

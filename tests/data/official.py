@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
@@ -116,3 +117,14 @@ def write_cola(root: Path, rows: tuple[int, int, int] = (30, 6, 4), folder: str 
             ]
             text = "\n".join(lines) + ("" if name.startswith("out") else "\n")  # as in the published files
             (root / folder / form / f"{name}.tsv").write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_images(folder: Path, sizes: list[tuple[int, int]], names: list[str] | None = None) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for i, (width, height) in enumerate(sizes):
+        file = folder / (names[i] if names else f"{i:05d}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        grid = (
+            np.add.outer(np.arange(height), 3 * np.arange(width))[..., None] + np.array([0, 50, 100]) + 7 * i
+        )
+        image.fromarray((grid % 256).astype(np.uint8)).save(file)

@@ -8,6 +8,7 @@ import torch
 from gpattention.data import load
 from gpattention.data.cola import read_cola
 from tests.data import official
+from tests.refusals import refusals
 
 
 def test_no_quote_rules_and_no_other_line_ends(tmp_path: Path) -> None:
@@ -52,30 +53,32 @@ def test_sizes_of_the_paper(tmp_path: Path) -> None:
     assert data.classes == ("unacceptable", "acceptable")
 
 
-@pytest.mark.parametrize(
-    "line", ["a\t1\tNo mark .", "a\t2\t\tA label .", "", 'a\t1\t\tA\ttab "', "a\t1\t\tx\n\n"]
-)
-def test_odd_lines_are_told(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "x.tsv"
-    file.write_text(f"a\t1\t\tGood .\n{line}\n")
-    with pytest.raises(
-        ValueError, match=r"x.tsv, line [23]: expected source, label 0 or 1, mark and sentence"
-    ):
-        read_cola(file)
+def read_line(folder: Path, line: str) -> None:
+    (folder / "x.tsv").write_text(f"a\t1\t\tGood .\n{line}\n")
+    read_cola(folder / "x.tsv")
 
 
-def test_missing_files_are_told(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"cola_public or cola/cola_public .* see get\('cola', root\)"
-    ):
+def load_whole(root: Path, **options: str) -> None:
+    official.write_cola(root)
+    load("cola", root, **options)
+
+
+LINE = r"x.tsv, line [23]: expected source, label 0 or 1, mark and sentence"
+test_refusals = refusals([
+    (lambda folder: read_line(folder, "a\t1\tNo mark ."), LINE, ""),
+    (lambda folder: read_line(folder, "a\t2\t\tA label ."), LINE, ""),
+    (lambda folder: read_line(folder, ""), LINE, ""),
+    (lambda folder: read_line(folder, 'a\t1\t\tA\ttab "'), LINE, ""),
+    (lambda folder: read_line(folder, "a\t1\t\tx\n\n"), LINE, ""),
+    (lambda root: load_whole(root), r"\(8551, 527, 516\) sentences", r"\(30, 6, 4\): pass subset"),
+    (lambda root: load_whole(root, form="words"), "form to be one of tokenized, raw", "words"),
+])  # fmt: skip
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"cola_public or cola/cola_public .* get\('cola', root\)"):
         load("cola", tmp_path)
     official.write_cola(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"expected \(8551, 527, 516\) sentences, got \(30, 6, 4\): pass subset"
-    ):
-        load("cola", tmp_path)
-    with pytest.raises(ValueError, match="form to be one of tokenized, raw, got 'words'"):
-        load("cola", tmp_path, form="words")
     (tmp_path / "cola_public" / "raw" / "in_domain_dev.tsv").unlink()
     with pytest.raises(FileNotFoundError, match=r"in_domain_dev.tsv, got nothing"):
         load("cola", tmp_path, form="raw")

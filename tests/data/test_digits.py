@@ -7,29 +7,25 @@ from importlib.resources import files
 import torch
 
 from gpattention.data import NO_CLASS, load
-from gpattention.data import generated as made
+from gpattention.data import digits as made
 from gpattention.data.digits import bundled_digits
 
+SHAPE = (3, 8, 12)
 
-def test_the_bundle_is_small_and_attributed() -> None:
+
+def test_the_bundle_is_small_attributed_and_whole() -> None:
     bundle = files("gpattention.data") / "bundled"
     assert len((bundle / "digits.npz").read_bytes()) < 200_000
-    told = (bundle / "digits-LICENSE.txt").read_text()
-    assert [w for w in ("Alpaydin", "Kaynak", "UCI", "CC BY 4.0", "Changes") if w not in told] == []
-
-
-def test_all_1797_digits_are_there() -> None:
+    licence = (bundle / "digits-LICENSE.txt").read_text()
+    assert [w for w in ("Alpaydin", "Kaynak", "UCI", "CC BY 4.0", "Changes") if w not in licence] == []
     images, labels = bundled_digits()
-    assert images.shape == (1797, 1, 8, 8)
-    assert images.dtype == torch.uint8
+    assert (images.shape, images.dtype) == ((1797, 1, 8, 8), torch.uint8)
     assert torch.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     levels = images.unique()
-    assert len(levels) == 17
-    assert (int(levels[0]), int(levels[-1])) == (0, 255)
+    assert (int(levels[0]), int(levels[-1]), len(levels)) == (0, 255, 17)
     assert ((levels.double() * 16 / 255).round() == torch.arange(17)).all()
     # the first image of the published file is a zero
-    first = [0, 0, 5, 13, 9, 1, 0, 0]
-    assert (images[0, 0, 0].double() * 16 / 255).round().tolist() == first
+    assert (images[0, 0, 0].double() * 16 / 255).round().tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
     assert int(labels[0]) == 0
 
 
@@ -42,16 +38,13 @@ def test_split_of_the_digits() -> None:
     assert (data.channels, data.image_size, data.patch) == (1, (8, 8), 2)
     assert data.classes == tuple("01234567")
     images, labels = bundled_digits()
-    inside = torch.cat([p.images for p in (data.train, data.validation, data.test)])
-    kept = images[labels < 8]
+    parts = (data.train, data.validation, data.test)
+    inside, kept = torch.cat([p.images for p in parts]), images[labels < 8]
     assert sorted(inside.flatten(1).tolist()) == sorted(kept.flatten(1).tolist())
-    assert torch.bincount(
-        torch.cat([p.labels for p in (data.train, data.validation, data.test)])
-    ).tolist() == (torch.bincount(labels[labels < 8]).tolist())
+    assert torch.cat([p.labels for p in parts]).bincount().equal(labels[labels < 8].bincount())
     assert data.ood["near"].images.equal(images[labels >= 8])
     assert all((part.labels == NO_CLASS).all() for part in data.ood.values())
-    for part in (data.train, data.validation, data.test):
-        assert torch.bincount(part.labels, minlength=8).min() > 10
+    assert all(torch.bincount(part.labels, minlength=8).min() > 10 for part in parts)
 
 
 def test_the_seed_decides() -> None:
@@ -80,9 +73,6 @@ def test_augmentation_is_an_option() -> None:
     first, second = (augmented.training_inputs(images, items, epoch) for epoch in (0, 1))
     assert not first.equal(plain.inputs(images))
     assert not first.equal(second)
-
-
-SHAPE = (3, 8, 12)
 
 
 def test_noise_fills_all_levels() -> None:

@@ -5,8 +5,7 @@ import os
 import pytest
 import torch
 
-from gpattention.data import check, load
-from gpattention.data.normalisation import PUBLISHED
+from gpattention.data import CIFAR10, check, load
 
 STATES = {status.name: status.state for status in check()} if os.environ.get("GPATTENTION_DATA") else {}
 
@@ -35,7 +34,7 @@ def test_cifar10() -> None:
     assert [len(part) for part in data.parts.values()] == [45_000, 5_000, 10_000]
     assert torch.bincount(torch.cat([data.train.labels, data.validation.labels])).tolist() == [5000] * 10
     assert torch.bincount(data.test.labels).tolist() == [1000] * 10
-    published = PUBLISHED["cifar10"]
+    published = CIFAR10.published
     assert torch.tensor(data.normalisation.mean).allclose(torch.tensor(published.mean), atol=2e-3)
     assert torch.tensor(data.normalisation.std).allclose(torch.tensor(published.std), atol=2e-3)
 

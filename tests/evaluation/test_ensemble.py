@@ -1,91 +1,177 @@
-"""Ensembles mix their members with equal weights and tell how many samples that makes."""
+"""Several seeds: their ensemble, on items that no other member knows, and their means."""
 
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
-from gpattention.evaluation import (
-    DeepEnsemble,
-    LaplaceLastLayer,
-    MCDropout,
-    ModelPredictor,
-    TemperatureScaling,
-)
-from gpattention.models import VisionConfig, VisionTransformer
-from tests.models.stub_models import StubModel, normal
+from gpattention.data import load_digits
+from gpattention.evaluation.run import FEWEST
+from gpattention.metrics import nll
+from gpattention.models import VisionTransformer
+from gpattention.runs import read_results
+from gpattention.runs.records import Record, SuiteResult, read_suites
+from gpattention.training import train_recipe
+from tests.evaluation.evaluating import copies, counted, evaluate_several
+from tests.runs.tiny_runs import digits_recipe
 
-X = normal(6, 5, seed=1)
-MEMBERS = [ModelPredictor(StubModel(seed=seed), variances=True) for seed in range(3)]
-
-
-def test_members_that_do_not_draw_are_the_samples() -> None:
-    found = DeepEnsemble(MEMBERS).predict(X, samples=0)
-    each = [member.predict(X, samples=0) for member in MEMBERS]
-    assert found.logits.shape == (3, 6, 3)
-    torch.testing.assert_close(found.probs, torch.stack([p.probs for p in each]).mean(0))
-    torch.testing.assert_close(found.expected_entropy, torch.stack([p.entropy for p in each]).mean(0))
-    assert found.variances[0] is None
-    torch.testing.assert_close(found.variances[1], torch.stack([p.variances[1] for p in each]).mean(0))
-    assert found.mutual_information.min() > 0
+LIMIT = 60  # of which two seeds leave enough validation items for thresholds, three do not
+QUICK: dict[str, Any] = {"samples": 2, "limit": LIMIT, "device": "cpu", "predictors": ["model", "mean"]}
+PREDICTIONS = ("clean", "ood", "selective")
 
 
-def test_members_that_draw_multiply_the_samples() -> None:
-    found = DeepEnsemble(MEMBERS).predict(X, samples=4, seed=2)
-    assert found.samples == 12
-    for number, member in enumerate(MEMBERS):
-        alone = member.predict(X, samples=4, seed=2 * 3 + number)
-        torch.testing.assert_close(found.logits[4 * number : 4 * number + 4], alone.logits)
-    part = DeepEnsemble(MEMBERS).predict(X[2:], samples=4, seed=2, batch_size=3, first_item=2)
-    torch.testing.assert_close(part.logits, found.logits[:, 2:], rtol=1e-5, atol=1e-5)
+@pytest.fixture(scope="module")
+def runs(pristine: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return copies(pristine, tmp_path_factory.mktemp("runs"))
 
 
-def test_members_have_different_noise() -> None:
-    twins = DeepEnsemble([MEMBERS[0], MEMBERS[0]])
-    a, b = twins.predict(X, samples=2).logits.chunk(2)
-    assert float((a - b).abs().min()) > 0
+@pytest.fixture(scope="module")
+def two(runs: list[Path]) -> list[Path]:
+    """Seeds and another recipe."""
+    return [runs[0], runs[1], runs[3]]
 
 
-def test_variances_need_every_member() -> None:
-    mixed = DeepEnsemble([MEMBERS[0], ModelPredictor(StubModel(seed=1))])
-    assert mixed.predict(X, samples=0).variances is None
+@pytest.fixture(scope="module")
+def found(two: list[Path]) -> dict:
+    return evaluate_several(two, PREDICTIONS, **QUICK)
 
 
-def test_progress_counts_all_members() -> None:
-    told: list[tuple[int, int]] = []
-    DeepEnsemble(MEMBERS[:2]).predict(
-        X, samples=2, batch_size=8, progress=lambda done, total: told.append((done, total))
-    )
-    assert told == [(8, 24), (12, 24), (20, 24), (24, 24)]
+def left(part: str, *seeds: int) -> list[int]:
+    """Places of the first of seed 0's items that the other seeds do not know."""
+    known = set()
+    for other in map(load_digits, seeds):
+        known |= {x.numpy().tobytes() for x in other.train.images}
+        if part == "test":
+            known |= {x.numpy().tobytes() for x in other.validation.images}
+    images = getattr(load_digits(0), part).images[:LIMIT]
+    return [i for i, x in enumerate(images) if x.numpy().tobytes() not in known]
 
 
-def test_errors() -> None:
-    with pytest.raises(ValueError, match="at least one member"):
-        DeepEnsemble([])
-    with pytest.raises(ValueError, match="got StubModel: wrap a model"):
-        DeepEnsemble([StubModel()])  # type: ignore[list-item]
-    uneven = DeepEnsemble([MEMBERS[0], ModelPredictor(StubModel(draws=False))])
-    assert len(uneven) == 2
-    with pytest.raises(ValueError, match=r"all weigh the same, got \[\(4, 3\), \(1, 3\)\]"):
-        uneven.predict(X, samples=4)
+def of_ensemble(result: SuiteResult) -> list[Record]:
+    return [record for record in result.records if record.predictor.startswith("ensemble")]
 
 
-def test_drawn_is_told_by_every_predictor() -> None:
-    """Members that differ disagree for real, also without a draw; one member, or copies of it, do not."""
-    x, labels = normal(12, 5, seed=3), torch.arange(12) % 3
-    first, second = ModelPredictor(StubModel()), ModelPredictor(StubModel(seed=1))
-    for samples in (0, 3):
-        assert DeepEnsemble([first, second]).predict(x, samples=samples).drawn
-        assert DeepEnsemble([first]).predict(x, samples=samples).drawn == (samples > 0)
-    assert not DeepEnsemble([first, first]).predict(x, samples=0).drawn
-    torch.manual_seed(0)
-    model = VisionTransformer(
-        VisionConfig(image_size=8, channels=1, width=16, depth=1, heads=2, classes=3, attention="softmax")
-    )
-    images = normal(12, 1, 8, 8)
-    for predictor in (MCDropout(model), LaplaceLastLayer(model).fit(images, labels)):
-        assert predictor.predict(images, samples=3).drawn
-        assert not predictor.predict(images, samples=0).drawn
-        scaled = TemperatureScaling(predictor)
-        scaled._temperature = 2.0
-        assert scaled.predict(images, samples=3).drawn
-        assert not scaled.predict(images, samples=0).drawn
-    assert not model.predict(images, samples=3).drawn  # softmax attention has nothing to draw from
+def test_an_ensemble_is_evaluated_on_items_that_the_other_does_not_know(two: list[Path], found: dict) -> None:
+    """Neither by training nor by the choice of its weights and temperature."""
+    first, second, unseen = load_digits(0), load_digits(1), left("test", 1)
+    assert 0 < len(unseen) < LIMIT
+    logits = [
+        VisionTransformer.from_pretrained(run / "model")
+        .predict(data.inputs(first.test.images[unseen]), samples=2, seed=0)
+        .logits
+        for run, data in ((two[0], first), (two[1], second))
+    ]
+    expected = nll(torch.cat(logits).double().softmax(-1).mean(0), first.test.labels[unseen])
+    clean = found[two[0]]["clean"]
+    assert clean.value("test", "nll", "ensemble") == pytest.approx(expected, abs=1e-6)
+    assert any(f"{len(unseen)} of {LIMIT} test items" in note for note in clean.notes)
+
+
+def test_an_ensemble_stands_beside_its_first_run(
+    two: list[Path], found: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"validation": len(left("validation", 1)), "test": len(left("test", 1))}
+    assert FEWEST <= counts["validation"] != counts["test"]
+    for suite in PREDICTIONS:
+        own = {record.predictor for record in found[two[0]][suite].records}
+        assert {"ensemble", "ensemble+temperature", "model"} <= own
+        assert not any(of_ensemble(found[other][suite]) for other in two[1:])
+        for record in of_ensemble(found[two[0]][suite]):  # counts the items of its own set
+            name = "validation" if record.set == "validation" else "test"
+            unseen = {key: x for key, x in record.detail.items() if key.startswith("unseen")}
+            assert unseen == {f"unseen_{name}_items": counts[name]}
+    assert read_suites(two[0])["clean"].records == found[two[0]]["clean"].records
+    assert "ensemble" in found[two[0]]["selective"].curves["risk_coverage"]
+    seen = counted(monkeypatch)
+    again = evaluate_several(two, PREDICTIONS, **QUICK)  # which predicts nothing
+    assert seen == []
+    assert again[two[0]]["ood"].records == found[two[0]]["ood"].records
+
+
+def test_means_over_seeds(two: list[Path], found: dict) -> None:
+    results = read_results(two)
+    figure, single = (results.find(recipe, "clean", "test", "nll") for recipe in ("tiny", "plain"))
+    assert figure is not None
+    values = [found[run]["clean"].value("test", "nll") for run in two[:2]]
+    assert figure.values == dict(enumerate(values))
+    assert (figure.mean, figure.deviation) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    assert single is not None
+    assert single.error is None
+    table = results.summary()
+    tiny = table[table.recipe == "tiny"]
+    hot = tiny[(tiny.set == "test") & (tiny.metric == "ece") & (tiny.predictor == "model+temperature")]
+    assert len(hot[hot.suite == "clean"]) == 1  # temperatures of seeds differ, and are still one row
+
+
+def test_a_progress_with_names(two: list[Path], tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    run = copies(two[:1], tmp_path)
+    evaluate_several(run, ["selective"], progress=lambda *x: steps.append(x), fresh=True, **QUICK)
+    assert {what for what, _, _ in steps} == {"cgp0 selective"}
+
+
+@pytest.fixture(scope="module")
+def after_two(
+    runs: list[Path], found: dict, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, SuiteResult]:
+    """Three seeds, where two of them were an ensemble before."""
+    three = copies(runs[:3], tmp_path_factory.mktemp("three"))
+    return evaluate_several(three, PREDICTIONS, **QUICK)[three[0]]
+
+
+def test_what_needs_validation_items_is_left_out_where_they_are_few(after_two: dict) -> None:
+    held_out, tested = len(left("validation", 1, 2)), len(left("test", 1, 2))
+    assert 0 < held_out < FEWEST
+    reason = f"{held_out} of {LIMIT} validation items, those that no other member was trained on; at least"
+    on_test = f"ensemble of 3 runs: {tested} of {LIMIT} test items, those that no other member was trained or"
+    lacking = {
+        "clean": "not evaluated on validation",
+        "ood": "no scores by templates of validation items",
+        "selective": "left out, its thresholds come from validation items",
+    }
+    for suite, lost in lacking.items():
+        notes = "\n".join(after_two[suite].notes)
+        assert f"ensemble of 3 runs: {lost}: {reason}" in notes
+        assert on_test in notes
+        assert "2 runs" not in notes  # nothing of an earlier ensemble stays
+    of_clean = of_ensemble(after_two["clean"])
+    assert {(record.set, record.detail["unseen_test_items"]) for record in of_clean} == {("test", tested)}
+    scores = {record.detail["score"] for record in of_ensemble(after_two["ood"])}
+    assert scores == {"max_softmax", "entropy", "energy", "gen", "mutual_information"}
+    assert not of_ensemble(after_two["selective"])
+    curves = after_two["selective"].curves["risk_coverage"]
+    assert "ensemble" not in curves
+    assert "model" in curves
+    assert set(after_two["clean"].curves["items"]["ensemble"]) == {"test"}
+
+
+def test_an_ensemble_by_another_rule_is_evaluated_again(two: list[Path], found: dict, tmp_path: Path) -> None:
+    """As older versions named its members alone."""
+    pair = copies(two[:2], tmp_path)
+    file = pair[0] / "evaluation" / "clean.json"
+    plain = json.loads(file.read_text())
+    plain["environment"]["ensemble"] = json.dumps(json.loads(plain["environment"]["ensemble"])["members"])
+    plain["notes"] += ["no ensemble: its members were trained on all of the first run's items"]
+    plain["records"] = [r for r in plain["records"] if not r["predictor"].startswith("ensemble")]
+    file.write_text(json.dumps(plain))
+    again = evaluate_several(pair, ["clean"], **QUICK)[pair[0]]["clean"]
+    assert again.records == found[two[0]]["clean"].records
+    assert again.notes == found[two[0]]["clean"].notes
+
+
+def test_members_that_know_everything(runs: list[Path], tmp_path: Path) -> None:
+    """Here the only test item that the limit leaves."""
+    seed = next(seed for seed in range(1, 20) if 0 not in left("test", seed))
+    train_recipe(digits_recipe(name=f"tiny-seed{seed}", seed=seed), tmp_path / "knows")
+    pair = [*copies(runs[:1], tmp_path), tmp_path / "knows"]
+    few = {"predictors": ["model"], "samples": 0, "limit": 1, "fresh": True}
+    found = evaluate_several(pair, ["clean", "ood"], device="cpu", **few)
+    known = "0 of 1 test items, those that no other member was trained or validated on"
+    for suite, lost in (("clean", "not evaluated on test"), ("ood", "left out")):
+        result = found[pair[0]][suite]
+        assert f"ensemble of 2 runs: {lost}: {known}" in result.notes
+        assert "test" not in {record.set for record in of_ensemble(result)}
+    assert not of_ensemble(found[pair[0]]["ood"])

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpattention.cli import main
-from gpattention.cli.command_tree import Argument, Command, command_tree
-from gpattention.cli.main import build_parser
-from gpattention.experiments.recipe_file import toml_value
+from gpattention.runs.recipe import toml_value
+from tests.cli import parsing
 from tests.fuzz.tally import OUTSIDE, TRACEBACK, WRONG, Outcome, Tally, in_child, listing, scratch
 
 SECONDS, MEMORY = 12.0, 2 << 30
@@ -39,6 +38,9 @@ WORDS = (
     "cuda:9", "model.config.width=4000000", "model.options={}", "phases.epochs=[1]", "name=\"../../evil\"",
     "a.b.c=1", "seed=-1", "optimizer.learning_rate=nan", "data.name=nothing", "model=3", "x" * 400,
 )  # fmt: skip
+
+
+EVENTS = ("\x1b[2J", "failed", 3, "validated", None)
 
 
 # --- what commands are given --------------------------------------------------------------------------------
@@ -80,11 +82,10 @@ def broken_recipe(r: random.Random, outer: Path) -> dict[str, Any]:
             table.pop(key, None)
         else:
             table[key] = r.choice(VALUES)
-        if plain.get("phases") and isinstance(plain["phases"], dict):
-            for name in ("epochs", "kernel_epochs"):  # a long training teaches nothing
-                number = plain["phases"].get(name)
-                if isinstance(number, int) and number > 2:
-                    plain["phases"][name] = 2
+        phases = plain.get("phases")
+        for name in ("epochs", "kernel_epochs") if isinstance(phases, dict) else ():
+            if isinstance(phases.get(name), int):  # a long training teaches nothing
+                phases[name] = min(phases[name], 2)
     return plain
 
 
@@ -133,8 +134,19 @@ def _make_template(folder: Path) -> None:
 
 
 @functools.cache
-def commands() -> list[Command]:
-    return [command for command in command_tree(build_parser()) if not command.below]
+def commands() -> list[parsing.Command]:
+    return [command for command in parsing.commands() if not command.is_group]
+
+
+# what options take, by how their values are called
+CHOICES = {
+    "NAME": ("digits", "cifar10", "cola", "textures", "table1", "fig3", "all"), "MEASURE": ("nll", "ece"),
+    "SUITE": ("clean", "ood", "selective", "corrupted", "oversmoothing"), "SHELL": ("bash", "zsh", "fish"),
+    "FORMAT": ("latex", "csv", "markdown"), "MODELS": ("softmax", "cgp", "scgp"), "DEVICE": ("cpu",),
+    "PREDICTORS": ("model", "mean", "mc_dropout"), "STAGE": ("train", "evaluate", "results"),
+    "TYPES": ("fog", "noise", "blur"), "N,N": ("1", "3", "5"), "SEVERITIES": ("1", "3", "5"),
+}  # fmt: skip
+FILES, FOLDERS = ("FILE", "INPUT", "OUT", "PLAN", "RECIPE"), ("FOLDER", "MODEL", "RUN", "RUNS")
 
 
 SOUND = (
@@ -187,38 +199,36 @@ def random_words(r: random.Random, inner: Path) -> list[str]:
 def composed(r: random.Random, inner: Path) -> list[str]:
     """Any command with arguments of its kind."""
     command = r.choice([c for c in commands() if c.path.split()[1] not in LONG or r.random() < 0.3])
-    name = command.path.split()[1]
     words = command.path.split()[1:]
-    for argument in command.positionals:
+    for place in command.places:
         if r.random() < 0.93:
-            words += [random_value(r, argument, inner) for _ in range(r.choice([1, 1, 1, 2]))]
-    for argument in command.options:
-        if r.random() < 0.22 and argument.flags[-1] not in ("--help", "--share-gpu"):
-            words.append(r.choice(argument.flags))
-            if argument.takes != "nothing":
-                words.append(random_value(r, argument, inner))
-    if name in LONG:
+            words += [random_value(r, place, inner) for _ in range(r.choice([1, 1, 1, 2]))]
+    for option in command.options:
+        if r.random() < 0.22 and option.flags[-1] != "--share-gpu":
+            words.append(r.choice(option.flags))
+            if option.takes != "nothing":
+                words.append(random_value(r, option, inner))
+    if words[0] in LONG:
         words.append(r.choice(["--seeds=x", "--unheard-of", "--models=nothing", "--jobs=-1"]))
     return words
 
 
-def random_value(r: random.Random, argument: Argument, inner: Path) -> str:
-    known = argument.flags[-1] if argument.flags else ""
+def random_value(r: random.Random, option: parsing.Option, inner: Path) -> str:
+    flag = option.flags[0] if option.flags else ""
     roll = r.random()
     if roll < 0.15:
         return r.choice(WORDS)
-    if argument.words and roll < 0.9:
-        return ",".join(r.sample(argument.words, k=min(len(argument.words), r.choice([1, 1, 2]))))
-    if known in ("-o", "--out", "--output", "--run", "--runs"):
+    if option.takes in CHOICES and roll < 0.9:
+        choices = CHOICES[option.takes]
+        return ",".join(r.sample(choices, k=min(len(choices), r.choice([1, 1, 2]))))
+    if flag in ("-o", "--run", "--runs"):
         return f"made/{r.choice(['a', 'b c', 'é', 'x.html', 'ü'])}"
-    if known == "--device":
-        return "cpu"
-    if known == "--set":
+    if flag in ("--set", "--over"):
         return r.choice([w for w in WORDS if "=" in w])
     there = [str(p.relative_to(inner)) for p in inner.rglob("*") if "home" not in p.parts]
-    if argument.takes == "files" or r.random() < 0.3:
+    if option.takes in FILES or r.random() < 0.3:
         return r.choice([*there, "recipe.toml", "recipe.toml", "missing", "digit.png"])
-    if argument.takes == "folders":
+    if option.takes in FOLDERS:
         return r.choice([*there, "runs", "runs/trained", "runs/judged", "shared", "missing", "runs/hostile"])
     return r.choice([*WORDS, "recipe.toml", "runs/trained", "digit.png", "1", "2"])
 
@@ -256,18 +266,10 @@ def hostile_run(r: random.Random, runs: Path) -> str:
     if r.random() < 0.3:
         recipe[r.choice(["seed", "data", "model"])] = r.choice([-1, "x", None, {}])
     (folder / "recipe.json").write_text(json.dumps(recipe))
-    events = [
-        {
-            "time": r.choice([0, -1e30, "x", None]),
-            "event": r.choice(["\x1b[2J", "failed", 3, "validated", None]),
-        }
-        for _ in range(r.randint(0, 3))
-    ]
     with (folder / "events.jsonl").open("a") as file:
-        file.writelines(
-            json.dumps(event | {"epoch": r.choice(VALUES[:6]), "reason": "\x1b[1m"}) + "\n"
-            for event in events
-        )
+        for _ in range(r.randint(0, 3)):
+            event = {"time": r.choice([0, -1e30, "x", None]), "event": r.choice(EVENTS)}
+            file.write(json.dumps(event | {"epoch": r.choice(VALUES[:6]), "reason": "\x1b[1m"}) + "\n")
     return folder.name
 
 
@@ -284,10 +286,7 @@ def run_command(words: list[str], inner: Path) -> int:
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = ["gpattention", *words]
-    try:
-        code = main(words)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
+    code = main(words)
     sys.stdout.flush()
     sys.stderr.flush()
     return code

@@ -24,20 +24,20 @@ import torch
 from PIL import Image
 
 import gpattention
-from gpattention.adopt.settings_folder import load_settings
-from gpattention.data import load_cola, load_corrupted, load_ood
-from gpattention.data.cifar_files import CIFAR10, read_cifar
-from gpattention.data.unpacking import unpack
-from gpattention.evaluation.prediction_cache import CacheKey, PredictionCache, RawPrediction
-from gpattention.evaluation.records import read_suites
-from gpattention.experiments.inputs.preprocessing import load_preprocessing
-from gpattention.experiments.runs import open_run
+from gpattention.data import load_cola, load_corrupted, load_ood, unpack
+from gpattention.data.cifar import CIFAR10, read_cifar
+from gpattention.evaluation import PredictionCache
+from gpattention.evaluation.predictions import CacheKey, RawPrediction
+from gpattention.hosts.settings import load_settings
 from gpattention.models import VisionTransformer
 from gpattention.models.embeddings import GloveEmbedding, Vocabulary
-from gpattention.studies.reproduction.plan import load_plan
-from gpattention.studies.reproduction.results import archive
-from gpattention.training import load_recipe
-from gpattention.training.checkpoint import list_checkpoints, read_checkpoint
+from gpattention.runs import load_recipe
+from gpattention.runs.folder import open_run
+from gpattention.runs.inputs import load_preprocessing
+from gpattention.runs.records import read_suites
+from gpattention.studies import plan_results
+from gpattention.studies.plans import load_plan
+from gpattention.training.folder import list_checkpoints, read_checkpoint
 from tests.data import official
 from tests.fuzz import commands
 from tests.fuzz.tally import OUTSIDE, TRACEBACK, WRONG, Tally, in_child, listing, scratch
@@ -99,13 +99,13 @@ def _make_records(folder: Path) -> None:
         place = staged / "tiny-seed0" / name
         shutil.rmtree(place, ignore_errors=True)
         place.unlink(missing_ok=True) if place.is_file() else None
-    (folder / archive.ARCHIVE).write_bytes(archive.packed((staged,)))
+    (folder / plan_results.ARCHIVE).write_bytes(plan_results.packed(staged))
     shutil.rmtree(staged)
 
 
 def _read_records(folder: Path) -> None:
     (folder / "out").mkdir()
-    archive.unpack(folder / archive.ARCHIVE, folder / "out")
+    plan_results.unpack(folder / plan_results.ARCHIVE, folder / "out")
 
 
 KEY = CacheKey(**{f.name: 2 if f.type in (int, "int") else "x" for f in fields(CacheKey)})
@@ -115,67 +115,61 @@ def _make_predictions(folder: Path) -> None:
     PredictionCache(folder).write("test", KEY, RawPrediction(torch.randn(2, 3, 4), torch.tensor([0, 1, 2])))
 
 
+def _host() -> VisionTransformer:
+    torch.manual_seed(0)
+    trained = VisionTransformer.from_pretrained(commands.template() / "runs" / "trained" / "model")
+    config = trained.config.to_dict() | {"attention": [{"kind": "softmax", "options": {}}]}
+    return VisionTransformer(VisionTransformer.config_class.from_dict(config))
+
+
 def _make_attached(folder: Path) -> None:
-    host = VisionTransformer.from_pretrained(commands.template() / "runs" / "trained" / "model")
-    config = host.config.to_dict() | {"attention": [{"kind": "softmax", "options": {}}]}
-    model = VisionTransformer(VisionTransformer.config_class.from_dict(config))
-    gpattention.attach(model, task="classification").save(folder)
+    gpattention.attach(_host(), task="classification").save(folder)
 
 
 def _make_converted(folder: Path) -> None:
-    torch.manual_seed(0)
-    host = VisionTransformer.from_pretrained(commands.template() / "runs" / "trained" / "model")
-    config = host.config.to_dict() | {"attention": [{"kind": "softmax", "options": {}}]}
-    model = VisionTransformer(VisionTransformer.config_class.from_dict(config))
-    gpattention.convert(model, "cgp")
-    model.save_pretrained(folder)
+    gpattention.convert(_host(), "cgp").save_pretrained(folder)
 
 
-def _read_converted(folder: Path) -> None:
-    gpattention.from_pretrained(folder)
+def _written(name: str, text: str) -> Callable[[Path], None]:
+    """A file of that text, beside a sound recipe."""
 
+    def make(folder: Path) -> None:
+        shutil.copy(commands.template() / "sound.toml", folder / "sound.toml")
+        (folder / name).write_text(text)
 
-def _make_glove(folder: Path) -> None:
-    lines = ["the 0.1 0.2 0.3", "cat -1 2 3e-2", "sat 0 0 1", "on 1 1 1"]
-    (folder / "vectors.txt").write_text("\n".join(lines) + "\n")
+    return make
 
 
 def _make_vocabulary(folder: Path) -> None:
     Vocabulary.from_sentences([["the", "cat", "sat"], ["the", "dog"]]).save(folder / "vocabulary.json")
 
 
-def _make_plan(folder: Path) -> None:
-    shutil.copy(commands.template() / "sound.toml", folder / "sound.toml")
-    (folder / "plan.toml").write_text(
-        'seeds = [0, 1]\nchanges = ["phases.epochs=1"]\nsuites = ["clean"]\n[[runs]]\nrecipe = "sound"\n'
-        '[[goals]]\nname = "g"\nsuite = "clean"\nset = "test"\nmeasure = "ece"\nvalue = 0.1\n'
-    )
-
-
-def _make_recipe(folder: Path) -> None:
-    shutil.copy(commands.template() / "sound.toml", folder / "sound.toml")
-
-
-def _read_cola(folder: Path) -> None:
-    load_cola(folder, subset=True)
-
-
+GLOVE = "the 0.1 0.2 0.3\ncat -1 2 3e-2\nsat 0 0 1\non 1 1 1\n"
+PLAN = """\
+seeds = [0, 1]
+changes = ["phases.epochs=1"]
+suites = ["clean"]
+[[runs]]
+recipe = "sound"
+[[goals]]
+name = "g"
+suite = "clean"
+set = "test"
+measure = "ece"
+value = 0.1
+"""
+_trained, _model = _copied("runs/trained"), _copied("runs/trained/model")
 KINDS = {
-    "weights": Kind(
-        _copied("runs/trained/model"), "*.safetensors", VisionTransformer.from_pretrained, "safetensors"
-    ),
-    "config": Kind(_copied("runs/trained/model"), "config.json", VisionTransformer.from_pretrained, "json"),
-    "recipe": Kind(_make_recipe, "*.toml", lambda f: load_recipe(f / "sound.toml"), "lines"),
-    "plan": Kind(_make_plan, "plan.toml", lambda f: load_plan(f / "plan.toml"), "lines"),
-    "run's recipe": Kind(_copied("runs/trained"), "recipe.json", open_run, "json"),
-    "events": Kind(_copied("runs/trained"), "events.jsonl", open_run, "json lines"),
-    "metrics": Kind(_copied("runs/trained"), "metrics.csv", open_run, "lines"),
-    "preprocessing": Kind(_copied("runs/trained"), "preprocessing.json", load_preprocessing, "json"),
+    "weights": Kind(_model, "*.safetensors", VisionTransformer.from_pretrained, "safetensors"),
+    "config": Kind(_model, "config.json", VisionTransformer.from_pretrained, "json"),
+    "recipe": Kind(_written("x", ""), "*.toml", lambda f: load_recipe(f / "sound.toml"), "lines"),
+    "plan": Kind(_written("plan.toml", PLAN), "plan.toml", lambda f: load_plan(f / "plan.toml"), "lines"),
+    "run's recipe": Kind(_trained, "recipe.json", open_run, "json"),
+    "events": Kind(_trained, "events.jsonl", open_run, "json lines"),
+    "metrics": Kind(_trained, "metrics.csv", open_run, "lines"),
+    "preprocessing": Kind(_trained, "preprocessing.json", load_preprocessing, "json"),
     "checkpoint": Kind(
-        _copied("runs/trained"),
-        "step-*",
-        lambda f: read_checkpoint(list_checkpoints(f / "checkpoints")[-1]),
-        "safetensors",
+        _trained, "step-*", lambda f: read_checkpoint(list_checkpoints(f / "checkpoints")[-1]), "safetensors"
     ),
     "evaluation": Kind(_copied("runs/judged"), "clean.json", read_suites, "json"),
     "predictions": Kind(
@@ -183,8 +177,8 @@ KINDS = {
     ),
     "attached record": Kind(_make_attached, "attached.json", load_settings, "json"),
     "attached numbers": Kind(_make_attached, "attached.safetensors", load_settings, "safetensors"),
-    "conversion record": Kind(_make_converted, "conversion.json", _read_converted, "json"),
-    "conversion weights": Kind(_make_converted, "*.safetensors", _read_converted, "safetensors"),
+    "conversion record": Kind(_make_converted, "conversion.json", gpattention.from_pretrained, "json"),
+    "conversion weights": Kind(_make_converted, "*.safetensors", gpattention.from_pretrained, "safetensors"),
     "archives": Kind(_make_archives, "a.*", _read_archives, "archive"),
     "records": Kind(_make_records, "records.tar.xz", _read_records, "archive"),
     "cifar pickles": Kind(official.write_cifar10_python, "*", lambda f: read_cifar(CIFAR10, f), "pickle"),
@@ -193,16 +187,17 @@ KINDS = {
     "npz squeezed": Kind(_make_ood, "squeezed.npz", lambda f: load_ood("squeezed", f), "npz"),
     "images": Kind(_make_ood, "?.*", lambda f: load_ood("mine", f), "image"),
     "corrupted": Kind(
-        official.write_corrupted,
-        "fog.npy",
+        official.write_corrupted, "fog.npy",
         lambda f: load_corrupted("cifar10-c", f, subset=True).part("fog", 1),
     ),
-    "cola": Kind(official.write_cola, "in_domain_train.tsv", _read_cola, "lines"),
-    "glove": Kind(_make_glove, "vectors.txt", lambda f: GloveEmbedding(f / "vectors.txt"), "lines"),
+    "cola": Kind(official.write_cola, "in_domain_train.tsv", lambda f: load_cola(f, subset=True), "lines"),
+    "glove": Kind(
+        _written("vectors.txt", GLOVE), "vectors.txt", lambda f: GloveEmbedding(f / "vectors.txt"), "lines"
+    ),
     "vocabulary": Kind(
         _make_vocabulary, "vocabulary.json", lambda f: Vocabulary.load(f / "vocabulary.json"), "json"
     ),
-}
+}  # fmt: skip
 
 
 @functools.cache
@@ -269,9 +264,8 @@ def damage_json(r: random.Random, content: bytes) -> bytes:
     roll = r.random()
     if roll < 0.1:
         deep = r.choice([100, 5000, 200_000])
-        return r.choice(
-            [b"[" * deep, b"[" * deep + b"]" * deep, b'{"a":' * deep, b'{"a":' * deep + b"1" + b"}" * deep]
-        )
+        opened, closed = r.choice([(b"[", b"]"), (b'{"a":', b"}")])
+        return opened * deep + r.choice([b"", (b"" if closed == b"]" else b"1") + closed * deep])
     if roll < 0.15:
         return content.replace(b":", b":" + b"[" * 5000 + b"]" * 5000 + b",", 1)
     plain = json.loads(content)
@@ -324,6 +318,16 @@ def damage_safetensors(r: random.Random, content: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + content[8 + size :]
 
 
+MEMBERS = (
+    "../evil", "/{outer}/evil", "../../../evil", "a/../../evil", "top/one.txt", "C:\\evil", "x" * 300,
+    "link/evil", "a\nb", "a\x1bb", ".", "tiny-seed0/recipe.json", "tiny-seed0/../../evil-seed0/recipe.json",
+)  # fmt: skip
+SHAPES = (
+    (2**40, 32, 32, 3), (2, 32, 32, 3), (), (-1, 32, 32, 3), (0, 32, 32, 3), (2**62, 2**62),
+    (200_000, 32, 32, 3),
+)  # fmt: skip
+
+
 def damage_archive(r: random.Random, content: bytes, name: str) -> bytes:
     """Members that lie elsewhere, are links, are large, or do not have their checksum."""
     roll = r.random()
@@ -331,23 +335,7 @@ def damage_archive(r: random.Random, content: bytes, name: str) -> bytes:
         return content[:-8] + r.randbytes(8)  # checksum and size
     if roll < 0.4:
         return damage_bytes(r, content)
-    member = r.choice(
-        [
-            "../evil",
-            "/{outer}/evil",
-            "../../../evil",
-            "a/../../evil",
-            "top/one.txt",
-            "C:\\evil",
-            "x" * 300,
-            "link/evil",
-            "a\nb",
-            "a\x1bb",
-            ".",
-            "tiny-seed0/recipe.json",
-            "tiny-seed0/../../evil-seed0/recipe.json",
-        ]
-    )
+    member = r.choice(MEMBERS)
     size = r.choice([4, 4, 4, 64 << 20])
     if name.endswith("zip"):
         stream = io.BytesIO()
@@ -361,21 +349,21 @@ def damage_archive(r: random.Random, content: bytes, name: str) -> bytes:
     with tarfile.open(fileobj=stream, mode="w") as tar:
         if r.random() < 0.5:
             link = tarfile.TarInfo("link")
-            link.type, link.linkname = (
-                r.choice([tarfile.SYMTYPE, tarfile.LNKTYPE]),
-                r.choice(["..", "/", "../.."]),
-            )
+            link.type = r.choice([tarfile.SYMTYPE, tarfile.LNKTYPE])
+            link.linkname = r.choice(["..", "/", "../.."])
             tar.addfile(link)
         about = tarfile.TarInfo(member)
         about.type = r.choice([tarfile.REGTYPE] * 5 + [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
         about.size = size
         tar.addfile(about, io.BytesIO(EVIL.ljust(size, b"\0")))
     plain = stream.getvalue()
-    if name.endswith("gz"):
-        return gzip.compress(plain)
-    if name.endswith("xz"):
-        return lzma.compress(plain)
-    return plain
+    return (
+        gzip.compress(plain)
+        if name.endswith("gz")
+        else lzma.compress(plain)
+        if name.endswith("xz")
+        else plain
+    )
 
 
 def damage_pickle(r: random.Random, content: bytes) -> bytes:
@@ -398,23 +386,11 @@ def damage_npz(r: random.Random, content: bytes) -> bytes:
     roll = r.random()
     if roll < 0.5:
         return damage_bytes(r, content)
-    shape = r.choice(
-        [
-            (2**40, 32, 32, 3),
-            (2, 32, 32, 3),
-            (),
-            (-1, 32, 32, 3),
-            (0, 32, 32, 3),
-            (2**62, 2**62),
-            (200_000, 32, 32, 3),
-        ]
-    )
+    shape = r.choice(SHAPES)
     kind = r.choice(["|u1", "|O", "<f8", "|V9", "<M8[s]", "|S3", "|u1"])
     header = repr({"descr": kind, "fortran_order": r.random() < 0.3, "shape": shape}).encode()
     body = b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header
-    body += r.choice(
-        [b"", b"\0" * 6144, b"\0" * (64 << 20), b"\0" * (700 << 20) if r.random() < 0.2 else b""]
-    )
+    body += bytes(r.choice([0, 6144, 64 << 20, 700 << 20 if r.random() < 0.2 else 0]))
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr(r.choice(["images.npy", "images", "other.npy"]), body)
@@ -487,10 +463,6 @@ def _read(kind: Kind, folder: Path) -> str:
     os.chdir(folder)
     found = kind.read(folder)
     if isinstance(found, torch.nn.Module):
-        bad = [
-            name
-            for name, x in found.state_dict().items()
-            if x.is_floating_point() and not bool(x.isfinite().all())
-        ]
-        return ", ".join(bad[:3])
+        numbers = {name: x for name, x in found.state_dict().items() if x.is_floating_point()}
+        return ", ".join([name for name, x in numbers.items() if not bool(x.isfinite().all())][:3])
     return ""

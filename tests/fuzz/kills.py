@@ -15,7 +15,7 @@ import lightning_fabric  # noqa: F401 - once here, not in every child
 import torch
 
 from gpattention.training import fit
-from gpattention.training.checkpoint import read_checkpoint
+from gpattention.training.folder import read_checkpoint
 from tests.fuzz.tally import BITS, OUTSIDE, TRACEBACK, WRONG, Outcome, Tally, in_child, listing, scratch
 from tests.training.toy import toy_data, toy_recipe
 

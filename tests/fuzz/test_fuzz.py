@@ -11,49 +11,33 @@ import pytest
 import torch
 
 from gpattention import gp
-from tests.fuzz import commands, files, kills, maths, modules, threads
-from tests.fuzz.tally import BITS, TRACEBACK, WRONG, Check, Tally, in_child, listing, run_cases, scratch
+from tests.fuzz import commands, maths, threads
+from tests.fuzz.__main__ import check_of
+from tests.fuzz.tally import BITS, TRACEBACK, WRONG, Tally, in_child, listing, run_cases, scratch
 
-forks = pytest.mark.skipif(
-    sys.platform != "linux", reason="children are forked, and limited as Linux limits them"
+forks = pytest.mark.skipif(sys.platform != "linux", reason="children are forked, and limited as by Linux")
+
+
+# area -> parts, and cases of each
+SHORT = {
+    "maths": (3, 200), "modules": (1, 150), "commands": (2, 8), "kills": (1, 4), "threads": (2, 5),
+    "files": (2, 12),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("area", "part"),
+    [
+        pytest.param(area, part, marks=forks if area in ("commands", "kills", "files") else ())
+        for area, (parts, _) in SHORT.items()
+        for part in range(parts)
+    ],
 )
-
-
-def assert_clean(area: str, check: Check, cases: range) -> None:
-    tally = run_cases(area, check, cases)
-    assert tally.counts["cases"] == len(cases)
+def test_area(area: str, part: int) -> None:
+    count = SHORT[area][1]
+    tally = run_cases(area, check_of(area), range(part * count, (part + 1) * count))
+    assert tally.counts["cases"] == count
     assert tally.faults == [], "\n".join(f"{kind}: {what}" for kind, what in tally.faults[:5])
-
-
-@pytest.mark.parametrize("part", range(3))
-def test_mathematics(part: int) -> None:
-    assert_clean("maths", maths.check, range(200 * part, 200 * part + 200))
-
-
-def test_modules() -> None:
-    assert_clean("modules", modules.check, range(150))
-
-
-@forks
-@pytest.mark.parametrize("part", range(2))
-def test_command_lines(part: int) -> None:
-    assert_clean("commands", commands.check, range(8 * part, 8 * part + 8))
-
-
-@forks
-def test_kills() -> None:
-    assert_clean("kills", kills.check, range(4))
-
-
-@pytest.mark.parametrize("part", range(2))
-def test_threads(part: int) -> None:
-    assert_clean("threads", threads.check, range(5 * part, 5 * part + 5))
-
-
-@forks
-@pytest.mark.parametrize("part", range(2))
-def test_damaged_files(part: int) -> None:
-    assert_clean("files", files.check, range(12 * part, 12 * part + 12))
 
 
 class TestThatItNotices:
@@ -64,9 +48,8 @@ class TestThatItNotices:
 
         def wrong(*tensors: torch.Tensor, **options: object) -> object:
             found = right(*tensors, **options)  # type: ignore[arg-type]
-            return SimpleNamespace(
-                mean=found.mean, variance=found.variance * (1 + 1e-6), covariance=found.covariance
-            )
+            variance = found.variance * (1 + 1e-6)
+            return SimpleNamespace(mean=found.mean, variance=variance, covariance=found.covariance)
 
         function = maths.FUNCTIONS["cgp"]
         planted = {"cgp": maths.Function(wrong, function.oracle, function.takes)}
@@ -106,10 +89,9 @@ class TestThatItNotices:
             outcome = in_child(functools.partial(commands.run_command, ["status"], inner))
             commands.judge(["status"], outcome, inner, tally)
             assert set(listing(inner.parents[2], but=inner)) - set(before) == {str(inner.parents[1] / "evil")}
-        told = "\n".join(what for _, what in tally.faults)
         assert tally.counts[WRONG] == 2
-        assert "exit code 7" in told
-        assert "raw control characters on stdout" in told
+        assert "exit code 7" in tally.faults[0][1]
+        assert "raw control characters on stdout" in tally.faults[1][1]
 
     def test_threads_that_disturb_each_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model, seen = torch.nn.Linear(1, 1), [0]

@@ -4,10 +4,10 @@ import asyncio
 import copy
 import random
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,21 +15,15 @@ from torch import Tensor, nn
 
 import gpattention
 from gpattention.models import predict
-from tests.adopt import hosts
 from tests.fuzz.tally import BITS, Tally
+from tests.hosts import hosts
 from tests.models import small_models
+from tests.threads import at_once
 
 SWITCH = 1e-6  # seconds between changes of thread: many
 HOSTS = (
-    "encoder",
-    "encoder, batch second",
-    "bert",
-    "vit",
-    "timm",
-    "own softmax",
-    "own kernel rows",
-    "own text",
-)
+    "encoder", "encoder, batch second", "bert", "vit", "timm", "own softmax", "own kernel rows", "own text",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,10 +54,21 @@ def check(r: random.Random, tally: Tally) -> None:
         tally.add("comparisons")
         if not same(ours, theirs):
             tally.fault(
-                BITS, f"{call.label} from {threads} threads ({way}): {told(ours)}, alone {told(theirs)}"
+                BITS, f"{call.label} from {threads} threads ({way}): {shown(ours)}, alone {shown(theirs)}"
             )
     for what in differences(before, state_of(model)):
         tally.fault(BITS, f"{plan[0].label}: after {threads} threads ({way}) {what}")
+
+
+def random_calls(
+    r: random.Random, label: str, predict: Callable[[int, int, int | None], Tensor], count: int
+) -> list[Call]:
+    """Predictions with random numbers of samples, seeds and sizes of batches."""
+    calls = []
+    for _ in range(count):
+        asked = r.randint(0, 3), r.randint(0, 99), r.choice([None, 2, 7])
+        calls.append(Call(f"{label}, samples={asked[0]}", partial(predict, *asked)))
+    return calls
 
 
 def attached_calls(r: random.Random) -> tuple[nn.Module, list[Call]]:
@@ -72,31 +77,21 @@ def attached_calls(r: random.Random) -> tuple[nn.Module, list[Call]]:
     host = hosts.make(name)
     if r.random() < 0.5:
         host.model.eval()
-    handles = [
-        gpattention.attach(host.model, task="classification", call=host.call) for _ in range(r.randint(1, 2))
-    ]
-    calls = []
-    for number, handle in enumerate(handles):
-        for _ in range(3):
-            samples, seed, size = r.randint(0, 3), r.randint(0, 99), r.choice([None, 2, 7])
-            calls.append(
-                Call(
-                    f"{name}, handle {number}, samples={samples}",
-                    lambda h=handle, n=samples, s=seed, b=size: (
-                        h.predict(host.inputs, n, s, batch_size=b).logits
-                    ),
-                )
-            )
+
+    def attached(model: nn.Module) -> Callable[..., Tensor]:
+        handle = gpattention.attach(model, task="classification", call=host.call)
+        return lambda n, s, b, x=host.inputs: handle.predict(x, n, s, batch_size=b).logits
+
+    predicts = [attached(host.model) for _ in range(r.randint(1, 2))]
+    calls = [c for i, each in enumerate(predicts) for c in random_calls(r, f"{name}, handle {i}", each, 3)]
     if not host.model.training:
         calls.append(Call(f"{name} itself", lambda: bare(host.model, host.inputs, host.call)))
     if r.random() < 0.5:
-        calls.append(
-            Call(f"{name}, bad inputs", lambda: handles[0].predict({"nothing": torch.zeros(2, 3)}, 1).logits)
-        )
+        bad = {"nothing": torch.zeros(2, 3)}
+        calls.append(Call(f"{name}, bad inputs", lambda: predicts[0](1, 0, None, bad)))
     if r.random() < 0.3 and name not in ("bert",):
-        clone = copy.deepcopy(host.model)
-        other = gpattention.attach(clone, task="classification", call=host.call)
-        calls.append(Call(f"{name}, a copy", lambda: other.predict(host.inputs, 2, 5).logits))
+        other = attached(copy.deepcopy(host.model))
+        calls.append(Call(f"{name}, a copy", lambda: other(2, 5, None)))
     return host.model, calls
 
 
@@ -104,47 +99,31 @@ def converted_calls(r: random.Random) -> tuple[nn.Module, list[Call]]:
     name = r.choice([n for n in HOSTS if n != "encoder, batch second"])
     host = hosts.make(name)
     kind = r.choice(["cgp", "direct"] if "kernel" in name else ["cgp", "direct", "softmax-gp", "kernel"])
-    model = gpattention.convert(host.model, kind)
+    model, label = gpattention.convert(host.model, kind), f"{name} converted to {kind}"
     if r.random() < 0.5:
         model.eval()
-    calls = []
-    for _ in range(4):
-        samples, seed, size = r.randint(0, 3), r.randint(0, 99), r.choice([None, 3])
-        calls.append(
-            Call(
-                f"{name} converted to {kind}, samples={samples}",
-                lambda n=samples, s=seed, b=size: (
-                    gpattention.predict(model, host.inputs, n, s, batch_size=b).logits
-                ),
-            )
-        )
+
+    def converted(n: int, s: int, b: int | None) -> Tensor:
+        return gpattention.predict(model, host.inputs, n, s, batch_size=b).logits
+
+    calls = random_calls(r, label, converted, 4)
     if not model.training:
-        calls.append(Call(f"{name} converted to {kind}, itself", lambda: bare(model, host.inputs, host.call)))
+        calls.append(Call(f"{label}, itself", lambda: bare(model, host.inputs, host.call)))
     return model, calls
 
 
 def own_calls(r: random.Random) -> tuple[nn.Module, list[Call]]:
-    stack = r.choice(small_models.STACKS)
-    made = r.random() < 0.5
-    model = (
-        small_models.vision(*stack, dtype=torch.float32)
-        if made
-        else small_models.text(*stack, dtype=torch.float32)
-    )
-    inputs = small_models.images(dtype=torch.float32) if made else small_models.sentences(6, 3, 5)
+    stack, images = r.choice(small_models.STACKS), r.random() < 0.5
+    model = (small_models.vision if images else small_models.text)(*stack, dtype=torch.float32)
+    inputs = small_models.images(dtype=torch.float32) if images else small_models.sentences(6, 3, 5)
     model.train(r.random() < 0.5)
-    calls = []
-    for _ in range(4):
-        draw = r.choice(["none", "independent", "joint"]) if model.draws else "none"
-        samples, seed, size = r.randint(1, 3) if draw != "none" else 1, r.randint(0, 99), r.choice([None, 2])
-        calls.append(
-            Call(
-                f"own {stack}, draw={draw}",
-                lambda d=draw, n=samples, s=seed, b=size: (
-                    predict(model, inputs, samples=n, seed=s, draw=d, batch_size=b).logits
-                ),
-            )
-        )
+    draw = r.choice(["none", "independent", "joint"]) if model.draws else "none"
+
+    def own(n: int, s: int, b: int | None) -> Tensor:
+        samples = max(n, 1) if draw != "none" else 1
+        return predict(model, inputs, samples=samples, seed=s, draw=draw, batch_size=b).logits
+
+    calls = random_calls(r, f"own {stack}, draw={draw}", own, 4)
     if not model.training:
         calls.append(Call(f"own {stack} itself", lambda: bare(model, inputs, lambda m, x: m(x))))
     return model, calls
@@ -170,7 +149,7 @@ def same(a: Tensor | str, b: Tensor | str) -> bool:
     return torch.equal(a, b)
 
 
-def told(x: Tensor | str) -> str:
+def shown(x: Tensor | str) -> str:
     return x[:200] if isinstance(x, str) else f"logits of sum {float(x.sum()):.6f}"
 
 
@@ -179,20 +158,9 @@ def told(x: Tensor | str) -> str:
 
 def in_threads(plan: list[Call], threads: int) -> list[Tensor | str]:
     """Each thread takes every n-th call, all begin together."""
-    found: list[Tensor | str] = [""] * len(plan)
-    barrier = threading.Barrier(threads)
-
-    def work(first: int) -> None:
-        barrier.wait()
-        for place in range(first, len(plan), threads):
-            found[place] = outcome(plan[place])
-
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return found
+    shares = [range(first, len(plan), threads) for first in range(threads)]
+    found = at_once([lambda share=share: {i: outcome(plan[i]) for i in share} for share in shares])
+    return [found[i % threads][i] for i in range(len(plan))]
 
 
 def in_pool(plan: list[Call], threads: int) -> list[Tensor | str]:
@@ -225,9 +193,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {
         "torch's fast path": torch.backends.mha.get_fastpath_enabled(),
         "gradients": torch.is_grad_enabled(),
-        "the attention of the configuration": getattr(
-            getattr(model, "config", None), "_attn_implementation", None
-        ),
+        "the attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "the default type": torch.get_default_dtype(),
     }
     for name, module in model.named_modules():

@@ -4,21 +4,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from gpattention import gp
-from tests.gp.samples import Sample, sample
+from tests.gp.samples import SHARED, Sample, sample
 
-NOISE, SCALE_Q, SCALE_K, PRIOR_SCALE, DELTA = 0.2, 1.3, 0.7, 1.7, 1e-6
+NOISE, SCALE_Q, SCALE_K, PRIOR_SCALE = 0.2, 1.3, 0.7, 1.7
 SCALES = {"scale_q": SCALE_Q, "scale_k": SCALE_K}
 MODEL = {"noise": NOISE, **SCALES}
 SOFTMAX = {"noise": NOISE, "prior_scale": PRIOR_SCALE}
-INPUTS = ("q", "k", "o", "inducing_q", "inducing_k")  # what a translation or rotation moves
-QUERY_FIELDS = ("q", "log_amplitude", "query_mask")
 KEY_FIELDS = ("k", "o", "v", "mask")
 EXTRAS = ("mask", "query_mask", "log_amplitude")
 
@@ -71,31 +69,18 @@ def tensors(result: Any) -> dict[str, Tensor]:
     return found
 
 
-def free_parameters(m: int, channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Seeded variational values [m, D] and factors [D, m, m] of SGPA."""
-    g = torch.Generator().manual_seed(11)
-    values = torch.randn(m, channels, generator=g, dtype=torch.float64)
-    factor = (0.5 * torch.randn(channels, m, m, generator=g, dtype=torch.float64)).tril(-1)
-    diagonal = (0.3 * torch.randn(channels, m, generator=g, dtype=torch.float64)).exp()
-    return values.to(dtype), (factor + torch.diag_embed(diagonal)).to(dtype)
-
-
 def _softmax_inducing(q: Tensor, k: Tensor, v: Tensor, inducing: Tensor, **options: Any) -> gp.Posterior:
     return gp.softmax_posterior(q, k, v, inducing=inducing, **options)
 
 
-def _sgpa(function: Callable[..., Any], q: Tensor, v: Tensor, inducing: Tensor, **options: Any) -> Any:
-    free = free_parameters(inducing.shape[-2], v.shape[-1], q.dtype)
-    return function(q, v, inducing, *free, **options)
-
-
 DIRECT, CGP = ("q", "k", "v"), ("q", "k", "o", "v")
-SCGP, SGPA = (*CGP, "inducing_q", "inducing_k"), ("q", "v", "inducing_k")
+SCGP = (*CGP, "inducing_q", "inducing_k")
+SGPA = ("q", "v", "inducing_k", "inducing_v", "scale_tril")
 _direct = partial(Call, arguments=DIRECT, parameters=MODEL)
 _softmax = partial(Call, arguments=DIRECT, parameters=SOFTMAX, extras=("mask", "query_mask"))
 _cgp = partial(Call, arguments=CGP, parameters=MODEL)
 _scgp = partial(Call, arguments=SCGP, parameters=MODEL)
-_sgpa_call = partial(Call, arguments=SGPA, parameters={}, extras=("mask",), square=True)
+_sgpa = partial(Call, arguments=SGPA, parameters={}, extras=("mask",), square=True)
 
 JOINT_POSTERIORS = {
     "direct": _direct(gp.direct_posterior, options={}),
@@ -107,7 +92,7 @@ JOINT_POSTERIORS = {
     "scgp-noise-free": _scgp(gp.scgp_posterior, options={"include_noise": False}),
     "scgp-independent": _scgp(gp.scgp_posterior, options={"conditional": "independent"}),
     "scgp-shared": _scgp(gp.scgp_posterior, arguments=(*CGP, "inducing_q"), options={}),
-    "sgpa": _sgpa_call(partial(_sgpa, gp.sgpa_posterior), options={}),
+    "sgpa": _sgpa(gp.sgpa_posterior, options={}),
 }
 CAUSAL_POSTERIORS = {
     "direct-causal": _direct(gp.direct_posterior, options={"causal": True}, square=True),
@@ -139,12 +124,10 @@ SCGP_KLS = {
     "kl-scgp-dual": _scgp(gp.scgp_kl, options={"values": "dual"}),
     "kl-scgp-shared": _scgp(gp.scgp_kl, arguments=(*CGP, "inducing_q"), options={}),
 }
-KLS = EXACT_KLS | SCGP_KLS | {"kl-sgpa": _sgpa_call(partial(_sgpa, gp.sgpa_kl), options={})}
+KLS = EXACT_KLS | SCGP_KLS | {"kl-sgpa": _sgpa(gp.sgpa_kl, options={})}
 
 _rows = partial(Call, arguments=("q", "k"), parameters={"scale": SCALE_Q}, extras=("mask", "query_mask"))
-CAUSAL_AMPLITUDE = {
-    "amplitude-causal": _rows(gp.row_log_amplitude, options={"causal": True}, square=True),
-}
+CAUSAL_AMPLITUDE = {"amplitude-causal": _rows(gp.row_log_amplitude, options={"causal": True}, square=True)}
 JOINT_AMPLITUDES = {
     "amplitude": _rows(gp.row_log_amplitude, options={}),
     "amplitude-capped": _rows(gp.row_log_amplitude, options={"max_log_amplitude": -0.5}),
@@ -166,7 +149,7 @@ def over(*names: str, table: Mapping[str, Call] = EVERY, but: tuple[str, ...] = 
 def same(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     assert before.keys() == after.keys()
     for name in before:
-        close(after[name], before[name], msg=lambda told, name=name: f"{name}: {told}")
+        close(after[name], before[name], msg=lambda message, name=name: f"{name}: {message}")
 
 
 def kappa(x: Tensor, y: Tensor) -> Tensor:
@@ -174,42 +157,8 @@ def kappa(x: Tensor, y: Tensor) -> Tensor:
     return torch.exp(-0.5 * (x[:, None, :] - y[None, :, :]).square().sum(-1))
 
 
-def scalar(x: float | Tensor) -> Tensor:
-    """A 1 x 1 matrix."""
-    return torch.as_tensor(x, dtype=torch.float64).reshape(1, 1)
-
-
 def identity(n: int) -> Tensor:
     return torch.eye(n, dtype=torch.float64)
-
-
-class Matrices(NamedTuple):
-    """Gram matrices and stage conditionals of the exact correlated model, no masks, by plain solves."""
-
-    K_q: Tensor  # [Q, Q]
-    K_k: Tensor  # [K, K]
-    K_o: Tensor  # [K, K]
-    K_qo: Tensor  # [Q, K]
-    K_ok: Tensor  # [K, K]
-    K_qk: Tensor  # [Q, K]
-    M: Tensor  # [K, K] K_o + noise I
-    M_k: Tensor  # [K, K] K_k + noise I
-    A: Tensor  # [Q, K]
-    S: Tensor  # [Q, Q] cov(z_q | z_o)
-    B: Tensor  # [K, K]
-    C: Tensor  # [K, K] cov(z_o | z_k)
-
-
-def matrices(s: Sample, noise: float = NOISE, scale_q: float = SCALE_Q, scale_k: float = SCALE_K) -> Matrices:
-    """All of them for one unbatched sample."""
-    K_q, K_k, K_o = scale_q**2 * kappa(s.q, s.q), scale_k**2 * kappa(s.k, s.k), kappa(s.o, s.o)
-    K_qo, K_ok = scale_q * kappa(s.q, s.o), scale_k * kappa(s.o, s.k)
-    M, M_k = K_o + noise * identity(len(s.o)), K_k + noise * identity(len(s.k))
-    A, B = torch.linalg.solve(M, K_qo, left=False), torch.linalg.solve(M_k, K_ok, left=False)
-    return Matrices(
-        K_q, K_k, K_o, K_qo, K_ok, scale_q * scale_k * kappa(s.q, s.k), M, M_k,
-        A=A, S=K_q - A @ K_qo.T, B=B, C=K_o - B @ K_ok.T,
-    )  # fmt: skip
 
 
 def log_normal(X: Tensor, cov: Tensor) -> Tensor:
@@ -231,8 +180,8 @@ def head(s: Sample, b: int, h: int) -> Sample:
     """One sequence and head of a [B, H] sample; inducing inputs [m, C] are shared, [H, m, C] per head."""
 
     def of(name: str, x: Tensor) -> Tensor:
-        if not name.startswith("inducing"):
+        if name not in SHARED:
             return x[b, h]
-        return x if x.ndim == 2 else x[h]
+        return x if x.ndim == 2 + (name == "scale_tril") else x[h]
 
     return replace(s, **{f.name: of(f.name, getattr(s, f.name)) for f in fields(s)})

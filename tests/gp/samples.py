@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+SHARED = ("inducing_q", "inducing_k", "inducing_v", "scale_tril")  # by all sequences and heads
+
 
 @dataclass(frozen=True)
 class Sample:
-    """One attention problem; all but the inducing inputs carry the same leading axes."""
+    """One attention problem; all but what is shared carry the same leading axes."""
 
     q: Tensor  # [..., Q, C]
     k: Tensor  # [..., K, C]
@@ -20,6 +22,8 @@ class Sample:
     log_amplitude: Tensor  # [..., Q]
     mask: Tensor  # [..., K]
     query_mask: Tensor  # [..., Q]
+    inducing_v: Tensor  # [l, D] values and factors of SGPA
+    scale_tril: Tensor  # [D, l, l]
 
     def to(self, dtype: torch.dtype) -> "Sample":
         """The same numbers in another floating-point type."""
@@ -31,7 +35,7 @@ class Sample:
         found = {}
         for f in fields(self):
             x = getattr(self, f.name)
-            x = x if f.name.startswith("inducing") else x[index]
+            x = x if f.name in SHARED else x[index]
             found[f.name] = x.detach().double().numpy() if x.is_floating_point() else x.numpy()
         return found
 
@@ -58,7 +62,7 @@ def sample(
         mask[..., 0] = True
         return mask
 
-    return Sample(
+    found = Sample(
         q=spread * normal(*lead, queries, width),
         k=spread * normal(*lead, keys, width),
         o=spread * normal(*lead, keys, width),
@@ -68,4 +72,8 @@ def sample(
         log_amplitude=0.3 * normal(*lead, queries),
         mask=kept(keys),
         query_mask=kept(queries),
+        inducing_v=normal(inducing[1], channels),
+        scale_tril=0.3 * normal(channels, inducing[1], inducing[1]).tril(-1),
     )
+    found.scale_tril.diagonal(dim1=-2, dim2=-1).copy_((0.3 * normal(channels, inducing[1])).exp())
+    return found

@@ -9,89 +9,36 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from tests.gp.calls import (
-    CAUSAL_POSTERIORS,
-    JOINT_POSTERIORS,
-    POSTERIORS,
-    Call,
-    change,
-    close,
-    over,
-    seeded,
-)
+from tests.gp.calls import CAUSAL_POSTERIORS, JOINT_POSTERIORS, POSTERIORS, Call, change, close, over, seeded
 from tests.gp.samples import Sample, sample
 
-DRAWS = 40_000
-ERRORS = 5  # standard errors: one of the few hundred numbers compared is outside with probability 1e-4
+ERRORS = 5  # standard errors
 BOTH = pytest.mark.parametrize("joint", [False, True], ids=["independent", "joint"])
 
 
-def problem(seed: int = 0, *, queries: int = 4, channels: int = 2) -> Sample:
-    return sample(queries=queries, keys=4, channels=channels, inducing=(3, 3), seed=seed)
-
-
-def within(found: Tensor, expected: Tensor, variance: Tensor) -> None:
-    """Means of DRAWS draws of this variance agree with their expectation."""
-    excess = (found - expected).abs() / (variance / DRAWS).sqrt()
-    assert float(excess.max()) < ERRORS
-
-
-def second_moments(x: Tensor, mean: Tensor) -> Tensor:
-    """Moments between all tokens of all channels.  [D, Q, D, Q]"""
-    centred = x - mean  # [n, Q, D]
-    return torch.einsum("nia,njb->aibj", centred, centred) / len(x)
-
-
 def stated(p: gp.Posterior, *, joint: bool) -> Tensor:
-    """The covariance of all tokens of all channels that a posterior claims.  [D, Q, D, Q]"""
+    """The covariance of all channels of all tokens that a posterior claims.  [Q, D, Q, D]"""
     Q, D = p.mean.shape
     if joint:
         each = p.covariance().expand(D, Q, Q)
     else:
         variance = p.variance if p.variance.ndim == 2 else p.variance[:, None].expand(Q, D)
         each = torch.diag_embed(variance.T)
-    full = torch.zeros(D, Q, D, Q, dtype=each.dtype)
-    for a in range(D):
-        full[a, :, a, :] = each[a]
-    return full
-
-
-def check_moments(p: gp.Posterior, *, joint: bool, seed: int) -> None:
-    x = p.sample(DRAWS, generator=seeded(seed), joint=joint)
-    cov = stated(p, joint=joint)
-    Q, D = p.mean.shape
-    variance = torch.einsum("aiai->ai", cov)  # [D, Q]
-    assert x.shape == (DRAWS, Q, D)
-    within(x.mean(0), p.mean, variance.T)
-    # var(x y) = var x var y + cov(x, y)^2 for a Gaussian pair
-    spread = variance[:, :, None, None] * variance[None, None] + cov.square()
-    within(second_moments(x, p.mean), cov, spread)
-
-
-@over(table=JOINT_POSTERIORS)
-def test_joint_draws_have_mean_and_covariance_and_independent_channels(call: Call) -> None:
-    check_moments(call(problem(1)), joint=True, seed=1)
-
-
-@over(table=POSTERIORS)
-def test_independent_draws_have_the_variance_and_no_correlation(call: Call) -> None:
-    check_moments(call(problem(2)), joint=False, seed=2)
-
-
-@over("direct", "softmax", "softmax-inducing", "cgp", "scgp", "scgp-noise-free")
-def test_joint_draws_of_cross_attention_with_padded_keys(call: Call) -> None:
-    s = problem(3, queries=3)
-    check_moments(call(s, mask=torch.tensor([True, False, True, True])), joint=True, seed=3)
+    return torch.diag_embed(each.permute(1, 2, 0)).permute(0, 2, 1, 3)  # channels are independent
 
 
 @BOTH
-@over(table=JOINT_POSTERIORS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@over(table=POSTERIORS)
 def test_draws_are_an_exact_root_of_the_covariance(
-    call: Call, joint: bool, monkeypatch: pytest.MonkeyPatch
+    call: Call, cross: bool, joint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draw r gets 1 in place of random number r and 0 elsewhere, so the draws are the root's columns."""
-    p = call(problem(4, channels=1))
-    used, total = 0, 60
+    if (joint and call in CAUSAL_POSTERIORS.values()) or (cross and call.square):
+        pytest.skip("it has no covariance, or no other keys than queries")
+    s = sample(queries=3 if cross else 4, keys=4, channels=2, inducing=(3, 3), seed=4)
+    p = call(s, **({"mask": torch.tensor([True, False, True, True])} if cross else {}))
+    used, total = 0, 120
 
     def one_hot(shape: tuple[int, ...], **options: Any) -> Tensor:
         nonlocal used
@@ -104,10 +51,10 @@ def test_draws_are_an_exact_root_of_the_covariance(
         return numbers.reshape(shape)
 
     monkeypatch.setattr(torch, "randn", one_hot)
-    root = (p.sample(total, joint=joint) - p.mean)[..., 0]  # [total, Q]
+    root = p.sample(total, joint=joint) - p.mean  # [total, Q, D]
     assert 0 < used <= total
     # joint draws add 1e-10 to the diagonal of a prior
-    close(root.T @ root, stated(p, joint=joint)[0, :, 0], atol=1e-8)
+    close(torch.einsum("nia,njb->iajb", root, root), stated(p, joint=joint), atol=1e-8)
 
 
 @BOTH
@@ -153,23 +100,10 @@ def small() -> Sample:
     return sample(queries=3, keys=3, width=2, channels=1, inducing=(2, 2), seed=7)
 
 
-@over(table=JOINT_POSTERIORS)
-def test_joint_draws_are_differentiable(call: Call) -> None:
-    assert torch.autograd.gradcheck(*drawn_from(call, small(), joint=True))
-
-
 @over(table=POSTERIORS)
-def test_independent_draws_are_differentiable(call: Call) -> None:
-    assert torch.autograd.gradcheck(*drawn_from(call, small(), joint=False))
-
-
-@over(table=CAUSAL_POSTERIORS)
-def test_causal_posteriors_have_no_covariance_between_rows(call: Call) -> None:
-    p = call(call.problem(seed=8))
-    with pytest.raises(gp.UndefinedCovarianceError, match="variance per row"):
-        p.covariance()
-    with pytest.raises(gp.UndefinedCovarianceError, match="variance per row"):
-        p.sample(2, joint=True)
+def test_draws_are_differentiable(call: Call) -> None:
+    for joint in (False,) if call in CAUSAL_POSTERIORS.values() else (False, True):
+        assert torch.autograd.gradcheck(*drawn_from(call, small(), joint=joint))
 
 
 def coinciding() -> Sample:
@@ -234,7 +168,7 @@ def stretched(s: Sample, queries: list[int], keys: list[int], junk: float) -> Sa
 
 @over(table=JOINT_POSTERIORS)
 def test_joint_draws_do_not_depend_on_padding(call: Call) -> None:
-    """Behind the tokens it changes nothing; between them, nothing is told by what is written there."""
+    """Behind the tokens it changes nothing; between them, what is written there changes nothing."""
     s = call.problem(3, 2)
     rows = torch.arange(3)
     queries, keys = list(range(s.q.shape[-2])), list(range(s.k.shape[-2]))
@@ -247,9 +181,9 @@ def test_joint_draws_do_not_depend_on_padding(call: Call) -> None:
     expected = draws(plain)
     assert float(expected.std(0).max()) > 1e-2
     for junk in (0.0, 3.0):
-        told = draws(stretched(s, queries, keys, junk))
-        close(told[..., : len(queries), :], expected)
-        assert not told[..., len(queries) :, :].any()
+        padded = draws(stretched(s, queries, keys, junk))
+        close(padded[..., : len(queries), :], expected)
+        assert not padded[..., len(queries) :, :].any()
     between = [0, 2, *range(3, 9)]
     one, other = (
         draws(stretched(s, between[: len(queries)], between[: len(keys)], junk)) for junk in (0.0, 3.0)

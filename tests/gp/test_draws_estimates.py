@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from gpattention.gp.latent_trace import latent_trace, latent_trace_estimate, latent_trace_reference
+from gpattention.gp.sparse import latent_trace, latent_trace_estimate, latent_trace_reference
 from tests.gp.calls import MODEL, SPARSE_DENSITIES, Call, close, over, seeded
 from tests.gp.samples import sample
 
@@ -110,38 +110,16 @@ def traced(trace: Callable[[Tensor, Tensor], Tensor], o: Tensor, G: Tensor) -> t
     return (J, *torch.autograd.grad(J, (o, G), incoming))
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3)], ids=["one", "batch"])
+@pytest.mark.parametrize("lead", [(), (2, 3), (1, 1)], ids=["one", "batch", "broadcast"])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 def test_chunked_trace_and_its_gradients_equal_the_definition(chunk: int, lead: tuple[int, ...]) -> None:
-    s = sample(*lead, seed=7)
-    G = s.v.mT * s.mask[..., None, :]  # [..., m, N], zero at padded tokens
+    s, wide = sample(*lead, seed=7), sample(2, 3, seed=8)
+    G = wide.v.mT if lead == (1, 1) else s.v.mT * s.mask[..., None, :]  # [..., m, N], zero at padded tokens
     found = traced(lambda o, G: latent_trace(o, G, chunk=chunk), s.o, G)
     for x, expected in zip(found, traced(latent_trace_reference, s.o, G), strict=True):
         close(x, expected)
 
 
-def test_chunked_trace_broadcasts_leading_axes_and_sums_their_gradients() -> None:
-    s = sample(2, 3, seed=8)
-    shared = s.o[0, 0]
-    found = traced(lambda o, G: latent_trace(o, G, chunk=3), shared, s.v.mT)
-    for x, expected in zip(found, traced(latent_trace_reference, shared, s.v.mT), strict=True):
-        close(x, expected)
-
-
-def test_chunked_trace_passes_a_gradient_check() -> None:
-    s = sample(keys=5, channels=2, width=2, seed=9)
-    leaves = s.o.clone().requires_grad_(), s.v.mT.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda o, G: latent_trace(o, G, chunk=2), leaves)
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-@over("density-scgp-marginal", "density-scgp-jensen", "density-scgp-double_jensen", "density-scgp-printed")
-def test_chunks_do_not_change_a_density_or_its_gradients(call: Call, chunk: int) -> None:
-    found = []
-    for size in (1024, chunk):
-        s = sample(2, 3, seed=10)
-        leaves = [getattr(s, name).requires_grad_() for name in call.arguments]
-        total = call(s, chunk=size, **call.extra(s)).total.sum()
-        found.append((total.detach(), *torch.autograd.grad(total, leaves)))
-    for x, expected in zip(*found, strict=True):
-        close(x, expected)
+def test_chunks_do_not_change_a_density() -> None:
+    call, s = SPARSE_DENSITIES["density-scgp-jensen"], sample(2, 3, seed=10)
+    close(call(s, chunk=3, **call.extra(s)).total, call(s, **call.extra(s)).total)

@@ -1,8 +1,8 @@
 """Wrong arguments are refused by name and value; numbers that cannot be trusted are raised, not returned."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from gpattention.gp.checks import check_values
-from gpattention.gp.cholesky import cholesky
-from gpattention.gp.correlated_density import cgp_density_of
-from gpattention.gp.direct_density import direct_density_of
-from gpattention.gp.inputs import prepare
-from gpattention.gp.sparse_density import scgp_density_of
+from gpattention.gp.inputs import check_values, prepare
+from gpattention.numerics import cholesky
 from tests.gp.samples import Sample, sample
 
 Call = Callable[..., Any]
@@ -54,8 +50,6 @@ row = caller(gp.row_log_amplitude, "q k")
 sparse_row = caller(gp.sparse_row_log_amplitude, "q k inducing_q")
 sgpa = caller(gp.sgpa_posterior, "q v inducing_k", SQUARE, **FREE)
 sgpa_kl = caller(gp.sgpa_kl, "q v inducing_k", SQUARE, **FREE)
-cgp_of, direct_of = partial(cgp_density_of, cgp()), partial(direct_density_of, direct())
-scgp_of = partial(scgp_density_of, scgp())
 MODELS = {
     "direct": direct, "direct density": direct_density, "direct kl": direct_kl,
     "cgp": cgp, "cgp density": cgp_density, "cgp kl": cgp_kl,
@@ -180,16 +174,11 @@ def test_observation_noise_may_be_zero_but_not_negative(call: Call) -> None:
         (scgp_density, {"objective": "marginal", "chunk": 0}, "chunk to be a whole number >= 1, got 0"),
         (scgp_density, {"objective": "jensen", "features": 0}, "features to be a whole number >= 1, got 0"),
         (scgp_density, {"objective": "dtc", "features": 8}, "features=8 .* 'dtc' does not hold linearly"),
+        (scgp, {"conditional": "fitc"}, "conditional to be one of deterministic, independent, got 'fitc'"),
         (scgp, {"values": "raw"}, "expected values to be one of paper, dual, got 'raw'"),
         (scgp, {"objectives": ["kl", "elbo"]}, "objectives to be one of dtc, kl, got 'elbo'"),
         (cgp, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
         (direct, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
-        (cgp_of, {"objective": "elbo"}, "objective to be one of marginal, jensen, .*, got 'elbo'"),
-        (cgp_of, {"latent_prior": "flat"}, "latent_prior to be one of noisy, latent, got 'flat'"),
-        (cgp_of, {"samples": 0}, "expected samples to be a whole number >= 1, got 0"),
-        (direct_of, {"objective": "jensen"}, "objective to be one of marginal, joint, got 'jensen'"),
-        (scgp_of, {"objective": "vfe"}, "objective to be one of dtc, dtc_bound, .*, got 'vfe'"),
-        (scgp_of, {"objective": "dtc_bound", "features": 8}, "features=8 .* 'dtc_bound' does not"),
         (softmax, {"centre": "mean"}, "expected centre 'tokens', 'none' or a pair .* got 'mean'"),
         (softmax, {"centre": (S.q[0, 0, 0, :2],) * 2}, r"centre of the queries .*\[..., 3\], got \(2,\)"),
         (softmax, {"inducing": S.inducing_k[:, :2]}, r"expected inducing of width 3 .* got shape \(6, 2\)"),
@@ -301,7 +290,7 @@ def test_finite_tokens_whose_sum_overflows_are_let_through() -> None:
         check_values({"v": huge}, {}, None)
 
 
-def test_a_matrix_that_is_not_finite_is_not_told_to_need_more_noise() -> None:
+def test_a_matrix_that_is_not_finite_does_not_ask_for_more_noise() -> None:
     A = torch.eye(3).expand(4, 3, 3).clone()
     A[2, 1, 1] = NAN
     with pytest.raises(gp.NonFiniteError, match=r"K \+ noise I holds 1 non-finite numbers"):
@@ -309,3 +298,68 @@ def test_a_matrix_that_is_not_finite_is_not_told_to_need_more_noise() -> None:
     A[2, 1, 1] = -1
     with pytest.raises(gp.NotPositiveDefiniteError, match=r"pivot to fail is number 2 of matrix \[2\]"):
         cholesky(A, name="K + noise I", noise=0.1)
+
+
+def test_a_growing_state_keeps_its_widths_axes_and_type() -> None:
+    state = gp.CausalCGPState(noise=0.1)
+    s = sample(2, 3, width=3, channels=4)
+    q, k, o, v = (x[..., 0, :] for x in (s.q, s.k, s.o, s.v))
+    state.append(q, k, o, v)
+    match = "tokens of width 3 and values of width 4 as before, got "
+    refused(match + "2 and 4", state.append, q[..., :2], k[..., :2], o[..., :2], v)
+    refused(match + "3 and 1", state.append, q, k, o, v[..., :1])
+    refused("expected k of width 3 like q", state.append, q, k[..., :2], o, v)
+    axes = r"expected tokens with leading axes \(2, 3\) as before, got "
+    refused(axes + r"\(1, 3\)", state.append, q[:1], k[:1], o[:1], v[:1])
+    refused(axes + r"\(3,\)", state.append, q[0], k[0], o[0], v[0])
+    single = [x.float() for x in (q, k, o, v)]
+    refused("computed in torch.float64 as before, got torch.float32", state.append, *single)
+    with pytest.raises(gp.NonFiniteError, match="v holds 24 non-finite numbers"):
+        state.append(q, k, o, v * NAN)
+    assert len(state) == 1  # a refused token leaves no trace
+    state.append(q[:1], k[:1], o[:1], v)  # one token that all sequences share
+
+
+@pytest.mark.parametrize("name", ["noise", "scale_q", "scale_k"])
+@pytest.mark.parametrize("bad", [0.0, -1.0, INF, NAN])
+def test_a_growing_state_refuses_its_parameters_at_once(name: str, bad: float) -> None:
+    for given in (bad, torch.tensor([0.5, bad], requires_grad=True)):
+        options = {"noise": 0.1, name: given}
+        refused(f"expected {name} to be positive and finite, got {bad}$", gp.CausalCGPState, **options)
+
+
+def test_a_health_counter_cannot_be_made_during_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("gpattention.numerics")
+    monkeypatch.setattr(module, "_failures", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="must exist before a CUDA graph is captured"):
+        module.failure_counter(torch.device("cuda", 0))
+    with torch.inference_mode():
+        counter = module.failure_counter(torch.device("cpu"))
+    assert (counter.is_inference(), gp.health()) == (False, {"cpu": 0})
+
+
+def in_sequence(state: gp.CausalCGPState, *tokens: Tensor) -> None:
+    for i in range(tokens[0].shape[-2]):
+        state.append(*(x[..., i, :] for x in tokens))
+
+
+KEYS_WITHOUT_A_FACTOR: dict[str, Callable[..., Any]] = {
+    "direct": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).variance,
+    "direct kl": lambda q, k, o, v, **x: gp.direct_kl(q, k, v, **x),
+    "direct joint": lambda q, k, o, v, **x: gp.direct_log_density(q, k, v, objective="joint", **x),
+    "cgp": lambda *t, **x: gp.cgp_posterior(*t, **x).variance,
+    "cgp together": lambda *t, **x: gp.cgp_posterior(*t, with_variance=True, **x),
+    "cgp covariance": lambda *t, **x: gp.cgp_posterior(*t, **x).covariance(),
+    "causal": lambda *t, **x: gp.causal_cgp_posterior(*t, **x).variance,
+    "growing": lambda *t, **x: in_sequence(gp.CausalCGPState(**x), *t),
+}
+
+
+@pytest.mark.parametrize("name", KEYS_WITHOUT_A_FACTOR)
+def test_the_noise_named_of_keys_is_beside_their_amplitude(name: str) -> None:
+    """1e-4 beside s_k^2 = 1e6 is 1e-10; the advice that 1e-4 is safe would otherwise look followed."""
+    s = sample(queries=7, keys=7, spread=3.0, dtype=torch.float32)
+    k = s.k[:1].expand(7, -1)  # one key seven times
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"K_k \+ noise I .* smallest noise 1\.0e-10\. "):
+        KEYS_WITHOUT_A_FACTOR[name](s.q, k, s.o, s.v, noise=1e-4, scale_k=1e3)

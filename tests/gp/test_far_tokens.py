@@ -7,7 +7,7 @@ amplitudes are exponentials of dot products, is not of it.
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +16,13 @@ from torch import Tensor
 
 from gpattention import gp
 from gpattention.attention import build_attention
-from gpattention.gp.errors import FARTHEST
-from gpattention.gp.kernel_attention import kernel_attention
-from gpattention.models import VisionConfig, VisionTransformer
+from gpattention.gp import kernel_attention
+from gpattention.numerics import FARTHEST
 from tests.attention.variants import VARIANTS, Variant, every
+from tests.gp.calls import change
 from tests.gp.oracle_pairs import PAIRS
 from tests.gp.samples import Sample, sample
 from tests.gp.test_against_oracles import LEAD, assert_equal_to_oracle, float32_tolerance
-from tests.models.small_models import VISION, layers
 from tests.oracles import kernels
 
 REGIMES = ("clusters", "outlier", "offset", "scattered")
@@ -47,18 +46,11 @@ def far_apart(s: Sample, regime: str, distance: float) -> Sample:
 
     def moved(x: Tensor) -> Tensor:
         n = torch.arange(x.shape[-2])
-        if regime == "clusters":
-            shift = (n % 2)[:, None] * ways[:1]
-        elif regime == "outlier":
-            shift = (n == 0)[:, None] * ways[:1]
-        elif regime == "offset":
-            shift = ways[:1].expand(x.shape[-2], -1)
-        else:
-            shift = ways[n % 3]
+        alike = {"clusters": n % 2, "outlier": n == 0, "offset": torch.ones_like(n)}
+        shift = alike[regime][:, None] * ways[:1] if regime in alike else ways[n % 3]
         return (x.double() + shift).to(x.dtype)
 
-    names = ("q", "k", "o", "inducing_q", "inducing_k")
-    return replace(s, **{name: moved(getattr(s, name)) for name in names})
+    return change(s, ("q", "k", "o", "inducing_q", "inducing_k"), moved)
 
 
 def problem(regime: str, distance: float, *, seed: int = 0, width: int = 3) -> Sample:
@@ -67,7 +59,7 @@ def problem(regime: str, distance: float, *, seed: int = 0, width: int = 3) -> S
 
 def one(s: Sample) -> Sample:
     """Its first sequence and head: the interpreter is slow."""
-    return replace(s, **{n: getattr(s, n)[:1, :1] for n in ("q", "k", "o", "v", "mask", "query_mask")})
+    return change(s, ("q", "k", "o", "v", "mask", "query_mask"), lambda x: x[:1, :1])
 
 
 @pytest.fixture
@@ -122,47 +114,56 @@ def test_the_mean_is_right_at_every_noise(noise: float, regime: str, distance: f
             assert np.abs(found[index] - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max()), name
 
 
-def moments(p: gp.Posterior) -> list[Tensor]:
-    return [p.mean, p.variance]
+Function = Callable[..., list[Tensor]]  # of q, k, o, v, m and the mask
 
 
-CALLS: dict[str, Callable[..., list[Tensor]]] = {
-    "cgp": lambda q, k, o, v, m, mask: moments(
-        gp.cgp_posterior(q, k, o, v, noise=NOISE, mask=mask, with_variance=True)
-    ),
-    "direct": lambda q, k, o, v, m, mask: moments(
-        gp.direct_posterior(q, k, v, noise=NOISE, mask=mask, with_variance=True)
-    ),
-    "scgp": lambda q, k, o, v, m, mask: moments(gp.scgp_posterior(q, k, o, v, m, noise=NOISE, mask=mask)),
-    "sgpa": lambda q, k, o, v, m, mask: moments(
-        gp.sgpa_posterior(
-            k, v, m, v[0, 0, :1].expand(m.shape[0], -1).detach(),
-            torch.eye(m.shape[0], dtype=v.dtype, device=v.device).expand(v.shape[-1], -1, -1), mask=mask,
-        )
-    ),
-    "density": lambda q, k, o, v, m, mask: [gp.cgp_log_density(q, k, o, v, noise=NOISE, mask=mask).total],
-    "kl": lambda q, k, o, v, m, mask: [gp.cgp_kl(q, k, o, v, noise=NOISE, mask=mask)],
-    "amplitude": lambda q, k, o, v, m, mask: [gp.row_log_amplitude(q, k, mask=mask)],
-    "sparse amplitude": lambda q, k, o, v, m, mask: [gp.sparse_row_log_amplitude(q, k, m, mask=mask)],
-    "rows": lambda q, k, o, v, m, mask: [
-        kernel_attention(q, k, v, normalised=True, mask=mask, query_mask=mask)
-    ],
-    "kernel": lambda q, k, o, v, m, mask: [
-        kernel_attention(q, k, v, normalised=False, mask=mask, query_mask=mask)
-    ],
-}  # fmt: skip
-PLAIN_ONLY = {
-    "jensen": lambda q, k, o, v, m, mask: [
-        gp.scgp_log_density(q, k, o, v, m, noise=NOISE, mask=mask, objective="jensen").total
-    ],
-    "causal": lambda q, k, o, v, m, mask: moments(
-        gp.causal_cgp_posterior(q, k, o, v, noise=NOISE, mask=mask)
-    ),
+def made(function: Callable[..., Any], names: str, **options: Any) -> Function:
+    """A function of some of the tokens as one of all, with its results as a list."""
+
+    def call(*given: Tensor) -> list[Tensor]:
+        x = dict(zip(("q", "k", "o", "v", "m", "mask"), given, strict=True))
+        found = function(*(x[name] for name in names.split()), mask=x["mask"], **options)
+        if isinstance(found, gp.Posterior):
+            return [found.mean, found.variance]
+        return [found.total if isinstance(found, gp.LogDensity) else found]
+
+    return call
+
+
+def sgpa(k: Tensor, v: Tensor, m: Tensor, **options: Any) -> gp.Posterior:
+    eye = torch.eye(m.shape[0], dtype=v.dtype, device=v.device).expand(v.shape[-1], -1, -1)
+    return gp.sgpa_posterior(k, v, m, v[0, 0, :1].expand(m.shape[0], -1).detach(), eye, **options)
+
+
+def attention(*tokens: Tensor, mask: Tensor, **options: Any) -> Tensor:
+    return kernel_attention(*tokens, mask=mask, query_mask=mask, **options)
+
+
+CALLS = {
+    "cgp": made(gp.cgp_posterior, "q k o v", noise=NOISE, with_variance=True),
+    "direct": made(gp.direct_posterior, "q k v", noise=NOISE, with_variance=True),
+    "scgp": made(gp.scgp_posterior, "q k o v m", noise=NOISE),
+    "sgpa": made(sgpa, "k v m"),
+    "density": made(gp.cgp_log_density, "q k o v", noise=NOISE),
+    "kl": made(gp.cgp_kl, "q k o v", noise=NOISE),
+    "amplitude": made(gp.row_log_amplitude, "q k"),
+    "sparse amplitude": made(gp.sparse_row_log_amplitude, "q k m"),
+    "rows": made(attention, "q k v", normalised=True),
+    "kernel": made(attention, "q k v", normalised=False),
 }
+PLAIN_ONLY = {
+    "jensen": made(gp.scgp_log_density, "q k o v m", noise=NOISE, objective="jensen"),
+    "causal": made(gp.causal_cgp_posterior, "q k o v", noise=NOISE),
+}
+EVERY = CALLS | PLAIN_ONLY
+
+
+def given(s: Sample) -> tuple[Tensor, ...]:
+    return s.q, s.k, s.o, s.v, s.inducing_q, s.mask
 
 
 def outputs_and_gradients(
-    call: Callable[..., list[Tensor]], s: Sample, dtype: torch.dtype, device: str = "cpu"
+    call: Function, s: Sample, dtype: torch.dtype, device: str
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The results, and the gradients of a fixed combination of them to all tokens that they depend on."""
     leaves = [x.to(device, dtype).requires_grad_() for x in (s.q, s.k, s.o, s.v, s.inducing_q)]
@@ -177,13 +178,7 @@ def outputs_and_gradients(
     )
 
 
-def compare(
-    call: Callable[..., list[Tensor]],
-    s: Sample,
-    *,
-    gradient: float = 1e-3,
-    device: str = "cpu",
-) -> None:
+def compare(call: Function, s: Sample, *, gradient: float = 1e-3, device: str = "cpu") -> None:
     """Outputs within 1e-4 of float64, gradients within `gradient` of the largest one."""
     ours = outputs_and_gradients(call, s, torch.float32, device)
     with gp.fused_kernels("off"):
@@ -195,9 +190,9 @@ def compare(
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("regime", REGIMES)
-@pytest.mark.parametrize("name", [*CALLS, *PLAIN_ONLY])
+@pytest.mark.parametrize("name", EVERY)
 def test_gradients(name: str, regime: str, distance: float) -> None:
-    compare({**CALLS, **PLAIN_ONLY}[name], problem(regime, distance))
+    compare(EVERY[name], problem(regime, distance))
 
 
 def fused_gradient(distance: float) -> float:
@@ -267,19 +262,26 @@ def test_kernels_of_short_length_scales_keep_near_duplicates(lengthscale: float,
     np.testing.assert_allclose(gp.ard_rbf(both, both, lengthscale, 1.7).numpy(), wanted, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("padding", [float("nan"), float("inf"), 1e30, -7e4])
-@pytest.mark.parametrize("name", [*CALLS, *PLAIN_ONLY])
+def spoiled(s: Sample, padding: float) -> tuple[Tensor, ...]:
+    tokens = (torch.where(s.mask[..., None], getattr(s, n), padding) for n in ("q", "k", "o", "v"))
+    return *tokens, s.inducing_q, s.mask
+
+
+@pytest.mark.parametrize("padding", [float("nan"), float("inf"), 1e30, -7e4, 0.0])
+@pytest.mark.parametrize("name", EVERY)
 def test_padding_has_no_spread(name: str, padding: float) -> None:
     """Whatever is written at padded tokens, also where the real ones are at an offset from 0."""
     s = problem("offset", 3e4)
-    filled = {n: torch.where(s.mask[..., None], getattr(s, n), padding) for n in ("q", "k", "o", "v")}
-    call = {**CALLS, **PLAIN_ONLY}[name]
-    for x, y in zip(
-        call(*filled.values(), s.inducing_q, s.mask),
-        call(s.q, s.k, s.o, s.v, s.inducing_q, s.mask),
-        strict=True,
-    ):
+    for x, y in zip(EVERY[name](*spoiled(s, padding)), EVERY[name](*given(s)), strict=True):
         assert x.isfinite().all()
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("name", CALLS)
+def test_padding_has_no_spread_in_fused_kernels(name: str) -> None:
+    s = one(problem("offset", 3e4))
+    for x, y in zip(CALLS[name](*spoiled(s, 0.0)), CALLS[name](*given(s)), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
 
 
@@ -298,14 +300,14 @@ def test_padding_of_a_causal_state_has_no_spread() -> None:
 OUT_OF_RANGE = 4 * FARTHEST
 
 
-@pytest.mark.parametrize("name", [*CALLS, *PLAIN_ONLY])
+@pytest.mark.parametrize("name", EVERY)
 def test_tokens_out_of_range_are_refused(name: str) -> None:
     s = problem("clusters", OUT_OF_RANGE)
     with pytest.raises(gp.TooFarApartError, match=r"within 16384 length scales .* got one at [3-7].*e\+04"):
-        {**CALLS, **PLAIN_ONLY}[name](s.q, s.k, s.o, s.v, s.inducing_q, s.mask)
+        EVERY[name](*given(s))
 
 
-def test_the_refusal_tells_spread_and_noise() -> None:
+def test_the_refusal_names_spread_and_noise() -> None:
     s = problem("outlier", 1e6)
     noise = torch.tensor([0.3, 2e-3])
     with pytest.raises(gp.TooFarApartError, match=r"got one at 8.57e\+05 \(smallest noise 2.0e-03\)"):
@@ -327,7 +329,7 @@ FACTORED = ["cgp", "direct", "scgp", "sgpa", "density", "kl"]  # those that fuse
 def test_deferred_checks_count_and_give_nan(name: str) -> None:
     s = problem("scattered", OUT_OF_RANGE)
     with gp.deferred_checks():
-        found = CALLS[name](s.q, s.k, s.o, s.v, s.inducing_q, s.mask)
+        found = CALLS[name](*given(s))
     assert all(x.isnan().any() for x in found)
     assert gp.health()["cpu"] > 0
     with pytest.raises(gp.NotPositiveDefiniteError, match="too far apart"):
@@ -336,21 +338,15 @@ def test_deferred_checks_count_and_give_nan(name: str) -> None:
 
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FACTORED)
-def test_fused_kernels_count_and_give_nan(name: str) -> None:
+def test_fused_kernels_refuse_or_count_and_give_nan(name: str) -> None:
     s = one(problem("scattered", OUT_OF_RANGE))
+    with pytest.raises(gp.NumericalError):
+        CALLS[name](*given(s))
     with gp.deferred_checks():
-        found = CALLS[name](s.q, s.k, s.o, s.v, s.inducing_q, s.mask)
+        found = CALLS[name](*given(s))
     assert found[-1].isnan().any()  # the mean of the direct model needs no factor and is right
     with pytest.raises(gp.NotPositiveDefiniteError, match="too far apart"):
         gp.check_health()
-
-
-@pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize("name", FACTORED)
-def test_fused_kernels_refuse_eagerly(name: str) -> None:
-    s = one(problem("scattered", OUT_OF_RANGE))
-    with pytest.raises(gp.NumericalError):
-        CALLS[name](s.q, s.k, s.o, s.v, s.inducing_q, s.mask)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +357,7 @@ def test_compiled_calls(name: str) -> None:
     compiled = torch.compile(CALLS[name], backend="aot_eager", fullgraph=True)
     compare(compiled, problem("clusters", 1e4))
     s = problem("scattered", OUT_OF_RANGE)
-    assert all(x.isnan().any() for x in compiled(s.q, s.k, s.o, s.v, s.inducing_q, s.mask))
+    assert all(x.isnan().any() for x in compiled(*given(s)))
     with pytest.raises(gp.NotPositiveDefiniteError, match="too far apart"):
         gp.check_health()
 
@@ -391,14 +387,3 @@ def test_attention_modules_with_an_outlier(variant: Variant) -> None:
     others = torch.ones(2, 9, dtype=torch.bool)
     others[1, 3] = False
     assert ((single - double).abs().amax(-1)[others] < 1e-4 * double[others].abs().max()).all()
-
-
-@pytest.mark.parametrize("kind", ["cgp", "scgp", "direct"])
-def test_models_with_an_outlier(kind: str) -> None:
-    """The same for a whole image model with one glaring pixel, which its first layer sees."""
-    torch.manual_seed(0)
-    model = VisionTransformer(VisionConfig(**VISION, attention=layers(kind))).eval()
-    x = torch.randn(2, 3, 8, 8)
-    x[1, 0, 0, 0] = 3000
-    single, double = model(x).logits, model.double()(x.double()).logits
-    assert (single - double).abs().max() < 1e-3 * double.abs().max()

@@ -8,6 +8,7 @@ import torch
 from gpattention import gp
 from tests.gp.oracle_pairs import OPTIONAL, PAIRS
 from tests.gp.samples import Sample, sample
+from tests.ops.comparison import captured
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,15 +83,8 @@ def test_a_captured_graph_counts_its_failures() -> None:
     def forward() -> torch.Tensor:
         return gp.cgp_log_density(q, s.k, s.o, s.v, noise=noise, observation_noise=0.0).query
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            eager = forward()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = forward()
+    eager = forward()
+    graph, result = captured(forward)
     graph.replay()
     torch.testing.assert_close(result, eager)
     gp.check_health()

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from gpattention import gp
+from tests.gp.calls import Call, over
 from tests.gp.oracle_pairs import PAIRS
-from tests.gp.samples import Sample, sample
+from tests.gp.samples import SHARED, Sample, sample
 
-INPUTS = ("q", "k", "o", "v", "inducing_q", "inducing_k", "log_amplitude")
+INPUTS = ("q", "k", "o", "v", *SHARED, "log_amplitude")
 
 
 def as_function(
@@ -73,47 +74,20 @@ def test_float32_gradients_are_close_to_float64(name: str) -> None:
         assert (rough.double() - exact).abs().max() / size < 2e-3
 
 
-PARAMETER_CALLS: dict[str, Callable[[Sample, Tensor, Tensor, Tensor], Tensor]] = {
-    "direct": lambda s, n, a, b: total(
-        [(p := gp.direct_posterior(s.q, s.k, s.v, noise=n, scale_q=a, scale_k=b)).mean, p.variance]
-    ),
-    "softmax": lambda s, n, a, b: total(
-        [(p := gp.softmax_posterior(s.q, s.k, s.v, noise=n, prior_scale=a * b)).mean, p.variance]
-    ),
-    "cgp": lambda s, n, a, b: total(
-        [(p := gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=n, scale_q=a, scale_k=b)).mean, p.variance]
-    ),
-    "scgp": lambda s, n, a, b: total(
-        [
-            (
-                p := gp.scgp_posterior(
-                    s.q, s.k, s.o, s.v, s.inducing_q, s.inducing_k, noise=n, scale_q=a, scale_k=b
-                )
-            ).mean,
-            p.variance,
-        ]
-    ),
-    "cgp density": lambda s, n, a, b: gp.cgp_log_density(
-        s.q, s.k, s.o, s.v, noise=n, scale_q=a, scale_k=b
-    ).total.sum(),
-    "cgp kl": lambda s, n, a, b: gp.cgp_kl(s.q, s.k, s.o, s.v, noise=n, scale_q=a, scale_k=b).sum(),
-    "scgp density": lambda s, n, a, b: gp.scgp_log_density(
-        s.q, s.k, s.o, s.v, s.inducing_q, noise=n, scale_q=a, scale_k=b, objective="jensen"
-    ).total.sum(),
-    "scgp kl": lambda s, n, a, b: gp.scgp_kl(
-        s.q, s.k, s.o, s.v, s.inducing_q, noise=n, scale_q=a, scale_k=b
-    ).sum(),
-}
-
-
-@pytest.mark.parametrize("name", PARAMETER_CALLS)
-def test_noise_and_amplitudes_get_gradients_per_head(name: str) -> None:
+@over(
+    "direct", "softmax", "cgp", "scgp", "density-cgp-marginal-noisy", "kl-cgp", "density-scgp-jensen",
+    "kl-scgp",
+)  # fmt: skip
+def test_noise_and_amplitudes_get_gradients_per_head(call: Call) -> None:
     s = sample(2, 3, queries=3, keys=3, width=2, channels=2, inducing=(2, 2), seed=5)
-    parameters = [
-        torch.tensor(x, dtype=torch.float64, requires_grad=True)
-        for x in ([0.1, 0.2, 0.3], [1.0, 1.5, 0.5], [0.7, 1.0, 1.3])
-    ]
-    assert gradcheck(lambda n, a, b: PARAMETER_CALLS[name](s, n, a, b), parameters)
+    numbers = ([0.1, 0.2, 0.3], [1.0, 1.5, 0.5], [0.7, 1.0, 1.3])
+    leaves = [torch.tensor(x, dtype=torch.float64) for x in numbers[: len(call.parameters)]]
+
+    def weighted(*values: Tensor) -> Tensor:
+        found = call.outputs(s, **dict(zip(call.parameters, values, strict=True)))
+        return total([x for name, x in found.items() if name not in ("log_variance", "stddev", "covariance")])
+
+    assert gradcheck(weighted, [x.requires_grad_() for x in leaves])
 
 
 def test_coinciding_tokens_have_finite_gradients() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpattention import gp
 from tests.gp.oracle_pairs import PAIRS
-from tests.gp.samples import Sample, sample
+from tests.gp.samples import SHARED, Sample, sample
 from tests.gp.test_gradients import INPUTS, as_function, total
 
 TOKEN_ROWS = ("k", "o", "v")
@@ -60,7 +60,7 @@ def test_padding_anywhere_equals_no_padding(name: str) -> None:
             continue
         assert bool(a.isfinite().all()), f"gradient of {field}"
         real = s.query_mask if field in ("q", "log_amplitude") else s.mask
-        if not field.startswith("inducing"):
+        if field not in SHARED:
             assert bool((a[~real] == 0).all()), f"gradient of {field} at padding"
             a = a[real]
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
@@ -100,7 +100,8 @@ def test_fully_masked_sequences_give_zeros_and_finite_gradients(name: str) -> No
     for x in results:
         assert bool(x.isfinite().all())
         if name == "sgpa kl":  # what the inducing inputs cost does not depend on the tokens
-            free = gp.sgpa_kl(*_sgpa_without_tokens(s))
+            # values of zero add nothing: what stays is the inducing part
+            free = gp.sgpa_kl(s.k[0], 0 * s.v[0], s.inducing_k, s.inducing_v, s.scale_tril)
             torch.testing.assert_close(x[1], free, rtol=1e-12, atol=0)
         elif "printed" in name:  # the printed constant -s / (2 sigma) has no n in it
             torch.testing.assert_close(x[1], torch.tensor(-4 / (2 * 0.1**0.5), dtype=x.dtype))
@@ -110,14 +111,6 @@ def test_fully_masked_sequences_give_zeros_and_finite_gradients(name: str) -> No
         INPUTS, torch.autograd.grad(total(list(results)), leaves, allow_unused=True), strict=True
     ):
         assert g is None or bool(g.isfinite().all()), field
-
-
-def _sgpa_without_tokens(s: Sample) -> tuple[Tensor, ...]:
-    """Values of zero add nothing to the KL: what stays is the inducing part."""
-    from tests.gp.oracle_pairs import _sgpa_arguments
-
-    k, v, b, v_b, root = _sgpa_arguments(s)
-    return k[0], torch.zeros_like(v[0]), b, v_b, root
 
 
 def test_queries_without_keys_fall_back_to_the_prior() -> None:
@@ -132,15 +125,6 @@ def test_queries_without_keys_fall_back_to_the_prior() -> None:
     p = gp.softmax_posterior(s.q, s.k, s.v, noise=0.1, mask=none)
     assert bool((p.mean == 0).all())
     assert bool((p.variance == 0).all())
-
-
-def test_one_mask_serves_all_heads() -> None:
-    s = sample(2, 3)
-    mask = s.mask[:, :1]  # [B, 1, N]
-    wide = gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.1, mask=mask)
-    full = gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.1, mask=mask.expand(2, 3, 7))
-    assert torch.equal(wide.mean, full.mean)
-    assert torch.equal(wide.variance, full.variance)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from gpattention import gp
-from gpattention.gp.latent_trace import latent_trace
-from gpattention.gp.precision import _LEVELS, full_precision
+from gpattention.gp.sparse import latent_trace
+from gpattention.numerics import _LEVELS, full_precision
 from tests.gp.samples import Sample, sample
 from tests.threads import Pause, at_once, paused
 

@@ -17,84 +17,52 @@ from torch.utils._pytree import tree_leaves
 
 from gpattention import gp
 from gpattention.gp import CausalCGPState, LogDensity, Posterior
-from tests.gp.calls import Call, over, tensors
-from tests.gp.samples import sample
+from tests.gp.calls import CGP, EVERY, POSTERIORS, SPARSE_DENSITIES, Call, over, tensors
+from tests.gp.samples import Sample, sample
 
-# tokens [2, 2, N, C], inducing inputs, SGPA's free parameters, and what most functions share
-Inputs = namedtuple("Inputs", "q k o v inducing_q inducing_k inducing_v scale_tril log_amplitude noise mask")
+# a sample as compilers take it
+Inputs = namedtuple("Inputs", [f.name for f in fields(Sample)])
 Outputs = tuple[Tensor, ...]
+COST = Call(gp.cgp_log_density, CGP, {"noise": 0.1}, {"objective": "monte_carlo"})
+CASES = EVERY | {"density-cgp-monte_carlo": COST}
+SPARSE = [name for name in SPARSE_DENSITIES if name != "density-scgp-dual"]
+COMMON = [
+    "direct", "direct-causal", "softmax", "softmax-causal", "softmax-inducing", "cgp", "cgp-causal", "scgp",
+    "sgpa", "density-cgp-marginal-noisy", "density-direct-marginal", "density-scgp-dtc",
+    "density-scgp-jensen", "kl-direct", "kl-cgp", "kl-scgp", "kl-sgpa", "amplitude", "amplitude-sparse",
+]  # fmt: skip
+COMPILED = [n if n in COMMON else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+every_case = pytest.mark.parametrize("name", CASES)
 
 
 def inputs(dtype: torch.dtype = torch.float64, tokens: int = 5, inducing: tuple[int, int] = (3, 4)) -> Inputs:
     x = sample(2, 2, queries=tokens, keys=tokens, inducing=inducing, seed=3)
-    g = torch.Generator().manual_seed(4)
-    (m, _), D = inducing, x.v.shape[-1]
-    scale_tril = 0.3 * torch.randn(2, D, m, m, generator=g, dtype=torch.float64).tril() + torch.eye(m)
-    inducing_v = torch.randn(2, m, D, generator=g, dtype=torch.float64)
-    noise = torch.tensor([0.1, 0.2], dtype=torch.float64)
-    free = (x.inducing_q, x.inducing_k, inducing_v, scale_tril)
-    return to(dtype, Inputs(x.q, x.k, x.o, x.v, *free, x.log_amplitude, noise, x.mask))
+    return to(dtype, Inputs(**vars(x)))
 
 
 def to(dtype: torch.dtype, x: Inputs) -> Inputs:
     return Inputs(*(t.to(dtype) if t.is_floating_point() else t for t in x))
 
 
-def shared(x: Inputs) -> dict[str, Tensor]:
-    return {"noise": x.noise, "mask": x.mask, "log_amplitude": x.log_amplitude}
+def result(name: str, x: Inputs, **options: Any) -> Posterior | LogDensity | Tensor:
+    call = CASES[name]
+    extra = {n: getattr(x, n) for n in ("mask", "log_amplitude") if n in call.extras}
+    noise = torch.tensor([0.125, 0.25], dtype=x.v.dtype)  # one number per head, the same in every type
+    return call(x, **extra, **({"noise": noise} if "noise" in call.parameters else {}), **options)
 
 
-def densities(prefix: str, function: Any, take: str, objectives: str) -> dict[str, Any]:
-    def one(name: str) -> Callable[[Inputs], LogDensity]:
-        return lambda x: function(*(getattr(x, t) for t in take.split()), objective=name, **shared(x))
-
-    return {f"{prefix} {name}": one(name) for name in objectives.split()}
-
-
-POSTERIORS: dict[str, Callable[[Inputs], Posterior]] = {
-    "direct": lambda x: gp.direct_posterior(x.q, x.k, x.v, **shared(x)),
-    "direct causal": lambda x: gp.direct_posterior(x.q, x.k, x.v, causal=True, **shared(x)),
-    "softmax": lambda x: gp.softmax_posterior(x.q, x.k, x.v, noise=x.noise, mask=x.mask),
-    "softmax causal": lambda x: gp.softmax_posterior(x.q, x.k, x.v, noise=x.noise, mask=x.mask, causal=True),
-    "softmax inducing": lambda x: gp.softmax_posterior(
-        x.q, x.k, x.v, noise=x.noise, mask=x.mask, inducing=x.inducing_k
-    ),
-    "cgp": lambda x: gp.cgp_posterior(*x[:4], **shared(x)),
-    "causal cgp": lambda x: gp.causal_cgp_posterior(*x[:4], **shared(x)),
-    "scgp": lambda x: gp.scgp_posterior(*x[:6], **shared(x)),
-    "sgpa": lambda x: gp.sgpa_posterior(x.q, x.v, x.inducing_q, x.inducing_v, x.scale_tril, mask=x.mask),
-}
-SCGP, SPARSE = "q k o v inducing_q inducing_k", "dtc dtc_bound marginal jensen double_jensen printed"
-NUMBERS: dict[str, Callable[[Inputs], LogDensity | Tensor]] = {
-    **densities("cgp", gp.cgp_log_density, "q k o v", "marginal jensen monte_carlo joint"),
-    **densities("direct", gp.direct_log_density, "q k v", "marginal joint"),
-    **densities("scgp", gp.scgp_log_density, SCGP, SPARSE),
-    "cgp_kl": lambda x: gp.cgp_kl(*x[:4], **shared(x)),
-    "direct_kl": lambda x: gp.direct_kl(x.q, x.k, x.v, **shared(x)),
-    "scgp_kl": lambda x: gp.scgp_kl(*x[:6], **shared(x)),
-    "sgpa_kl": lambda x: gp.sgpa_kl(x.q, x.v, x.inducing_q, x.inducing_v, x.scale_tril, mask=x.mask),
-    "row": lambda x: gp.row_log_amplitude(x.q, x.k, mask=x.mask),
-    "sparse row": lambda x: gp.sparse_row_log_amplitude(x.q, x.k, x.inducing_q, mask=x.mask),
-    "noise_floor": lambda x: gp.noise_floor(x.noise, scale=1.5, tokens=5),
-}
-CASES = POSTERIORS | NUMBERS
-COMMON = [*POSTERIORS, "cgp marginal", "direct marginal", "scgp dtc", "scgp jensen", *list(NUMBERS)[-7:]]
-COMPILED = [n if n in COMMON else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
-every_case = pytest.mark.parametrize("name", CASES)
+def compute(name: str, x: Inputs, **options: Any) -> Outputs:
+    """Mean and variance, or both terms, or one tensor."""
+    found = result(name, x, **options)
+    if isinstance(found, Posterior):
+        return found.mean, found.variance
+    return (found.query, found.key) if isinstance(found, LogDensity) else (found,)
 
 
 def outputs(name: str, x: Inputs) -> Outputs:
-    """Mean and variance, or both terms, or one tensor; random numbers are those of one seed."""
+    """The same with random numbers of one seed."""
     torch.manual_seed(5)
-    return unpack(CASES[name](x))
-
-
-def unpack(result: Posterior | LogDensity | Tensor | Outputs) -> Outputs:
-    if isinstance(result, Posterior):
-        return result.mean, result.variance
-    if isinstance(result, LogDensity):
-        return result.query, result.key
-    return result if isinstance(result, tuple) else (result,)
+    return compute(name, x)
 
 
 def with_gradients(function: Callable[[Inputs], Outputs], x: Inputs) -> tuple[Outputs, list[Tensor]]:
@@ -104,7 +72,7 @@ def with_gradients(function: Callable[[Inputs], Outputs], x: Inputs) -> tuple[Ou
     found = function(leaves)
     weights = [torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view(y.shape) for y in found]
     loss = sum((w * y).sum() for w, y in zip(weights, found, strict=True))
-    found_gradients = torch.autograd.grad(loss, leaves[:-1], allow_unused=True)  # all but the mask
+    found_gradients = torch.autograd.grad(loss, [t for t in leaves if t.requires_grad], allow_unused=True)
     return found, [g for g in found_gradients if g is not None]
 
 
@@ -148,16 +116,16 @@ def _clean_state() -> Iterator[None]:
 @pytest.mark.parametrize("name", [*COMPILED, pytest.param("cgp inductor", marks=pytest.mark.slow)])
 def test_compiled_equals_eager(name: str) -> None:
     backend = "inductor" if name == "cgp inductor" else "aot_eager"
-    case = CASES[name.removesuffix(" inductor")]
-    expected = with_gradients(lambda x: unpack(case(x)), inputs())
-    compiled = torch.compile(lambda x: unpack(case(x)), fullgraph=True, backend=backend)
+    case = partial(compute, name.removesuffix(" inductor"))
+    expected = with_gradients(case, inputs())
+    compiled = torch.compile(lambda x: case(x), fullgraph=True, backend=backend)
     assert_close(with_gradients(compiled, inputs()), expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_exported_equals_eager(name: str) -> None:
     x = inputs()
-    program = torch.export.export(Module(lambda x: unpack(CASES[name](x))), tuple(x)).module()
+    program = torch.export.export(Module(partial(compute, name)), tuple(x)).module()
     torch.manual_seed(5)
     assert_close(tuple(program(*x)), outputs(name, x), rtol=1e-12, atol=1e-13)
 
@@ -166,9 +134,9 @@ def test_exported_equals_eager(name: str) -> None:
 def test_autocast_changes_nothing(name: str) -> None:
     def lowered(x: Inputs) -> Outputs:  # the backward pass runs outside, as torch.autocast asks
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return unpack(CASES[name](x))
+            return compute(name, x)
 
-    expected = with_gradients(lambda x: unpack(CASES[name](x)), inputs(torch.float32))
+    expected = with_gradients(partial(compute, name), inputs(torch.float32))
     assert_close(with_gradients(lowered, inputs(torch.float32)), expected, rtol=0, atol=0)
 
 
@@ -178,12 +146,12 @@ def test_autocast_leaves_draws_covariances_and_states_alone() -> None:
         for i in range(3):
             row = state.append(*(t[..., i, :] for t in x[:4]))
             found += [row.mean, row.variance]
-        for name, make in POSTERIORS.items():
-            p, g = make(x), torch.Generator().manual_seed(6)
+        for name in POSTERIORS:
+            p, g = result(name, x), torch.Generator().manual_seed(6)
             found += [p.sample(2, generator=g), p.log_variance, p.stddev]
             if "causal" not in name:
                 found += [p.covariance(), p.sample(2, generator=g, joint=True)]
-        return [*found, POSTERIORS["sgpa"](x).kl()]
+        return [*found, p.kl() if name == "sgpa" else p.mean]
 
     expected = everything()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -201,9 +169,9 @@ def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) ->
     assert_close(outputs(name, x), expected, rtol=0, atol=0)
 
 
-@every_case
+@pytest.mark.parametrize("name", [name for name in CASES if name != "amplitude-capped"])  # it is its cap
 def test_float64_stays_float64(name: str) -> None:
-    found, gradients = with_gradients(lambda x: unpack(CASES[name](x)), inputs())
+    found, gradients = with_gradients(partial(compute, name), inputs())
     assert {y.dtype for y in (*found, *gradients)} == {torch.float64}
     narrow = outputs(name, inputs(torch.float32))
     gap = max((y - z).abs().max() / y.abs().max() for y, z in zip(found, narrow, strict=True))
@@ -223,21 +191,21 @@ def test_float32_matmul_precision_changes_nothing(name: str) -> None:
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert watch.precisions == (set() if name == "noise_floor" else {"ieee"})
+    assert watch.precisions == {"ieee"}
     assert_close(found, expected, rtol=0, atol=0)
 
 
 FACTORS = {  # Cholesky factors of the mean alone, and of mean and variance
-    "direct": (0, 1), "direct causal": (0, 1), "softmax": (0, 1), "softmax causal": (0, 1),
-    "softmax inducing": (0, 2), "cgp": (1, 3), "causal cgp": (1, 2), "scgp": (4, 5), "sgpa": (1, 1),
+    "direct": (0, 1), "direct-causal": (0, 1), "softmax": (0, 1), "softmax-causal": (0, 1),
+    "softmax-inducing": (0, 2), "cgp": (1, 3), "cgp-causal": (1, 2), "scgp": (4, 5), "sgpa": (1, 1),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("name", FACTORS)
 def test_variance_is_computed_when_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, factor = [], torch.linalg.cholesky_ex
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda A: (calls.append(A.shape), factor(A))[1])
-    p = POSTERIORS[name](inputs())
+    p = result(name, inputs())
     _, with_mean = p.mean, len(calls)
     variance, with_variance = p.variance, len(calls)
     assert (with_mean, with_variance) == FACTORS[name]
@@ -258,7 +226,8 @@ def test_an_announced_variance_costs_one_more_factor(monkeypatch: pytest.MonkeyP
 def failing(x: Inputs) -> Outputs:
     """Sequence 1, head 0 has one latent input five times and a noise that float32 cannot see."""
     o = torch.where(torch.tensor([[False, False], [True, False]])[..., None, None], x.o[..., :1, :], x.o)
-    return unpack(gp.cgp_posterior(x.q, x.k, o, x.v, noise=1e-12, with_variance=True))
+    p = gp.cgp_posterior(x.q, x.k, o, x.v, noise=1e-12, with_variance=True)
+    return p.mean, p.variance
 
 
 @pytest.mark.parametrize("how", ["deferred", "inference", "compiled", "exported"])
@@ -284,10 +253,10 @@ def test_failures_where_nothing_can_raise(how: str) -> None:
 
 
 LONG, CHUNK = 512, 32
-LINEAR: dict[str, Callable[[Inputs], Any]] = {
-    **{name: lambda x, name=name: outputs(name, x) for name in ("scgp", "scgp_kl", "sparse row")},
-    "draws": lambda x: (POSTERIORS["scgp"](x).sample(2), POSTERIORS["scgp"](x).sample(2, joint=True)),
-    **densities("chunked", partial(gp.scgp_log_density, chunk=CHUNK), SCGP, SPARSE),
+LINEAR: dict[str, Callable[[Inputs], Outputs]] = {
+    **{name: partial(compute, name) for name in ("scgp", "kl-scgp", "amplitude-sparse")},
+    "draws": lambda x: (result("scgp", x).sample(2), result("scgp", x).sample(2, joint=True)),
+    **{name.replace("density", "chunked"): partial(compute, name, chunk=CHUNK) for name in SPARSE},
 }
 
 
@@ -295,9 +264,10 @@ LINEAR: dict[str, Callable[[Inputs], Any]] = {
 def test_sparse_functions_make_no_square_matrix(name: str) -> None:
     x = inputs(tokens=LONG, inducing=(8, 7))
     with Watch() as watch:
-        _, gradients = with_gradients(lambda x: unpack(LINEAR[name](x)), x)
+        _, gradients = with_gradients(LINEAR[name], x)
     assert [s for s in watch.shapes if sum(axis >= LONG for axis in s) > 1] == []
-    width = CHUNK if "chunked" in name and "dtc" not in name else 2 * 8 if name == "draws" else 8
+    widths = {"draws": 2 * 8, "amplitude-sparse": 7}
+    width = CHUNK if "chunked" in name and "dtc" not in name else widths.get(name, 8)
     assert watch.largest() == 2 * 2 * LONG * width
     assert len(gradients) >= 3
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpattention.gp.shapes import broadcast
+from gpattention.numerics import broadcast
 
 shapes = st.lists(st.lists(st.integers(0, 3), max_size=4).map(torch.Size), min_size=1, max_size=4)
 

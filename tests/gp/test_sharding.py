@@ -12,14 +12,15 @@ from torch import distributed as dist
 from torch.testing import assert_close
 
 from gpattention import gp
-from gpattention.gp.divergence import scgp_kl_of
-from gpattention.gp.shard_noise import ShardNoise
-from gpattention.gp.sharding import (
+from gpattention.gp import scgp_density_of, scgp_kl_of
+from gpattention.ops import (
+    ShardNoise,
     check_group,
     count_traffic,
+    counted_once,
     sum_gradients,
+    sum_over_shards,
 )
-from gpattention.gp.sparse_density import scgp_density_of
 from tests.processes import group_of_one, in_processes, same_but_rounding, spied
 
 BATCH, HEADS, WIDTH, CHANNELS, M, L = 2, 3, 4, 5, 6, 4
@@ -286,3 +287,60 @@ def _added(x: Tensor, group: Any) -> Tensor:
     x = x.clone()
     dist.all_reduce(x, group=group)
     return x
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_a_token_has_its_numbers_wherever_it_is(width: int) -> None:
+    shape = (2, BATCH, HEADS, QUERIES, width)
+    whole = item_noise().normal(shape, torch.float64, torch.device("cpu"))
+    for count, (cuts, _) in CUTS.items():
+        for rank in range(count):
+            rows = slice(cuts[rank], cuts[rank + 1])
+            noise = item_noise(first_token=rows.start, tokens=QUERIES)
+            part = (*shape[:3], rows.stop - rows.start, width)
+            assert noise.normal(part, torch.float64, torch.device("cpu")).equal(whole[..., rows, :])
+
+
+def test_shared_numbers_take_their_turn() -> None:
+    """As many streams pass as in one process, so that later layers agree too."""
+    a, b = item_noise(), item_noise(first_token=3, tokens=QUERIES)
+    cpu, shape = torch.device("cpu"), (1, BATCH, M, CHANNELS)
+    assert b.shared_normal(shape, torch.float64, cpu).equal(a.normal(shape, torch.float64, cpu))
+    tokens = (1, BATCH, QUERIES, CHANNELS)
+    rest = b.normal((1, BATCH, 2, CHANNELS), torch.float64, cpu)
+    assert rest.equal(a.normal(tokens, torch.float64, cpu)[:, :, 3:5])
+
+
+def test_tokens_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match=r"expected first_token in \[0, 4\)"):
+        item_noise(first_token=4, tokens=4)
+    noise = item_noise(first_token=3, tokens=4)
+    with pytest.raises(ValueError, match="at most 1, got 2"):
+        noise.normal((1, BATCH, 2, 3), torch.float32, torch.device("cpu"))
+
+
+def test_the_sum_over_shards_can_be_differentiated_twice(tmp_path: Path) -> None:
+    x = torch.linspace(0.5, 1.5, 3, dtype=torch.float64, requires_grad=True)
+    with group_of_one(tmp_path) as group:
+
+        def energy(x: Tensor) -> Tensor:
+            (total,) = sum_over_shards([x], group)
+            return counted_once(total.sin().sum(), group)
+
+        assert torch.autograd.gradgradcheck(energy, x)
+
+
+def test_gradients_of_every_type_are_summed(tmp_path: Path) -> None:
+    learned = [torch.ones(2, dtype=dtype, requires_grad=True) for dtype in (torch.float32, torch.float64)]
+    unused, fixed = torch.ones(3, requires_grad=True), torch.ones(3)
+    sum((x.double() * 3).sum() for x in learned).backward()  # type: ignore[union-attr]
+    with group_of_one(tmp_path) as group, count_traffic() as traffic:
+        sum_gradients([*learned, unused, fixed], group)
+    assert [x.grad.tolist() for x in (*learned, unused) if x.grad is not None] == [[3, 3], [3, 3], [0, 0, 0]]
+    assert fixed.grad is None
+    assert (traffic.collectives, traffic.payload) == (2, 4 * 5 + 8 * 2)
+
+
+def test_values_are_shared_without_a_group() -> None:
+    x = torch.ones(3, requires_grad=True)
+    assert counted_once(x, None) is x

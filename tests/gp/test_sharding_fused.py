@@ -10,8 +10,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention import gp
-from gpattention.gp.shard_noise import ShardNoise
-from gpattention.gp.sparse_density import scgp_density_of
+from gpattention.gp import scgp_density_of
+from gpattention.ops import ShardNoise
 from tests.gp import test_sharding
 from tests.gp.test_sharding import CUTS, QUERIES, Case, agree, evaluate, shard
 from tests.processes import in_processes, spied
@@ -79,17 +79,17 @@ def made(case: Case, rank: int) -> tuple[Any, list[Tensor]]:
 
 
 def other_weights(rank: int) -> tuple[str, bool]:
-    """What a process is told whose regulariser counts for more than the others', at once and later."""
-    told = []
+    """What a process gets whose regulariser counts for more than the others', at once and later."""
+    found = []
     for check in (nullcontext, gp.deferred_checks):
         posterior, learned = made(Case("dtc", dtype=torch.float32), rank)
         loss = posterior.mean.sum() + (1 + (rank == 2)) * scgp_density_of(posterior, "dtc").total.sum()
         with gp.fused_kernels("on"), check():
             try:
-                told.append(torch.autograd.grad(loss, learned)[1])  # of the keys
+                found.append(torch.autograd.grad(loss, learned)[1])  # of the keys
             except ValueError as error:
-                told.append(str(error))
-    return told[0], bool(told[1].isnan().all())
+                found.append(str(error))
+    return found[0], bool(found[1].isnan().all())
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_one_all_reduce_each_way_whatever_the_length(processes: list[Any]) -> No
         assert short_back == long_back
 
 
-def test_regularisers_of_other_weights_are_told(processes: list[Any]) -> None:
+def test_regularisers_of_other_weights_are_refused(processes: list[Any]) -> None:
     for found in processes:
         message, poisoned = found["refused"]
         assert "the same on every process" in message

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention import gp
-from gpattention.gp.fused.switch import Mode
+from gpattention.ops import Mode
 from tests.gp.test_sharding import BY_TOKEN, CUTS, QUERIES, Case, Found, evaluate, item_noise, problem, shard
 from tests.processes import group_of_one, in_processes, same_but_rounding
 

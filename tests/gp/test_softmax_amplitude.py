@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpattention.gp import rbf, softmax_amplitude
-from gpattention.gp.softmax_amplitude import key_log_amplitude, log_sum_exp, query_log_amplitude
+from gpattention.gp import key_log_amplitude, query_log_amplitude, rbf, softmax
+from gpattention.gp.softmax import log_sum_exp
 
 N, C = 7, 3
 
@@ -46,7 +46,7 @@ def test_rows_by_parts_are_all_rows(masked: bool, causal: bool, monkeypatch: pyt
     options = {"mask": mask() if masked else None, "causal": causal}
     found = []
     for rows in (1024, 3):
-        monkeypatch.setattr(softmax_amplitude, "_ROWS", rows)
+        monkeypatch.setattr(softmax, "_ROWS", rows)
         total = log_sum_exp(q, k, **options)
         found.append((total, *torch.autograd.grad(total.sin().sum(), (q, k))))
     for whole, parts in zip(*found, strict=True):

@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 
 from gpattention import gp
 from tests.gp.calls import Call, close, over, same, tensors
-from tests.gp.samples import Sample
+from tests.gp.samples import SHARED, Sample
 
 
 def flat(call: Call, s: Sample, names: tuple[str, ...], values: tuple[Tensor, ...], **extra: Any) -> Tensor:
@@ -23,14 +23,14 @@ def flat(call: Call, s: Sample, names: tuple[str, ...], values: tuple[Tensor, ..
 @over()
 def test_mapped_over_sequences(call: Call) -> None:
     whole = call.problem(3, 2)
-    names = [f.name for f in fields(whole) if not f.name.startswith("inducing")]
+    names = [f.name for f in fields(whole) if f.name not in SHARED]
 
     def one(*values: Tensor) -> dict[str, Tensor]:
         s = replace(whole, **dict(zip(names, values, strict=True)))
         return call.outputs(s, **call.extra(s))
 
-    told = vmap(one, randomness="same")(*(getattr(whole, name) for name in names))
-    same(call.outputs(whole, **call.extra(whole)), told)
+    found = vmap(one, randomness="same")(*(getattr(whole, name) for name in names))
+    same(call.outputs(whole, **call.extra(whole)), found)
     gp.check_health()
 
 

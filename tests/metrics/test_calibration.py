@@ -8,7 +8,7 @@ import torch
 from sklearn.calibration import calibration_curve
 from torch import Tensor
 
-from gpattention.metrics import ReliabilityBins, adaptive_ece, classwise_ece, ece, mce, reliability_bins
+from gpattention.metrics import adaptive_ece, classwise_ece, ece, mce, reliability_bins
 from tests.metrics.problems import CASES, coarse, predictions, seeded
 from tests.oracles import metrics as oracles
 
@@ -18,24 +18,47 @@ FUNCTIONS = {
     "classwise": (classwise_ece, oracles.classwise_ece),
     "adaptive": (adaptive_ece, oracles.adaptive_ece),
 }
+every_error = pytest.mark.parametrize(("metric", "oracle"), FUNCTIONS.values(), ids=FUNCTIONS)
 
 
 @pytest.mark.parametrize("bins", [1, 3, 10, 15, 50])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@every_error
 @pytest.mark.parametrize("case", CASES)
-def test_against_loops(case: str, name: str, bins: int) -> None:
+def test_against_loops(case: str, metric, oracle, bins: int) -> None:
     probs, labels = CASES[case]
-    metric, oracle = FUNCTIONS[name]
     expected = oracle(probs.double().numpy(), labels.numpy(), bins)
     assert metric(probs, labels, bins=bins) == pytest.approx(expected, rel=1e-11, abs=1e-14)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_fifteen_bins_by_default(name: str) -> None:
+@pytest.mark.parametrize("bins", [5, 10, 15])
+@pytest.mark.parametrize("classes", [2, 3, 10, "certain"])
+def test_against_netcal(classes: int | str, bins: int) -> None:
+    """Which shares no code with ours (in the test extra)."""
+    netcal = pytest.importorskip("netcal.metrics", reason="netcal is not installed")
+    probs, labels = CASES["certain"] if classes == "certain" else predictions(700, classes, seed=classes)
+    # the most probable class as a prediction of being right is what top-1 calibration is about
+    confidence, right = probs.amax(-1).double().numpy(), (probs.argmax(-1) == labels).long().numpy()
+    expected = netcal.ECE(bins, detection=True).measure(confidence, right)
+    assert ece(probs, labels, bins=bins) == pytest.approx(expected, abs=1e-12)
+    if classes != "certain":
+        expected = netcal.MCE(bins, detection=True).measure(confidence, right)
+        assert mce(probs, labels, bins=bins) == pytest.approx(expected, abs=1e-12)
+        each = [
+            netcal.ECE(bins, detection=True).measure(probs[:, c].numpy(), (labels == c).long().numpy())
+            for c in range(classes)
+        ]
+        assert classwise_ece(probs, labels, bins=bins) == pytest.approx(sum(each) / classes, abs=1e-12)
+
+
+@every_error
+def test_fifteen_bins_and_any_order(metric, oracle) -> None:
     probs, labels = predictions(200, 3)
-    metric, _ = FUNCTIONS[name]
     assert metric(probs, labels) == metric(probs, labels, bins=15)
     assert metric(probs, labels) != metric(probs, labels, bins=10)
+    probs, labels = coarse(97, 3, parts=4)
+    for seed in range(3):
+        order = torch.randperm(97, generator=seeded(seed))
+        assert metric(probs[order], labels[order]) == pytest.approx(metric(probs, labels), rel=1e-13)
 
 
 class TestBins:
@@ -58,19 +81,18 @@ class TestBins:
         assert int(found.counts.sum()) == len(probs)
         assert float((gap * found.counts).sum() / len(probs)) == pytest.approx(ece(probs, labels), abs=1e-14)
         assert float(gap.max()) == pytest.approx(mce(probs, labels), abs=1e-14)
+        with pytest.raises(FrozenInstanceError):
+            found.counts = torch.zeros(15)  # type: ignore[misc]
 
     def test_hold_lower_edges_and_the_last_one_holds_1(self) -> None:
         top = torch.tensor([0.5, 0.6, 0.6999, 0.7, 0.9, 0.9999, 1.0, 1.0], dtype=torch.float64)
         found = reliability_bins(torch.stack([top, 1 - top], 1), torch.zeros(8, dtype=torch.int64), bins=10)
         assert found.counts.tolist() == [0, 0, 0, 0, 0, 1, 2, 1, 0, 4]
         assert found.edges.tolist() == [k / 10 for k in range(11)]
-
-    def test_confidence_1_shares_the_last_bin(self) -> None:
-        """Two items of 1.0, one of them wrong, and two of .9 that are right: .95 against .75."""
+        # two items of 1.0, one of them wrong, and two of .9 that are right: .95 against .75
         probs = torch.tensor([[1.0, 0], [1.0, 0], [0.9, 0.1], [0.9, 0.1]], dtype=torch.float64)
-        labels = torch.tensor([0, 1, 0, 0])
-        assert ece(probs, labels, bins=10) == pytest.approx(0.2)
-        assert mce(probs, labels, bins=10) == pytest.approx(0.2)
+        for metric in (ece, mce):
+            assert metric(probs, torch.tensor([0, 1, 0, 0]), bins=10) == pytest.approx(0.2)
 
     def test_empty_ones_are_nan_and_count_nowhere(self) -> None:
         found = reliability_bins(torch.tensor([[0.8, 0.2]]), torch.tensor([0]), bins=5)
@@ -78,82 +100,43 @@ class TestBins:
         assert found.accuracy.isnan().tolist() == found.confidence.isnan().tolist() == [True] * 4 + [False]
         assert mce(torch.tensor([[0.8, 0.2]]), torch.tensor([0]), bins=5) == pytest.approx(0.2)
 
-    def test_are_frozen(self) -> None:
-        found = reliability_bins(*predictions(5, 2))
-        assert isinstance(found, ReliabilityBins)
-        with pytest.raises(FrozenInstanceError):
-            found.counts = torch.zeros(15)  # type: ignore[misc]
+
+def test_known_values() -> None:
+    top = torch.tensor([0.9, 0.6, 0.8, 0.7], dtype=torch.float64)
+    probs = torch.tensor([[0.7, 0.3]], dtype=torch.float64).expand(10, 2)
+    for metric, _ in FUNCTIONS.values():
+        assert metric(probs, torch.tensor([0] * 3 + [1] * 7)) == pytest.approx(0.4)  # right in 3 of 10
+        assert metric(torch.eye(3), torch.arange(3)) == 0
+        wrong = 2 / 3 if metric is classwise_ece else 1
+        assert metric(torch.eye(3), torch.arange(3).roll(1)) == pytest.approx(wrong)
+    # two adaptive bins of two: (.6, .7) with one right, (.8, .9) with both
+    probs, labels = torch.stack([top, 1 - top], 1), torch.tensor([0, 1, 0, 0])
+    assert adaptive_ece(probs, labels, bins=2) == pytest.approx((abs(0.65 - 0.5) + abs(0.85 - 1)) / 2)
 
 
-class TestKnownValues:
-    def test_constant_confidence(self) -> None:
-        """70 % sure and right in 3 of 10: all errors but the classwise are .4."""
-        probs = torch.tensor([[0.7, 0.3]], dtype=torch.float64).expand(10, 2)
-        labels = torch.tensor([0] * 3 + [1] * 7)
-        for metric in (ece, mce, adaptive_ece, classwise_ece):
-            assert metric(probs, labels) == pytest.approx(0.4)
-
-    def test_perfect(self) -> None:
-        for metric in (ece, mce, adaptive_ece, classwise_ece):
-            assert metric(torch.eye(3), torch.arange(3)) == 0
-
-    def test_certain_and_wrong(self) -> None:
-        for metric in (ece, mce, adaptive_ece):
-            assert metric(torch.eye(3), torch.arange(3).roll(1)) == 1
-        assert classwise_ece(torch.eye(3), torch.arange(3).roll(1)) == pytest.approx(2 / 3)
-
-    def test_adaptive_bins_hold_equal_numbers(self) -> None:
-        """Two bins of two: (.6, .7) with one right, (.8, .9) with both."""
-        top = torch.tensor([0.9, 0.6, 0.8, 0.7], dtype=torch.float64)
-        probs, labels = torch.stack([top, 1 - top], 1), torch.tensor([0, 1, 0, 0])
-        assert adaptive_ece(probs, labels, bins=2) == pytest.approx((abs(0.65 - 0.5) + abs(0.85 - 1)) / 2)
+@pytest.mark.parametrize("batch_size", [1, 7, 32, 100, 500])
+@pytest.mark.parametrize("metric", [ece, mce])
+def test_batch_mean_is_the_mean_over_batches(metric, batch_size: int) -> None:
+    probs, labels = predictions(100, 3)
+    parts = [metric(p, y) for p, y in zip(probs.split(batch_size), labels.split(batch_size), strict=True)]
+    found = metric(probs, labels, aggregation="batch_mean", batch_size=batch_size)
+    assert found == pytest.approx(np.mean(parts), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_order_of_items_does_not_matter(name: str, seed: int) -> None:
-    probs, labels = coarse(97, 3, parts=4)
-    metric, _ = FUNCTIONS[name]
-    order = torch.randperm(97, generator=seeded(seed))
-    assert metric(probs[order], labels[order]) == pytest.approx(metric(probs, labels), rel=1e-13)
-
-
-class TestBatchMean:
-    @pytest.mark.parametrize("batch_size", [1, 7, 32, 100, 500])
-    @pytest.mark.parametrize("metric", [ece, mce])
-    def test_is_the_mean_over_batches(self, metric, batch_size: int) -> None:
-        probs, labels = predictions(100, 3)
-        parts = [metric(p, y) for p, y in zip(probs.split(batch_size), labels.split(batch_size), strict=True)]
-        found = metric(probs, labels, aggregation="batch_mean", batch_size=batch_size)
-        assert found == pytest.approx(np.mean(parts), rel=1e-12)
-
-    @pytest.mark.parametrize("metric", [ece, mce])
-    def test_batch_size_goes_with_it(self, metric) -> None:
-        probs, labels = predictions(10, 3)
-        with pytest.raises(ValueError, match=r"batch_size.*batch_size=None with aggregation='batch_mean'"):
-            metric(probs, labels, aggregation="batch_mean")
-        with pytest.raises(ValueError, match=r"batch_size.*batch_size=5 with aggregation='pooled'"):
-            metric(probs, labels, batch_size=5)
-
-    # Perfectly calibrated: p uniform, the label drawn with it.  The table of docs/metrics.md.
-    @pytest.mark.parametrize(
-        ("batch_size", "bins", "expected", "largest"),
-        [
-            (1000, 15, 0.028, 0.073),
-            (1000, 10, 0.022, 0.046),
-            (32, 15, 0.155, 0.460),
-            (32, 10, 0.124, 0.283),
-        ],
-    )
-    def test_punishes_the_perfectly_calibrated(
-        self, batch_size: int, bins: int, expected: float, largest: float
-    ) -> None:
-        probs, labels = calibrated(600_000)
-        batches = {"bins": bins, "aggregation": "batch_mean", "batch_size": batch_size}
-        assert ece(probs, labels, **batches) == pytest.approx(expected, abs=0.001)
-        assert mce(probs, labels, **batches) == pytest.approx(largest, abs=0.002)
-        assert ece(probs, labels, bins=bins) < 0.002
-        assert mce(probs, labels, bins=bins) < 0.006
+# Perfectly calibrated: p uniform, the label drawn with it.  The table of docs/metrics.md.
+@pytest.mark.parametrize(
+    ("batch_size", "bins", "expected", "largest"),
+    [(1000, 15, 0.028, 0.073), (1000, 10, 0.022, 0.046), (32, 15, 0.155, 0.460), (32, 10, 0.124, 0.283)],
+)
+def test_batch_mean_punishes_the_perfectly_calibrated(
+    batch_size: int, bins: int, expected: float, largest: float
+) -> None:
+    probs, labels = calibrated(600_000)
+    batches = {"bins": bins, "aggregation": "batch_mean", "batch_size": batch_size}
+    assert ece(probs, labels, **batches) == pytest.approx(expected, abs=0.001)
+    assert mce(probs, labels, **batches) == pytest.approx(largest, abs=0.002)
+    assert ece(probs, labels, bins=bins) < 0.002
+    assert mce(probs, labels, bins=bins) < 0.006
 
 
 def calibrated(count: int) -> tuple[Tensor, Tensor]:

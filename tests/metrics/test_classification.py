@@ -1,4 +1,4 @@
-"""Accuracy, Matthews' correlation, negative log-likelihood and Brier score."""
+"""Accuracy, Matthews' correlation, negative log-likelihood, Brier score and the risk-coverage curve."""
 
 import math
 
@@ -6,35 +6,26 @@ import pytest
 import torch
 from sklearn import metrics as sklearn
 
-from gpattention.metrics import accuracy, brier, mcc, nll
-from tests.metrics.problems import CASES, coarse, predictions
+from gpattention.metrics import accuracy, aurc, brier, mcc, nll, risk_coverage
+from gpattention.metrics.classification import mcc_from_confusion
+from tests.metrics.problems import CASES, coarse, predictions, seeded
 from tests.oracles import metrics as oracles
 
 TINY = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126}
 
 
 @pytest.mark.parametrize("case", CASES)
-class TestOracles:
-    def test_accuracy(self, case: str) -> None:
-        probs, labels = CASES[case]
-        assert accuracy(probs, labels) == pytest.approx(
-            oracles.accuracy(probs.double().numpy(), labels.numpy())
-        )
-
-    def test_mcc(self, case: str) -> None:
-        probs, labels = CASES[case]
-        expected = oracles.mcc(probs.double().numpy(), labels.numpy())
-        assert mcc(probs, labels) == pytest.approx(expected, abs=1e-12)
-
-    def test_nll(self, case: str) -> None:
-        probs, labels = CASES[case]
-        expected = oracles.nll(probs.double().numpy(), labels.numpy(), least=TINY[probs.dtype])
-        assert nll(probs, labels) == pytest.approx(expected, rel=1e-13, abs=1e-13)
-
-    def test_brier(self, case: str) -> None:
-        probs, labels = CASES[case]
-        expected = oracles.brier(probs.double().numpy(), labels.numpy())
-        assert brier(probs, labels) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+def test_against_loops(case: str) -> None:
+    probs, labels = CASES[case]
+    p, y = probs.double().numpy(), labels.numpy()
+    assert accuracy(probs, labels) == pytest.approx(oracles.accuracy(p, y))
+    assert mcc(probs, labels) == pytest.approx(oracles.mcc(p, y), abs=1e-12)
+    assert nll(probs, labels) == pytest.approx(
+        oracles.nll(p, y, least=TINY[probs.dtype]), rel=1e-13, abs=1e-13
+    )
+    assert brier(probs, labels) == pytest.approx(oracles.brier(p, y), rel=1e-12, abs=1e-15)
+    confidence, right = oracles.confidences(p, y)
+    assert aurc(probs, labels) == pytest.approx(oracles.aurc(confidence, 1 - right), rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("case", ["binary", "three", "ten", "ties", "labels of one class", "certain"])
@@ -52,27 +43,13 @@ def test_against_scikit_learn(case: str) -> None:
     assert brier(probs, labels) == pytest.approx(expected)
 
 
-def test_the_first_of_equal_classes_counts() -> None:
-    probs = torch.tensor([[0.4, 0.4, 0.2], [0.2, 0.4, 0.4]])
-    assert accuracy(probs, torch.tensor([0, 1])) == 1
-    assert accuracy(probs, torch.tensor([1, 2])) == 0
-
-
 def test_mcc_is_exact_where_float32_and_float64_are_not() -> None:
     """A hundred million items would need squares beyond 2^53; counts keep them."""
-    from gpattention.metrics.classification import mcc_from_confusion
-
     n = 10**8
     assert mcc_from_confusion(torch.tensor([[n, 0], [0, n]])) == 1
     assert mcc_from_confusion(torch.tensor([[0, n], [n, 0]])) == -1
     near = mcc_from_confusion(torch.tensor([[n, 1], [1, n]]))
     assert near == pytest.approx(1 - 2 / (n + 1), rel=1e-15)
-
-
-def test_mcc_of_constant_labels_or_predictions_is_zero() -> None:
-    probs, labels = predictions(30, 3)
-    assert mcc(probs, torch.zeros_like(labels)) == 0
-    assert mcc(torch.tensor([[0.6, 0.4]]).expand(4, 2), torch.tensor([0, 1, 1, 0])) == 0
 
 
 @pytest.mark.parametrize(
@@ -98,14 +75,41 @@ def test_brier_runs_from_0_to_2_and_leaves_its_argument_alone() -> None:
     assert probs.equal(torch.eye(3).double())
 
 
-def test_gradients_are_no_obstacle() -> None:
-    probs, labels = predictions(10, 3)
-    tracked = probs.requires_grad_()
-    for metric in (accuracy, mcc, nll, brier):
-        assert isinstance(metric(tracked, labels), float)
-
-
-def test_the_order_of_items_does_not_matter() -> None:
+@pytest.mark.parametrize("metric", [accuracy, mcc, nll, brier])
+def test_neither_gradients_nor_the_order_matter(metric) -> None:
     probs, labels = coarse(100, 3)
-    for metric in (accuracy, mcc, nll, brier):
-        assert metric(probs, labels) == pytest.approx(metric(probs.flip(0), labels.flip(0)), rel=1e-14)
+    found = metric(probs.requires_grad_(), labels)
+    assert isinstance(found, float)
+    assert found == pytest.approx(metric(probs.flip(0), labels.flip(0)), rel=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ties_are_the_mean_over_all_orders(seed: int) -> None:
+    probs, labels = coarse(6, 2, parts=4, seed=seed)
+    confidence, right = oracles.confidences(probs.numpy(), labels.numpy())
+    assert len(set(confidence)) < 6
+    assert aurc(probs, labels) == pytest.approx(
+        oracles.aurc_over_all_orders(confidence, 1 - right), rel=1e-12
+    )
+
+
+def test_risk_and_coverage_by_hand() -> None:
+    """Surest first: right, wrong, right, wrong."""
+    top = torch.tensor([0.6, 0.9, 0.7, 0.8], dtype=torch.float64)
+    probs, labels = torch.stack([top, 1 - top], 1), torch.tensor([1, 0, 0, 1])
+    curve = risk_coverage(probs, labels)
+    assert curve.coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert curve.risk.tolist() == pytest.approx([0, 1 / 2, 1 / 3, 1 / 2])
+    assert aurc(probs, labels) == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 4)
+    assert aurc(torch.eye(3), torch.arange(3)) == 0
+    assert aurc(torch.eye(3), torch.arange(3).roll(1)) == 1
+    assert aurc(torch.tensor([[0.4, 0.6]]), torch.tensor([0])) == 1
+
+
+def test_another_certainty_ranks_the_items() -> None:
+    probs, labels = predictions(80, 3)
+    score = torch.rand(80, generator=seeded(1))
+    wrong = (probs.argmax(-1) != labels).double().numpy()
+    assert aurc(probs, labels, certainty=score) == pytest.approx(oracles.aurc(score.double().numpy(), wrong))
+    best, worst = (aurc(probs, labels, certainty=torch.tensor(s * wrong)) for s in (-1, 1))
+    assert best < aurc(probs, labels) < worst

@@ -10,6 +10,7 @@ from tests.metrics.problems import SCORES
 from tests.oracles import metrics as oracles
 
 METRICS = (auroc, aupr_in, aupr_out, fpr_at_tpr)
+
 FINITE = [name for name in SCORES if name != "infinite"]
 
 
@@ -19,21 +20,14 @@ def arrays(case: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", SCORES)
-class TestOracles:
-    def test_auroc(self, case: str) -> None:
-        assert auroc(*SCORES[case]) == pytest.approx(oracles.auroc(*arrays(case)), rel=1e-14)
-
-    def test_aupr(self, case: str) -> None:
-        inside, outside = arrays(case)
-        assert aupr_out(*SCORES[case]) == pytest.approx(oracles.average_precision(outside, inside))
-        assert aupr_in(*SCORES[case]) == pytest.approx(oracles.average_precision(-inside, -outside))
-
-    @pytest.mark.parametrize("tpr", [0.05, 0.5, 0.8, 0.95, 1.0])
-    def test_fpr(self, case: str, tpr: float) -> None:
-        inside, outside = arrays(case)
-        found = fpr_at_tpr(*SCORES[case], tpr=tpr)
-        assert found == pytest.approx(oracles.fpr_at_tpr(-inside, -outside, tpr))
-        found = fpr_at_tpr(*SCORES[case], tpr=tpr, positive="out")
+def test_against_loops(case: str) -> None:
+    scores, (inside, outside) = SCORES[case], arrays(case)
+    assert auroc(*scores) == pytest.approx(oracles.auroc(inside, outside), rel=1e-14)
+    assert aupr_out(*scores) == pytest.approx(oracles.average_precision(outside, inside))
+    assert aupr_in(*scores) == pytest.approx(oracles.average_precision(-inside, -outside))
+    for tpr in (0.05, 0.5, 0.8, 0.95, 1.0):
+        assert fpr_at_tpr(*scores, tpr=tpr) == pytest.approx(oracles.fpr_at_tpr(-inside, -outside, tpr))
+        found = fpr_at_tpr(*scores, tpr=tpr, positive="out")
         assert found == pytest.approx(oracles.fpr_at_tpr(outside, inside, tpr))
 
 

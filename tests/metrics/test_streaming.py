@@ -1,19 +1,23 @@
-"""Streaming metrics give what their functions give, however the items are split."""
+"""Streaming metrics give what their functions give, however batches and processes share the items."""
 
 import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 import torchmetrics
 from torch import Tensor
 from torch.testing import assert_close
 
 from gpattention import metrics
-from gpattention.metrics import ReliabilityBins, streaming
+from gpattention.metrics import streaming
 from tests.metrics.problems import CASES, SCORES, coarse, predictions
+from tests.refusals import refusals
 
 OF_ITEMS: dict[str, tuple[Callable, Callable]] = {
     "accuracy": (lambda classes: streaming.Accuracy(), metrics.accuracy),
@@ -27,6 +31,7 @@ OF_ITEMS: dict[str, tuple[Callable, Callable]] = {
     "adaptive": (lambda classes: streaming.AdaptiveECE(), metrics.adaptive_ece),
     "aurc": (lambda classes: streaming.AURC(), metrics.aurc),
 }
+
 OF_SCORES: dict[str, tuple[Callable, Callable]] = {
     "auroc": (streaming.AUROC, metrics.auroc),
     "aupr_in": (streaming.AUPRIn, metrics.aupr_in),
@@ -37,6 +42,7 @@ OF_SCORES: dict[str, tuple[Callable, Callable]] = {
         lambda i, o: metrics.fpr_at_tpr(i, o, tpr=0.8, positive="out"),
     ),
 }
+
 CLOSE = {"rel": 1e-13, "abs": 1e-15}
 
 
@@ -49,50 +55,40 @@ def labelled(case: str) -> tuple[Tensor, Tensor]:
     return scores[order], marks[order]
 
 
+def fed(metric, *tensors: Tensor, size: int = 13):
+    """The metric after items in batches."""
+    for batch in zip(*(x.split(size) for x in tensors), strict=True) if len(tensors[0]) else ():
+        metric.update(*batch)
+    return metric
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", OF_ITEMS)
 def test_splits_of_items_do_not_matter(name: str, case: str) -> None:
     (build, function), (probs, labels) = OF_ITEMS[name], CASES[case]
-    expected = function(probs, labels)
     for size in (1, 13, 1000):
-        metric = build(probs.shape[1])
-        for p, y in zip(probs.split(size), labels.split(size), strict=True):
-            metric.update(p, y)
-        value = metric.compute()
+        value = fed(build(probs.shape[1]), probs, labels, size=size).compute()
         assert (value.shape, value.dtype) == ((), torch.float64)
-        assert float(value) == pytest.approx(expected, **CLOSE)
+        assert float(value) == pytest.approx(function(probs, labels), **CLOSE)
 
 
 @pytest.mark.parametrize("case", SCORES)
 @pytest.mark.parametrize("name", OF_SCORES)
 def test_splits_of_scores_do_not_matter(name: str, case: str) -> None:
-    (build, function), (scores, marks) = OF_SCORES[name], labelled(case)
+    build, function = OF_SCORES[name]
     for size in (1, 13, 1000):
-        metric = build()
-        for s, m in zip(scores.split(size), marks.split(size), strict=True):
-            metric.update(s, m)
-        assert float(metric.compute()) == function(*SCORES[case])
+        assert float(fed(build(), *labelled(case), size=size).compute()) == function(*SCORES[case])
 
 
-def test_reliability_bins() -> None:
+def test_reliability_bins_and_another_certainty() -> None:
     probs, labels = coarse(100, 3)
-    metric = streaming.Reliability(bins=10)
-    for p, y in zip(probs.split(7), labels.split(7), strict=True):
-        metric.update(p, y)
-    found, expected = (
-        ReliabilityBins(**metric.compute()),
-        metrics.reliability_bins(probs, labels, bins=10),
-    )
-    assert_close(vars(found), vars(expected), rtol=1e-13, atol=0, equal_nan=True)
-
-
-def test_another_certainty() -> None:
+    found = fed(streaming.Reliability(bins=10), probs, labels, size=7).compute()
+    expected = vars(metrics.reliability_bins(probs, labels, bins=10))
+    assert_close(found, expected, rtol=1e-13, atol=0, equal_nan=True)
     probs, labels = predictions(50, 3)
     certainty = -torch.special.entr(probs).sum(-1)
-    metric = streaming.AURC()
-    for part in torch.arange(50).split(8):
-        metric.update(probs[part], labels[part], certainty[part])
-    assert float(metric.compute()) == metrics.aurc(probs, labels, certainty=certainty)
+    found = fed(streaming.AURC(), probs, labels, certainty, size=8).compute()
+    assert float(found) == metrics.aurc(probs, labels, certainty=certainty)
 
 
 @pytest.mark.parametrize("name", OF_ITEMS)
@@ -104,43 +100,22 @@ class TestAsTorchmetrics:
             assert float(metric(p, y)) == pytest.approx(function(p, y), **CLOSE)
         assert float(metric.compute()) == pytest.approx(function(probs, labels), **CLOSE)
 
-    def test_reset_forgets(self, name: str) -> None:
+    def test_reset_rounding_empty_batches_copies_and_pickles(self, name: str) -> None:
         (build, function), (probs, labels) = OF_ITEMS[name], CASES["three"]
-        metric = build(3)
+        metric = build(3).half().float().to("cpu")  # a model in half precision does not round the states
         metric.update(*predictions(20, 3, seed=77))
         metric.reset()
-        metric.update(probs, labels)
-        assert float(metric.compute()) == pytest.approx(function(probs, labels), **CLOSE)
-
-    def test_half_precision_models_do_not_round_the_states(self, name: str) -> None:
-        (build, function), (probs, labels) = OF_ITEMS[name], CASES["three"]
-        metric = build(3).half().float().to("cpu")
-        metric.update(probs, labels)
-        assert float(metric.compute()) == pytest.approx(function(probs, labels), **CLOSE)
-
-    def test_copies_and_pickles(self, name: str) -> None:
-        (build, function), (probs, labels) = OF_ITEMS[name], CASES["three"]
-        metric = build(3)
-        metric.update(probs[:50], labels[:50])
+        for part in (slice(0, 0), slice(0, 50), slice(50, 50)):  # empty ones add nothing
+            metric.update(probs[part], labels[part])
         for again in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
             again.update(probs[50:], labels[50:])
             assert float(again.compute()) == pytest.approx(function(probs, labels), **CLOSE)
 
-    def test_empty_batches_add_nothing(self, name: str) -> None:
-        (build, function), (probs, labels) = OF_ITEMS[name], CASES["three"]
-        metric = build(3)
-        for part in (slice(0, 0), slice(0, 60), slice(60, 60), slice(60, 101)):
-            metric.update(probs[part], labels[part])
-        assert float(metric.compute()) == pytest.approx(function(probs, labels), **CLOSE)
-
-    def test_nothing_at_all_is_refused(self, name: str) -> None:
+    def test_nothing_and_bad_batches_are_refused(self, name: str) -> None:
         metric = OF_ITEMS[name][0](3)
         metric.update(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
         with pytest.raises(ValueError, match=r"at least one item before compute\(\), got 0"):
             metric.compute()
-
-    def test_bad_batches_are_refused(self, name: str) -> None:
-        metric = OF_ITEMS[name][0](3)
         with pytest.raises(ValueError, match="labels from 0 to 2, got 3"):
             metric.update(torch.eye(3), torch.tensor([0, 1, 3]))
 
@@ -174,38 +149,65 @@ def test_sums_stay_small_and_exact() -> None:
     assert all(getattr(metric, name).numel() == 1 for name in metric._defaults)
 
 
-@pytest.mark.parametrize("case", ["ten", "three", "binary"])
-def test_torchmetrics_own_accuracy_agrees(case: str) -> None:
-    probs, labels = CASES[case]
-    own = torchmetrics.classification.MulticlassAccuracy(probs.shape[1], average="micro")
-    assert float(own(probs, labels)) == pytest.approx(metrics.accuracy(probs, labels), rel=1e-6)
+GOOD = torch.zeros(3)
+test_refusals = refusals([
+    (lambda: streaming.ECE(bins=0), "bins to be a whole number >= 1", "0"),
+    (lambda: streaming.AdaptiveECE(bins=0), "bins to be a whole number >= 1", "0"),
+    (lambda: streaming.MCC(0), "classes to be a whole number >= 1", "0"),
+    (lambda: streaming.ClasswiseECE(0), "classes to be a whole number >= 1", "0"),
+    (lambda: streaming.FPRAtTPR(tpr=2), r"tpr in \(0, 1\]", "2"),
+    (lambda: streaming.FPRAtTPR(positive="id"), "positive to be one of in, out", "id"),
+    (lambda: streaming.MCC(4).update(*predictions(5, 3)), "probs of 4 classes", "3"),
+    (lambda: streaming.ClasswiseECE(4).update(*predictions(5, 3)), "probs of 4 classes", "3"),
+    (lambda: streaming.AUROC().update(GOOD, GOOD.long()), r"outside to be bool of shape \[3\]", "int64"),
+    (lambda: streaming.AUROC().update(GOOD * torch.nan, GOOD > 0), "scores that can be ranked", "3 NaN of 3"),
+    (lambda: fed(streaming.AUROC(), GOOD, GOOD > 0).compute(), "scores_out of at least 1 items", "0"),
+])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: streaming.ECE(bins=0), "bins to be a whole number >= 1, got 0"),
-        (lambda: streaming.AdaptiveECE(bins=0), "bins to be a whole number >= 1, got 0"),
-        (lambda: streaming.MCC(0), "classes to be a whole number >= 1, got 0"),
-        (lambda: streaming.ClasswiseECE(0), "classes to be a whole number >= 1, got 0"),
-        (lambda: streaming.FPRAtTPR(tpr=2), r"tpr in \(0, 1\], got 2"),
-        (lambda: streaming.FPRAtTPR(positive="id"), "positive to be one of in, out, got 'id'"),
-    ],
-)
-def test_refused_settings(build: Callable, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()
+# --- two processes with unequal shares, and one without any, give what one process gives --------------------
+
+SHARES = {"unequal": ((0, 17), (17, None)), "none for the first": ((0, 0), (0, None))}
 
 
-def test_refused_batches() -> None:
-    for metric in (streaming.MCC(4), streaming.ClasswiseECE(4)):
-        with pytest.raises(ValueError, match="probs of 4 classes, got 3"):
-            metric.update(*predictions(5, 3))
-    with pytest.raises(ValueError, match=r"outside to be bool of shape \[3\].*int64"):
-        streaming.AUROC().update(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="scores that can be ranked, got 1 NaN of 1"):
-        streaming.AUROC().update(torch.tensor([torch.nan]), torch.tensor([True]))
-    metric = streaming.AUROC()
-    metric.update(torch.zeros(3), torch.zeros(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="scores_out of at least 1 items, got 0"):
-        metric.compute()
+def problems() -> dict[tuple[str, str], tuple[Callable, tuple[Tensor, Tensor], float]]:
+    """(case, metric) -> how it is made, its items, and its value on all of them."""
+    of_items = {
+        (case, name): (lambda b=build, c=case: b(CASES[c][0].shape[1]), CASES[case], function(*CASES[case]))
+        for case in ("ties", "ten")
+        for name, (build, function) in OF_ITEMS.items()
+    }
+    of_scores = {n: (build, labelled("ties"), f(*SCORES["ties"])) for n, (build, f) in OF_SCORES.items()}
+    return of_items | {("ties", name): problem for name, problem in of_scores.items()}
+
+
+def one_process(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        found = {}
+        for kind, shares in SHARES.items():
+            mine = slice(*shares[rank])
+            for key, (build, tensors, _) in problems().items():
+                found[kind, *key] = fed(build(), *(x[mine] for x in tensors), size=9).compute()
+            ties = fed(streaming.Reliability(), *(x[mine] for x in CASES["ties"]), size=9)
+            found[kind, "reliability"] = ties.compute()
+        metric = streaming.AURC()  # goes on after a synchronisation
+        for part in (slice(100), slice(100, None)):
+            mine = slice(60) if rank == 0 else slice(60, None)
+            found["resumed"] = fed(metric, *(x[part][mine] for x in CASES["ten"]), size=9).compute()
+        torch.save(found, f"{folder}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_processes_agree_with_the_whole(tmp_path: Path) -> None:
+    mp.spawn(one_process, (str(tmp_path),), nprocs=2)
+    bins = vars(metrics.reliability_bins(*CASES["ties"]))
+    for found in (torch.load(tmp_path / f"{rank}.pt") for rank in range(2)):
+        for kind in SHARES:
+            for key, (_, _, expected) in problems().items():
+                wanted = expected if key[1] in OF_SCORES else pytest.approx(expected, **CLOSE)
+                assert float(found[kind, *key]) == wanted, (kind, key)
+            assert_close(found[kind, "reliability"], bins, rtol=1e-13, atol=0, equal_nan=True)
+        assert float(found["resumed"]) == pytest.approx(metrics.aurc(*CASES["ten"]), **CLOSE)

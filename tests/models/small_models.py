@@ -6,24 +6,18 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from gpattention.attention import Attention, attention_class
+from gpattention.attention import Attention, attention_class, list_attention
 from gpattention.models import AttentionConfig, TextConfig, TextTransformer, VisionConfig, VisionTransformer
 
-KINDS = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
+KINDS = list_attention()
 DRAWING = tuple(kind for kind in KINDS if attention_class(kind).draws)
 MIXES = [("softmax", "cgp"), ("sgpa", "kernel"), ("cgp", "softmax", "scgp"), ("softmax-gp", "direct", "sgpa")]
 STACKS = [(kind,) for kind in KINDS] + MIXES
 SMALL: dict[str, dict[str, Any]] = {"scgp": {"num_inducing": 4}, "sgpa": {"num_inducing": 4}}
-VISION = {"classes": 3, "depth": 2, "width": 16, "heads": 2, "image_size": 8}  # 4 tokens
-TEXT = {
-    "classes": 3,
-    "depth": 2,
-    "width": 16,
-    "heads": 2,
-    "vocabulary": 20,
-    "embedding_width": 6,
-    "max_length": 9,
-}
+
+COMMON = {"classes": 3, "depth": 2, "width": 16, "heads": 2}
+VISION = {**COMMON, "image_size": 8}  # 4 tokens
+TEXT = {**COMMON, "vocabulary": 20, "embedding_width": 6, "max_length": 9}
 
 Layer = AttentionConfig | str
 
@@ -40,7 +34,7 @@ def layers(*given: Layer) -> tuple[AttentionConfig, ...]:
 
 
 def vision(*given: Layer, **changes: Any) -> VisionTransformer:
-    """In evaluation mode and float64 unless told otherwise."""
+    """In evaluation mode and float64 unless asked otherwise."""
     return _made(VisionTransformer, VisionConfig, VISION, given, **changes)
 
 

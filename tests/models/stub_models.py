@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gpattention.gp import ItemNoise
-from gpattention.gp.noise import standard_normal
+from gpattention.ops import standard_normal
 
 
 def seeded(seed: int) -> Generator:
@@ -62,20 +62,11 @@ class StubModel(nn.Module):
 
     def forward(self, inputs, *, draw="none", generator=None, need=("logits",)) -> StubOutput:
         features = self.features(inputs, draw=draw, generator=generator)
-        self.calls.append(
-            {
-                "rows": len(features),
-                "draw": draw,
-                "need": need,
-                "noise": isinstance(generator, ItemNoise),
-                "training": [module.training for module in self.modules()],
-                "grad": torch.is_grad_enabled(),
-            }
-        )
-        told = (
-            features.square()[:, None, :3].expand(-1, 2, 3) if "variance" in need and self.variances else None
-        )
-        return StubOutput(self.head(features), [StubLayer(None), StubLayer(told)])
+        noise = isinstance(generator, ItemNoise)
+        self.calls.append({"rows": len(features), "draw": draw, "need": need, "noise": noise})
+        asked = "variance" in need and self.variances
+        variance = features.square()[:, None, :3].expand(-1, 2, 3) if asked else None
+        return StubOutput(self.head(features), [StubLayer(None), StubLayer(variance)])
 
     def _drawn(self, mean: Tensor, draw: str, generator) -> Tensor:
         if draw == "none":

@@ -34,13 +34,10 @@ def variants() -> dict[str, AttentionConfig]:
     for kernel in ("ard_rbf", "exp_dot"):
         found[f"kernel {kernel}"] = layer("kernel", kernel=kernel)
         found[f"sgpa {kernel}"] = layer("sgpa", kernel=kernel)
-    for name, options in {
-        "pooled": {"inducing": "pooled"},
-        "pooled paper": {"inducing": "pooled", "values": "paper", "normalize": "none"},
-        "pair": {"num_inducing": (4, 3)},
-        "pair pooled": {"num_inducing": (4, 3), "inducing": "pooled", "regularizer": "marginal"},
-    }.items():
-        found[f"scgp {name}"] = layer("scgp", **options)
+    pair, pooled = {"num_inducing": (4, 3)}, {"inducing": "pooled"}
+    paper = {"values": "paper", "normalize": "none"}
+    for options in (pooled, pooled | paper, pair, pair | pooled | {"regularizer": "marginal"}):
+        found[f"scgp {' '.join(map(str, options.values()))}"] = layer("scgp", **options)
     return found
 
 
@@ -61,31 +58,31 @@ def batch(to: int, *, padded_with: float = 0.0, lengths: tuple[int, ...] = LENGT
     return {"tokens": tokens, "padding_mask": padding, "contextual": contextual}
 
 
-class Told(NamedTuple):
-    """What a forward and backward pass told; gradients of all parameters and of the contextual embeddings."""
+class Results(NamedTuple):
+    """Of a forward and a backward pass; gradients of all parameters and of the contextual embeddings."""
 
     output: ModelOutput
     gradients: dict[str, Tensor]
 
 
-def run(transformer: TextTransformer, inputs: dict[str, Tensor]) -> Told:
+def run(transformer: TextTransformer, inputs: dict[str, Tensor]) -> Results:
     """Gradients are those of a weighted sum of logits, regulariser and variances."""
     contextual = inputs["contextual"].clone().requires_grad_()
     need = ("logits", "regularizer", "variance")
     output = transformer({**inputs, "contextual": contextual}, need=need)
     weights = torch.linspace(0.5, 1.5, output.logits.numel(), dtype=torch.float64).view_as(output.logits)
     loss = (weights * output.logits).sum() + 0.7 * output.regularizer
-    loss = loss + sum(told.variance.sum() for told in output.layers if told.variance is not None)
+    loss = loss + sum(x.variance.sum() for x in output.layers if x.variance is not None)
     leaves = {**dict(transformer.named_parameters()), "contextual": contextual}
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return Told(output, {name: g for name, g in zip(leaves, found, strict=True) if g is not None})
+    return Results(output, {name: g for name, g in zip(leaves, found, strict=True) if g is not None})
 
 
 def same(a: Any, b: Any) -> None:
     assert_close(a, b, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def check_same(found: Told, expected: Told, to: int) -> None:
+def check_same(found: Results, expected: Results, to: int) -> None:
     """`expected` is of sentences padded to 6 words, `found` of the same padded to `to`."""
     same(found.output.logits, expected.output.logits)
     same(found.output.regularizer, expected.output.regularizer)
@@ -105,17 +102,10 @@ def check_same(found: Told, expected: Told, to: int) -> None:
 
 
 @every_variant
-def test_longer_padding(name: str) -> None:
-    transformer = model(name)
-    expected = run(transformer, batch(6))
-    check_same(run(transformer, batch(9)), expected, 9)
-    assert expected.gradients["contextual"][0].count_nonzero() > 0
-
-
-@every_variant
 def test_nan_in_padded_words(name: str) -> None:
     transformer = model(name)
     expected = run(transformer, batch(6))
+    assert expected.gradients["contextual"][0].count_nonzero() > 0
     for to in (6, 9):
         found = run(transformer, batch(to, padded_with=math.nan))
         assert [n for n, g in found.gradients.items() if not g.isfinite().all()] == []
@@ -138,16 +128,6 @@ def test_sentences_alone(name: str) -> None:
                 same(ours.variance[b, :, :length], theirs.variance[0])
                 assert ours.variance[b, :, length:].count_nonzero() == 0
     same(together.regularizer, total / sum(LENGTHS))  # a mean over real words
-
-
-@every_variant
-def test_copies_of_one_sentence(name: str) -> None:
-    transformer = model(name)
-    one = {key: x[1:2] for key, x in batch(6).items()}
-    many = {key: x.repeat(4, *[1] * (x.ndim - 1)) for key, x in one.items()}
-    a, b = (transformer(x, need=("logits", "regularizer")) for x in (one, many))
-    same(b.logits, a.logits.expand(4, -1))
-    same(b.regularizer, a.regularizer)
 
 
 @pytest.mark.parametrize("kind", KINDS)

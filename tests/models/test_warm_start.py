@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpattention.attention import Positive
+from gpattention.attention import DirectAttention, Positive, attention_class, register_attention, registry
 from gpattention.models import Transformer, WarmStart, output_gap, warm_start
 from tests.models.small_models import attentions, images, layer, sentences, text, vision
 
@@ -38,37 +38,28 @@ def with_noise(model: Transformer, noise: float) -> Transformer:
 
 @pytest.mark.parametrize("make", [vision, text])
 @every_source
-class TestOutputs:
-    @pytest.mark.parametrize("noise", [1e-3, 0.5])
-    def test_direct_is_the_kernel_model(self, make: Any, options: dict[str, Any], noise: float) -> None:
-        inputs = X if make is vision else WORDS
-        source = make(layer("kernel", **options))
+def test_outputs_of_a_kernel_model(make: Any, options: dict[str, Any]) -> None:
+    inputs = X if make is vision else WORDS
+    source = make(layer("kernel", **options))
+    theirs = source(inputs).logits
+    for noise in (1e-3, 0.5):  # direct is the kernel model
         target = make(target_of("direct", options, noise=noise), seed=7)
         assert output_gap(target, source, inputs) > 1e-2
-        report = warm_start(target, source, inputs=inputs)
-        assert report.gap < 1e-9
-        torch.testing.assert_close(target(inputs).logits, source(inputs).logits, rtol=1e-9, atol=1e-9)
-
-    def test_cgp_becomes_the_kernel_model_without_noise(self, make: Any, options: dict[str, Any]) -> None:
-        # With o = k the mean's weights are K_qo (K_o + s I)^-1 K_o = K_qo - s K_qo (K_o + s I)^-1.  K_qo is
-        # at most K_o^1/2 (the process has unit variance), so the error is at most s max_l l^1/2 / (l + s)
-        # <= s^1/2 / 2 = 5e-6 whatever the tokens, and s / l_min ~ 1e-8 where they do not coincide.
-        inputs = X if make is vision else WORDS
-        source = make(layer("kernel", **options))
-        target = make(target_of("cgp", options), seed=7)
-        report = warm_start(target, source, inputs=inputs)
-        assert 1e-6 < report.gap < 0.2  # at sigma^2 = 0.01
-        assert output_gap(with_noise(target, 1e-10), source, inputs) < 1e-7
-        torch.testing.assert_close(target(inputs).logits, source(inputs).logits, rtol=1e-7, atol=1e-7)
-
-    def test_scgp_reports_what_its_inducing_inputs_lose(self, make: Any, options: dict[str, Any]) -> None:
-        inputs = X if make is vision else WORDS
-        source = make(layer("kernel", **options))
-        target = make(target_of("scgp", options), seed=7)
-        report = warm_start(target, source, inputs=inputs)
-        ours, theirs = target(inputs).logits, source(inputs).logits
-        assert report.gap == pytest.approx(((ours - theirs).norm() / theirs.norm()).item())
-        assert 1e-3 < report.gap < 2
+        assert warm_start(target, source, inputs=inputs).gap < 1e-9
+        torch.testing.assert_close(target(inputs).logits, theirs, rtol=1e-9, atol=1e-9)
+    # cgp becomes it without noise.
+    # With o = k the mean's weights are K_qo (K_o + s I)^-1 K_o = K_qo - s K_qo (K_o + s I)^-1.  K_qo is
+    # at most K_o^1/2 (the process has unit variance), so the error is at most s max_l l^1/2 / (l + s)
+    # <= s^1/2 / 2 = 5e-6 whatever the tokens, and s / l_min ~ 1e-8 where they do not coincide.
+    target = make(target_of("cgp", options), seed=7)
+    assert 1e-6 < warm_start(target, source, inputs=inputs).gap < 0.2  # at sigma^2 = 0.01
+    assert output_gap(with_noise(target, 1e-10), source, inputs) < 1e-7
+    torch.testing.assert_close(target(inputs).logits, theirs, rtol=1e-7, atol=1e-7)
+    # scgp reports what its inducing inputs lose
+    target = make(target_of("scgp", options), seed=7)
+    gap = warm_start(target, source, inputs=inputs).gap
+    assert gap == pytest.approx(((target(inputs).logits - theirs).norm() / theirs.norm()).item())
+    assert 1e-3 < gap < 2
 
 
 def test_capped_rows_are_a_gap_and_reported() -> None:
@@ -117,17 +108,14 @@ def test_sgpa_takes_length_scales_into_its_projection() -> None:
 class TestReport:
     PARTS: tuple[str, ...] = ("value", "output", "query", "key")
 
-    @pytest.mark.parametrize(
-        ("kind", "normalize", "latent_from", "fresh"),
-        [
-            ("direct", "rows", "key", {"noise.raw", "prior_scale.raw"}),
-            ("direct", "none", "key", {"noise.raw"}),
-            ("cgp", "rows", "key", {"noise.raw", "prior_scale.raw"}),
-            ("cgp", "none", "query", {"noise.raw"}),
-            ("cgp", "none", "none", {"noise.raw", "latent.weight", "latent.bias"}),
-            ("scgp", "rows", "query", {"noise.raw", "prior_scale.raw", "inducing_q.points"}),
-        ],
-    )
+    @pytest.mark.parametrize(("kind", "normalize", "latent_from", "fresh"), [
+        ("direct", "rows", "key", {"noise.raw", "prior_scale.raw"}),
+        ("direct", "none", "key", {"noise.raw"}),
+        ("cgp", "rows", "key", {"noise.raw", "prior_scale.raw"}),
+        ("cgp", "none", "query", {"noise.raw"}),
+        ("cgp", "none", "none", {"noise.raw", "latent.weight", "latent.bias"}),
+        ("scgp", "rows", "query", {"noise.raw", "prior_scale.raw", "inducing_q.points"}),
+    ])  # fmt: skip
     def test_names(self, kind: str, normalize: str, latent_from: Any, fresh: set[str]) -> None:
         source = text("softmax", layer("kernel", kernel="ard_rbf", normalize=normalize))
         target = text("softmax", target_of(kind, {"normalize": normalize}), seed=7)
@@ -203,7 +191,7 @@ REFUSED = [
     ("sgpa", {"kernel": "ard_rbf"}, layer("kernel", **KERNEL), "a source with kernel 'ard_rbf', got 'rbf'"),
     ("cgp", {}, layer("softmax"), "softmax -> cgp: expected a source with kernel attention"),
     ("cgp", {}, layer("direct"), "direct -> cgp: expected a source with kernel attention"),
-    ("softmax-gp", {}, layer("kernel"), "expected a target of kind direct, cgp, scgp, sgpa or kernel"),
+    ("softmax-gp", {}, layer("kernel"), "expected a target of kind cgp, direct, scgp, sgpa or kernel"),
     ("kernel", {}, layer("kernel", normalize="none"), "expected normalize='rows', got 'none'"),
     ("kernel", {}, layer("kernel", causal=True), "expected causal=False, got True"),
     ("kernel", {"kernel": "ard_rbf"}, layer("kernel", kernel="exp_dot"), "expected kernel='ard_rbf', got"),
@@ -222,28 +210,19 @@ def test_refused_and_untouched(kind: str, options: dict[str, Any], source: Any, 
     refused(target, vision("softmax", source), message)
 
 
-SIZES = [
-    ({"width": 32}, "expected positions of shape (1, 4, 16), the source has (1, 4, 32)"),
-    ({"heads": 4}, "layer 0: kernel -> cgp: expected 2 heads, got 4"),
-    ({"depth": 3, "attention": layer("kernel")}, "expected a source of depth 2, got 3"),
-    ({"classes": 4}, "expected head.weight of shape (3, 16), the source has (4, 16)"),
-    ({"image_size": 16}, "expected positions of shape (1, 4, 16), the source has (1, 16, 16)"),
-]
-
-
-@pytest.mark.parametrize(("sizes", "message"), SIZES)
-def test_refused_sizes(sizes: dict[str, Any], message: str) -> None:
-    refused(vision("cgp", seed=7), vision("kernel", **sizes), message)
-
-
-def test_refused_classes() -> None:
+def test_refused_sizes_and_classes() -> None:
+    for sizes, message in (
+        ({"width": 32}, "expected positions of shape (1, 4, 16), the source has (1, 4, 32)"),
+        ({"heads": 4}, "layer 0: kernel -> cgp: expected 2 heads, got 4"),
+        ({"depth": 3, "attention": layer("kernel")}, "expected a source of depth 2, got 3"),
+        ({"classes": 4}, "expected head.weight of shape (3, 16), the source has (4, 16)"),
+        ({"image_size": 16}, "expected positions of shape (1, 4, 16), the source has (1, 16, 16)"),
+    ):
+        refused(vision("cgp", seed=7), vision("kernel", **sizes), message)
     refused(vision("cgp"), text("kernel"), "expected a source of VisionTransformer, got TextTransformer")
-
-
-@pytest.mark.parametrize("kind", ["cgp", "direct"])
-def test_refused_latent(kind: str) -> None:
-    message = "expected latent_from to be 'key', 'query' or 'none', got 'value'"
-    refused(vision(kind), vision("kernel"), message, latent_from="value")
+    for kind in ("cgp", "direct"):
+        message = "expected latent_from to be one of key, query, none, got 'value'"
+        refused(vision(kind), vision("kernel"), message, latent_from="value")
 
 
 def refused(target: Transformer, source: Transformer, message: str, **options: Any) -> None:
@@ -251,3 +230,15 @@ def refused(target: Transformer, source: Transformer, message: str, **options: A
     with pytest.raises(ValueError, match=re.escape(message)):
         warm_start(target, source, **options)
     assert [n for n, x in target.state_dict().items() if not torch.equal(x, before[n])] == []
+
+
+def test_a_kind_of_ones_own_says_what_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but its class is asked: no list elsewhere names the kinds."""
+    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    register_attention("mine")(type("MyAttention", (DirectAttention,), {}))
+    options = attention_class("mine").kernel_options({"normalize": "none"})
+    assert options == {"normalize": "none", "causal": False}
+    target = vision(layer("mine", normalize="none"))
+    assert warm_start(target, vision(layer("kernel", **options), seed=3), inputs=X).gap < 1e-9
+    register_attention("apart")(type("Apart", (DirectAttention,), {"converts_from": ()}))
+    refused(vision("apart"), vision("kernel"), "expected a target of kind cgp, direct, mine, scgp, sgpa or")

@@ -5,18 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from .kernels import Array, rbf
-from .tokens import Mask, real_tokens
+from .tokens import real_tokens
 
 
-def row_log_amplitude(
-    q: Array,
-    k: Array,
-    *,
-    scale: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    causal: bool = False,
-) -> Array:
+def row_log_amplitude(q, k, *, scale=1.0, mask=None, query_mask=None, causal=False) -> Array:
     """Log a_i [Nq] of eq. 25; 0 for padded queries and for queries with no real key."""
     qi, ki = real_tokens(len(q), len(k), mask, query_mask)
     out = np.zeros(len(q))
@@ -29,15 +21,7 @@ def row_log_amplitude(
 
 
 def sparse_row_log_amplitude(
-    q: Array,
-    k: Array,
-    inducing: Array,
-    *,
-    scale: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    delta: float = 1e-6,
-    floor: float = 1e-3,
+    q, k, inducing, *, scale=1.0, mask=None, query_mask=None, delta=1e-6, floor=1e-3
 ) -> Array:
     """Log a_i [Nq] with the Nystrom estimate of the row sum, at least floor (section 13)."""
     qi, ki = real_tokens(len(q), len(k), mask, query_mask)

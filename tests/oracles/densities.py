@@ -7,14 +7,8 @@ import numpy as np
 from .exact import CgpMatrices, cgp_matrices, direct_posterior
 from .gaussians import log_density
 from .kernels import Array, rbf
-from .sparse import (
-    SparseGrams,
-    dtc_stage,
-    observed_values,
-    scgp_posterior,
-    sparse_grams,
-)
-from .tokens import Mask, amplitudes, real_tokens
+from .sparse import dtc_stage, observed_values, scgp_posterior, sparse_grams
+from .tokens import of_real_tokens
 
 
 def _expected_log_density(X: Array, A: Array, prior: Array, S: Array) -> float:
@@ -42,27 +36,13 @@ def _cgp_setup(
     return nu, Z, Pi, g.S_q + tau2 * np.eye(len(nu)), g.S_k + tau2 * np.eye(len(Z))
 
 
+@of_real_tokens(3)
 def cgp_log_density(
-    q: Array,
-    k: Array,
-    o: Array,
-    v: Array,
-    *,
-    noise: float,
-    objective: str,
-    latent_prior: str = "noisy",
-    observation_noise: float | None = None,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
+    q, k, o, v, *, noise, objective, latent_prior="noisy", observation_noise=None, scale_q=1.0, scale_k=1.0, a
 ) -> tuple[float, float]:
     """Query and key log density: 'marginal' (eq. 10), 'jensen' (eq. 9), 'joint' (eq. 12 CI)."""
-    qi, ki = real_tokens(len(q), len(k), mask, query_mask)
-    a = amplitudes(log_amplitude, qi)  # [nq]
-    g = cgp_matrices(q[qi], k[ki], o[ki], noise, scale_q, scale_k, a)
-    nu, Z, Pi, S_q, S_k = _cgp_setup(g, v[ki], noise, latent_prior, observation_noise)
+    g = cgp_matrices(q, k, o, noise, scale_q, scale_k, a)
+    nu, Z, Pi, S_q, S_k = _cgp_setup(g, v, noise, latent_prior, observation_noise)
     if objective == "jensen":
         query = _expected_log_density(nu, g.A, Pi, S_q)
         return query, _expected_log_density(Z, g.A_k, Pi, S_k)
@@ -76,71 +56,38 @@ def cgp_log_density(
     raise ValueError(f"unknown objective {objective!r}")
 
 
+@of_real_tokens(3)
 def cgp_monte_carlo(
-    q: Array,
-    k: Array,
-    o: Array,
-    v: Array,
-    *,
-    noise: float,
-    samples: int,
-    rng: np.random.Generator,
-    latent_prior: str = "noisy",
-    observation_noise: float | None = None,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
-) -> tuple[Array, Array]:
+    q, k, o, v, *, noise, samples, rng, latent_prior="noisy", observation_noise=None, scale_q=1.0,
+    scale_k=1.0, a,
+) -> tuple[Array, Array]:  # fmt: skip
     """Per-draw query and key values [samples] whose mean estimates eq. 9 (section 2 (i))."""
-    qi, ki = real_tokens(len(q), len(k), mask, query_mask)
-    a = amplitudes(log_amplitude, qi)  # [nq]
-    g = cgp_matrices(q[qi], k[ki], o[ki], noise, scale_q, scale_k, a)
-    nu, Z, Pi, S_q, S_k = _cgp_setup(g, v[ki], noise, latent_prior, observation_noise)
+    g = cgp_matrices(q, k, o, noise, scale_q, scale_k, a)
+    nu, Z, Pi, S_q, S_k = _cgp_setup(g, v, noise, latent_prior, observation_noise)
     eigenvalues, U = np.linalg.eigh(Pi)
     root = U @ np.diag(np.sqrt(np.maximum(eigenvalues, 0.0)))  # [n, n]
     query, key = np.zeros(samples), np.zeros(samples)
     for r in range(samples):
-        z_o = root @ rng.standard_normal((len(ki), v.shape[1]))  # [n, D]
+        z_o = root @ rng.standard_normal((len(k), v.shape[1]))  # [n, D]
         query[r] = log_density(nu - g.A @ z_o, S_q)
         key[r] = log_density(Z - g.A_k @ z_o, S_k)
     return query, key
 
 
+@of_real_tokens(2)
 def direct_log_density(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    noise: float,
-    objective: str,
-    observation_noise: float | None = None,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
+    q, k, v, *, noise, objective, observation_noise=None, scale_q=1.0, scale_k=1.0, a
 ) -> tuple[float, float]:
     """Query and key log density of the direct GP: 'marginal' or 'joint' (eq. 12 GP)."""
     tau2 = noise if observation_noise is None else observation_noise
-    qi, ki = real_tokens(len(q), len(k), mask, query_mask)
-    D_a = scale_q * np.diag(amplitudes(log_amplitude, qi))  # [nq, nq]
-    K_q = D_a @ rbf(q[qi], q[qi]) @ D_a  # [nq, nq]
-    K_k = scale_k**2 * rbf(k[ki], k[ki])  # [n, n]
-    K_qk = scale_k * D_a @ rbf(q[qi], k[ki])  # [nq, n]
-    nu = direct_posterior(
-        q[qi],
-        k[ki],
-        v[ki],
-        noise=noise,
-        scale_q=scale_q,
-        scale_k=scale_k,
-        log_amplitude=None if log_amplitude is None else log_amplitude[qi],
-    )[0]  # [nq, D]
-    Z = (K_k + noise * np.eye(len(ki))) @ v[ki]  # [n, D]
-    cov_q = K_q + tau2 * np.eye(len(qi))  # [nq, nq]
-    cov_k = K_k + noise * np.eye(len(ki))  # [n, n]
+    D_a = scale_q * np.diag(a)  # [nq, nq]
+    K_q = D_a @ rbf(q, q) @ D_a  # [nq, nq]
+    K_k = scale_k**2 * rbf(k, k)  # [n, n]
+    K_qk = scale_k * D_a @ rbf(q, k)  # [nq, n]
+    nu, _ = direct_posterior.__wrapped__(q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, a=a)
+    cov_q = K_q + tau2 * np.eye(len(q))  # [nq, nq]
+    cov_k = K_k + noise * np.eye(len(k))  # [n, n]
+    Z = cov_k @ v  # [n, D]
     if objective == "marginal":
         return log_density(nu, cov_q), log_density(Z, cov_k)
     if objective == "joint":
@@ -175,42 +122,17 @@ def _scgp_term(
     raise ValueError(f"unknown objective {objective!r}")
 
 
+@of_real_tokens(3)
 def scgp_log_density(
-    q: Array,
-    k: Array,
-    o: Array,
-    v: Array,
-    inducing_q: Array,
-    inducing_k: Array | None = None,
-    *,
-    noise: float,
-    objective: str,
-    values: str = "paper",
-    delta: float = 1e-6,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
-) -> tuple[float, float]:
+    q, k, o, v, inducing_q, inducing_k=None, *, noise, objective, values="paper", delta=1e-6,
+    scale_q=1.0, scale_k=1.0, a,
+) -> tuple[float, float]:  # fmt: skip
     """Query and key log density of sparse CGP for one objective of section 4 (eq. 16)."""
-    qi, ki = real_tokens(len(q), len(k), mask, query_mask)
-    a = amplitudes(log_amplitude, qi)  # [nq]
-    g: SparseGrams = sparse_grams(q[qi], k[ki], o[ki], inducing_q, inducing_k, scale_q, scale_k, a, delta)
-    nu = scgp_posterior(
-        q[qi],
-        k[ki],
-        o[ki],
-        v[ki],
-        inducing_q,
-        inducing_k,
-        noise=noise,
-        scale_q=scale_q,
-        scale_k=scale_k,
-        log_amplitude=None if log_amplitude is None else log_amplitude[qi],
-        values=values,
-        delta=delta,
-    )[0]  # [nq, D]
-    z_k = observed_values(g, v[ki], noise, values)  # [n, D]
+    g = sparse_grams(q, k, o, inducing_q, inducing_k, scale_q, scale_k, a, delta)
+    nu, _ = scgp_posterior.__wrapped__(
+        q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k, values=values,
+        delta=delta, a=a,
+    )  # fmt: skip
+    z_k = observed_values(g, v, noise, values)  # [n, D]
     query = _scgp_term(nu, g.K_qm, g.K_om, g.K_mm, g.K_o, noise, objective)
     return query, _scgp_term(z_k, g.K_kl, g.K_ol, g.K_ll, g.K_o, noise, objective)

@@ -8,7 +8,7 @@ from .exact import cgp_posterior, direct_posterior
 from .gaussians import kl
 from .kernels import Array, rbf
 from .sparse import scgp_posterior
-from .tokens import Mask, amplitudes, real_tokens
+from .tokens import of_real_tokens
 
 
 def _posterior_to_prior(mean: Array, cov: Array, prior: Array, tau2: float) -> float:
@@ -17,100 +17,34 @@ def _posterior_to_prior(mean: Array, cov: Array, prior: Array, tau2: float) -> f
     return kl(mean, cov + white, np.zeros_like(mean), prior + white)
 
 
-def cgp_kl(
-    q: Array,
-    k: Array,
-    o: Array,
-    v: Array,
-    *,
-    noise: float,
-    observation_noise: float | None = None,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
-) -> float:
+def _exact_kl(posterior, q, keys, noise, observation_noise, scale_q, scale_k, a) -> float:
+    tau2 = noise if observation_noise is None else observation_noise
+    mean, cov = posterior.__wrapped__(q, *keys, noise=noise, scale_q=scale_q, scale_k=scale_k, a=a)
+    D_a = scale_q * np.diag(a)  # [nq, nq]
+    return _posterior_to_prior(mean, cov, D_a @ rbf(q, q) @ D_a, tau2)
+
+
+@of_real_tokens(3)
+def cgp_kl(q, k, o, v, *, noise, observation_noise=None, scale_q=1.0, scale_k=1.0, a) -> float:
     """Divergence of the CGP posterior (eq. 4, 5) from its prior (eq. 23)."""
-    tau2 = noise if observation_noise is None else observation_noise
-    qi, ki = real_tokens(len(q), len(k), mask, query_mask)
-    mean, cov = cgp_posterior(
-        q[qi],
-        k[ki],
-        o[ki],
-        v[ki],
-        noise=noise,
-        scale_q=scale_q,
-        scale_k=scale_k,
-        log_amplitude=None if log_amplitude is None else log_amplitude[qi],
-    )
-    D_a = scale_q * np.diag(amplitudes(log_amplitude, qi))  # [nq, nq]
-    return _posterior_to_prior(mean, cov, D_a @ rbf(q[qi], q[qi]) @ D_a, tau2)
+    return _exact_kl(cgp_posterior, q, (k, o, v), noise, observation_noise, scale_q, scale_k, a)
 
 
-def direct_kl(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    noise: float,
-    observation_noise: float | None = None,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
-) -> float:
+@of_real_tokens(2)
+def direct_kl(q, k, v, *, noise, observation_noise=None, scale_q=1.0, scale_k=1.0, a) -> float:
     """Divergence of the direct posterior (eq. 2) from its prior (eq. 23)."""
-    tau2 = noise if observation_noise is None else observation_noise
-    qi, ki = real_tokens(len(q), len(k), mask, query_mask)
-    mean, cov = direct_posterior(
-        q[qi],
-        k[ki],
-        v[ki],
-        noise=noise,
-        scale_q=scale_q,
-        scale_k=scale_k,
-        log_amplitude=None if log_amplitude is None else log_amplitude[qi],
-    )
-    D_a = scale_q * np.diag(amplitudes(log_amplitude, qi))  # [nq, nq]
-    return _posterior_to_prior(mean, cov, D_a @ rbf(q[qi], q[qi]) @ D_a, tau2)
+    return _exact_kl(direct_posterior, q, (k, v), noise, observation_noise, scale_q, scale_k, a)
 
 
+@of_real_tokens(3)
 def scgp_kl(
-    q: Array,
-    k: Array,
-    o: Array,
-    v: Array,
-    inducing_q: Array,
-    inducing_k: Array | None = None,
-    *,
-    noise: float,
-    values: str = "paper",
-    delta: float = 1e-6,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
+    q, k, o, v, inducing_q, inducing_k=None, *, noise, values="paper", delta=1e-6, scale_q=1.0, scale_k=1.0, a
 ) -> float:
     """Divergence of the sparse posterior (eq. 13, 14) from its DTC prior (eq. 24)."""
-    qi, ki = real_tokens(len(q), len(k), mask, query_mask)
-    mean, cov = scgp_posterior(
-        q[qi],
-        k[ki],
-        o[ki],
-        v[ki],
-        inducing_q,
-        inducing_k,
-        noise=noise,
-        scale_q=scale_q,
-        scale_k=scale_k,
-        log_amplitude=None if log_amplitude is None else log_amplitude[qi],
-        values=values,
-        delta=delta,
-        include_noise=False,
-    )
+    mean, cov = scgp_posterior.__wrapped__(
+        q, k, o, v, inducing_q, inducing_k, noise=noise, scale_q=scale_q, scale_k=scale_k, values=values,
+        delta=delta, include_noise=False, a=a,
+    )  # fmt: skip
     K_mm = rbf(inducing_q, inducing_q) + delta * np.eye(len(inducing_q))  # [m, m]
-    K_qm = scale_q * np.diag(amplitudes(log_amplitude, qi)) @ rbf(q[qi], inducing_q)  # [nq, m]
+    K_qm = scale_q * np.diag(a) @ rbf(q, inducing_q)  # [nq, m]
     return _posterior_to_prior(mean, cov, K_qm @ np.linalg.inv(K_mm) @ K_qm.T, noise)

@@ -13,26 +13,21 @@ Kernel = Callable[[Array, Array], Array]
 
 def rbf(x: Array, y: Array) -> Array:
     """Canonical kernel exp(-1/2 ||x_i - y_j||^2) (section 0)."""
-    K = np.zeros((len(x), len(y)))  # [n, p]
-    for i in range(len(x)):
-        for j in range(len(y)):
-            K[i, j] = np.exp(-0.5 * np.sum((x[i] - y[j]) ** 2))
-    return K
+    return _gram(x, y, lambda a, b: -0.5 * np.sum((a - b) ** 2))
 
 
 def ard_rbf(x: Array, y: Array, lengthscale: Array | float, variance: float) -> Array:
     """ARD kernel variance * exp(-1/2 sum (x-y)^2 / lengthscale^2) (section 7)."""
-    K = np.zeros((len(x), len(y)))  # [n, p]
-    for i in range(len(x)):
-        for j in range(len(y)):
-            K[i, j] = variance * np.exp(-0.5 * np.sum((x[i] - y[j]) ** 2 / lengthscale**2))
-    return K
+    return variance * _gram(x, y, lambda a, b: -0.5 * np.sum((a - b) ** 2 / lengthscale**2))
 
 
 def exp_dot(x: Array, y: Array, lengthscale: Array | float, variance: float) -> Array:
     """Exponential kernel variance * exp(sum x*y / lengthscale^2) (section 7)."""
+    return variance * _gram(x, y, lambda a, b: np.sum(a * b / lengthscale**2))
+
+
+def _gram(x: Array, y: Array, exponent: Callable[[Array, Array], float]) -> Array:
     K = np.zeros((len(x), len(y)))  # [n, p]
-    for i in range(len(x)):
-        for j in range(len(y)):
-            K[i, j] = variance * np.exp(np.sum(x[i] * y[j] / lengthscale**2))
+    for i, j in np.ndindex(K.shape):
+        K[i, j] = np.exp(exponent(x[i], y[j]))
     return K

@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from .gaussians import kl
-from .kernels import Array, Kernel, rbf
-from .tokens import Mask, real_tokens, scatter_rows, scatter_square
+from .kernels import Array, rbf
+from .tokens import real_tokens, rows, square
 
 
 def sgpa_posterior(
-    q: Array,
-    v: Array,
-    inducing_k: Array,
-    inducing_v: Array,
-    scale_tril: Array,
-    *,
-    kernel: Kernel = rbf,
-    jitter: float = 1e-6,
-    mask: Mask | None = None,
+    q, v, inducing_k, inducing_v, scale_tril, *, kernel=rbf, jitter=1e-6, mask=None
 ) -> tuple[Array, Array]:
     """Mean [N,D] and per-dimension covariance [D,N,N] by integrating out u_a (eq. 19)."""
     n, s = v.shape
@@ -34,21 +26,11 @@ def sgpa_posterior(
     for dim in range(s):
         S_a = scale_tril[dim] @ scale_tril[dim].T  # [m, m]
         cov_u = L_b @ S_a @ L_b.T  # [m, m]
-        cov[dim] = scatter_square(residual + J @ cov_u @ J.T, qi, n)
-    return scatter_rows(mean, qi, n), cov
+        cov[dim] = square(residual + J @ cov_u @ J.T, qi, n)
+    return rows(mean, qi, n), cov
 
 
-def sgpa_kl(
-    q: Array,
-    v: Array,
-    inducing_k: Array,
-    inducing_v: Array,
-    scale_tril: Array,
-    *,
-    kernel: Kernel = rbf,
-    jitter: float = 1e-6,
-    mask: Mask | None = None,
-) -> float:
+def sgpa_kl(q, v, inducing_k, inducing_v, scale_tril, *, kernel=rbf, jitter=1e-6, mask=None) -> float:
     """KL of one sequence and head, un-jittered K_bb in the inducing-value term (eq. 20)."""
     n, s = v.shape
     qi, _ = real_tokens(n, n, mask, None)

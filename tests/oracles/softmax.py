@@ -1,12 +1,14 @@
-"""Softmax attention as a Gaussian-process posterior (used through the exact module)."""
+"""Softmax attention as a Gaussian-process posterior."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from .gaussians import joint_posterior
 from .kernels import Array, rbf
-from .tokens import Mask, real_tokens, scatter_rows, scatter_square
+from .tokens import causal, of_real_tokens, rows, square
 
 
 def _softmax_amplitudes(
@@ -33,82 +35,36 @@ def _softmax_amplitudes(
     return q_c, k_c, a, b
 
 
+@of_real_tokens(2, rows, square)
 def softmax_posterior(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    noise: float,
-    prior_scale: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    center_q: Array | None = None,
-    center_k: Array | None = None,
+    q, k, v, *, noise, prior_scale=1.0, center_q=None, center_k=None, a
 ) -> tuple[Array, Array]:
     """Mean [Nq,D] and covariance [Nq,Nq] of softmax attention as a GP (eq. 21, 22)."""
-    n_q = len(q)
-    qi, ki = real_tokens(n_q, len(k), mask, query_mask)
-    if len(qi) == 0 or len(ki) == 0:  # rows with no real key have mean = var = 0
-        return np.zeros((n_q, v.shape[1])), np.zeros((n_q, n_q))
-    q_c, k_c, a, b = _softmax_amplitudes(q[qi], k[ki], prior_scale, center_q, center_k)
-    mean, cov = joint_posterior(q_c, k_c, v[ki], a, b, np.diag(noise * b**2))
-    return scatter_rows(mean, qi, n_q), scatter_square(cov, qi, n_q)
+    if len(q) == 0 or len(k) == 0:  # rows with no real key have mean = var = 0
+        return np.zeros((len(q), v.shape[1])), np.zeros((len(q), len(q)))
+    q_c, k_c, a, b = _softmax_amplitudes(q, k, prior_scale, center_q, center_k)
+    return joint_posterior(q_c, k_c, v, a, b, np.diag(noise * b**2))
 
 
-def causal_softmax_posterior(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    noise: float,
-    prior_scale: float = 1.0,
-    mask: Mask | None = None,
-    center_q: Array | None = None,
-    center_k: Array | None = None,
-) -> tuple[Array, Array]:
+def causal_softmax_posterior(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     """Mean [N,D] and variance [N], row i being eq. 22 on the real tokens j <= i (section 10)."""
-    _, ki = real_tokens(len(q), len(k), mask, None)
     origin = np.zeros(q.shape[1])  # [C]
-    mean, var = np.zeros((len(q), v.shape[1])), np.zeros(len(q))
-    for i in ki:
-        past = ki[ki <= i]
-        mean_i, cov_i = softmax_posterior(
-            q[i : i + 1],
-            k[past],
-            v[past],
-            noise=noise,
-            prior_scale=prior_scale,
-            center_q=origin if center_q is None else center_q,
-            center_k=origin if center_k is None else center_k,
-        )
-        mean[i], var[i] = mean_i[0], cov_i[0, 0]
-    return mean, var
+    return causal(softmax_posterior)(q, k, v, **{"center_q": origin, "center_k": origin, **options})
 
 
-def sparse_softmax_variance(
-    q: Array,
-    k: Array,
-    inducing: Array,
-    *,
-    noise: float,
-    prior_scale: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    delta: float = 1e-6,
-) -> Array:
+@of_real_tokens(1, rows)
+def sparse_softmax_variance(q, k, inducing, *, noise, prior_scale=1.0, delta=1e-6, a) -> Array:
     """Variance [Nq] of softmax attention with inducing inputs (section 10, sparse form)."""
-    n_q = len(q)
-    qi, ki = real_tokens(n_q, len(k), mask, query_mask)
-    if len(qi) == 0 or len(ki) == 0:
-        return np.zeros(n_q)
-    q_c, k_c, a, _ = _softmax_amplitudes(q[qi], k[ki], prior_scale, None, None)
+    if len(q) == 0 or len(k) == 0:
+        return np.zeros(len(q))
+    q_c, k_c, a, _ = _softmax_amplitudes(q, k, prior_scale, None, None)
     K_ll = rbf(inducing, inducing) + delta * np.eye(len(inducing))  # [m, m]
     K_lk = rbf(inducing, k_c)  # [m, n]
     prior_inv = np.linalg.inv(K_ll)  # [m, m]
     posterior_inv = np.linalg.inv(K_ll + K_lk @ K_lk.T / noise)  # [m, m]
-    var = np.zeros(len(qi))
-    for i in range(len(qi)):
+    var = np.zeros(len(q))
+    for i in range(len(q)):
         k_li = rbf(inducing, q_c[i : i + 1])[:, 0]  # [m]
         u = 1.0 - k_li @ prior_inv @ k_li + k_li @ posterior_inv @ k_li
-        var[i] = a[i] ** 2 * min(1.0, max(noise / (len(ki) + noise), u))
-    return scatter_rows(var, qi, n_q)
+        var[i] = a[i] ** 2 * min(1.0, max(noise / (len(k) + noise), u))
+    return var

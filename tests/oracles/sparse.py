@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .kernels import Array, rbf
-from .tokens import Mask, amplitudes, real_tokens, scatter_rows, scatter_square
+from .tokens import of_real_tokens, rows, square
 
 
 class DtcStage(NamedTuple):
@@ -40,17 +40,7 @@ class SparseGrams(NamedTuple):
     K_kl: Array  # [N, l]
 
 
-def sparse_grams(
-    q: Array,
-    k: Array,
-    o: Array,
-    inducing_q: Array,
-    inducing_k: Array | None,
-    scale_q: float,
-    scale_k: float,
-    a: Array,
-    delta: float,
-) -> SparseGrams:
+def sparse_grams(q, k, o, inducing_q, inducing_k, scale_q, scale_k, a, delta) -> SparseGrams:
     """All Gram matrices of section 3 for real tokens and query amplitudes a [Nq]."""
     m = inducing_q
     ell = inducing_q if inducing_k is None else inducing_k
@@ -75,39 +65,22 @@ def observed_values(g: SparseGrams, v: Array, noise: float, values: str) -> Arra
     raise ValueError(f"unknown values {values!r}")
 
 
+@of_real_tokens(3, rows, square)
 def scgp_posterior(
-    q: Array,
-    k: Array,
-    o: Array,
-    v: Array,
-    inducing_q: Array,
-    inducing_k: Array | None = None,
-    *,
-    noise: float,
-    scale_q: float = 1.0,
-    scale_k: float = 1.0,
-    mask: Mask | None = None,
-    query_mask: Mask | None = None,
-    log_amplitude: Array | None = None,
-    values: str = "paper",
-    delta: float = 1e-6,
-    include_noise: bool = True,
-    conditional: str = "deterministic",
-) -> tuple[Array, Array]:
+    q, k, o, v, inducing_q, inducing_k=None, *, noise, scale_q=1.0, scale_k=1.0, values="paper", delta=1e-6,
+    include_noise=True, conditional="deterministic", a,
+) -> tuple[Array, Array]:  # fmt: skip
     """Mean [Nq,D] and covariance [Nq,Nq] of sparse CGP attention (eq. 13, 14).
 
     A query keeps its own variance given the inducing values where the conditional is "independent".
     """
-    n_q = len(q)
-    qi, ki = real_tokens(n_q, len(k), mask, query_mask)
-    a = amplitudes(log_amplitude, qi)  # [nq]
-    g = sparse_grams(q[qi], k[ki], o[ki], inducing_q, inducing_k, scale_q, scale_k, a, delta)
-    z_k = observed_values(g, v[ki], noise, values)  # [n, D]
+    g = sparse_grams(q, k, o, inducing_q, inducing_k, scale_q, scale_k, a, delta)
+    z_k = observed_values(g, v, noise, values)  # [n, D]
 
     from_k = dtc_stage(g.K_ol, g.K_kl, g.K_ll, noise)
     mean_l, cov_l = from_k.E @ z_k, from_k.D  # [l, D], [l, l]
     mean_o = from_k.J @ mean_l  # [n, D]
-    cov_o = from_k.J @ cov_l @ from_k.J.T + noise * np.eye(len(ki))  # [n, n]
+    cov_o = from_k.J @ cov_l @ from_k.J.T + noise * np.eye(len(k))  # [n, n]
 
     from_o = dtc_stage(g.K_qm, g.K_om, g.K_mm, noise)
     mean_m = from_o.E @ mean_o  # [m, D]
@@ -115,9 +88,9 @@ def scgp_posterior(
     mean = from_o.J @ mean_m  # [nq, D]
     cov = from_o.J @ cov_m @ from_o.J.T  # [nq, nq]
     if include_noise:
-        cov = cov + noise * np.eye(len(qi))
+        cov = cov + noise * np.eye(len(q))
     if conditional == "independent":
         prior = (scale_q * a) ** 2  # kappa(q, q) = 1
-        told = np.einsum("im,mn,in->i", g.K_qm, np.linalg.inv(g.K_mm), g.K_qm)
-        cov = cov + np.diag(prior - told)
-    return scatter_rows(mean, qi, n_q), scatter_square(cov, qi, n_q)
+        known = np.einsum("im,mn,in->i", g.K_qm, np.linalg.inv(g.K_mm), g.K_qm)
+        cov = cov + np.diag(prior - known)
+    return mean, cov

@@ -1,4 +1,7 @@
-"""The oracles agree with the paper-and-pencil facts of the derivations."""
+"""The oracles agree with the paper-and-pencil facts of the derivations: limits, bounds, expectations.
+
+The closed forms of the derivations need no tests here: `gp` is made of them and is compared with the oracles.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from . import densities, exact, sparse
-from .cases import (
-    AMP,
-    M_U,
-    NOISE,
-    S_K,
-    S_Q,
-    C,
-    D,
-    N,
-    close,
-    draw,
-    draw_inducing,
-    min_eig,
-)
+from . import amplitude, densities, divergences, exact, softmax, sparse
+from .cases import AMP, M_U, NOISE, S_K, S_Q, C, D, N, close, draw, draw_inducing, min_eig
 from .gaussians import log_density
 from .kernels import rbf
 
@@ -85,57 +75,10 @@ def test_case_6_and_7_scaling_and_limits() -> None:
         close(cov, S_Q**2 * rbf(q, q), atol=1e-7)
 
 
-def test_case_8_causal_and_masks() -> None:
-    q, k, o, v = draw()
-    log_a = np.linspace(-0.5, 0.5, N)
-    soft_kw: dict[str, Any] = {"noise": NOISE, "center_q": np.zeros(C), "center_k": np.zeros(C)}
-    kw: dict[str, Any] = dict(noise=NOISE, log_amplitude=log_a, **AMP)
-    row0 = dict(kw, log_amplitude=log_a[:1])
-    mask = np.array([True, False, True, True, False, True])
-    pairs: Any = (
-        (exact.causal_cgp_posterior, exact.cgp_posterior, (q, k, o, v), kw, row0),
-        (exact.causal_direct_posterior, exact.direct_posterior, (q, k, v), kw, row0),
-        (exact.causal_softmax_posterior, exact.softmax_posterior, (q, k, v), soft_kw, soft_kw),
-    )
-    for causal, full, args, options, first in pairs:
-        mean, var = causal(*args, **options)
-        mean_full, cov_full = full(*args, **options)
-        mean_0, cov_0 = full(*(x[:1] for x in args), **first)
-        close(mean[-1], mean_full[-1])
-        close(var[-1], cov_full[-1, -1])
-        close(mean[0], mean_0[0])
-        close(var[0], cov_0[0, 0])
-        masked, masked_var = causal(*args, mask=mask, **options)
-        full_masked, cov_masked = full(*args, mask=mask, **options)
-        close(masked[-1], full_masked[-1])
-        assert not masked[~mask].any()
-        assert not masked_var[~mask].any()
-        assert not full_masked[~mask].any()
-        assert not cov_masked[~mask].any()
-        empty, empty_cov = full(*args, mask=np.zeros(N, bool), **options)
-        assert not empty.any()
-        assert not empty_cov.any()
-
-
-def test_causal_closed_form() -> None:
-    q, k, o, v = draw()
-    g = exact.cgp_matrices(q, k, o, NOISE, S_Q, S_K, np.ones(N))
-    L, L_k = np.linalg.cholesky(g.M), np.linalg.cholesky(g.M_k)
-    W = np.triu(np.linalg.solve(L, S_Q * rbf(o, q)))
-    B_c = np.tril(W.T @ np.linalg.solve(L, S_K * rbf(o, k)))
-    F = np.triu(np.linalg.solve(L_k, B_c.T))
-    mean, var = exact.causal_cgp_posterior(q, k, o, v, noise=NOISE, **AMP)
-    close(mean, B_c @ v)
-    A_t = np.linalg.solve(L.T, W)
-    close(var, S_Q**2 - NOISE * (A_t**2).sum(0) - (F**2).sum(0))
-
-
-def test_compact_covariance_prior_consistency_and_bounds() -> None:
+def test_prior_consistency_and_bounds() -> None:
     q, k, o, v = draw()
     g = exact.cgp_matrices(q, k, o, NOISE, S_Q, S_K, np.ones(N))
     cov = exact.cgp_posterior(q, k, o, v, noise=NOISE, **AMP)[1]
-    AK = g.A @ (S_K * rbf(o, k))
-    close(cov, g.K_q - NOISE * g.A @ g.A.T - AK @ np.linalg.inv(g.M_k) @ AK.T)
     close(g.S_q + g.A @ g.M @ g.A.T, g.K_q)
     close(g.S_q + g.A @ g.K_o @ g.A.T, g.K_q - NOISE * g.A @ g.A.T)
     assert min_eig(cov) > -1e-12
@@ -208,35 +151,85 @@ def test_sparse_densities_and_case_10(values: str) -> None:
     for term in range(2):
         assert t["double_jensen"][term] <= t["jensen"][term] <= t["marginal"][term]
         assert t["dtc_bound"][term] <= t["dtc"][term]
-    q, k, o, v = q[:5], k[:5], o[:5], v[:5]
-    del kw["mask"]
+
+
+def test_sparse_jensen_bounds_are_expectations() -> None:
+    q, k, o, v = draw()
+    m, ell = draw_inducing()
+    kw: dict[str, Any] = {"noise": NOISE, "delta": 1e-3}
+    g = sparse.sparse_grams(q, k, o, m, ell, 1.0, 1.0, np.ones(N), 1e-3)
+    J, E, cov_m = sparse.dtc_stage(g.K_qm, g.K_om, g.K_mm, NOISE)
     nu = sparse.scgp_posterior(q, k, o, v, m, ell, **kw)[0]
-    K_mm, K_qm, K_om = rbf(m, m) + 1e-3 * np.eye(M_U), S_Q * rbf(q, m), rbf(o, m)
-    Q_q = K_qm @ np.linalg.inv(K_mm) @ K_qm.T
-    white = NOISE * np.eye(5)
-    close(t["dtc"][0], log_density(nu, white + Q_q))
-    close(t["dtc_bound"][0], log_density(nu, white) - D * np.trace(Q_q) / (2 * NOISE))
-    P = np.linalg.inv(K_mm + K_om.T @ K_om / NOISE)
-    t_1 = np.trace(K_om @ P @ K_qm.T @ K_qm @ P @ K_om.T @ rbf(o, o)) / NOISE**2
-    t_2 = np.trace(K_qm @ P @ K_qm.T)
-    close(t["double_jensen"][0], log_density(nu, white) - D * (t_1 + t_2) / (2 * NOISE))
-    Pi = K_om @ np.linalg.inv(K_mm) @ K_om.T + white
-    t_1 = np.trace(K_om @ P @ K_qm.T @ K_qm @ P @ K_om.T @ Pi) / NOISE**2
-    close(t_1 + t_2, np.trace(Q_q))
+    rng = np.random.default_rng(5)
+    draws = np.zeros((2, 2000))
+    root_o, root_m = np.linalg.cholesky(g.K_o), np.linalg.cholesky(cov_m)
+    cov_q = J @ cov_m @ J.T + NOISE * np.eye(N)
+    for r in range(draws.shape[1]):
+        z_o = root_o @ rng.standard_normal((N, D))
+        z_m = E @ z_o + root_m @ rng.standard_normal((M_U, D))
+        draws[0, r] = log_density(nu - J @ E @ z_o, cov_q)
+        draws[1, r] = log_density(nu - J @ z_m, NOISE * np.eye(N))
+    for sample, objective in zip(draws, ("jensen", "double_jensen"), strict=True):
+        value = densities.scgp_log_density(q, k, o, v, m, ell, objective=objective, **kw)[0]
+        assert abs(sample.mean() - value) < 5 * sample.std(ddof=1) / np.sqrt(len(sample))
 
 
-def test_direct_densities() -> None:
+def test_divergences_are_non_negative_ignore_padding_and_vanish_far_away() -> None:
+    q, k, o, v = draw()
+    m = draw_inducing()[0]
+    mask = np.array([True, False, True, True, False, True])
+    direct: Any = lambda q, k, o, v, **kw: divergences.direct_kl(q, k, v, **kw)  # noqa: E731
+    scgp: Any = lambda q, k, o, v, **kw: divergences.scgp_kl(q, k, o, v, m, **kw)  # noqa: E731
+    for fn in (divergences.cgp_kl, direct, scgp):
+        full = fn(q, k, o, v, noise=NOISE, mask=mask, **AMP)
+        close(full, fn(q[mask], k[mask], o[mask], v[mask], noise=NOISE, **AMP))
+        assert full > 0
+        assert fn(q, k, o, v, noise=NOISE, mask=np.zeros(N, bool)) == 0.0
+        close(fn(q + 100.0, k, o, v, noise=NOISE), 0.0)
+    assert divergences.cgp_kl(q, k, o, v, noise=NOISE, observation_noise=1.0) < (
+        divergences.cgp_kl(q, k, o, v, noise=NOISE, observation_noise=0.0)
+    )
+
+
+def test_softmax_masks_and_sparse_form() -> None:
     q, k, _, v = draw()
-    kw: dict[str, Any] = {"noise": NOISE, "observation_noise": 0.05, **AMP}
-    marginal = densities.direct_log_density(q, k, v, objective="marginal", **kw)
-    joint = densities.direct_log_density(q, k, v, objective="joint", **kw)
-    nu = S_Q * S_K * rbf(q, k) @ v
-    close(marginal[0], log_density(nu, S_Q**2 * rbf(q, q) + 0.05 * np.eye(N)))
-    close(joint[1], marginal[1])
-    K_k = S_K**2 * rbf(k, k)
-    Z, M_inv = (K_k + NOISE * np.eye(N)) @ v, np.linalg.inv(K_k + NOISE * np.eye(N))
-    gain = S_Q * S_K * rbf(q, k) @ M_inv  # log p(z_q | z_k) is the query term of 'joint'
-    cov = S_Q**2 * rbf(q, q) + 0.05 * np.eye(N) - gain @ (S_Q * S_K * rbf(k, q))
-    close(joint[0], log_density(nu - gain @ Z, cov))
-    far = densities.direct_log_density(q + 100.0, k, v, objective="joint", **kw)
-    close(far, densities.direct_log_density(q + 100.0, k, v, objective="marginal", **kw))
+    mask = np.array([True, False, True, True, False, True])
+    mean, cov = softmax.softmax_posterior(q, k, v, noise=NOISE, mask=mask)
+    short = softmax.softmax_posterior(q[mask], k[mask], v[mask], noise=NOISE)
+    close(mean[mask], short[0])
+    close(np.diag(cov)[mask], np.diag(short[1]))
+    k_c = (k - k[mask].mean(0)) * C**-0.25
+    var = softmax.sparse_softmax_variance(
+        q, k, k_c[mask], noise=NOISE, mask=mask, delta=0.0
+    )  # inducing inputs at the real keys give the exact variance
+    close(var, np.diag(cov), rtol=1e-6)
+    none = softmax.softmax_posterior(q, k[:4], v[:4], noise=NOISE, mask=np.zeros(4, bool))
+    assert not none[0].any()
+    assert not none[1].any()
+    var = softmax.sparse_softmax_variance(q, k, draw_inducing()[0], noise=NOISE)
+    assert np.all(var > 0)
+
+
+def test_row_normalised_direct_attention() -> None:
+    q, k, _, v = draw()
+    mask = np.array([True, False, True, True, False, True])
+    log_a = amplitude.row_log_amplitude(q, k, scale=1.5, mask=mask)
+    assert not log_a[~mask].any()
+    mean, cov = exact.direct_posterior(q, k, v, noise=NOISE, scale_k=1 / 1.5, mask=mask, log_amplitude=log_a)
+    weights = rbf(q[mask], k[mask])
+    close(mean[mask], weights @ v[mask] / weights.sum(1, keepdims=True))
+    assert min_eig(cov) > -1e-12
+    # With b_j = 1/t the observation noise of eq. 25 is sigma^2 b_j^2.
+    _, cov = exact.direct_posterior(
+        q, k, v, noise=NOISE / 1.5**2, scale_k=1 / 1.5, mask=mask, log_amplitude=log_a
+    )
+    M_inv = np.linalg.inv(rbf(k[mask], k[mask]) + NOISE * np.eye(4))
+    u = 1 - np.diag(weights @ M_inv @ weights.T)
+    close(np.diag(cov)[mask], np.exp(2 * log_a[mask]) * u)
+    causal = amplitude.row_log_amplitude(q, k, scale=1.5, mask=mask, causal=True)
+    close(causal[5], log_a[5])
+    close(causal[0], np.log(1.5) + 0.5 * np.sum((q[0] - k[0]) ** 2))
+    nystrom = amplitude.sparse_row_log_amplitude(q, k, k[mask], scale=1.5, mask=mask, delta=0.0)
+    close(nystrom, log_a)
+    far = amplitude.sparse_row_log_amplitude(q + 100.0, k, k, scale=1.5, floor=0.1)
+    close(far, np.log(15.0))

@@ -15,14 +15,15 @@ from gpattention.reports import (
     cost_figure,
     layers_figure,
     outlier_figure,
+    p_value_figure,
     reliability_figure,
     risk_coverage_figure,
     roc_figure,
     severity_figure,
     training_figure,
 )
-from gpattention.reports.canvas import LONGEST, WIDTH, drawing, shorten
-from gpattention.reports.palette import GAP, style_of
+from gpattention.reports.drawing import LONGEST, WIDTH, drawing, shorten
+from gpattention.reports.style import GAP, NEUTRAL, style_of
 from tests.reports.synthetic import reliability, synthetic_run
 
 NAMES = [
@@ -108,6 +109,22 @@ def test_roc_and_risk_and_cost_are_the_points_given() -> None:
     assert lines(cost)[0].tolist() == [[8, 1], [32, 3]]
 
 
+def test_distributions_of_p_values_are_steps_with_the_test_set_first() -> None:
+    near = {"p": [0.1, 0.1, 0.5], "share": [1 / 3, 2 / 3, 1]}
+    test = {"p": [0.1, 0.6], "share": [0.5, 1]}
+    figure = p_value_figure({"near": [near], "test": [test]}, style=style_of(2))
+    of_test, of_near, diagonal = lines(figure)
+    assert of_test.tolist() == [[0, 0], [0.1, 0.5], [0.6, 1], [1, 1]]
+    assert of_near == pytest.approx(np.array([[0, 0], [0.1, 2 / 3], [0.5, 1], [1, 1]]))
+    assert diagonal.tolist() == [[0, 0], [1, 1]]
+    colours = [line.get_color() for line in figure.axes[0].lines]
+    assert colours == [NEUTRAL, style_of(2).colour, NEUTRAL]
+    assert {"test", "near"} <= set(texts(figure))
+    seeds = p_value_figure({"test": [test, {"p": [0.1, 0.3], "share": [0.5, 1]}]})
+    assert lines(seeds)[0].tolist() == [[0, 0], [0.1, 0.5], [0.3, 0.75], [0.6, 1], [1, 1]]  # their mean
+    assert len(seeds.axes[0].collections) == 1  # the band
+
+
 def test_corruptions_are_dots_at_their_means() -> None:
     values = {"a": {"fog": [0.2, 0.4], "snow": [0.5]}, "b": {"fog": [0.9]}}
     figure = corruption_figure(values, x="ECE")
@@ -116,17 +133,14 @@ def test_corruptions_are_dots_at_their_means() -> None:
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fog", "snow"]
 
 
-def test_a_standard_error_is_drawn_in_full() -> None:
-    (axes,) = bars_figure({"a": [1.0, 9.0], "b": [2.0]}, x="seconds").axes
+def test_bars_are_as_long_as_their_means_with_the_standard_error_in_full() -> None:
+    figure = bars_figure({"a": [1.0, 9.0], "b": [2.0]}, x="seconds")
+    (axes,) = figure.axes
+    assert [bar.get_width() for bar in axes.patches] == [5.0, 2.0]
+    assert {"5", "2"} <= set(texts(figure))
     (line,) = axes.collections[0].get_segments()
     assert line[:, 0] == pytest.approx([5 - 4, 5 + 4])
     assert axes.get_xlim()[1] > 5 + 4
-
-
-def test_bars_are_as_long_as_their_means() -> None:
-    figure = bars_figure({"a": [1.0, 3.0], "b": [5.0]}, x="seconds")
-    assert [bar.get_width() for bar in figure.axes[0].patches] == [2.0, 5.0]
-    assert {"2", "5"} <= set(texts(figure))
 
 
 def test_histograms_are_shares_of_each_set() -> None:
@@ -158,15 +172,12 @@ def test_labels_are_shortened_and_printable() -> None:
 
 
 def test_the_same_figure_is_the_same_file() -> None:
-    files = []
-    for _ in range(2):
-        file = io.BytesIO()
+    files = [io.BytesIO(), io.BytesIO()]
+    for file in files:
         with drawing():
-            roc_figure({"a": [{"fpr": [0, 1], "tpr": [0, 1]}]}).savefig(
-                file, format="svg", metadata={"Date": None}
-            )
-        files.append(file.getvalue())
-    assert files[0] == files[1]
+            figure = roc_figure({"a": [{"fpr": [0, 1], "tpr": [0, 1]}]})
+            figure.savefig(file, format="svg", metadata={"Date": None})
+    assert files[0].getvalue() == files[1].getvalue()
 
 
 def test_settings_of_the_user_neither_matter_nor_change() -> None:
@@ -203,9 +214,8 @@ def test_titles_and_names_stay_inside_the_picture(letters: int) -> None:
         with drawing():
             figure.draw_without_rendering()
             whole = figure.bbox
-            shown = [
-                text for text in figure.findobj(matplotlib.text.Text) if text.get_text().startswith(name[:3])
-            ]
+            found = figure.findobj(matplotlib.text.Text)
+            shown = [text for text in found if text.get_text().startswith(name[:3])]
             assert len(shown) >= 2
             for text in shown:
                 box = text.get_window_extent()

@@ -6,19 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpattention.evaluation.records import Record
+from gpattention.evaluation import FITTED, predictor_name
 from gpattention.reports import build_report
 from gpattention.reports.sections import SECTIONS
+from gpattention.reports.sections.gallery import GROUPS
 from gpattention.runs import RunData
+from gpattention.runs.records import Record
 from tests.reports.reading import Element, read
-from tests.reports.synthetic import KINDS, SUITES, synthetic_run
+from tests.reports.synthetic import KINDS, SUITES, ecdf, synthetic_run
 
 NAMES = [section.name for section in SECTIONS]
 
 
 def section(tree: Element, name: str) -> Element:
     return tree.one("section", id=name)
+
+
+def made(*runs: RunData, **options: Any) -> Element:
+    return read(build_report(runs, **options))
 
 
 def small(kind: str = "cgp", **arguments: Any) -> RunData:
@@ -32,6 +40,8 @@ def test_sections_can_be_left_out() -> None:
     assert [link.attributes["href"] for link in tree.one("nav").all("a")] == [f"#{name}" for name in left]
     with pytest.raises(ValueError, match=r"expected without to name sections \(summary, .*, got 'galery'"):
         build_report([small()], without=["galery"])
+    with pytest.raises(ValueError, match="expected runs"):
+        build_report([])
 
 
 def test_every_section_has_charts_with_words_and_numbers(tree: Element) -> None:
@@ -79,7 +89,7 @@ def cells(table: Element) -> list[list[str]]:
 
 def test_the_best_is_bold_and_ece_has_its_company() -> None:
     runs = [small(kind, suites=("clean", "corrupted")) for kind in KINDS[:4]]
-    table = read(build_report(runs)).one("table", class_="key summary")
+    table = made(*runs).one("table", class_="key summary")
     heads = [re.sub(r" .*", "", head.text.strip()) for head in table.one("thead").children[1].children]
     assert heads == ["model", "accuracy", "NLL", "ECE", "AURC", "accuracy", "NLL", "ECE"]
     values = [
@@ -94,7 +104,7 @@ def test_the_best_is_bold_and_ece_has_its_company() -> None:
 
 
 def test_a_single_model_is_no_winner() -> None:
-    tree = read(build_report([small(suites=("clean",))]))
+    tree = made(small(suites=("clean",)))
     assert tree.one("table", class_="key summary").all("b") == []
     assert "Best" not in tree.one("ul", class_="tiles").text
 
@@ -121,7 +131,7 @@ def test_several_seeds_have_a_mean_and_a_standard_error(tree: Element) -> None:
 def test_a_regulariser_that_is_summed_is_not_called_normalised() -> None:
     run = small()
     paper = replace(run, recipe={**run.recipe, "regularizer": {"normalised": False}})
-    told = [section(read(build_report([each])), "training").text for each in (run, paper)]
+    told = [section(made(each), "training").text for each in (run, paper)]
     assert ["Per head, token and dimension, before alpha" in text for text in told] == [True, False]
     assert ["a sequence's sum" in text for text in told] == [False, True]
 
@@ -137,7 +147,7 @@ def test_data_for_programs_is_the_table(tree: Element) -> None:
 
 def test_a_run_without_anything_is_all_commands() -> None:
     run = RunData("fresh", {"data": {"name": "digits"}}, folder="my runs/it's")
-    tree = read(build_report([run]))
+    tree = made(run)
     assert tree.all("figure") == []
     assert len(tree.all(class_="missing")) == len(NAMES) - 1  # all but the configuration
     suites = {
@@ -149,6 +159,74 @@ def test_a_run_without_anything_is_all_commands() -> None:
     for name, suite in suites.items():
         command = f"""gpattention evaluate 'my runs/it'"'"'s' --suite {suite}"""
         assert command in section(tree, name).one(class_="missing").text
+
+
+def with_p_values(kind: str, found: dict[str, Any] | None, **options: Any) -> RunData:
+    run = small(kind, suites=("ood",), **options)
+    ood = run.suites["ood"]
+    curves = {name: curve for name, curve in ood.curves.items() if name != "p_values"}
+    curves |= {"p_values": found} if found is not None else {}
+    return replace(run, suites={"ood": replace(ood, curves=curves)})
+
+
+def test_p_values_and_false_alarms_reach_the_page() -> None:
+    test = ecdf([0.004, 0.02, *(i / 50 for i in range(3, 51))])
+    far = ecdf([0.004] * 40 + [0.04] * 8 + [0.5] * 2)
+    part = section(made(with_p_values("cgp", {"ood/far": far, "test": test})), "outliers")
+    chart = part.one("figure", id="outliers-0-p-values-0")
+    told = "False alarms on the test set: 2.0 % at a rate of 1 % and 4.0 % at a rate of 5 %."
+    assert told in chart.one("figcaption").text
+    assert told in (chart.one("svg").attributes["aria-label"] or "")
+    assert {"test", "far"} <= {text for each in chart.all("text") for text in each.texts}
+    table = chart.one("table")
+    assert [head.text for head in table.one("thead").all("th")] == ["p-value", "test", "far"]
+    assert cells(table)[:3] == [
+        ["0.01", "0.02000", "0.8000"], ["0.02", "0.04000", "0.8000"], ["0.05", "0.04000", "0.9600"],
+    ]  # fmt: skip
+    assert ["test set (false alarms), at 1 %", "0.02000"] in [
+        row for t in part.all("table") for row in cells(t)
+    ]
+    assert part.all(class_="missing") == []
+
+
+def test_a_rate_below_every_p_value_has_no_share_of_false_alarms() -> None:
+    few = ecdf([0.04, 0.5, 1.0])
+    part = section(made(with_p_values("cgp", {"test": few, "ood/far": few})), "outliers")
+    assert "False alarms on the test set: 33.3 % at a rate of 5 %." in part.text
+    rows = [row for table in part.all("table") for row in cells(table)]
+    assert ["test set (false alarms), at 1 %", "\u2013"] in rows
+    none = ecdf([0.2, 0.5, 1.0])
+    part = section(made(with_p_values("cgp", {"test": none})), "outliers")
+    assert "Too few items to flag any." in part.text
+
+
+def test_seeds_share_a_mean_of_false_alarms() -> None:
+    runs = [
+        with_p_values("cgp", {"test": ecdf(p)}, seed=seed) for seed, p in enumerate(([0.01, 1], [0.5, 1]))
+    ]
+    assert "25.0 % at a rate of 1 % and 25.0 % at a rate of 5 %" in section(made(*runs), "outliers").text
+
+
+def test_runs_without_p_values_say_so() -> None:
+    old = with_p_values("softmax", None)
+    part = section(made(old, small("cgp", suites=("ood",)), small("scgp", suites=("clean",))), "outliers")
+    told = part.one(class_="missing").text
+    assert told.startswith("No p-values of strangeness of softmax: evaluated before there were any")
+    assert told.endswith("gpattention evaluate runs/softmax --suite ood --fresh")
+    assert [each.attributes["id"] for each in part.all("figure") if "p-values" in each.attributes["id"]] == [
+        "outliers-0-p-values-0"
+    ]
+    alone = section(made(old), "outliers")
+    assert len(alone.all(class_="missing")) == 1
+    assert alone.all("figure")  # its histograms
+
+
+def test_every_temperature_is_named() -> None:
+    fitted = ("model", *(f"model+{name}" for name in FITTED))
+    tree = made(synthetic_run(predictors=fitted, suites=("clean",)))
+    tabs = [tab.text for tab in section(tree, "summary").all(role="tab")]
+    assert tabs == [predictor_name(name) for name in fitted]
+    assert tabs[-1] == "own prediction, temperature by strangeness"
 
 
 def test_suites_without_numbers_leave_no_chart() -> None:
@@ -165,7 +243,7 @@ def test_a_model_that_lacks_some_numbers_is_left_out_of_their_charts() -> None:
     corrupted = part.suites["corrupted"]
     kept = tuple(r for r in corrupted.records if r.metric == "accuracy")
     suites["corrupted"] = replace(corrupted, records=kept)
-    tree = read(build_report([whole, replace(part, suites=suites)]))
+    tree = made(whole, replace(part, suites=suites))
     heads = {chart.attributes["id"]: chart.one("thead").text for chart in tree.all("figure")}
     assert "cgp" not in heads["cost-0-own-train_epoch_seconds"]
     assert "cgp" in heads["corruptions-0-severity-0-accuracy"]
@@ -175,29 +253,49 @@ def test_a_model_that_lacks_some_numbers_is_left_out_of_their_charts() -> None:
     assert "reliability-0-0-1" not in heads
 
 
-def test_a_suite_that_some_runs_lack_is_said(tree: Element) -> None:
-    runs = [small("softmax", suites=("clean", "ood")), small("cgp", suites=("clean",))]
-    notes = section(read(build_report(runs)), "outliers").one("aside").text
-    assert "Not evaluated: cgp" in notes
-    assert "gpattention evaluate runs/cgp --suite ood" in notes
-    assert "ood: a synthetic note" in notes
-    assert "softmax: ood" not in notes  # all that were evaluated say so
+def ended(kind: str, **event: Any) -> RunData:
+    return replace(small(kind, suites=()), events=[event])
 
 
-def test_notes_of_some_runs_carry_their_names() -> None:
-    one, two = (small(kind, suites=("clean",)) for kind in ("softmax", "cgp"))
-    one = replace(one, suites={"clean": replace(one.suites["clean"], notes=("a stand-in",))})
-    assert "softmax: a stand-in" in section(read(build_report([one, two])), "summary").one("aside").text
+def with_clean(kind: str, **changes: Any) -> RunData:
+    run = small(kind, suites=("clean",))
+    return replace(run, suites={"clean": replace(run.suites["clean"], **changes)})
+
+
+def merged() -> RunData:
+    run = small(suites=("clean",))
+    run.suites["clean"].curves["health"][1]["problems"] = ["queries have merged"]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "texts"),
+    [
+        # a note that all evaluated runs share carries no names
+        ("outliers", [small("softmax", suites=("clean", "ood")), small("cgp", suites=("clean",))],
+         ["Not evaluated: cgp", "gpattention evaluate runs/cgp --suite ood", " ood: a synthetic note"]),
+        ("summary", [with_clean("softmax", notes=("a stand-in",)), with_clean("cgp")],
+         ["softmax: a stand-in"]),
+        ("training", [ended("cgp", event="failed", step=7, reason="the loss is nan"),
+                      ended("softmax", event="stopped", step=3)],
+         ["cgp failed at step 7: the loss is nan", "softmax stopped at step 3"]),
+        ("health", [merged()], ["cgp, layer 2: queries have merged"]),
+    ],
+)  # fmt: skip
+def test_notes_say_what_the_reader_should_know(name: str, runs: list[RunData], texts: list[str]) -> None:
+    told = section(made(*runs), name).one("aside").text
+    assert all(text in told for text in texts)
+    assert "softmax: ood" not in told
 
 
 def test_many_runs_make_a_short_command() -> None:
-    tree = read(build_report([RunData(f"r{i}", {"x": i}, folder=f"r{i}") for i in range(9)]))
+    tree = made(*(RunData(f"r{i}", {"x": i}, folder=f"r{i}") for i in range(9)))
     assert "gpattention evaluate r0 r1 r2 r3 ... --suite clean" in section(tree, "summary").text
 
 
 def test_text_has_words_and_mcc_and_no_corruptions() -> None:
     run = small(texts=True, data="cola", suites=("clean",))
-    tree = read(build_report([run]))
+    tree = made(run)
     words = section(tree, "gallery").all("span", class_="word")
     assert words[1].texts == ["mechanical"]
     assert 0 <= int((words[1].attributes["style"] or "").removeprefix("--shade:").removesuffix("%")) <= 80
@@ -208,7 +306,7 @@ def test_text_has_words_and_mcc_and_no_corruptions() -> None:
 
 def test_two_data_sets_are_two_parts_of_each_section() -> None:
     runs = [small(suites=("clean",)), small(texts=True, data="cola", suites=("clean",))]
-    tree = read(build_report(runs))
+    tree = made(*runs)
     for name in NAMES:
         assert [head.text for head in section(tree, name).all("h3")] == ["digits", "cola"]
     test_ids_are_unique_and_links_lead_somewhere(tree)
@@ -216,7 +314,7 @@ def test_two_data_sets_are_two_parts_of_each_section() -> None:
 
 def test_patches_are_shaded_by_their_variance() -> None:
     run = small(suites=("clean",))
-    tree = read(build_report([run]))
+    tree = made(run)
     item = run.suites["clean"].curves["gallery"]["most_wrong"][0]
     card = section(tree, "gallery").all("li", class_="item")[0]
     shades = [float(rect.attributes["fill-opacity"] or 0) for rect in card.all("rect")]
@@ -226,75 +324,112 @@ def test_patches_are_shaded_by_their_variance() -> None:
     assert "instead of 3" in card.text
 
 
+def gallery_of(change: Any, **options: Any) -> Element:
+    """The gallery of a run whose items were changed."""
+    run = small(suites=("clean",), **options)
+    for items in run.suites["clean"].curves["gallery"].values():
+        for item in items:
+            change(item)
+    return section(made(run), "gallery")
+
+
 @pytest.mark.parametrize("change", [{"token_variance": None}, {"grid": None}, {"token_variance": [0.1] * 5}])
 def test_items_without_a_grid_are_shown_plain(change: dict[str, Any]) -> None:
-    run = small(suites=("clean",))
-    gallery = run.suites["clean"].curves["gallery"]
-    for items in gallery.values():
-        for item in items:
-            item.update(change)
-    tree = read(build_report([run]))
-    for card in section(tree, "gallery").all("li", class_="item"):
-        assert len(card.all("svg")) == 1
+    cards = gallery_of(lambda item: item.update(change)).all("li", class_="item")
+    assert {len(card.all("svg")) for card in cards} == {1}
 
 
 def test_a_class_token_is_no_patch() -> None:
-    run = small(suites=("clean",))
-    for item in run.suites["clean"].curves["gallery"]["most_wrong"]:
-        item["token_variance"] = [9.0, *item["token_variance"]]
-    card = section(read(build_report([run])), "gallery").all("li", class_="item")[0]
-    assert len(card.all("rect")) == 16
+    gallery = gallery_of(lambda item: item["token_variance"].insert(0, 9.0))
+    assert len(gallery.all("li", class_="item")[0].all("rect")) == 16
 
 
-def test_words_without_variance_and_empty_groups() -> None:
-    run = small(texts=True, suites=("clean",))
-    gallery = run.suites["clean"].curves["gallery"]
-    gallery["most_wrong"] = []
-    for item in (item for items in gallery.values() for item in items):
-        item["token_variance"] = None
-    tree = section(read(build_report([run])), "gallery")
-    assert tree.all("span", class_="word") == []
-    assert "mechanical" in tree.text
-    assert "Most wrong" not in [head.text for head in tree.all("h4")]
-
-
-def test_runs_that_did_not_finish_are_told() -> None:
-    failed = replace(small(suites=()), events=[{"event": "failed", "step": 7, "reason": "the loss is nan"}])
-    stopped = replace(small("softmax", suites=()), events=[{"event": "stopped", "step": 3}])
-    told = section(read(build_report([failed, stopped])), "training").one("aside").text
-    assert "cgp failed at step 7: the loss is nan" in told
-    assert "softmax stopped at step 3" in told
+def test_words_without_variance() -> None:
+    gallery = gallery_of(lambda item: item.update(token_variance=None), texts=True)
+    assert gallery.all("span", class_="word") == []
+    assert "mechanical" in gallery.text
 
 
 def test_equal_lines_are_drawn_once() -> None:
     runs = [small(kind, suites=()) for kind in ("softmax", "cgp")]
-    tree = read(build_report(runs))
+    tree = made(*runs)
     alpha = tree.one("figure", id="training-0-alpha")
     assert [head.text for head in alpha.one("thead").all("th")] == ["epoch", "all models"]
     loss = tree.one("figure", id="training-0-train_loss")
     assert [head.text for head in loss.one("thead").all("th")] == ["epoch", "softmax", "cgp"]
 
 
-def test_problems_of_layers_are_told() -> None:
-    run = small(suites=("clean",))
-    run.suites["clean"].curves["health"][1]["problems"] = ["queries have merged"]
-    assert (
-        "cgp, layer 2: queries have merged" in section(read(build_report([run])), "health").one("aside").text
-    )
-
-
 def test_environments_that_differ_have_a_column_each() -> None:
-    one, two = (small(kind, suites=("clean",)) for kind in ("softmax", "cgp"))
-    two = replace(two, suites={"clean": replace(two.suites["clean"], environment={"device": "H200"})})
-    tables = section(read(build_report([one, two])), "environment").all("table", class_="key")
+    two = with_clean("cgp", environment={"device": "H200"})
+    tables = section(made(with_clean("softmax"), two), "environment").all("table", class_="key")
     assert [head.text for head in tables[0].one("thead").all("th")] == ["what", "softmax", "cgp"]
     assert ["device", "cpu", "H200"] in cells(tables[0])
     assert ["model.attention", "softmax", "cgp"] in cells(tables[1])
 
 
-def test_no_runs_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected runs"):
-        build_report([])
+KEYS = [key for key, _, _ in GROUPS]
+# what an evaluation kept: no curve at all, or this many items of each group; None: there was none
+kept = (
+    st.none() | st.just("no curve") | st.fixed_dictionaries({}, optional={k: st.integers(0, 2) for k in KEYS})
+)
+
+
+def run_with(kind: str, kept: Any, data: str = "digits", seed: int = 0) -> RunData:
+    suites = ("clean",) if kept is not None else ()
+    run = synthetic_run(kind, predictors=("model",), scores=("entropy",), suites=suites, data=data, seed=seed)
+    if kept is None:
+        return run
+    clean = run.suites["clean"]
+    curves = {name: curve for name, curve in clean.curves.items() if name != "gallery"}
+    if kept != "no curve":
+        curves["gallery"] = {key: clean.curves["gallery"][key][:count] for key, count in kept.items()}
+    return replace(run, suites={"clean": replace(clean, curves=curves)})
+
+
+def items(kept: Any) -> int:
+    return sum(kept.values()) if isinstance(kept, dict) else 0
+
+
+def parts(tree: Element) -> list[str]:
+    """Names of the sections, which are those of the navigation."""
+    names = [str(part.attributes["id"]) for part in tree.all("section")]
+    assert [link.attributes["href"] for link in tree.one("nav").all("a")] == [f"#{name}" for name in names]
+    return names
+
+
+@settings(deadline=None, max_examples=15)
+@given(softmax=kept, cgp=kept)
+def test_a_section_only_where_it_shows_something(softmax: Any, cgp: Any) -> None:
+    tree = made(run_with("softmax", softmax), run_with("cgp", cgp))
+    shown = items(softmax) + items(cgp)
+    fresh = softmax is None and cgp is None
+    assert parts(tree) == [name for name in NAMES if name != "gallery" or shown or fresh]
+    if not (shown or fresh):
+        assert tree.all(href="#gallery") == []
+        return
+    gallery = section(tree, "gallery")
+    assert len(gallery.all("li", class_="item")) == shown
+    assert ("--suite clean" in gallery.text) == fresh
+    for label, found in {"softmax": softmax, "cgp": cgp}.items():
+        assert (f"Gallery of {label} in numbers" in gallery.text) == (items(found) > 0)
+
+
+def test_the_first_seed_that_has_items() -> None:
+    runs = [run_with("cgp", "no curve"), run_with("cgp", {"most_wrong": 0}, seed=1)]
+    assert "gallery" not in parts(made(*runs))
+    tree = made(*runs, run_with("cgp", {"most_wrong": 2}, seed=2))
+    assert len(section(tree, "gallery").all("li", class_="item")) == 2
+
+
+def test_only_data_sets_that_have_one_stand_in_it() -> None:
+    runs = [
+        run_with("cgp", "no curve", "empty"),
+        run_with("cgp", {"most_certain": 1, "most_wrong": 0}, "full"),
+    ]
+    tree = made(*runs)
+    assert [head.text for head in section(tree, "gallery").all("h3")] == ["full"]
+    assert "Most wrong" not in [head.text for head in section(tree, "gallery").all("h4")]  # of no items
+    assert [head.text for head in section(tree, "summary").all("h3")] == ["empty", "full"]
 
 
 HOSTILE = "<script>alert(1)</script>\"'&</style><img src=x onerror=alert(2)>$\\frac"
@@ -322,6 +457,8 @@ def poisoned_run(texts: bool) -> RunData:
             if curve in curves:
                 first = next(iter(curves[curve].values()))
                 curves[curve] = {HOSTILE: {HOSTILE: next(iter(first.values()))}}
+        if "p_values" in curves:
+            curves["p_values"][HOSTILE] = curves["p_values"]["test"]
         suites[name] = replace(
             suite, records=(*suite.records, *records), curves=curves, notes=(HOSTILE,),
             environment={HOSTILE: HOSTILE},
@@ -339,10 +476,7 @@ def test_hostile_data_stays_text(tree: Element) -> None:
     assert len(tree.all("script")) == len(plain.all("script")) == 2
     assert len(tree.all("style")) == 1
     assert tree.all("img") == []
-    assert {element.tag for element in tree.all()} <= {element.tag for element in plain.all()} | {
-        "aside",
-        "h3",
-    }
+    assert {each.tag for each in tree.all()} <= {each.tag for each in plain.all()} | {"aside", "h3"}
     for element in tree.all():
         assert not any(key.startswith("on") for key in element.attributes)
     assert tree.one("title").text == HOSTILE

@@ -1,6 +1,9 @@
-"""The statistics of the table, against numpy and scipy."""
+"""The table: its statistics against numpy and scipy, and the runs that are one figure of it."""
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpattention.runs import OverSeeds, average, difference, difference_from, name_without_seed
+from gpattention.cli.evaluate import seeds_table
+from gpattention.runs import (
+    OverSeeds,
+    Record,
+    SuiteResult,
+    average,
+    difference,
+    difference_from,
+    name_without_seed,
+    read_results,
+    write_suite,
+)
 from gpattention.runs.results import beyond_chance
+from tests.runs.tiny_runs import digits_recipe
 
 VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=8)
 
@@ -29,10 +44,10 @@ def test_the_same_seeds_are_paired(count: int, data: st.DataObject) -> None:
     assert gap.basis == "paired"
     assert gap.mean == pytest.approx(np.mean(one) - np.mean(other), abs=1e-9)
     if np.std(np.subtract(one, other)) > 1e-6:
-        told = stats.ttest_rel(one, other)
-        assert gap.in_errors == pytest.approx(told.statistic, rel=1e-6, abs=1e-9)
-        assert beyond_chance(told.statistic, gap.freedom) == pytest.approx(told.pvalue, abs=1e-9)
-        assert gap.clear == (told.pvalue < 0.05) or abs(told.pvalue - 0.05) < 1e-9
+        test = stats.ttest_rel(one, other)
+        assert gap.in_errors == pytest.approx(test.statistic, rel=1e-6, abs=1e-9)
+        assert beyond_chance(test.statistic, gap.freedom) == pytest.approx(test.pvalue, abs=1e-9)
+        assert gap.clear == (test.pvalue < 0.05) or abs(test.pvalue - 0.05) < 1e-9
 
 
 @given(VALUES, VALUES)
@@ -41,10 +56,10 @@ def test_other_seeds_are_welchs(one: list[float], other: list[float]) -> None:
     gap = difference(*figures)
     assert gap.basis == "unpaired"
     if min(np.std(one), np.std(other)) > 1e-6:
-        told = stats.ttest_ind(one, other, equal_var=False)
-        assert gap.freedom == pytest.approx(told.df)
-        assert gap.in_errors == pytest.approx(told.statistic, rel=1e-6, abs=1e-9)
-        assert gap.clear == (told.pvalue < 0.05) or abs(told.pvalue - 0.05) < 1e-9
+        test = stats.ttest_ind(one, other, equal_var=False)
+        assert gap.freedom == pytest.approx(test.df)
+        assert gap.in_errors == pytest.approx(test.statistic, rel=1e-6, abs=1e-9)
+        assert gap.clear == (test.pvalue < 0.05) or abs(test.pvalue - 0.05) < 1e-9
         printed = difference_from(figures[0], np.mean(other), float(np.std(other, ddof=1)), len(other))
         assert printed.in_errors == pytest.approx(gap.in_errors, rel=1e-6, abs=1e-9)
         assert printed.freedom == pytest.approx(gap.freedom)
@@ -57,9 +72,9 @@ def test_a_single_figure_is_taken_as_it_is(values: list[float], against: float) 
         assert gap.basis == "one side"
         assert gap.error == figure.error
         if np.std(values) > 1e-6:
-            told = stats.ttest_1samp(values, against)
-            assert gap.in_errors == pytest.approx(told.statistic, rel=1e-6, abs=1e-9)
-            assert gap.clear == (told.pvalue < 0.05) or abs(told.pvalue - 0.05) < 1e-9
+            test = stats.ttest_1samp(values, against)
+            assert gap.in_errors == pytest.approx(test.statistic, rel=1e-6, abs=1e-9)
+            assert gap.clear == (test.pvalue < 0.05) or abs(test.pvalue - 0.05) < 1e-9
 
 
 @given(st.floats(0, 60), st.floats(1, 500))
@@ -101,7 +116,7 @@ def test_averages_are_of_seeds_that_have_all() -> None:
     both = average([one, other])
     assert both is not None
     assert (both.values, both.sets) == ({0: 2.0}, {0: (("a", 5), ("b", 6))})
-    assert both.basis.text() == "11 items of 2 sets"
+    assert both.basis_text() == "11 items of 2 sets"
     assert average([]) is None
     assert average([OverSeeds({0: 1.0}), OverSeeds({1: 1.0})]) is None
 
@@ -117,8 +132,68 @@ def test_names_without_seeds(name: str, without: str) -> None:
     assert name_without_seed(name) == without
 
 
-def test_errors_shrink_with_seeds() -> None:
-    few, many = (OverSeeds({i: float(i % 2) for i in range(n)}) for n in (4, 64))
-    assert few.deviation is not None
-    assert few.error == pytest.approx(few.deviation / 2)
-    assert many.error == pytest.approx((many.deviation or math.nan) / 8)
+def evaluated(folder: Path, accuracy: float, **changes: Any) -> Path:
+    """A run's folder with a recipe and one number."""
+    recipe = digits_recipe(**changes)
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text(json.dumps(recipe.to_dict()))
+    record = Record("test", "model", "accuracy", accuracy)
+    attention = recipe.model.attention
+    write_suite(folder, SuiteResult("clean", recipe.name, "digits", recipe.seed, attention, 10, (record,)))
+    return folder
+
+
+def figures(folders: list[Path]) -> dict[str, dict[int | str, float]]:
+    return {what["recipe"]: dict(figure.values) for what, figure in read_results(folders).figures()}
+
+
+def test_other_recipes_of_one_name_are_not_averaged(tmp_path: Path) -> None:
+    folders = [
+        evaluated(tmp_path / f"{n}-{seed}", n / 10 + seed / 100, seed=seed, phases={"epochs": n})
+        for n in (2, 8)
+        for seed in (0, 1)
+    ]
+    alone = [folders[0], folders[2]]  # the same seed
+    assert figures(alone) == {"tiny phases.epochs=2": {0: 0.2}, "tiny phases.epochs=8": {0: 0.8}}
+    assert seeds_table(read_results(alone), ["clean"], bold=False) == ""
+    assert figures(folders) == {
+        "tiny phases.epochs=2": {0: 0.2, 1: pytest.approx(0.21)},
+        "tiny phases.epochs=8": {0: 0.8, 1: pytest.approx(0.81)},
+    }
+    _, _, *lines = seeds_table(read_results(folders), ["clean"], bold=False).splitlines()
+    assert [line.split() for line in lines] == [
+        ["tiny", "phases.epochs=2", "model", "0.205", "±", "0.005"],
+        ["tiny", "phases.epochs=8", "model", "*0.805", "±", "0.005"],
+    ]
+
+
+def test_what_one_recipe_lacks_is_named_and_other_names_are_others(tmp_path: Path) -> None:
+    options = {"attention": "cgp", "config": digits_recipe().model.config, "options": {"noise": 0.1}}
+    folders = [
+        evaluated(tmp_path / "a", 0.4, name="one", seed=0),
+        evaluated(tmp_path / "copy", 0.6, name="one", seed=0),  # a seed counts once, by its mean
+        evaluated(tmp_path / "b", 0.7, name="one-s1", seed=1),
+        evaluated(tmp_path / "d", 0.9, name="two", seed=1),
+        evaluated(tmp_path / "c", 0.1, name="one", seed=0, model=options),
+    ]
+    assert figures(folders) == {
+        "one": {0: pytest.approx(0.5), 1: 0.7},
+        "one model.options.noise=0.1": {0: 0.1},
+        "two": {1: 0.9},
+    }
+
+
+def test_the_frame_has_a_row_for_every_number(tmp_path: Path) -> None:
+    folders = [
+        evaluated(tmp_path / f"x-s{seed}", 0.5 + seed, seed=seed, name=f"x-s{seed}") for seed in (2, 3)
+    ]
+    frame = read_results(folders).frame
+    assert frame[
+        ["run", "recipe", "seed", "suite", "set", "predictor", "metric", "value"]
+    ].values.tolist() == [
+        ["x-s2", "x", 2, "clean", "test", "model", "accuracy", 2.5],
+        ["x-s3", "x", 3, "clean", "test", "model", "accuracy", 3.5],
+    ]
+    (row,) = read_results(folders).summary().to_dict("records")
+    assert (row["mean"], row["standard_error"], row["seeds"]) == (3.0, pytest.approx(0.5), 2)
+    assert row["standard_deviation"] == pytest.approx(0.5**0.5)

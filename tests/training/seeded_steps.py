@@ -6,12 +6,10 @@ from torch import Tensor
 from gpattention import gp
 from gpattention.data import Batch
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
-from gpattention.training import recipe_from_dict
-from gpattention.training.engine import EagerEngine
-from gpattention.training.graphs import GraphEngine
-from gpattention.training.objective import Objective
-from gpattention.training.schedule import Controls
-from gpattention.training.single import SingleProcess
+from gpattention.runs import recipe_from_dict
+from gpattention.training.devices import SingleProcess
+from gpattention.training.engine import EagerEngine, GraphEngine
+from gpattention.training.objective import Controls, Objective
 
 OPTIONS = {
     "cgp": {"normalize": "none", "regularizer": "marginal"},
@@ -43,11 +41,11 @@ def losses(kind: str, mode: str, steps: int, *, device: str, batch: int, **confi
     make = GraphEngine if cuda else EagerEngine
     engine = make(SingleProcess(torch.device(device)), objective, optimizer, recipe)
     images, labels = (x.to(device) for x in problem(20 * batch, made.sides[0]))
-    told = []
+    found = []
     with gp.fused_kernels(mode):  # type: ignore[arg-type]
         for step in range(steps):
             items = torch.arange(step * batch, (step + 1) * batch, device=device) % len(images)
             engine.step([Batch(items, images[items], labels[items])], Controls(step, step, 5e-4, 0.01))
             engine.read()
-            told.append(engine.last[0])
-    return torch.tensor(told)
+            found.append(engine.last[0])
+    return torch.tensor(found)

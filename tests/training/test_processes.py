@@ -2,39 +2,34 @@
 
 import csv
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
 
+from gpattention.attention import attention_class, list_attention
+from gpattention.gp import ItemNoise
+from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.training import TrainingFailedError, launch
-from gpattention.training.checkpoint import list_checkpoints, read_checkpoint
+from gpattention.training.folder import list_checkpoints, read_checkpoint
+from tests.processes import in_processes
+from tests.training.toy import ROOT, run
 
 pytest.importorskip("lightning_fabric")
-ROOT = Path(__file__).parent.parent.parent
 
 
-def two(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return _python(*command, "-m", "tests.training.many", str(folder), *arguments)
+def trained_by(processes: int, folder: Path, *arguments: str) -> str:
+    done = run(folder, *arguments, processes=processes)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def one(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return _python("-m", "tests.training.many", str(folder), *arguments)
-
-
-def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-
-
-def weights(folder: Path) -> Mapping[str, torch.Tensor]:
+def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
@@ -47,63 +42,99 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in two processes, with draws, dropout and a regulariser."""
     folder = tmp_path_factory.mktemp("pair") / "run"
-    done = two(folder, "cgp")
-    assert done.returncode == 0, done.stderr
+    trained_by(2, folder)
     return folder
 
 
 def test_two_processes_equal_one_to_rounding(pair: Path, tmp_path: Path) -> None:
-    done = one(tmp_path / "one", "cgp")
-    assert done.returncode == 0, done.stderr
-    ours, theirs = weights(tmp_path / "one"), weights(pair)
-    for name, x in ours.items():
-        torch.testing.assert_close(theirs[name], x, rtol=1e-4, atol=1e-5, msg=name)
+    trained_by(1, tmp_path / "one", "keyed")
+    for name, x in weights(tmp_path / "one").items():
+        torch.testing.assert_close(weights(pair)[name], x, rtol=1e-4, atol=1e-5, msg=name)
     for mine, other in zip(rows(tmp_path / "one"), rows(pair), strict=True):
         for column in ("train_loss", "train_regularizer", "validation_accuracy", "validation_nll"):
             assert float(mine[column]) == pytest.approx(float(other[column]), rel=1e-4), column
 
 
 def test_a_process_that_dies_ends_the_run_and_resuming_gives_the_same_bits(
-    pair: Path, tmp_path: Path
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    command = ["-m", "tests.training.many", str(folder), "cgp", "kill", "10"]
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        with pytest.raises(TrainingFailedError, match=r"killed by SIGKILL.*step-00000008"):
-            launch(command, 2, folder)
-    done = two(folder, "cgp", "resume")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
+    with pytest.raises(TrainingFailedError, match=r"killed by SIGKILL.*step-00000008"):
+        launch(["-m", "tests.training.toy", str(folder), "batch", "10"], 2, folder)
+    trained_by(2, folder, "resume")
     for name, x in weights(pair).items():
         assert torch.equal(weights(folder)[name], x), name
     assert rows(folder) == rows(pair)
+    with pytest.raises(ValueError, match="at least 2 processes to launch, got 1"):
+        launch(["-c", "pass"], 1, tmp_path)
 
 
 def test_all_processes_stop_when_one_is_asked_to(pair: Path, tmp_path: Path) -> None:
-    stopped = two(tmp_path / "run", "cgp", "stop", "6")
-    assert stopped.returncode == 0, stopped.stderr
-    assert stopped.stdout.count("at step 6") == 2
-    last = read_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    folder = tmp_path / "run"
+    assert trained_by(2, folder, "stop", "6").count("at step 6") == 2
+    last = read_checkpoint(list_checkpoints(folder / "checkpoints")[-1])
     assert last.state["step"] == 6
     assert {name for name in last.tensors if name.startswith("random.")} >= {"random.0.cpu", "random.1.cpu"}
-    resumed = two(tmp_path / "run", "cgp", "resume")
-    assert resumed.returncode == 0, resumed.stderr
-    for mine, other in zip(rows(tmp_path / "run"), rows(pair), strict=True):
+    trained_by(2, folder, "resume")
+    for mine, other in zip(rows(folder), rows(pair), strict=True):
         assert mine["validation_nll"] == other["validation_nll"]
         # of the steps of both processes, also of those before the stop
         assert float(mine["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-12)
 
 
-def test_launching_one_process_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 2 processes"):
-        launch(["-c", "pass"], 1, tmp_path)
+# `fully_shard` in a loop of one's own: two processes take the step of one
+
+ITEMS = 4
+KINDS = [kind for kind in list_attention() if attention_class(kind).__module__.startswith("gpattention.")]
+SMALL: dict[str, dict[str, Any]] = {"scgp": {"num_inducing": 4}, "sgpa": {"num_inducing": 4}}
 
 
-def test_a_signal_has_a_name() -> None:
-    from gpattention.training.launch import _ended
+def sharded(rank: int, kind: str, processes: int) -> dict[str, Tensor]:
+    """The parameters after one step of Adam on the share of a process, its draws keyed to items."""
+    torch.manual_seed(0)
+    config = VisionConfig(
+        classes=3, depth=2, width=16, heads=2, image_size=8, channels=1, patch=4, dropout=0.0,
+        attention=AttentionConfig(kind, SMALL.get(kind, {})),
+    )  # fmt: skip
+    model = VisionTransformer(config).train()
+    if processes > 1:
+        from torch.distributed.device_mesh import init_device_mesh
 
-    assert _ended(-signal.SIGTERM) == "was killed by SIGTERM"
-    assert _ended(3) == "ended with exit code 3"
+        mesh = init_device_mesh("cpu", (processes,))
+        for block in model.blocks:
+            # SGPA's inducing inputs pass through the layer below, whose weights have to be there still
+            fully_shard(block, mesh=mesh, reshard_after_forward=kind != "sgpa")
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-3)
+    g = torch.Generator().manual_seed(1)
+    images, labels = torch.randn(ITEMS, 1, 8, 8, generator=g), torch.arange(ITEMS) % 3
+    share = torch.arange(rank * ITEMS // processes, (rank + 1) * ITEMS // processes)
+    noise = ItemNoise(5, share, torch.zeros_like(share))
+    draw = "independent" if model.draws else "none"
+    out = model(images[share], draw=draw, generator=noise, need=("logits", "regularizer"))
+    loss = cross_entropy(out.logits, labels[share])
+    (loss if out.regularizer is None else loss + 0.1 * out.regularizer).backward()
+    optimizer.step()
+    whole = {name: x.full_tensor() if processes > 1 else x for name, x in model.named_parameters()}
+    return {name: x.detach().clone() for name, x in whole.items()}
+
+
+def all_sharded(rank: int) -> dict[str, dict[str, Tensor]]:
+    return {kind: sharded(rank, kind, 2) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+    return in_processes(all_sharded, 2, tmp_path_factory.mktemp("shards"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_shards_take_the_step_of_one(kind: str, shards: list[dict[str, dict[str, Tensor]]]) -> None:
+    expected = sharded(0, kind, 1)
+    for found in shards:
+        assert found[kind].keys() == expected.keys()
+        for name, x in expected.items():
+            torch.testing.assert_close(found[kind][name], x, rtol=0, atol=1e-5)

@@ -1,16 +1,24 @@
-"""A tiny problem that trains in seconds; also a program that a test can kill.
+"""A tiny problem that trains in seconds; also a program that a test can kill, in one process or several.
 
-python -m tests.training.toy FOLDER ATTENTION (step N | write N | none) [resume]
+python -m tests.training.toy FOLDER [step N | write N | batch N | stop N | resume | keyed]
 """
 
+import atexit
+import dataclasses
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch import distributed as dist
 
-from gpattention.training import Progress, Recipe, TrainingData, fit, recipe_from_dict
+from gpattention.runs import Recipe, TrainingData, recipe_from_dict
+from gpattention.training import TrainingStep, TrainingStoppedError, fit
+
+ROOT = Path(__file__).parents[2]
 
 
 def toy_data(items: int = 48, *, seed: int = 0) -> TrainingData:
@@ -43,27 +51,51 @@ def toy_recipe(attention: str = "cgp", **changes: object) -> Recipe:
     return recipe_from_dict(plain)
 
 
-def main(folder: str, attention: str, when: str, count: str = "0", resume: str = "") -> None:
-    """Train, and be killed without notice at that step or during that write."""
-    if when == "write":
-        replace, calls = os.replace, [0]
+def flat(model: torch.nn.Module) -> Tensor:
+    """All weights in one row."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-        def killing(source: str, target: str) -> None:
+
+def main(folder: str, when: str = "", count: str = "0") -> None:
+    """Train, and be killed without notice at that step, item or write, or be asked to stop at that step."""
+    calls, data, several = [0], toy_data(), "WORLD_SIZE" in os.environ
+
+    def counting(kind: str, signal: int = signal.SIGKILL) -> None:
+        if when == kind:
             calls[0] += 1
             if calls[0] == int(count):
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(source, target)
+                os.kill(os.getpid(), signal)
 
-        os.replace = killing  # type: ignore[assignment]
+    def prepare(inputs: Tensor, items: Tensor, epoch: int) -> Tensor:
+        if os.environ.get("RANK") == "1":
+            counting("batch")
+        return inputs
 
-    def progress(p: Progress) -> None:
-        if when == "step" and p.step == int(count):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if when == "term" and p.step == int(count):
-            os.kill(os.getpid(), signal.SIGTERM)
+    def progress(step: TrainingStep) -> None:
+        counting("step")
+        counting("stop", signal.SIGTERM)
 
+    # whoever trains in several processes has left them before the interpreter ends, also when it raises
+    atexit.register(lambda: os._exit(3) if dist.is_initialized() else None)
+    write = os.replace
+    os.replace = lambda source, target: (counting("write"), write(source, target))[1]  # type: ignore
     torch.set_num_threads(1)
-    fit(toy_recipe(attention), toy_data(), Path(folder), resume=bool(resume), progress=progress)
+    recipe = toy_recipe("cgp", optimizer__keyed_dropout=several or when == "keyed")
+    data = dataclasses.replace(data, prepare=prepare) if several else data
+    try:
+        fit(recipe, data, folder, resume=when == "resume", progress=progress)
+    except TrainingStoppedError as stopped:
+        sys.stdout.write(f"{stopped}\n")
+
+
+def run(folder: Path, *arguments: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    """This program in processes of their own."""
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(several if processes > 1 else ()), "-m", "tests.training.toy", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@
 >>> result.output, result.variance  # [B, N, 128], [B, 4, N]
 """
 
-from gpattention.attention.base import Attention, Heads
+import pkgutil
+from importlib import import_module
+
+from gpattention.attention.base import DRAWS, Attention, AttentionOutput, Draw, Heads, MeanProcess
 from gpattention.attention.cgp import CGPAttention
-from gpattention.attention.diagnosis import AttentionHealth, diagnose
 from gpattention.attention.direct import DirectAttention
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.kernel import KernelAttention
-from gpattention.attention.output import AttentionOutput
 from gpattention.attention.parameters import Positive
 from gpattention.attention.registry import (
     attention_class,
@@ -25,22 +26,12 @@ from gpattention.attention.sgpa import SGPAAttention
 from gpattention.attention.softmax import SoftmaxAttention, SoftmaxGPAttention
 
 __all__ = [
-    "Attention",
-    "AttentionHealth",
-    "AttentionOutput",
-    "CGPAttention",
-    "DirectAttention",
-    "GaussianAttention",
-    "Heads",
-    "KernelAttention",
-    "Positive",
-    "SCGPAttention",
-    "SGPAAttention",
-    "SoftmaxAttention",
-    "SoftmaxGPAttention",
-    "attention_class",
-    "build_attention",
-    "diagnose",
-    "list_attention",
+    "DRAWS", "Attention", "AttentionOutput", "CGPAttention", "DirectAttention", "Draw", "GaussianAttention",
+    "Heads", "KernelAttention", "MeanProcess", "Positive", "SCGPAttention", "SGPAAttention",
+    "SoftmaxAttention", "SoftmaxGPAttention", "attention_class", "build_attention", "list_attention",
     "register_attention",
-]
+]  # fmt: skip
+
+# a kind registers itself when its file is imported: a new kind is a new file here
+for _file in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

@@ -1,46 +1,108 @@
-"""The one call all kinds of attention share: projections, masks, draws, and what `need` names."""
+"""The one call all kinds of attention share: tokens and masks, draws, regularisers, and what `need` names.
+
+One normalisation for every regulariser: per head, real token and head dimension.
+
+    sum over batch and heads of (negative log density or KL) / (heads * real tokens in the batch * width)
+
+Under data parallelism gradients are averaged over processes, so the local sum is divided by the *mean*
+number of real tokens per process: the average of the processes' values is then the value of the whole
+batch, however unevenly the tokens are spread.  Where the processes share the tokens of each sequence
+(`SCGPAttention.shard_tokens`) they stand for one: sum and count are those of all tokens already.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
+from torch import distributed as dist
 
-from gpattention.attention.initialisation import preserve_
-from gpattention.attention.output import AttentionOutput, Draw, check_request
+from gpattention.attention.parameters import Positive, preserve_
 from gpattention.attention.projections import projected_together
-from gpattention.attention.regularizer import normalised, real_tokens
-from gpattention.attention.tokens import attends_to_itself, call_tokens
-from gpattention.checks import check_count, plain
-from gpattention.gp import LogDensity, NoiseSource, Posterior
-from gpattention.gp.checks import check_choice
+from gpattention.checks import check_choice, check_count, plain
+from gpattention.gp import LogDensity, NoiseSource, Posterior, keep_rows
+
+Draw = Literal["none", "independent", "joint"]
+DRAWS: tuple[Draw, ...] = ("none", "independent", "joint")
+NEEDS = ("output", "variance", "regularizer", "weights", "posterior")
+Form = Literal["softmax", "rows", "rbf", "exp_dot"]
+Source: TypeAlias = Generator | NoiseSource | None  # of random numbers; None is torch's own
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOutput:
+    """The output, and whatever `need` named; the rest is None and was not computed.
+
+    Attributes:
+        output: [B, Q, E]; [S, B, Q, E] when more than one sample was drawn.
+        variance: [B, H, Q] per head; [B, H, Q, D] for kinds with a variance per channel.
+        regularizer: a number to add to a loss.
+        weights: [B, H, Q, K], what the mean multiplies the values with.
+        posterior: over the heads' outputs, before the output projection.
+        inducing: [H, m, E], the inducing inputs that the call used, of kinds that take them from outside.
+    """
+
+    output: Tensor
+    variance: Tensor | None = None
+    regularizer: Tensor | None = None
+    weights: Tensor | None = None
+    posterior: Posterior | None = None
+    inducing: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What one call attends with, split into heads; masks are True at real tokens."""
+    """What one call attends with, split into heads; masks are True at real tokens.
 
-    queries: Tensor  # [B, Q, E] the inputs themselves
-    keys: Tensor  # [B, K, E]
-    v: Tensor  # [B, H, K, D]
-    mask: Tensor | None  # [B, 1, K]
-    query_mask: Tensor | None  # [B, 1, Q]
-    inducing: Tensor | None  # [H, m, E], sgpa's
-    ready: Mapping[str, Tensor] = field(default_factory=dict)  # projections made together, [B, N, E] each
+    Attributes:
+        queries: [B, Q, E] the inputs themselves.
+        keys: [B, K, E]
+        v: [B, H, K, D]
+        mask: [B, 1, K]
+        query_mask: [B, 1, Q]
+        inducing: [H, m, E], of kinds that take inducing inputs from outside.
+        ready: projections made together, [B, N, E] each.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    v: Tensor
+    mask: Tensor | None
+    query_mask: Tensor | None
+    inducing: Tensor | None
+    ready: Mapping[str, Tensor] = field(default_factory=dict)
 
     def one_mask(self, kind: str) -> Tensor | None:
         """The mask of queries and keys together, for models that know no other.  [B, 1, N]"""
         if self.query_mask is not self.mask:
-            raise ValueError(
-                f"{kind} attention has one mask for queries and keys: "
-                "expected a key_padding_mask alone and no other key, got masks that may differ"
-            )
+            expected = "expected a key_padding_mask alone and no other key, got masks that may differ"
+            raise ValueError(f"{kind} attention has one mask for queries and keys: {expected}")
         return self.mask
+
+
+@dataclass(frozen=True, slots=True)
+class MeanProcess:
+    """The Gaussian process whose mean a kind without a posterior computes.
+
+    Attributes:
+        q: [B, H, Q, D]
+        k: [B, H, K, D]
+        form: the weights of "softmax" are softmax_j(q_i . k_j), of "rows" softmax_j(-1/2 |q_i - k_j|^2), of
+            "rbf" and "exp_dot" the exponentials themselves times the amplitude.
+        amplitude: [H]; None is 1.
+    """
+
+    q: Tensor
+    k: Tensor
+    form: Form
+    amplitude: Tensor | None = None
 
 
 class Attention(nn.Module):
     """Base of all kinds.  A subclass projects what it needs and answers `_mean` or `_posterior`.
+
+    The class attributes declare what a kind can do; everything above reads them and names no kind.
 
     Args:
         embed_dim: width E of the tokens and of the output.
@@ -51,6 +113,9 @@ class Attention(nn.Module):
         batch_first: inputs are [B, N, E] (the default) or [N, B, E].
         device: where parameters live.
         dtype: their type.
+
+    Raises:
+        ValueError: for an option that the kind does not have or that does not fit the others.
     """
 
     kind: ClassVar[str] = ""
@@ -62,6 +127,14 @@ class Attention(nn.Module):
     causal: bool = False  # whether token i sees tokens up to i alone
     crosses: ClassVar[bool] = True  # whether keys may differ from queries
     projections: ClassVar[tuple[str, ...]] = ("value",)  # its linear maps of the tokens
+    converts_from: ClassVar[tuple[str, ...]] = ()  # kinds whose trained weights can start it
+    # whether its mean needs no factor of a matrix, which ONNX cannot compute
+    exportable: ClassVar[bool] = False
+    attachable: ClassVar[bool] = False  # whether `_mean_process` says which process its mean is that of
+    has_inducing: ClassVar[bool] = False  # whether its inducing inputs can be placed at an example's tokens
+    shards: ClassVar[bool] = False  # whether a group of processes may share the tokens: `shard_tokens`
+    # options under which the same tensors are another function
+    meaning: ClassVar[tuple[str, ...]] = ("kernel", "symmetric", "normalize", "causal", "values")
 
     def __init__(
         self,
@@ -79,18 +152,16 @@ class Attention(nn.Module):
         embed_dim, num_heads = check_count("embed_dim", embed_dim), check_count("num_heads", num_heads)
         dropout = plain(dropout)
         if embed_dim % num_heads:
-            raise ValueError(
-                f"expected embed_dim to be a positive multiple of num_heads, got {embed_dim} and {num_heads}"
-            )
+            raise ValueError(f"expected embed_dim a multiple of num_heads, got {embed_dim} and {num_heads}")
         if not 0 <= dropout < 1:
             raise ValueError(f"expected dropout in [0, 1), got {dropout}")
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.batch_first = batch_first
-        self.regularizer = self._checked_regularizer(regularizer)
+        self.regularizer = self.default_regularizer if regularizer is None else regularizer
+        check_choice(f"regularizer of {self.kind!r} attention", self.regularizer, self.regularizers)
         self._made_with: dict[str, Any] = {"device": device, "dtype": dtype}
         self._bias = bias
-        self.value = self._linear()
-        self.output = self._linear()
+        self.value, self.output = self._linear(), self._linear()
         self.dropout = nn.Dropout(dropout)
         preserve_(self.value)
         preserve_(self.output)
@@ -105,9 +176,9 @@ class Attention(nn.Module):
         query_padding_mask: Tensor | None = None,  # [B, Q] True = ignore
         draw: Draw = "none",
         samples: int = 1,
-        generator: Generator | NoiseSource | None = None,
+        generator: Source = None,
         need: tuple[str, ...] = ("output",),
-        inducing: Tensor | None = None,  # [H, m, E], sgpa only
+        inducing: Tensor | None = None,  # [H, m, E], of kinds whose inducing inputs are tokens
         finish: bool = True,
     ) -> AttentionOutput:
         """Attend, and return the output with whatever `need` names.
@@ -120,7 +191,7 @@ class Attention(nn.Module):
         posterior, which has a batch of one.  `finish=False` leaves the output projection and its dropout to
         the caller, who may have them done together with what follows: the output is what they are given.
         """
-        check_request(self.kind, self.draws, draw, samples, need)
+        self._check_request(draw, samples, need)
         heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
         wanted = draw != "none" or "variance" in need
         posterior = self._posterior(heads, with_variance=wanted) if self.draws else None
@@ -135,50 +206,115 @@ class Attention(nn.Module):
         output = self.dropout(self.output(output)) if finish else output
         variance = posterior.variance if posterior is not None and "variance" in need else None
         weights = self._weights(heads) if "weights" in need else None
+        regularizer = None
+        if "regularizer" in need:
+            regularizer = self._scalar_regularizer(heads, posterior, generator)
         if unbatched:
             output = output.squeeze(-3)
-            variance = None if variance is None else variance[0]
-            weights = None if weights is None else weights[0]
+            variance, weights = (None if x is None else x[0] for x in (variance, weights))
         elif not self.batch_first:
             output = output.transpose(-3, -2)
-        return AttentionOutput(
-            output=output,
-            variance=variance,
-            regularizer=self._scalar_regularizer(heads, posterior, generator)
-            if "regularizer" in need
-            else None,
-            weights=weights,
-            posterior=posterior if "posterior" in need else None,
-            inducing=heads.inducing,
-        )
+        posterior = posterior if "posterior" in need else None
+        return AttentionOutput(output, variance, regularizer, weights, posterior, heads.inducing)
+
+    @classmethod
+    def kernel_options(cls, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Options of the kernel attention that a warm start takes over from, for this kind with `options`.
+
+        None for a kind that starts from no other: it is its own first phase of training.
+        """
+        return None
+
+    def _from_kernel(self, source: Any, latent_from: str) -> dict[str, Tensor]:
+        """Tensors of this module, by name, as a trained `KernelAttention` starts them."""
+        raise NotImplementedError
+
+    def _check_like(self, source: "Attention", *options: str) -> None:
+        """Refuse a source that has another of these options; a kind without one has it off."""
+        for option in options:
+            ours, theirs = getattr(self, option, False), getattr(source, option, False)
+            if ours != theirs:
+                raise ValueError(f"expected {option}={ours!r}, got {theirs!r}")
+
+    def inducing_tokens(self) -> Tensor | None:
+        """Inducing inputs that are tokens: a model passes them through the layer below.  [H, m, E]"""
+        return None
+
+    def _check_request(self, draw: str, samples: int, need: tuple[str, ...]) -> None:
+        """Refuse what this kind of attention cannot give, before anything is computed."""
+        check_draw(draw, samples)
+        check_need(need, NEEDS)
+        if not self.draws and (draw != "none" or "variance" in need or "posterior" in need):
+            asked = f"draw={draw!r}" if draw != "none" else f"need={need!r}"
+            helps = "use a kind that has one, such as 'cgp' or 'softmax-gp'"
+            raise ValueError(
+                f"{self.kind!r} attention has no posterior, so {asked} cannot be answered: {helps}"
+            )
 
     def _heads(
         self,
         query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding: Tensor | None,
-        query_padding: Tensor | None,
-        inducing: Tensor | None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding: Tensor | None = None,
+        query_padding: Tensor | None = None,
+        inducing: Tensor | None = None,
     ) -> tuple[Heads, bool]:
-        if not self.crosses and not attends_to_itself(query, key):
+        """Tokens and masks, checked, projected to values; and whether the tokens came unbatched."""
+        # `attention(x)`, or `attention(x, x, x)` as `nn.MultiheadAttention` is called
+        to_itself = key is None or key is query
+        if not self.crosses and not to_itself:
             raise ValueError(f"{self.kind!r} attention is self-attention: its keys are its queries")
-        told = call_tokens(
-            query, key, value, key_padding, query_padding,
-            embed_dim=self.embed_dim, batch_first=self.batch_first, causal=self.causal,
-        )  # fmt: skip
-        ready = self._together(told.key) if told.one_set and told.values_are_keys else {}
-        values = ready["value"] if "value" in ready else self.value(told.value)
-        heads = Heads(
-            queries=told.query,
-            keys=told.key,
-            v=self._split(values),
-            mask=told.mask,
-            query_mask=told.query_mask,
-            inducing=self._inducing_inputs(inducing),
-            ready=ready,
-        )
-        return heads, told.unbatched
+        if value is not None and key is None:
+            raise ValueError("a value without a key: pass the key too")
+        one_set = to_itself and (query_padding is None or query_padding is key_padding)
+        values_are_keys = value is None or value is key
+        key = query if key is None else key
+        value = key if value is None else value
+        self._check_shapes(query=query, key=key, value=value)
+        unbatched = query.ndim == 2
+        if unbatched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding = None if key_padding is None else key_padding[None]
+            query_padding = None if query_padding is None else query_padding[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        self._check_counts(query, key, value)
+        mask = _as_real(key_padding, key, "key_padding_mask")
+        if one_set:
+            query_mask = mask
+        elif query_padding is None and mask is not None:
+            # said in full: the GP functions read None as the keys' mask where the numbers agree
+            query_mask = mask.new_ones(query.shape[0], 1, query.shape[1])
+        else:
+            query_mask = _as_real(query_padding, query, "query_padding_mask")
+        keys = _real_rows(key, mask)
+        queries = keys if one_set else _real_rows(query, query_mask)
+        ready = self._together(keys) if one_set and values_are_keys else {}
+        values = ready.get("value")
+        if values is None:
+            values = self.value(keys if values_are_keys else _real_rows(value, mask))
+        used = self._inducing_inputs(inducing)
+        return Heads(queries, keys, self._split(values), mask, query_mask, used, ready), unbatched
+
+    def _check_shapes(self, **tokens: Tensor) -> None:
+        axes = 2 if tokens["query"].ndim == 2 else 3
+        for name, x in tokens.items():
+            if x.ndim != axes or x.shape[-1] != self.embed_dim:
+                expected = f"expected {name} of shape [B, N, {self.embed_dim}] (or all unbatched)"
+                raise ValueError(f"{expected}, got {tuple(x.shape)}")
+
+    def _check_counts(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if key.shape[0] != query.shape[0] or value.shape[:2] != key.shape[:2]:
+            q, k, v = (list(x.shape[:2]) for x in (query, key, value))  # sequences and tokens
+            expected = "expected one batch size, and as many values as keys"
+            raise ValueError(f"{expected}, got query of {q}, key of {k} and value of {v}")
+        if self.causal and query.shape[1] != key.shape[1]:
+            # fewer queries may be the last tokens of the key or the first: nothing here says which
+            expected = (
+                "expected query with as many tokens as key, as causal=True lets token i see key up to i"
+            )
+            raise ValueError(f"{expected}, got query of {query.shape[1]} tokens and key of {key.shape[1]}")
 
     def _together(self, tokens: Tensor) -> dict[str, Tensor]:
         """All projections of the tokens in one product, where that can be done; else none.  [B, N, E]"""
@@ -192,22 +328,24 @@ class Attention(nn.Module):
             return self._split(heads.ready[name])
         return self._split(getattr(self, name)(heads.queries if name == "query" else heads.keys))
 
-    def _scalar_regularizer(
-        self, heads: Heads, posterior: Posterior | None, generator: Generator | NoiseSource | None
-    ) -> Tensor:
+    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        """Queries and keys.  [B, H, N, D]"""
+        return self._projection("query", heads), self._projection("key", heads)
+
+    def _scalar_regularizer(self, heads: Heads, posterior: Posterior | None, generator: Source) -> Tensor:
         if self.regularizer == "none" or posterior is None:
             return heads.v.new_zeros(())
         total = self._regularizer(heads, posterior, generator)
         total = total.expand(heads.queries.shape[0], self.num_heads)  # [B, H]
-        padding = None if heads.query_mask is None else ~heads.query_mask[:, 0]
-        tokens = real_tokens(padding, heads.queries)
+        tokens: Tensor | int = heads.queries.shape[0] * heads.queries.shape[1]
+        if heads.query_mask is not None:
+            tokens = heads.query_mask.sum().float()
         return normalised(total, tokens, head_dim=self.head_dim, training=self.training)
 
     def _weights(self, heads: Heads) -> Tensor:
         """The mean is linear in the values: attend to the identity.  [B, H, Q, K]"""
         eye = torch.eye(heads.v.shape[-2], dtype=heads.v.dtype, device=heads.v.device)
-        unit = replace(heads, v=eye.expand(*heads.v.shape[:-1], -1))
-        return self._posterior(unit).mean if self.draws else self._mean(unit)
+        return self._mean(replace(heads, v=eye.expand(*heads.v.shape[:-1], -1)))
 
     def _inducing_inputs(self, inducing: Tensor | None) -> Tensor | None:
         if inducing is not None:
@@ -215,34 +353,43 @@ class Attention(nn.Module):
         return None
 
     def _mean(self, heads: Heads) -> Tensor:
-        """The heads' outputs, for kinds without a posterior.  [B, H, Q, D]"""
+        """The heads' outputs; what kinds without a posterior answer.  [B, H, Q, D]"""
         return self._posterior(heads).mean
+
+    def _mean_process(self, heads: Heads) -> MeanProcess:
+        """The process behind the mean of an `attachable` kind."""
+        raise NotImplementedError
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         """The posterior; `with_variance` announces that its variance will be asked for."""
         raise NotImplementedError
 
-    def _regularizer(
-        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
-    ) -> Tensor:
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
         """Negative log density or KL of the posterior, per sequence and head.  [B, H]"""
         raise NotImplementedError
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """Queries and keys between which kappa of eq. 1 is this kind's kernel.  [B, H, N, D]"""
-        raise NotImplementedError
+        return self._projected(heads)
 
-    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
-        """The density whose noise floor tells a collapse, where the kind has one."""
+    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
+        """Queries and keys [B, H, N, D] whose kernel attention weighs with, and whether it is exp(q . k).
+
+        None for a kind that compares no query with a key; the kernel is that of eq. 1 otherwise.
+        """
         return None
 
-    def _checked_regularizer(self, name: str | None) -> str:
-        name = self.default_regularizer if name is None else name
-        check_choice(f"regularizer of {self.kind!r} attention", name, self.regularizers)
-        return name
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
+        """The density whose noise floor shows a collapse, where the kind has one."""
+        return None
 
     def _linear(self) -> nn.Linear:
         return nn.Linear(self.embed_dim, self.embed_dim, bias=self._bias, **self._made_with)
+
+    def _per_head(self, name: str, initial: float, learned: bool, *, floor: float = 0.0) -> Positive:
+        """A positive number for every head, which errors call `name`.  [H]"""
+        options: dict[str, Any] = {"floor": floor, "learned": learned, "name": name}
+        return Positive((self.num_heads,), initial, **options, **self._made_with)
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, N, E] -> [B, H, N, D]"""
@@ -251,3 +398,57 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Kind and regulariser in the module's print-out."""
         return f"kind={self.kind!r}, regularizer={self.regularizer!r}"
+
+
+def check_draw(draw: str, samples: int) -> None:
+    """Refuse an unknown way to draw, no samples, and several samples of one mean."""
+    check_choice("draw", draw, DRAWS)
+    if check_count("samples", samples) > 1 and draw == "none":
+        raise ValueError(f"samples={samples} without a draw: pass draw='independent' or draw='joint'")
+
+
+def check_need(need: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse names that nothing answers to, and one name without its comma, which is a row of letters."""
+    if isinstance(need, str):
+        raise ValueError(f"expected need to be a tuple of names, got the text {need!r}: write ({need!r},)")
+    unknown = [name for name in need if name not in known]
+    if unknown:
+        raise ValueError(f"expected need to name {', '.join(known)}, got {', '.join(map(repr, unknown))}")
+
+
+def normalised(total: Tensor, tokens: Tensor | int, *, head_dim: int, training: bool) -> Tensor:
+    """`total` [B, H] per sequence and head of so many real tokens, as one number.  []"""
+    if training and _processes() > 1:
+        if not isinstance(tokens, Tensor):  # other processes may have another number
+            tokens = torch.full((), float(tokens), device=total.device)  # made there: graphs allow no copies
+        tokens = mean_over_processes(tokens)
+    count = tokens.clamp_min(1) if isinstance(tokens, Tensor) else max(tokens, 1)
+    return total.sum() / (total.shape[-1] * head_dim * count)
+
+
+def mean_over_processes(count: Tensor) -> Tensor:
+    """The mean of a count over the processes of a run; itself in a single one.  []"""
+    if _processes() == 1:
+        return count
+    count = count.clone()
+    dist.all_reduce(count)
+    return count / dist.get_world_size()
+
+
+def _processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _as_real(padding: Tensor | None, tokens: Tensor, name: str) -> Tensor | None:
+    """True = ignore [B, N] becomes True = real [B, 1, N]."""
+    if padding is None:
+        return None
+    if padding.dtype != torch.bool or padding.shape != tokens.shape[:2]:
+        expected = f"expected {name} to be bool (True = ignore) of shape {list(tokens.shape[:2])}"
+        raise ValueError(f"{expected}, got shape {tuple(padding.shape)} and {padding.dtype}")
+    return ~padding[:, None]
+
+
+def _real_rows(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Padding overwritten before it is projected: a weight's gradient is 0 times what is written there."""
+    return tokens if mask is None else keep_rows(tokens, mask[:, 0])

@@ -2,32 +2,42 @@
 
 from typing import Any
 
-from torch import Generator, Tensor
+from torch import Tensor
 
-from gpattention.attention.base import Heads
+from gpattention.attention.base import Heads, Source
 from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.registry import register_attention
-from gpattention.gp import LogDensity, NoiseSource, Posterior, direct_log_density, direct_posterior
-from gpattention.gp.direct import DirectPosterior
-from gpattention.gp.direct_density import direct_density_of
-from gpattention.gp.divergence import direct_kl_of
-from gpattention.gp.posterior import Cost
+from gpattention.gp import (
+    DirectPosterior,
+    LogDensity,
+    Posterior,
+    direct_density_of,
+    direct_kl_of,
+    direct_log_density,
+    direct_posterior,
+)
 
 
 @register_attention("direct")
 class DirectAttention(GaussianAttention):
     """The mean is kernel attention itself; the variance is the direct GP's.
 
-    Options beside those of `Attention`: `normalize`, `noise`, `learn_noise`, `scale`, `learn_scale`,
-    `prior_scale`, `learn_prior_scale`, `max_stddev` (see `GaussianAttention`), `causal`.
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        causal: token i sees tokens up to i alone.
+        **options: those of `GaussianAttention` and `Attention`.
+
+    Raises:
+        ValueError: for an option that there is not, or that the mode does not use.
     """
 
     causal_form = True
+    exportable = True
     regularizers = ("kl", "marginal", "joint", "none")
-    default_regularizer = "kl"
 
     def __init__(self, embed_dim: int, num_heads: int, *, causal: bool = False, **options: Any) -> None:
-        super().__init__(embed_dim, num_heads, **(causal_options(options) if causal else options))
+        super().__init__(embed_dim, num_heads, **causal_options(options, causal=causal))
         self.causal = causal
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
@@ -37,32 +47,19 @@ class DirectAttention(GaussianAttention):
             q, k, v, causal=self.causal, with_variance=with_variance, with_cost=self._announced(), **options
         )
 
-    def _announced(self) -> Cost:
-        """The regulariser that a training step will ask for, where fused kernels can give it."""
-        if not self.training or self.causal:
-            return "none"
-        return "kl" if self.regularizer == "kl" else "marginal" if self.regularizer == "marginal" else "none"
-
-    def _regularizer(
-        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
-    ) -> Tensor:
-        direct = _direct(posterior)
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
+        assert isinstance(posterior, DirectPosterior)
         if self.regularizer == "kl":
-            return direct_kl_of(direct)
-        fused = direct.fused_cost("marginal") if self._announced() == "marginal" else None
+            return direct_kl_of(posterior)
+        fused = posterior.fused_cost("marginal") if self._announced() == "marginal" else None
         if fused is not None:
             return fused
-        return self._density(direct_density_of(direct, self.regularizer))  # type: ignore[arg-type]
+        return -direct_density_of(posterior, self.regularizer).total  # type: ignore[arg-type]
 
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
+        assert isinstance(posterior, DirectPosterior)
         if not self.causal:
-            return direct_density_of(_direct(posterior))
+            return direct_density_of(posterior)
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=False)
         return direct_log_density(q, k, v, **options)
-
-
-def _direct(posterior: Posterior) -> DirectPosterior:
-    if not isinstance(posterior, DirectPosterior):
-        raise TypeError(f"expected the direct model's posterior, got {type(posterior).__name__}")
-    return posterior

@@ -1,16 +1,25 @@
-"""What direct, cgp and scgp share: noise and amplitudes per head, rows normalised or not."""
+"""What direct, cgp and scgp share: noise and amplitudes per head, rows normalised or not, the warm start.
+
+A warm start folds length scales and variance of an ard_rbf source exactly into the projections and amplitudes
+of these kinds, whose kernel has none:
+
+    variance * exp(-1/2 |(W_q x - W_k y) / l|^2) = s_q s_k kappa(W_q x / l, W_k y / l),
+    s_q = s_k = variance^1/2
+"""
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from gpattention.attention.base import Attention, Heads
-from gpattention.attention.initialisation import spread_
-from gpattention.attention.kernel import Normalize, check_normalize
-from gpattention.attention.parameters import NOISE_FLOOR, Positive
-from gpattention.attention.unused import refuse_unused
-from gpattention.gp import LogDensity, row_log_amplitude
+from gpattention.attention.kernel import NORMALIZE, Normalize
+from gpattention.attention.parameters import NOISE_FLOOR, refuse_unused, spread_
+from gpattention.checks import check_choice
+from gpattention.gp import row_log_amplitude
+from gpattention.numerics import Cost
 
 
 class GaussianAttention(Attention):
@@ -21,13 +30,31 @@ class GaussianAttention(Attention):
     key.  The prior scale t is per head; the values are divided by it, so that it changes the standard
     deviation alone.  `normalize="none"` is the paper's: amplitudes scale_q and scale_k per head.
 
-    `prior_scale`, `learn_prior_scale` and `max_stddev` (a cap on the amplitude) are options of normalised
-    rows, `scale` and `learn_scale` of `normalize="none"`; in the other mode they are refused.
+    `prior_scale`, `learn_prior_scale` and `max_stddev` are options of normalised rows, `scale` and
+    `learn_scale` of `normalize="none"`; in the other mode they are refused.
+
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        normalize: "rows" or "none".
+        noise: initial sigma^2.
+        learn_noise: whether it is trained.
+        scale: initial scale_q and scale_k.
+        learn_scale: whether they are trained.
+        prior_scale: initial t.
+        learn_prior_scale: whether it is trained.
+        max_stddev: a cap on the amplitude.
+        **options: those of `Attention`.
+
+    Raises:
+        ValueError: for an option that there is not, or that the mode does not use.
     """
 
     draws: ClassVar[bool] = True
     normalizes: ClassVar[bool] = True
     projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    converts_from: ClassVar[tuple[str, ...]] = ("softmax", "kernel")
+    default_regularizer: ClassVar[str] = "kl"
 
     def __init__(
         self,
@@ -45,37 +72,51 @@ class GaussianAttention(Attention):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        self.normalize = check_normalize(normalize)
-        if self.normalize == "none":
-            refuse_unused(
-                GaussianAttention, "where normalize is 'none'",
-                prior_scale=prior_scale, learn_prior_scale=learn_prior_scale, max_stddev=max_stddev,
-            )  # fmt: skip
+        check_choice("normalize", normalize, NORMALIZE)
+        self.normalize: Normalize = normalize
+        by_rows = {
+            "prior_scale": prior_scale, "learn_prior_scale": learn_prior_scale, "max_stddev": max_stddev,
+        }  # fmt: skip
+        if normalize == "none":
+            refuse_unused(GaussianAttention, "where normalize is 'none'", **by_rows)
         else:
-            refuse_unused(
-                GaussianAttention, "unless normalize is 'none'", scale=scale, learn_scale=learn_scale
-            )
+            given = {"scale": scale, "learn_scale": learn_scale}
+            refuse_unused(GaussianAttention, "unless normalize is 'none'", **given)
         self.query, self.key = self._linear(), self._linear()
         for linear in (self.query, self.key):
             spread_(linear, num_heads)
-        made, H = self._made_with, num_heads
-        self.noise = Positive((H,), noise, floor=NOISE_FLOOR, learned=learn_noise, name="noise", **made)
         if not max_stddev > 0:
             raise ValueError(f"expected max_stddev > 0, got {max_stddev}")
         self.max_stddev = max_stddev
-        if self.normalize == "rows":
-            self.prior_scale = Positive(
-                (H,), prior_scale, learned=learn_prior_scale, name="prior_scale", **made
-            )
+        self.noise = self._per_head("noise", noise, learn_noise, floor=NOISE_FLOOR)
+        if normalize == "rows":
+            self.prior_scale = self._per_head("prior_scale", prior_scale, learn_prior_scale)
         else:
-            self.scale_q = Positive((H,), scale, learned=learn_scale, name="scale", **made)
-            self.scale_k = Positive((H,), scale, learned=learn_scale, name="scale", **made)
+            self.scale_q = self._per_head("scale", scale, learn_scale)
+            self.scale_k = self._per_head("scale", scale, learn_scale)
 
-    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._projection("query", heads), self._projection("key", heads)
+    @classmethod
+    def kernel_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Kernel attention of the same rows that sees as far."""
+        return {"normalize": options.get("normalize", "rows"), "causal": options.get("causal", False)}
 
-    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._projected(heads)
+    def _from_kernel(self, source: Any, latent_from: str) -> dict[str, Tensor]:
+        if source.kernel == "exp_dot":
+            raise ValueError("an exp_dot kernel is no rbf kernel and cannot start one")
+        self._check_like(source, "normalize", "causal")
+        parts = {"query": source.folded("query"), "key": source.folded("key")}
+        if "latent" in self.projections and latent_from != "none":
+            parts["latent"] = parts[latent_from]
+        plan = {f"{part}.{name}": x for part, state in parts.items() for name, x in state.items()}
+        if self.normalize == "none":
+            root = torch.ones(self.num_heads, dtype=torch.float64)  # [H]
+            if source.kernel == "ard_rbf":
+                root = source.variance().double().sqrt()
+            plan |= {"scale_q.raw": self.scale_q.raw_of(root), "scale_k.raw": self.scale_k.raw_of(root)}
+        return plan
+
+    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
+        return *self._projected(heads), False
 
     def _amplitudes(
         self, q: Tensor, k: Tensor, heads: Heads, *, causal: bool
@@ -97,16 +138,14 @@ class GaussianAttention(Attention):
 
     def _row_options(self, heads: Heads, t: Tensor) -> dict[str, Any]:
         """How rows are normalised: a_i is capped at the largest standard deviation wanted."""
-        return {
-            "scale": t,
-            "mask": heads.mask,
-            "query_mask": heads.query_mask,
-            "max_log_amplitude": math.log(self.max_stddev),
-        }
+        masks = {"mask": heads.mask, "query_mask": heads.query_mask}
+        return {"scale": t, "max_log_amplitude": math.log(self.max_stddev), **masks}
 
-    def _density(self, density: LogDensity) -> Tensor:
-        """The sign that is added to a loss.  [B, H]"""
-        return -density.total
+    def _announced(self) -> Cost:
+        """The regulariser that a training step will ask for, where fused kernels can give it."""
+        if not self.training:
+            return "none"
+        return "kl" if self.regularizer == "kl" else "marginal" if self.regularizer == "marginal" else "none"
 
     def _latent(self) -> nn.Linear:
         """A projection to latent inputs that starts as the keys': the exact model then starts as direct."""
@@ -115,11 +154,12 @@ class GaussianAttention(Attention):
         return linear
 
 
-def causal_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of causal attention, which defines no density of all tokens and so has no regulariser."""
+def causal_options(options: dict[str, Any], *, causal: bool) -> dict[str, Any]:
+    """Options of attention that, if causal, defines no density of all tokens and so has no regulariser."""
+    if not causal:
+        return options
     given = options.get("regularizer")
     if given not in (None, "none"):
-        raise ValueError(
-            f"causal attention defines no density of all tokens: expected regularizer 'none', got {given!r}"
-        )
+        why = "causal attention defines no density of all tokens"
+        raise ValueError(f"{why}: expected regularizer 'none', got {given!r}")
     return {**options, "regularizer": "none"}

@@ -4,23 +4,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from gpattention.attention.base import Attention, Heads
-from gpattention.attention.initialisation import spread_
-from gpattention.attention.parameters import Positive
+from gpattention.attention.base import Attention, Form, Heads, MeanProcess
+from gpattention.attention.parameters import Positive, spread_
 from gpattention.attention.registry import register_attention
-from gpattention.gp.kernel_attention import kernel_attention, kernel_weights, without_padding
-from gpattention.gp.precision import compute_dtype
+from gpattention.checks import check_choice
+from gpattention.gp import kernel_attention, kernel_weights, without_padding
+from gpattention.numerics import compute_dtype
 
 KernelName = Literal["rbf", "ard_rbf", "exp_dot"]
 KERNELS: tuple[KernelName, ...] = ("rbf", "ard_rbf", "exp_dot")
 Normalize = Literal["none", "rows"]
-
-
-def check_normalize(normalize: str) -> Normalize:
-    """One of the two ways to weigh values."""
-    if normalize == "none" or normalize == "rows":
-        return normalize  # type: ignore[return-value]
-    raise ValueError(f"expected normalize to be 'none' or 'rows', got {normalize!r}")
+NORMALIZE: tuple[Normalize, ...] = ("none", "rows")
 
 
 def kernel_parameters(
@@ -32,25 +26,37 @@ def kernel_parameters(
     and a small variance keep its rows in proportion.
     """
     lengthscale, variance = (1.0, 1.0) if kernel == "ard_rbf" else (1.6, 0.1)
-    return (
-        Positive((num_heads, head_dim), lengthscale, **made_with),
-        Positive((num_heads,), variance, learned=learn_variance, **made_with),
-    )
+    scales = Positive((num_heads, head_dim), lengthscale, **made_with)
+    return scales, Positive((num_heads,), variance, learned=learn_variance, **made_with)
 
 
 @register_attention("kernel")
 class KernelAttention(Attention):
     """kappa(q, k) V, or its rows divided by their sums (eq. 25's mean).
 
-    Options beside those of `Attention`: `kernel` ("rbf", "ard_rbf" with a length scale per head and
-    dimension and a variance per head, "exp_dot" likewise), `symmetric` (queries and keys share their
-    projection), `normalize` ("rows" or "none"), `causal`.  Rows divided by their sums do not depend on the
-    variance: it is then held fixed, a tensor of the state dict all the same but no parameter to train.
+    Rows divided by their sums do not depend on the variance: it is then held fixed, a tensor of the state
+    dict all the same but no parameter to train.
+
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        kernel: "rbf", "ard_rbf" with a length scale per head and dimension and a variance per head, or
+            "exp_dot" likewise.
+        symmetric: queries and keys share their projection.
+        normalize: "rows" or "none".
+        causal: token i sees tokens up to i alone.
+        **options: those of `Attention`.
+
+    Raises:
+        ValueError: for an option that there is not.
     """
 
     normalizes = True
     causal_form = True
     projections = ("query", "key", "value")
+    converts_from = ("softmax",)
+    exportable = True
+    attachable = True
 
     def __init__(
         self,
@@ -64,11 +70,11 @@ class KernelAttention(Attention):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        if kernel not in KERNELS:
-            raise ValueError(f"expected kernel to be one of {', '.join(KERNELS)}, got {kernel!r}")
+        check_choice("kernel", kernel, KERNELS)
+        check_choice("normalize", normalize, NORMALIZE)
         self.kernel: KernelName = kernel
+        self.normalize: Normalize = normalize
         self.symmetric, self.causal = symmetric, causal
-        self.normalize = check_normalize(normalize)
         self.query = self._linear()
         self.key = None if symmetric else self._linear()
         for linear in (self.query, self.key):
@@ -79,6 +85,15 @@ class KernelAttention(Attention):
             self.lengthscale, self.variance = kernel_parameters(
                 kernel, num_heads, self.head_dim, learn_variance=normalize == "none", **self._made_with
             )
+
+    def folded(self, part: str) -> dict[str, Tensor]:
+        """State of the projection to "query" or "key" with the length scales divided out of its rows."""
+        linear = self.key if part == "key" and self.key is not None else self.query
+        state = {name: x.double() for name, x in linear.state_dict().items()}
+        if self.kernel == "rbf":
+            return state
+        scale = self.lengthscale().double().flatten()  # [E]
+        return {name: x / (scale[:, None] if x.ndim == 2 else scale) for name, x in state.items()}
 
     def _scaled(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """Queries and keys divided by the length scales.  [B, H, N, D]"""
@@ -92,12 +107,11 @@ class KernelAttention(Attention):
 
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """The same with padding overwritten.  [B, H, N, D]"""
-        return without_padding(
-            *self._scaled(heads), dot=self.kernel == "exp_dot", mask=heads.mask, query_mask=heads.query_mask
-        )
+        masks: dict[str, Any] = {"mask": heads.mask, "query_mask": heads.query_mask}
+        return without_padding(*self._scaled(heads), dot=self.kernel == "exp_dot", **masks)
 
-    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._projected(heads)
+    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool]:
+        return *self._projected(heads), self.kernel == "exp_dot"
 
     def _mean(self, heads: Heads) -> Tensor:
         return kernel_attention(*self._scaled(heads), heads.v, **self._options(heads))
@@ -105,13 +119,16 @@ class KernelAttention(Attention):
     def _weights(self, heads: Heads) -> Tensor:
         return kernel_weights(*self._scaled(heads), **self._options(heads)).to(heads.v.dtype)
 
+    def _mean_process(self, heads: Heads) -> MeanProcess:
+        rows, dot = self.normalize == "rows", self.kernel == "exp_dot"
+        form: Form = ("softmax" if dot else "rows") if rows else ("exp_dot" if dot else "rbf")
+        return MeanProcess(*self._projected(heads), form, self._amplitude())
+
+    def _amplitude(self) -> Tensor | None:
+        """The kernel's variance [H] where it is not 1 and does not cancel."""
+        return None if self.normalize == "rows" or self.kernel == "rbf" else self.variance()
+
     def _options(self, heads: Heads) -> dict[str, Any]:
-        normalised = self.normalize == "rows"
-        return {
-            "normalised": normalised,
-            "dot": self.kernel == "exp_dot",
-            "variance": None if normalised or self.kernel == "rbf" else self.variance(),  # [H]
-            "causal": self.causal,
-            "mask": heads.mask,
-            "query_mask": heads.query_mask,
-        }
+        kernel = {"dot": self.kernel == "exp_dot", "variance": self._amplitude()}
+        masks = {"causal": self.causal, "mask": heads.mask, "query_mask": heads.query_mask}
+        return {"normalised": self.normalize == "rows", **kernel, **masks}

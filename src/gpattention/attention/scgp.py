@@ -1,48 +1,126 @@
 """Sparse correlated-GP attention (eq. 15): linear in the number of tokens."""
 
-from typing import TYPE_CHECKING, Any, Self
+import math
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from torch import Generator, Tensor
+import torch
+from torch import Tensor, nn
 
-from gpattention.attention.base import Heads
+from gpattention.attention.base import Heads, Source, normalised
 from gpattention.attention.gaussian import GaussianAttention
-from gpattention.attention.inducing import InducingKind, LearnedInducing, build_inducing
-from gpattention.attention.recomputation import recomputed
+from gpattention.attention.parameters import latent_points
+from gpattention.attention.projections import recomputed
 from gpattention.attention.registry import register_attention
-from gpattention.attention.regularizer import normalised
-from gpattention.attention.sharding import TokenShards
-from gpattention.gp import LogDensity, NoiseSource, Posterior, scgp_posterior, sparse_row_log_amplitude
-from gpattention.gp.checks import check_choice
-from gpattention.gp.divergence import scgp_kl_of
-from gpattention.gp.sparse import FUSED_OBJECTIVES, SCGPPosterior
-from gpattention.gp.sparse_density import scgp_density_of
-from gpattention.gp.sparse_kind import CONDITIONALS, VALUES, Conditional, Values
+from gpattention.checks import check_choice, check_count
+from gpattention.gp import (
+    LogDensity,
+    Posterior,
+    SCGPPosterior,
+    scgp_density_of,
+    scgp_kl_of,
+    scgp_posterior,
+    sparse_row_log_amplitude,
+)
+from gpattention.gp.sparse import CONDITIONALS, FUSED_OBJECTIVES, VALUES, Conditional, Values
+from gpattention.ops import check_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+InducingKind = Literal["learned", "pooled"]
 SHARED_REGULARIZERS = ("kl", "dtc", "dtc_bound", "none")  # functions of sums over tokens
+
+
+class TokenShards:
+    """A reference to the process group that the tokens are spread over, or to none.
+
+    A group belongs to a running job: copies of a module use the same one, a pickled module forgets it.
+    """
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: "ProcessGroup | None" = None) -> None:
+        check_group(group)
+        self.group = group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TokenShards":
+        return self
+
+    def __reduce__(self) -> tuple[type["TokenShards"], tuple[()]]:
+        return TokenShards, ()
+
+
+class LearnedInducing(nn.Module):
+    """Inducing inputs as parameters, where the latent inputs are; the same for every sequence."""
+
+    def __init__(self, num_heads: int, count: int, embed_dim: int, **made_with: Any) -> None:
+        super().__init__()
+        points = latent_points(num_heads, count, embed_dim // num_heads)
+        self.points = nn.Parameter(points.to(**made_with))  # [H, m, D]
+
+    def forward(self, tokens: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
+        """[H, m, D]"""
+        return self.points
+
+
+class PooledInducing(nn.Module):
+    """m averages of each sequence's latent inputs, by attention of learned probes.
+
+    Works for any length, ignores padding and does not see the order of tokens.  Averages lie close
+    together, so the learned points are added as offsets: coinciding inputs have a singular Gram matrix.
+    """
+
+    def __init__(self, num_heads: int, count: int, embed_dim: int, **made_with: Any) -> None:
+        super().__init__()
+        self.num_heads, self.count = num_heads, count
+        self.probe = nn.Linear(embed_dim, num_heads * count, bias=False, **made_with)
+        nn.init.normal_(self.probe.weight, std=1 / math.sqrt(embed_dim))
+        points = latent_points(num_heads, count, embed_dim // num_heads)
+        self.offsets = nn.Parameter(points.to(**made_with))  # [H, m, D]
+
+    def forward(self, tokens: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
+        """From tokens [B, N, E] and latent inputs [B, H, N, D]: [B, H, m, D]"""
+        scores = self.probe(tokens).unflatten(-1, (self.num_heads, self.count)).movedim(1, -1)  # [B, H, m, N]
+        if mask is not None:
+            real = mask[:, :, None, :]  # [B, 1, 1, N]
+            scores = torch.where(real, scores, -torch.inf)
+            scores = torch.where(real.any(-1, keepdim=True), scores, 0.0)
+            latent = torch.where(mask[..., None], latent, 0.0)
+        return scores.softmax(-1) @ latent + self.offsets.to(latent.dtype)
+
+
+Inducing = LearnedInducing | PooledInducing
+INDUCING: dict[str, type[Inducing]] = {"learned": LearnedInducing, "pooled": PooledInducing}
 
 
 @register_attention("scgp")
 class SCGPAttention(GaussianAttention):
     """CGP attention through inducing inputs: SCGPT's attention.
 
-    Options beside those of `Attention`: those of `GaussianAttention`; `inducing` ("learned" per head or
-    "pooled" from the tokens); `num_inducing`, their numbers (m, l) for the two stages, or one number for
-    one common set; `values`: "paper" observes z_k = V, "dual" approximates the exact model's mean and is
-    the default with `normalize="rows"`, whose row sums are those of the exact kernel; `include_noise`:
-    whether variance and draws hold sigma^2 as eq. 15 prints it, the default without row normalisation
-    (beside the small amplitudes of normalised rows it would drown what the keys say); `conditional`:
-    "deterministic" as printed, where the variance falls to sigma^2 far from all inducing inputs, or
-    "independent", where it rises to the prior's (the regularisers stay those of the first).
-
     Tokens may be spread over the processes of a group: see `shard_tokens`.
+
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        inducing: "learned" per head or "pooled" from the tokens.
+        num_inducing: their numbers (m, l) for the two stages, or one number for one common set.
+        values: "paper" observes z_k = V; "dual" approximates the exact model's mean and is the default with
+            `normalize="rows"`, whose row sums are those of the exact kernel.
+        include_noise: whether variance and draws hold sigma^2 as eq. 15 prints it, the default without row
+            normalisation (beside the small amplitudes of normalised rows it would drown what the keys say).
+        conditional: "deterministic" as printed, where the variance falls to sigma^2 far from all inducing
+            inputs, or "independent", where it rises to the prior's (the regularisers stay those of the
+            first).
+        **options: those of `GaussianAttention` and `Attention`.
+
+    Raises:
+        ValueError: for an option that there is not, or that the mode does not use.
     """
 
     projections = ("query", "key", "latent", "value")
     regularizers = ("kl", "dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed", "none")
-    default_regularizer = "kl"
+    has_inducing = True
+    shards = True
 
     def __init__(
         self,
@@ -67,11 +145,11 @@ class SCGPAttention(GaussianAttention):
         counts = tuple(num_inducing) if isinstance(num_inducing, tuple | list) else (num_inducing,)
         if len(counts) not in (1, 2):
             raise ValueError(f"expected num_inducing to be one number or a pair, got {num_inducing!r}")
-        first = build_inducing(inducing, num_heads, counts[0], embed_dim, **self._made_with)
-        self.inducing_q = first
-        self.inducing_k = None
-        if len(counts) == 2:
-            self.inducing_k = build_inducing(inducing, num_heads, counts[1], embed_dim, **self._made_with)
+        check_choice("inducing", inducing, tuple(INDUCING))
+        counts = tuple(check_count("num_inducing", count) for count in counts)
+        sets = [INDUCING[inducing](num_heads, count, embed_dim, **self._made_with) for count in counts]
+        self.inducing_q = sets[0]
+        self.inducing_k = sets[1] if len(sets) == 2 else None
         self._shards = TokenShards()
 
     def shard_tokens(self, group: "ProcessGroup | None") -> Self:
@@ -81,28 +159,23 @@ class SCGPAttention(GaussianAttention):
         same parameters; the numbers of tokens may differ.  Outputs, variances and draws (from a
         `ShardNoise`) are those of the process's own tokens; the regulariser is that of all tokens, the
         same everywhere.  The loss of the run is the sum of the processes' losses, in which the regulariser
-        counts once; after the backward pass `gp.sharding.sum_gradients` adds up the gradients of parameters.
+        counts once; after the backward pass `ops.sum_gradients` adds up the gradients of parameters.
         One all-reduce forward and one backward, whatever the length; with `normalize="rows"` a second,
         smaller one each.  The group is no part of the module's state: it is neither saved nor pickled.
         `None` ends it.
         """
-        shards = TokenShards(group)
-        if group is not None:
-            self._check_shardable()
+        shards, where = TokenShards(group), "where tokens are spread over a group"
+        if group is not None and not isinstance(self.inducing_q, LearnedInducing):
+            why = "which averages over all tokens"
+            raise ValueError(f"expected inducing to be 'learned' {where}, got 'pooled', {why}")
+        if group is not None and self.regularizer not in SHARED_REGULARIZERS:
+            expected = f"expected regularizer to be one of {', '.join(SHARED_REGULARIZERS)} {where}"
+            raise ValueError(f"{expected}, got {self.regularizer!r}, which holds pairs of tokens")
         self._shards = shards
         return self
 
-    def _check_shardable(self) -> None:
-        if not isinstance(self.inducing_q, LearnedInducing):
-            raise ValueError(
-                "expected inducing to be 'learned' where tokens are spread over a group, got 'pooled', "
-                "which averages over all tokens"
-            )
-        if self.regularizer not in SHARED_REGULARIZERS:
-            raise ValueError(
-                f"expected regularizer to be one of {', '.join(SHARED_REGULARIZERS)} where tokens are spread "
-                f"over a group, got {self.regularizer!r}, which holds pairs of tokens"
-            )
+    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
+        return None  # nothing of all pairs of tokens is made
 
     def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """q, k, o, v, both inducing sets, and the keyword arguments."""
@@ -129,36 +202,26 @@ class SCGPAttention(GaussianAttention):
                 objectives=announced, **options,
             )  # fmt: skip
 
-    def _regularizer(
-        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
-    ) -> Tensor:
-        sparse = _sparse_posterior(posterior)
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
+        assert isinstance(posterior, SCGPPosterior)
         if self.regularizer == "kl":
-            return scgp_kl_of(sparse)
-        return self._density(scgp_density_of(sparse, self.regularizer))  # type: ignore[arg-type]
+            return scgp_kl_of(posterior)
+        return -scgp_density_of(posterior, self.regularizer).total  # type: ignore[arg-type]
 
-    def _scalar_regularizer(
-        self, heads: Heads, posterior: Posterior | None, generator: Generator | NoiseSource | None
-    ) -> Tensor:
+    def _scalar_regularizer(self, heads: Heads, posterior: Posterior | None, generator: Source) -> Tensor:
         if self._shards.group is None or self.regularizer == "none" or posterior is None:
             return super()._scalar_regularizer(heads, posterior, generator)
+        assert isinstance(posterior, SCGPPosterior)
         total = self._regularizer(heads, posterior, generator)  # [B, H] of all tokens
-        tokens = _sparse_posterior(posterior).real_counts()[0][:, 0].sum()
+        tokens = posterior.real_counts()[0][:, 0].sum()
         # the processes count as one: there is nothing to average over them, in training or not
         return normalised(total, tokens, head_dim=self.head_dim, training=False)
 
     def _weights(self, heads: Heads) -> Tensor:
         if self._shards.group is not None:
-            raise ValueError(
-                "weights hold every pair of tokens: not to be had where a group shares the tokens"
-            )
+            raise ValueError("weights hold every pair of tokens, which no process of a group has")
         return super()._weights(heads)
 
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
-        return scgp_density_of(_sparse_posterior(posterior))
-
-
-def _sparse_posterior(posterior: Posterior) -> SCGPPosterior:
-    if not isinstance(posterior, SCGPPosterior):
-        raise TypeError(f"expected the sparse model's posterior, got {type(posterior).__name__}")
-    return posterior
+        assert isinstance(posterior, SCGPPosterior)
+        return scgp_density_of(posterior)

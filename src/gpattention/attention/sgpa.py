@@ -1,24 +1,21 @@
 """SGPA: sparse, symmetric GP attention with a free variational posterior (eq. 19-20)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from gpattention.attention.base import Attention, Heads
-from gpattention.attention.initialisation import spread_
+from gpattention.attention.base import Attention, Heads, Source
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
-from gpattention.attention.parameters import Positive
+from gpattention.attention.parameters import Positive, spread_
 from gpattention.attention.registry import register_attention
-from gpattention.checks import check_count
-from gpattention.gp import NoiseSource, Posterior, exp_dot, rbf, sgpa_posterior
-from gpattention.gp.checks import check_choice, check_jitter
-from gpattention.gp.fused.sgpa.triangle import fused_triangle
-from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.kernels import ArdRbf
-from gpattention.gp.precision import compute_dtype
-from gpattention.gp.variational import SGPAPosterior
+from gpattention.checks import check_choice, check_count
+from gpattention.gp import ArdRbf, Posterior, SGPAPosterior, exp_dot, rbf, sgpa_posterior
+from gpattention.gp.inputs import check_jitter
+from gpattention.numerics import compute_dtype
+from gpattention.ops import why_not_fused_on
+from gpattention.ops.sgpa import fused_triangle
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -31,11 +28,22 @@ class SGPAAttention(Attention):
     the layer before (`forward(..., inducing=...)`) and gets the ones used back in
     `AttentionOutput.inducing`; on its own the module uses them as they are.
 
-    Options beside those of `Attention`: `num_inducing`, `kernel` ("rbf", "ard_rbf", "exp_dot"), `jitter`.
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        num_inducing: inducing inputs per head.
+        kernel: "rbf", "ard_rbf" or "exp_dot".
+        jitter: added to the diagonal of the inducing Gram matrix.
+        **options: those of `Attention`.
+
+    Raises:
+        ValueError: for an option that there is not.
     """
 
     draws = True
     crosses = False
+    converts_from = ("softmax", "kernel")
+    has_inducing = True
     projections = ("query", "value")
     regularizers = ("kl", "none")
     default_regularizer = "kl"
@@ -68,6 +76,29 @@ class SGPAAttention(Attention):
         if kernel != "rbf":
             self.lengthscale, self.variance = kernel_parameters(kernel, H, D, **made)
 
+    @classmethod
+    def kernel_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Kernel attention with one projection for queries and keys, whose rows have any sum."""
+        return {"kernel": options.get("kernel", "rbf"), "symmetric": True, "normalize": "none"}
+
+    def _from_kernel(self, source: Any, latent_from: str) -> dict[str, Tensor]:
+        if not source.symmetric:
+            raise ValueError("sgpa has one projection for queries and keys, expected a symmetric source")
+        if source.normalize != "none":
+            raise ValueError("sgpa does not normalise rows, expected normalize='none'")
+        self._check_like(source, "causal")
+        if source.kernel == self.kernel:
+            parts = ("query",) if self.kernel == "rbf" else ("query", "lengthscale", "variance")
+            return {f"{p}.{n}": x for p in parts for n, x in getattr(source, p).state_dict().items()}
+        unit = source.kernel == "ard_rbf" and bool((source.variance() - 1).abs().max() < 1e-6)
+        if self.kernel == "rbf" and unit:
+            return {f"query.{name}": x for name, x in source.folded("query").items()}
+        raise ValueError(f"expected a source with kernel {self.kernel!r}, got {source.kernel!r}")
+
+    def inducing_tokens(self) -> Tensor:
+        """The raw inducing inputs.  [H, m, E]"""
+        return self.inducing
+
     def scale_tril(self) -> Tensor:
         """Factors of the variational covariances.  [H, D, m, m]"""
         lower, diagonal = self.scale_lower, self.scale_diagonal
@@ -87,9 +118,8 @@ class SGPAAttention(Attention):
     def _inducing_inputs(self, inducing: Tensor | None) -> Tensor:
         inducing = self.inducing if inducing is None else inducing
         if inducing.shape != self.inducing.shape:
-            raise ValueError(
-                f"expected inducing of shape {tuple(self.inducing.shape)}, got {tuple(inducing.shape)}"
-            )
+            shapes = (tuple(x.shape) for x in (self.inducing, inducing))
+            raise ValueError("expected inducing of shape {}, got {}".format(*shapes))
         return inducing
 
     def _arguments(self, heads: Heads) -> tuple[Tensor, ...]:
@@ -102,10 +132,13 @@ class SGPAAttention(Attention):
         return q, heads.v, keys, self.inducing_values, self.scale_tril()
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        q = self._split(self.query(heads.queries))
+        q = self._arguments(heads)[0]
         if self.kernel != "rbf":
             q = q.to(compute_dtype(q.dtype)) / self.lengthscale()[:, None]  # [H, 1, D]
         return q, q
+
+    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool]:
+        return *self._kernel_inputs(heads), self.kernel == "exp_dot"
 
     def _options(self, heads: Heads) -> dict[str, Any]:
         return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.one_mask("'sgpa'")}
@@ -113,21 +146,16 @@ class SGPAAttention(Attention):
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         return sgpa_posterior(*self._arguments(heads), **self._options(heads), with_variance=with_variance)
 
-    def _regularizer(
-        self, heads: Heads, posterior: Posterior, generator: Generator | NoiseSource | None
-    ) -> Tensor:
-        kl = _variational(posterior).kl()  # [B, H]
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
+        assert isinstance(posterior, SGPAPosterior)
+        kl = posterior.kl()  # [B, H]
         if heads.mask is None:
             return kl
         # a sequence of padding alone is no example, but has the terms of eq. 20 that know no token
         return torch.where(heads.mask.any(-1), kl, 0.0)
 
     def _weights(self, heads: Heads) -> Tensor:
-        f = _variational(self._posterior(heads)).factors()
+        posterior = self._posterior(heads)
+        assert isinstance(posterior, SGPAPosterior)
+        f = posterior.factors
         return (f.K_qq - f.Phi @ f.Phi.mT).to(heads.v.dtype)
-
-
-def _variational(posterior: Posterior) -> SGPAPosterior:
-    if not isinstance(posterior, SGPAPosterior):
-        raise TypeError(f"expected SGPA's posterior, got {type(posterior).__name__}")
-    return posterior

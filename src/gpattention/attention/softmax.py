@@ -5,15 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.attention.base import Attention, Heads
-from gpattention.attention.initialisation import spread_
-from gpattention.attention.parameters import NOISE_FLOOR, Positive
+from gpattention.attention.base import Attention, Heads, MeanProcess
+from gpattention.attention.parameters import NOISE_FLOOR, spread_
 from gpattention.attention.registry import register_attention
-from gpattention.gp import Posterior, softmax_posterior
-from gpattention.gp.fused.attention.streamed import fused_softmax_attention
-from gpattention.gp.fused.switch import MOST_CHANNELS, MOST_TOKENS, why_not_fused_on
-from gpattention.gp.inputs import keep_rows, real_mean
-from gpattention.gp.kernel_attention import softmax_attention
+from gpattention.gp import Posterior, keep_rows, real_mean, softmax_attention, softmax_posterior
+from gpattention.ops import MOST_CHANNELS, MOST_TOKENS, why_not_fused_on
+from gpattention.ops.attention import fused_softmax_attention
 
 
 class _Softmax(Attention):
@@ -21,6 +18,7 @@ class _Softmax(Attention):
 
     causal_form = True
     projections = ("query", "key", "value")
+    exportable = True
 
     def __init__(self, embed_dim: int, num_heads: int, *, causal: bool = False, **options: Any) -> None:
         super().__init__(embed_dim, num_heads, **options)
@@ -30,13 +28,17 @@ class _Softmax(Attention):
             # q d^-1/4 are the inputs of the kernel behind softmax (eq. 21)
             spread_(linear, num_heads, scale=self.head_dim**0.25)
 
-    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._projection("query", heads), self._projection("key", heads)
+    def _scaled(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        """q d^-1/4 and k d^-1/4, whose products are the logits.  [B, H, N, D]"""
+        q, k = self._projected(heads)
+        return q * self.head_dim**-0.25, k * self.head_dim**-0.25
+
+    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool]:
+        return *self._scaled(heads), True
 
     def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        """q d^-1/4 and k d^-1/4, each about its own mean (eq. 21)."""
-        masks = (heads.query_mask, heads.mask)
-        scaled = (x * self.head_dim**-0.25 for x in self._projected(heads))
+        """The same, each about its own mean (eq. 21)."""
+        masks, scaled = (heads.query_mask, heads.mask), self._scaled(heads)
         q, k = (keep_rows(x - real_mean(x, mask), mask) for x, mask in zip(scaled, masks, strict=True))
         return q, k
 
@@ -45,13 +47,22 @@ class _Softmax(Attention):
 class SoftmaxAttention(_Softmax):
     """softmax(Q K^T / sqrt d) V by `scaled_dot_product_attention`; no variance.
 
-    Options beside those of `Attention`: `causal`.
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        causal: token i sees tokens up to i alone.
+        **options: those of `Attention`.
     """
+
+    attachable = True
 
     def _mean(self, heads: Heads) -> Tensor:
         q, k = self._projected(heads)
         attend = fused_softmax_attention if _streams(q, k, heads.v) else softmax_attention
         return attend(q, k, heads.v, causal=self.causal, mask=heads.mask, query_mask=heads.query_mask)
+
+    def _mean_process(self, heads: Heads) -> MeanProcess:
+        return MeanProcess(*self._scaled(heads), "softmax")
 
 
 def _streams(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -69,12 +80,18 @@ def _streams(q: Tensor, k: Tensor, v: Tensor) -> bool:
 class SoftmaxGPAttention(_Softmax):
     """The same mean, exactly, plus the variance of the Gaussian process behind it (eq. 21-22).
 
-    Options beside those of `Attention`: `causal`; `noise` (initial sigma^2) and `learn_noise`;
-    `prior_scale` (initial t per head, to which the standard deviation is proportional) and
-    `learn_prior_scale`.
+    Args:
+        embed_dim: width E of the tokens and of the output.
+        num_heads: number H of heads; E must be a multiple.
+        noise: initial sigma^2.
+        learn_noise: whether it is trained.
+        prior_scale: initial t per head, to which the standard deviation is proportional.
+        learn_prior_scale: whether it is trained.
+        **options: `causal`, and those of `Attention`.
     """
 
     draws = True
+    converts_from = ("softmax",)
 
     def __init__(
         self,
@@ -88,12 +105,8 @@ class SoftmaxGPAttention(_Softmax):
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        self.noise = Positive(
-            (num_heads,), noise, floor=NOISE_FLOOR, learned=learn_noise, name="noise", **self._made_with
-        )
-        self.prior_scale = Positive(
-            (num_heads,), prior_scale, learned=learn_prior_scale, name="prior_scale", **self._made_with
-        )
+        self.noise = self._per_head("noise", noise, learn_noise, floor=NOISE_FLOOR)
+        self.prior_scale = self._per_head("prior_scale", prior_scale, learn_prior_scale)
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         q, k = self._projected(heads)

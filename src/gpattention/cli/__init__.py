@@ -1,4 +1,4 @@
-"""The command line: everything it does is one call away in Python."""
+"""The command line: text in, exit code out."""
 
 from gpattention.cli.main import main
 

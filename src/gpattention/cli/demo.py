@@ -1,24 +1,24 @@
 """`gpattention demo`."""
 
-import argparse
 import sys
-from typing import TYPE_CHECKING
 
-from gpattention.cli.arguments import new_command, seed_number
-from gpattention.cli.table import say, table
-from gpattention.experiments import run_demo
-from gpattention.experiments.demo import CORRUPTIONS, DRAWS, MODELS, SEVERITIES, STARTS_ANEW, DemoResult
+from gpattention.cli.console import say, table
+from gpattention.cli.main import App
+from gpattention.cli.options import goes_on
 from gpattention.metrics import METRICS
 from gpattention.runs.tables import Bold
+from gpattention.studies.demo import (
+    CORRUPTIONS,
+    DRAWS,
+    MODELS,
+    SEVERITIES,
+    STARTS_ANEW,
+    DemoResult,
+    DemoRow,
+    run_demo,
+)
 
-if TYPE_CHECKING:
-    from gpattention.cli.arguments import Commands
-
-EXAMPLES = """\
-examples:
-  gpattention demo
-  gpattention demo --models softmax,cgp --epochs 5
-"""
+app = App()
 COLUMNS = {  # of a field, its heading and its metric
     "accuracy": ("accuracy", "accuracy"),
     "nll": ("NLL", "nll"),
@@ -37,37 +37,39 @@ NOTE = (
 )
 
 
-def add_parser(commands: "Commands") -> None:
-    """Arguments of the demo."""
-    demo = new_command(commands, "demo", "train, evaluate and compare on bundled digits", EXAMPLES)
-    demo.add_argument("--run", default="runs/demo", help="folder for runs and report (default: %(default)s)")
-    demo.add_argument("--models", help="comma-separated kinds (default: all six)")
-    demo.add_argument("--kernel-epochs", type=int, default=10, help="of phase 1 (default: %(default)s)")
-    demo.add_argument("--epochs", type=int, default=20, help="of phase 2, with draws (default: %(default)s)")
-    demo.add_argument("--jobs", type=int, default=2, help="models trained at once (default: %(default)s)")
-    demo.add_argument(
-        "--seed", type=seed_number, default=0, help="of data split and training (default: %(default)s)"
-    )
-    demo.set_defaults(run_command=run, when_stopped=STARTS_ANEW)
+@app.command("demo")
+@goes_on(STARTS_ANEW)
+def demo(
+    run: str = "runs/demo",
+    models: tuple[str, ...] | None = None,
+    kernel_epochs: int = 10,
+    epochs: int = 20,
+    jobs: int = 2,
+    seed: int = 0,
+) -> None:
+    """Train, evaluate and compare on bundled digits.
 
+    Options:
+        run (FOLDER): folder for runs and report.
+        models: comma-separated kinds (default: all six).
+        kernel_epochs: of phase 1.
+        epochs: of phase 2, with draws.
+        jobs: models trained at once.
+        seed: of data split and training.
 
-def run(given: argparse.Namespace) -> None:
-    """Six kinds of attention on digits, a table and a page."""
-    models = tuple(MODELS) if given.models is None else tuple(given.models.split(","))
-    print(f"training {', '.join(models)} on handwritten digits, {given.jobs} at a time")
-    result = run_demo(
-        given.run,
-        models=models,
-        kernel_epochs=given.kernel_epochs,
-        epochs=given.epochs,
-        seed=given.seed,
-        workers=given.jobs,
-        on_done=lambda row: print(
-            f"  {row.model:<8} {row.seconds:4.0f} s  accuracy {row.accuracy:.3f}", flush=True
-        ),
-    )
-    print("\n" + demo_table(result, bold=sys.stdout.isatty()))
-    print()
+    Examples:
+      gpattention demo
+      gpattention demo --models softmax,cgp --epochs 5
+    """
+    kinds = models or tuple(MODELS)
+    print(f"training {', '.join(kinds)} on handwritten digits, {jobs} at a time")
+
+    def trained(row: DemoRow) -> None:
+        print(f"  {row.model:<8} {row.seconds:4.0f} s  accuracy {row.accuracy:.3f}", flush=True)
+
+    epochs_of = {"kernel_epochs": kernel_epochs, "epochs": epochs}
+    result = run_demo(run, models=kinds, seed=seed, workers=jobs, on_done=trained, **epochs_of)
+    print("\n" + demo_table(result, bold=sys.stdout.isatty()) + "\n")
     say(f"report: {result.report}")
 
 

@@ -1,80 +1,101 @@
-"""`gpattention models`."""
+"""`gpattention models` and `gpattention completion`."""
 
-import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
+
+import typer
 
 from gpattention.attention import attention_class, list_attention
-from gpattention.cli.arguments import new_command
-from gpattention.cli.table import say
-from gpattention.studies.reproduction.model_card import write_model_card, write_shared_run
+from gpattention.cli.console import say, table
+from gpattention.cli.main import App
+from gpattention.cli.options import Out
+from gpattention.studies.model_card import write_model_card, write_shared_run
 
-if TYPE_CHECKING:
-    from gpattention.cli.arguments import Commands
+app = App()
 
-EXAMPLES = """\
-examples:
-  gpattention models                                                        list kinds of attention
-  gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o results/models/cifar10-cgpt
-  gpattention models run results/models/cifar10-cgpt -o runs/shared         judge a model that was shared
-"""
-CARD_EXAMPLES = """\
-examples:
-  gpattention models card runs/digits-cgp -o results/models/digits-cgp
-  gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o results/models/cgpt --name "CGPT on CIFAR-10"
-
-Copies config.json, model.safetensors (3 MB at most) and preprocessing/, and writes recipe.toml and README.md
-with the measures of the run's evaluation. `gpattention predict`, from_pretrained and load_preprocessing take
-the folder.
-"""
-RUN_EXAMPLES = """\
-examples:
-  gpattention models run results/models/cifar10-direct-rows -o runs/shared
-  gpattention evaluate runs/shared --suite clean,corrupted --data ~/data
-
-The way back of `models card`: a run folder that evaluate, report and adopt take. What training wrote down is
-not shared: such a run has no curves, and training cannot go on with it.
-"""
+models = App(invoke_without_command=True, no_args_is_help=False)
+app.add_typer(models, name="models")
 
 
-def add_parser(commands: "Commands") -> None:
-    """Without a command below it, the list."""
-    models = new_command(commands, "models", "list kinds of attention, or share a trained model", EXAMPLES)
-    models.set_defaults(run_command=run)
-    below = models.add_subparsers(title="commands", metavar="COMMAND")
-    card = new_command(below, "card", "copy a run's model and write its card", CARD_EXAMPLES)
-    card.add_argument("run", metavar="RUN", help="a run folder")
-    card.add_argument("-o", "--out", metavar="FOLDER", required=True, help="where the model goes")
-    card.add_argument("--name", metavar="TEXT", help="of the model (default: that of the recipe)")
-    card.set_defaults(run_command=run_card)
-    shared = new_command(below, "run", "make a run folder of a shared model, to judge it", RUN_EXAMPLES)
-    shared.add_argument("model", metavar="MODEL", help="a folder that models card made")
-    shared.add_argument("-o", "--out", metavar="RUN", required=True, help="the run folder to make")
-    shared.set_defaults(run_command=run_shared)
+@models.callback()
+def list_kinds(ctx: typer.Context) -> None:
+    """List kinds of attention, or share a trained model.
 
-
-def run(given: argparse.Namespace) -> None:
-    """Kinds of attention and what they can do."""
-    print(f"{'kind':<12}{'draws':<7}{'cross':<7}{'causal':<8}{'rows':<6}regularisers")
+    Examples:
+      gpattention models                                                        list kinds of attention
+      gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o shared/cifar10-cgpt
+      gpattention models run results/models/cifar10-direct-rows -o runs/shared  evaluate a shared model
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    rows = []
     for kind in list_attention():
         cls = attention_class(kind)
         flags = (cls.draws, cls.crosses, cls.causal_form, cls.normalizes)
-        cells = [("yes" if flag else "no") for flag in flags]
-        print(f"{kind:<12}{cells[0]:<7}{cells[1]:<7}{cells[2]:<8}{cells[3]:<6}{', '.join(cls.regularizers)}")
+        rows.append([kind, *("yes" if flag else "no" for flag in flags), ", ".join(cls.regularizers)])
+    print(table(["kind", "draws", "cross", "causal", "rows", "regularisers"], rows))
 
 
-def run_card(given: argparse.Namespace) -> None:
-    """The files, one a line."""
-    _tell(write_model_card(given.run, given.out, name=given.name))
+@models.command("card")
+def card(run: str, out: Annotated[str, Out], name: str | None = None) -> None:
+    """Copy a run's model and write its card.
+
+    Options:
+        run (RUN): a run folder.
+        out (FOLDER): where the model goes.
+        name (TEXT): of the model (default: that of the recipe).
+
+    Examples:
+      gpattention models card runs/digits-cgp -o results/models/digits-cgp
+      gpattention models card runs/cifar10-60/cifar10-cgpt-seed0 -o shared/cgpt --name "CGPT on CIFAR-10"
+
+    Copies config.json, model.safetensors (3 MB at most) and preprocessing/, and writes recipe.toml and
+    README.md with the measures of the run's evaluation. `gpattention predict`, from_pretrained and
+    load_preprocessing take the folder.
+    """
+    _list_files(write_model_card(run, out, name=name))
 
 
-def run_shared(given: argparse.Namespace) -> None:
-    """The files, and what they are for."""
-    _tell(write_shared_run(given.model, given.out))
-    say(f"judge it with: gpattention evaluate {shlex.quote(str(given.out))}")
+@models.command("run")
+def shared(model: str, out: Annotated[str, Out]) -> None:
+    """Make a run folder of a shared model, to evaluate it.
+
+    Options:
+        model (MODEL): a folder that models card made.
+        out (RUN): the run folder to make.
+
+    Examples:
+      gpattention models run results/models/cifar10-direct-rows -o runs/shared
+      gpattention evaluate runs/shared --suite clean,corrupted --data ~/data
+
+    The way back of `models card`: a run folder that evaluate, report and adopt take. What training wrote down
+    is not shared: such a run has no curves, and training cannot go on with it.
+    """
+    _list_files(write_shared_run(model, out))
+    say(f"evaluate it with: gpattention evaluate {shlex.quote(out)}")
 
 
-def _tell(files: list[Path]) -> None:
+def _list_files(files: list[Path]) -> None:
     for file in files:
         say(f"{file} ({file.stat().st_size / 1e3:.1f} kB)")
+
+
+@app.command("completion")
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument()]) -> None:
+    """Print a script for your shell's completion.
+
+    Examples:
+      mkdir -p ~/.local/share/bash-completion/completions
+      gpattention completion bash > ~/.local/share/bash-completion/completions/gpattention
+
+      mkdir -p ~/.zfunc                  and in ~/.zshrc, before compinit: fpath+=~/.zfunc
+      gpattention completion zsh > ~/.zfunc/_gpattention
+
+      gpattention completion fish > ~/.config/fish/completions/gpattention.fish
+
+    To try it in a bash that is open: eval "$(gpattention completion bash)"
+    """
+    from typer._completion_shared import get_completion_script
+
+    print(get_completion_script(prog_name="gpattention", complete_var="_GPATTENTION_COMPLETE", shell=shell))

@@ -1,116 +1,91 @@
 """`gpattention predict`."""
 
-import argparse
-import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated
 
-from gpattention.cli.arguments import add_data, add_device, new_command, seed_number
-from gpattention.cli.bar import CountBar
-from gpattention.cli.table import shortened, table
-from gpattention.experiments.predicting import (
+import typer
+
+from gpattention.cli.console import Bar, shortened, table
+from gpattention.cli.main import App
+from gpattention.cli.options import Data, Device, Json
+from gpattention.evaluation import (
     InputPrediction,
     fitted_temperature,
     predict_inputs,
     read_sentences,
     sentences_of,
 )
-from gpattention.experiments.runs import open_trained
-from gpattention.training import choose_device
+from gpattention.numerics import choose_device
+from gpattention.runs import open_trained
 
-if TYPE_CHECKING:
-    from gpattention.cli.arguments import Commands
-
+app = App()
 WIDEST = 60  # characters of an input in the table
 
-EXAMPLES = """\
-examples:
-  gpattention predict runs/cifar10-cgpt photo.png holiday/        images and folders of images
-  gpattention predict runs/cola-cgpt "The cat sat on the mat."    sentences
-  gpattention predict runs/cola-cgpt --file sentences.txt         one sentence a line; - reads standard input
-  gpattention predict runs/digits-cgp digit.png --json            one JSON document, with all probabilities
-  gpattention predict runs/digits-cgp digit.png --samples 100 --temperature fitted
-  gpattention predict results/models/cifar10-cgpt-rows photo.png  a folder that models card made
 
-entropy is the whole uncertainty, in nats; mutual information is the part on which draws disagree: high for
-inputs unlike those of the training.
-"""
+@app.command("predict")
+def predict(
+    run: str,
+    inputs: Annotated[list[str] | None, typer.Argument()] = None,
+    file: str | None = None,
+    samples: int = 10,
+    seed: int = 0,
+    temperature: str = "1",
+    json: Json = False,
+    device: Device = "auto",
+    data: Data = None,
+) -> None:
+    """Predict images or sentences with a trained run.
 
+    Options:
+        run (RUN): folder of a run, or of a model that was shared.
+        inputs (INPUT): image, folder of images, or sentence.
+        file (FILE): text file with one sentence a line, or -.
+        samples: draws of each input; 0: the mean.
+        seed: of the draws.
+        temperature (T): divide logits by T; fitted: by that of the run's evaluation.
 
-def add_parser(commands: "Commands") -> None:
-    """Arguments of predictions."""
-    predict = new_command(commands, "predict", "predict images or sentences with a trained run", EXAMPLES)
-    predict.add_argument("run", metavar="RUN", help="folder of a run, or of a model that was shared")
-    predict.add_argument("inputs", nargs="*", metavar="INPUT", help="image, folder of images, or sentence")
-    predict.add_argument("--file", metavar="FILE", help="text file with one sentence a line, or -")
-    predict.add_argument(
-        "--samples", type=int, default=10, help="draws of each input; 0: the mean (default: %(default)s)"
-    )
-    predict.add_argument("--seed", type=seed_number, default=0, help="of the draws (default: %(default)s)")
-    predict.add_argument(
-        "--temperature", type=_temperature, default=1.0, metavar="T",
-        help="divide logits by T; fitted: by that of the run's evaluation (default: 1)",
-    )  # fmt: skip
-    predict.add_argument("--json", action="store_true", help="one JSON document instead of the table")
-    add_device(predict)
-    add_data(predict)
-    predict.set_defaults(run_command=run)
+    Examples:
+      gpattention predict runs/cifar10-cgpt photo.png holiday/        images and folders of images
+      gpattention predict runs/cola-cgpt "The cat sat on the mat."    sentences
+      gpattention predict runs/cola-cgpt --file sentences.txt         one sentence a line; -: standard input
+      gpattention predict runs/digits-cgp digit.png --json            a JSON document, with all probabilities
+      gpattention predict runs/digits-cgp digit.png --samples 100 --temperature fitted
+      gpattention predict results/models/cifar10-direct-rows photo.png  a folder that models card made
 
-
-def run(given: argparse.Namespace) -> None:
-    """A table, or JSON, with one entry for each input."""
-    inputs = [*given.inputs, *_from_file(given.file)]
-    opened = open_trained(given.run)
-    fitted = given.temperature == "fitted"
-    temperature = fitted_temperature(opened.folder, samples=given.samples) if fitted else given.temperature
-    bar = CountBar("predicting", "inputs")
-    try:
+    entropy is the whole uncertainty, in nats; mutual information is the part on which draws disagree: high
+    for inputs unlike those of the training.
+    """
+    scale = _temperature(temperature)
+    asked = [*(inputs or ()), *_from_file(file)]
+    opened = open_trained(run)
+    divisor = fitted_temperature(opened.folder, samples=samples) if scale is None else scale
+    with closing(Bar("predicting", "inputs")) as bar:
         predictions = predict_inputs(
-            opened,
-            inputs,
-            samples=given.samples,
-            seed=given.seed,
-            temperature=temperature,
-            root=given.data,
-            device=choose_device(given.device),
-            progress=bar if sys.stderr.isatty() else None,
-        )
-    finally:
-        bar.end()
-    draws = given.samples if opened.model.draws else 0
-    if given.json:
-        print(
-            json.dumps(
-                {
-                    "run": str(given.run),
-                    "model": opened.recipe.model.attention,
-                    "data": opened.recipe.data.name,
-                    "draws": draws,
-                    "seed": given.seed,
-                    "temperature": temperature,
-                    "predictions": [asdict(prediction) for prediction in predictions],
-                },
-                indent=2,
-            )
-        )
-    else:
+            opened, asked, samples=samples, seed=seed, temperature=divisor, root=data,
+            device=choose_device(device), progress=bar if bar.terminal else None,
+        )  # fmt: skip
+    if not json:
         print(predictions_table(predictions))
+        return
+    document = {
+        "run": run, "model": opened.recipe.model.attention, "data": opened.recipe.data.name,
+        "draws": samples if opened.model.draws else 0, "seed": seed, "temperature": divisor,
+        "predictions": [asdict(prediction) for prediction in predictions],
+    }  # fmt: skip
+    print(dumps(document, indent=2))
 
 
 def predictions_table(predictions: list[InputPrediction]) -> str:
     """One line for each input; fewer than two draws cannot disagree, which is not to say that they agree."""
-    rows = [
-        (
-            shortened(p.input, WIDEST),
-            p.label,
-            f"{p.confidence:.3f}",
-            f"{p.entropy:.3f}",
-            "-" if p.mutual_information is None else f"{p.mutual_information:.3f}",
-        )
-        for p in predictions
-    ]
+    rows = []
+    for p in predictions:
+        numbers = (p.confidence, p.entropy, p.mutual_information)
+        texts = ("-" if each is None else f"{each:.3f}" for each in numbers)
+        rows.append([shortened(p.input, WIDEST), p.label, *texts])
     return table(("input", "label", "confidence", "entropy", "mutual information"), rows, right=range(2, 5))
 
 
@@ -120,8 +95,9 @@ def _from_file(file: str | None) -> list[str]:
     return sentences_of(sys.stdin.read()) if file == "-" else read_sentences(Path(file))
 
 
-def _temperature(text: str) -> float | Literal["fitted"]:
+def _temperature(text: str) -> float | None:
+    """A number; None is the fitted one."""
     try:
-        return "fitted" if text == "fitted" else float(text)
+        return None if text == "fitted" else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number or the word fitted, got {text!r}") from None
+        raise ValueError(f"expected --temperature to be a number or the word fitted, got {text!r}") from None

@@ -1,53 +1,56 @@
 """Data: the paper's datasets in their official layouts, one small one in the package, and batches.
 
-`load("digits")` works everywhere; `known`, `get` and `check` tell of the others and bring them.
+`load("digits")` works everywhere; `known`, `get` and `check` say which others there are and bring them.  A
+dataset is one file of this package, which registers itself: every module here is imported.
 """
 
-from gpattention.data.augmentation import CropAndFlip
-from gpattention.data.batch import Batch, Part
-from gpattention.data.batching import batches
-from gpattention.data.catalogue import Archive, Entry, known
-from gpattention.data.checking import Status, check
-from gpattention.data.cifar import load_cifar
-from gpattention.data.cifar_files import CIFAR10, CIFAR100
+import importlib
+import pkgutil
+
+from gpattention.data.catalogue import (
+    VARIABLE,
+    Archive,
+    Entry,
+    NoRootError,
+    Status,
+    check,
+    data_root,
+    entry_of,
+    get,
+    known,
+    load,
+    status_of,
+)
+from gpattention.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
 from gpattention.data.cola import load_cola
-from gpattention.data.corrupted import CorruptedImages, load_corrupted
+from gpattention.data.corrupted import CorruptedImages, Regenerated, load_corrupted, regenerate
+from gpattention.data.datasets import (
+    NO_CLASS,
+    Batch,
+    CropAndFlip,
+    ImageData,
+    Images,
+    Normalisation,
+    Part,
+    TextData,
+    Texts,
+    WholeBatches,
+    batches,
+    loader,
+)
 from gpattention.data.digits import load_digits
-from gpattention.data.getting import get
-from gpattention.data.images import NO_CLASS, ImageData, Images
-from gpattention.data.loading import loader
-from gpattention.data.named import load
-from gpattention.data.normalisation import Normalisation
-from gpattention.data.ood import load_ood
-from gpattention.data.places import data_root
-from gpattention.data.texts import TextData, Texts
+from gpattention.data.files import image_files, open_image, unpack
+from gpattention.data.ood import OOD_SETS, load_ood
+from gpattention.data.text_shifts import TEXT_SHIFTS, TextShift, shift_texts
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "NO_CLASS",
-    "Archive",
-    "Batch",
-    "CorruptedImages",
-    "CropAndFlip",
-    "Entry",
-    "ImageData",
-    "Images",
-    "Normalisation",
-    "Part",
-    "Status",
-    "TextData",
-    "Texts",
-    "batches",
-    "check",
-    "data_root",
-    "get",
-    "known",
-    "load",
-    "load_cifar",
-    "load_cola",
-    "load_corrupted",
-    "load_digits",
-    "load_ood",
-    "loader",
-]
+    "CIFAR10", "CIFAR100", "NO_CLASS", "OOD_SETS", "TEXT_SHIFTS", "VARIABLE", "Archive", "Batch", "Cifar",
+    "CorruptedImages", "CropAndFlip", "Entry", "ImageData", "Images", "NoRootError", "Normalisation", "Part",
+    "Regenerated", "Status", "TextData", "TextShift", "Texts", "WholeBatches", "batches", "check",
+    "data_root", "entry_of", "get", "image_files", "known", "load", "load_cifar", "load_cola",
+    "load_corrupted", "load_digits", "load_ood", "loader", "open_image", "regenerate", "shift_texts",
+    "status_of", "unpack",
+]  # fmt: skip

@@ -1,24 +1,80 @@
-"""What the library knows how to load: descriptions, files, sources and checksums, as data."""
+"""The datasets that the library knows: where they lie, what is missing, how to get and load them.
 
+The file of a dataset calls `register` with its `Entry`; nothing else lists datasets.  Downloads go on where
+they stopped and are not believed before their checksum.
+"""
+
+import hashlib
+import http.client
+import inspect
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from gpattention.data import cola
-from gpattention.data.cifar_files import CIFAR10, CIFAR100, Cifar
-from gpattention.data.corrupted import CORRUPTIONS, FOLDERS
-from gpattention.data.ood import OOD_SETS
+from gpattention.checks import check_choice
+from gpattention.data.files import image_files, unpack
+from gpattention.files import StrPath
 
+VARIABLE = "GPATTENTION_DATA"
 GIGABYTE = 1 << 30
+KINDS = ("images", "corrupted", "text", "ood")  # in the order in which `known` lists them
+
+State = Literal["bundled", "present", "subset", "incomplete", "missing"]
+Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if the server says
+
+_BLOCK = 1 << 20
+_RANGE_NOT_SATISFIABLE = 416
+
+
+class NoRootError(ValueError):
+    """Neither `root` nor the environment says where the datasets are."""
+
+
+def data_root(root: StrPath | None = None) -> Path:
+    """The folder that holds the datasets.
+
+    Args:
+        root: the folder; what the environment variable GPATTENTION_DATA says if not given.
+
+    Returns:
+        An existing folder.
+
+    Raises:
+        NoRootError: if neither says where it is.
+        FileNotFoundError: if there is no such folder.
+    """
+    given = os.environ.get(VARIABLE) if root is None else root
+    if not given:
+        raise NoRootError(
+            "expected the folder of the datasets, got none: name it with root (--data on the command line) "
+            f"or the environment variable {VARIABLE}"
+        )
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        said = f"the environment variable {VARIABLE}" if root is None else "root (--data on the command line)"
+        raise FileNotFoundError(f"expected {said} to be a folder, got {folder}")
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A published file; without a `url` it must be fetched by hand, as its page says."""
+    """A published file.
+
+    Attributes:
+        file: its name.
+        md5: checksum of the whole.
+        url: where it is; None: it must be fetched by hand, as its page says.
+        limit: bytes that it may unpack to.
+    """
 
     file: str
     md5: str
     url: str | None
-    limit: int  # bytes that it may unpack to
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,126 +90,321 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One dataset that `load` knows: what it is, where it comes from, what files it has."""
+    """One dataset that `load` knows.
+
+    Attributes:
+        name: as `load` takes it.
+        kind: "images", "text", "corrupted" or "ood".
+        about: what it is, in a line.
+        licence: terms, and what to cite.
+        page: address of the publisher.
+        load: the function that reads it, called with `root`, `seed` and options as far as it has them.
+        layouts: what files it has, any one will do; none: it comes with the library.
+        archive: where it comes from.
+    """
 
     name: str
     kind: Literal["images", "text", "corrupted", "ood"]
     about: str
     licence: str
     page: str
-    layouts: tuple[Layout, ...] = ()  # any one will do; none: it comes with the library
+    load: Callable[..., Any]
+    layouts: tuple[Layout, ...] = ()
     archive: Archive | None = None
 
 
-_CIFAR_BYTES = 60_000 * 3 * 32 * 32
-_CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
-_ODIN_PAGE = "https://github.com/facebookresearch/odin"
+CATALOGUE: dict[str, Entry] = {}
 
 
-def _cifar(kind: Cifar, about: str, file: str, md5: str) -> Entry:
-    return Entry(
-        kind.name,
-        "images",
-        about,
-        "none stated; cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
-        _CIFAR_PAGE,
-        (
-            Layout(kind.python, kind.python_files, (*kind.python_train, kind.python_test), _CIFAR_BYTES),
-            Layout(kind.binary, kind.binary_files, (*kind.binary_train, kind.binary_test), _CIFAR_BYTES),
-            Layout(kind.name, ("train", "test")),
-        ),
-        Archive(file, md5, f"https://www.cs.toronto.edu/~kriz/{file}", GIGABYTE),
-    )
-
-
-def _corrupted(name: str, of: str, record: int, md5: str) -> Entry:
-    file = f"{FOLDERS[name]}.tar"
-    arrays = tuple(f"{c}.npy" for c in CORRUPTIONS)
-    return Entry(
-        name,
-        "corrupted",
-        f"the {of} test images under {len(CORRUPTIONS)} corruptions of 5 severities",
-        "CC BY 4.0; cite D. Hendrycks and T. Dietterich, ICLR 2019",
-        f"https://zenodo.org/records/{record}",
-        (Layout(FOLDERS[name], (*arrays, "labels.npy"), arrays, len(arrays) * 5 * 10_000 * 3 * 32 * 32),),
-        Archive(file, md5, f"https://zenodo.org/records/{record}/files/{file}?download=1", 4 * GIGABYTE),
-    )
-
-
-def _odin(name: str, about: str, md5: str) -> Entry:
-    folder = OOD_SETS[name].folder
-    return Entry(
-        name,
-        "ood",
-        about,
-        "none stated; cite S. Liang, Y. Li and R. Srikant, ICLR 2018",
-        _ODIN_PAGE,
-        (Layout(folder, images=OOD_SETS[name].images),),
-        Archive(f"{folder.split('/')[0]}.tar.gz", md5, None, GIGABYTE),
-    )
-
-
-_ENTRIES = (
-    Entry(
-        "digits",
-        "images",
-        "1,797 handwritten digits of 8 x 8 pixels; 8 and 9 are held out",
-        "CC BY 4.0; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
-        "https://doi.org/10.24432/C50P49",
-    ),
-    _cifar(
-        CIFAR10, "60,000 colour images of 32 x 32 pixels, 10 classes",
-        "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a",
-    ),
-    _cifar(
-        CIFAR100, "60,000 colour images of 32 x 32 pixels, 100 classes",
-        "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85",
-    ),
-    _corrupted("cifar10-c", "CIFAR-10", 2535967, "56bf5dcef84df0e2308c6dcbcbbd8499"),
-    _corrupted("cifar100-c", "CIFAR-100", 3555552, "11f0ed0f1191edbf9fa23466ae6021d3"),
-    Entry(
-        "cola",
-        "text",
-        "9,594 English sentences, acceptable or not; 516 of them out of domain",
-        "sentences of published works, for research; cite A. Warstadt, A. Singh and S. R. Bowman, TACL 2019",
-        "https://nyu-mll.github.io/CoLA/",
-        tuple(
-            Layout(folder, tuple(f"{form}/{file}" for form in cola.FORMS for file in cola.FILES))
-            for folder in cola.FOLDERS
-        ),
-        Archive(
-            "cola_public_1.1.zip", "9f6d88c3558ec424cd9d66ea03589aba",
-            "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip", GIGABYTE // 16,
-        ),
-    ),
-    Entry(
-        "textures",
-        "ood",
-        "Describable Textures (DTD), 5,640 images of 47 textures",
-        "for research; cite M. Cimpoi, S. Maji, I. Kokkinos, S. Mohamed and A. Vedaldi, CVPR 2014",
-        "https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-        (Layout(OOD_SETS["textures"].folder, images=OOD_SETS["textures"].images),),
-        Archive(
-            "dtd-r1.0.1.tar.gz", "fff73e5086ae6bdbea199a49dfb8a4c1",
-            "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz", 2 * GIGABYTE,
-        ),
-    ),
-    _odin("lsun-crop", "10,000 crops of LSUN scenes", "458a0a0ab8e5f1cb4516d7400568e460"),
-    _odin("lsun-resize", "10,000 LSUN scenes, resized", "278b7b31c8cb7e804a1465a8ce03a2dc"),
-    _odin("tinyimagenet-crop", "10,000 crops of TinyImageNet images", "7c0827e4246c3718a5ee076e999e52e5"),
-    _odin("tinyimagenet-resize", "10,000 TinyImageNet images, resized", "0f9ff11d45babf2eff5fe12281d1ac31"),
-)  # fmt: skip
-
-CATALOGUE = {entry.name: entry for entry in _ENTRIES}
+def register(entry: Entry) -> None:
+    """Make a dataset known to `load`, `check` and `get`."""
+    CATALOGUE[entry.name] = entry
 
 
 def known() -> tuple[Entry, ...]:
-    """Every dataset that `load` knows by name."""
-    return tuple(CATALOGUE.values())
+    """Every dataset that `load` knows by name.
+
+    Returns:
+        Entries by kind; of one kind, the one that comes with the library first.
+    """
+    return tuple(sorted(CATALOGUE.values(), key=lambda each: (KINDS.index(each.kind), bool(each.layouts))))
 
 
 def entry_of(name: str) -> Entry:
-    """The dataset of that name."""
-    if name not in CATALOGUE:
-        raise ValueError(f"expected name to be one of {', '.join(CATALOGUE)}, got {name!r}")
+    """The dataset of that name.
+
+    Args:
+        name: one of `known()`.
+
+    Returns:
+        Its entry.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    check_choice("name", name, [entry.name for entry in known()])
     return CATALOGUE[name]
+
+
+def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) -> Any:
+    """A dataset by name: `ImageData`, `TextData`, `CorruptedImages` (cifar10-c) or `Images` (textures).
+
+    Args:
+        name: one of `known()`; digits comes with the library.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        seed: decides the split, where there is one.
+        options: of the dataset: see `load_digits`, `load_cifar`, `load_cola`, `load_corrupted`, `load_ood`.
+
+    Returns:
+        What the dataset's own function returns.
+
+    Raises:
+        ValueError: for a name or an option that there is not, or a file that is damaged.
+        FileNotFoundError: if the files are not there.
+    """
+    entry = entry_of(name)
+    parameters = inspect.signature(entry.load).parameters
+    given = {key: value for key, value in {"root": root, "seed": seed}.items() if key in parameters}
+    allowed = {p.name: p.annotation for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for option, value in options.items():
+        if option not in allowed:
+            raise ValueError(f"expected options of {name} among {', '.join(allowed)}, got {option!r}")
+        if allowed[option] is bool and not isinstance(value, bool):  # a recipe's text 'False' would be true
+            raise ValueError(f"expected option {option} of {name} to be true or false, got {value!r}")
+    return entry.load(**given, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One dataset on this machine; print it to see what to do.
+
+    Attributes:
+        name: of the dataset.
+        state: "bundled", "present", "subset", "incomplete" or "missing".
+        where: the folder that was found.
+        missing: paths relative to the root.
+        how: what to do about it; empty if nothing is to be done.
+    """
+
+    name: str
+    state: State
+    where: Path | None
+    missing: tuple[str, ...]
+    how: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.name:<20} {self.state}" + (f": {self.where}" if self.where else "")]
+        if self.state == "incomplete":
+            shown = ", ".join(self.missing[:3]) + (", ..." if len(self.missing) > 3 else "")
+            lines.append(f"  {len(self.missing)} missing: {shown}")
+        if self.how:
+            lines.append(f"  {self.how}")
+        return "\n".join(lines)
+
+
+def check(root: StrPath | None = None) -> tuple[Status, ...]:
+    """The state of every known dataset; files are looked for, not read: `load` notices damaged ones.
+
+    Args:
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+
+    Returns:
+        One status per dataset.
+
+    Raises:
+        NoRootError: if nothing says where the folder is.
+        FileNotFoundError: if there is no such folder.
+    """
+    folder = data_root(root)
+    return tuple(status_of(entry, folder) for entry in known())
+
+
+def status_of(entry: Entry, folder: Path) -> Status:
+    """The state of one dataset: that of the best of its layouts.
+
+    Args:
+        entry: which.
+        folder: of the datasets.
+
+    Returns:
+        Its status.
+    """
+    if not entry.layouts:
+        return Status(entry.name, "bundled", None, (), "")
+    begun = [layout for layout in entry.layouts if (folder / layout.folder).is_dir()]
+    if not begun:
+        return Status(entry.name, "missing", None, _missing(entry.layouts[0], folder), _how(entry))
+    found = [_state_of(entry, layout, folder) for layout in begun]
+    return min(found, key=lambda status: ("present", "subset", "incomplete").index(status.state))
+
+
+def _state_of(entry: Entry, layout: Layout, folder: Path) -> Status:
+    where = folder / layout.folder
+    missing = _missing(layout, folder)
+    if missing:
+        return Status(entry.name, "incomplete", where, missing, _how(entry))
+    bytes_there = sum((where / path).stat().st_size for path in layout.data)
+    if bytes_there < layout.least or (layout.images and len(image_files(where)) < layout.images):
+        return Status(entry.name, "subset", where, (), f"load with subset=True, or else {_how(entry)}")
+    return Status(entry.name, "present", where, (), "")
+
+
+def _missing(layout: Layout, folder: Path) -> tuple[str, ...]:
+    paths = [f"{layout.folder}/{path}" for path in layout.paths] or [layout.folder]
+    return tuple(path for path in paths if not _there(folder / path))
+
+
+def _there(path: Path) -> bool:
+    """A file with something in it, or a folder with something in it."""
+    if path.is_dir():
+        return next(path.iterdir(), None) is not None
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _how(entry: Entry) -> str:
+    archive = entry.archive
+    if archive is None:
+        return ""
+    if archive.url is not None:
+        return f"get({entry.name!r}, root) downloads {archive.url}"
+    return (
+        f"put {archive.file} (md5 {archive.md5}, linked from {entry.page}) into the root, "
+        f"then get({entry.name!r}, root) unpacks it"
+    )
+
+
+def get(
+    name: str,
+    root: StrPath | None = None,
+    *,
+    keep: bool = False,
+    progress: Progress | None = None,
+    timeout: float = 60.0,
+) -> Path:
+    """Download, verify and unpack a dataset, unless it is there.
+
+    An archive that lies in the root already, whole or as a part, is used; one that was put there by hand
+    stays.  Where there is no network, that is the way: the error says which file to bring.
+
+    Args:
+        name: one of `known()`.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        keep: whether a downloaded archive stays beside what was unpacked.
+        progress: called with the bytes so far, and in all.
+        timeout: seconds without an answer before giving up.
+
+    Returns:
+        The folder that holds the dataset.
+
+    Raises:
+        ValueError: for a name that there is not, a wrong checksum, or an archive of something else.
+        FileNotFoundError: if the archive has to be brought by hand.
+        ConnectionError: if the download failed; the next call goes on where it stopped.
+    """
+    entry = entry_of(name)
+    archive = entry.archive
+    if archive is None:
+        raise ValueError(f"expected a dataset to download, got {name!r}, which comes with the library")
+    folder = data_root(root)
+    before = status_of(entry, folder)
+    if before.where is not None and before.state == "present":
+        return before.where
+    file = folder / archive.file
+    brought = file.exists()
+    by_hand = f"put {archive.file} (md5 {archive.md5}, see {entry.page}) into {folder} and call again"
+    if brought:
+        check_md5(file, archive.md5)
+    elif archive.url is None:
+        raise FileNotFoundError(f"expected {file}, got no such file; {name} is not downloaded: {by_hand}")
+    else:
+        try:
+            download(archive.url, file, archive.md5, limit=archive.limit, timeout=timeout, progress=progress)
+        except ConnectionError as error:
+            raise ConnectionError(f"{error}; try again, or {by_hand}") from error
+    unpack(file, folder, limit=archive.limit)
+    after = status_of(entry, folder)
+    if after.where is None or after.state != "present":
+        lacking = f", without {', '.join(after.missing[:3])}" if after.missing else ""
+        raise ValueError(f"{file}: expected all of {name} in it, got what makes it {after.state}{lacking}")
+    if not (keep or brought):
+        file.unlink()
+    return after.where
+
+
+def check_md5(file: Path, md5: str) -> None:
+    """`ValueError` if the file is not the one that was published: against damage, not against malice."""
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if found != md5:
+        raise ValueError(f"{file}: expected md5 {md5}, got {found}: a damaged or a different file")
+
+
+def download(
+    url: str,
+    file: Path,
+    md5: str,
+    *,
+    limit: int = 8 << 30,
+    timeout: float = 60.0,
+    progress: Progress | None = None,
+) -> None:
+    """Fetch `url` into `file`, which appears only when it is whole and its checksum is right.
+
+    What arrives is kept as FILE.part; after an interruption the next call asks for the rest (HTTP Range).
+    A part that turns out wrong, or too long, is deleted.
+
+    Args:
+        url: http or https.
+        file: where to.
+        md5: checksum of the whole.
+        limit: bytes after which to give up.
+        timeout: seconds without an answer.
+        progress: called with the bytes so far, and in all.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"expected url to begin with https:// or http://, got {url!r}")
+    part = file.with_name(f"{file.name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if part.is_symlink():  # somebody else's, who would have us write elsewhere
+        raise ValueError(f"expected {part} to be a file of an earlier download or nothing, got a link")
+    try:
+        _fetch(url, part, limit, timeout, progress)
+        check_md5(part, md5)
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+        raise ConnectionError(f"could not download {url}: {error}") from error
+    except ValueError:
+        part.unlink()
+        raise
+    os.replace(part, file)
+
+
+def _fetch(url: str, part: Path, limit: int, timeout: float, progress: Progress | None) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code == _RANGE_NOT_SATISFIABLE and have:
+            return  # nothing is left to send: the checksum will tell whether the part is the whole
+        raise
+    with answer:
+        if not (answer.status == http.client.PARTIAL_CONTENT and _begins_at(answer, have)):
+            have = 0  # the server sends the whole
+        length = answer.headers.get("Content-Length")
+        total = have + int(length) if length is not None and length.isdigit() else None
+        with part.open("ab" if have else "wb") as stream:
+            while block := answer.read(_BLOCK):
+                have += len(block)
+                if have > limit:
+                    raise ValueError(f"expected at most {limit} bytes from {url}, got more")
+                stream.write(block)
+                if progress is not None:
+                    progress(have, total)
+    if total is not None and have < total:
+        raise ConnectionError(f"the connection ended after {have} of {total} bytes; call again to go on")
+
+
+def _begins_at(answer: http.client.HTTPResponse, have: int) -> bool:
+    """Whether the server sends the range that was asked for, as in `Content-Range: bytes 5-9/10`."""
+    text = str(answer.headers.get("Content-Range", ""))
+    return text.replace("=", " ").startswith(f"bytes {have}-")

@@ -1,20 +1,375 @@
-"""CIFAR-10 and CIFAR-100, split as in the paper."""
+"""CIFAR-10 and CIFAR-100: as their authors publish them and as folders of images, split as in the paper.
 
+The published files are pickles, and a pickle is a program.  Python's own machine calls whatever the file
+names, and can be made to build, out of a few hundred bytes, what takes for ever to look at.  The one here
+knows the instructions for numbers, strings, lists, tuples and dictionaries, and the three names of NumPy by
+which these files describe an array of bytes; everything else is refused.  Every instruction takes time in
+proportion to its bytes.
+"""
+
+import pickletools
+from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Literal
 
-from gpattention.checks import plain
-from gpattention.data.augmentation import CropAndFlip
-from gpattention.data.cifar_files import SIDE, Cifar, read_cifar
-from gpattention.data.images import ImageData, Images
-from gpattention.data.normalisation import PUBLISHED, Normalisation
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpattention.checks import check_choice, check_count, check_labels
+from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.datasets import CropAndFlip, ImageData, Images, Normalisation, split
+from gpattention.data.files import class_folders, read_class_folders
 from gpattention.data.ood import load_ood, ood_name
-from gpattention.data.places import StrPath, data_root
-from gpattention.data.splits import split
+from gpattention.files import StrPath, read_text
 
+LARGEST = 1 << 30  # bytes of a file; the largest that was published has 155 MB
+CALLS = 64  # descriptions of arrays and types; the published files have two
+
+_NAMES = {
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): "dtype",
+    ("numpy.core.multiarray", "_reconstruct"): "_reconstruct",
+    ("numpy._core.multiarray", "_reconstruct"): "_reconstruct",
+}
+_VALUES = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+}  # fmt: skip
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_MARK = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """One of NumPy's three."""
+
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class _Described:
+    """An array or a type, as the file describes it: nothing is made of it before all of it is known."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
+def read_pickle(file: Path) -> dict[str, Any]:
+    """The dictionary in a CIFAR pickle: arrays of uint8, strings, numbers, lists of strings and numbers."""
+    if file.stat().st_size > LARGEST:
+        raise ValueError(f"{file}: expected at most {LARGEST} bytes, got {file.stat().st_size}")
+    raw = file.read_bytes()
+    try:
+        content = _Machine().run(raw)
+        if isinstance(content, dict):
+            checked = _Plain(2 * len(raw))
+            return {checked.string(key): checked.value(value) for key, value in content.items()}
+    except Exception as error:  # a damaged pickle can raise almost anything
+        message = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{file}: expected a CIFAR pickle, got {message[:500]}") from None
+    raise ValueError(f"{file}: expected a CIFAR pickle of a dictionary, got {type(content).__name__}")
+
+
+class _Machine:
+    """A stack, and the values that the file remembers by number."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._calls = 0
+
+    def run(self, raw: bytes) -> Any:
+        """What the program leaves."""
+        for instruction, argument, _ in pickletools.genops(raw):
+            if instruction.name == "STOP":
+                return self._pop()
+            self._step(instruction.name, argument)
+        raise UnpicklingError("no end")
+
+    def _step(self, instruction: str, argument: Any) -> None:
+        push = self._stack.append
+        match instruction:
+            case value if value in _VALUES:
+                push(argument)
+            case constant if constant in _CONSTANTS:
+                push(_CONSTANTS[constant])
+            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":  # of Python 2: bytes
+                push(argument.encode("latin-1"))
+            case "PROTO" | "FRAME":
+                pass
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                push(self._pop())
+                self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                push(self._memo[argument])
+            case "MARK":
+                push(_MARK)
+            case "EMPTY_LIST" | "EMPTY_DICT":
+                push([] if instruction == "EMPTY_LIST" else {})
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                push(tuple(self._pop(int(instruction[-1]))))
+            case "TUPLE" | "LIST" | "DICT":
+                made: dict[str, Any] = {"TUPLE": tuple, "LIST": list, "DICT": _mapping}
+                push(made[instruction](self._marked()))
+            case "APPEND" | "APPENDS":
+                items = [self._pop()] if instruction == "APPEND" else self._marked()
+                self._top(list).extend(items)
+            case "SETITEM" | "SETITEMS":
+                more = _mapping(self._pop(2) if instruction == "SETITEM" else self._marked())
+                self._top(dict).update(more)
+            case "GLOBAL":
+                push(_named(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                push(_named(*self._pop(2)))
+            case "REDUCE":
+                self._describe(*self._pop(2))
+            case "BUILD":
+                state = self._pop()
+                self._top(_Described).state = state
+            case _:
+                raise UnpicklingError(f"the instruction {instruction}")
+
+    def _pop(self, count: int = 0) -> Any:
+        """The value on top, or a list of the `count` on top."""
+        found = [self._stack.pop() for _ in range(count or 1)][::-1]
+        if any(each is _MARK for each in found):
+            raise UnpicklingError("a mark in the place of a value")
+        return found if count else found[0]
+
+    def _top(self, kind: type) -> Any:
+        if not self._stack or type(self._stack[-1]) is not kind:
+            raise UnpicklingError(f"no {kind.__name__} where one is to be filled")
+        return self._stack[-1]
+
+    def _marked(self) -> list[Any]:
+        """What was put down since the last mark."""
+        found = []
+        while (each := self._stack.pop()) is not _MARK:
+            found.append(each)
+        return found[::-1]
+
+    def _describe(self, called: Any, arguments: Any) -> None:
+        self._calls += 1
+        if self._calls > CALLS:
+            raise UnpicklingError(f"more than {CALLS} arrays and types")
+        if type(called) is not _Name or called.name == "ndarray" or type(arguments) is not tuple:
+            raise UnpicklingError("the call of something else than an array or a type")
+        self._stack.append(_Described(called.name, arguments))
+
+
+def _mapping(values: list[Any]) -> dict[Any, Any]:
+    # the hash of a tuple of tuples would take for ever
+    if len(values) % 2 or not all(type(key) in (bytes, str) for key in values[::2]):
+        raise UnpicklingError("keys that are no strings")
+    return dict(zip(values[::2], values[1::2], strict=True))
+
+
+def _named(module: object, name: object) -> _Name:
+    if type(module) is not str or type(name) is not str:
+        raise UnpicklingError("a name that is no string")
+    if (module, name) not in _NAMES:
+        raise UnpicklingError(f"expected NumPy arrays, lists and strings only, got {module[:80]}.{name[:80]}")
+    return _Name(_NAMES[module, name])
+
+
+class _Plain:
+    """Values as they are handed on; what is not plain is refused."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room  # bytes of strings: a file can name one string again and again
+
+    def value(self, value: Any) -> Any:
+        """An array, a string, a number, or a list of the latter two."""
+        if type(value) is _Described:
+            return _array(value)
+        if type(value) is list:
+            return [self._scalar(each) for each in value]
+        return self._scalar(value)
+
+    def _scalar(self, value: Any) -> Any:
+        if type(value) in (bytes, str):
+            return self.string(value)
+        if value is None or type(value) in (bool, int, float):
+            return value
+        raise ValueError(
+            f"expected arrays, and lists of numbers and strings, got {type(value).__name__.strip('_')}"
+        )
+
+    def string(self, value: bytes | str) -> str:
+        """Decoded, whatever it holds."""
+        self._room -= len(value)
+        if self._room < 0:
+            raise ValueError("expected strings that are as long as the file, got longer ones")
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _array(described: _Described) -> np.ndarray:
+    state = described.state
+    if described.name != "_reconstruct" or not (type(state) is tuple and len(state) == 5):
+        raise ValueError(f"expected the state of an array, got {type(state).__name__.strip('_')}")
+    _, shape, kind, fortran, raw = state
+    code = kind.arguments[0] if type(kind) is _Described and kind.name == "dtype" and kind.arguments else None
+    if code not in ("u1", "|u1", b"u1", b"|u1") or type(raw) is not bytes:
+        raise ValueError("expected an array of type u1 in bytes, got another")
+    if type(shape) is not tuple or not all(type(side) is int and 0 <= side <= len(raw) for side in shape):
+        raise ValueError("expected the shape of an array, got none")
+    # frombuffer makes nothing, and reshape refuses what does not fit
+    return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran is True or fortran == 1 else "C")
+
+
+SIDE = 32
 TRAIN, TEST = 50_000, 10_000  # images as published
 VALIDATION = 5_000  # of the training images
 PATCH = 4
+_PIXELS = 3 * SIDE * SIDE
+
+Read = tuple[Images, Images, tuple[str, ...]]  # training images, test images, class names
+
+
+@dataclass(frozen=True, slots=True)
+class Cifar:
+    """Names of the files of one of the two sets, and where the labels are in them."""
+
+    name: str
+    classes: int
+    python: str  # folder of the pickled version
+    binary: str  # folder of the binary version, whose files have the ending .bin
+    train: tuple[str, ...]
+    test: str
+    python_meta: tuple[str, str]  # file and key of the class names
+    binary_meta: str
+    labels: str  # key of the pickled labels
+    label_bytes: int  # before the pixels of an image; the last one is the class
+    archive: tuple[str, str]  # file and MD5 of the pickled version
+    published: Normalisation  # moments of the 50,000 training images, as commonly published
+
+    @property
+    def layouts(self) -> dict[Layout, Any]:
+        """The three layouts, each with the function that reads it."""
+        least = (TRAIN + TEST) * _PIXELS
+        pickled = *self.train, self.test
+        binary = tuple(f"{file}.bin" for file in pickled)
+        return {
+            Layout(self.python, (*pickled, self.python_meta[0]), pickled, least): _read_python,
+            Layout(self.binary, (*binary, self.binary_meta), binary, least): _read_binary,
+            Layout(self.name, ("train", "test")): _read_folders,
+        }
+
+
+CIFAR10 = Cifar(
+    name="cifar10", classes=10, python="cifar-10-batches-py", binary="cifar-10-batches-bin",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch",
+    python_meta=("batches.meta", "label_names"), binary_meta="batches.meta.txt",
+    labels="labels", label_bytes=1,
+    archive=("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    published=Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "published"),
+)  # fmt: skip
+CIFAR100 = Cifar(
+    name="cifar100", classes=100, python="cifar-100-python", binary="cifar-100-binary",
+    train=("train",), test="test",
+    python_meta=("meta", "fine_label_names"), binary_meta="fine_label_names.txt",
+    labels="fine_labels", label_bytes=2,
+    archive=("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    published=Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "published"),
+)  # fmt: skip
+
+
+def read_cifar(kind: Cifar, root: Path) -> Read:
+    """Training images, test images and class names, from the first of the three layouts that is whole."""
+    begun = [(layout, read) for layout, read in kind.layouts.items() if (root / layout.folder).is_dir()]
+    if not begun:
+        raise FileNotFoundError(
+            f"expected {kind.python}, {kind.binary} or {kind.name}/train in {root}, got none of them: "
+            f"see get({kind.name!r}, root)"
+        )
+    missing = [[p for p in layout.paths if not (root / layout.folder / p).exists()] for layout, _ in begun]
+    chosen = missing.index([]) if [] in missing else 0
+    layout, read = begun[chosen]
+    folder = root / layout.folder
+    if missing[chosen]:
+        lost = folder / missing[chosen][0]
+        raise FileNotFoundError(f"expected {lost}, got nothing: is the dataset complete?")
+    return read(kind, folder)
+
+
+def _read_python(kind: Cifar, folder: Path) -> Read:
+    file, key = kind.python_meta
+    names = read_pickle(folder / file).get(key)
+    train = [_pickled(folder / name, kind) for name in kind.train]
+    return _joined(train), _pickled(folder / kind.test, kind), _class_names(folder / file, names, kind)
+
+
+def _read_binary(kind: Cifar, folder: Path) -> Read:
+    meta = folder / kind.binary_meta
+    train = [_binary(folder / f"{name}.bin", kind) for name in kind.train]
+    test = _binary(folder / f"{kind.test}.bin", kind)
+    return _joined(train), test, _class_names(meta, read_text(meta).split(), kind)
+
+
+def _read_folders(kind: Cifar, folder: Path) -> Read:
+    classes = _class_names(folder / "train", list(class_folders(folder / "train")), kind)
+    train, test = (Images(*read_class_folders(folder / part, classes, SIDE)) for part in ("train", "test"))
+    return train, test.select(_taking_turns(test.labels)), classes
+
+
+def _taking_turns(labels: Tensor) -> Tensor:
+    """Items in an order in which classes take turns: the first so many of a test set are of all classes."""
+    seen: Counter[int] = Counter()
+    turns = []
+    for item, label in enumerate(labels.tolist()):
+        turns.append((seen[label], label, item))
+        seen[label] += 1
+    return torch.tensor([item for _, _, item in sorted(turns)], dtype=torch.int64)
+
+
+def _pickled(file: Path, kind: Cifar) -> Images:
+    content = read_pickle(file)
+    pixels, labels = content.get("data"), content.get(kind.labels)
+    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
+        raise ValueError(
+            f"{file}: expected 'data' to be an array and {kind.labels!r} a list, got {sorted(content)}"
+        )
+    if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
+        raise ValueError(f"{file}: expected 'data' of shape [n, {_PIXELS}], got {pixels.shape}")
+    if not all(isinstance(label, int) for label in labels):
+        raise ValueError(f"{file}: expected {kind.labels!r} to be whole numbers")
+    return _images(file, torch.tensor(pixels), torch.tensor(labels, dtype=torch.int64), kind)
+
+
+def _binary(file: Path, kind: Cifar) -> Images:
+    raw = np.fromfile(file, np.uint8)
+    row = kind.label_bytes + _PIXELS
+    if len(raw) == 0 or len(raw) % row:
+        raise ValueError(f"{file}: expected rows of {row} bytes, got {len(raw)} bytes: truncated?")
+    rows = torch.from_numpy(raw).view(-1, row)
+    return _images(file, rows[:, kind.label_bytes :], rows[:, kind.label_bytes - 1].long(), kind)
+
+
+def _images(file: Path, pixels: Tensor, labels: Tensor, kind: Cifar) -> Images:
+    if len(labels) != len(pixels):
+        raise ValueError(f"{file}: expected one label per image, got {len(labels)} for {len(pixels)} images")
+    try:
+        check_labels(labels, len(pixels), kind.classes)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    return Images(pixels.reshape(-1, 3, SIDE, SIDE), labels)
+
+
+def _joined(parts: list[Images]) -> Images:
+    return Images(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+
+
+def _class_names(file: Path, names: object, kind: Cifar) -> tuple[str, ...]:
+    if not isinstance(names, list) or len(names) != kind.classes:
+        got = len(names) if isinstance(names, list) else names
+        raise ValueError(f"{file}: expected {kind.classes} class names, got {got}")
+    return tuple(str(name) for name in names)
 
 
 def load_cifar(
@@ -39,9 +394,15 @@ def load_cifar(
         augment: random crops with padding 4 and flips in `ImageData.training_inputs`.
         ood: names or paths of out-of-distribution images to go with it, see `load_ood`.
         subset: whether files with fewer images than published are taken; the name will say so.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ValueError: for an option that there is not, a damaged file, or fewer images than published.
+        FileNotFoundError: if no layout of the dataset is in the folder.
     """
-    if normalisation not in ("train", "published"):
-        raise ValueError(f"expected normalisation to be 'train' or 'published', got {normalisation!r}")
+    check_choice("normalisation", normalisation, ("train", "published"))
     if isinstance(ood, str):
         raise ValueError(f"expected ood to be several names, got one string {ood!r}")
     folder = data_root(root)
@@ -54,19 +415,16 @@ def load_cifar(
         )
     if validation is None:
         validation = VALIDATION if whole else max(1, len(train) // 10)
-    validation = plain(validation)
-    if not isinstance(validation, int) or not 0 < validation < len(train):
-        raise ValueError(
-            f"expected validation to be a whole number from 1 to {len(train) - 1}, got {validation!r}"
-        )
-    fitted, validated = (
-        train.select(items) for items in split(len(train), (len(train) - validation, validation), seed)
-    )
+    validation = check_count("validation", validation)
+    if validation >= len(train):
+        raise ValueError(f"expected validation to be at most {len(train) - 1}, got {validation}")
+    parts = split(len(train), (len(train) - validation, validation), seed)
+    fitted, validated = (train.select(items) for items in parts)
     outside: dict[str, Images] = {}
     for source in ood:
         part = load_ood(source, folder, size=SIDE, subset=subset)
         name = ood_name(source, part)
-        if name in outside:  # one would be judged under the name of both
+        if name in outside:  # one would be evaluated under the name of both
             raise ValueError(f"expected ood to have sets of different names, got {name!r} twice")
         outside[name] = part
     return ImageData(
@@ -75,11 +433,25 @@ def load_cifar(
         validation=validated,
         test=test,
         classes=classes,
-        normalisation=(
-            PUBLISHED[kind.name] if normalisation == "published" else Normalisation.of(fitted.images)
-        ),
+        normalisation=kind.published if normalisation == "published" else Normalisation.of(fitted.images),
         patch=PATCH,
         seed=seed,
         ood=outside,
         augmentation=CropAndFlip(seed) if augment else None,
+    )
+
+
+for _kind in (CIFAR10, CIFAR100):
+    _file, _md5 = _kind.archive
+    register(
+        Entry(
+            _kind.name,
+            "images",
+            f"60,000 colour images of 32 x 32 pixels, {_kind.classes} classes",
+            "none stated; cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+            "https://www.cs.toronto.edu/~kriz/cifar.html",
+            partial(load_cifar, _kind),
+            tuple(_kind.layouts),
+            Archive(_file, _md5, f"https://www.cs.toronto.edu/~kriz/{_file}", GIGABYTE),
+        )
     )

@@ -5,10 +5,11 @@ from typing import Literal
 
 import torch
 
-from gpattention.data.places import StrPath, data_root, existing_file
-from gpattention.data.splits import split
-from gpattention.data.texts import TextData, Texts
-from gpattention.reading import read_text
+from gpattention.checks import check_choice
+from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.datasets import TextData, Texts, split
+from gpattention.data.files import existing_file
+from gpattention.files import StrPath, read_text
 
 FOLDERS = ("cola_public", "cola/cola_public", "CoLA/cola_public")
 FORMS = ("tokenized", "raw")
@@ -33,10 +34,22 @@ def load_cola(
         seed: of the split.
         form: "tokenized" has words between spaces (`Texts.words`), "raw" is the text as written.
         subset: whether files with other numbers of sentences than published are taken; four fifths train.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ValueError: for a form that there is not, a damaged file, or another number of sentences.
+        FileNotFoundError: if the files are not there.
     """
-    if form not in FORMS:
-        raise ValueError(f"expected form to be one of {', '.join(FORMS)}, got {form!r}")
-    folder = _folder(data_root(root)) / form
+    check_choice("form", form, FORMS)
+    place = data_root(root)
+    found = [place / name for name in FOLDERS if (place / name).is_dir()]
+    if not found:
+        raise FileNotFoundError(
+            f"expected {' or '.join(FOLDERS)} in {place}, got none of them: see get('cola', root)"
+        )
+    folder = found[0] / form
     parts = [read_cola(folder / name) for name in FILES]
     rows = tuple(len(part) for part in parts)
     whole = rows == ROWS
@@ -80,10 +93,20 @@ def read_cola(file: Path) -> Texts:
     return Texts(tuple(sentences), torch.tensor(labels, dtype=torch.int64))
 
 
-def _folder(root: Path) -> Path:
-    for name in FOLDERS:
-        if (root / name).is_dir():
-            return root / name
-    raise FileNotFoundError(
-        f"expected {' or '.join(FOLDERS)} in {root}, got none of them: see get('cola', root)"
+register(
+    Entry(
+        "cola",
+        "text",
+        "9,594 English sentences, acceptable or not; 516 of them out of domain",
+        "sentences of published works, for research; cite A. Warstadt, A. Singh and S. R. Bowman, TACL 2019",
+        "https://nyu-mll.github.io/CoLA/",
+        load_cola,
+        tuple(Layout(f, tuple(f"{form}/{file}" for form in FORMS for file in FILES)) for f in FOLDERS),
+        Archive(
+            "cola_public_1.1.zip",
+            "9f6d88c3558ec424cd9d66ea03589aba",
+            "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip",
+            GIGABYTE // 16,
+        ),
     )
+)

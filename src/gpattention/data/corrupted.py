@@ -1,26 +1,39 @@
-"""CIFAR-10-C and CIFAR-100-C: the test images under 19 corruptions of 5 severities, memory-mapped."""
+"""CIFAR-10-C and CIFAR-100-C: the test images under 19 corruptions of 5 severities, memory-mapped.
 
+`regenerate` writes such a folder from a clean test set, once; a later call carries on where one stopped.  A
+file `regenerated.json` says that a folder was regenerated, from what and how.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
+from torch import Tensor
 
-from gpattention.data.arrays import map_npy
-from gpattention.data.corruptions.regenerated_record import RECORD
-from gpattention.data.images import Images
-from gpattention.data.places import StrPath, data_root, existing_file
-from gpattention.reading import read_json
+from gpattention.checks import check_choice
+from gpattention.data import corruptions as made
+from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.datasets import Images
+from gpattention.data.files import existing_file, map_npy
+from gpattention.files import StrPath, file_digest, read_json, read_object, replaced, write_atomically
 
 FOLDERS = {"cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
-CORRUPTIONS = (
-    "brightness", "contrast", "defocus_blur", "elastic_transform", "fog", "frost", "gaussian_blur",
-    "gaussian_noise", "glass_blur", "impulse_noise", "jpeg_compression", "motion_blur", "pixelate",
-    "saturate", "shot_noise", "snow", "spatter", "speckle_noise", "zoom_blur",
-)  # fmt: skip
-SEVERITIES = (1, 2, 3, 4, 5)
+CORRUPTIONS = tuple(sorted(made.CORRUPTIONS))
+SEVERITIES = made.SEVERITIES
 TEST = 10_000  # images of one severity, as published
+RECORD = "regenerated.json"
+RECIPE_VERSION = 1  # raise it with any change that changes an image
+_IMAGES_AT_ONCE = 1000
+
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -35,13 +48,21 @@ class Origin:
 
 @dataclass(frozen=True)
 class CorruptedImages:
-    """A folder of arrays; `part` gives one corruption at one severity, in the order of the test images."""
+    """A folder of arrays; `part` gives one corruption at one severity, in the order of the test images.
+
+    Attributes:
+        name: of the set.
+        folder: where it lies.
+        corruptions: those that are there.
+        subset: whether arrays may be shorter than published.
+        regenerated: how it was made; None: as published, as far as can be known.
+    """
 
     name: str
     folder: Path
-    corruptions: tuple[str, ...]  # those that are there
+    corruptions: tuple[str, ...]
     subset: bool = False
-    regenerated: Origin | None = None  # None: as published, as far as can be told
+    regenerated: Origin | None = None
 
     @property
     def severities(self) -> tuple[int, ...]:
@@ -50,14 +71,11 @@ class CorruptedImages:
 
     def part(self, corruption: str, severity: int) -> Images:
         """[10000, 3, 32, 32]; only the rows that are used will be read from the disk."""
-        if corruption not in self.corruptions:
-            raise ValueError(
-                f"expected corruption to be one of {', '.join(self.corruptions)}, got {corruption!r}"
-            )
+        check_choice("corruption", corruption, self.corruptions)
         count = len(self.severities)
         if severity not in self.severities:
-            told = "from 1 to 5" if count == 5 else f"among {', '.join(map(str, self.severities))}"
-            raise ValueError(f"expected severity {told}, got {severity}")
+            choices = "from 1 to 5" if count == 5 else f"among {', '.join(map(str, self.severities))}"
+            raise ValueError(f"expected severity {choices}, got {severity}")
         images = self._array(corruption)
         labels = self._array("labels")
         good = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3) and len(images) % count == 0
@@ -91,19 +109,21 @@ def load_corrupted(
     Args:
         name: cifar10-c or cifar100-c.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        folder: another one of the same layout, such as `corruptions.regenerate` writes, under the root or
-            anywhere; the result is then called by its name.
+        folder: another one of the same layout, such as `regenerate` writes, under the root or anywhere; the
+            result is then called by its name.
         subset: whether corruptions may be missing and arrays may be shorter than published.
 
-    A folder with a `regenerated.json` says so in `regenerated`, and in its name if it stands where the
-    published one would.
+    Returns:
+        The folder of arrays.  One with a `regenerated.json` says so in `regenerated`, and in its name if it
+        stands where the published one would.
+
+    Raises:
+        ValueError: for a name that there is not, or a damaged record.
+        FileNotFoundError: if the folder or one of the corruptions is not there.
     """
-    if name not in FOLDERS:
-        raise ValueError(f"expected name to be one of {', '.join(FOLDERS)}, got {name!r}")
-    if folder is not None and Path(folder).is_absolute():
-        place = Path(folder)
-    else:
-        place = data_root(root) / (FOLDERS[name] if folder is None else folder)
+    check_choice("name", name, FOLDERS)
+    absolute = folder is not None and Path(folder).is_absolute()
+    place = Path(folder or FOLDERS[name]) if absolute else data_root(root) / (folder or FOLDERS[name])
     if not place.is_dir():
         raise FileNotFoundError(f"expected {name} in {place}, got no such folder: see get({name!r}, root)")
     found = tuple(c for c in CORRUPTIONS if (place / f"{c}.npy").is_file())
@@ -129,3 +149,207 @@ def _origin(folder: Path) -> Origin | None:
         return Origin(str(record["name"]), str(recipe["frost"]), severities, int(recipe["seed"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file}: expected the record of regenerated corruptions, got {error!r}") from None
+
+
+@dataclass(frozen=True)
+class Regenerated:
+    """A folder of regenerated corruptions: `<corruption>.npy`, uint8 [severities x N, H, W, 3], severity
+    after severity, and `labels.npy`.
+
+    Attributes:
+        name: of the set; says that it is regenerated.
+        folder: where it lies.
+        severities: which.
+        corruptions: which.
+        frost: "generated pictures" or "given pictures, sha256 ...".
+    """
+
+    name: str
+    folder: Path
+    severities: tuple[int, ...]
+    corruptions: tuple[str, ...]
+    frost: str
+
+
+def regenerate(
+    images: Tensor,
+    labels: Tensor,
+    folder: str | Path,
+    *,
+    source: str = "CIFAR-10",
+    seed: int = 0,
+    severities: Sequence[int] = SEVERITIES,
+    names: Iterable[str] | None = None,
+    frost: Sequence[Tensor] | Tensor | None = None,
+    progress: Progress | None = None,
+) -> Regenerated:
+    """Corrupt the whole test set and keep the result in `folder`.
+
+    What the folder already holds of the same recipe is kept; a folder of another recipe is refused. Every
+    file appears as a whole or not at all.
+
+    Args:
+        images: the clean test set, uint8 [N, 3, H, W].
+        labels: its classes, integers [N].
+        folder: where to write; made if missing.
+        source: the name of the clean test set.
+        seed: of all random numbers.
+        severities: which, in ascending order.
+        names: which corruptions; None means all 19.
+        frost: pictures of frost as for `corrupt`; None draws on generated ones, and the record says so.
+        progress: called with (corruption, images done, images in all) after each part.
+
+    Returns:
+        What the folder now holds.
+
+    Raises:
+        ValueError: for other images or labels, a corruption or severity that there is not, or a folder of
+            another recipe; nothing is written then.
+    """
+    folder = Path(folder)
+    wanted = tuple(made.CORRUPTIONS) if names is None else tuple(dict.fromkeys(names))
+    severities = tuple(severities)
+    _check(images, labels, source, severities, wanted)
+    pictures = None if frost is None else [picture.cpu() for picture in frost]
+    about_frost = named_frost(pictures)
+    name = f"{source}-C (regenerated)"
+    recipe = {
+        "version": RECIPE_VERSION,
+        "seed": seed,
+        "severities": list(severities),
+        "images": {"shape": list(images.shape), "sha256": _digest([images])},
+        "labels": {"sha256": _digest([labels.long()])},
+        "frost": about_frost,
+    }
+    record = _open_record(folder, name, recipe)
+    shape = (len(severities) * len(images), *images.shape[2:], 3)
+
+    def write_labels(file: IO[bytes]) -> None:
+        classes = labels.cpu().numpy().astype(np.int64)
+        kind = np.uint8 if classes.min() >= 0 and classes.max() <= 255 else np.int64  # bytes, as published
+        np.save(file, np.tile(classes.astype(kind), len(severities)))
+
+    def write(each: str, file: IO[bytes]) -> None:
+        npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        for row, severity in enumerate(severities):
+            for start in range(0, len(images), _IMAGES_AT_ONCE):
+                clean = images[start : start + _IMAGES_AT_ONCE]
+                changed = made.corrupt(clean, each, severity, seed=seed, first_item=start, frost=pictures)
+                file.write(changed.permute(0, 2, 3, 1).cpu().numpy().tobytes())
+                if progress is not None:
+                    progress(each, row * len(images) + start + len(clean), shape[0])
+
+    if not ("labels.npy" in record["files"] and (folder / "labels.npy").is_file()):
+        _write_and_enter(folder / "labels.npy", write_labels, record)
+    for each in wanted:
+        path = folder / f"{each}.npy"
+        # it was written as a whole, so that with its shape it has its content
+        if path.name in record["files"] and path.is_file() and map_npy(path).shape == shape:
+            if progress is not None:
+                progress(each, shape[0], shape[0])
+        else:
+            _write_and_enter(path, partial(write, each), record)
+    return Regenerated(name, folder, severities, wanted, about_frost)
+
+
+def named_frost(pictures: Sequence[Tensor] | None) -> str:
+    """How a record names its pictures of frost."""
+    return "generated pictures" if pictures is None else f"given pictures, sha256 {_digest(pictures)}"
+
+
+def _check(
+    images: Tensor, labels: Tensor, source: str, severities: tuple[int, ...], names: tuple[str, ...]
+) -> None:
+    made.check_images(images)
+    if images.dtype != torch.uint8 or len(images) == 0:
+        raise ValueError(f"images: expected some, of type uint8, got {len(images)} of {images.dtype}")
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"labels: expected integers of shape [{len(images)}], got {labels.dtype} of {tuple(labels.shape)}"
+        )
+    if not source:
+        raise ValueError("source: expected the name of the clean test set, got ''")
+    if not severities or list(severities) != sorted(set(severities)):
+        raise ValueError(f"severities: expected some of 1 to 5 in ascending order, got {severities}")
+    for severity in severities:
+        for name in names:
+            made.check_request(name, severity)
+
+
+def _open_record(folder: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
+    """The record of the folder: the one there if it has the same recipe, else a new one, written at once."""
+    path = folder / RECORD
+    if path.is_file():
+        record = read_object(path)
+        found = record.get("recipe")
+        if not isinstance(found, dict) or not isinstance(record.get("files"), dict):
+            raise ValueError(f"{path}: expected an object with the objects 'recipe' and 'files'")
+        for field in sorted({*recipe, *found}):
+            if found.get(field) != recipe.get(field):
+                raise ValueError(
+                    f"{path}: expected {field} {recipe.get(field)!r}, got {found.get(field)!r}; "
+                    "regenerate with another recipe into another folder"
+                )
+        return record
+    folder.mkdir(parents=True, exist_ok=True)
+    strangers = sorted(each.name for each in folder.glob("*.npy"))
+    if strangers:
+        raise ValueError(
+            f"folder: expected one with a {RECORD} or without arrays, got {folder} with "
+            f"{', '.join(strangers)}; these may be the published ones"
+        )
+    try:
+        library = version("gpattention")
+    except PackageNotFoundError:
+        library = "not installed"
+    record = {
+        "name": name,
+        "note": "Regenerated from the clean test set with the published severities; not the published files.",
+        "made_by": {"gpattention": library, "torch": torch.__version__, "numpy": np.__version__},
+        "recipe": recipe,
+        "files": {},
+    }
+    _write_record(folder, record)
+    return record
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    write_atomically(folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
+
+
+def _write_and_enter(path: Path, write: Callable[[IO[bytes]], object], record: dict[str, Any]) -> None:
+    """A file, whole or not at all, and its checksum in the record."""
+    with replaced(path) as file:
+        write(file)
+    record["files"][path.name] = file_digest(path)
+    _write_record(path.parent, record)
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+for _name, _of, _record, _md5 in (
+    ("cifar10-c", "CIFAR-10", 2535967, "56bf5dcef84df0e2308c6dcbcbbd8499"),
+    ("cifar100-c", "CIFAR-100", 3555552, "11f0ed0f1191edbf9fa23466ae6021d3"),
+):
+    _file = f"{FOLDERS[_name]}.tar"
+    _arrays = tuple(f"{each}.npy" for each in CORRUPTIONS)
+    _least = len(_arrays) * len(SEVERITIES) * TEST * 3 * 32 * 32
+    _url = f"https://zenodo.org/records/{_record}"
+    register(
+        Entry(
+            _name,
+            "corrupted",
+            f"the {_of} test images under {len(CORRUPTIONS)} corruptions of 5 severities",
+            "CC BY 4.0; cite D. Hendrycks and T. Dietterich, ICLR 2019",
+            _url,
+            partial(load_corrupted, _name),
+            (Layout(FOLDERS[_name], (*_arrays, "labels.npy"), _arrays, _least),),
+            Archive(_file, _md5, f"{_url}/files/{_file}?download=1", 4 * GIGABYTE),
+        )
+    )

@@ -1,6 +1,8 @@
 """The dataset that comes with the library: 1,797 handwritten digits of 8 x 8 pixels (UCI, CC BY 4.0).
 
 E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
+Beside them stand images that are nothing: noise, patterns, and what is left of real images without their
+meaning.  Every one of these depends on (seed, its index) alone.
 """
 
 from importlib.resources import as_file, files
@@ -9,11 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpattention.data import generated
-from gpattention.data.augmentation import CropAndFlip
-from gpattention.data.images import ImageData, Images
-from gpattention.data.normalisation import Normalisation
-from gpattention.data.splits import split
+from gpattention.data.catalogue import Entry, register
+from gpattention.data.datasets import (
+    GENERATED,
+    CropAndFlip,
+    ImageData,
+    Images,
+    Normalisation,
+    integers,
+    keyed,
+    split,
+)
 
 CLASSES = 8  # digits 0 to 7; 8 and 9 are held out
 VALIDATION, TEST = 200, 400  # of the 1,443 images of digits 0 to 7
@@ -36,7 +44,13 @@ def load_digits(seed: int = 0, *, augment: bool = False) -> ImageData:
 
     Out of distribution are `near`, the 354 images of digits 8 and 9, and far ones made by the seed, 400 each:
     uniform `noise`, `patterns` (stripes and checkers), the test images `inverted`, their pixels `shuffled`.
-    `augment` shifts training images by a pixel; digits are not mirrored.
+
+    Args:
+        seed: decides the split, and the images that are made.
+        augment: whether training images are shifted by a pixel; digits are not mirrored.
+
+    Returns:
+        The dataset.
     """
     images, labels = bundled_digits()
     known = labels < CLASSES
@@ -46,10 +60,10 @@ def load_digits(seed: int = 0, *, augment: bool = False) -> ImageData:
     shape = (1, 8, 8)
     ood = {
         "near": images[~known],
-        "noise": generated.noise(TEST, shape, seed),
-        "patterns": generated.patterns(TEST, shape, seed),
-        "inverted": generated.inverted(tested.images),
-        "shuffled": generated.shuffled(tested.images, seed),
+        "noise": noise(TEST, shape, seed),
+        "patterns": patterns(TEST, shape, seed),
+        "inverted": inverted(tested.images),
+        "shuffled": shuffled(tested.images, seed),
     }
     return ImageData(
         name="digits",
@@ -63,3 +77,64 @@ def load_digits(seed: int = 0, *, augment: bool = False) -> ImageData:
         ood={name: Images.unlabelled(x) for name, x in ood.items()},
         augmentation=CropAndFlip(seed, padding=1, flip=False) if augment else None,
     )
+
+
+def noise(n: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
+    """Every pixel uniform from 0 to 255, [n, C, H, W] uint8."""
+    channels, height, width = shape
+    places = torch.arange(n * channels * height * width)
+    return integers(places, 256, GENERATED, seed, 0).view(n, channels, height, width).to(torch.uint8)
+
+
+def patterns(n: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
+    """Horizontal, vertical and diagonal stripes and checkers in two grey levels, [n, C, H, W] uint8.
+
+    Stripes are 1 to a quarter of the side wide, begin anywhere, and the levels differ by 96 or more.
+    """
+    channels, height, width = shape
+    items = torch.arange(n)
+
+    def draw(bound: int, what: int) -> Tensor:
+        return integers(items, bound, GENERATED, seed, 1, what).view(n, 1, 1)
+
+    period = 1 + draw(max(1, min(height, width) // 4), 0)
+    y = torch.arange(height).view(1, height, 1) + draw(2 * max(height, width), 1)
+    x = torch.arange(width).view(1, 1, width) + draw(2 * max(height, width), 2)
+    cells = torch.stack(
+        [
+            (y // period + 0 * x) % 2,
+            (x // period + 0 * y) % 2,
+            ((x + y) // period) % 2,
+            (y // period + x // period) % 2,
+        ]
+    )  # [4, n, H, W]
+    cell = cells[integers(items, 4, GENERATED, seed, 1, 3), items].bool()  # [n, H, W]
+    dark = draw(160, 4)
+    light = dark + 96 + keyed(items, GENERATED, seed, 1, 5).view(n, 1, 1) % (160 - dark)
+    grey = torch.where(cell, light, dark).to(torch.uint8)
+    return grey[:, None].expand(n, channels, height, width).contiguous()
+
+
+def inverted(images: Tensor) -> Tensor:
+    """Black for white, [n, C, H, W] uint8."""
+    return 255 - images
+
+
+def shuffled(images: Tensor, seed: int = 0) -> Tensor:
+    """The pixels of each image in an order of its own, [n, C, H, W]; the histogram stays."""
+    n, channels, height, width = images.shape
+    places = torch.arange(n * height * width)
+    order = keyed(places, GENERATED, seed, 2).view(n, 1, height * width).argsort(dim=-1, stable=True)
+    return images.flatten(2).gather(-1, order.expand(n, channels, -1)).view_as(images)
+
+
+register(
+    Entry(
+        "digits",
+        "images",
+        "1,797 handwritten digits of 8 x 8 pixels; 8 and 9 are held out",
+        "CC BY 4.0; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
+        "https://doi.org/10.24432/C50P49",
+        load_digits,
+    )
+)

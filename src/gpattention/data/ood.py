@@ -1,44 +1,30 @@
 """Out-of-distribution images: the official Textures, LSUN and TinyImageNet sets, folders and .npz files."""
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpattention.data.arrays import read_npz
-from gpattention.data.folders import Fit, image_files, read_images
-from gpattention.data.images import Images
-from gpattention.data.places import StrPath, data_root
-
-
-@dataclass(frozen=True, slots=True)
-class OodSet:
-    """A published set: where its images lie, how many there are, how they come to the size of the model's."""
-
-    name: str
-    folder: str
-    images: int
-    fit: Fit
-
+from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.datasets import Images
+from gpattention.data.files import Fit, image_files, read_images, read_npz
+from gpattention.files import StrPath
 
 OOD_SETS = {
-    made.name: made
-    for made in (
-        OodSet("textures", "dtd/images", 5640, "resize"),
-        OodSet("lsun-crop", "LSUN/test", 10_000, "crop"),
-        OodSet("lsun-resize", "LSUN_resize/LSUN_resize", 10_000, "crop"),
-        OodSet("tinyimagenet-crop", "Imagenet/test", 10_000, "crop"),
-        OodSet("tinyimagenet-resize", "Imagenet_resize/Imagenet_resize", 10_000, "crop"),
-    )
+    "textures": Layout("dtd/images", images=5640),
+    "lsun-crop": Layout("LSUN/test", images=10_000),
+    "lsun-resize": Layout("LSUN_resize/LSUN_resize", images=10_000),
+    "tinyimagenet-crop": Layout("Imagenet/test", images=10_000),
+    "tinyimagenet-resize": Layout("Imagenet_resize/Imagenet_resize", images=10_000),
 }
 
 
 def load_ood(
     source: str, root: StrPath | None = None, *, size: int = 32, fit: Fit | None = None, subset: bool = False
 ) -> Images:
-    """Images without classes, [n, 3, size, size].
+    """Out-of-distribution images.
 
     Args:
         source: a published set (textures, lsun-crop, lsun-resize, tinyimagenet-crop, tinyimagenet-resize); or
@@ -48,6 +34,13 @@ def load_ood(
         size: side of the images.
         fit: how images of other sizes are treated, see `read_images`; "resize" unless the set says otherwise.
         subset: whether a published set may hold another number of images than published.
+
+    Returns:
+        Images, [n, 3, size, size], that belong to no class.
+
+    Raises:
+        ValueError: for damaged files, or another number of images than published.
+        FileNotFoundError: if there is no such set, folder or file.
     """
     known = OOD_SETS.get(source)
     if known is None:
@@ -61,7 +54,7 @@ def load_ood(
             f"{folder}: expected {known.images} images of {source}, got {len(files)}: "
             "pass subset=True if that is meant"
         )
-    return Images.unlabelled(read_images(files, size, fit or known.fit))
+    return Images.unlabelled(read_images(files, size, fit or ("resize" if source == "textures" else "crop")))
 
 
 def ood_name(source: str, images: Images) -> str:
@@ -105,3 +98,40 @@ def _read(place: Path, size: int, fit: Fit) -> Tensor:
             f"got {images.dtype} of shape {images.shape}"
         )
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+register(
+    Entry(
+        "textures",
+        "ood",
+        "Describable Textures (DTD), 5,640 images of 47 textures",
+        "for research; cite M. Cimpoi, S. Maji, I. Kokkinos, S. Mohamed and A. Vedaldi, CVPR 2014",
+        "https://www.robots.ox.ac.uk/~vgg/data/dtd/",
+        partial(load_ood, "textures"),
+        (OOD_SETS["textures"],),
+        Archive(
+            "dtd-r1.0.1.tar.gz",
+            "fff73e5086ae6bdbea199a49dfb8a4c1",
+            "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",
+            2 * GIGABYTE,
+        ),
+    )
+)
+for _name, _about, _md5 in (
+    ("lsun-crop", "10,000 crops of LSUN scenes", "458a0a0ab8e5f1cb4516d7400568e460"),
+    ("lsun-resize", "10,000 LSUN scenes, resized", "278b7b31c8cb7e804a1465a8ce03a2dc"),
+    ("tinyimagenet-crop", "10,000 crops of TinyImageNet images", "7c0827e4246c3718a5ee076e999e52e5"),
+    ("tinyimagenet-resize", "10,000 TinyImageNet images, resized", "0f9ff11d45babf2eff5fe12281d1ac31"),
+):
+    register(
+        Entry(
+            _name,
+            "ood",
+            _about,
+            "none stated; cite S. Liang, Y. Li and R. Srikant, ICLR 2018",
+            "https://github.com/facebookresearch/odin",
+            partial(load_ood, _name),
+            (OOD_SETS[_name],),
+            Archive(f"{OOD_SETS[_name].folder.split('/')[0]}.tar.gz", _md5, None, GIGABYTE),
+        )
+    )

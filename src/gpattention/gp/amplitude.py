@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gpattention.gp.cholesky import solve
-from gpattention.gp.fused.exact.amplitude import fused_row_log_amplitude
-from gpattention.gp.fused.sparse.amplitude import fused_sparse_row_sum
-from gpattention.gp.fused.sparse.posterior import why_not_fused_sparse
-from gpattention.gp.fused.switch import why_not_fused
-from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, masked, prepare
+from gpattention.gp.inputs import Scalar, check_delta, keep_rows, masked, prepare
 from gpattention.gp.kernels import cross_gram, log_kappa
-from gpattention.gp.precision import full_precision
-from gpattention.gp.sharding import check_group, sum_over_shards
-from gpattention.gp.sparse_features import inducing_root
+from gpattention.gp.sparse import inducing_root
+from gpattention.numerics import Tokens, full_precision, solve
+from gpattention.ops import check_group, sum_over_shards, why_not_fused
+from gpattention.ops.exact import fused_row_log_amplitude
+from gpattention.ops.sparse import fused_sparse_row_sum, why_not_fused_sparse
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,13 +33,28 @@ def row_log_amplitude(
     causal: bool = False,
     max_log_amplitude: float | None = None,
 ) -> Tensor:
-    """log a_i of eq. 25, to be passed as `log_amplitude`.  [..., Q]
+    """log a_i of eq. 25, to be passed as `log_amplitude`.
 
     With `log_amplitude=row_log_amplitude(q, k)` the mean of `direct_posterior` is softmax attention
     over -1/2 |q_i - k_j|^2.  A prior scale t that leaves the mean alone needs the values divided by
-    t as well.  `max_log_amplitude` caps the amplitude of queries far from every key; capped rows
-    shrink towards 0 instead of being normalised.  Padded queries, and queries that see no real
-    key, get 0.
+    t as well.
+
+    Args:
+        q: queries.
+        k: keys.
+        scale: the prior scale t.
+        mask: which keys are real.
+        query_mask: which queries are real; `mask` when None and the numbers agree.
+        causal: query i sees keys up to i only.
+        max_log_amplitude: caps the amplitude of queries far from every key; capped rows shrink towards 0
+            instead of being normalised.
+
+    Returns:
+        [..., Q]; 0 at padded queries and at queries that see no real key.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart.
     """
     t = prepare(
         q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
@@ -79,13 +91,30 @@ def sparse_row_log_amplitude(
     max_log_amplitude: float | None = None,
     group: "ProcessGroup | None" = None,
 ) -> Tensor:
-    """Eq. 25 from the Nystrom estimate of the row sums, clamped at `floor` (section 13).  [..., Q]
+    """Eq. 25 from the Nystrom estimate of the row sums, clamped at `floor` (section 13).
 
     O(N l) time and memory: kappa(q, l) (K_ll + delta I)^-1 sum_j kappa(l, k_j).
 
-    With a `group` (see `scgp_posterior`) q, k and their masks are this process's shard of the tokens and
-    the row sums run over the keys of all.  Their l numbers take an all-reduce of their own each way: the
-    sums of the posterior need the amplitudes already.
+    Args:
+        q: queries.
+        k: keys.
+        inducing: inducing inputs l.
+        scale: the prior scale t.
+        mask: which keys are real.
+        query_mask: which queries are real; `mask` when None and the numbers agree.
+        floor: the least a row sum counts for.
+        delta: perturbation of the inducing Gram matrix.
+        max_log_amplitude: the most that is returned.
+        group: the processes that share the tokens, as in `scgp_posterior`: the row sums run over the keys of
+            all.  Their l numbers take an all-reduce of their own each way: the sums of the posterior need the
+            amplitudes already.
+
+    Returns:
+        [..., Q]; 0 at padded queries.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
     """
     check_group(group)
     if not floor > 0:

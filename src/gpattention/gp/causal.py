@@ -13,26 +13,21 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.cholesky import cholesky
-from gpattention.gp.direct import log_query_scale
-from gpattention.gp.errors import UndefinedCovarianceError
+from gpattention.gp.direct import log_query_scale, real_key_counts
 from gpattention.gp.inputs import (
     Scalar,
-    Tokens,
-    beside,
     check_parameter,
+    expanded,
     keep_columns,
     keep_rows,
+    key_noise,
     prepare,
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
-from gpattention.gp.moments import key_noise
-from gpattention.gp.noise import NoiseSource
-from gpattention.gp.posterior import Posterior
-from gpattention.gp.precision import full_precision
-from gpattention.gp.shapes import broadcast
-from gpattention.gp.unit_process import real_key_counts
+from gpattention.gp.posterior import Posterior, undefined_covariance
+from gpattention.numerics import Tokens, broadcast, cholesky, full_precision
+from gpattention.ops import NoiseSource
 
 
 @full_precision
@@ -52,6 +47,24 @@ def causal_cgp_posterior(
 
     Appending tokens never changes earlier rows.  Each row has its own data set M_k V of its prefix,
     so only per-row variances are defined: `.covariance()` and joint draws raise.
+
+    Args:
+        q: queries.
+        k: keys.
+        o: latent inputs.
+        v: values.
+        noise: sigma^2, one number or one per leading axis.
+        scale_q: amplitude s_q of the queries.
+        scale_k: amplitude s_k of the keys.
+        mask: which tokens are real.
+        log_amplitude: multiplies the query process per token.
+
+    Returns:
+        The posterior of every row.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
     """
     t = prepare(
         q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
@@ -61,7 +74,11 @@ def causal_cgp_posterior(
 
 
 class CausalCGPPosterior(Posterior):
-    """Rows of eq. 17-18."""
+    """Rows of eq. 17-18.
+
+    Args:
+        t: checked and masked inputs.
+    """
 
     def __init__(self, t: Tokens) -> None:
         o = t.latent
@@ -70,7 +87,7 @@ class CausalCGPPosterior(Posterior):
         K_ok = t.scale_k * keep_columns(keep_rows(cross_gram(o, t.k), t.mask), t.mask)
         self.t = t
         self._L = cholesky(M, name="K_o + noise I", noise=t.noise)
-        W, U = solve_triangular(self._L, beside(K_oq, K_ok), upper=False).chunk(2, -1)
+        W, U = solve_triangular(self._L, torch.cat(expanded(K_oq, K_ok), -1), upper=False).chunk(2, -1)
         self._W = W.triu()  # [..., N, N]
         self._B_c = (self._W.mT @ U).tril()  # [..., N, N]
         super().__init__(t.amplify(self._B_c @ t.v), t.query_mask, t.dtype)  # eq. 17
@@ -92,22 +109,20 @@ class CausalCGPPosterior(Posterior):
         return log_query_scale(self.t).exp()
 
     def _full_covariance(self) -> Tensor:
-        raise _undefined()
+        raise undefined_covariance()
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
-        raise _undefined()
-
-
-def _undefined() -> UndefinedCovarianceError:
-    return UndefinedCovarianceError(
-        "causal CGP defines a variance per row, no covariance between rows: "
-        "use .variance, or .sample(joint=False)"
-    )
+        raise undefined_covariance()
 
 
 @dataclass(frozen=True, slots=True)
 class CausalRow:
-    """One new row of causal CGP attention."""
+    """One new row of causal CGP attention.
+
+    Attributes:
+        mean: the attention output.  [..., D]
+        variance: of that output.  [...]
+    """
 
     mean: Tensor  # [..., D]
     variance: Tensor  # [...]
@@ -117,6 +132,14 @@ class CausalCGPState:
     """Causal CGP attention one token at a time, O(t^2 C) for token t; same rows as eq. 17-18.
 
     Keeps latent inputs, keys, values and the factors L, L_k, Y = L^-1 K_ok V of the prefix.
+
+    Args:
+        noise: sigma^2, one number or one per leading axis.
+        scale_q: amplitude s_q of the queries.
+        scale_k: amplitude s_k of the keys.
+
+    Raises:
+        ValueError: a parameter is not positive and finite.
 
     >>> state = CausalCGPState(noise=0.01)
     >>> for q, k, o, v in zip(...):        # each [..., C] or [..., D]
@@ -144,7 +167,23 @@ class CausalCGPState:
         mask: Tensor | None = None,  # [...] False where this sequence has no token here
         log_amplitude: Tensor | None = None,  # [...]
     ) -> CausalRow:
-        """Take the next token in and return its row."""
+        """Take the next token in and return its row.
+
+        Args:
+            q: its query.
+            k: its key.
+            o: its latent input.
+            v: its value.
+            mask: which sequences have a token here.
+            log_amplitude: of its query process.
+
+        Returns:
+            Mean and variance of its row; 0 where it is padding.
+
+        Raises:
+            ValueError: the token does not fit those before it, or the arguments one another.
+            NumericalError: the token is not finite, or a factor cannot grow by it.
+        """
         t = prepare(
             q[..., None, :], k[..., None, :], v[..., None, :], o=o[..., None, :],
             mask=None if mask is None else mask[..., None],
@@ -193,8 +232,8 @@ def _check_continues(past: _Past, t: Tokens) -> None:
 
 def _step(past: _Past | None, t: Tokens, q: Tensor, k: Tensor, o: Tensor) -> tuple[Tensor, Tensor, _Past]:
     """Section 6, incremental step: unit-amplitude mean [..., 1, D], variance [..., 1, 1], new state."""
-    lead = broadcast(q.shape[:-2], k.shape[:-2], o.shape[:-2], t.v.shape[:-2])
-    q, k, o, v = (x.expand(*lead, *x.shape[-2:]) for x in (q, k, o, t.v))
+    q, k, o, v = expanded(q, k, o, t.v)
+    lead = q.shape[:-2]
     real = (q.new_ones(1, 1) if t.mask is None else t.mask[..., None].to(q.dtype)).expand(*lead, 1, 1)
     if past is None:
         past = _Past(

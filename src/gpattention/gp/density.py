@@ -1,4 +1,10 @@
-"""Log densities of Gaussians under masks: the blocks the regularisers are made of."""
+"""Log densities and divergences of Gaussians under masks: the blocks the regularisers are made of.
+
+A posterior's KL divergence from its prior is bounded below by 0:
+
+    K = sum_a KL(N(nu_a, V + tau^2 I) || N(0, K_q + tau^2 I))
+      = 1/2 [|L_q^-1 N|^2 + s (|L_q^-1 L_V|^2 - n + log det(K_q + tau^2 I) - log det(V + tau^2 I))]   (23)
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.checks import check_positive
-from gpattention.gp.cholesky import cholesky, inverse, solve
-from gpattention.gp.differentiation import once_differentiable
-from gpattention.gp.inputs import Scalar, Tokens, with_diagonal
-from gpattention.gp.precision import (
+from gpattention.gp.inputs import Scalar, check_positive, expanded, with_diagonal
+from gpattention.numerics import (
+    Tokens,
     checks_are_deferred,
+    cholesky,
     compute_dtype,
     full_precision,
+    inverse,
+    once_differentiable,
+    solve,
     wants_plain_operations,
 )
-from gpattention.gp.shapes import broadcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,13 @@ class LogDensity:
     """log p(z_q) and log p(z_k), not negated, per sequence and head, summed over value channels.
 
     For the objective "joint", `query` is log p(z_q | z_k), so that `total` is the joint density.
+
+    Attributes:
+        query: log density of the queries' outputs.  [...]
+        key: log density of the observed keys.  [...]
+        real_queries: number of real queries.  [...]
+        real_keys: number of real keys.  [...]
+        channels: number of value channels.
     """
 
     query: Tensor  # [...]
@@ -40,7 +54,11 @@ class LogDensity:
         return self.query + self.key
 
     def per_token(self) -> "LogDensity":
-        """Each term divided by its real tokens and by the value channels (0 for empty ones)."""
+        """Each term divided by its real tokens and by the value channels (0 for empty ones).
+
+        Returns:
+            The same with counts of 1.
+        """
         one = torch.ones_like(self.real_queries)
         return LogDensity(
             query=self.query / (self.real_queries.clamp_min(1) * self.channels),
@@ -75,8 +93,7 @@ def prior_log_density(
     noise: Tensor,
 ) -> Tensor:
     """The same from the covariance itself, with its gradient written out.  [...]"""
-    lead = broadcast(X.shape[:-2], C.shape[:-2])
-    X, C = X.expand(*lead, *X.shape[-2:]), C.expand(*lead, *C.shape[-2:])
+    X, C = expanded(X, C)
     if wants_plain_operations():
         return gaussian_log_density(X, cholesky(C, name=name, noise=noise), real)
     cost: Tensor = _GaussianCost.apply(X, C, name, noise)  # type: ignore[no-untyped-call]
@@ -142,6 +159,21 @@ def lowrank_root(F: Tensor, noise: Tensor) -> Tensor:
     return cholesky(with_diagonal(F.mT @ F / noise, 1.0), name="I + F^T F / noise", noise=noise)
 
 
+def kl_to_prior(
+    mean: Tensor,  # [..., Q, D]
+    V: Tensor,  # [..., Q, Q]
+    K_q: Tensor,  # [..., Q, Q]
+    tau: Tensor,  # [..., 1, 1]
+    query_mask: Tensor | None,
+) -> Tensor:
+    """Eq. 23; both covariances are identity at padded queries, so n is the padded number.  [...]"""
+    L_V = cholesky(with_diagonal(V, tau, query_mask), name="V + tau^2 I", noise=tau)
+    L_q = cholesky(with_diagonal(K_q, tau, query_mask), name="K_q + tau^2 I", noise=tau)
+    quadratic = solve_triangular(L_q, mean, upper=False).square().sum((-2, -1))
+    trace = solve_triangular(L_q, L_V, upper=False).square().sum((-2, -1)) - mean.shape[-2]
+    return 0.5 * (quadratic + mean.shape[-1] * (trace + log_det(L_q) - log_det(L_V)))
+
+
 def noise_floor(
     noise: Scalar,
     *,
@@ -152,12 +184,23 @@ def noise_floor(
     """The least a negative log density can reach, per term, token and value channel (section 11).
 
     1/2 log(2 pi tau^2), reached when means, amplitudes and values have collapsed to nothing; with
-    `scale` (s_q or s_k) and `tokens` given, the floor at that fixed amplitude, all tokens merged.
-    tau^2 is `observation_noise`, sigma^2 when None; 0.0 (the paper's) has no floor and gives -inf.
-    The plain floor holds for every objective of `cgp_log_density`, `direct_log_density` and
-    `scgp_log_density` but "printed"; the one at fixed amplitude for "marginal" and "jensen" with the
-    noisy latent prior.  The keys of the direct model always have sigma^2: their floor takes no
-    `observation_noise`.  A run whose regulariser sits here has collapsed, whatever its ECE says.
+    `scale` and `tokens` given, the floor at that fixed amplitude, all tokens merged.  The plain floor holds
+    for every objective of `cgp_log_density`, `direct_log_density` and `scgp_log_density` but "printed"; the
+    one at fixed amplitude for "marginal" and "jensen" with the noisy latent prior.  The keys of the direct
+    model always have sigma^2: their floor takes no `observation_noise`.  A run whose regulariser sits here
+    has collapsed, whatever its ECE says.
+
+    Args:
+        noise: sigma^2.
+        observation_noise: tau^2, sigma^2 when None; 0.0 (the paper's) has no floor and gives -inf.
+        scale: s_q or s_k.
+        tokens: how many there are.
+
+    Returns:
+        The floor, in the type and shape of the noise.
+
+    Raises:
+        ValueError: one of `scale` and `tokens` without the other, or a noise that is negative.
     """
     if (scale is None) != (tokens is None):
         raise ValueError("scale and tokens belong together: give both or neither")

@@ -1,25 +1,115 @@
 """Direct GP attention: plain asymmetric kernel attention as the posterior mean of one GP (eq. 2).
 
-K_q = s_q^2 kappa(q, q),  K_k = s_k^2 kappa(k, k),  K_qk = s_q s_k kappa(q, k)       (1)
-M_k = K_k + sigma^2 I = L_k L_k^T,  observed: z_k = M_k V
-mean = K_qk V,   cov = K_q - K_qk M_k^-1 K_kq                                        (2)
+    K_q = s_q^2 kappa(q, q),  K_k = s_k^2 kappa(k, k),  K_qk = s_q s_k kappa(q, k)       (1)
+    M_k = K_k + sigma^2 I = L_k L_k^T,  observed: z_k = M_k V
+    mean = K_qk V,   cov = K_q - K_qk M_k^-1 K_kq                                        (2)
+
+Behind it, and behind softmax attention, is a process of unit amplitude and what its keys leave open of it:
+
+    L = chol(kappa(k, k) + noise I),   R = L^-1 kappa(k, q)
+    u_i = 1 - |R_i|^2                                                                    (2), (22)
 """
+
+from typing import Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.checks import check_choice
-from gpattention.gp.errors import UndefinedCovarianceError
-from gpattention.gp.fused.exact.direct import DirectMoments, fused_direct
-from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.inputs import Scalar, Tokens, keep_columns, keep_rows, masked, prepare
-from gpattention.gp.kernels import gram, log_kappa
-from gpattention.gp.noise import NoiseSource
-from gpattention.gp.posterior import COSTS, Cost, Posterior, prior_root
-from gpattention.gp.precision import full_precision
-from gpattention.gp.shapes import broadcast
-from gpattention.gp.unit_process import UnitProcess, unit_variance
+from gpattention.gp.density import (
+    LogDensity,
+    as_log_density,
+    gaussian_log_density,
+    kl_to_prior,
+    quadratic_log_density,
+)
+from gpattention.gp.inputs import (
+    Given,
+    Scalar,
+    check_choice,
+    keep_columns,
+    keep_rows,
+    key_noise,
+    masked,
+    observation_variance,
+    prepare,
+    refuse_others,
+    with_diagonal,
+)
+from gpattention.gp.kernels import cross_gram, gram, log_kappa
+from gpattention.gp.posterior import COSTS, Posterior, prior_root, undefined_covariance
+from gpattention.numerics import Cost, Tokens, broadcast, cholesky, full_precision, kept
+from gpattention.ops import NoiseSource, why_not_fused_on
+from gpattention.ops.exact import PRIOR_COVARIANCE, Moments, fused_direct, fused_prior_density
+
+
+class UnitProcess(NamedTuple):
+    """A process of unit amplitude: where it is seen, and where it was observed (eq. 22).
+
+    Attributes:
+        q: where it is seen.  [..., Q, C]
+        k: where it was observed.  [..., K, C]
+        noise: of the observations, sigma^2 / s_k^2.  [..., 1, 1]
+        mask: which observations are real.  [..., K]
+        query_mask: which queries are real.  [..., Q]
+        causal: whether query i sees the keys up to i alone.
+    """
+
+    q: Tensor  # [..., Q, C]
+    k: Tensor  # [..., K, C]
+    noise: Tensor  # [..., 1, 1]  sigma^2 / s_k^2
+    mask: Tensor | None = None  # [..., K] True = real
+    query_mask: Tensor | None = None  # [..., Q]
+    causal: bool = False
+
+    def prior(self) -> Tensor:
+        """kappa(q, q), zero at padded queries.  [..., Q, Q]"""
+        return keep_columns(keep_rows(gram(self.q), self.query_mask), self.query_mask)
+
+    def whitened(self) -> tuple[Tensor, Tensor]:
+        """L and R.  [..., K, K], [..., K, Q]"""
+        M = with_diagonal(gram(self.k), self.noise, self.mask)  # [..., K, K]
+        L = cholesky(M, name="K_k + noise I", noise=self.noise)
+        K_kq = keep_columns(keep_rows(cross_gram(self.k, self.q), self.mask), self.query_mask)  # [..., K, Q]
+        # R^T = K_qk L^-T: LAPACK solves from that side in less than half the time
+        return L, solve_triangular(L.mT, K_kq.mT, upper=True, left=False).mT
+
+
+@full_precision
+def unit_variance(process: UnitProcess) -> Tensor:
+    """u_i of eq. 22, within its proven bounds.
+
+    Args:
+        process: where it is seen, and where it was observed.
+
+    Returns:
+        [..., Q].
+
+    Raises:
+        NotPositiveDefiniteError: the keys' covariance has no factor.
+    """
+    _, R = process.whitened()
+    R = R.triu() if process.causal else R  # prefixes of a forward substitution are causal
+    return within_bounds(1 - R.square().sum(-2), process)
+
+
+def within_bounds(u: Tensor, process: UnitProcess) -> Tensor:
+    """u_i between noise / (n + noise), for n keys seen, and 1.  [..., Q]"""
+    noise = process.noise[..., 0]  # [..., 1]
+    seen = real_key_counts(process.mask, process.k, process.causal)  # [..., 1] or [..., Q]
+    return u.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
+
+
+def real_key_counts(mask: Tensor | None, k: Tensor, causal: bool) -> Tensor:
+    """How many real keys each query sees, as [..., 1] or, causally, [..., Q]."""
+    K = k.shape[-2]
+    if causal:
+        if mask is None:
+            return torch.arange(1, K + 1, dtype=k.dtype, device=k.device)
+        return mask.cumsum(-1).to(k.dtype)
+    if mask is None:
+        return k.new_full((1,), K)
+    return mask.sum(-1, keepdim=True).to(k.dtype)
 
 
 class UnitDirect(Posterior):
@@ -28,8 +118,6 @@ class UnitDirect(Posterior):
     Softmax attention (section 10) and row normalisation (section 13) are this with other amplitudes.
     """
 
-    _unit: Tensor | None = None  # u_i, once it was asked for
-
     @property
     def _process(self) -> UnitProcess:
         """What is scaled."""
@@ -37,29 +125,31 @@ class UnitDirect(Posterior):
 
     @property
     def _log_scale(self) -> Tensor:
-        """By how much.  [..., Q] or [..., 1]"""
+        """Log amplitude per query.  [..., Q] or [..., 1]"""
         raise NotImplementedError
 
+    @kept
     def _unit_variance(self) -> Tensor:
         """u_i of eq. 22.  [..., Q]"""
-        if self._unit is None:
-            self._unit = unit_variance(self._process)
-        return self._unit
+        return self._find_unit_variance()
+
+    def _find_unit_variance(self) -> Tensor:
+        return unit_variance(self._process)
 
     def _raw_variance(self) -> Tensor:
-        return (2 * self._log_scale + self._unit_variance().log()).exp()
+        return (2 * self._log_scale + self._unit_variance.log()).exp()
 
     def _prior_stddev(self) -> Tensor:
         return self._log_scale.exp()
 
     def _log_variance(self) -> Tensor:
-        log_variance = 2 * self._log_scale + self._unit_variance().log()
+        log_variance = 2 * self._log_scale + self._unit_variance.log()
         if self._query_mask is None:
             return log_variance
         return torch.where(self._query_mask, log_variance, -torch.inf)
 
     def _stddev(self) -> Tensor:
-        stddev = (self._log_scale + 0.5 * self._unit_variance().log()).exp()
+        stddev = (self._log_scale + 0.5 * self._unit_variance.log()).exp()
         return stddev if self._query_mask is None else torch.where(self._query_mask, stddev, 0.0)
 
     def _spread(self) -> tuple[Tensor, bool]:
@@ -69,15 +159,17 @@ class UnitDirect(Posterior):
         return self._log_scale.exp()[..., None] * rows
 
     def _full_covariance(self) -> Tensor:
-        self._refuse_if_causal()
         process = self._process
+        if process.causal:
+            raise undefined_covariance()
         _, R = process.whitened()
         return self._amplify(self._amplify(process.prior() - R.mT @ R).mT)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """Matheron's rule: a prior draw at (k, q) minus what the observations explain of it."""
-        self._refuse_if_causal()
         p = self._process
+        if p.causal:
+            raise undefined_covariance()
         L, R = p.whitened()
         A = solve_triangular(L.mT, R, upper=True).mT  # [..., Q, K]  kappa_qk (kappa_kk + noise I)^-1
         K = p.k.shape[-2]
@@ -85,38 +177,90 @@ class UnitDirect(Posterior):
         observed = f[..., :K, :] + p.noise.sqrt() * self._normal(n, K, generator)
         return self._amplify(f[..., K:, :] - A @ observed)
 
-    def _refuse_if_causal(self) -> None:
-        if self._process.causal:
-            raise UndefinedCovarianceError(
-                "causal attention defines a variance per row, no covariance between rows: "
-                "use .variance, or .sample(joint=False)"
-            )
+
+class ExactPosterior(Posterior):
+    """A posterior whose moments and costs come from fused kernels where these run.
+
+    Args:
+        t: checked inputs as they came; the kernels mask what they read.
+        with_variance: whether the variance will be asked for.
+        with_cost: the regulariser that will be asked for, "marginal" (eq. 10) or "kl" (eq. 23).
+    """
+
+    def __init__(self, t: Tokens, *, with_variance: bool = False, with_cost: Cost = "none") -> None:
+        self.given, self._cost = t, with_cost
+        self._fused: Moments | None = None
+        if self.why_not_fused() is None:
+            self._fused = self._run_fused(with_variance, with_cost)
+            super().__init__(self._fused.mean, None, t.dtype)
+            self._query_mask = t.query_mask
+        else:
+            super().__init__(self._plain_mean(with_variance), t.query_mask, t.dtype)
+
+    def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
+        raise NotImplementedError
+
+    def _plain_mean(self, with_variance: bool) -> Tensor:
+        raise NotImplementedError
+
+    @kept
+    def t(self) -> Tokens:
+        """The checked inputs, masked."""
+        return masked(self.given)
+
+    def why_not_fused(self) -> str | None:
+        """None if moments, marginal density and KL come from fused kernels, else the reason."""
+        t = self.given
+        tokens, channels = max(t.q.shape[-2], t.k.shape[-2]), max(t.k.shape[-1], t.v.shape[-1])
+        return why_not_fused_on(t.q.device, t.q.dtype, tokens=tokens, channels=channels)
+
+    def fused(self) -> Moments | None:
+        """The fused kernels' moments and key density, where they apply."""
+        if self._fused is not None and self._fused.variance is None:
+            self._fused = self._run_fused(True, "none")
+        return self._fused
+
+    def fused_cost(self, cost: Cost) -> Tensor | None:
+        """The regulariser by the fused kernels, at hand if it was announced.
+
+        Args:
+            cost: "marginal", minus eq. 10 or 12 (GP), or "kl", eq. 23, both with tau^2 = sigma^2.
+
+        Returns:
+            [...], or None where plain operations run.
+        """
+        if self.why_not_fused() is not None:
+            return None
+        if self._fused is None or self._cost != cost:
+            self._cost, self._fused = cost, self._run_fused(True, cost)
+        return self._fused.cost
+
+    def _full_variance(self) -> Tensor:
+        fused = self.fused()
+        return super()._full_variance() if fused is None or fused.variance is None else fused.variance
 
 
-class DirectPosterior(UnitDirect):
-    """The posterior of eq. 2; its moments come from fused kernels where these run."""
+class DirectPosterior(ExactPosterior, UnitDirect):
+    """The posterior of eq. 2.
+
+    Args:
+        t: checked inputs.
+        causal: whether row i sees the keys up to i alone.
+        with_variance: whether the variance will be asked for.
+        with_cost: the regulariser that will be asked for.
+    """
 
     def __init__(
         self, t: Tokens, *, causal: bool = False, with_variance: bool = False, with_cost: Cost = "none"
     ) -> None:
-        self.given = t  # as they came; the kernels mask what they read
-        self._masked: Tokens | None = None
-        self._causal, self._cost = causal, with_cost
-        self._fused: DirectMoments | None = None
-        if self.why_not_fused() is None:
-            self._fused = fused_direct(t, with_variance=with_variance, cost=with_cost)
-            mean = self._fused.mean
-        else:
-            mean = direct_weights(self.t, causal=causal) @ self.t.v
-        super().__init__(mean, None if self._fused else t.query_mask, t.dtype)  # eq. 2
-        self._query_mask = t.query_mask
+        self._causal = causal
+        super().__init__(t, with_variance=with_variance, with_cost=with_cost)
 
-    @property
-    def t(self) -> Tokens:
-        """The checked inputs, masked."""
-        if self._masked is None:
-            self._masked = masked(self.given)
-        return self._masked
+    def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
+        return fused_direct(self.given, with_variance=with_variance, cost=cost)
+
+    def _plain_mean(self, with_variance: bool) -> Tensor:
+        return direct_weights(self.t, causal=self._causal) @ self.t.v  # eq. 2
 
     @property
     def _process(self) -> UnitProcess:
@@ -129,36 +273,11 @@ class DirectPosterior(UnitDirect):
 
     def why_not_fused(self) -> str | None:
         """None if moments, marginal density and KL come from fused kernels, else the reason."""
-        if self._causal:
-            return "causal attention has no kernel"
-        t = self.given
-        tokens, channels = max(t.q.shape[-2], t.k.shape[-2]), max(t.k.shape[-1], t.v.shape[-1])
-        return why_not_fused_on(t.q.device, t.q.dtype, tokens=tokens, channels=channels)
+        return "causal attention has no kernel" if self._causal else super().why_not_fused()
 
-    def fused(self) -> DirectMoments | None:
-        """The fused kernels' moments and key density, where they apply."""
-        if self._fused is not None and self._fused.variance is None:
-            self._fused = fused_direct(self.given, with_variance=True)
-        return self._fused
-
-    def fused_cost(self, cost: Cost) -> Tensor | None:
-        """Minus eq. 12 (GP) or eq. 23 by the fused kernels, at hand if it was announced.  [...]
-
-        None where plain operations run.
-        """
-        if self.why_not_fused() is not None:
-            return None
-        if self._fused is None or self._cost != cost:
-            self._cost, self._fused = cost, fused_direct(self.given, with_variance=True, cost=cost)
-        return self._fused.cost
-
-    def _unit_variance(self) -> Tensor:
+    def _find_unit_variance(self) -> Tensor:
         fused = self.fused()
-        return super()._unit_variance() if fused is None or fused.unit is None else fused.unit
-
-    def _full_variance(self) -> Tensor:
-        fused = self.fused()
-        return super()._full_variance() if fused is None or fused.variance is None else fused.variance
+        return super()._find_unit_variance() if fused is None or fused.unit is None else fused.unit
 
     def _stddev(self) -> Tensor:
         fused = self.fused()
@@ -214,12 +333,28 @@ def direct_posterior(
 ) -> DirectPosterior:
     """Kernel attention K_qk V with its exact GP covariance (eq. 2); the mean needs no solve.
 
-    `noise` is sigma^2 of the observed keys.  `query_mask` defaults to `mask` when queries and keys
-    are equally many (self-attention); pass it for cross-attention.  `log_amplitude` multiplies the
-    query process per token: with `row_log_amplitude` the mean is row-normalised (eq. 25).
-    `causal=True` lets row i see keys up to i only; then only per-row variances are defined.
-    `with_variance` and `with_cost` (the regulariser "marginal" or "kl") announce what will be asked for:
-    fused kernels compute it with the mean.
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        noise: sigma^2 of the observed keys, one number or one per leading axis.
+        scale_q: amplitude s_q of the queries.
+        scale_k: amplitude s_k of the keys.
+        mask: which keys are real.
+        query_mask: which queries are real; `mask` when None and queries and keys are equally many
+            (self-attention): pass it for cross-attention.
+        log_amplitude: multiplies the query process per token: with `row_log_amplitude` the mean is
+            row-normalised (eq. 25).
+        causal: row i sees keys up to i only; then only per-row variances are defined.
+        with_variance: announces that the variance will be asked for: fused kernels compute it with the mean.
+        with_cost: announces the regulariser "marginal" or "kl" likewise.
+
+    Returns:
+        The posterior of every query.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
     """
     check_choice("with_cost", with_cost, COSTS)
     t = prepare(
@@ -247,3 +382,147 @@ def amplified_gram(t: Tokens) -> Tensor:
     """K_q = D_a s_q^2 kappa(q, q) D_a, zero at padded queries.  [..., Q, Q]"""
     kappa = keep_columns(keep_rows(gram(t.q), t.query_mask), t.query_mask)
     return t.amplify(t.amplify(kappa).mT)
+
+
+DirectObjective = Literal["marginal", "joint"]
+DIRECT_OBJECTIVES: tuple[DirectObjective, ...] = get_args(DirectObjective)
+
+
+@full_precision
+def direct_log_density(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    objective: DirectObjective = "marginal",
+    observation_noise: Scalar | None = None,
+    **given: Unpack[Given],
+) -> LogDensity:
+    """log p of the direct GP's mean K_qk V and observed keys M_k V under the prior (eq. 12, GP).
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        objective: "marginal" takes each on its own, "joint" both together.
+        observation_noise: tau^2 of the queries, sigma^2 when None.
+        **given: noise, scales, masks and amplitudes, as in `direct_posterior`.
+
+    Returns:
+        Both terms; negate their sum for a regulariser.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
+    """
+    refuse_others("direct_log_density", given, Given)
+    posterior = direct_posterior(q, k, v, **given, causal=False, with_variance=True)
+    return direct_density_of(posterior, objective, observation_noise)
+
+
+@full_precision
+def direct_density_of(
+    posterior: DirectPosterior,
+    objective: DirectObjective = "marginal",
+    observation_noise: Scalar | None = None,
+) -> LogDensity:
+    """`direct_log_density` of a posterior that is there already (eq. 12, GP).
+
+    Args:
+        posterior: what `direct_posterior` gave.
+        objective: as in `direct_log_density`.
+        observation_noise: likewise.
+
+    Returns:
+        Both terms.
+
+    Raises:
+        ValueError: the objective is unknown, or the noise is negative.
+        NotPositiveDefiniteError: a covariance has no factor.
+    """
+    check_choice("objective", objective, DIRECT_OBJECTIVES)
+    tau = observation_variance(observation_noise, posterior.given)
+    if objective == "marginal" and posterior.why_not_fused() is None:
+        return _fused_marginal(posterior, tau)
+    t = posterior.t
+    K_q = amplified_gram(t)  # [..., Q, Q]
+    K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
+    L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=key_noise(t))
+    white = L_key.mT @ t.v  # [..., K, D]  L_k^-1 Z for Z = M_k V
+    key = quadratic_log_density(white.square().sum((-2, -1)), L_key, t.real_keys(), t.v)
+    cov, X = with_diagonal(K_q, tau, t.query_mask), posterior.computed_mean
+    if objective == "joint":
+        R = solve_triangular(L_key, direct_weights(t).mT, upper=False)  # [..., K, Q]
+        cov = cov - R.mT @ R
+        X = X - R.mT @ white
+    L_query = cholesky(cov, name=PRIOR_COVARIANCE, noise=tau)
+    return as_log_density(t, gaussian_log_density(X, L_query, t.real_queries()), key)
+
+
+def _fused_marginal(posterior: DirectPosterior, tau: Tensor) -> LogDensity:
+    t, fused = posterior.given, posterior.fused()
+    if fused is None or fused.key is None:
+        fused = fused_direct(t, with_variance=True)
+    query = fused_prior_density(
+        t.q, fused.mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
+        mask=t.query_mask, name=PRIOR_COVARIANCE,
+    )  # fmt: skip
+    assert fused.key is not None  # it comes with the variance
+    return as_log_density(t, query, fused.key)
+
+
+@full_precision
+def direct_kl(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    *,
+    observation_noise: Scalar | None = None,
+    **given: Unpack[Given],
+) -> Tensor:
+    """KL of the direct GP's posterior (eq. 2) from its prior (eq. 23), summed over tokens and channels.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        observation_noise: tau^2, sigma^2 when None.
+        **given: noise, scales, masks and amplitudes, as in `direct_posterior`.
+
+    Returns:
+        At least 0.  [...]
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
+    """
+    refuse_others("direct_kl", given, Given)
+    posterior = direct_posterior(q, k, v, **given, causal=False, with_cost="kl")
+    return direct_kl_of(posterior, observation_noise)
+
+
+@full_precision
+def direct_kl_of(posterior: DirectPosterior, observation_noise: Scalar | None = None) -> Tensor:
+    """`direct_kl` of a posterior that is there already (eq. 23).
+
+    Args:
+        posterior: what `direct_posterior` gave.
+        observation_noise: tau^2, sigma^2 when None.
+
+    Returns:
+        At least 0.  [...]
+
+    Raises:
+        ValueError: the noise is negative.
+        NotPositiveDefiniteError: a covariance has no factor.
+    """
+    tau = observation_variance(observation_noise, posterior.given)
+    fused = posterior.fused_cost("kl") if tau is posterior.given.noise else None
+    if fused is not None:
+        return fused
+    t = posterior.t
+    M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)  # [..., K, K]
+    L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise(t))
+    R = solve_triangular(L_k, direct_weights(t).mT, upper=False)  # [..., K, Q]
+    K_q = amplified_gram(t)  # [..., Q, Q]
+    return kl_to_prior(posterior.computed_mean, K_q - R.mT @ R, K_q, tau, t.query_mask)

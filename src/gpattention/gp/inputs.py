@@ -1,81 +1,195 @@
 """One place where arguments are checked, masked and raised to the computing type.
 
-Every posterior, density and divergence starts here, so that they agree on what a mask means:
-`mask` [..., K] marks the real keys, latent inputs and values, `query_mask` [..., Q] the real
-queries; True = real token.  Padded rows are overwritten, never multiplied, so NaN in them is
-harmless forward and backward.
+Every error names the argument, its value and what was expected.  Every posterior, density and divergence
+starts here, so that they agree on what a mask means: `mask` [..., K] marks the real keys, latent inputs and
+values, `query_mask` [..., Q] the real queries; True = real token.  Padded rows are overwritten, never
+multiplied, so NaN in them is harmless forward and backward.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor
 
-from gpattention.gp.checks import (
-    broadcasts_into,
-    check_amplitude,
-    check_amplitude_shape,
-    check_mask,
-    check_observation_noise,
-    check_positive,
-    check_tokens,
-    check_values,
-    common_lead,
-    expect,
+from gpattention.checks import check_choice as check_choice
+from gpattention.numerics import (
+    FARTHEST,
+    NonFiniteError,
+    Tokens,
+    TooFarApartError,
+    broadcast,
+    checks_are_deferred,
+    compute_dtype,
+    describe_spread,
 )
-from gpattention.gp.precision import checks_are_deferred, compute_dtype
-from gpattention.gp.shapes import broadcast
+
+
+def check_jitter(jitter: float) -> None:
+    """A perturbation of SGPA's inducing Gram matrix, which may be singular without it."""
+    if not 0 < jitter < 1:
+        raise ValueError(f"expected jitter in (0, 1), got {jitter}")
+
+
+def check_observation_noise(value: float) -> None:
+    """tau^2 as a number; 0 is the paper's."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"expected observation_noise >= 0 and finite, got {value}")
+
+
+def check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True) -> None:
+    """A floating-point [..., N, C] tensor on the device, and usually of the type, of `like`."""
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"expected {name} to be a tensor, got {type(x).__name__}: torch.as_tensor makes one of it"
+        )
+    if x.ndim < 2 or not x.is_floating_point() or 0 in x.shape[-2:]:
+        raise ValueError(
+            f"expected {name} to be a floating-point [..., N, C] tensor with N, C >= 1, "
+            f"got shape {tuple(x.shape)} and {x.dtype}"
+        )
+    if x.device != like.device:
+        raise ValueError(f"expected {name} on {like.device} like q, got {x.device}")
+    if same_dtype and x.dtype != like.dtype:
+        raise ValueError(f"expected {name} of {like.dtype} like q, got {x.dtype}")
+
+
+def expect(holds: bool, expectation: str, x: Tensor) -> None:
+    """Raise unless `holds`, telling the shape found."""
+    if not holds:
+        raise ValueError(f"expected {expectation}, got shape {tuple(x.shape)}")
+
+
+def common_lead(tensors: Mapping[str, Tensor]) -> torch.Size:
+    """The leading axes all tensors broadcast to."""
+    try:
+        return broadcast(*(x.shape[:-2] for x in tensors.values()))
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
+        raise ValueError(f"expected leading axes that broadcast together, got {shapes}") from None
+
+
+def broadcasts_into(shape: torch.Size, lead: torch.Size) -> bool:
+    """True if `shape` broadcasts to exactly `lead`."""
+    try:
+        return broadcast(shape, lead) == lead
+    except RuntimeError:
+        return False
+
+
+def check_mask(name: str, mask: Tensor | None, lead: torch.Size, x: Tensor) -> None:
+    """A bool mask whose axes can mean only one thing."""
+    if mask is None:
+        return
+    # A [B, N] mask beside [B, H, N, C] tokens would broadcast over heads when B == H: refuse it.
+    axes = (1, len(lead) + 1)
+    fits = mask.ndim in axes and mask.shape[-1] == x.shape[-2]
+    if mask.dtype != torch.bool or not fits or not broadcasts_into(mask.shape[:-1], lead):
+        raise ValueError(
+            f"expected {name} to be bool (True = real token) of shape [{x.shape[-2]}] or "
+            f"{[*lead, x.shape[-2]]} with 1 allowed for leading axes (for a [B, N] mask pass "
+            f"mask[:, None]), got shape {tuple(mask.shape)} and {mask.dtype}"
+        )
+    if mask.device != x.device:
+        raise ValueError(f"expected {name} on {x.device} like its tokens, got {mask.device}")
+
+
+def check_values(
+    named: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    log_amplitude: Tensor | None,
+    spread: Tensor | None = None,  # [] largest squared distance from the centre
+    noise: Tensor | None = None,  # for the message about it
+) -> None:
+    """Non-finite tokens, parameters that are not positive, tokens too far apart; one read for all."""
+    if checks_are_deferred(*named.values(), *parameters.values()):
+        return
+    if log_amplitude is not None:
+        named = {**named, "log_amplitude": log_amplitude}
+    # one pass instead of four: a finite sum has no NaN and no infinity in it; another may just be too large
+    good = [x.detach().sum().isfinite() for x in named.values()]
+    good += [((x > 0) & x.isfinite()).all() for x in parameters.values()]
+    if spread is not None:
+        good.append(~(spread > FARTHEST**2))
+    verdict = torch.stack(good).tolist()
+    for (name, x), fine in zip({**named, **parameters}.items(), verdict, strict=False):
+        if fine:
+            continue
+        if name in parameters:
+            bad_value = float(x.detach()[~((x > 0) & x.isfinite())][0])
+            raise ValueError(f"expected {name} to be positive and finite, got {bad_value}")
+        bad = int((~x.isfinite()).sum())
+        if bad == 0:
+            continue
+        raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")
+    if spread is not None and not verdict[-1]:
+        least = None if noise is None else float(noise.detach().min())
+        raise TooFarApartError(describe_spread(float(spread) ** 0.5, least))
+
+
+def check_amplitude(log_amplitude: Tensor) -> None:
+    """The latent models multiply by a_i^2, which must stay finite; the direct ones keep logarithms."""
+    if checks_are_deferred(log_amplitude) or log_amplitude.numel() == 0:
+        return
+    most = 0.5 * math.log(torch.finfo(log_amplitude.dtype).max) - 1
+    largest = float(log_amplitude.detach().max())
+    if largest > most:
+        raise ValueError(
+            f"log_amplitude reaches {largest:.1f}, whose squared amplitude overflows "
+            f"{log_amplitude.dtype} (at most {most:.0f}): cap it with max_log_amplitude"
+        )
+
+
+def check_amplitude_shape(log_amplitude: Tensor, lead: torch.Size, q: Tensor) -> None:
+    """[..., Q] that broadcasts against the leading axes."""
+    fits = log_amplitude.ndim > 0 and log_amplitude.shape[-1] == q.shape[-2]
+    if not fits or not broadcasts_into(log_amplitude.shape[:-1], lead):
+        raise ValueError(
+            f"expected log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against the "
+            f"leading axes {tuple(lead)}, got {tuple(log_amplitude.shape)}"
+        )
+
+
+def check_positive(name: str, value: Tensor) -> None:
+    """A tensor of positive, finite numbers."""
+    if checks_are_deferred(value):
+        return
+    good = (value > 0) & value.isfinite()
+    if not bool(good.all()):
+        raise ValueError(
+            f"expected {name} to be positive and finite, got {float(value.detach()[~good].flatten()[0])}"
+        )
+
 
 Scalar = Tensor | float  # one number, or one per leading axis
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Checked inputs of one attention call, in the type to compute in.
+class Given(TypedDict, total=False):
+    """What every GP posterior takes beside its tokens, for functions that hand it on to one.
 
-    `masked` has overwritten padded rows: values with 0, inputs with the centre of the keys.
+    Attributes:
+        noise: sigma^2, one number or one per leading axis.
+        scale_q: amplitude s_q of the queries.
+        scale_k: amplitude s_k of the keys.
+        mask: which keys are real.  [..., K]
+        query_mask: which queries are real; `mask` when None and the numbers agree.  [..., Q]
+        log_amplitude: of the query process per token.  [..., Q]
     """
 
-    q: Tensor  # [..., Q, C]
-    k: Tensor  # [..., K, C]
-    o: Tensor | None  # [..., K, C]
-    v: Tensor  # [..., K, D]
-    inducing: tuple[Tensor, ...]  # each [..., m, C]
-    noise: Tensor  # [..., 1, 1]  sigma^2
-    scale_q: Tensor  # [..., 1, 1]
-    scale_k: Tensor  # [..., 1, 1]
-    mask: Tensor | None  # [..., K]
-    query_mask: Tensor | None  # [..., Q]
-    log_amplitude: Tensor | None  # [..., Q]
-    dtype: torch.dtype  # of the results
-
-    @property
-    def latent(self) -> Tensor:
-        """The latent inputs o of the canonical GP, where the model has them.  [..., K, C]"""
-        if self.o is None:
-            raise ValueError("this model has no latent inputs")
-        return self.o
-
-    def real_keys(self) -> Tensor:
-        """Number of real keys per sequence.  [...]"""
-        return count_real(self.mask, self.k)
-
-    def real_queries(self) -> Tensor:
-        """Number of real queries per sequence.  [...]"""
-        return count_real(self.query_mask, self.q)
-
-    def amplify(self, rows: Tensor) -> Tensor:
-        """Multiply query rows [..., Q, X] by s_q a_i (section 13)."""
-        rows = self.scale_q * rows
-        return rows if self.log_amplitude is None else self.log_amplitude.exp()[..., None] * rows
+    noise: Required[Scalar]
+    scale_q: Scalar
+    scale_k: Scalar
+    mask: Tensor | None
+    query_mask: Tensor | None
+    log_amplitude: Tensor | None
 
 
-def count_real(mask: Tensor | None, x: Tensor) -> Tensor:
-    """Real tokens per sequence as a number of x's type.  [...]"""
-    if mask is None:
-        return x.new_full((), x.shape[-2])
-    return mask.sum(-1).to(x.dtype)
+def refuse_others(function: str, given: Mapping[str, object], known: Any) -> None:
+    """`TypeError` for keywords that this TypedDict does not have: the posterior would take some of them."""
+    for name in sorted(set(given) - (known.__required_keys__ | known.__optional_keys__)):
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def prepare(
@@ -199,12 +313,29 @@ def masked(t: Tokens) -> Tokens:
 
 
 def keep_rows(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Rows of padded tokens overwritten with 0.  [..., N, X]"""
+    """Rows of padded tokens overwritten with 0 (section 5).
+
+    Args:
+        x: [..., N, X].
+        mask: [..., N], True = real token; None keeps all.
+
+    Returns:
+        [..., N, X].
+    """
     return x if mask is None else torch.where(mask[..., None], x, 0.0)
 
 
 def fill_rows(x: Tensor, row: Tensor, mask: Tensor | None) -> Tensor:
-    """Rows of padded tokens overwritten with `row` [..., 1, X].  [..., N, X]"""
+    """Rows of padded tokens overwritten with another (section 5).
+
+    Args:
+        x: [..., N, X].
+        row: [..., 1, X].
+        mask: [..., N], True = real token; None keeps all.
+
+    Returns:
+        [..., N, X].
+    """
     return x if mask is None else torch.where(mask[..., None], x, row)
 
 
@@ -214,7 +345,15 @@ def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over real tokens, 0 where there are none.  [..., 1, X]"""
+    """Mean over real tokens (section 5).
+
+    Args:
+        x: [..., N, X].
+        mask: [..., N], True = real token; None counts all.
+
+    Returns:
+        [..., 1, X]; 0 where there are none.
+    """
     if mask is None:
         return x.mean(-2, keepdim=True)
     total = keep_rows(x, mask).sum(-2, keepdim=True)
@@ -234,10 +373,10 @@ def with_diagonal(K: Tensor, diagonal: Scalar, mask: Tensor | None = None) -> Te
     return torch.where(mask[..., :, None] & mask[..., None, :], K, eye)
 
 
-def beside(a: Tensor, b: Tensor) -> Tensor:
-    """Columns of a, then columns of b, leading axes broadcast.  [..., N, X + Y]"""
-    lead = broadcast(a.shape[:-2], b.shape[:-2])
-    return torch.cat([x.expand(*lead, *x.shape[-2:]) for x in (a, b)], -1)
+def expanded(*tensors: Tensor) -> list[Tensor]:
+    """All [..., N, X] with the same leading axes, which gradients are then summed back to."""
+    lead = broadcast(*(x.shape[:-2] for x in tensors))
+    return [x.expand(*lead, *x.shape[-2:]) for x in tensors]
 
 
 def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -283,3 +422,8 @@ def check_delta(delta: float) -> None:
     """Raise `ValueError` unless delta can perturb a Gram matrix of unit diagonal."""
     if not 0 <= delta < 1:
         raise ValueError(f"expected delta in [0, 1), got {delta}")
+
+
+def key_noise(t: Tokens) -> Tensor:
+    """sigma^2 / s_k^2: M_k has a factor in floating point as kappa(k, k) with this noise has.  [..., 1, 1]"""
+    return t.noise.detach() / t.scale_k.detach().square()

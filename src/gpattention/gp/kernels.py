@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.gp.checks import check_positive
-from gpattention.gp.cholesky import count_failures
-from gpattention.gp.errors import FARTHEST, TooFarApartError, describe_spread
-from gpattention.gp.precision import (
+from gpattention.gp.inputs import check_positive
+from gpattention.numerics import (
+    FARTHEST,
+    TooFarApartError,
     checks_are_deferred,
     compute_dtype,
+    count_failures,
+    describe_spread,
     full_precision,
     has_values,
     wants_plain_operations,
@@ -214,8 +216,16 @@ def _per_matrix(variance: Tensor | float) -> Tensor | float:
 def rbf(x: Tensor, y: Tensor) -> Tensor:
     """The canonical kernel exp(-1/2 |x_i - y_j|^2) of eq. 1.
 
-    x is [..., N, C], y is [..., M, C], the result [..., N, M].  When `y is x` the diagonal is
-    exactly 1.
+    Args:
+        x: tokens.  [..., N, C]
+        y: tokens.  [..., M, C]
+
+    Returns:
+        [..., N, M]; when `y is x` the diagonal is exactly 1.
+
+    Raises:
+        ValueError: x and y are no floating-point tokens of one width.
+        TooFarApartError: float32 tokens are too many length scales apart.
     """
     dtype = x.dtype
     x, y = _as_pair(x, y)
@@ -233,9 +243,20 @@ def ard_rbf(
     lengthscale: Tensor | float = 1.0,  # one number or [..., C]
     variance: Tensor | float = 1.0,  # one number or [...]
 ) -> Tensor:
-    """variance * exp(-1/2 sum_c (x_c - y_c)^2 / lengthscale_c^2) (section 7).  [..., N, M]
+    """variance * exp(-1/2 sum_c (x_c - y_c)^2 / lengthscale_c^2) (section 7).
 
-    When `y is x` the diagonal is exactly the variance.
+    Args:
+        x: tokens.
+        y: tokens.
+        lengthscale: of all channels or of each.
+        variance: of all matrices or of each.
+
+    Returns:
+        [..., N, M]; when `y is x` the diagonal is exactly the variance.
+
+    Raises:
+        ValueError: x and y are no floating-point tokens of one width, or a parameter is not positive.
+        TooFarApartError: float32 tokens are too many length scales apart.
     """
     dtype = x.dtype
     x, y = _as_pair(x, y)
@@ -247,7 +268,12 @@ def ard_rbf(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArdRbf:
-    """`ard_rbf` with its parameters filled in, for functions that take a kernel of two arguments."""
+    """`ard_rbf` with its parameters filled in, for functions that take a kernel of two arguments (section 7).
+
+    Attributes:
+        lengthscale: of all channels or of each.
+        variance: of all matrices or of each.
+    """
 
     lengthscale: Tensor | float = 1.0  # one number or [..., C]
     variance: Tensor | float = 1.0  # one number or [...]
@@ -257,7 +283,14 @@ class ArdRbf:
         return ard_rbf(x, y, self.lengthscale, self.variance)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Tokens between which `rbf` is this kernel at unit variance.  [..., N, C]"""
+        """Tokens between which `rbf` is this kernel at unit variance.
+
+        Args:
+            x: tokens.  [..., N, C]
+
+        Returns:
+            [..., N, C].
+        """
         return x / _per_feature(self.lengthscale, x)
 
 
@@ -268,7 +301,20 @@ def exp_dot(
     lengthscale: Tensor | float = 1.0,  # one number or [..., C]
     variance: Tensor | float = 1.0,  # one number or [...]
 ) -> Tensor:
-    """variance * exp(sum_c x_c y_c / lengthscale_c^2) (section 7).  [..., N, M]"""
+    """variance * exp(sum_c x_c y_c / lengthscale_c^2) (section 7).
+
+    Args:
+        x: tokens.
+        y: tokens.
+        lengthscale: of all channels or of each.
+        variance: of all matrices or of each.
+
+    Returns:
+        [..., N, M].
+
+    Raises:
+        ValueError: x and y are no floating-point tokens of one width, or a parameter is not positive.
+    """
     dtype = x.dtype
     x, y = _as_pair(x, y)
     scale = _per_feature(lengthscale, x)

@@ -4,21 +4,16 @@ Only the mean is computed at construction.  Variance and covariance are computed
 for, from the factors the mean already needed.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Generator, Tensor
 
-from gpattention.gp.cholesky import cholesky
-from gpattention.gp.fused.draws.independent import draws_fit, fused_draw
-from gpattention.gp.fused.draws.item_keyed import fused_item_draw
-from gpattention.gp.fused.switch import why_not_fused
 from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
-from gpattention.gp.noise import ItemNoise, NoiseSource, standard_normal
-from gpattention.gp.precision import full_precision
+from gpattention.numerics import Cost, UndefinedCovarianceError, cholesky, full_precision, kept
+from gpattention.ops import ItemNoise, NoiseSource, standard_normal, why_not_fused
+from gpattention.ops.draws import draws_fit, fused_draw, fused_item_draw
 
-# A regulariser that an exact posterior may announce: minus eq. 10, or eq. 23, both with tau^2 = sigma^2.
-Cost = Literal["none", "marginal", "kl"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
 
 # Added to the diagonal of *prior* Gram matrices when joint draws factor them, in float64.
@@ -30,13 +25,17 @@ class Posterior:
 
     The covariance is shared by the D value channels, except for SGPA, which has one per channel.
     Padded queries have mean, variance and draws of exactly 0.
+
+    Args:
+        mean: [..., Q, D] in the computing type.
+        query_mask: [..., Q], True = real token; None where all are.
+        dtype: of what is handed out.
     """
 
     def __init__(self, mean: Tensor, query_mask: Tensor | None, dtype: torch.dtype) -> None:
         self._mean = keep_rows(mean, query_mask)  # [..., Q, D] in the computing type
         self._query_mask = query_mask  # [..., Q]
         self._dtype = dtype
-        self._cached_variance: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -51,7 +50,7 @@ class Posterior:
     @property
     def variance(self) -> Tensor:
         """Predictive variance of every query token.  [..., Q]; SGPA: [..., Q, D]"""
-        return self._full_variance().to(self._dtype)
+        return self._variance.to(self._dtype)
 
     @property
     def log_variance(self) -> Tensor:
@@ -75,7 +74,14 @@ class Posterior:
 
     @full_precision
     def covariance(self) -> Tensor:
-        """Dense covariance between query tokens.  [..., Q, Q]; SGPA: [..., D, Q, Q]"""
+        """Dense covariance between query tokens.  [..., Q, Q]; SGPA: [..., D, Q, Q]
+
+        Returns:
+            It, in the inputs' type.
+
+        Raises:
+            UndefinedCovarianceError: the attention is causal.
+        """
         return self.computed_covariance().to(self._dtype)
 
     def computed_covariance(self) -> Tensor:
@@ -86,18 +92,27 @@ class Posterior:
     def sample(
         self, n: int = 1, *, generator: Generator | NoiseSource | None = None, joint: bool = False
     ) -> Tensor:
-        """n reparameterised draws, independent between value channels.  [n, ..., Q, D]
+        """Reparameterised draws, independent between value channels.
 
-        `joint=False` draws every token on its own from its variance, as SGPA does; `joint=True` draws
-        from the full covariance, by a factor that is a square and so cannot be indefinite.
+        Args:
+            n: how many.
+            generator: of the random numbers; None is torch's own.
+            joint: False draws every token on its own from its variance, as SGPA does; True draws from the
+                full covariance, by a factor that is a square and so cannot be indefinite.
+
+        Returns:
+            [n, ..., Q, D].
+
+        Raises:
+            ValueError: n is below 1, or the generator does not fit the batch.
+            UndefinedCovarianceError: `joint` draws of causal attention.
         """
         if n < 1:
             raise ValueError(f"expected n >= 1 draws, got {n}")
         if joint:
             deviation = self._joint_deviation(n, generator)
         else:
-            fused = why_not_fused(self._mean) is None and draws_fit(torch.Size((n, *self._mean.shape)))
-            if fused and self._full_variance().ndim < self._mean.ndim:
+            if why_not_fused(self._mean) is None and draws_fit(torch.Size((n, *self._mean.shape))):
                 return self._fused_draws(n, generator).to(self._dtype)
             noise = self._normal(n, self._mean.shape[-2], generator)
             stddev = self._stddev()
@@ -107,35 +122,35 @@ class Posterior:
 
     def _fused_draws(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         spread, squared = self._spread()
-        if type(generator) is ItemNoise and self._mean.ndim > 2:
+        if type(generator) is ItemNoise and spread.ndim < self._mean.ndim > 2:
             keys, stream = generator.next_draws(self._mean.shape[0], self._mean.device)
             return fused_item_draw(self._mean, spread, keys, stream=stream, draws=n, squared=squared)
         noise = self._normal(n, self._mean.shape[-2], generator)
         return fused_draw(self._mean, spread, noise, squared=squared)
 
+    @kept
+    def _variance(self) -> Tensor:
+        """The variance, 0 at padded queries, in the computing type."""
+        return self._full_variance()
+
     def _full_variance(self) -> Tensor:
-        if self._cached_variance is None:
-            variance = self._raw_variance()
-            channels = variance.ndim == self._mean.ndim
-            self._cached_variance = (
-                keep_rows(variance, self._query_mask)
-                if channels
-                else keep_columns(variance[..., None, :], self._query_mask)[..., 0, :]
-            )
-        return self._cached_variance
+        variance = self._raw_variance()
+        if variance.ndim == self._mean.ndim:  # one per channel
+            return keep_rows(variance, self._query_mask)
+        return keep_columns(variance[..., None, :], self._query_mask)[..., 0, :]
 
     def _log_variance(self) -> Tensor:
-        real = self._real_like(self._full_variance())
-        return torch.where(real, torch.where(real, self._full_variance(), 1.0).log(), -torch.inf)
+        real = self._real_like(self._variance)
+        return torch.where(real, torch.where(real, self._variance, 1.0).log(), -torch.inf)
 
     def _stddev(self) -> Tensor:
         # sqrt has an infinite slope at 0, so padded tokens pass through 1
-        real = self._real_like(self._full_variance())
-        return torch.where(real, torch.where(real, self._full_variance(), 1.0).sqrt(), 0.0)
+        real = self._real_like(self._variance)
+        return torch.where(real, torch.where(real, self._variance, 1.0).sqrt(), 0.0)
 
     def _spread(self) -> tuple[Tensor, bool]:
         """What independent draws scale with: the variance (True) or the standard deviation (False)."""
-        return self._full_variance(), True
+        return self._variance, True
 
     def _real_like(self, variance: Tensor) -> Tensor:
         positive = variance > 0
@@ -160,6 +175,14 @@ class Posterior:
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         raise NotImplementedError
+
+
+def undefined_covariance() -> UndefinedCovarianceError:
+    """What is raised where attention is causal."""
+    return UndefinedCovarianceError(
+        "causal attention defines a variance per row, no covariance between rows: "
+        "use .variance, or .sample(joint=False)"
+    )
 
 
 def prior_root(K: Tensor, mask: Tensor | None = None) -> Tensor:

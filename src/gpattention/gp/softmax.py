@@ -1,5 +1,12 @@
 """Softmax attention as a GP posterior mean, with its variance (eq. 21-22).
 
+    q_i, k_j   with logits q_i . k_j;   x_i = A (q_i - qbar),  y_j = A^-T (k_j - kbar) as the kernel sees them
+    log a_i = log t + 1/2 |x_i|^2 + q_i . kbar - lse_i,   lse_i = log sum_j exp(q_i . k_j)
+    log b_j = 1/2 |y_j|^2 + qbar . (k_j - kbar) - log t
+    a_i b_j kappa(x_i, y_j) = exp(q_i . k_j - lse_i)                                                     (21)
+
+The functions of these amplitudes leave log t to the caller; `softmax_posterior` has A = I:
+
     q~ = q d^-1/4, k~ = k d^-1/4, each minus its own centre;  lse_i = log sum_j exp(q_i . k_j / sqrt d)
     log a_i = log t + 1/2 |q~_i - qbar|^2 + q~_i . kbar - lse_i                                   (21)
     mean = softmax(Q K^T / sqrt d) V exactly,   var_i = a_i^2 u_i                                 (22)
@@ -8,22 +15,131 @@
 The key amplitudes b_j = exp(|k~_j|^2 / 2 + ...) overflow and are never formed; a_i stays a logarithm.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.cholesky import cholesky
-from gpattention.gp.direct import UnitDirect, prior_draw
-from gpattention.gp.inputs import Scalar, Tokens, check_delta, keep_rows, prepare, real_mean, with_diagonal
-from gpattention.gp.kernel_attention import softmax_attention
-from gpattention.gp.noise import NoiseSource
+from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_counts, within_bounds
+from gpattention.gp.inputs import Scalar, check_delta, expanded, keep_rows, prepare, real_mean, with_diagonal
+from gpattention.gp.kernels import log_kappa
+from gpattention.gp.means import softmax_attention
 from gpattention.gp.posterior import Posterior
-from gpattention.gp.precision import full_precision
-from gpattention.gp.shapes import broadcast
-from gpattention.gp.softmax_amplitude import query_log_amplitude
-from gpattention.gp.sparse_features import features, inducing_root
-from gpattention.gp.unit_process import UnitProcess, real_key_counts, within_bounds
+from gpattention.gp.sparse import features, inducing_root
+from gpattention.numerics import Tokens, cholesky, full_precision, kept
+from gpattention.ops import NoiseSource
+
+_ROWS = 1024  # queries whose logits are formed at once
+
+
+def query_log_amplitude(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    x: Tensor,  # [..., Q, C]
+    k_bar: Tensor,  # [..., 1, C]
+    *,
+    mask: Tensor | None = None,  # [..., K] True = real
+    causal: bool = False,
+) -> Tensor:
+    """log a_i of eq. 21 but for log t.
+
+    Args:
+        q: queries.
+        k: keys.
+        x: queries as the kernel sees them.
+        k_bar: centre of the keys.
+        mask: which keys are real.
+        causal: query i sees keys up to i only.
+
+    Returns:
+        [..., Q].
+    """
+    return query_exponent(q, x, k_bar) - log_sum_exp(q, k, mask=mask, causal=causal)
+
+
+def query_exponent(q: Tensor, x: Tensor, k_bar: Tensor) -> Tensor:
+    """1/2 |x_i|^2 + q_i . kbar: all of log a_i (eq. 21) that is of query i alone.
+
+    Args:
+        q: queries.  [..., Q, C]
+        x: queries as the kernel sees them.  [..., Q, C]
+        k_bar: centre of the keys.  [..., 1, C]
+
+    Returns:
+        [..., Q].
+    """
+    return 0.5 * x.square().sum(-1) + (q * k_bar).sum(-1)
+
+
+def key_log_amplitude(k: Tensor, y: Tensor, q_bar: Tensor, k_bar: Tensor) -> Tensor:
+    """log b_j of eq. 21 but for -log t.
+
+    Args:
+        k: keys.  [..., K, C]
+        y: keys as the kernel sees them.  [..., K, C]
+        q_bar: centre of the queries.  [..., 1, C]
+        k_bar: centre of the keys.  [..., 1, C]
+
+    Returns:
+        [..., K].
+    """
+    return 0.5 * y.square().sum(-1) + (q_bar * (k - k_bar)).sum(-1)
+
+
+def distance_log_amplitude(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    *,
+    mask: Tensor | None = None,  # [..., K] True = real
+) -> Tensor:
+    """log a_i of eq. 25 but for log t: `row_log_amplitude` unchecked, by no fused kernel.
+
+    Args:
+        q: queries.
+        k: keys.
+        mask: which keys are real.
+
+    Returns:
+        [..., Q].
+    """
+    return -log_sum_exp(q, k, mask=mask, logits=log_kappa)
+
+
+@full_precision
+def log_sum_exp(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    *,
+    mask: Tensor | None = None,  # [..., K] True = real
+    causal: bool = False,
+    logits: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """log sum_j exp(q_i . k_j), or of other logits, over keys that query i sees; finite if it sees none.
+
+    Long sequences have their logits formed for some rows at a time.  [..., Q]
+    """
+    parts, start = [], 0
+    for rows in q.split(_ROWS, -2):
+        exponents = rows @ k.mT if logits is None else logits(rows, k)  # [..., rows, K]
+        visible = _visible(exponents, start, mask, causal)  # [..., rows, K]
+        if visible is not None:
+            blind = ~visible.any(-1, keepdim=True)  # infinities there would be NaN in gradients
+            exponents = torch.where(visible, exponents, torch.where(blind, 0.0, -torch.inf))
+        parts.append(exponents.logsumexp(-1))
+        start += rows.shape[-2]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _visible(logits: Tensor, start: int, mask: Tensor | None, causal: bool) -> Tensor | None:
+    """Keys that the rows from `start` on see.  [..., rows, K]"""
+    visible = None if mask is None else mask[..., None, :]
+    if causal:
+        past = torch.ones_like(logits, dtype=torch.bool).tril(start)
+        visible = past if visible is None else past & visible
+    return visible
+
 
 Centre = tuple[Tensor, Tensor]  # of queries and keys, each [..., C] in the units of q and k
 
@@ -45,12 +161,32 @@ def softmax_posterior(
 ) -> Posterior:
     """Softmax attention, untouched, plus the predictive variance of eq. 22.
 
-    The variance is proportional to `prior_scale`^2; `.log_variance` never overflows.  Queries and
-    keys are centred separately on their token means (`centre="tokens"`, the default), which removes
-    the arbitrary effect of a key bias; causal use takes constants instead (default `"none"`, zero),
-    because a mean over tokens would look ahead.  With `inducing` the variance takes its sparse form:
-    no matrix of keys is factored.  Queries that see no real key have mean and variance 0: the amplitude of
-    eq. 21 contains the keys, and without any there is no prior, which other kinds answer with.
+    The variance is proportional to `prior_scale`^2; `.log_variance` never overflows.  Queries that see no
+    real key have mean and variance 0: the amplitude of eq. 21 contains the keys, and without any there is no
+    prior, which other kinds answer with.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        noise: sigma^2, one number or one per leading axis.
+        prior_scale: t.
+        mask: which keys are real.
+        query_mask: which queries are real; `mask` when None and the numbers agree.
+        causal: query i sees keys up to i only.
+        centre: queries and keys are centred separately on their token means ("tokens", the default), which
+            removes the arbitrary effect of a key bias; causal use takes constants instead (default "none",
+            zero), because a mean over tokens would look ahead.
+        inducing: inducing inputs, with which the variance takes its sparse form: no matrix of keys is
+            factored.
+        delta: perturbation of their Gram matrix.
+
+    Returns:
+        The posterior of every query.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite, or a covariance has no factor.
     """
     check_delta(delta)
     if inducing is not None and causal:
@@ -62,11 +198,7 @@ def softmax_posterior(
     )  # fmt: skip
     dtype, shrink = t.v.dtype, q.shape[-1] ** -0.25
     q, k = keep_rows(q.to(dtype), t.query_mask), keep_rows(k.to(dtype), t.mask)
-    lead = broadcast(q.shape[:-2], k.shape[:-2], t.v.shape[:-2])
-    mean = softmax_attention(
-        *(x.expand(*lead, *x.shape[-2:]) for x in (q, k, t.v)),
-        mask=t.mask, query_mask=t.query_mask, causal=causal,
-    )  # fmt: skip
+    mean = softmax_attention(*expanded(q, k, t.v), mask=t.mask, query_mask=t.query_mask, causal=causal)
     q, k = q * shrink, k * shrink
     q_bar, k_bar = _centres(q, k, t, centre, causal, shrink)  # each [..., 1, C]
     sees_key = _sees_a_key(t, causal)  # [..., Q] or None
@@ -99,20 +231,16 @@ class SoftmaxPosterior(UnitDirect):
         super().__init__(mean, process.query_mask, t.dtype)
         self._given, self._log_t, self._logits_of = process, t.scale_q[..., 0].log(), logits_of
         self._inducing, self._delta = inducing, delta
-        self._log_a: Tensor | None = None  # [..., Q]
 
     @property
     def _process(self) -> UnitProcess:
         return self._given
 
-    @property
+    @kept
     def _log_scale(self) -> Tensor:
-        if self._log_a is None:
-            q, k, k_bar = self._logits_of
-            p = self._given
-            log_a = query_log_amplitude(q, k, p.q, k_bar, mask=p.mask, causal=p.causal)
-            self._log_a = self._log_t + log_a
-        return self._log_a
+        q, k, k_bar = self._logits_of
+        p = self._given
+        return self._log_t + query_log_amplitude(q, k, p.q, k_bar, mask=p.mask, causal=p.causal)
 
     def _features(self, inducing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """L_l, Phi_q = kappa_ql L_l^-T and L_B.  [..., l, l], [..., Q, l], [..., l, l]"""
@@ -124,15 +252,12 @@ class SoftmaxPosterior(UnitDirect):
         return L, phi_q, cholesky(B, name="I + Phi_k^T Phi_k / noise", noise=p.noise)
 
     @full_precision
-    def _unit_variance(self) -> Tensor:
+    def _find_unit_variance(self) -> Tensor:
         if self._inducing is None:
-            return super()._unit_variance()
-        if self._unit is None:
-            _, phi_q, L_B = self._features(self._inducing)
-            shrunk = solve_triangular(L_B, phi_q.mT, upper=False)  # [..., l, Q]
-            u = 1 - phi_q.square().sum(-1) + shrunk.square().sum(-2)
-            self._unit = within_bounds(u, self._given)
-        return self._unit
+            return super()._find_unit_variance()
+        _, phi_q, L_B = self._features(self._inducing)
+        shrunk = solve_triangular(L_B, phi_q.mT, upper=False)  # [..., l, Q]
+        return within_bounds(1 - phi_q.square().sum(-1) + shrunk.square().sum(-2), self._given)
 
     def _full_covariance(self) -> Tensor:
         if self._inducing is None:

@@ -8,34 +8,255 @@
     cov  = sigma^2 I + H^T R R^T H,   R R^T = 2 I - L_B^-1 L_B^-T + T^T T >= I                    (15)
 
 Time O(N m^2), memory O(N m); no N x N matrix forward or backward.  The long axis always is a row
-axis: `solve_triangular` with a million columns is a trap.  Tokens meet in the sums of `sparse_sums`
-alone, so they may be spread over the processes of a group.  Where `gp.fused` applies, its kernels do it
-all with nothing of the features in memory.
+axis: `solve_triangular` with a million columns is a trap.  Tokens of a sequence meet in a small set of sums
+alone (section 12), which do not know how many tokens there were, nor which process held them.  Where
+`ops.sparse` applies, its kernels do it all with nothing of the features in memory.
+
+Log density of the sparse model's own outputs: the SCGP regularisers (section 4, eq. 16).
+
+    G = L_B^-1 Phi_o^T,  H = L_B^-1 Phi_q^T,  J = G K_o G^T,  observation noise sigma^2
+    dtc            log N(N; 0, sigma^2 I + Phi_q Phi_q^T)                       exact under DTC's prior
+    dtc_bound      -[|N|^2 + s |Phi_q|^2] / (2 sigma^2) - (n s / 2) log 2 pi sigma^2
+    marginal       log N(N; 0, sigma^2 I + H^T (I + J / sigma^4) H)             z_o ~ N(0, K_o)
+    jensen         E over z_o of log N(N; A z_o, sigma^2 I + H^T H)
+    double_jensen  eq. 16, the corrected bound of the paper
+    printed        the paper's formula as printed, wrong P and constants
+
+The key term is the same with q -> k, the inducing set l, and N -> z_k.  The first two are functions of sums
+over tokens:
+
+    G = Phi_q^T Phi_q,  B_0 = I + G / sigma^2,  y = B_0^-1 c,  mean N = Phi_q c
+    N^T (sigma^2 I + Phi_q Phi_q^T)^-1 N = <y, G y> / sigma^2 + |G y|^2 / sigma^4
+    log det(sigma^2 I + Phi_q Phi_q^T)   = n log sigma^2 + log det B_0
+
+and the same for the keys, whose z_k need not lie in the span of their features.  J, the only O(N^2) quantity,
+takes O(N m) memory: exactly, in chunks of rows that are recomputed in the backward pass; or without bias from
+random Fourier features, in O(N r).
 """
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal, get_args
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Unpack, assert_never, get_args
 
 import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
+from torch.utils.checkpoint import checkpoint
 
-from gpattention.gp.checks import check_choice
-from gpattention.gp.cholesky import cholesky
-from gpattention.gp.fused.sparse.launch import Options
-from gpattention.gp.fused.sparse.posterior import SparseMoments, fused_scgp, why_not_fused_sparse
-from gpattention.gp.inputs import Scalar, Tokens, check_delta, masked, prepare, with_diagonal
-from gpattention.gp.noise import NoiseSource
+from gpattention.checks import check_count
+from gpattention.gp.density import LogDensity, as_log_density, log_det, lowrank_log_density, lowrank_root
+from gpattention.gp.inputs import (
+    Given,
+    Scalar,
+    check_choice,
+    check_delta,
+    expanded,
+    keep_columns,
+    keep_rows,
+    masked,
+    prepare,
+    refuse_others,
+    with_diagonal,
+)
+from gpattention.gp.kernels import about_centre, cross_gram, gram, pull
 from gpattention.gp.posterior import Posterior
-from gpattention.gp.precision import full_precision
-from gpattention.gp.shard_noise import ShardNoise
-from gpattention.gp.sharding import check_group
-from gpattention.gp.sparse_features import features, inducing_root, missed_variance
-from gpattention.gp.sparse_kind import CONDITIONALS, VALUES, Conditional, SparseKind, Values
-from gpattention.gp.sparse_sums import DensitySums, density_sums, over_shards, token_sums
+from gpattention.numerics import (
+    Tokens,
+    broadcast,
+    cholesky,
+    full_precision,
+    is_transformed,
+    kept,
+    once_differentiable,
+    solve,
+)
+from gpattention.ops import NoiseSource, ShardNoise, check_group, counted_once, sum_over_shards
+from gpattention.ops.sparse import Options, SparseMoments, fused_scgp, why_not_fused_sparse
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+Values = Literal["paper", "dual"]
+Conditional = Literal["deterministic", "independent"]
+VALUES: tuple[Values, ...] = get_args(Values)
+CONDITIONALS: tuple[Conditional, ...] = get_args(Conditional)
+
+
+@dataclass(frozen=True)
+class SparseKind:
+    """Which sparse model it is: the options of `scgp_posterior`."""
+
+    values: Values
+    conditional: Conditional
+    include_noise: bool
+    delta: float
+    group: "ProcessGroup | None"
+
+
+class SparseGiven(Given, total=False):
+    """What densities and divergences hand on to `scgp_posterior`.
+
+    Attributes:
+        values: what is observed.
+        delta: perturbation of the inducing Gram matrices.
+        group: the processes that share the tokens.
+    """
+
+    values: Values
+    delta: float
+    group: "ProcessGroup | None"
+
+
+def inducing_root(m: Tensor, delta: float) -> Tensor:
+    """chol(K_mm + delta I).  [..., m, m]"""
+    return cholesky(with_diagonal(gram(m), delta), name="K_mm + delta I", noise=delta)
+
+
+def features(x: Tensor, m: Tensor, L: Tensor, mask: Tensor | None) -> Tensor:
+    """Whitened inducing features kappa(x, m) L^-T, zero at padded tokens.  [..., N, m]"""
+    phi = solve_triangular(L.mT, cross_gram(x, m), upper=True, left=False)
+    return keep_rows(phi, mask)
+
+
+def missed_variance(t: Tokens, Phi_q: Tensor) -> Tensor:
+    """diag(K_q - Phi_q Phi_q^T), 0 at padded queries: what z_m leaves open of each query.  [..., Q]"""
+    prior = t.amplify(Phi_q.new_ones(*Phi_q.shape[:-1], 1)).square()[..., 0]  # (s_q a_i)^2, as kappa = 1
+    missed = prior - Phi_q.square().sum(-1)
+    # never negative but for rounding, since K_mm + delta I >= K_mm: lifted in value, with its own gradient
+    missed = missed + (-missed).clamp_min(0.0).detach()
+    return keep_columns(missed[..., None, :], t.query_mask)[..., 0, :]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSums:
+    """The sums of mean, variance and draws."""
+
+    Phi_oo: Tensor  # [..., m, m] Phi_o^T Phi_o
+    Psi_kk: Tensor  # [..., l, l] Psi_k^T Psi_k
+    Psi_Phi_oo: Tensor  # [..., l, m] Psi_o^T Phi_o; Phi_oo itself for one inducing set
+    Psi_kV: Tensor  # [..., l, D] Psi_k^T V
+
+
+@dataclass(frozen=True, slots=True)
+class DensitySums:
+    """What log densities and the KL need beside `TokenSums`."""
+
+    Phi_qq: Tensor  # [..., m, m] Phi_q^T Phi_q
+    VV: Tensor  # [...] |V|^2
+    real_queries: Tensor  # [...]
+    real_keys: Tensor  # [...]
+
+
+def over_shards(
+    sums: TokenSums, densities: DensitySums, group: "ProcessGroup"
+) -> tuple[TokenSums, DensitySums]:
+    """Both over the tokens of all processes, in one all-reduce.
+
+    Densities travel along because nobody knows yet whether they will be asked for, and a second round
+    would cost more than their m^2 + 3 numbers per sequence and head.
+    """
+    matrices = (sums.Phi_oo, sums.Psi_kV, densities.Phi_qq)
+    lead = broadcast(*(x.shape[:-2] for x in matrices))
+    # one process may have a mask and another none: the counts take the same shape everywhere
+    counts = [count.expand(lead) for count in (densities.real_queries, densities.real_keys)]
+    one_set = sums.Psi_Phi_oo is sums.Phi_oo
+    sent = [sums.Phi_oo, sums.Psi_kk, sums.Psi_kV, densities.Phi_qq, densities.VV, *counts]
+    found = sum_over_shards(sent if one_set else [*sent, sums.Psi_Phi_oo], group)
+    Phi_oo, Psi_kk, Psi_kV, Phi_qq, VV, real_queries, real_keys = found[:7]
+    return (
+        TokenSums(Phi_oo, Psi_kk, Phi_oo if one_set else found[7], Psi_kV),
+        DensitySums(Phi_qq, VV, real_queries, real_keys),
+    )
+
+
+def latent_trace_reference(o: Tensor, G: Tensor) -> Tensor:
+    """The definition, with the whole kernel matrix.  [..., m, m]"""
+    return G @ cross_gram(o, o) @ G.mT
+
+
+def latent_trace(
+    o: Tensor,  # [..., N, C]
+    G: Tensor,  # [..., m, N], zero at padded tokens
+    *,
+    chunk: int = 1024,
+) -> Tensor:
+    """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]"""
+    chunk = check_count("chunk", chunk)
+    o, G = expanded(o, G)
+    if torch.compiler.is_compiling():  # see kernels.gram
+        return _recomputed(o, G, chunk)
+    if is_transformed():  # torch.func can neither recompute nor differentiate what is written out below
+        return latent_trace_reference(o, G)
+    J: Tensor = _LatentTrace.apply(o, G, chunk)  # type: ignore[no-untyped-call]
+    return J
+
+
+def latent_trace_estimate(
+    o: Tensor,  # [..., N, C]
+    G: Tensor,  # [..., m, N]
+    *,
+    features: int,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Unbiased estimate of the same from `features` random cosine and sine pairs.  [..., m, m]"""
+    features = check_count("features", features)
+    frequencies = torch.randn(o.shape[-1], features, dtype=o.dtype, device=o.device, generator=generator)
+    (centred,) = about_centre(o)
+    angle = centred @ frequencies  # [..., N, r]
+    projected = G @ torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(features)
+    return projected @ projected.mT
+
+
+def _recomputed(o: Tensor, G: Tensor, chunk: int) -> Tensor:
+    """By plain operations, each chunk recomputed in the backward pass.  [..., m, m]"""
+
+    def part(x: Tensor, G_x: Tensor) -> Tensor:
+        return G_x @ (cross_gram(x, o) @ G.mT)
+
+    pieces = [
+        checkpoint(part, o[..., rows, :], G[..., rows], use_reentrant=False)
+        for rows in _chunks(o.shape[-2], chunk)
+    ]
+    return torch.stack(pieces).sum(0)
+
+
+class _LatentTrace(torch.autograd.Function):
+    """With E = K * (G^T S G), S the symmetric part of the incoming gradient:
+    dG = 2 S G K,  do_i = -2 sum_j E_ij (o_i - o_j)."""
+
+    # Nothing is written in place: compiled backward passes of torch 2.11 lose such writes.
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, G: Tensor, chunk: int) -> Tensor:
+        ctx.save_for_backward(o, G)
+        ctx.chunk = chunk
+        J = G.new_zeros(*G.shape[:-1], G.shape[-2])  # [..., m, m]
+        for rows in _chunks(o.shape[-2], chunk):
+            J = J + G[..., rows] @ (cross_gram(o[..., rows, :], o) @ G.mT)
+        return J
+
+    @staticmethod
+    @once_differentiable
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        o, G = ctx.saved_tensors
+        S = 0.5 * (grads[0] + grads[0].mT)  # [..., m, m]
+        (centred,) = about_centre(o)
+        SG = S @ G  # [..., m, N]
+        grad_o, grad_G = [], []
+        for rows in _chunks(o.shape[-2], ctx.chunk):
+            K = cross_gram(o[..., rows, :], o)  # [..., b, N]
+            grad_G.append(2 * SG @ K.mT)  # [..., m, b]
+            E = K * (SG[..., rows].mT @ G)  # [..., b, N]
+            grad_o.append(2 * pull(E, centred[..., rows, :], centred))  # [..., b, C]
+        return torch.cat(grad_o, -2), torch.cat(grad_G, -1), None
+
+
+def _chunks(n: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, n)) for start in range(0, n, chunk)]
+
 
 FusedObjective = Literal["dtc", "kl"]
 FUSED_OBJECTIVES: tuple[FusedObjective, ...] = get_args(FusedObjective)
@@ -65,21 +286,39 @@ def scgp_posterior(
 ) -> "SCGPPosterior":
     """Sparse CGP prediction through inducing inputs m (z_q | z_o) and l (z_o | z_k) (eq. 15).
 
-    `inducing_k=None` takes one set for both stages.  `values="paper"` observes z_k = V; `"dual"`
-    observes z_k = (Q_k + sigma^2 I) V, so that the mean approximates the exact model's.  The
-    variance is of the noisy query process, as printed; `include_noise=False` leaves sigma^2 out.
-    `delta` is a fixed perturbation of the inducing Gram matrices: keep inducing inputs apart.
+    Args:
+        q: queries, which may be of another number than keys (cross-attention).
+        k: keys.
+        o: latent inputs, one per key.
+        v: values.
+        inducing_q: inducing inputs m.
+        inducing_k: inducing inputs l; None takes one set for both stages.
+        noise: sigma^2, one number or one per leading axis.
+        scale_q: amplitude s_q of the queries.
+        scale_k: amplitude s_k of the keys.
+        mask: which keys are real.
+        query_mask: which queries are real; `mask` when None and the numbers agree.
+        log_amplitude: multiplies the query process per token.
+        values: "paper" observes z_k = V; "dual" observes z_k = (Q_k + sigma^2 I) V, so that the mean
+            approximates the exact model's.
+        include_noise: the variance is of the noisy query process, as printed; False leaves sigma^2 out.
+        conditional: z_q given the inducing values.  As printed it is "deterministic" but for the noise, so
+            that the variance of a query *falls* to sigma^2 far from all inducing inputs; "independent"
+            leaves each query what they do not tell, K_q - Q_q on the diagonal, so that it rises to the
+            prior's there.
+        delta: a fixed perturbation of the inducing Gram matrices: keep inducing inputs apart.
+        group: the processes that share the tokens (section 12): q, k, o, v, their masks and amplitudes are
+            this one's, and inducing inputs and parameters are the same on every process: one all-reduce here
+            and one in the backward pass.  Each process then has the posterior of its own queries.
+        objectives: which of "dtc" and "kl" will be asked of the posterior: fused kernels compute these with
+            the mean, which is cheaper.  None announces both where gradients are recorded.
 
-    `conditional` is z_q given the inducing values.  As printed it is deterministic but for the noise, so
-    that the variance of a query *falls* to sigma^2 far from all inducing inputs; "independent" leaves each
-    query what they do not tell, K_q - Q_q on the diagonal, so that it rises to the prior's there.
+    Returns:
+        The posterior of every query.
 
-    With a `group`, q, k, o, v, their masks and amplitudes are this process's shard of the tokens, and
-    inducing inputs and parameters are the same on every process: one all-reduce here and one in the
-    backward pass (section 12, `gp.sharding`).  Each process then has the posterior of its own queries.
-
-    `objectives` announces which of "dtc" and "kl" will be asked of the posterior: fused kernels compute
-    these with the mean, which is cheaper.  None announces both where gradients are recorded.
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a matrix has no factor.
     """
     check_group(group)
     check_choice("values", values, VALUES)
@@ -100,7 +339,12 @@ def scgp_posterior(
 
 
 class SCGPPosterior(Posterior):
-    """Whitened sparse posterior; keeps the features for variance, draws, densities and KL."""
+    """Whitened sparse posterior; keeps the features for variance, draws, densities and KL.
+
+    Args:
+        t: checked and masked inputs.
+        kind: which sparse model it is.
+    """
 
     def __init__(self, t: Tokens, kind: SparseKind) -> None:
         self.t, self.kind = t, kind
@@ -113,10 +357,11 @@ class SCGPPosterior(Posterior):
         self.Phi_o = features(o, m, self.L_m, t.mask)  # [..., K, m]
         self.Psi_o = self.Phi_o if l is m else features(o, l, self.L_l, t.mask)  # [..., K, l]
         self.Psi_k = t.scale_k * features(t.k, l, self.L_l, t.mask)  # [..., K, l]
-        self.sums = token_sums(self.Phi_o, self.Psi_o, self.Psi_k, t.v)
-        self._density_sums: DensitySums | None = None
+        Phi_oo = self.Phi_o.mT @ self.Phi_o  # [..., m, m]
+        crossed = Phi_oo if l is m else self.Psi_o.mT @ self.Phi_o  # [..., l, m]
+        self.sums = TokenSums(Phi_oo, self.Psi_k.mT @ self.Psi_k, crossed, self.Psi_k.mT @ t.v)
         if group is not None:
-            self.sums, self._density_sums = over_shards(self.sums, density_sums(t, self.Phi_q), group)
+            self.sums, self._kept_density_sums = over_shards(self.sums, self.density_sums, group)
         # from here to the mean nothing knows how many tokens there are
         self.L_B = self._root(self.sums.Phi_oo)  # [..., m, m]
         self.L_Bl = self._root(self.sums.Psi_kk)  # [..., l, l]
@@ -127,8 +372,8 @@ class SCGPPosterior(Posterior):
         # mean = Phi_q c: the N x m features touch one small matrix only
         self.c = solve_triangular(self.L_B.mT, c, upper=True)  # [..., m, D]
         super().__init__(self.Phi_q @ self.c, t.query_mask, t.dtype)  # eq. 15
-        self._R_c: Tensor | None = None
 
+    @property
     def plain(self) -> "SCGPPosterior":
         """The posterior that has the features and factors: this one."""
         return self
@@ -137,16 +382,15 @@ class SCGPPosterior(Posterior):
         """What fused kernels gave, with that objective, where they apply."""
         return None
 
+    @kept
     def density_sums(self) -> DensitySums:
-        """The sums of log densities and KL; under a group they came with the others."""
-        if self._density_sums is None:
-            self._density_sums = density_sums(self.t, self.Phi_q)
-        return self._density_sums
+        """The sums of log densities and KL; under a group they come with the others."""
+        t, Phi_qq = self.t, self.Phi_q.mT @ self.Phi_q
+        return DensitySums(Phi_qq, t.v.square().sum((-2, -1)), t.real_queries(), t.real_keys())
 
     def real_counts(self) -> tuple[Tensor, Tensor]:
         """Real queries and keys, of all processes under a group.  [...], [...]"""
-        sums = self.density_sums()
-        return sums.real_queries, sums.real_keys
+        return self.density_sums.real_queries, self.density_sums.real_keys
 
     def _root(self, FF: Tensor) -> Tensor:
         """chol(I + F^T F / sigma^2).  [..., m, m]"""
@@ -159,19 +403,17 @@ class SCGPPosterior(Posterior):
             return self.L_Bl.mT @ self.sums.Psi_kV
         return solve_triangular(self.L_Bl, self.sums.Psi_kV / self.t.noise, upper=False)
 
-    def covariance_root(self) -> Tensor:
-        """R_c = L_B^-T R, so that cov = sigma^2 I + Phi_q R_c R_c^T Phi_q^T.  [..., m, m]"""
-        if self._R_c is None:
-            eye = torch.eye(self.L_B.shape[-1], dtype=self.L_B.dtype, device=self.L_B.device)
-            inverse = solve_triangular(self.L_B, eye, upper=False)  # [..., m, m]
-            inner = 2 * eye - inverse @ inverse.mT + self.T.mT @ self.T
-            R = cholesky(inner, name="2I - B^-1 + T^T T", noise=self.t.noise)
-            self._R_c = inverse.mT @ R
-        return self._R_c
+    @kept
+    def R_c(self) -> Tensor:
+        """L_B^-T R, so that cov = sigma^2 I + Phi_q R_c R_c^T Phi_q^T.  [..., m, m]"""
+        eye = torch.eye(self.L_B.shape[-1], dtype=self.L_B.dtype, device=self.L_B.device)
+        inverse = solve_triangular(self.L_B, eye, upper=False)  # [..., m, m]
+        inner = 2 * eye - inverse @ inverse.mT + self.T.mT @ self.T
+        return inverse.mT @ cholesky(inner, name="2I - B^-1 + T^T T", noise=self.t.noise)
 
     @full_precision
     def _raw_variance(self) -> Tensor:
-        signal = (self.Phi_q @ self.covariance_root()).square().sum(-1)  # [..., Q]
+        signal = (self.Phi_q @ self.R_c).square().sum(-1)  # [..., Q]
         own = self._own_variance()
         return signal if own is None else signal + own
 
@@ -189,7 +431,7 @@ class SCGPPosterior(Posterior):
         return (signal if own is None else signal + own).sqrt()
 
     def _full_covariance(self) -> Tensor:
-        F = self.Phi_q @ self.covariance_root()  # [..., Q, m]
+        F = self.Phi_q @ self.R_c  # [..., Q, m]
         own = self._own_variance()
         return F @ F.mT if own is None else F @ F.mT + torch.diag_embed(own)
 
@@ -199,8 +441,7 @@ class SCGPPosterior(Posterior):
         return noise if self.t.query_mask is None else torch.where(self.t.query_mask, noise, 0.0)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
-        root = self.covariance_root()
-        deviation = self.Phi_q @ (root @ self._shared_normal(n, root.shape[-1], generator))
+        deviation = self.Phi_q @ (self.R_c @ self._shared_normal(n, self.R_c.shape[-1], generator))
         own = self._own_variance()
         if own is None:
             return deviation
@@ -225,17 +466,20 @@ class SCGPPosterior(Posterior):
 
 
 class FusedSCGPPosterior(SCGPPosterior):
-    """Mean, variance, dtc and KL from fused kernels; the rest from a plain posterior, made when asked."""
+    """Mean, variance, dtc and KL from fused kernels; the rest from a plain posterior, made when asked.
 
-    def __init__(
-        self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective]
-    ) -> None:  # t is not masked
+    Args:
+        t: checked inputs, not masked.
+        kind: which sparse model it is.
+        objectives: what is computed with the mean.
+    """
+
+    def __init__(self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective]) -> None:
         self.t, self.kind = t, kind
-        self._plain: SCGPPosterior | None = None
         self._moments = self._compute(objectives)
         Posterior.__init__(self, self._moments.mean, None, t.dtype)
         self._query_mask = t.query_mask
-        self._cached_variance = self._moments.variance
+        self._kept__variance = self._moments.variance
 
     def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
         asked = {"density": "dtc" in objectives, "kl": "kl" in objectives}
@@ -246,12 +490,11 @@ class FusedSCGPPosterior(SCGPPosterior):
         )  # fmt: skip
         return fused_scgp(self.t, options)
 
+    @kept
     @full_precision
     def plain(self) -> SCGPPosterior:
         """The same posterior by plain operations, with its features and factors."""
-        if self._plain is None:
-            self._plain = SCGPPosterior(masked(self.t), self.kind)
-        return self._plain
+        return SCGPPosterior(masked(self.t), self.kind)
 
     @full_precision
     def fused(self, objective: FusedObjective) -> SparseMoments:
@@ -263,18 +506,331 @@ class FusedSCGPPosterior(SCGPPosterior):
 
     def real_counts(self) -> tuple[Tensor, Tensor]:
         """As the kernels counted them."""
-        told = self._moments
+        queries, keys = self._moments.real_queries, self._moments.real_keys
         if self.kind.group is None:
             return self.t.real_queries(), self.t.real_keys()
-        if told.real_queries is None or told.real_keys is None:
-            return self.plain().real_counts()
-        return told.real_queries, told.real_keys
+        return self.plain.real_counts() if queries is None or keys is None else (queries, keys)
 
     def _prior_stddev(self) -> Tensor:
-        return self.plain()._prior_stddev()
+        return self.plain._prior_stddev()
 
     def _full_covariance(self) -> Tensor:
-        return self.plain()._full_covariance()
+        return self.plain._full_covariance()
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
-        return self.plain()._joint_deviation(n, generator)
+        return self.plain._joint_deviation(n, generator)
+
+
+def density_from_sums(p: SCGPPosterior, *, bound: bool) -> LogDensity:
+    """Log density of the mean and of z_k under the DTC prior, or its lower bound."""
+    sums = p.density_sums
+    if bound:
+        terms = _query_bound(p), _key_bound(p)
+    else:  # log N(N; 0, sigma^2 I + Phi_q Phi_q^T) and log N(z_k; 0, sigma^2 I + Psi_k Psi_k^T)
+        query = _evidence(p, *query_quadratic(p), sums.real_queries)
+        terms = query, _evidence(p, _key_quadratic(p), p.L_Bl, sums.real_keys)
+    query, key = torch.broadcast_tensors(*terms)  # keys shared by a batch count in each sequence
+    return LogDensity(
+        query=counted_once(query, p.kind.group),
+        key=counted_once(key, p.kind.group),
+        real_queries=sums.real_queries,
+        real_keys=sums.real_keys,
+        channels=p.t.v.shape[-1],
+    )
+
+
+def bound(square: Tensor, traces: Tensor, D: int, noise: Tensor, real: Tensor) -> Tensor:
+    """-[|X|^2 + s traces] / (2 sigma^2) - (n s / 2) log 2 pi sigma^2 (eq. 16).  [...]"""
+    scalar = noise[..., 0, 0]
+    return -0.5 * ((square + D * traces) / scalar + real * D * (2 * math.pi * scalar).log())
+
+
+def query_quadratic(p: SCGPPosterior) -> tuple[Tensor, Tensor]:
+    """N^T (sigma^2 I + Phi_q Phi_q^T)^-1 N, summed over channels, and chol(B_0).  [...], [..., m, m]"""
+    noise, scalar = p.t.noise, p.t.noise[..., 0, 0]
+    G = p.density_sums.Phi_qq  # [..., m, m]
+    L_0 = cholesky(with_diagonal(G / noise, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise)
+    y = solve(p.c, L_0)  # [..., m, D]
+    Gy = G @ y  # [..., m, D]
+    quadratic = (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square()
+    return quadratic, L_0
+
+
+def _evidence(p: SCGPPosterior, quadratic: Tensor, L: Tensor, real: Tensor) -> Tensor:
+    scalar, D = p.t.noise[..., 0, 0], p.t.v.shape[-1]
+    return -0.5 * (quadratic + D * (log_det(L) + real * (2 * math.pi * scalar).log()))
+
+
+def _key_quadratic(p: SCGPPosterior) -> Tensor:
+    """z_k^T (sigma^2 I + Psi_k Psi_k^T)^-1 z_k, summed over channels.  [...]
+
+    For z_k = (sigma^2 I + Psi_k Psi_k^T) V it is a sum of squares; for z_k = V the minimum of a ridge
+    regression, |V - Psi_k w|^2 / sigma^2 + |w|^2, whose residual is taken token by token where all tokens
+    are here: from sums it loses its digits when V lies in the span of Psi_k.
+    """
+    scalar, P = p.t.noise[..., 0, 0], p.sums.Psi_kV
+    if p.kind.values == "dual":
+        return scalar * p.density_sums.VV + P.square().sum((-2, -1))
+    w = solve(P / p.t.noise, p.L_Bl)  # [..., l, D]
+    if p.kind.group is None:
+        fit = (p.t.v - p.Psi_k @ w).square().sum((-2, -1))
+    else:
+        fit = _fit_from_sums(p, w)
+    return fit / scalar + w.square().sum((-2, -1))
+
+
+def _fit_from_sums(p: SCGPPosterior, w: Tensor) -> Tensor:
+    """|V - Psi_k w|^2 = |V|^2 - 2 <P, w> + <w, S w>; a difference, so in float64.  [...]"""
+    VV, P, S, wide = (x.double() for x in (p.density_sums.VV, p.sums.Psi_kV, p.sums.Psi_kk, w))
+    return (VV + (wide * (S @ wide - 2 * P)).sum((-2, -1))).to(w.dtype)
+
+
+def _query_bound(p: SCGPPosterior) -> Tensor:
+    sums, D = p.density_sums, p.t.v.shape[-1]
+    square = (p.c * (sums.Phi_qq @ p.c)).sum((-2, -1))  # |N|^2
+    return bound(square, _trace(sums.Phi_qq), D, p.t.noise, sums.real_queries)
+
+
+def _key_bound(p: SCGPPosterior) -> Tensor:
+    sums, P, S, D = p.density_sums, p.sums.Psi_kV, p.sums.Psi_kk, p.t.v.shape[-1]
+    square = sums.VV
+    if p.kind.values == "dual":  # |Psi_k P + sigma^2 V|^2
+        scalar = p.t.noise[..., 0, 0]
+        cross = (P * (S @ P)).sum((-2, -1)) + 2 * scalar * P.square().sum((-2, -1))
+        square = cross + scalar.square() * sums.VV
+    return bound(square, _trace(S), D, p.t.noise, sums.real_keys)
+
+
+def _trace(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+SCGPObjective = Literal["dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed"]
+SCGP_OBJECTIVES: tuple[SCGPObjective, ...] = get_args(SCGPObjective)
+Trace = Callable[[Tensor], Tensor]  # G -> G K_o G^T, exactly or estimated
+
+
+@full_precision
+def scgp_log_density(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    o: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    inducing_q: Tensor,  # [..., m, C]
+    inducing_k: Tensor | None = None,  # [..., l, C]
+    *,
+    objective: SCGPObjective = "dtc",
+    chunk: int = 1024,
+    features: int | None = None,
+    generator: Generator | None = None,
+    **given: Unpack[SparseGiven],
+) -> LogDensity:
+    """log p of the sparse mean and observed values (section 4, eq. 16); negate it for a regulariser.
+
+    "dtc" (the default) and "dtc_bound" are O(N m^2).  The others hold the trace with the N x N
+    kernel of the latent inputs.
+
+    Args:
+        q: queries.
+        k: keys.
+        o: latent inputs, one per key.
+        v: values.
+        inducing_q: inducing inputs m.
+        inducing_k: inducing inputs l; None takes one set for both stages.
+        objective: "dtc", "dtc_bound", "marginal", "jensen", "double_jensen" or "printed".
+        chunk: rows in which the trace is taken exactly, in O(N m) memory.
+        features: number of random features that estimate it instead, without bias, for the objectives linear
+            in it ("jensen", "double_jensen", "printed").
+        generator: of the random features.
+        **given: noise, scales, masks, amplitudes, `values`, `delta` and `group`, as in `scgp_posterior`;
+            under a group, which takes "dtc" and "dtc_bound", the density is that of all tokens, the same on
+            every process, and its gradient counts once in the sum of their losses.
+
+    Returns:
+        Both terms.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a matrix has no factor.
+    """
+    refuse_others("scgp_log_density", given, SparseGiven)
+    fused: list[FusedObjective] = [objective] if objective == "dtc" else []
+    p = scgp_posterior(q, k, o, v, inducing_q, inducing_k, **given, objectives=fused)
+    return scgp_density_of(p, objective, chunk=chunk, features=features, generator=generator)
+
+
+@full_precision
+def scgp_density_of(
+    p: SCGPPosterior,
+    objective: SCGPObjective = "dtc",
+    *,
+    chunk: int = 1024,
+    features: int | None = None,
+    generator: Generator | None = None,
+) -> LogDensity:
+    """`scgp_log_density` of a posterior that is there already (section 4).
+
+    Args:
+        p: what `scgp_posterior` gave.
+        objective: as in `scgp_log_density`.
+        chunk: likewise.
+        features: likewise.
+        generator: likewise.
+
+    Returns:
+        Both terms.
+
+    Raises:
+        ValueError: the objective is unknown, has no random features, or takes no group.
+        NotPositiveDefiniteError: a matrix has no factor.
+    """
+    check_choice("objective", objective, SCGP_OBJECTIVES)
+    if features is not None and objective in ("dtc", "dtc_bound", "marginal"):
+        raise ValueError(
+            f"features={features} estimates a trace that {objective!r} does not hold linearly: "
+            "use it with jensen, double_jensen or printed"
+        )
+    fused = p.fused("dtc") if objective == "dtc" else None
+    if fused is not None and fused.query is not None and fused.key is not None:
+        query, key = (counted_once(x, p.kind.group) for x in torch.broadcast_tensors(fused.query, fused.key))
+        return LogDensity(query, key, *p.real_counts(), p.t.v.shape[-1])
+    p = p.plain
+    if objective == "dtc" or objective == "dtc_bound":
+        return density_from_sums(p, bound=objective == "dtc_bound")
+    if p.kind.group is not None:
+        raise ValueError(
+            "expected objective to be dtc or dtc_bound under a group, whose processes share sums over "
+            f"tokens and no pairs of them, got {objective!r}"
+        )
+    t, values, delta = p.t, p.kind.values, p.kind.delta
+    z_k = t.v if values == "paper" else p.Psi_k @ (p.Psi_k.mT @ t.v) + t.noise * t.v  # [..., K, D]
+    o = t.latent - t.latent.detach().mean(-2, keepdim=True)
+    trace: Trace = partial(latent_trace, o, chunk=chunk)
+    if features is not None:
+        trace = partial(latent_trace_estimate, o, features=features, generator=generator)
+    if objective == "printed":
+        m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
+        K_mq = t.amplify(keep_rows(cross_gram(t.q, m), t.query_mask)).mT
+        K_lk = t.scale_k * keep_rows(cross_gram(t.k, l), t.mask).mT
+        K_mo, K_lo = (keep_rows(cross_gram(t.latent, x), t.mask).mT for x in (m, l))
+        query = _printed(p._mean, m, K_mq, K_mo, delta, t.noise, t.real_queries(), trace)
+        key = _printed(z_k, l, K_lk, K_lo, delta, t.noise, t.real_keys(), trace)
+        return as_log_density(t, query, key)
+    query = _term(objective, p._mean, p.Phi_q, p.Phi_o, t.noise, t.real_queries(), trace)
+    key = _term(objective, z_k, p.Psi_k, p.Psi_o, t.noise, t.real_keys(), trace)
+    return as_log_density(t, query, key)
+
+
+def _term(
+    objective: Literal["marginal", "jensen", "double_jensen"],
+    X: Tensor,  # [..., N, D]
+    Phi: Tensor,  # [..., N, m]
+    Phi_o: Tensor,  # [..., K, m]
+    noise: Tensor,  # [..., 1, 1]
+    real: Tensor,  # [...]
+    trace: Trace,
+) -> Tensor:
+    """One side's log density under `objective`.  [...]"""
+    L_B = lowrank_root(Phi_o, noise)  # [..., m, m]
+    H_t = solve_triangular(L_B.mT, Phi, upper=True, left=False)  # [..., N, m]
+    G = solve_triangular(L_B.mT, Phi_o, upper=True, left=False).mT  # [..., m, K]
+    J = trace(G) / noise.square()  # [..., m, m]
+    if objective == "marginal":
+        R = cholesky(with_diagonal(J, 1.0), name="I + G K_o G^T / noise^2", noise=noise)
+        return lowrank_log_density(X, H_t @ R, noise, real)
+    HH = H_t.mT @ H_t  # [..., m, m]
+    if objective == "double_jensen":
+        t_1, t_2 = (HH * J).sum((-2, -1)), H_t.square().sum((-2, -1))
+        return bound(X.square().sum((-2, -1)), t_1 + t_2, X.shape[-1], noise, real)
+    if objective == "jensen":
+        L_H = lowrank_root(H_t, noise)  # [..., m, m]
+        shrink = solve(HH / noise, L_H)  # [..., m, m]
+        trace_term = (J * shrink.mT).sum((-2, -1))  # tr(S^-1 A K_o A^T) = <J, HH^T (sigma^2 I + HH^T)^-1>
+        return lowrank_log_density(X, H_t, noise, real) - 0.5 * X.shape[-1] * trace_term
+    assert_never(objective)
+
+
+def _printed(
+    X: Tensor,  # [..., N, D]
+    m: Tensor,  # [..., m, C]
+    K_mx: Tensor,  # [..., m, N]
+    K_mo: Tensor,  # [..., m, K]
+    delta: float,
+    noise: Tensor,  # [..., 1, 1]
+    real: Tensor,  # [...]
+    trace: Trace,
+) -> Tensor:
+    """Appendix E of the paper to the letter: P = (K_mm + I / sigma^2)^-1.  [...]"""
+    P_root = cholesky(with_diagonal(gram(m), delta + 1 / noise), name="K_mm + I / noise", noise=noise)
+    H = solve_triangular(P_root, K_mx, upper=False)  # [..., m, N]
+    G = solve_triangular(P_root, K_mo, upper=False)  # [..., m, K]
+    t_1 = (H @ H.mT * trace(G)).sum((-2, -1)) / noise[..., 0, 0].square()
+    t_2 = H.square().sum((-2, -1))
+    scalar, D = noise[..., 0, 0], X.shape[-1]
+    error = X.square().sum((-2, -1)) + D * (t_1 + t_2)
+    return -0.5 * error / scalar - D * (real * math.log(2 * math.pi) + 0.5 / scalar.sqrt())
+
+
+@full_precision
+def scgp_kl(
+    q: Tensor,  # [..., Q, C]
+    k: Tensor,  # [..., K, C]
+    o: Tensor,  # [..., K, C]
+    v: Tensor,  # [..., K, D]
+    inducing_q: Tensor,  # [..., m, C]
+    inducing_k: Tensor | None = None,  # [..., l, C]
+    **given: Unpack[SparseGiven],
+) -> Tensor:
+    """KL of the sparse posterior from the DTC prior sigma^2 I + Phi_q Phi_q^T (eq. 24), in O(N m^2).
+
+    Args:
+        q: queries.
+        k: keys.
+        o: latent inputs, one per key.
+        v: values.
+        inducing_q: inducing inputs m.
+        inducing_k: inducing inputs l; None takes one set for both stages.
+        **given: noise, scales, masks, amplitudes, `values`, `delta` and `group`, as in `scgp_posterior`;
+            under a group the KL is that of all tokens, the same on every process, and its gradient counts
+            once in the sum of their losses.
+
+    Returns:
+        At least 0, summed over tokens and channels.  [...]
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a matrix has no factor.
+    """
+    refuse_others("scgp_kl", given, SparseGiven)
+    p = scgp_posterior(q, k, o, v, inducing_q, inducing_k, **given, objectives=["kl"])
+    return scgp_kl_of(p)
+
+
+@full_precision
+def scgp_kl_of(p: SCGPPosterior) -> Tensor:
+    """`scgp_kl` of a posterior that is there already (eq. 24).
+
+    Args:
+        p: what `scgp_posterior` gave.
+
+    Returns:
+        At least 0.  [...]
+
+    Raises:
+        NotPositiveDefiniteError: a matrix has no factor.
+    """
+    fused = p.fused("kl")
+    if fused is not None and fused.kl is not None:
+        return counted_once(fused.kl, p.kind.group)
+    p = p.plain
+    noise, D = p.t.noise, p.t.v.shape[-1]
+    quadratic, L_0 = query_quadratic(p)  # [...], [..., m, m]
+    G = p.density_sums.Phi_qq  # [..., m, m]
+    R_c = p.R_c  # [..., m, m]
+    shrink = solve(G / noise, L_0)  # [..., m, m]  I - B_0^-1
+    excess = R_c @ R_c.mT - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+    inner = cholesky(
+        with_diagonal(R_c.mT @ G @ R_c / noise, 1.0), name="I + R_c^T G R_c / noise", noise=noise
+    )
+    trace = (excess * shrink.mT).sum((-2, -1))
+    return counted_once(0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner))), p.kind.group)

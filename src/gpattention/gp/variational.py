@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from gpattention.gp.checks import (
+from gpattention.gp.inputs import (
     check_jitter,
     check_mask,
     check_positive,
@@ -22,17 +22,23 @@ from gpattention.gp.checks import (
     check_values,
     common_lead,
     expect,
+    keep_columns,
+    keep_rows,
+    real_mean,
+    with_diagonal,
 )
-from gpattention.gp.cholesky import cholesky
-from gpattention.gp.fused.draws.per_channel import fused_channel_draw
-from gpattention.gp.fused.sgpa.posterior import SGPAMoments, fused_sgpa, has_no_batch
-from gpattention.gp.fused.switch import why_not_fused_on
-from gpattention.gp.inputs import keep_columns, keep_rows, real_mean, with_diagonal
 from gpattention.gp.kernels import ArdRbf, rbf
-from gpattention.gp.noise import NoiseSource
 from gpattention.gp.posterior import Posterior, prior_root
-from gpattention.gp.precision import checks_are_deferred, compute_dtype, full_precision
-from gpattention.gp.shapes import broadcast
+from gpattention.numerics import (
+    broadcast,
+    checks_are_deferred,
+    cholesky,
+    compute_dtype,
+    full_precision,
+    kept,
+)
+from gpattention.ops import NoiseSource, why_not_fused_on
+from gpattention.ops.sgpa import SGPAMoments, fused_sgpa, has_no_batch
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,9 +58,23 @@ def sgpa_posterior(
 ) -> "SGPAPosterior":
     """Sparse GP attention (eq. 19), full variational covariance per value channel.
 
-    `kernel(x, y)` is any function of the `rbf` form, e.g. `ArdRbf(lengthscale, variance)`; the canonical
-    `rbf` by default.  The variance is [..., N, D], one per value channel; `with_variance` announces that it
-    will be asked for, which fused kernels like to know.
+    Args:
+        q: tokens, which are queries and keys.
+        v: values.
+        inducing_k: inducing inputs.
+        inducing_v: their values.
+        scale_tril: factors of the variational covariances, one per value channel.
+        kernel: any function of two token sets as `rbf` is, e.g. `ArdRbf(lengthscale, variance)`.
+        jitter: perturbation of the inducing Gram matrix.
+        mask: which tokens are real.
+        with_variance: announces that the variance will be asked for, which fused kernels like to know.
+
+    Returns:
+        The posterior of every token; its variance is [..., N, D], one per value channel.
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
     """
     return SGPAPosterior(
         q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask,
@@ -74,9 +94,26 @@ def sgpa_kl(
     jitter: float = 1e-6,
     mask: Tensor | None = None,  # [..., N] True = real
 ) -> Tensor:
-    """KL of the variational posterior from the prior (eq. 20), per sequence and head.  [...]
+    """KL of the variational posterior from the prior (eq. 20), per sequence and head.
 
     The v_b term uses the inducing Gram without jitter, as SGPA's authors do.
+
+    Args:
+        q: tokens, which are queries and keys.
+        v: values.
+        inducing_k: inducing inputs.
+        inducing_v: their values.
+        scale_tril: factors of the variational covariances, one per value channel.
+        kernel: as in `sgpa_posterior`.
+        jitter: perturbation of the inducing Gram matrix.
+        mask: which tokens are real.
+
+    Returns:
+        [...].
+
+    Raises:
+        ValueError: an argument does not fit the others, or is out of its range.
+        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
     """
     posterior = SGPAPosterior(
         q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask
@@ -99,7 +136,19 @@ class Factors(NamedTuple):
 
 
 class SGPAPosterior(Posterior):
-    """Posterior of eq. 19; `.variance` is [..., N, D], `.covariance()` [..., D, N, N]."""
+    """Posterior of eq. 19; `.variance` is [..., N, D], `.covariance()` [..., D, N, N].
+
+    Args:
+        q: as in `sgpa_posterior`, and so are the others.
+        v: likewise.
+        inducing_k: likewise.
+        inducing_v: likewise.
+        scale_tril: likewise.
+        kernel: likewise.
+        jitter: likewise.
+        mask: likewise.
+        with_variance: likewise.
+    """
 
     def __init__(
         self,
@@ -123,13 +172,12 @@ class SGPAPosterior(Posterior):
         self.scale_tril = scale_tril.to(dtype)  # [..., D, m, m]
         self.kernel, self.jitter = kernel, jitter
         self._fused: SGPAMoments | None = None
-        self._factors: Factors | None = None
         if self.why_not_fused() is None:
             self._fused = self._run_fused(with_variance)
             super().__init__(self._fused.mean, None, q.dtype)
             self._query_mask = mask
         else:
-            f = self.factors()
+            f = self.factors
             super().__init__(f.residual + f.K_qb @ self.v_b, mask, q.dtype)
 
     def why_not_fused(self) -> str | None:
@@ -168,29 +216,18 @@ class SGPAPosterior(Posterior):
             return self.q
         return torch.where(self.mask[..., None], self.q, real_mean(self.q.detach(), self.mask))
 
+    @kept
     @full_precision
     def factors(self) -> Factors:
         """The matrices of eq. 19 by plain operations."""
-        if self._factors is None:
-            x, v = self._masked_tokens(), keep_rows(self.values, self.mask)
-            K_bb = self.kernel(self.b, self.b)
-            noisy = with_diagonal(K_bb, self.jitter)
-            L_b = cholesky(noisy, name="K_bb + jitter I", noise=self.jitter)
-            K_qb = keep_rows(self.kernel(x, self.b), self.mask)
-            Phi = solve_triangular(L_b.mT, K_qb, upper=True, left=False)
-            K_qq = keep_columns(keep_rows(self.kernel(x, x), self.mask), self.mask)
-            residual = K_qq @ v - Phi @ (Phi.mT @ v)
-            self._factors = Factors(x, v, self.scale_tril.tril(), K_bb, L_b, K_qb, Phi, K_qq, residual)
-        return self._factors
-
-    def sample(
-        self, n: int = 1, *, generator: Generator | NoiseSource | None = None, joint: bool = False
-    ) -> Tensor:
-        """n reparameterised draws, independent between value channels.  [n, ..., N, D]"""
-        if self._fused is None or joint or n < 1:
-            return super().sample(n, generator=generator, joint=joint)
-        noise = self._normal(n, self._mean.shape[-2], generator)
-        return fused_channel_draw(self._mean, self._full_variance(), noise).to(self._dtype)
+        x, v = self._masked_tokens(), keep_rows(self.values, self.mask)
+        K_bb = self.kernel(self.b, self.b)
+        L_b = cholesky(with_diagonal(K_bb, self.jitter), name="K_bb + jitter I", noise=self.jitter)
+        K_qb = keep_rows(self.kernel(x, self.b), self.mask)
+        Phi = solve_triangular(L_b.mT, K_qb, upper=True, left=False)
+        K_qq = keep_columns(keep_rows(self.kernel(x, x), self.mask), self.mask)
+        residual = K_qq @ v - Phi @ (Phi.mT @ v)
+        return Factors(x, v, self.scale_tril.tril(), K_bb, L_b, K_qb, Phi, K_qq, residual)
 
     def _full_variance(self) -> Tensor:
         if self._fused is None:
@@ -202,24 +239,24 @@ class SGPAPosterior(Posterior):
 
     @full_precision
     def _raw_variance(self) -> Tensor:
-        f = self.factors()
+        f = self.factors
         prior = f.K_qq.diagonal(dim1=-2, dim2=-1) - f.Phi.square().sum(-1)  # [..., N]
         spread = (f.Phi[..., None, :, :] @ f.s).square().sum(-1)  # [..., D, N]
         return (prior[..., None].clamp_min(0) + spread.mT).clamp_min(0)
 
     def _prior_stddev(self) -> Tensor:
-        prior = self.factors().K_qq.diagonal(dim1=-2, dim2=-1)  # [..., N], zero at padded tokens
+        prior = self.factors.K_qq.diagonal(dim1=-2, dim2=-1)  # [..., N], zero at padded tokens
         return torch.where(prior > 0, prior, 1.0).sqrt()
 
     def _full_covariance(self) -> Tensor:
-        f = self.factors()
+        f = self.factors
         root = f.Phi[..., None, :, :] @ f.s  # [..., D, N, m]
         prior = f.K_qq - f.Phi @ f.Phi.mT  # [..., N, N]
         return prior[..., None, :, :] + root @ root.mT
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """A prior draw at (b, q) without what b explains, plus the variational spread of b."""
-        f = self.factors()
+        f = self.factors
         m, N = f.K_bb.shape[-1], f.K_qq.shape[-1]
         lead = broadcast(self.b.shape[:-2], f.x.shape[:-2])
         both = torch.cat([self.b.expand(*lead, m, -1), f.x.expand(*lead, N, -1)], -2).double()
@@ -235,10 +272,14 @@ class SGPAPosterior(Posterior):
 
     @full_precision
     def kl(self) -> Tensor:
-        """Eq. 20 per sequence and head.  [...]"""
+        """The divergence from the prior (eq. 20) per sequence and head.
+
+        Returns:
+            [...].
+        """
         if self._fused is not None:
             return self._fused.kl
-        f = self.factors()
+        f = self.factors
         diagonal = f.s.diagonal(dim1=-2, dim2=-1)  # [..., D, m]
         free = f.s.square().sum((-2, -1)) - diagonal.shape[-1] - 2 * diagonal.log().sum(-1)
         inducing = (self.v_b * (f.K_bb @ self.v_b)).sum((-2, -1))  # [...]

@@ -6,37 +6,26 @@ and need torch alone.  `gpattention.metrics.streaming` has the same for items th
 processes, on top of torchmetrics.  `METRICS` lists every metric of an evaluation by name.
 """
 
-from gpattention.metrics.binning import ReliabilityBins, reliability_bins
-from gpattention.metrics.calibration import adaptive_ece, classwise_ece, ece, mce
-from gpattention.metrics.classification import accuracy, mcc
+from gpattention.metrics.classification import (
+    ReliabilityBins,
+    RiskCoverage,
+    accuracy,
+    adaptive_ece,
+    aurc,
+    brier,
+    classwise_ece,
+    ece,
+    mcc,
+    mce,
+    nll,
+    reliability_bins,
+    risk_coverage,
+)
 from gpattention.metrics.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
-from gpattention.metrics.registry import METRICS, Metric, metric_of, metrics_of
-from gpattention.metrics.resampling import Estimate, bootstrap
-from gpattention.metrics.scoring import brier, nll
-from gpattention.metrics.selective import RiskCoverage, aurc, risk_coverage
+from gpattention.metrics.registry import METRICS, Estimate, Metric, bootstrap, metric_of, metrics_of
 
 __all__ = [
-    "METRICS",
-    "Estimate",
-    "Metric",
-    "ReliabilityBins",
-    "RiskCoverage",
-    "accuracy",
-    "adaptive_ece",
-    "aupr_in",
-    "aupr_out",
-    "aurc",
-    "auroc",
-    "bootstrap",
-    "brier",
-    "classwise_ece",
-    "ece",
-    "fpr_at_tpr",
-    "mcc",
-    "mce",
-    "metric_of",
-    "metrics_of",
-    "nll",
-    "reliability_bins",
-    "risk_coverage",
-]
+    "METRICS", "Estimate", "Metric", "ReliabilityBins", "RiskCoverage", "accuracy", "adaptive_ece", "aupr_in",
+    "aupr_out", "aurc", "auroc", "bootstrap", "brier", "classwise_ece", "ece", "fpr_at_tpr", "mcc", "mce",
+    "metric_of", "metrics_of", "nll", "reliability_bins", "risk_coverage",
+]  # fmt: skip

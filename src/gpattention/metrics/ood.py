@@ -9,7 +9,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from gpattention.metrics.checks import check_choice, check_fraction, read_scores
+from gpattention.checks import check_choice, check_fraction
+from gpattention.metrics.classification import read_scores
 
 POSITIVES = ("in", "out")
 
@@ -17,8 +18,17 @@ POSITIVES = ("in", "out")
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     """The probability that an out-of-distribution item scores above an in-distribution one; ties count half.
 
-    The area under the ROC curve; which of the two is called positive makes no difference.  Scores are
-    [n] and [m].
+    The area under the ROC curve; which of the two is called positive makes no difference.
+
+    Args:
+        scores_in: of in-distribution items, [n].
+        scores_out: of out-of-distribution items, [m].
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        ValueError: if there is no score, or one is NaN.
     """
     inside, outside = _read(scores_in, scores_out)
     ranked = inside.sort().values  # [n]
@@ -28,36 +38,62 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
 
 
 def aupr_in(scores_in: Tensor, scores_out: Tensor) -> float:
-    """Average precision of finding the in-distribution items, by low scores.  Scores are [n] and [m].
+    """Average precision of finding the in-distribution items, by low scores.
 
     The step sum over thresholds of (recall gained) x precision, without interpolation.
+
+    Args:
+        scores_in: of in-distribution items, [n].
+        scores_out: of out-of-distribution items, [m].
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        ValueError: if there is no score, or one is NaN.
     """
     inside, outside = _read(scores_in, scores_out)
     return _average_precision(-inside, -outside)
 
 
 def aupr_out(scores_in: Tensor, scores_out: Tensor) -> float:
-    """Average precision of finding the out-of-distribution items, by high scores.  Scores are [n] and [m].
+    """Average precision of finding the out-of-distribution items, by high scores.
 
     The step sum over thresholds of (recall gained) x precision, without interpolation.
+
+    Args:
+        scores_in: of in-distribution items, [n].
+        scores_out: of out-of-distribution items, [m].
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        ValueError: if there is no score, or one is NaN.
     """
     inside, outside = _read(scores_in, scores_out)
     return _average_precision(outside, inside)
 
 
-def fpr_at_tpr(
-    scores_in: Tensor,  # [n]
-    scores_out: Tensor,  # [m]
-    *,
-    tpr: float = 0.95,
-    positive: str = "in",
-) -> float:
+def fpr_at_tpr(scores_in: Tensor, scores_out: Tensor, *, tpr: float = 0.95, positive: str = "in") -> float:
     """FPR@95: the false-positive rate at the strictest threshold that keeps a `tpr` of the positives.
 
     With `positive="in"`, as in Hendrycks and Gimpel (2017) and Liang et al. (2018), the fraction of
     out-of-distribution items taken for in-distribution ones when at least 95 % of the latter are
     accepted; with `"out"`, the fraction of in-distribution items flagged when at least 95 % of the others
     are.  Nothing is interpolated, and an item on the threshold is positive.
+
+    Args:
+        scores_in: of in-distribution items, [n].
+        scores_out: of out-of-distribution items, [m].
+        tpr: the true-positive rate, in (0, 1].
+        positive: "in" or "out".
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        ValueError: if there is no score, or one is NaN.
     """
     check_fraction("tpr", tpr, one=True)
     check_choice("positive", positive, POSITIVES)

@@ -1,6 +1,7 @@
 """The one list of metrics: what each is called, which way is better, how it is shown, what computes it.
 
-A new metric is one line here: evaluations compute it, tables and reports show it.
+A new metric is one row of `METRICS` and its function: evaluations compute it, tables and reports show it.
+`bootstrap` says how much one would change with other items of the same kind.
 """
 
 from collections.abc import Callable
@@ -8,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from gpattention.metrics.calibration import adaptive_ece, classwise_ece, ece, mce
-from gpattention.metrics.classification import accuracy, mcc
+import torch
+from torch import Tensor
+
+from gpattention.checks import check_count, check_fraction
+from gpattention.metrics import classification as of
 from gpattention.metrics.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
-from gpattention.metrics.scoring import brier, nll
-from gpattention.metrics.selective import aurc
 
 # of what a function computes a metric: probs and labels; the same with batch_size=; scores inside and outside
 Kind = Literal["labels", "batches", "scores", "other"]
@@ -21,16 +23,27 @@ PAPER_BINS = 10  # of the calibration errors that the paper averages over batche
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of an evaluation's records."""
+    """One metric of an evaluation's records.
 
-    name: str  # in records
-    label: str  # as a reader knows it
-    larger: bool | None  # whether larger is better; None: neither is
+    Attributes:
+        name: in records.
+        label: as a reader knows it.
+        larger: whether larger is better; None: neither is.
+        kind: what `function` takes: "labels", "batches", "scores" or "other".
+        function: computes it; None: a suite measures it by itself.
+        scale: what is shown is the value times this, in `unit`.
+        unit: as it is shown.
+        short: as a table is headed that has little room; the label if empty.
+    """
+
+    name: str
+    label: str
+    larger: bool | None
     kind: Kind = "other"
-    function: Callable[..., float] | None = None  # None: a suite measures it by itself
-    scale: float = 1.0  # what is shown is the value times this, in `unit`
+    function: Callable[..., float] | None = None
+    scale: float = 1.0
     unit: str = ""
-    short: str = ""  # as a table is headed that has little room; the label if empty
+    short: str = ""
 
     @property
     def digits(self) -> int:
@@ -62,25 +75,23 @@ class Metric:
         return max(values) if self.larger else min(values)
 
 
-_BATCHED: dict[str, Any] = {"bins": PAPER_BINS, "aggregation": "batch_mean"}
 _PER_CENT: dict[str, Any] = {"scale": 100.0, "unit": "%"}
 _ALL = (
-    Metric("accuracy", "accuracy", True, "labels", accuracy, **_PER_CENT),
-    Metric("mcc", "MCC", True, "labels", mcc, **_PER_CENT),
-    Metric("nll", "NLL", False, "labels", nll),
-    Metric("brier", "Brier score", False, "labels", brier),
-    Metric("ece", "ECE", False, "labels", ece),
-    Metric("mce", "MCE", False, "labels", mce),
-    Metric("adaptive_ece", "adaptive ECE", False, "labels", adaptive_ece),
-    Metric("classwise_ece", "classwise ECE", False, "labels", classwise_ece),
-    Metric("aurc", "AURC", False, "labels", aurc),
-    Metric(
-        "batch_ece", "ECE, mean over batches", False, "batches", partial(ece, **_BATCHED),
-        short="ECE, batches",
-    ),
-    Metric(
-        "batch_mce", "MCE, mean over batches", False, "batches", partial(mce, **_BATCHED),
-        short="MCE, batches",
+    Metric("accuracy", "accuracy", True, "labels", of.accuracy, **_PER_CENT),
+    Metric("mcc", "MCC", True, "labels", of.mcc, **_PER_CENT),
+    Metric("nll", "NLL", False, "labels", of.nll),
+    Metric("brier", "Brier score", False, "labels", of.brier),
+    Metric("ece", "ECE", False, "labels", of.ece),
+    Metric("mce", "MCE", False, "labels", of.mce),
+    Metric("adaptive_ece", "adaptive ECE", False, "labels", of.adaptive_ece),
+    Metric("classwise_ece", "classwise ECE", False, "labels", of.classwise_ece),
+    Metric("aurc", "AURC", False, "labels", of.aurc),
+    *(
+        Metric(
+            f"batch_{f.__name__}", f"{f.__name__.upper()}, mean over batches", False, "batches",
+            partial(f, bins=PAPER_BINS, aggregation="batch_mean"), short=f"{f.__name__.upper()}, batches",
+        )
+        for f in (of.ece, of.mce)
     ),
     Metric("auroc", "AUROC", True, "scores", auroc, **_PER_CENT),
     Metric("aupr_in", "AUPR-in", True, "scores", aupr_in, **_PER_CENT),
@@ -107,10 +118,89 @@ METRICS = {metric.name: metric for metric in _ALL}
 
 
 def metrics_of(kind: Kind) -> dict[str, Callable[..., float]]:
-    """Functions that compute metrics of a kind, by their names in records."""
+    """Functions that compute metrics of a kind.
+
+    Args:
+        kind: "labels", "batches" or "scores".
+
+    Returns:
+        Functions by the metrics' names in records.
+    """
     return {m.name: m.function for m in _ALL if m.kind == kind and m.function is not None}
 
 
 def metric_of(name: str) -> Metric:
-    """By its name in records; one that is not in the list is called as it is, and neither way is better."""
+    """The metric of a name.
+
+    Args:
+        name: in records.
+
+    Returns:
+        Its row; of a name that is not in the list, one that is called as it is, and neither way is better.
+    """
     return METRICS.get(name) or Metric(name, name.replace("_", " "), None)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric and how sure it is.
+
+    Attributes:
+        value: on the items as they are.
+        standard_error: standard deviation of the resampled values.
+        low: lower end of the percentile interval.
+        high: upper end.
+    """
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+
+
+def bootstrap(
+    metric: Callable[..., float],
+    *tensors: Tensor,  # each [items, ...]
+    replicates: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    paired: bool = True,
+) -> Estimate:
+    """`metric(*tensors)` with items drawn anew, with replacement, `replicates` times.
+
+    Metrics that are biased for few items, such as calibration errors, are more so when resampled: their
+    interval lies too high.
+
+    Args:
+        metric: a function of tensors.
+        tensors: each [items, ...].
+        replicates: how often items are drawn.
+        level: of the interval.
+        seed: of the draws.
+        paired: whether the tensors describe the same items, as probabilities and labels do; else each is
+            drawn on its own, as scores inside and outside are.
+
+    Returns:
+        The metric with its standard error and interval.
+
+    Raises:
+        ValueError: if there is no item, or paired tensors differ in length.
+
+    >>> bootstrap(ece, probs, labels)
+    >>> bootstrap(auroc, scores_in, scores_out, paired=False)
+    """
+    replicates = check_count("replicates", replicates, least=2)
+    check_fraction("level", level)
+    sizes = [len(tensor) for tensor in tensors]
+    if not sizes or min(sizes) == 0 or (paired and len(set(sizes)) > 1):
+        raise ValueError(f"expected tensors of at least one item{', all alike' * paired}, got sizes {sizes}")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.empty(replicates, dtype=torch.float64)
+    for number in range(replicates):
+        drawn_from = sizes[:1] if paired else sizes
+        chosen = [torch.randint(size, (size,), generator=generator) for size in drawn_from]
+        chosen = chosen * len(sizes) if paired else chosen
+        drawn[number] = metric(*(t[c.to(t.device)] for t, c in zip(tensors, chosen, strict=True)))
+    tail = (1 - level) / 2
+    low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return Estimate(float(metric(*tensors)), float(drawn.std()), low, high)

@@ -5,35 +5,32 @@
 >>> model.predict(images).mutual_information
 """
 
-from gpattention.models.block import Block
 from gpattention.models.config import AttentionConfig, TextConfig, TransformerConfig, VisionConfig
-from gpattention.models.health import HealthReport, measure_health
-from gpattention.models.prediction import Prediction, predict
-from gpattention.models.smoothing import Similarity, cosine_similarity, token_similarity
-from gpattention.models.text import TextTransformer
-from gpattention.models.transformer import LayerOutput, ModelOutput, Transformer
-from gpattention.models.vision import VisionTransformer
+from gpattention.models.health import (
+    AttentionHealth,
+    HealthReport,
+    Similarity,
+    cosine_similarity,
+    diagnose,
+    measure_health,
+    token_similarity,
+)
+from gpattention.models.predict import predict
+from gpattention.models.prediction import Prediction
+from gpattention.models.signals import Signals, Watch, measure_signals, watched
+from gpattention.models.transformer import (
+    Block,
+    LayerOutput,
+    ModelOutput,
+    TextTransformer,
+    Transformer,
+    VisionTransformer,
+)
 from gpattention.models.warm_start import WarmStart, output_gap, warm_start
 
 __all__ = [
-    "AttentionConfig",
-    "Block",
-    "HealthReport",
-    "LayerOutput",
-    "ModelOutput",
-    "Prediction",
-    "Similarity",
-    "TextConfig",
-    "TextTransformer",
-    "Transformer",
-    "TransformerConfig",
-    "VisionConfig",
-    "VisionTransformer",
-    "WarmStart",
-    "cosine_similarity",
-    "measure_health",
-    "output_gap",
-    "predict",
-    "token_similarity",
-    "warm_start",
-]
+    "AttentionConfig", "AttentionHealth", "Block", "HealthReport", "LayerOutput", "ModelOutput", "Prediction",
+    "Signals", "Similarity", "TextConfig", "TextTransformer", "Transformer", "TransformerConfig",
+    "VisionConfig", "VisionTransformer", "WarmStart", "Watch", "cosine_similarity", "diagnose",
+    "measure_health", "measure_signals", "output_gap", "predict", "token_similarity", "warm_start", "watched",
+]  # fmt: skip

@@ -1,27 +1,35 @@
-"""Frozen descriptions of models, checked when they are made, written to JSON and read back."""
+"""Frozen descriptions of models, checked when they are made, and the folders that models are stored in.
 
-from collections.abc import Mapping
+A model's folder holds `config.json` and `model.safetensors`, whole or not at all.
+"""
+
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 from gpattention.attention import attention_class
-from gpattention.attention.registry import (
-    MAX_PARAMETERS,
-    check_parameters,
-    count_parameters,
-    most_parameters,
-)
+from gpattention.attention.registry import MAX_PARAMETERS, check_parameters, count_parameters, most_parameters
 from gpattention.checks import check_count, plain
+from gpattention.files import make_folder, read_object, write_atomically
 
 FORMAT_VERSION = 1
 MAX_DEPTH = 10_000
-
-T = TypeVar("T")
+CONVERSION_FILE = "conversion.json"  # written beside the two by whoever converts a model's attention
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """A kind of attention and the options of its constructor."""
+    """A kind of attention and the options of its constructor.
+
+    Attributes:
+        kind: one of `list_attention()`.
+        options: keyword arguments, without those that the model sets itself.
+    """
 
     kind: str = "cgp"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -48,39 +56,45 @@ class AttentionConfig:
 Attentions = AttentionConfig | str | tuple[AttentionConfig | str, ...] | list[AttentionConfig | str]
 
 
-def per_layer(attention: Attentions, depth: int) -> tuple[AttentionConfig, ...]:
-    """One config for each layer, from one for all or one each."""
-    given = tuple(attention) if isinstance(attention, tuple | list) else (attention,) * depth
-    if len(given) != depth:
-        raise ValueError(f"expected attention for {depth} layers, got {len(given)}")
-    return tuple(a if isinstance(a, AttentionConfig) else AttentionConfig(a) for a in given)
-
-
 @dataclass(frozen=True)
 class TransformerConfig:
-    """What both transformers have."""
+    """What both transformers have.
+
+    Attributes:
+        classes: between which the head decides.
+        depth: number of blocks.
+        width: of the tokens.
+        heads: of every attention; the width is a multiple.
+        mlp_width: of the feed-forward parts; None is the model's width, as in the paper.
+        dropout: probability in [0, 1).
+        attention: one kind or config for all layers, or one for each.
+    """
 
     classes: int = 10
     depth: int = 5
     width: int = 128
     heads: int = 4
-    mlp_width: int | None = None  # None is the model's width, as in the paper
+    mlp_width: int | None = None
     dropout: float = 0.1
     attention: Attentions = "cgp"
 
     def __post_init__(self) -> None:
-        for name in ("classes", "depth", "width", "heads"):
+        hidden = () if self.mlp_width is None else ("mlp_width",)
+        for name in ("classes", "depth", "width", "heads", *hidden):
             self._count(name, 1)
         if self.width % self.heads:
             raise ValueError(f"expected width to be a multiple of heads={self.heads}, got {self.width}")
-        if self.mlp_width is not None:
-            self._count("mlp_width", 1)
         object.__setattr__(self, "dropout", plain(self.dropout))
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout in [0, 1), got {self.dropout!r}")
         if self.depth > MAX_DEPTH:
             raise ValueError(f"expected depth <= {MAX_DEPTH}, got {self.depth}")
-        object.__setattr__(self, "attention", per_layer(self.attention, self.depth))
+        one = not isinstance(self.attention, tuple | list)
+        given: Any = (self.attention,) * self.depth if one else self.attention
+        if len(given) != self.depth:
+            raise ValueError(f"expected attention for {self.depth} layers, got {len(given)}")
+        layers = tuple(a if isinstance(a, AttentionConfig) else AttentionConfig(a) for a in given)
+        object.__setattr__(self, "attention", layers)
         self._check_size(0)
 
     def _check_size(self, embedding: int) -> None:
@@ -91,17 +105,11 @@ class TransformerConfig:
         what = f"{type(self).__name__} of width {width}, depth {self.depth}"
         check_parameters(count, what)
         if count + sum(most_parameters(width, self.heads, a.options) for a in self.layers) > MAX_PARAMETERS:
-            check_parameters(count + sum(self._attention_sizes()), what)
-
-    def _attention_sizes(self) -> list[int]:
-        """Parameters of each layer's attention."""
-        known: dict[str, int] = {}
-        for layer in self.layers:
-            if repr(layer) not in known:
-                known[repr(layer)] = count_parameters(
-                    attention_class(layer.kind), self.width, self.heads, layer.options
-                )
-        return [known[repr(layer)] for layer in self.layers]
+            sizes = {
+                text: count_parameters(attention_class(a.kind), width, self.heads, a.options)
+                for text, a in {repr(a): a for a in self.layers}.items()
+            }
+            check_parameters(count + sum(sizes[repr(a)] for a in self.layers), what)
 
     def _count(self, name: str, least: int) -> None:
         object.__setattr__(self, name, check_count(name, getattr(self, name), least=least))
@@ -109,7 +117,7 @@ class TransformerConfig:
     @property
     def layers(self) -> tuple[AttentionConfig, ...]:
         """The attention of each layer."""
-        return per_layer(self.attention, self.depth)
+        return self.attention  # type: ignore[return-value]  # as the constructor left it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -121,11 +129,9 @@ class TransformerConfig:
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; unknown keys are refused."""
         known = {f.name for f in fields(cls)}
-        unknown = sorted(set(plain) - known)
+        unknown = ", ".join(sorted(set(plain) - known))
         if unknown:
-            raise ValueError(
-                f"unknown keys in {cls.__name__}: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-            )
+            raise ValueError(f"unknown keys in {cls.__name__}: {unknown}; known: {', '.join(sorted(known))}")
         values = dict(plain)
         if "attention" in values:
             given = values["attention"]
@@ -139,7 +145,13 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class VisionConfig(TransformerConfig):
-    """The paper's CIFAR transformer by default: 64 patches of 4 x 4 pixels, depth 5, width 128, 4 heads."""
+    """The paper's CIFAR transformer by default: 64 patches of 4 x 4 pixels, depth 5, width 128, 4 heads.
+
+    Attributes:
+        image_size: pixels of a side, or height and width; multiples of `patch`.
+        channels: of the images.
+        patch: pixels of a patch's side.
+    """
 
     image_size: int | tuple[int, int] = 32
     channels: int = 3
@@ -155,9 +167,8 @@ class VisionConfig(TransformerConfig):
         if len(self.sides) != 2 or not all(type(side) is int for side in self.sides):
             raise ValueError(f"expected image_size to be one whole number or two, got {self.image_size!r}")
         if any(side < 1 or side % self.patch for side in self.sides):
-            raise ValueError(
-                f"expected image_size to be multiples of patch={self.patch}, got {self.image_size}"
-            )
+            wanted = f"multiples of patch={self.patch}"
+            raise ValueError(f"expected image_size to be {wanted}, got {self.image_size}")
         self._check_size(self.width * (self.channels * self.patch**2 + self.tokens + 2))
 
     @property
@@ -173,7 +184,14 @@ class VisionConfig(TransformerConfig):
 
 @dataclass(frozen=True)
 class TextConfig(TransformerConfig):
-    """The paper's CoLA transformer by default: depth 2, width 256, 4 heads of 64, embeddings of 128."""
+    """The paper's CoLA transformer by default: depth 2, width 256, 4 heads of 64, embeddings of 128.
+
+    Attributes:
+        vocabulary: number of word indices, padding and unknown included.
+        embedding_width: of the learned embeddings.
+        contextual_width: of the frozen embeddings beside them; 0 is none.
+        max_length: words of a sentence at most.
+    """
 
     classes: int = 2
     depth: int = 2
@@ -185,21 +203,70 @@ class TextConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (
-            ("vocabulary", 2),
-            ("embedding_width", 1),
-            ("contextual_width", 0),
-            ("max_length", 1),
-        ):
-            self._count(name, least)
+        least = {"vocabulary": 2, "embedding_width": 1, "contextual_width": 0, "max_length": 1}
+        for name, count in least.items():
+            self._count(name, count)
         inputs = self.embedding_width + self.contextual_width
         self._check_size(self.vocabulary * self.embedding_width + self.width * (inputs + 1 + self.max_length))
 
 
 def _attention_from(plain: Any) -> AttentionConfig:
-    if not isinstance(plain, Mapping) or set(plain) - {"kind", "options"} or "kind" not in plain:
-        raise ValueError(f"expected attention entries with 'kind' and 'options', got {plain!r}")
-    options = plain.get("options", {})
-    if not isinstance(options, Mapping):
+    options = plain.get("options", {}) if isinstance(plain, Mapping) else None
+    if not isinstance(options, Mapping) or set(plain) - {"kind", "options"} or "kind" not in plain:
         raise ValueError(f"expected attention entries with 'kind' and 'options', got {plain!r}")
     return AttentionConfig(plain["kind"], options)
+
+
+def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write both files, each atomically; the weights first, so that a config implies weights.
+
+    The record of an earlier model's conversion goes: it would be done again on this one.
+    """
+    make_folder(folder)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
+    text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
+    write_atomically(folder / "model.safetensors", save(plain))
+    write_atomically(folder / "config.json", text.encode())
+    (folder / CONVERSION_FILE).unlink(missing_ok=True)
+
+
+def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a model of the class `model`; every defect is named by file and field."""
+    file = folder / "config.json"
+    described = read_object(file)
+    for key, expected in {"format_version": FORMAT_VERSION, "model": model}.items():
+        if described.get(key) != expected:
+            raise ValueError(f"{file}: expected {key} {expected!r}, got {described.get(key)!r}")
+    unknown = sorted(set(described) - {"format_version", "model", "config"})
+    if unknown or not isinstance(described.get("config"), dict):
+        raise ValueError(f"{file}: expected a 'config' and no {unknown or 'other keys'}")
+    return described["config"], read_tensors(folder / "model.safetensors")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, whose numbers must be finite."""
+    check_finite(path, tensors := load_tensors(path))
+    return tensors
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The same, whatever the numbers are."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    try:
+        return load_file(path)
+    except Exception as error:  # its header is JSON and names types: it can be wrong in many ways
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def check_finite(where: str | Path, tensors: Mapping[str, Tensor], infinite: Collection[str] = ()) -> None:
+    """`ValueError` with the first tensor that is NaN somewhere, or infinite unless it is named as one."""
+    for name, x in tensors.items():
+        if x.is_meta or not (x.is_floating_point() or x.is_complex()):
+            continue
+        x = x.float() if x.itemsize == 1 else x  # of 8 bits: nothing is known of them but their values
+        bad = x.isnan() if name in infinite else ~x.isfinite()
+        if bool(bad.any()):
+            many = f"({int(bad.sum())} of {x.numel()} numbers)"
+            raise ValueError(f"{where}: expected finite numbers, got {x[bad][0].item()} in {name} {many}")

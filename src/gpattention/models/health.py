@@ -1,25 +1,153 @@
-"""Is a model alive?  Per layer, how near it is to collapse, and whether its uncertainty tells errors."""
+"""Is a model alive?  Per layer, how near it is to collapse, and whether its uncertainty ranks its errors.
 
-from dataclasses import dataclass
+A layer may be switched off, collapsed to its noise, or oversmoothed: its tokens have become alike.
+"""
+
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from gpattention.attention import Attention, AttentionHealth, diagnose
-from gpattention.gp.concurrency import Handler, handling
-from gpattention.models.prediction import predict
-from gpattention.models.rows import Inputs, count_items, evaluating
+from gpattention.attention import Attention, Heads, Positive
+from gpattention.checks import check_labels
+from gpattention.concurrency import Handler, handling
+from gpattention.gp import Posterior, keep_rows, noise_floor, rbf
+from gpattention.models.predict import Inputs, count_items, evaluating, predict
+
+
+@dataclass(frozen=True)
+class AttentionHealth:
+    """One layer: means over batch, heads and real tokens; None where the kind has no such thing.
+
+    Attributes:
+        kind: of attention.
+        kappa_qk: mean kernel of queries and keys; near 0 attention is off, near 1 every token is the same.
+        kappa_qq: the same of queries; near 1 they have merged.
+        mean_ratio: ||mean|| / ||v||
+        amplitude: prior standard deviation, the process' own scale.
+        noise: sigma^2
+        prior_stddev: of the outputs.
+        posterior_stddev: the same after the keys.
+        stddev_ratio: posterior / prior; near 1 the keys tell the variance nothing.
+        floor_share: exp(floor - U), U the negative log density of the layer's own outputs per token and
+            dimension and `floor` the least it can be; 1 means collapsed to the noise.
+    """
+
+    kind: str
+    kappa_qk: float
+    kappa_qq: float
+    mean_ratio: float
+    amplitude: float | None
+    noise: float | None
+    prior_stddev: float | None
+    posterior_stddev: float | None
+    stddev_ratio: float | None
+    floor_share: float | None
+
+    def problems(self) -> list[str]:
+        """What a person should look at, in words."""
+        found = []
+        if self.kappa_qk < 0.02:
+            found.append(f"attention is nearly off: mean kappa(q, k) is {self.kappa_qk:.3f}")
+        if self.kappa_qq > 0.95:
+            found.append(f"queries have merged: mean kappa(q, q) is {self.kappa_qq:.3f}")
+        if self.stddev_ratio is not None and self.stddev_ratio > 0.98:
+            found.append(f"the variance is the prior's: posterior/prior is {self.stddev_ratio:.3f}")
+        if self.floor_share is not None and self.floor_share > 0.9:
+            found.append(f"the density sits at its noise floor: share {self.floor_share:.2f}")
+        return found
+
+
+@torch.no_grad()
+def diagnose(
+    attention: Attention, query: Tensor, *, key_padding_mask: Tensor | None = None,
+    inducing: Tensor | None = None,
+) -> AttentionHealth:  # fmt: skip
+    """Measure a layer in self-attention.
+
+    Args:
+        attention: the layer.
+        query: tokens [B, N, E].
+        key_padding_mask: [B, N] True = ignore.
+        inducing: [H, m, E], of kinds that take inducing inputs from outside.
+
+    Returns:
+        The layer's kernel, scales and distance from collapse on these tokens.
+    """
+    heads, _ = attention._heads(query, key_padding=key_padding_mask, inducing=inducing)
+    q, k = attention._kernel_inputs(heads)
+    posterior = attention._posterior(heads) if attention.draws else None
+    mean = attention._mean(heads) if posterior is None else posterior.mean  # [B, H, N, D]
+    values = keep_rows(heads.v, heads.mask)
+    prior = stddev = ratio = None
+    if posterior is not None:
+        prior, stddev = posterior.prior_stddev, posterior.stddev
+        stddev = stddev.square().mean(-1).sqrt() if stddev.ndim == mean.ndim else stddev
+        ratio = _mean(stddev / torch.where(prior > 0, prior, 1.0), heads)
+    noise = getattr(attention, "noise", None)
+    return AttentionHealth(
+        kind=attention.kind, kappa_qk=_pair_mean(rbf(q, k), heads), kappa_qq=_pair_mean(rbf(q, q), heads),
+        mean_ratio=float(mean.norm() / values.norm().clamp_min(1e-12)), amplitude=_amplitude(attention),
+        noise=float(noise().mean()) if isinstance(noise, Positive) else None,
+        prior_stddev=None if prior is None else _mean(prior, heads),
+        posterior_stddev=None if stddev is None else _mean(stddev, heads), stddev_ratio=ratio,
+        floor_share=_floor_share(attention, heads, posterior),
+    )  # fmt: skip
+
+
+def _amplitude(attention: Attention) -> float | None:
+    # in rows divided by their sums a kernel's variance cancels: it is no scale of anything
+    by_sums = getattr(attention, "normalize", "none") == "rows"
+    for name in ("prior_scale", "scale_q", *(() if by_sums else ("variance",))):
+        parameter = getattr(attention, name, None)
+        if isinstance(parameter, Positive):
+            found = parameter()  # [H]
+            return float((found.sqrt() if name == "variance" else found).mean())
+    return None
+
+
+def _floor_share(attention: Attention, heads: Heads, posterior: Posterior | None) -> float | None:
+    density = None if posterior is None else attention._log_density(heads, posterior)
+    noise = getattr(attention, "noise", None)
+    if density is None or not isinstance(noise, Positive):
+        return None
+    above = -density.per_token().query - noise_floor(noise())  # [B, H] nats above the floor
+    return float((-above.clamp_min(0)).exp().mean())
+
+
+def _mean(x: Tensor, heads: Heads) -> float:
+    """Mean over real queries of [B, H, N]."""
+    if heads.query_mask is None:
+        return float(x.mean())
+    kept = heads.query_mask.expand_as(x)
+    return float(torch.where(kept, x, 0.0).sum() / kept.sum().clamp_min(1))
+
+
+def _pair_mean(kappa: Tensor, heads: Heads) -> float:
+    """Mean over pairs of different real tokens of [B, H, N, N]."""
+    n = kappa.shape[-1]
+    pairs = ~torch.eye(n, dtype=torch.bool, device=kappa.device).expand_as(kappa)
+    if heads.mask is not None:
+        pairs = pairs & heads.mask[..., None, :] & heads.mask[..., None]
+    return float(torch.where(pairs, kappa, 0.0).sum() / pairs.sum().clamp_min(1))
 
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What `model.health(batch)` found."""
+    """What `model.health(batch)` found.
+
+    Attributes:
+        layers: one diagnosis each.
+        error_correlation: Spearman's rank correlation of uncertainty with being wrong.
+        variance_correlation: the same of each layer's mean variance.
+    """
 
     layers: tuple[AttentionHealth, ...]
-    error_correlation: float | None  # Spearman's rank correlation of uncertainty with being wrong
-    variance_correlation: tuple[float | None, ...]  # the same of each layer's mean variance
+    error_correlation: float | None
+    variance_correlation: tuple[float | None, ...]
 
     def problems(self) -> list[str]:
         """What a person should look at, layer by layer."""
@@ -27,10 +155,7 @@ class HealthReport:
 
     def table(self) -> str:
         """A table for a terminal."""
-        names = (
-            "kappa_qk", "kappa_qq", "mean_ratio", "amplitude", "noise",
-            "prior_stddev", "posterior_stddev", "stddev_ratio", "floor_share",
-        )  # fmt: skip
+        names = [each.name for each in fields(AttentionHealth) if each.name != "kind"]
         lines = ["layer  kind        " + "".join(f"{name:>17}" for name in names)]
         for i, layer in enumerate(self.layers):
             values = (getattr(layer, name) for name in names)
@@ -46,8 +171,21 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
 
     Uncertainty is the entropy of the prediction (10 draws where the model draws), error is a wrong
     label; a layer's is its variance averaged over heads and real tokens.
+
+    Args:
+        model: a transformer of ours, or one that is called and predicts like it.
+        inputs: a batch.
+        labels: [B] class numbers.
+
+    Returns:
+        One diagnosis per layer, and the correlations where there are labels.
+
+    Raises:
+        ValueError: if there is no item, or the labels are not one class number per item.
     """
-    _check_labels(labels, count_items(inputs))
+    count = count_items(inputs)
+    if labels is not None:
+        check_labels(labels, count)
     calls: list[tuple[Attention, Tensor, dict[str, Any]]] = []
 
     def remember(module: Attention, own: Handler, *args: Any, **kwargs: Any) -> Any:
@@ -57,37 +195,18 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     with evaluating(model), handling({(each, "forward"): partial(remember, each) for each in attentions}):
         model(inputs)
-    layers = tuple(
-        diagnose(
-            attention,
-            tokens,
-            key_padding_mask=kwargs.get("key_padding_mask"),
-            inducing=kwargs.get("inducing"),
-        )
-        for attention, tokens, kwargs in calls
-    )
+    passed = [{name: kwargs.get(name) for name in ("key_padding_mask", "inducing")} for _, _, kwargs in calls]
+    layers = tuple(diagnose(call[0], call[1], **given) for call, given in zip(calls, passed, strict=True))
     if labels is None:
         return HealthReport(layers, None, tuple(None for _ in layers))
     prediction = predict(model, inputs, samples=10, variances=model.draws)
     wrong = (prediction.label != labels.to(prediction.label.device)).double()
     variances = prediction.variances or tuple(None for _ in layers)
-    paddings = [kwargs.get("key_padding_mask") for _, _, kwargs in calls]
-    return HealthReport(
-        layers,
-        rank_correlation(prediction.entropy, wrong),
-        tuple(_layer_correlation(*pair, wrong) for pair in zip(variances, paddings, strict=True)),
+    by_layer = (
+        _layer_correlation(variance, given["key_padding_mask"], wrong)
+        for variance, given in zip(variances, passed, strict=True)
     )
-
-
-def _check_labels(labels: Tensor | None, items: int) -> None:
-    """One class number for every item; a single label would be compared with all of them."""
-    if labels is None:
-        return
-    if labels.shape != (items,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"expected labels to be whole numbers of shape [{items}], one per item, "
-            f"got shape {tuple(labels.shape)} and {labels.dtype}"
-        )
+    return HealthReport(layers, rank_correlation(prediction.entropy, wrong), tuple(by_layer))
 
 
 def _layer_correlation(variance: Tensor | None, padding: Tensor | None, wrong: Tensor) -> float | None:
@@ -113,3 +232,60 @@ def _ranks(x: Tensor) -> Tensor:
     _, group, counts = torch.unique(x, return_inverse=True, return_counts=True)
     ends = counts.cumsum(0).double()
     return (ends - (counts.double() - 1) / 2)[group]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Mean cosine similarity between different real tokens of a sequence, averaged over sequences.
+
+    Attributes:
+        embedded: before the first block.
+        attended: after each attention.
+        tokens: after each block.
+    """
+
+    embedded: float
+    attended: tuple[float, ...]
+    tokens: tuple[float, ...]
+
+
+@torch.no_grad()
+def token_similarity(model: Any, inputs: Inputs) -> Similarity:
+    """Cosine similarity between tokens, layer by layer; 1 is total oversmoothing.
+
+    Args:
+        model: a transformer of ours.
+        inputs: a batch.
+
+    Returns:
+        The similarity of the embedded tokens, and of those after each attention and each block.
+    """
+    with evaluating(model):
+        embedded, padding = model.embed(inputs)
+        layers = model(inputs, need=("logits", "tokens")).layers
+    return Similarity(
+        embedded=cosine_similarity(embedded, padding),
+        attended=tuple(cosine_similarity(layer.attended, padding) for layer in layers),
+        tokens=tuple(cosine_similarity(layer.tokens, padding) for layer in layers),
+    )
+
+
+def cosine_similarity(tokens: Tensor, padding: Tensor | None = None) -> float:
+    """Mean cosine similarity between different tokens of a sequence, averaged over sequences.
+
+    Args:
+        tokens: [B, N, E]
+        padding: [B, N] True = ignore.
+
+    Returns:
+        The mean over sequences with two tokens at least; NaN without any.
+    """
+    unit = normalize(tokens.double(), dim=-1)
+    if padding is None:
+        padding = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    unit = torch.where(padding[..., None], 0.0, unit)
+    count = (~padding).sum(-1).double()  # [B]
+    total = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))  # sum over pairs i != j
+    pairs = count * (count - 1)
+    some = pairs > 0
+    return float((total[some] / pairs[some]).mean())

@@ -2,77 +2,41 @@
 
 The spread between draws splits the uncertainty in two: the entropy of the mean prediction is what the
 draws expect of their own entropy plus how much they disagree, the mutual information.
+
+The temperature is what logits are divided by; labels say which one, and how sure they are of it:
+
+    NLL(T) = - sum_i log (1/S) sum_s softmax(z_si / T)[y_i]      z [S, M, C], y [M]
+
+Of one sample it has one minimum at most; of several it is not convex and may have several, so that a coarse
+grid comes first.  The 95 % profile-likelihood interval is the set of T with 2 (NLL(T) - NLL(T*)) <= 3.84.
+
+One rule says what becomes of it, wherever a temperature is fitted.  Softening is what labels may ask for;
+sharpening makes items surer that nobody has labels of, foreign ones most of all, so it must be shown:
+
+- where no item is wrong, T = 1: their likelihood would grow for ever as T falls;
+- below 1 the optimum is taken only where the interval excludes 1; else T = 1;
+- an optimum on the upper limit is no estimate: it is taken only where the interval excludes 1; else T = 1.
 """
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from functools import cache
+from itertools import pairwise
+from typing import TypeAlias
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from gpattention.attention.output import DRAWS, Draw
-from gpattention.checks import check_count, check_whole
-from gpattention.gp import ItemNoise, NonFiniteError
-from gpattention.models.rows import (
-    Inputs,
-    Network,
-    Progress,
-    Rows,
-    collect,
-    count_items,
-    device_of,
-    evaluating,
-    model_device,
-)
-from gpattention.models.rows_at_once import run_rows
-from gpattention.models.sample_chunks import NO_CAPTURE, Request, run_chunks, shares_samples
-from gpattention.models.variance_means import VarianceMeans
+from gpattention.checks import check_tensor
+from gpattention.gp import NonFiniteError
 
+LIMIT = 100.0  # temperatures lie between 1 / LIMIT and LIMIT
+QUANTILE = 3.84  # of chi-squared with one degree of freedom, at 95 %
+_GRID = 31  # points of the coarse grid over logarithms
 
-class LayerOutput(Protocol):
-    """What one attention layer tells."""
-
-    @property
-    def variance(self) -> Tensor | None:
-        """Its predictive variance, [B, H, N] or [B, H, N, D], where it has one."""
-        ...
-
-
-class ModelOutput(Protocol):
-    """What a forward pass returns."""
-
-    @property
-    def logits(self) -> Tensor:
-        """[B, C]"""
-        ...
-
-    @property
-    def layers(self) -> Sequence[LayerOutput]:
-        """One for every attention layer."""
-        ...
-
-
-class Classifier(Network, Protocol):
-    """A model that classifies and may draw its attention outputs."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether any layer can draw."""
-        ...
-
-    def __call__(
-        self,
-        inputs: Any,
-        *,
-        draw: Draw = ...,
-        generator: Generator | ItemNoise | None = ...,
-        need: tuple[str, ...] = ...,
-    ) -> ModelOutput:
-        """Logits, and of each layer what `need` asks for."""
-        ...
+Curve: TypeAlias = Callable[[float], tuple[float, float]]  # a number to a value and its slope there
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,26 +48,31 @@ class Prediction:
 
     `drawn` says whether the logits are draws: of attention outputs, of dropout masks, of the weights of a
     last layer, or the members of an ensemble, whose disagreement is as real.  Where it is False the samples
-    are copies of one another, and a mutual information of 0 tells nothing.
+    are copies of one another, and a mutual information of 0 says nothing.
+
+    Attributes:
+        logits: [S, B, C]
+        probs: [B, C] mean of the draws' softmax.
+        label: [B] the most probable class.
+        confidence: [B] its probability.
+        entropy: [B] of `probs`: the whole uncertainty.
+        expected_entropy: [B] mean entropy of the draws: what more data of the same kind keep.
+        variances: per layer [B, H, N] or [B, H, N, D], mean over the draws; None for a layer without one.
+        drawn: whether the logits are draws.
     """
 
-    logits: Tensor  # [S, B, C]
-    probs: Tensor  # [B, C] mean of the draws' softmax
-    label: Tensor  # [B] the most probable class
-    confidence: Tensor  # [B] its probability
-    entropy: Tensor  # [B] of `probs`: the whole uncertainty
-    expected_entropy: Tensor  # [B] mean entropy of the draws: what more data of the same kind keep
-    # per layer [B, H, N] or [B, H, N, D], mean over the draws; None for a layer that has no variance
+    logits: Tensor
+    probs: Tensor
+    label: Tensor
+    confidence: Tensor
+    entropy: Tensor
+    expected_entropy: Tensor
     variances: tuple[Tensor | None, ...] | None = None
     drawn: bool = True
 
     @classmethod
     def from_logits(
-        cls,
-        logits: Tensor,
-        variances: tuple[Tensor | None, ...] | None = None,
-        *,
-        drawn: bool | None = None,
+        cls, logits: Tensor, variances: tuple[Tensor | None, ...] | None = None, *, drawn: bool | None = None
     ) -> "Prediction":
         """From draws [S, B, C]; a prediction without draws has S = 1.
 
@@ -159,10 +128,8 @@ class Prediction:
             if not -len(self) <= index < len(self):
                 raise IndexError(f"expected an item below {len(self)}, got {index}")
             index = slice(index, index + 1 or None)
-        where = index if isinstance(index, slice) else _places(index, len(self))
-        told = {name: getattr(self, name)[where] for name in _PER_ITEM}
-        variances = self.variances and tuple(v if v is None else v[where] for v in self.variances)
-        return Prediction(logits=self.logits[:, where], variances=variances, drawn=self.drawn, **told)
+        where = index if isinstance(index, slice) else places_of(index, len(self))
+        return self._changed(self.logits[:, where], lambda x: x[where])
 
     @classmethod
     def cat(cls, parts: Sequence["Prediction"]) -> "Prediction":
@@ -172,16 +139,20 @@ class Prediction:
         sizes = sorted({(part.samples, part.classes) for part in parts})
         if len(sizes) > 1:
             raise ValueError(f"expected predictions of one (samples, classes), got {sizes}")
-        told = {name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ITEM}
+        items = {name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ITEM}
         logits = torch.cat([part.logits for part in parts], 1)
         variances, drawn = _cat_variances([part.variances for part in parts]), all(p.drawn for p in parts)
-        return cls(logits=logits, variances=variances, drawn=drawn, **told)
+        return cls(logits=logits, variances=variances, drawn=drawn, **items)
 
     def to(self, device: torch.device | str) -> "Prediction":
         """The same on another device."""
-        told = {name: getattr(self, name).to(device) for name in _PER_ITEM}
-        variances = self.variances and tuple(v if v is None else v.to(device) for v in self.variances)
-        return Prediction(logits=self.logits.to(device), variances=variances, drawn=self.drawn, **told)
+        return self._changed(self.logits.to(device), lambda x: x.to(device))
+
+    def _changed(self, logits: Tensor, change: Callable[[Tensor], Tensor]) -> "Prediction":
+        """Other logits, and `change` of everything that leads with the items."""
+        items = {name: change(getattr(self, name)) for name in _PER_ITEM}
+        variances = self.variances and tuple(v if v is None else change(v) for v in self.variances)
+        return Prediction(logits=logits, variances=variances, drawn=self.drawn, **items)
 
 
 def differ(draws: Tensor) -> bool:
@@ -198,37 +169,31 @@ def warn_undrawn(name: str, samples: int, drawn: bool, stacklevel: int) -> None:
         if drawn
         else "nothing was drawn (samples=0, attention without a variance, or a fit that chose no draws)"
     )
-    told = f"{name} is 0 because there are not two draws, which is not certainty: {why}"
-    warnings.warn(told, stacklevel=stacklevel + 1)
+    message = f"{name} is 0 because there are not two draws, which is not certainty: {why}"
+    warnings.warn(message, stacklevel=stacklevel + 1)
 
 
 def check_logits(logits: Tensor) -> None:
     """Finite draws of the logits of any number of items.  [S, B, C]"""
-    if not isinstance(logits, Tensor):
-        raise ValueError(
-            f"expected logits to be a tensor, got {type(logits).__name__}: torch.as_tensor makes one of it"
-        )
+    check_tensor("logits", logits)
     if logits.ndim != 3 or not logits.is_floating_point() or 0 in (logits.shape[0], logits.shape[2]):
-        raise ValueError(
-            f"expected logits to be floating-point [samples, items, classes] with at least one sample "
-            f"and class, got shape {tuple(logits.shape)} and {logits.dtype}"
-        )
+        wanted = "floating-point [samples, items, classes] with at least one sample and class"
+        got = f"shape {tuple(logits.shape)} and {logits.dtype}"
+        raise ValueError(f"expected logits to be {wanted}, got {got}")
     finite = logits.isfinite()
     if not bool(finite.all()):
         raise NonFiniteError(f"logits hold {int((~finite).sum())} non-finite numbers")
 
 
-def _places(index: Tensor | Sequence[int], items: int) -> Tensor:
-    """Item numbers [n], or a mask [B] that is told from them by its type alone: True is no item 1."""
+def places_of(index: Tensor | Sequence[int], items: int) -> Tensor:
+    """Item numbers [n], or a mask [B], which differs from them by its type alone: True is no item 1."""
     where = torch.as_tensor(index)
     if where.ndim == 1 and len(where) == 0 and not isinstance(index, Tensor):
         where = where.long()  # an empty list has no type of its own
     mask = where.dtype == torch.bool
     if where.is_floating_point() or where.ndim > 1 or (mask and where.shape != (items,)):
-        raise IndexError(
-            f"expected item numbers or a mask of {items} items, "
-            f"got shape {tuple(where.shape)} and {where.dtype}"
-        )
+        got = f"shape {tuple(where.shape)} and {where.dtype}"
+        raise IndexError(f"expected item numbers or a mask of {items} items, got {got}")
     # a lone number gives a prediction of one item; torch would read bytes as a mask
     return where if mask else where.reshape(-1).long()
 
@@ -236,117 +201,142 @@ def _places(index: Tensor | Sequence[int], items: int) -> Tensor:
 _PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances", "drawn")]
 
 
-def predict(
-    model: Classifier,
-    inputs: Inputs,
-    *,
-    samples: int = 10,
-    seed: int = 0,
-    draw: Draw = "independent",
-    batch_size: int | None = None,
-    variances: bool = False,
-    first_item: int = 0,
-    capture: bool | None = None,
-    progress: Progress | None = None,
-) -> Prediction:
-    """Class probabilities from `samples` forward passes with drawn attention outputs.
-
-    Items and samples run together in batches of at most `batch_size` rows, in evaluation mode and
-    without gradients; only logits (and asked variances) are kept, where the inputs lie.  The draws of
-    item i depend on `seed` and on `first_item` + i alone: not on `batch_size`, nor on the other items, nor
-    on padding behind it.  The first samples of a larger number are those of a smaller one.
-
-    `samples=0` and `draw="none"` give the mean prediction, with S = 1.  So does a model whose layers
-    cannot draw: S identical passes would tell nothing more.
-
-    A model whose forward pass takes `samples`, as the transformers' does, computes what is before the first
-    draw once for all samples of an item.  On a GPU batches of such a model may be replays of a captured one:
-    `capture` insists on it or forbids it, None captures where starting kernels takes most of the time and
-    the process has no other thread but those of progress bars, loaders and notebooks: PyTorch cannot capture
-    while another one uses the GPU.  True fails with the reason where nothing can be captured; two batches
-    come first, so fewer are not replays.
-    If `batch_size` is not given it is 256, or 2000 on a GPU whose memory suffices.
-
-    >>> predict(model, images, samples=10).probs  # [B, C]
-    """
-    samples = check_count("samples", samples, least=0)
-    seed, first_item = check_whole("seed", seed), check_count("first_item", first_item, least=0)
-    if draw not in DRAWS:
-        raise ValueError(f"expected draw to be one of {', '.join(DRAWS)}, got {draw!r}")
-    drawing = samples > 0 and draw != "none" and model.draws
-    count = samples if drawing else 1
-    need = ("logits", "variance") if variances else ("logits",)
-    device = model_device(model, inputs)
-    with evaluating(model):
-        if shares_samples(model):
-            request = Request(count, seed, draw if drawing else "none", need, first_item)
-            return _from_chunks(model, inputs, request, batch_size, device, capture, progress)
-        if capture:
-            raise ValueError(NO_CAPTURE.format("its forward pass does not take samples"))
-
-        def run(rows_at_once: int) -> Prediction:
-            told = VarianceMeans(count_items(inputs), count, device_of(inputs)) if variances else None
-
-            def forward(rows: Rows) -> Tensor:
-                noise = rows.noise if drawing else None
-                output = model(rows.inputs, draw=draw if drawing else "none", generator=noise, need=need)
-                if told is not None:
-                    told.add(rows.items, [layer.variance for layer in output.layers])
-                return output.logits
-
-            logits = collect(
-                forward,
-                inputs,
-                samples=count,
-                seed=seed,
-                batch_size=rows_at_once,
-                device=device,
-                first_item=first_item,
-                progress=progress,
-            )
-            means = None if told is None else _some(told.means())
-            return Prediction.from_logits(logits, means, drawn=drawing)
-
-        return run_rows(run, batch_size, device)
-
-
-def _from_chunks(
-    model: Classifier,
-    inputs: Inputs,
-    request: Request,
-    batch_size: int | None,
-    device: torch.device,
-    capture: bool | None,
-    progress: Progress | None,
-) -> Prediction:
-    """A prediction whose samples share what is before the first draw."""
-    logits, sums = run_rows(
-        lambda rows: run_chunks(
-            model, inputs, request, batch_size=rows, device=device, capture=capture, progress=progress
-        ),
-        batch_size,
-        device,
-    )
-    drawn = request.draw != "none"
-    if "variance" not in request.need:
-        return Prediction.from_logits(logits, drawn=drawn)
-    means = tuple(None if total is None else total / request.samples for total in sums)
-    return Prediction.from_logits(logits, _some(means), drawn=drawn)
-
-
-def _some(variances: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """They were asked for: at least one layer must have one."""
-    if all(variance is None for variance in variances):
-        raise ValueError(f"variances=True, but none of the model's {len(variances)} layers has a variance")
-    return variances
-
-
 def _cat_variances(parts: Sequence[tuple[Tensor | None, ...] | None]) -> tuple[Tensor | None, ...] | None:
-    """Layer by layer; all parts tell variances of the same layers, or none does."""
+    """Layer by layer; all parts have variances of the same layers, or none does."""
     if all(part is None for part in parts):
         return None
-    present = [part and [v is not None for v in part] for part in parts]  # which layers tell a variance
+    present = [part and [v is not None for v in part] for part in parts]  # which layers have a variance
     if any(layers != present[0] for layers in present):
-        raise ValueError(f"expected predictions that tell variances of the same layers, got {present}")
+        raise ValueError(f"expected predictions with variances of the same layers, got {present}")
     layers = zip(*(part for part in parts if part is not None), strict=True)
     return tuple(None if layer[0] is None else torch.cat(layer) for layer in layers)
+
+
+@dataclass(frozen=True)
+class TemperatureProfile:
+    """What labelled items say about the temperature of their logits; made by `profile_temperature`."""
+
+    items: int
+    wrong: int  # items whose most probable class at T = 1 is not their label
+    optimum: float  # T of least negative log-likelihood, within the limits
+    interval: tuple[float, float]  # 95 %: the least and the largest such T within the limits
+    excludes_one: bool  # whether T = 1 is outside it
+
+    @property
+    def on_bound(self) -> float | None:
+        """The limit that the optimum lies on, if it does."""
+        return self.optimum if self.optimum in (1 / LIMIT, LIMIT) else None
+
+    @property
+    def temperature(self) -> float:
+        """What to divide logits by, by the rule of this module."""
+        shown = self.excludes_one or 1 <= self.optimum < LIMIT
+        return self.optimum if self.wrong and shown else 1.0
+
+    @property
+    def reason(self) -> str:
+        """Why that one, as a sentence."""
+        least, most = self.interval
+        best, between = f"{self.optimum:.3g}", f"its 95 % interval, {least:.3g} to {most:.3g},"
+        one = "excludes 1" if self.excludes_one else "holds 1"
+        if not self.wrong:
+            right = f"all {self.items} items are right"
+            return f"The temperature is 1: {right}, which cannot tell how sure to be."
+        if self.temperature == 1.0:
+            where = f"the limit, {best}" if self.on_bound else best
+            return f"The temperature is 1: of {self.items} items the best is {where}, but {between} holds 1."
+        if self.on_bound:
+            return f"The temperature is at its limit, {best}: of {self.items} items none inside it is best."
+        return f"The temperature is {best}, the best of {self.items} items; {between} {one}."
+
+
+def label_log_likelihoods(logits: Tensor, labels: Tensor, log_temperature: Tensor) -> Tensor:
+    """log of each label's sample-averaged probability; T divides each sample's logits.  [M]"""
+    log_each = (logits / log_temperature.exp()).log_softmax(-1)  # [S, M, C]
+    log_right = log_each.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]  # [S, M]
+    return log_right.logsumexp(0) - math.log(len(logits))
+
+
+def profile_temperature(logits: Tensor, labels: Tensor) -> TemperatureProfile:
+    """Optimum and interval of the temperature of logits [S, M, C] with labels [M], in float64."""
+    if len(labels) == 0:
+        raise ValueError(f"expected logits of at least one item, got shape {tuple(logits.shape)}")
+    with torch.no_grad():
+        logits = logits.double()
+        labels = labels.to(logits.device, torch.int64)
+        wrong = int((logits.softmax(-1).mean(0).argmax(-1) != labels).sum())
+        curve = temperature_curve(logits, labels)
+        edge = math.log(LIMIT)
+        grid = torch.linspace(-edge, edge, _GRID if len(logits) > 1 else 3, dtype=torch.float64).tolist()
+        best = least_of(curve, grid)
+
+        def excess(x: float) -> float:
+            """Above 0 outside the interval."""
+            return 2 * len(labels) * (curve(x)[0] - lowest) - QUANTILE
+
+        lowest = curve(best)[0]
+        places = sorted({*grid, best})
+        ends = (_first_inside(excess, places), _first_inside(excess, places[::-1]))
+        return TemperatureProfile(
+            items=len(labels), wrong=wrong, optimum=_within(best),
+            interval=(_within(ends[0]), _within(ends[1])), excludes_one=excess(0.0) > 0,
+        )  # fmt: skip
+
+
+def temperature_curve(logits: Tensor, labels: Tensor) -> Curve:
+    """Mean negative log-likelihood, and its slope, over the logarithm of the temperature."""
+    behind = logits - logits.amax(-1, keepdim=True)  # [S, M, C] the most probable class at 0
+    right = behind.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]  # [S, M]
+
+    @cache
+    def curve(log_temperature: float) -> tuple[float, float]:
+        inverse = math.exp(-log_temperature)
+        each = (inverse * behind).exp()  # [S, M, C]
+        total = each.sum(-1)  # [S, M]
+        log_right = inverse * right - total.log()  # [S, M]
+        mean = torch.linalg.vecdot(each, behind) / total  # [S, M]
+        slope = inverse * (right - mean)  # [S, M] of -log_right
+        value = math.log(len(logits)) - log_right.logsumexp(0).mean()
+        return float(value), float((log_right.softmax(0) * slope).sum(0).mean())
+
+    return curve
+
+
+def least_of(curve: Curve, grid: list[float]) -> float:
+    """Where a function is least between the ends of a grid: all minima that its points separate compete."""
+    points = [(x, *curve(x)) for x in grid]
+    found = [(value, x) for x, value, _ in points]
+    for (left, _, falling), (right, _, rising) in pairwise(points):
+        if falling < 0 < rising:
+            x = _root(lambda x: curve(x)[1], left, right)
+            found.append((curve(x)[0], x))
+    return min(found)[1]
+
+
+def _within(log_temperature: float) -> float:
+    """Rounding does not carry a temperature over its limits."""
+    return min(max(math.exp(log_temperature), 1 / LIMIT), LIMIT)
+
+
+def _first_inside(excess: Callable[[float], float], places: list[float]) -> float:
+    """Where the first of these places with no excess begins, seen from the one before."""
+    inside = next(i for i, x in enumerate(places) if excess(x) <= 0)
+    return places[0] if inside == 0 else _root(excess, places[inside - 1], places[inside])
+
+
+def _root(f: Callable[[float], float], a: float, b: float) -> float:
+    """Where a function changes its sign between a and b, by false position (Illinois)."""
+    at_a, at_b = f(a), f(b)
+    for _ in range(200):
+        if at_a == at_b or abs(b - a) < 1e-13:
+            break
+        x = b - at_b * (b - a) / (at_b - at_a)
+        at_x = f(x)
+        if at_x == 0:
+            return x
+        if (at_x < 0) != (at_b < 0):
+            a, at_a = b, at_b
+        else:
+            at_a /= 2  # else the far end would stay, and the steps become small
+        b, at_b = x, at_x
+    return b

@@ -1,75 +1,257 @@
-"""What both transformers share: blocks of any kinds, a head, draws, storage, predictions."""
+"""The transformers of the paper, for images and for texts, with any kind of attention in any layer.
 
-from collections.abc import Iterator, Mapping
+Both share pre-LayerNorm blocks, a head, draws and storage; each embeds and pools in its own way.
+
+A plain block adds, then normalises.  Where the fused kernels run, a sum of the residual stream stays open
+until the LayerNorm that reads it, across the borders of blocks too, so that both are one kernel.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeGuard
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.functional import gelu, linear
 
-from gpattention.attention import AttentionOutput, build_attention
-from gpattention.attention.output import Draw, check_need
+from gpattention.attention import Attention, AttentionOutput, Draw, build_attention
+from gpattention.attention.base import check_draw, check_need
 from gpattention.gp import NoiseSource, NumericalError, Posterior
-from gpattention.models.block import Block, BlockOutput
-from gpattention.models.config import TransformerConfig
-from gpattention.models.fused.stream import Stream, run_block
-from gpattention.models.fused.switch import why_not_fused_blocks
+from gpattention.models.config import (
+    CONVERSION_FILE,
+    TextConfig,
+    TransformerConfig,
+    VisionConfig,
+    load_folder,
+    save_folder,
+)
 from gpattention.models.health import HealthReport, measure_health
-from gpattention.models.prediction import Prediction, predict
-from gpattention.models.rows import Inputs
-from gpattention.models.seeded_dropout import first_site, rate_of
-from gpattention.models.storage import CONVERSION_FILE, load_folder, save_folder
+from gpattention.models.predict import Inputs, predict
+from gpattention.models.prediction import Prediction
+from gpattention.models.signals import Signals, Watch, attention_sites, measure_signals, watched
+from gpattention.numerics import autocast_is_on, checks_are_deferred
+from gpattention.ops import is_plain, is_watched, why_not_fused_on
+from gpattention.ops.layers import (
+    EMBEDDING_SITE,
+    MOST_COLUMNS,
+    Added,
+    drop,
+    first_site,
+    gelu_linear,
+    rate_of,
+    residual_norm,
+)
 
 NEEDS = ("logits", "regularizer", "variance", "weights", "posterior", "tokens")
 
 
 @dataclass(frozen=True)
 class LayerOutput:
-    """What one layer told, as far as `need` asked.
+    """What one layer gave, as far as `need` asked.
 
     When S > 1 samples were drawn, B is S * B (sample by sample) from the layer on where they part.
+
+    Attributes:
+        variance: [B, H, N] or [B, H, N, D]
+        weights: [B, H, N, N]
+        posterior: of the layer's attention.
+        attended: [B, N, E] tokens after the attention.
+        tokens: [B, N, E] tokens after the block.
     """
 
-    variance: Tensor | None = None  # [B, H, N] or [B, H, N, D]
-    weights: Tensor | None = None  # [B, H, N, N]
+    variance: Tensor | None = None
+    weights: Tensor | None = None
     posterior: Posterior | None = None
-    attended: Tensor | None = None  # [B, N, E] tokens after the attention
-    tokens: Tensor | None = None  # [B, N, E] tokens after the block
+    attended: Tensor | None = None
+    tokens: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """A forward pass."""
+    """A forward pass.
 
-    logits: Tensor  # [B, C], or [S, B, C] when S > 1 samples were drawn
-    regularizer: Tensor | None = None  # sum over layers, to be added to a loss
+    Attributes:
+        logits: [B, C], or [S, B, C] when S > 1 samples were drawn.
+        regularizer: sum over layers, to be added to a loss.
+        layers: one for every block.
+    """
+
+    logits: Tensor
+    regularizer: Tensor | None = None
     layers: tuple[LayerOutput, ...] = ()
 
 
+@dataclass(frozen=True)
+class BlockOutput:
+    """Tokens after the block, after its attention, and what the attention gave."""
+
+    tokens: Tensor  # [B, N, E] or [S, B, N, E] where several samples were drawn
+    attended: Tensor  # the same before the feed-forward part
+    attention: AttentionOutput
+
+
+class FeedForward(nn.Module):
+    """LayerNorm, two linear maps with GELU between, dropout: what is added to the tokens."""
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.into = nn.Linear(width, hidden)
+        self.back = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
+        """[..., E] -> [..., E]; a seed makes the masks of the two sites (see `ops.layers`)."""
+        hidden = drop(self.dropout, gelu(self.into(self.norm(x))), seed, site)
+        return drop(self.dropout, self.back(hidden), seed, site + 1)
+
+
+class Block(nn.Module):
+    """x + attention(LN x), then x + feed-forward(x).
+
+    Args:
+        attention: of any kind.
+        mlp_width: of the feed-forward part's hidden layer.
+        dropout: probability of dropping an entry of either layer of it.
+    """
+
+    def __init__(self, attention: Attention, *, mlp_width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(attention.embed_dim)
+        self.attention = attention
+        self.feed_forward = FeedForward(attention.embed_dim, mlp_width, dropout)
+
+    def forward(
+        self, x: Tensor, *, before: "Block | None" = None, seed: Tensor | None = None, site: int = 0,
+        **options: Any,
+    ) -> BlockOutput:  # fmt: skip
+        """One layer of tokens [B, N, E], with options of its attention's call.
+
+        `before` is the layer below, through which inducing inputs that are tokens travel; `seed` makes the
+        dropout masks of the block's sites, the first of which is `site`.
+        """
+        inducing = self.attention.inducing_tokens()  # [H, m, E]
+        if inducing is not None and before is not None:
+            options["inducing"] = self.norm(inducing + before.feed_forward(inducing, seed, site + 3))
+        seeded = seed is not None and type(self.attention).forward is Attention.forward
+        # third-party kinds need not know `finish`
+        attention = self.attention(self.norm(x), **options, **({"finish": False} if seeded else {}))
+        output = attention.output
+        if seeded:
+            output = drop(self.attention.dropout, self.attention.output(output), seed, site)
+        attended = x + output
+        return BlockOutput(attended + self.feed_forward(attended, seed, site + 1), attended, attention)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream: tokens [..., E], and what is still to be added to them."""
+
+    tokens: Tensor
+    added: Added | None = None
+
+    def settle(self, norm: nn.LayerNorm, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The tokens with what was added, and their LayerNorm.  [..., E] each"""
+        return residual_norm(self.tokens, self.added, norm.weight, norm.bias, norm.eps, seed)
+
+
+def run_block(
+    stream: Stream, block: Block, seed: Tensor | None, site: int, *, before: Block | None, **options: Any
+) -> tuple[Stream, AttentionOutput]:
+    """What `block(...)` does, by fused kernels."""
+    tokens, normed = stream.settle(block.norm, seed)
+    inducing = block.attention.inducing_tokens()  # [H, m, E]
+    if inducing is not None and before is not None:
+        below = _feed_forward(Stream(inducing), before.feed_forward, seed, site + 3)
+        options["inducing"] = below.settle(block.norm, seed)[1]
+    attention: AttentionOutput = block.attention(normed, finish=False, **options)
+    output = block.attention.output
+    z = linear(attention.output.flatten(0, -3), output.weight)  # samples share the batch axis from here on
+    added = Added(z, output.bias, rate_of(block.attention.dropout), site)
+    return _feed_forward(Stream(tokens, added), block.feed_forward, seed, site + 1), attention
+
+
+def _feed_forward(stream: Stream, part: FeedForward, seed: Tensor | None, site: int) -> Stream:
+    tokens, normed = stream.settle(part.norm, seed)
+    hidden, rate = linear(normed, part.into.weight), rate_of(part.dropout)
+    z = gelu_linear(hidden, part.into.bias, part.back.weight, rate, seed, site)
+    return Stream(tokens, Added(z, part.back.bias, rate, site + 1))
+
+
+def why_not_fused_blocks(blocks: list[Block], norm: nn.Module, need: tuple[str, ...]) -> str | None:
+    """None where the blocks and the last LayerNorm run fused, else the reason.
+
+    The fused path reads parameters instead of calling modules, so it is for plain ones that nobody watches.
+    """
+    if torch.compiler.is_compiling():  # before anything is looked at: the compiler would guard it
+        return "the call is being compiled"
+    if "tokens" in need:
+        return "the tokens between layers are wanted"
+    if not _is_affine(norm):
+        return "the last LayerNorm is watched or was replaced"
+    weight = norm.weight
+    if weight.dtype != torch.float32 or autocast_is_on(weight.device):
+        return "they compute in float32"
+    if len(weight) > MOST_COLUMNS:
+        return f"a width of {len(weight)} is more than the {MOST_COLUMNS} of one program"
+    reason = why_not_fused_on(weight.device, weight.dtype)
+    for index, block in enumerate(blocks if reason is None else ()):
+        if is_watched(*block.modules()):
+            return f"a module of block {index} has hooks"
+        if not _is_plain_block(block):
+            return f"a module of block {index} was replaced"
+    return reason
+
+
+def _is_affine(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
+    """Whether a module is a LayerNorm of one axis with weight and bias, unwatched."""
+    if not is_plain(norm, nn.LayerNorm):
+        return False
+    return norm.weight is not None and norm.bias is not None and len(norm.normalized_shape) == 1
+
+
+def _may_drop(dropout: nn.Module) -> bool:
+    """Whether a module is dropout of a rate that the kernels know, unwatched."""
+    return is_plain(dropout, nn.Dropout) and dropout.p < 1
+
+
+def _is_plain_block(block: Block) -> bool:
+    attention, part = block.attention, block.feed_forward
+    return (
+        type(block) is Block
+        and type(part) is FeedForward
+        and type(attention).forward is Attention.forward
+        and attention.batch_first
+        and all(_is_affine(norm) for norm in (block.norm, part.norm))
+        and all(is_plain(linear, nn.Linear) for linear in (attention.output, part.into, part.back))
+        and all(_may_drop(dropout) for dropout in (attention.dropout, part.dropout))
+    )
+
+
 class Transformer(nn.Module):
-    """Base of `VisionTransformer` and `TextTransformer`; a subclass embeds and pools."""
+    """Base of `VisionTransformer` and `TextTransformer`; a subclass embeds and pools.
+
+    Args:
+        config: sizes, and the attention of each layer.
+    """
 
     config_class: ClassVar[type[TransformerConfig]] = TransformerConfig
+    dropout: nn.Dropout  # of the embedded tokens
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        hidden = config.width if config.mlp_width is None else config.mlp_width
+        width, dropout = config.width, config.dropout
+        sizes: dict[str, Any] = {"embed_dim": width, "num_heads": config.heads, "dropout": dropout}
+        hidden = width if config.mlp_width is None else config.mlp_width
         self.blocks = nn.ModuleList(
-            Block(
-                build_attention(
-                    layer.kind, embed_dim=config.width, num_heads=config.heads,
-                    dropout=config.dropout, **layer.options,
-                ),
-                mlp_width=hidden,
-                dropout=config.dropout,
-            )
+            Block(build_attention(layer.kind, **sizes, **layer.options), mlp_width=hidden, dropout=dropout)
             for layer in config.layers
-        )  # fmt: skip
-        self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.classes)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, config.classes)
 
     @property
     def draws(self) -> bool:
@@ -78,7 +260,8 @@ class Transformer(nn.Module):
 
     def embed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Tokens [B, N, E] and padding mask [B, N] (True = ignore) of a batch."""
-        raise NotImplementedError
+        tokens, padding = self._tokens(inputs)
+        return self.dropout(tokens), padding
 
     def pool(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
         """[B, N, E] -> [B, E]"""
@@ -88,22 +271,25 @@ class Transformer(nn.Module):
         """How many tokens of each item are not padding.  [B]"""
         raise NotImplementedError
 
+    def _tokens(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Tokens before their dropout, and the padding mask."""
+        raise NotImplementedError
+
+    def _unsummed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None] | None:
+        """Tokens as x [B, N, E] + bias [E] + positions [N, E], then the padding mask; None if not so."""
+        return None
+
     def forward(
-        self,
-        inputs: Inputs,
-        *,
-        draw: Draw = "none",
-        samples: int = 1,
-        generator: Generator | NoiseSource | None = None,
-        need: tuple[str, ...] = ("logits",),
-        dropout_seed: Tensor | None = None,  # [] whole number, where the model is
-    ) -> ModelOutput:
+        self, inputs: Inputs, *, draw: Draw = "none", samples: int = 1,
+        generator: Generator | NoiseSource | None = None, need: tuple[str, ...] = ("logits",),
+        dropout_seed: Tensor | None = None,
+    ) -> ModelOutput:  # fmt: skip
         """Logits, and whatever else `need` names.
 
         With `draw`, every layer that has a posterior passes on a draw instead of its mean; `samples` > 1
         runs that many draws side by side and stacks their logits.  The regulariser is that of the
-        layers as they were run, divided by the number of samples.  In training, `dropout_seed` fixes what
-        is dropped; without it that is drawn from torch's generator.
+        layers as they were run, divided by the number of samples.  In training, `dropout_seed`, a whole
+        number [] where the model is, fixes what is dropped; without it torch's generator does.
         """
         features, layers, regularizer = self._run(inputs, draw, samples, generator, need, dropout_seed)
         logits = self.head(features)  # [S * B, C]
@@ -112,11 +298,7 @@ class Transformer(nn.Module):
         return ModelOutput(logits, regularizer, layers)
 
     def features(
-        self,
-        inputs: Inputs,
-        *,
-        draw: Draw = "none",
-        generator: Generator | NoiseSource | None = None,
+        self, inputs: Inputs, *, draw: Draw = "none", generator: Generator | NoiseSource | None = None
     ) -> Tensor:
         """What the classifier `head` reads.  [B, E]"""
         return self._run(inputs, draw, 1, generator, ("logits",))[0]
@@ -127,6 +309,25 @@ class Transformer(nn.Module):
         `samples=0` is the mean prediction.  An item's noise depends on the seed and its position alone.
         """
         return predict(self, inputs, samples=samples, seed=seed, **options)
+
+    def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
+        """What one pass without draws says about every item, also for an out-of-distribution detector.
+
+        Args:
+            inputs: a batch, or a loader of batches, whose signals come on the CPU.
+            **options: `variance`, `per_token` and `batch_size` of `measure_signals`.
+
+        Returns:
+            Logits, features, and profiles of variance and attention entropy.
+        """
+        sites = attention_sites(self)
+
+        def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
+            with watched(sites, watch):
+                features = self.features(batch)  # [B, E]
+            return self.head(features), features
+
+        return measure_signals(self, answer, inputs, **options)
 
     def health(self, inputs: Inputs, labels: Tensor | None = None) -> HealthReport:
         """Per layer: how near to collapse, and whether its variance says something; see `measure_health`."""
@@ -139,17 +340,17 @@ class Transformer(nn.Module):
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Read what `save_pretrained` wrote; anything unexpected is an error and nothing is loaded."""
-        if (Path(folder) / CONVERSION_FILE).is_file():
-            raise ValueError(
-                f"expected {folder} to hold a model as its config tells it, got one whose attention was "
-                f"converted afterwards ({CONVERSION_FILE}): gpattention.from_pretrained(folder) reads it"
-            )
-        config, tensors = load_folder(Path(folder), cls.__name__)
+        folder = Path(folder)
+        if (folder / CONVERSION_FILE).is_file():
+            got = f"one whose attention was converted afterwards ({CONVERSION_FILE})"
+            remedy = "gpattention.from_pretrained(folder) reads it"
+            raise ValueError(f"expected {folder} to hold the model of its config, got {got}: {remedy}")
+        config, tensors = load_folder(folder, cls.__name__)
         try:
             model = cls(cls.config_class.from_dict(config))
         except ValueError as error:
-            raise ValueError(f"{Path(folder) / 'config.json'}: {error}") from error
-        _check_tensors(Path(folder), model, tensors)
+            raise ValueError(f"{folder / 'config.json'}: {error}") from error
+        _check_tensors(folder / "model.safetensors", model, tensors)
         for name, own in (*model.named_parameters(), *model.named_buffers()):
             own.data = own.data.to(tensors[name].dtype)  # the type it was saved in, or bits would be lost
         model.load_state_dict(tensors)
@@ -159,115 +360,70 @@ class Transformer(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def _run(
-        self,
-        inputs: Inputs,
-        draw: Draw,
-        samples: int,
-        generator: Generator | NoiseSource | None,
-        need: tuple[str, ...],
-        seed: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:
-        self._check_request(draw, samples, need)
-        if why_not_fused_blocks(self._blocks(), self.norm, need) is None:
-            return self._run_fused(inputs, draw, samples, generator, need, seed)
-        x, padding = self._embed(inputs, seed)
-        asked = _asked(need)
-        layers: list[LayerOutput] = []
-        regularizers: list[Tensor] = []
-        before, copies = None, 1
-        for index, block in enumerate(self._blocks()):
-            first = samples > 1 and copies == 1 and block.attention.draws
-            with _named_failures(index, block):
-                told = block(
-                    x, padding=padding, draw=draw, samples=samples if first else 1, generator=generator,
-                    need=_available(block, asked), before=before, seed=seed, site=first_site(index),
-                )  # fmt: skip
-            if first:  # the samples part ways here: from now on they share the batch axis
-                copies = samples
-                told = BlockOutput(told.tokens.flatten(0, 1), told.attended.flatten(0, 1), told.attention)
-                padding = None if padding is None else padding.repeat(samples, 1)
-            x = told.tokens
-            layers.append(_layer_output(told.attention, told if "tokens" in need else None))
-            if told.attention.regularizer is not None:
-                regularizers.append(told.attention.regularizer)
-            before = block
-        return self.pool(self.norm(x), padding), tuple(layers), _total(regularizers)
-
-    def _run_fused(
-        self,
-        inputs: Inputs,
-        draw: Draw,
-        samples: int,
-        generator: Generator | NoiseSource | None,
-        need: tuple[str, ...],
-        seed: Tensor | None,
-    ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:
-        """The same, with the sums of the residual stream fused with what reads them."""
-        if seed is None and any(rate_of(m) > 0 for m in self.modules() if isinstance(m, nn.Dropout)):
-            seed = torch.randint(-(2**62), 2**62, (), device=self.norm.weight.device)
-        stream, padding = self._stream(inputs, seed)
-        asked, told, before, copies = _asked(need), [], None, 1
-        for index, block in enumerate(self._blocks()):
-            first = samples > 1 and copies == 1 and block.attention.draws
-            with _named_failures(index, block):
-                stream, attention = run_block(
-                    stream, block, seed, first_site(index), before=before, key_padding_mask=padding,
-                    draw=draw if block.attention.draws else "none", samples=samples if first else 1,
-                    generator=generator, need=_available(block, asked),
-                )  # fmt: skip
-            if first:
-                copies = samples
-                padding = None if padding is None else padding.repeat(samples, 1)
-            told.append(attention)
-            before = block
-        normed = stream.settle(self.norm, seed)[1]
-        regularizer = _total([each.regularizer for each in told if each.regularizer is not None])
-        return self.pool(normed, padding), tuple(_layer_output(each) for each in told), regularizer
-
-    def _embed(self, inputs: Inputs, seed: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """`embed` with the dropout mask of a seed, where a subclass knows how."""
-        return self.embed(inputs)
-
-    def _stream(self, inputs: Inputs, seed: Tensor | None) -> tuple[Stream, Tensor | None]:
-        """The tokens that the first block reads, and the padding mask."""
-        tokens, padding = self._embed(inputs, seed)
-        return Stream(tokens), padding
-
-    def _check_request(self, draw: Draw, samples: int, need: tuple[str, ...]) -> None:
+        self, inputs: Inputs, draw: Draw, samples: int, generator: Generator | NoiseSource | None,
+        need: tuple[str, ...], seed: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:  # fmt: skip
+        """What the head reads [S * B, E], what each layer gave, and the sum of their regularisers []."""
         check_need(need, NEEDS)
+        blocks = self._blocks()
         if draw != "none" and not self.draws:
-            kinds = ", ".join(sorted({block.attention.kind for block in self._blocks()}))
+            kinds = ", ".join(sorted({block.attention.kind for block in blocks}))
             raise ValueError(f"draw={draw!r} asked of a model without posteriors (its layers: {kinds})")
-        if samples < 1:
-            raise ValueError(f"expected samples >= 1, got {samples}")
-        if samples > 1 and draw == "none":
-            raise ValueError(f"samples={samples} without a draw: pass draw='independent' or draw='joint'")
+        check_draw(draw, samples)
+        fused = why_not_fused_blocks(blocks, self.norm, need) is None
+        dropouts = (module for module in self.modules() if isinstance(module, nn.Dropout))
+        if fused and seed is None and any(rate_of(dropout) > 0 for dropout in dropouts):
+            seed = torch.randint(-(2**62), 2**62, (), device=self.norm.weight.device)
+        stream, padding = self._stream(inputs, seed, fused=fused)
+        layers, regularizers, before, parted = [], [], None, False
+        for index, block in enumerate(blocks):
+            parts = samples > 1 and not parted and block.attention.draws
+            options = {
+                **_request(block.attention, draw, need), "key_padding_mask": padding,
+                "samples": samples if parts else 1, "generator": generator,
+                "before": before, "seed": seed, "site": first_site(index),
+            }  # fmt: skip
+            attended = tokens = None
+            with _named_failures(index, block):
+                if fused:
+                    stream, attention = run_block(stream, block, **options)
+                else:
+                    given: BlockOutput = block(stream.tokens, **options)
+                    attention, attended, tokens = given.attention, given.attended, given.tokens
+            if parts:  # the samples part ways here: from now on they share the batch axis
+                parted = True
+                padding = None if padding is None else padding.repeat(samples, 1)
+                attended, tokens = (None if x is None else x.flatten(0, 1) for x in (attended, tokens))
+            if tokens is not None:
+                stream = Stream(tokens)
+            states = (attended, tokens) if "tokens" in need else ()
+            layers.append(LayerOutput(attention.variance, attention.weights, attention.posterior, *states))
+            regularizers += [] if attention.regularizer is None else [attention.regularizer]
+            before = block
+        normed = stream.settle(self.norm, seed)[1] if fused else self.norm(stream.tokens)
+        total = torch.stack(regularizers).sum() if regularizers else None
+        return self.pool(normed, padding), tuple(layers), total
+
+    def _stream(self, inputs: Inputs, seed: Tensor | None, *, fused: bool) -> tuple[Stream, Tensor | None]:
+        """The tokens that the first block reads, their last sum open if `fused`, and the padding mask."""
+        own = type(self).embed is Transformer.embed
+        unsummed = self._unsummed(inputs) if fused and own and _may_drop(self.dropout) else None
+        if unsummed is not None:
+            x, bias, positions, padding = unsummed
+            added = Added(x, bias, rate_of(self.dropout), EMBEDDING_SITE, inside=True)
+            return Stream(positions, added), padding
+        if seed is None or not own:
+            tokens, padding = self.embed(inputs)
+            return Stream(tokens), padding
+        tokens, padding = self._tokens(inputs)
+        return Stream(drop(self.dropout, tokens, seed, EMBEDDING_SITE)), padding
 
 
-def _available(block: Block, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Layers without a posterior are not asked for one."""
-    if block.attention.draws:
-        return asked
-    return tuple(name for name in asked if name not in ("variance", "posterior"))
-
-
-def _asked(need: tuple[str, ...]) -> tuple[str, ...]:
-    """What is needed of every attention."""
-    return ("output", *(n for n in need if n in ("regularizer", "variance", "weights", "posterior")))
-
-
-def _layer_output(attention: AttentionOutput, block: BlockOutput | None = None) -> LayerOutput:
-    return LayerOutput(
-        variance=attention.variance,
-        weights=attention.weights,
-        posterior=attention.posterior,
-        attended=None if block is None else block.attended,
-        tokens=None if block is None else block.tokens,
-    )
-
-
-def _total(regularizers: list[Tensor]) -> Tensor | None:
-    return torch.stack(regularizers).sum() if regularizers else None
+def _request(attention: Attention, draw: Draw, need: tuple[str, ...]) -> dict[str, Any]:
+    """What is asked of one layer: nothing of a posterior if it has none."""
+    known = ("regularizer", "weights", *(("variance", "posterior") if attention.draws else ()))
+    asked = ("output", *(name for name in need if name in known))
+    return {"draw": draw if attention.draws else "none", "need": asked}
 
 
 @contextmanager
@@ -280,23 +436,186 @@ def _named_failures(index: int, block: Block) -> Iterator[None]:
         raise
 
 
-def _check_tensors(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(file: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     wanted = model.state_dict()
     missing, foreign = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
     if missing or foreign:
+        which = f"missing {missing[:3]}, unexpected {foreign[:3]}"
         raise ValueError(
-            f"{folder / 'model.safetensors'} does not fit its config: "
-            f"missing {missing[:3]}{'...' if len(missing) > 3 else ''}, "
-            f"unexpected {foreign[:3]}{'...' if len(foreign) > 3 else ''}"
+            f"{file} does not fit its config: {which} ({len(missing)} and {len(foreign)} in all)"
         )
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
+        shape, floating = tuple(wanted[name].shape), wanted[name].is_floating_point()
+        if tensor.shape != shape:
+            raise ValueError(f"{file}: expected {name} of shape {shape}, got {tuple(tensor.shape)}")
+        if floating and not tensor.is_floating_point():
+            raise ValueError(f"{file}: expected {name} of floating-point numbers, got {tensor.dtype}")
+
+
+class VisionTransformer(Transformer):
+    """Patches, learned positions, pre-LayerNorm blocks, sequence pooling, a linear classifier.
+
+    Args:
+        config: the paper's CIFAR-10 model if not given.
+
+    >>> model = VisionTransformer(VisionConfig(attention="cgp"))
+    >>> model(images).logits  # images [B, 3, 32, 32] -> [B, 10]
+    """
+
+    config_class = VisionConfig
+
+    def __init__(self, config: VisionConfig | None = None) -> None:
+        config = VisionConfig() if config is None else config
+        super().__init__(config)
+        self.vision = config
+        self.patches = nn.Conv2d(config.channels, config.width, config.patch, stride=config.patch)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, config.tokens, config.width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.attend = nn.Linear(config.width, 1, bias=False)  # a softmax over tokens would not see a bias
+
+    def pool(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
+        """Sequence pooling: a softmax over tokens of one learned score."""
+        weights = self.attend(tokens).softmax(-2)  # [B, N, 1]
+        if tokens.is_cuda:  # one product instead of three passes
+            return (weights.mT @ tokens).squeeze(-2)
+        return (weights * tokens).sum(-2)
+
+    def real_tokens(self, inputs: Inputs) -> Tensor:
+        """All of them.  [B]"""
+        tensor = inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
+        return torch.full((len(tensor),), self.vision.tokens, device=tensor.device)
+
+    def _unsummed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None] | None:
+        if not self._cuts():
+            return None
+        x = linear(self._cut(self._images(inputs)), self.patches.weight.flatten(1))  # [B, N, E]
+        return x, self.patches.bias, self.positions[0], None
+
+    def _tokens(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Patches with their positions.  [B, N, E]"""
+        images = self._images(inputs)
+        if images.is_cuda and self._cuts():  # rows of tokens, as everything after wants
+            weight = self.patches.weight.flatten(1)  # [E, pixels of a patch]
+            return linear(self._cut(images), weight, self.patches.bias) + self.positions, None
+        return self.patches(images).flatten(2).mT + self.positions, None
+
+    def _cuts(self) -> bool:
+        """Whether the convolution is a linear map of patches that do not overlap."""
+        p, conv = (self.vision.patch, self.vision.patch), self.patches
+        return is_plain(conv, nn.Conv2d) and conv.kernel_size == conv.stride == p and conv.padding == (0, 0)
+
+    def _images(self, inputs: Inputs) -> Tensor:
+        if not isinstance(inputs, Tensor):
+            raise ValueError(f"expected a tensor of images, got {type(inputs).__name__}")
+        expected = (self.vision.channels, *self.vision.sides)
+        if inputs.ndim != 4 or inputs.shape[1:] != expected:
+            raise ValueError(f"expected images of shape {['B', *expected]}, got {tuple(inputs.shape)}")
+        if not inputs.is_floating_point():
+            kind = inputs.dtype
+            raise ValueError(f"expected floating-point images, got {kind}: normalise pixels as in training")
+        # data are float32, a model may be float64 or half; autocast has a choice of its own
+        return inputs if autocast_is_on(inputs.device) else inputs.to(self.positions.dtype)
+
+    def _cut(self, images: Tensor) -> Tensor:
+        """Patches as rows of pixels, ordered as the convolution's weights are.  [B, N, channels * patch^2]"""
+        p = self.vision.patch
+        cut = images.unflatten(3, (-1, p)).unflatten(2, (-1, p))  # [B, C, rows, p, columns, p]
+        return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+class TextTransformer(Transformer):
+    """Word embeddings beside contextual ones, projected, learned positions, blocks, mean over real words.
+
+    Inputs are word indices [B, N], or a mapping with "tokens" [B, N], optionally "padding_mask" [B, N]
+    (True = ignore; index 0 is padding when it is left out) and "contextual" [B, N, contextual_width].
+
+    Args:
+        config: the paper's CoLA model if not given.
+
+    >>> model = TextTransformer(TextConfig(vocabulary=5000, attention="scgp"))
+    >>> model({"tokens": tokens, "padding_mask": padding}).logits  # [B, 2]
+    """
+
+    config_class = TextConfig
+
+    def __init__(self, config: TextConfig | None = None) -> None:
+        config = TextConfig() if config is None else config
+        super().__init__(config)
+        self.text = config
+        self.words = nn.Embedding(config.vocabulary, config.embedding_width, padding_idx=0)
+        self.project = nn.Linear(config.embedding_width + config.contextual_width, config.width)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, config.max_length, config.width))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def pool(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
+        """Mean over real words, zero where there are none."""
+        if padding is None:
+            return tokens.mean(-2)
+        real = ~padding[..., None]
+        return torch.where(real, tokens, 0.0).sum(-2) / real.sum(-2).clamp_min(1)
+
+    def real_tokens(self, inputs: Inputs) -> Tensor:
+        """Words that are not padding.  [B]"""
+        return (~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)).sum(-1)
+
+    def _unsummed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None] | None:
+        if not is_plain(self.project, nn.Linear):
+            return None
+        words, padding = self._words(inputs)
+        x = linear(words, self.project.weight)  # [B, N, E]
+        return x, self.project.bias, self.positions[0, : words.shape[1]], padding
+
+    def _tokens(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Projected words with their positions.  [B, N, E]"""
+        words, padding = self._words(inputs)
+        return self.project(words) + self.positions[:, : words.shape[1]], padding
+
+    def _words(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Embedded words beside contextual embeddings [B, N, W], and where there are none [B, N]."""
+        given = {"tokens": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+        unknown = sorted(set(given) - {"tokens", "padding_mask", "contextual"})
+        if unknown or "tokens" not in given:
+            known = "'tokens', 'padding_mask' and 'contextual'"
+            raise ValueError(f"expected inputs with {known}, got {sorted(given)}")
+        tokens, most = given["tokens"], self.text.max_length
+        shape, kind = tuple(tokens.shape), tokens.dtype
+        if tokens.ndim != 2 or kind not in (torch.int64, torch.int32):
+            raise ValueError(f"expected tokens [B, N] of whole numbers, got {shape} {kind}")
+        if shape[1] > most:
+            raise ValueError(f"expected at most max_length={most} words, got {shape[1]}")
+        self._check_known(tokens)
+        padding = _padding(given)
+        if padding.dtype != torch.bool or padding.shape != tokens.shape:
+            got = f"shape {tuple(padding.shape)} and {padding.dtype}"
             raise ValueError(
-                f"{folder / 'model.safetensors'}: expected {name} of shape {tuple(wanted[name].shape)}, "
-                f"got {tuple(tensor.shape)}"
+                f"expected padding_mask to be bool (True = ignore) of shape {list(shape)}, got {got}"
             )
-        if wanted[name].is_floating_point() and not tensor.is_floating_point():
-            raise ValueError(
-                f"{folder / 'model.safetensors'}: expected {name} of floating-point numbers, "
-                f"got {tensor.dtype}"
-            )
+        words = self.words(tokens)  # [B, N, embedding_width]
+        return self._beside_contextual(words, given.get("contextual"), padding), padding
+
+    def _check_known(self, tokens: Tensor) -> None:
+        """Words of another vocabulary; on a GPU reading them would make every pass wait for it."""
+        if tokens.device.type != "cpu" or tokens.numel() == 0 or checks_are_deferred(tokens):
+            return
+        least, most = (int(x) for x in tokens.aminmax())
+        if least < 0 or most >= self.text.vocabulary:
+            last, got = self.text.vocabulary - 1, least if least < 0 else most
+            raise ValueError(f"expected tokens from 0 to {last}, the model's vocabulary, got {got}")
+
+    def _beside_contextual(self, words: Tensor, contextual: Tensor | None, padding: Tensor) -> Tensor:
+        width = self.text.contextual_width
+        if width == 0 and contextual is None:
+            return words
+        expected = (*words.shape[:2], width)
+        if contextual is None or contextual.shape != expected:
+            got = None if contextual is None else tuple(contextual.shape)
+            raise ValueError(f"expected contextual embeddings of shape {expected}, got {got}")
+        # overwritten, not multiplied: NaN at padded words is harmless forward and backward
+        contextual = torch.where(padding[..., None], 0.0, contextual.to(words.dtype))
+        return torch.cat([words, contextual], -1)
+
+
+def _padding(given: Mapping[str, Tensor]) -> Tensor:
+    """The mask as given, or where the words are index 0.  [B, N]"""
+    padding = given.get("padding_mask")
+    return given["tokens"] == 0 if padding is None else padding

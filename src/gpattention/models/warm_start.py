@@ -1,28 +1,18 @@
 """Start a GP transformer from one trained with plain kernel attention, tensor by named tensor.
 
 Everything is copied by an explicit map, and everything else is reported as initialised; a tensor that
-does not fit is an error.  Length scales and variance of an ard_rbf source are folded exactly into the
-projections and amplitudes of the target, whose kernel has none:
-    variance * exp(-1/2 |(W_q x - W_k y) / l|^2) = s_q s_k kappa(W_q x / l, W_k y / l),
-    s_q = s_k = variance^1/2
+does not fit is an error.  What a kind of attention takes over from kernel attention is its own to say.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpattention.attention import (
-    Attention,
-    CGPAttention,
-    GaussianAttention,
-    KernelAttention,
-    SCGPAttention,
-    SGPAAttention,
-)
-from gpattention.models.rows import Inputs, evaluating
+from gpattention.attention import Attention, KernelAttention, attention_class, list_attention
+from gpattention.checks import check_choice
+from gpattention.models.predict import Inputs, evaluating
 from gpattention.models.transformer import Transformer
 
 LatentFrom = Literal["key", "query", "none"]
@@ -30,11 +20,17 @@ LatentFrom = Literal["key", "query", "none"]
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a warm start did."""
+    """What a warm start did.
 
-    copied: tuple[str, ...]  # names of the target's tensors that came from the source
-    initialised: tuple[str, ...]  # those that kept their fresh values
-    gap: float | None  # relative difference of the two models' logits, where inputs were given
+    Attributes:
+        copied: names of the target's tensors that came from the source.
+        initialised: those that kept their fresh values.
+        gap: relative difference of the two models' logits, where inputs were given.
+    """
+
+    copied: tuple[str, ...]
+    initialised: tuple[str, ...]
+    gap: float | None
 
     def table(self) -> str:
         """Two counts, the names that stayed fresh, and the gap."""
@@ -47,146 +43,81 @@ class WarmStart:
 
 @torch.no_grad()
 def warm_start(
-    target: Transformer,
-    source: Transformer,
-    *,
-    latent_from: LatentFrom = "key",
-    inputs: Inputs | None = None,
+    target: Transformer, source: Transformer, *, latent_from: LatentFrom = "key", inputs: Inputs | None = None
 ) -> WarmStart:
     """Copy a kernel-attention model's weights into `target`, in place.
 
-    `latent_from` says which projection W_o starts as ("none" leaves it fresh).  With `inputs` the gap
-    between the two models' mean logits is measured: nothing for direct, small for cgp, and for scgp what
-    its inducing inputs lose.  With normalised rows it is large where amplitudes reach `max_stddev`: the cap
-    shrinks the mean with the deviation.
+    Args:
+        target: the model to start; layers of the source's own kind are copied as they are.
+        source: a trained model of the same class and depth.
+        latent_from: which projection W_o starts as; "none" leaves it fresh.
+        inputs: a batch on which to measure the gap between the two models' mean logits: nothing for direct,
+            small for cgp, and for scgp what its inducing inputs lose.  With normalised rows it is large where
+            amplitudes reach `max_stddev`: the cap shrinks the mean with the deviation.
+
+    Returns:
+        What was copied, what was not, and the gap.
+
+    Raises:
+        ValueError: if the models do not fit each other, or a kind cannot start from its source.
     """
     if type(target) is not type(source):
         raise ValueError(f"expected a source of {type(target).__name__}, got {type(source).__name__}")
     if len(target.blocks) != len(source.blocks):
         raise ValueError(f"expected a source of depth {len(target.blocks)}, got {len(source.blocks)}")
-    if latent_from not in ("key", "query", "none"):
-        raise ValueError(f"expected latent_from to be 'key', 'query' or 'none', got {latent_from!r}")
-    plan: dict[str, Tensor] = {}
-    inside = {f"blocks.{i}.attention." for i in range(len(target.blocks))}
-    for name, tensor in source.state_dict().items():
-        if not any(name.startswith(prefix) for prefix in inside):
-            plan[name] = tensor
-    for i, (ours, theirs) in enumerate(zip(target._blocks(), source._blocks(), strict=True)):
-        attention = _attention_plan(ours.attention, theirs.attention, latent_from, layer=i)
-        plan |= {f"blocks.{i}.attention.{name}": tensor for name, tensor in attention.items()}
+    check_choice("latent_from", latent_from, ("key", "query", "none"))
+    inside = tuple(f"blocks.{i}.attention." for i in range(len(target.blocks)))
+    plan = {name: x for name, x in source.state_dict().items() if not name.startswith(inside)}
+    for prefix, ours, theirs in zip(inside, target._blocks(), source._blocks(), strict=True):
+        try:
+            attention = _attention_plan(ours.attention, theirs.attention, latent_from)
+        except ValueError as error:
+            kinds = f"{theirs.attention.kind} -> {ours.attention.kind}"
+            raise ValueError(f"layer {prefix.split('.')[1]}: {kinds}: {error}") from None
+        plan |= {prefix + name: tensor for name, tensor in attention.items()}
     own = target.state_dict()
-    _check_plan(plan, own)
+    for name, tensor in plan.items():
+        if name not in own:
+            raise ValueError(f"the source's {name} has no place in the target")
+        wanted, got = tuple(own[name].shape), tuple(tensor.shape)
+        if wanted != got:
+            raise ValueError(f"expected {name} of shape {wanted}, the source has {got}")
     for name, tensor in plan.items():
         own[name].copy_(tensor)
-    fresh = tuple(name for name in own if name not in plan)
     gap = None if inputs is None else output_gap(target, source, inputs)
-    return WarmStart(tuple(name for name in own if name in plan), fresh, gap)
+    copied, fresh = ([name for name in own if (name in plan) is there] for there in (True, False))
+    return WarmStart(tuple(copied), tuple(fresh), gap)
 
 
 @torch.no_grad()
 def output_gap(model: Transformer, other: Transformer, inputs: Inputs) -> float:
-    """||logits - other's|| / ||other's|| of the mean forward passes."""
+    """Relative difference of the logits of two mean forward passes.
+
+    Args:
+        model: any transformer.
+        other: the one that it is compared with.
+        inputs: a batch for both.
+
+    Returns:
+        ||logits - other's|| / ||other's||
+    """
     with evaluating(model), evaluating(other):
         ours, theirs = model(inputs).logits, other(inputs).logits
     return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
 
 
-def _attention_plan(
-    target: Attention, source: Attention, latent_from: LatentFrom, *, layer: int
-) -> dict[str, Tensor]:
-    where = f"layer {layer}: {source.kind} -> {target.kind}"
+def _attention_plan(target: Attention, source: Attention, latent_from: LatentFrom) -> dict[str, Tensor]:
+    """Tensors of one layer by their names in the target."""
     if target.num_heads != source.num_heads:
-        raise ValueError(f"{where}: expected {target.num_heads} heads, got {source.num_heads}")
+        raise ValueError(f"expected {target.num_heads} heads, got {source.num_heads}")
     if type(target) is type(source):
-        for name in ("kernel", "symmetric", "normalize", "causal", "values"):
-            _check_alike(target, source, name, where)
+        target._check_like(source, *target.meaning)
         return dict(source.state_dict())
     if not isinstance(source, KernelAttention):
-        raise ValueError(f"{where}: expected a source with kernel attention")
-    plan = {
-        f"{part}.{name}": x
-        for part in ("value", "output")
-        for name, x in getattr(source, part).state_dict().items()
-    }
-    if isinstance(target, SGPAAttention):
-        return plan | _symmetric_plan(target, source, where)
-    if isinstance(target, GaussianAttention):
-        return plan | _gaussian_plan(target, source, latent_from, where)
-    raise ValueError(f"{where}: expected a target of kind direct, cgp, scgp, sgpa or kernel")
-
-
-def _gaussian_plan(
-    target: GaussianAttention, source: KernelAttention, latent_from: LatentFrom, where: str
-) -> dict[str, Tensor]:
-    if source.kernel == "exp_dot":
-        raise ValueError(f"{where}: an exp_dot kernel is no rbf kernel and cannot start one")
-    _check_alike(target, source, "normalize", where)
-    _check_alike(target, source, "causal", where)
-    query, key = _folded(source, source.query), _folded(source, source.key or source.query)
-    plan = _named("query", query) | _named("key", key)
-    if isinstance(target, CGPAttention | SCGPAttention) and latent_from != "none":
-        plan |= _named("latent", key if latent_from == "key" else query)
-    if target.normalize == "none" and source.kernel == "ard_rbf":
-        root = source.variance().double().sqrt()  # [H]
-        for name in ("scale_q", "scale_k"):
-            plan[f"{name}.raw"] = _softplus_inverse(root, getattr(target, name).floor)
-    elif target.normalize == "none":
-        for name in ("scale_q", "scale_k"):
-            one = torch.ones(target.num_heads, dtype=torch.float64)
-            plan[f"{name}.raw"] = _softplus_inverse(one, getattr(target, name).floor)
-    return plan
-
-
-def _symmetric_plan(target: SGPAAttention, source: KernelAttention, where: str) -> dict[str, Tensor]:
-    if not source.symmetric:
-        raise ValueError(
-            f"{where}: sgpa has one projection for queries and keys, expected a symmetric source"
-        )
-    if source.normalize != "none":
-        raise ValueError(f"{where}: sgpa does not normalise rows, expected normalize='none'")
-    _check_alike(target, source, "causal", where)
-    if source.kernel == target.kernel:
-        parts = ("query",) if source.kernel == "rbf" else ("query", "lengthscale", "variance")
-        return {f"{p}.{n}": x for p in parts for n, x in getattr(source, p).state_dict().items()}
-    if source.kernel == "ard_rbf" and target.kernel == "rbf" and _is_one(source.variance()):
-        return _named("query", _folded(source, source.query))
-    raise ValueError(f"{where}: expected a source with kernel {target.kernel!r}, got {source.kernel!r}")
-
-
-def _folded(source: KernelAttention, linear: nn.Linear) -> Mapping[str, Tensor]:
-    """The projection with the length scales divided out of its rows."""
-    state = {name: x.double() for name, x in linear.state_dict().items()}
-    if source.kernel == "rbf":
-        return state
-    scale = source.lengthscale().double().flatten()  # [E]
-    return {name: x / (scale[:, None] if x.ndim == 2 else scale) for name, x in state.items()}
-
-
-def _named(part: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{part}.{name}": x for name, x in state.items()}
-
-
-def _softplus_inverse(value: Tensor, floor: float) -> Tensor:
-    excess = value.double() - floor
-    return excess + (-(-excess).expm1()).log()
-
-
-def _check_alike(target: Attention, source: Attention, option: str, where: str) -> None:
-    """An option under which the same tensors would mean another function; a kind without it has it off."""
-    ours, theirs = getattr(target, option, False), getattr(source, option, False)
-    if ours != theirs:
-        raise ValueError(f"{where}: expected {option}={ours!r}, got {theirs!r}")
-
-
-def _is_one(variance: Tensor) -> bool:
-    return bool((variance - 1).abs().max() < 1e-6)
-
-
-def _check_plan(plan: Mapping[str, Tensor], own: Mapping[str, Any]) -> None:
-    for name, tensor in plan.items():
-        if name not in own:
-            raise ValueError(f"the source's {name} has no place in the target")
-        if own[name].shape != tensor.shape:
-            raise ValueError(
-                f"expected {name} of shape {tuple(own[name].shape)}, the source has {tuple(tensor.shape)}"
-            )
+        raise ValueError("expected a source with kernel attention")
+    if source.kind not in target.converts_from:
+        fit = [kind for kind in list_attention() if source.kind in attention_class(kind).converts_from]
+        raise ValueError(f"expected a target of kind {', '.join(fit)} or {source.kind}")
+    both = ((part, getattr(source, part).state_dict()) for part in ("value", "output"))
+    plan = {f"{part}.{name}": x for part, state in both for name, x in state.items()}
+    return plan | target._from_kernel(source, latent_from)

@@ -9,13 +9,14 @@ from gpattention.reports.figures import (
     cost_figure,
     layers_figure,
     outlier_figure,
+    p_value_figure,
     reliability_figure,
     risk_coverage_figure,
     roc_figure,
     severity_figure,
     training_figure,
 )
-from gpattention.reports.page import build_report
+from gpattention.reports.page import build_report, write_report
 
 __all__ = [
     "bars_figure",
@@ -24,9 +25,11 @@ __all__ = [
     "cost_figure",
     "layers_figure",
     "outlier_figure",
+    "p_value_figure",
     "reliability_figure",
     "risk_coverage_figure",
     "roc_figure",
     "severity_figure",
     "training_figure",
+    "write_report",
 ]

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gpattention.evaluation.records import SuiteResult
 from gpattention.metrics import Metric, metric_of
-from gpattention.reading import parse_json
-from gpattention.training import Recipe, recipe_from_dict
+from gpattention.runs.recipe import Recipe, flat, recipe_from_dict
+from gpattention.runs.records import SuiteResult, recorded_settings
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,14 +45,19 @@ DIFFERING = 3  # values of a recipe that a name tells, at most
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One number of runs that differ by their seed alone."""
+    """One number of runs that differ by their seed alone.
+
+    Attributes:
+        values: the number of each seed.
+        sets: what each was computed on; numbers on other sets are not to be compared.
+    """
 
     values: Mapping[Seed, float]
-    sets: Mapping[Seed, Sets] = field(default_factory=dict)  # what each was computed on
+    sets: Mapping[Seed, Sets] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: "Iterable[float | None]") -> "OverSeeds | None":
-        """Of runs whose seeds nobody needs to know; None where there is no value."""
+        """The number of runs whose seeds do not matter; None where there is no value."""
         known = [value for value in values if value is not None]
         return cls(dict(enumerate(known))) if known else None
 
@@ -84,9 +88,16 @@ class OverSeeds:
         return " or ".join(f"{count:,}" for count in sorted(counts))
 
     @property
-    def basis(self) -> "Basis":
-        """What it was computed on."""
-        return Basis(frozenset(self.sets.values()))
+    def basis(self) -> frozenset[Sets]:
+        """What it was computed on, as each of its runs has it."""
+        return frozenset(self.sets.values())
+
+    def basis_text(self) -> str:
+        """What it was computed on, such as "31 items", or "90 items of 3 sets"."""
+        return " or ".join(
+            f"{f'{count:,}' if count else 'unknown'} items{f' of {many} sets' if many > 1 else ''}"
+            for count, many in sorted({(_items(sets), len(sets)) for sets in self.basis})
+        )
 
     def times(self, scale: float) -> "OverSeeds":
         """In another unit."""
@@ -99,11 +110,18 @@ class OverSeeds:
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure less another."""
+    """One figure less another.
+
+    Attributes:
+        mean: the difference.
+        error: its standard error; None where it is not known.
+        freedom: degrees of it, of Student's t.
+        basis: how it was computed.
+    """
 
     mean: float
-    error: float | None  # standard error; None where it cannot be told
-    freedom: float  # degrees of it, of Student's t
+    error: float | None
+    freedom: float
     basis: Literal["paired", "unpaired", "one side", "unknown"]
 
     @property
@@ -124,10 +142,16 @@ class Difference:
 
 
 def average(several: Sequence[OverSeeds]) -> OverSeeds | None:
-    """Of several numbers of the same runs, seed by seed; a seed that lacks one of them has none."""
-    seeds = [
-        seed for seed in (several[0].values if several else ()) if all(seed in x.values for x in several)
-    ]
+    """The mean of several numbers of the same runs, seed by seed.
+
+    Args:
+        several: numbers.
+
+    Returns:
+        Their mean for each seed that has them all; None where no seed has.
+    """
+    first = several[0].values if several else ()
+    seeds = [seed for seed in first if all(seed in each.values for each in several)]
     if not seeds:
         return None
     return OverSeeds(
@@ -137,7 +161,15 @@ def average(several: Sequence[OverSeeds]) -> OverSeeds | None:
 
 
 def difference(one: OverSeeds, other: OverSeeds) -> Difference:
-    """One less the other: seed by seed where one side has all seeds of the other, else Welch's test."""
+    """One figure less the other: seed by seed where one side has all seeds of the other, else Welch's test.
+
+    Args:
+        one: the figure.
+        other: what is taken from it.
+
+    Returns:
+        Their difference, with its standard error and whether it is clear.
+    """
     shared = [seed for seed in one.values if seed in other.values]
     if shared and len(shared) in (one.count, other.count):
         gaps = OverSeeds({seed: one.values[seed] - other.values[seed] for seed in shared})
@@ -148,7 +180,17 @@ def difference(one: OverSeeds, other: OverSeeds) -> Difference:
 def difference_from(
     one: OverSeeds, value: float, deviation: float | None = None, count: int | None = None
 ) -> Difference:
-    """Less a figure of someone else's: Welch's test where it tells its standard deviation and its runs."""
+    """A figure less one of somebody else, such as the paper's.
+
+    Args:
+        one: the figure.
+        value: what is taken from it.
+        deviation: its standard deviation over runs, where it is known.
+        count: its number of runs; with the deviation, Welch's test takes it into account.
+
+    Returns:
+        Their difference.
+    """
     error = deviation / math.sqrt(count) if deviation is not None and count and count > 1 else None
     return _unpaired(one.mean - value, (one.error, one.count), (error, count or 1))
 
@@ -184,47 +226,32 @@ def _gauss() -> tuple[Any, Any]:
 
 def _text(mean: float, error: float | None, digits: int | None, sign: str = "") -> str:
     form, small = ("#.4g", ".2g") if digits is None else (f".{digits}f", f".{digits}f")
-    told = f"{mean:{sign}{form}}"
-    return told if error is None else f"{told} ± {error:{small}}"
+    text = f"{mean:{sign}{form}}"
+    return text if error is None else f"{text} ± {error:{small}}"
 
 
 # Which numbers may be compared
 
 
-@dataclass(frozen=True)
-class Basis:
-    """What a figure was computed on, as each of its runs has it."""
-
-    runs: frozenset[Sets]
-
-    @property
-    def items(self) -> int:
-        """Of the run that has most; 0 where nobody says."""
-        return max((_known(sets) for sets in self.runs), default=0)
-
-    def text(self) -> str:
-        """Such as "31 items", or "90 items of 3 sets"."""
-        told = sorted({(_known(sets), len(sets)) for sets in self.runs})
-        return " or ".join(
-            f"{f'{count:,}' if count else 'unknown'} items{f' of {many} sets' if many > 1 else ''}"
-            for count, many in told
-        )
-
-
 def compared(figures: Sequence[OverSeeds | None]) -> frozenset[int]:
-    """Places of the figures of a column that can be compared: most of them, all on the same items.
+    """The figures of a column that can be compared: most of them, all on the same items.
 
-    Of groups of one size it is the one with most items.  None is a row without a figure.
+    Args:
+        figures: of a column; None is a row without a figure.
+
+    Returns:
+        Their places.  Of groups of one size it is the one with most items.
     """
     bases = [None if figure is None else figure.basis for figure in figures]
     groups = Counter(basis for basis in bases if basis is not None)
     if not groups:
         return frozenset()
-    main = max(groups, key=lambda basis: (groups[basis], basis.items))
+    main = max(groups, key=lambda basis: (groups[basis], max(map(_items, basis), default=0)))
     return frozenset(place for place, basis in enumerate(bases) if basis == main)
 
 
-def _known(sets: Sets) -> int:
+def _items(sets: Sets) -> int:
+    """How many are known; 0 where nobody says."""
     return sum(count for _, count in sets if count is not None)
 
 
@@ -233,13 +260,22 @@ def _known(sets: Sets) -> int:
 
 @dataclass(frozen=True)
 class RunData:
-    """One run: its recipe, its training, and the suites that were evaluated, as in their files."""
+    """One run: its recipe, its training, and the suites that were evaluated, as in their files.
+
+    Attributes:
+        name: tells it from the other runs.
+        recipe: as its file holds it.
+        rows: of metrics.csv, numbers as numbers.
+        events: of events.jsonl.
+        suites: by name: clean, corrupted, ood, ...
+        folder: where it lies.
+    """
 
     name: str
     recipe: Plain = field(default_factory=dict)
-    rows: Sequence[Plain] = ()  # of metrics.csv, numbers as numbers
-    events: Sequence[Plain] = ()  # of events.jsonl
-    suites: Mapping[str, SuiteResult] = field(default_factory=dict)  # by name: clean, corrupted, ood, ...
+    rows: Sequence[Plain] = ()
+    events: Sequence[Plain] = ()
+    suites: Mapping[str, SuiteResult] = field(default_factory=dict)
     folder: str = ""
 
     @property
@@ -292,28 +328,44 @@ class RunData:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed alone, by rising seed."""
+    """Runs that differ by their seed alone, by rising seed.
 
-    name: str  # of the recipe, without seed; with what tells it from others of that name
+    Attributes:
+        name: of the recipe, without seed; with what tells it from others of that name.
+        runs: at least one.
+    """
+
+    name: str
     runs: tuple[RunData, ...]
 
 
 def name_without_seed(name: str) -> str:
-    """`cifar10-cgp-seed3` is `cifar10-cgp`, and so are `cifar10-cgp-s3` and `cifar10-cgp_seed-3`."""
+    """A run's name without the seed at its end.
+
+    Args:
+        name: such as `cifar10-cgp-seed3`, `cifar10-cgp-s3` or `cifar10-cgp_seed-3`.
+
+    Returns:
+        `cifar10-cgp`.
+    """
     return re.sub(r"[-_. ]+(seed|s)[-_. ]?\d+$", "", name)
 
 
 def group(runs: Iterable[RunData]) -> list[Group]:
-    """Runs whose recipes are the same but for the seed, in the order of their first runs.
+    """Runs whose recipes are the same but for the seed, and a seed at the end of the name.
 
-    A seed at the end of a recipe's name is no difference.
+    Args:
+        runs: any.
+
+    Returns:
+        Groups in the order of their first runs.
     """
     found: dict[str, list[RunData]] = {}
     values: dict[str, dict[str, Any]] = {}
     for run in runs:
-        told = recipe_values(run)
-        key = json.dumps(told, sort_keys=True, default=str)
-        values.setdefault(key, told)
+        own = _recipe_values(run)
+        key = json.dumps(own, sort_keys=True, default=str)
+        values.setdefault(key, own)
         found.setdefault(key, []).append(run)
     names = {key: name_without_seed(_name(of[0])) for key, of in found.items()}
     labels: list[str] = []
@@ -332,28 +384,17 @@ def group(runs: Iterable[RunData]) -> list[Group]:
     return [Group(label, tuple(of)) for label, of in zip(labels, ordered, strict=True)]
 
 
-def recipe_values(run: RunData) -> dict[str, Any]:
+def _recipe_values(run: RunData) -> dict[str, Any]:
     """What runs have in common that differ by their seed alone; without a recipe, what their suites say."""
     if not run.recipe:
-        return {
-            "name": name_without_seed(_name(run)),
-            "data.name": run.data,
-            "model.attention": run.attention,
-        }
+        name = name_without_seed(_name(run))
+        return {"name": name, "data.name": run.data, "model.attention": run.attention}
     try:  # with every value, as seeds may have been written by two versions
         plain: Plain = recipe_from_dict(run.recipe).to_dict()
     except (ValueError, TypeError):
         plain = run.recipe
     values = {key: value for key, value in flat(plain).items() if key != "seed"}
     return {**values, "name": name_without_seed(str(run.recipe.get("name", "")))}
-
-
-def flat(plain: Plain, above: str = "") -> dict[str, Any]:
-    """Every value by its whole name: `phases.epochs`, `model.options.noise`, ..."""
-    found: dict[str, Any] = {}
-    for key, value in plain.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
-    return found
 
 
 def _name(run: RunData) -> str:
@@ -380,13 +421,13 @@ class Results:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Plain]) -> "Results":
-        """Rows by column; what a row does not tell is missing."""
+        """Rows by column; what a row lacks is missing.  Needs pandas."""
         try:
             from pandas import DataFrame, array
         except ImportError as error:
             raise ImportError("tables of results need pandas: pip install 'gpattention[train]'") from error
-        told = list(rows)
-        columns: dict[str, Any] = {name: [row.get(name) for row in told] for name in COLUMNS}
+        known = list(rows)
+        columns: dict[str, Any] = {name: [row.get(name) for row in known] for name in COLUMNS}
         columns |= {name: array(columns[name], dtype="Int64") for name in ("seed", "severity", "items")}
         return cls(DataFrame(columns))
 
@@ -408,9 +449,12 @@ class Results:
             set: of the suite; one with a star, such as `ood/*` or `corrupted/*/5`, is the mean over all that
                 fit, seed by seed.
             metric: accuracy, nll, ece, auroc, ...
-            predictor: model, mean, mc_dropout, ...; each may end in +temperature.
-            score: by which other items are told apart, in the suite ood; the first if not given.
+            predictor: model, mean, mc_dropout, ...; each may end in a temperature.
+            score: that tells other items apart, in the suite ood; the first if not given.
             detail: of the record, e.g. `layer`, `inducing`.
+
+        Returns:
+            The number of each seed.
         """
         if score is not None:
             detail["score"] = score
@@ -418,8 +462,8 @@ class Results:
             places = [place for place in self.sets(recipe, suite) if fnmatchcase(place, set)]
             found = [self.find(recipe, suite, place, metric, predictor, **detail) for place in places]
             return average([each for each in found if each is not None])
-        for told, figure in self._figures.get((recipe, suite, set, predictor, metric), ()):
-            if all(told.get(key) == value for key, value in detail.items()):
+        for what, figure in self._figures.get((recipe, suite, set, predictor, metric), ()):
+            if all(what.get(key) == value for key, value in detail.items()):
                 return figure
         return None
 
@@ -477,63 +521,55 @@ class Results:
     @cached_property
     def _all(self) -> list[tuple[dict[str, Any], OverSeeds]]:
         """In the order of the records."""
-        values: dict[tuple[str, ...], dict[Seed, list[float]]] = {}
-        items: dict[tuple[str, ...], dict[Seed, Sets]] = {}
+        found: dict[tuple[str, ...], tuple[dict[Seed, list[float]], dict[Seed, Sets]]] = {}
         parts: dict[tuple[Any, ...], dict[str, int | None]] = {}  # of a mean over corruptions
-        known = self.frame.astype(object).where(self.frame.notna(), None)
-        for row in known.itertuples(index=False):
+        for row in self.frame.astype(object).where(self.frame.notna(), None).itertuples(index=False):
             if row.value is None or not math.isfinite(row.value):
                 continue
             seed: Seed = row.run if row.seed is None else int(row.seed)
             if row.predictor.partition("+")[0] == "ensemble":  # stands in the first run's results
                 seed = ALL
-            count = None if row.items is None else int(row.items)
-            detail = row.detail or "{}"
-            key: tuple[str, ...] = (
-                row.recipe,
-                row.suite,
-                row.set,
-                row.predictor,
-                row.metric,
-                row.score or "",
-                detail,
-            )
-            values.setdefault(key, {}).setdefault(seed, []).append(float(row.value))
-            unseen = _detail(detail).get(UNSEEN)
-            sets: Sets = ((row.set, count),)
+            count, detail = None if row.items is None else int(row.items), row.detail or "{}"
+            key = (row.recipe, row.suite, row.set, row.predictor, row.metric, row.score or "", detail)
+            values, sets = found.setdefault(key, ({}, {}))
+            values.setdefault(seed, []).append(float(row.value))
+            unseen = _detail(detail).get(UNSEEN) if row.suite == "ood" else None  # the other set is whole
+            sets[seed] = ((row.set, count), *((("test", unseen),) if unseen is not None else ()))
             if row.suite == "efficiency":  # is of no items
-                sets = ()
-            elif row.suite == "ood" and unseen is not None:  # the other set is whole
-                sets = (*sets, ("test", unseen))
-            items.setdefault(key, {})[seed] = sets
+                sets[seed] = ()
             if row.severity is not None:
                 parts.setdefault((row.recipe, seed, row.predictor), {})[row.set] = count
-        found = []
-        for key, by_seed in values.items():
-            recipe, suite, place, predictor, metric, score, detail = key
-            sets_of = items[key]
+        figures = []
+        for (recipe, suite, place, predictor, metric, score, detail), (values, sets) in found.items():
             if suite == "corrupted" and place.count("/") == 1:  # a mean over fewer is another
-                sets_of = {
-                    seed: tuple(sorted(parts.get((recipe, seed, predictor), {}).items())) or sets_of[seed]
-                    for seed in by_seed
-                }
+                for seed in values:
+                    sets[seed] = tuple(sorted(parts.get((recipe, seed, predictor), {}).items())) or sets[seed]
             what = {"recipe": recipe, "suite": suite, "set": place, "predictor": predictor, "metric": metric}
-            told = {**what, **({"score": score} if score else {}), **_detail(detail)}
-            figure = OverSeeds({seed: fmean(several) for seed, several in by_seed.items()}, sets_of)
-            found.append((told, figure))
-        return found
+            what |= {"score": score} if score else {}
+            figure = OverSeeds({seed: fmean(several) for seed, several in values.items()}, sets)
+            figures.append(({**what, **_detail(detail)}, figure))
+        return figures
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number of every row of a printed table: where it is in the table of results."""
+    """One number of every row of a printed table: where it is in the table of results.
+
+    Attributes:
+        suite: clean, corrupted, ood, ...
+        set: of the suite; may have a star, see `Results.find`.
+        metric: its name in `gpattention.metrics`.
+        score: of the suite ood.
+        head: what it is called; as the metric if empty.
+        group: of columns that belong together.
+    """
 
     suite: str
     set: str
     metric: str
     score: str | None = None
-    head: str = ""  # what it is called; as the metric if empty
-    group: str = ""  # of columns that belong together
+    head: str = ""
+    group: str = ""
 
     @property
     def shown(self) -> Metric:
@@ -560,28 +596,21 @@ def _rows(recipe: str, run: RunData) -> Iterator[dict[str, Any]]:
                 "metric": record.metric, "score": record.detail.get("score"),
                 # temperatures differ between seeds, and are no part of what a number is
                 "detail": json.dumps(detail, sort_keys=True), "value": record.value,
-                "items": judged_items(suite, record.set, record.predictor, most),
+                "items": evaluated_items(suite, record.set, record.predictor, most),
             }  # fmt: skip
 
 
-def judged_items(suite: SuiteResult, place: str, predictor: str, settings: Plain | None = None) -> int | None:
-    """How many items of a set a predictor was judged on; None where the evaluation does not say."""
+def evaluated_items(
+    suite: SuiteResult, place: str, predictor: str, settings: Plain | None = None
+) -> int | None:
+    """How many items of a set a predictor was evaluated on; None where the evaluation does not say."""
     place = "corrupted/mean" if place.startswith("corrupted/") else place
-    told = suite.curves.get("items", {}).get(predictor, {}).get(place)
-    if told is None and (suite.suite, place) == ("clean", "test"):  # evaluations before items were counted
-        told = sum(suite.curves.get("reliability", {}).get(predictor, {}).get("count", ())) or None
-    if told is None:
-        told = (recorded_settings(suite) if settings is None else settings).get("limit")
-    return None if told is None else int(told)
-
-
-def recorded_settings(result: SuiteResult) -> dict[str, Any]:
-    """How a suite was computed, as it says itself; nothing where it does not."""
-    try:
-        found = parse_json(result.environment.get("settings", "{}"), "settings", nonfinite=True)
-    except (TypeError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    count = suite.curves.get("items", {}).get(predictor, {}).get(place)
+    if count is None and (suite.suite, place) == ("clean", "test"):  # evaluations before items were counted
+        count = sum(suite.curves.get("reliability", {}).get(predictor, {}).get("count", ())) or None
+    if count is None:
+        count = (recorded_settings(suite) if settings is None else settings).get("limit")
+    return None if count is None else int(count)
 
 
 @lru_cache(maxsize=4096)

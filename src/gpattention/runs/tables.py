@@ -1,9 +1,9 @@
-"""Tables as text, and text of others inside what we write: terminals, CSV, Markdown, LaTeX.
+"""Tables as text, and third-party text inside what we write: terminals, CSV, Markdown, LaTeX.
 
 Names of runs, classes and sets come from folders, recipes and records that somebody else may have made.  What
 they hold stands on a page as the letters that they are: it moves no cursor, computes nothing in a
 spreadsheet, and is no markup.  Each kind of page has one function for that, and all its writers use it
-(HTML is `reports.markup`'s).
+(HTML is `reports.html`'s).
 """
 
 import csv
@@ -101,7 +101,7 @@ def markdown_table(
     """
     numbers = range(len(heads) if left is None else left, len(heads)) if right is None else set(right)
     rules = [Markup("---:" if i in numbers else "---") for i in range(len(heads))]
-    lines = ([_markdown_cell(cell) for cell in line] for line in (heads, rules, *rows))
+    lines = ([markdown_cell(cell) for cell in line] for line in (heads, rules, *rows))
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
@@ -132,7 +132,7 @@ def _csv_cell(cell: object) -> object:
     return text.strip()  # a number in the form that its writer chose
 
 
-def _markdown_cell(cell: str) -> str:
+def markdown_cell(cell: object) -> str:
     """Inside a table a bar would end the cell, also in code."""
     text = re.sub(r"(?<!\\)\|", r"\\|", markdown(cell))
     return f"**{text}**" if isinstance(cell, Bold) else text

@@ -6,32 +6,22 @@ The folder of a sweep holds `KEY=VALUE,.../seed-N` (a run each), `sweep.csv` (a 
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from gpattention.data.places import StrPath, check_name
-from gpattention.experiments.recipe_file import changed_recipe, toml_value, write_recipe
-from gpattention.experiments.runs import chosen_row, open_run, train_recipe
-from gpattention.experiments.side_by_side import Died, side_by_side
-from gpattention.models.storage import make_folder, remove_leftovers, write_atomically
-from gpattention.reading import read_json
-from gpattention.runs import OverSeeds
+from gpattention.checks import check_choice, check_count, check_name
+from gpattention.files import StrPath, make_folder, read_json, remove_leftovers, write_atomically
+from gpattention.runs import OverSeeds, Recipe, change_recipe, chosen_row, load_recipe, open_run, with_seed
+from gpattention.runs.recipe import describe_differences, recipe_from_dict, toml_value, write_recipe
 from gpattention.runs.tables import Bold, csv_text, markdown, markdown_code, markdown_table
-from gpattention.training import (
-    CheckpointError,
-    Recipe,
-    TrainingStoppedError,
-    load_recipe,
-    recipe_from_dict,
-    with_seed,
-)
-from gpattention.training.differences import told_differences
-from gpattention.training.folder import check_new
+from gpattention.studies.scheduler import side_by_side
+from gpattention.training import CheckpointError, TrainingStoppedError, check_new, train_recipe
 
 LONGEST = 120  # characters of a folder's name
 AS_IT_IS = "recipe"  # the folder of the only setting when nothing varies
@@ -46,16 +36,6 @@ class PlannedRun:
     settings: Mapping[str, str]  # key to value, as --set takes them
     recipe: Recipe
     folder: Path
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to train, or to go on with."""
-
-    run: PlannedRun
-    root: str | Path | None
-    device: str
-    resume: bool
 
 
 @dataclass(frozen=True)
@@ -81,6 +61,12 @@ class SweepSetting:
     accuracy: OverSeeds | None  # None where no run finished
     nll: OverSeeds | None
 
+    @property
+    def numbers(self) -> tuple[str, str, str]:
+        """Accuracy and NLL, with their standard error where there is one, and how many runs finished."""
+        accuracy, nll = ("-" if x is None else x.text(4) for x in (self.accuracy, self.nll))
+        return accuracy, nll, f"{self.runs - self.failed}/{self.runs}" if self.failed else f"{self.runs}"
+
 
 @dataclass(frozen=True)
 class SweepResult:
@@ -98,7 +84,15 @@ class SweepResult:
         """The recipe with the chosen values, under its own name and seed."""
         if self.chosen is None:
             return None
-        return changed_recipe(self.recipe, [f"{k}={v}" for k, v in self.chosen.settings.items()])
+        return change_recipe(self.recipe, [f"{k}={v}" for k, v in self.chosen.settings.items()])
+
+    @property
+    def how_chosen(self) -> str:
+        """By which measure, in words."""
+        measure = "accuracy (highest)" if self.choose == "accuracy" else "NLL (lowest)"
+        runs = max(setting.runs for setting in self.settings)
+        over = f", mean over {runs} seeds" if runs > 1 else ""
+        return f"{measure} on the validation split{over}"
 
 
 def run_sweep(
@@ -117,8 +111,9 @@ def run_sweep(
 ) -> SweepResult:
     """Train every combination with every seed, choose, and write the tables.
 
-    A setting with a failed run is never chosen.  Equal means are told apart by the other criterion, then
-    by their order.
+    A setting with a failed run is never chosen.  Equal means are decided by the other criterion, then
+    by their order.  More than one job have a process each: then a run that is killed, for want of memory
+    perhaps, does not take the others with it.
 
     Args:
         recipe: a recipe, its plain values, or its file.
@@ -131,29 +126,42 @@ def run_sweep(
         changes: `section.key=value` for every run.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         device: where to train; "cuda" alone spreads the jobs over all GPUs.
-        on_done: told each run, in the order in which they are done.
+        on_done: called with each run, in the order in which they are done.
+
+    Returns:
+        All runs and the setting that was chosen.
+
+    Raises:
+        ValueError: a value is refused, before anything is trained.
+        FileExistsError: the folder holds runs already, and `resume` is not set.
+        CheckpointError: the folder holds runs of another sweep.
+        TrainingStoppedError: SIGTERM or Ctrl-C came.
     """
-    if choose not in CRITERIA:
-        raise ValueError(f"expected choose to be one of {', '.join(CRITERIA)}, got {choose!r}")
-    if jobs < 1:
-        raise ValueError(f"expected jobs >= 1, got {jobs}")
-    base = _base(recipe, changes)
-    own = check_name("the folder of the sweep", f"sweep-{base.name}") if folder is None else ""
-    place = Path("runs") / own if folder is None else Path(folder)
+    check_choice("choose", choose, CRITERIA)
+    jobs = check_count("jobs", jobs)
+    if isinstance(recipe, Recipe | Mapping):
+        base = recipe if isinstance(recipe, Recipe) else recipe_from_dict(recipe)
+        base = change_recipe(base, changes) if changes else base
+    else:
+        base = load_recipe(Path(recipe), changes)
+    if folder is None:
+        folder = Path("runs") / check_name("the folder of the sweep", f"sweep-{base.name}")
+    place = Path(folder)
     planned = plan_sweep(base, over, seeds, place)
-    ready = {run.folder: row for run in planned if (row := _before(run, resume=resume)) is not None}
-    rest = [
-        Job(run, None if root is None else Path(root), str(device), resume=_begun(run))
-        for run in planned
-        if run.folder not in ready
-    ]
-    rows = {}
-    for row in ready.values():
+    rows: dict[Path, SweepRow] = {}
+
+    def note(row: SweepRow) -> None:
         rows[row.folder] = row
-        _tell(on_done, row)
-    for run, error in train_all(rest, jobs):
-        rows[run.folder] = _row(run, error)
-        _tell(on_done, rows[run.folder])
+        if on_done is not None:
+            on_done(row)
+
+    ready = [_finished_row(run, resume=resume) for run in planned]  # all, before any is told of
+    for row in filter(None, ready):
+        note(row)
+    work = partial(train_one, root=None if root is None else Path(root), device=str(device))
+    rest = [run for run in planned if run.folder not in rows]
+    for run, answer, _ in side_by_side(work, rest, jobs, when_stopped="resume to go on"):
+        note(_row(run, str(answer)))
     ordered = tuple(rows[run.folder] for run in planned)
     settings = _settings(ordered)
     result = SweepResult(base, place, choose, ordered, settings, choose_setting(settings, choose))
@@ -161,99 +169,79 @@ def run_sweep(
     return result
 
 
+def train_one(run: PlannedRun, slot: int, *, root: Path | None, device: str) -> str | TrainingStoppedError:
+    """Train a run, or go on with it: empty, why that failed, or that somebody asked to stop."""
+    count = torch.cuda.device_count() if device == "cuda" else 0
+    device = f"cuda:{slot % count}" if count > 1 else device  # `cuda` alone: the jobs take turns
+    begun = (run.folder / "recipe.json").is_file()
+    try:
+        train_recipe(run.recipe, run.folder, root=root, resume=begun, device=device)
+    except TrainingStoppedError as stopped:
+        return stopped
+    except Exception as error:  # of any kind: the sweep goes on, and its table has the reason
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    return ""
+
+
 def choose_setting(settings: Sequence[SweepSetting], choose: Criterion) -> SweepSetting | None:
     """The best of those whose runs all finished."""
-    whole = [setting for setting in settings if setting.failed == 0]
 
-    def order(setting: SweepSetting) -> tuple[float, float]:
-        assert setting.accuracy is not None
-        assert setting.nll is not None
-        right, sure = -setting.accuracy.mean, setting.nll.mean
-        return (right, sure) if choose == "accuracy" else (sure, right)
+    def order(setting: SweepSetting) -> list[float]:
+        means = [-setting.accuracy.mean, setting.nll.mean] if setting.accuracy and setting.nll else []
+        return means if choose == "accuracy" else means[::-1]
 
-    return min(whole, key=order) if whole else None
+    return min((setting for setting in settings if setting.failed == 0), key=order, default=None)
 
 
-def _base(recipe: Recipe | Mapping[str, Any] | StrPath, changes: Sequence[str]) -> Recipe:
-    if isinstance(recipe, Recipe | Mapping):
-        whole = recipe if isinstance(recipe, Recipe) else recipe_from_dict(recipe)
-        return changed_recipe(whole, changes) if changes else whole
-    return load_recipe(Path(recipe), changes)
-
-
-def _begun(run: PlannedRun) -> bool:
-    return (run.folder / "recipe.json").is_file()
-
-
-def _before(run: PlannedRun, *, resume: bool) -> SweepRow | None:
+def _finished_row(run: PlannedRun, *, resume: bool) -> SweepRow | None:
     """The row of a run that an earlier sweep finished; another sweep's runs are refused before any work."""
-    if not _begun(run):
+    written = run.folder / "recipe.json"
+    if not written.is_file():
         check_new(run.folder)
         return None
     if not resume:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")
-    written = run.folder / "recipe.json"
     try:
         begun = recipe_from_dict(read_json(written, nonfinite=True))
     except ValueError as error:
         raise CheckpointError(f"{written} is not a recipe: {error}") from error
     if begun != run.recipe:
-        raise CheckpointError(
-            f"{written} describes another run than this sweep: {told_differences(begun, run.recipe)}. "
-            "Choose another folder"
-        )
+        gap = f"another run than this sweep: {describe_differences(begun, run.recipe)}"
+        raise CheckpointError(f"{written} describes {gap}. Choose another folder")
     try:
-        finished = open_run(run.folder).finished
+        return _row(run, "") if open_run(run.folder).finished else None
     except (FileNotFoundError, ValueError):  # no model yet, or a broken one: training will tell
-        finished = False
-    return _row(run, "") if finished else None
+        return None
 
 
 def _row(run: PlannedRun, error: str) -> SweepRow:
+    row = SweepRow(run.settings, run.recipe.seed, run.folder, error=" ".join(error.split()))
     if error:
-        return SweepRow(run.settings, run.recipe.seed, run.folder, error=" ".join(error.split()))
+        return row
     try:
         kept = chosen_row(run.recipe, open_run(run.folder).rows)
     except (FileNotFoundError, ValueError) as broken:
         return _row(run, f"{type(broken).__name__}: {broken}")
-    return SweepRow(
-        run.settings,
-        run.recipe.seed,
-        run.folder,
-        epoch=int(kept["epoch"]),
-        accuracy=float(kept["validation_accuracy"]),
-        nll=float(kept["validation_nll"]),
-    )
+    accuracy, nll = float(kept["validation_accuracy"]), float(kept["validation_nll"])
+    return replace(row, epoch=int(kept["epoch"]), accuracy=accuracy, nll=nll)
 
 
 def _settings(rows: Sequence[SweepRow]) -> tuple[SweepSetting, ...]:
     groups: dict[tuple[str, ...], list[SweepRow]] = {}
     for row in rows:
         groups.setdefault(tuple(row.settings.values()), []).append(row)
-    return tuple(_summary(group) for group in groups.values())
-
-
-def _summary(rows: Sequence[SweepRow]) -> SweepSetting:
-    return SweepSetting(
-        rows[0].settings,
-        runs=len(rows),
-        failed=sum(1 for row in rows if row.error),
-        accuracy=OverSeeds.of(row.accuracy for row in rows),
-        nll=OverSeeds.of(row.nll for row in rows),
-    )
-
-
-def _tell(on_done: Callable[[SweepRow], object] | None, row: SweepRow) -> None:
-    if on_done is not None:
-        on_done(row)
+    found = []
+    for of in groups.values():
+        accuracy, nll = (OverSeeds.of(getattr(row, name) for row in of) for name in ("accuracy", "nll"))
+        found.append(SweepSetting(of[0].settings, len(of), sum(bool(row.error) for row in of), accuracy, nll))
+    return tuple(found)
 
 
 def plan_sweep(
     recipe: Recipe, over: Mapping[str, Sequence[object]], seeds: int, folder: Path
 ) -> tuple[PlannedRun, ...]:
-    """All runs, setting by setting; a value that the recipe refuses is told before anything is trained."""
-    if isinstance(seeds, bool) or seeds < 1:
-        raise ValueError(f"expected seeds >= 1, got {seeds}")
+    """All runs, setting by setting; a value that the recipe refuses is an error before any training."""
+    seeds = check_count("seeds", seeds)
     texts = {key: _texts(key, values) for key, values in over.items()}
     if "seed" in texts:
         raise ValueError("expected keys other than seed to sweep over: seeds are what --seeds is for")
@@ -261,7 +249,7 @@ def plan_sweep(
     for values in product(*texts.values()):
         settings = dict(zip(texts, values, strict=True))
         label = label_of(settings)
-        changed = changed_recipe(recipe, [f"{key}={value}" for key, value in settings.items()])
+        changed = change_recipe(recipe, [f"{key}={value}" for key, value in settings.items()])
         named = replace(changed, name=f"{recipe.name}-{label}") if settings else changed
         for seed in range(recipe.seed, recipe.seed + seeds):
             runs.append(PlannedRun(settings, with_seed(named, seed), folder / label / f"seed-{seed}"))
@@ -269,7 +257,7 @@ def plan_sweep(
 
 
 def parse_over(texts: Sequence[str]) -> dict[str, list[str]]:
-    """`key=v1,v2` as often as given; commas inside brackets and quotes belong to a value."""
+    """Parse `key=v1,v2` as often as given; commas inside brackets and quotes belong to a value."""
     over: dict[str, list[str]] = {}
     for text in texts:
         key, equals, values = (part.strip() for part in text.partition("="))
@@ -282,7 +270,7 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def split_values(text: str) -> list[str]:
-    """The parts between commas at the top level.
+    """Split at the commas of the top level.
 
     >>> split_values('1e-3, [1, 2], "a,b"')
     ['1e-3', '[1, 2]', '"a,b"']
@@ -293,10 +281,8 @@ def split_values(text: str) -> list[str]:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
             quote = letter
-        elif letter in "[{":
-            depth += 1
-        elif letter in "]}":
-            depth -= 1
+        elif letter in "[]{}":
+            depth += 1 if letter in "[{" else -1
         elif letter == "," and depth == 0:
             parts.append(text[start:i])
             start = i + 1
@@ -325,105 +311,43 @@ def _texts(key: str, values: Sequence[object]) -> list[str]:
     return texts
 
 
-def train_all(jobs: Sequence[Job], at_once: int) -> Iterator[tuple[PlannedRun, str]]:
-    """Each run when it is done, with the reason if it failed.
-
-    One at a time, they train in this process.  More have a process each, with one thread: then a run
-    that is killed, for want of memory perhaps, does not take the others with it.
-    """
-    if at_once == 1:
-        for job in jobs:
-            yield job.run, train_one(job)
-        return
-    for job, answer in side_by_side(train_in_process, jobs, at_once, when_stopped="resume to go on"):
-        yield job.run, answer.how if isinstance(answer, Died) else answer
-
-
-def train_one(job: Job) -> str:
-    """Train to the end; empty, or why that failed.  A request to stop is no failure and goes through."""
-    try:
-        train_recipe(
-            job.run.recipe, job.run.folder, root=job.root, resume=job.resume, device=job.device
-        )  # fmt: skip
-    except TrainingStoppedError:
-        raise
-    except Exception as error:  # of any kind: the sweep goes on, and its table tells
-        return f"{type(error).__name__}: {error}".rstrip(": ")
-    return ""
-
-
-def train_in_process(job: Job, slot: int) -> str:
-    """`train_one` in one of several processes, where a request to stop is an answer."""
-    try:
-        return train_one(replace(job, device=device_of(job.device, slot)))
-    except TrainingStoppedError as stopped:
-        return str(stopped)
-
-
-def device_of(name: str, slot: int) -> str:
-    """`cuda` alone means all GPUs: the jobs take turns."""
-    count = torch.cuda.device_count() if name == "cuda" else 0
-    return f"cuda:{slot % count}" if count > 1 else name
-
-
 def write_sweep(result: SweepResult) -> None:
-    """All three; without a choice there is no `chosen.toml`, also none of an earlier time."""
+    """Write all three files; without a choice there is no `chosen.toml`, also none of an earlier time."""
     remove_leftovers(make_folder(result.folder))
     write_atomically(result.folder / "sweep.csv", sweep_csv(result).encode())
     write_atomically(result.folder / "sweep.md", sweep_markdown(result).encode())
-    chosen = result.chosen_recipe
-    if chosen is None:
+    if result.chosen_recipe is None:
         (result.folder / "chosen.toml").unlink(missing_ok=True)
-        return
-    comment = f"Chosen by {how_chosen(result)}; see sweep.md."
-    write_recipe(result.folder / "chosen.toml", chosen, comment)
+    else:
+        comment = f"Chosen by {result.how_chosen}; see sweep.md."
+        write_recipe(result.folder / "chosen.toml", result.chosen_recipe, comment)
 
 
 def sweep_csv(result: SweepResult) -> str:
     """One row for each run."""
-    keys = list(result.rows[0].settings)
-    heads = [*keys, "seed", "status", "epoch", "validation_accuracy", "validation_nll", "folder", "error"]
+    heads = ["seed", "status", "epoch", "validation_accuracy", "validation_nll", "folder", "error"]
     lines = []
     for row in result.rows:
         status, folder = "failed" if row.error else "finished", row.folder.relative_to(result.folder)
-        values = [row.settings[key] for key in keys]
-        lines.append([*values, row.seed, status, row.epoch, row.accuracy, row.nll, folder, row.error])
-    return csv_text(heads, lines)
+        figures = [row.seed, status, row.epoch, row.accuracy, row.nll, folder, row.error]
+        lines.append([*row.settings.values(), *figures])
+    return csv_text([*result.rows[0].settings, *heads], lines)
 
 
 def sweep_markdown(result: SweepResult) -> str:
     """One row for each setting, the chosen one in bold, then the runs that failed."""
-    keys = list(result.rows[0].settings)
-    heads = [*keys, "validation accuracy", "validation NLL", "runs"]
+    heads = [*result.rows[0].settings, "validation accuracy", "validation NLL", "runs"]
     rows = []
     for setting in result.settings:
-        cells = [*setting.settings.values(), *numbers(setting)]
+        cells = [*setting.settings.values(), *setting.numbers]
         rows.append([Bold(cell) for cell in cells] if setting is result.chosen else cells)
     error = "± is the standard error over seeds." if any(s.runs > 1 for s in result.settings) else ""
     lines = [f"# Sweep of {markdown(result.recipe.name)}", ""]
-    lines += [f"Chosen by {how_chosen(result)}. {error}".rstrip(), "", markdown_table(heads, rows, left=None)]
+    lines += [f"Chosen by {result.how_chosen}. {error}".rstrip(), "", markdown_table(heads, rows, left=None)]
     if result.chosen is None:
         lines += ["None was chosen: every setting has a run that failed.", ""]
     failed = [row for row in result.rows if row.error]
-    if failed:
-        lines += ["Failed runs:", ""]
-        lines += [
-            f"- {markdown_code(row.folder.relative_to(result.folder))}: {markdown(row.error)}"
-            for row in failed
-        ]
+    lines += ["Failed runs:", ""] if failed else []
+    places = {row.folder: markdown_code(row.folder.relative_to(result.folder)) for row in failed}
+    lines += [f"- {places[row.folder]}: {markdown(row.error)}" for row in failed]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def numbers(setting: SweepSetting) -> tuple[str, str, str]:
-    """Accuracy and NLL, with their standard error where there is one, and how many runs finished."""
-    finished = setting.runs - setting.failed
-    accuracy, nll = ("-" if x is None else x.text(4) for x in (setting.accuracy, setting.nll))
-    return accuracy, nll, f"{finished}/{setting.runs}" if setting.failed else f"{setting.runs}"
-
-
-def how_chosen(result: SweepResult) -> str:
-    """In words."""
-    measure = "accuracy (highest)" if result.choose == "accuracy" else "NLL (lowest)"
-    runs = max(setting.runs for setting in result.settings)
-    over = f", mean over {runs} seeds" if runs > 1 else ""
-    return f"{measure} on the validation split{over}"

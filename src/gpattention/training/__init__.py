@@ -1,63 +1,37 @@
-"""Training: recipes, the two phases of the paper, checkpoints that survive a kill.
+"""Training: the two phases of the paper, checkpoints that survive a kill, and a loop for anything else.
 
->>> from gpattention.training import TrainingData, fit, load_recipe
->>> result = fit(load_recipe("recipes/digits-cgp.toml"), data, "runs/digits")
+>>> from gpattention.runs import load_recipe
+>>> from gpattention.training import train_recipe
+>>> result = train_recipe(load_recipe("recipes/digits-cgp.toml"), "runs/digits")
 """
 
-from gpattention.training.build import build_kernel_model, build_model
-from gpattention.training.checkpoint import CheckpointError
-from gpattention.training.devices import choose_device
-from gpattention.training.first_phase import take_first_phase
-from gpattention.training.hardware import PRECISIONS, Hardware
-from gpattention.training.launch import launch
-from gpattention.training.lock import RunInUseError
-from gpattention.training.recipe import (
-    CheckpointRecipe,
-    DataRecipe,
-    ModelRecipe,
-    OptimizerRecipe,
-    PhaseRecipe,
-    Recipe,
-    RegularizerRecipe,
-    load_recipe,
-    recipe_from_dict,
-    with_seed,
-)
-from gpattention.training.results import (
-    Progress,
-    TrainingData,
-    TrainingFailedError,
+from gpattention.training.devices import PRECISIONS, Hardware, launch
+from gpattention.training.engine import train_steps
+from gpattention.training.fit import (
+    StopRequest,
     TrainingResult,
-    TrainingStoppedError,
+    TrainingStep,
+    build_kernel_model,
+    build_model,
+    first_phase,
+    fit,
+    needs_warm_start,
+    take_first_phase,
+    train_recipe,
 )
-from gpattention.training.schedule import Schedule
-from gpattention.training.trainer import fit
+from gpattention.training.folder import (
+    CheckpointError,
+    RunInUseError,
+    TrainingFailedError,
+    TrainingStoppedError,
+    check_new,
+)
+from gpattention.training.objective import Schedule
+from gpattention.training.status import RunStatus, read_statuses
 
 __all__ = [
-    "PRECISIONS",
-    "CheckpointError",
-    "CheckpointRecipe",
-    "DataRecipe",
-    "Hardware",
-    "ModelRecipe",
-    "OptimizerRecipe",
-    "PhaseRecipe",
-    "Progress",
-    "Recipe",
-    "RegularizerRecipe",
-    "RunInUseError",
-    "Schedule",
-    "TrainingData",
-    "TrainingFailedError",
-    "TrainingResult",
-    "TrainingStoppedError",
-    "build_kernel_model",
-    "build_model",
-    "choose_device",
-    "fit",
-    "launch",
-    "load_recipe",
-    "recipe_from_dict",
-    "take_first_phase",
-    "with_seed",
-]
+    "PRECISIONS", "CheckpointError", "Hardware", "RunInUseError", "RunStatus", "Schedule", "StopRequest",
+    "TrainingFailedError", "TrainingResult", "TrainingStep", "TrainingStoppedError", "build_kernel_model",
+    "build_model", "check_new", "first_phase", "fit", "launch", "needs_warm_start", "read_statuses",
+    "take_first_phase", "train_recipe", "train_steps",
+]  # fmt: skip

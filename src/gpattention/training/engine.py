@@ -1,19 +1,99 @@
-"""One optimiser update, as plain calls: the engine that runs anywhere."""
+"""Optimiser updates: the plain loop, the engine that runs anywhere, and a captured CUDA graph.
+
+At these sizes a step is hundreds of small kernels, and starting them one by one takes longer than running
+them.  `GraphEngine` runs the first steps eagerly (libraries and optimiser set themselves up there), then one
+is captured and all others are replays, with batch, learning rate, alpha and seed copied into the tensors it
+reads: forward, loss, backward and update in a single launch.
+
+A replay cannot raise.  Instead a step whose loss or gradient is not finite sets `broken`, which keeps the
+fused optimiser from updating (its `found_inf`) in that step and all later ones; `read` finds it, and the
+trainer runs the same step eagerly from the untouched weights to see what failed.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
-from torch import optim
+from torch import Tensor, nn, optim
 
 from gpattention.data import Batch
-from gpattention.gp import NumericalError
-from gpattention.training.gradients import clip_gradients
-from gpattention.training.objective import Objective
-from gpattention.training.recipe import Recipe
-from gpattention.training.schedule import Controls
+from gpattention.gp import NotPositiveDefiniteError, NumericalError, check_health, deferred_checks
+from gpattention.runs import Recipe
+from gpattention.training.objective import Controls, Objective
+
+Item = TypeVar("Item")
+WARM_UP = 3  # eager steps before the capture
+
+
+def train_steps(
+    module: nn.Module,
+    loss: Callable[[Item], Tensor],
+    batches: Iterable[Item],
+    optimizer: optim.Optimizer,
+    learning_rate: Callable[[int], float],
+    *,
+    clip: float | None = None,
+    defer_checks: bool = False,
+) -> Iterator[Tensor]:
+    """Train a module, one optimiser update for each batch: the loop of everything that is not a run.
+
+    It is a generator, so that its caller validates, reports and stops between two steps:
+
+    >>> for step, loss in enumerate(train_steps(model, loss_of, batches, optimizer, schedule), 1):
+    ...     progress(step, total)
+
+    Args:
+        module: what is trained; it is in training mode at every step, whatever the caller did in between.
+        loss: from a batch to what is minimised.  []
+        batches: anything that `loss` takes, one for each step.
+        optimizer: of the module's parameters.
+        learning_rate: from the number of the step, counted from 0, to its learning rate.
+        clip: largest norm of the gradient; None leaves it as it is.
+        defer_checks: collect numerical failures for `gpattention.gp.check_health` instead of raising them,
+            so that no step waits for a GPU.
+
+    Yields:
+        The loss of each step, detached and still on its device, after the update.
+    """
+    for step, batch in enumerate(batches):
+        module.train()
+        set_learning_rate(optimizer, learning_rate(step))
+        optimizer.zero_grad()
+        with deferred_checks() if defer_checks else nullcontext():
+            minimised = loss(batch)
+            minimised.backward()
+        if clip is not None:
+            clip_gradients(module.parameters(), clip)
+        optimizer.step()
+        yield minimised.detach()
+
+
+def set_learning_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
+    """The same rate for all groups of parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
+    """The norm before clipping, which is done only where there is a limit.  []"""
+    owners = [p for p in parameters if p.grad is not None]
+    if limit is not None:
+        return nn.utils.clip_grad_norm_(owners, limit)
+    return nn.utils.get_total_norm([p.grad for p in owners if p.grad is not None])
+
+
+def is_broken(*values: Tensor) -> Tensor:
+    """1 where any of these single numbers, or their sum, is not finite, else 0.  []
+
+    In few launches: 0 times a number is 0 unless it is infinite or NaN.
+    """
+    total = values[0].detach().float()
+    for value in values[1:]:
+        total = total + value.detach()
+    return (total * 0 != 0).float()
 
 
 @dataclass(frozen=True)
@@ -53,25 +133,6 @@ class CaptureFailedError(RuntimeError):
     """A step that cannot be captured as a graph; nothing of it was run."""
 
 
-class Engine(Protocol):
-    """Runs updates; reading what they gave may wait for the device, so it is asked for rarely."""
-
-    optimizer: optim.Optimizer
-
-    def step(self, batches: Sequence[Batch], controls: Controls) -> None:
-        """One update; its values are added up until `read`."""
-        ...
-
-    def read(self) -> Sums:
-        """What was added up since the last reading; raises `StepFailedError` if a step broke."""
-        ...
-
-    @property
-    def last(self) -> tuple[float, float | None]:
-        """Loss and regulariser of the last step that is known."""
-        ...
-
-
 class EagerEngine:
     """Plain calls, under Fabric's precision and in as many processes as it has."""
 
@@ -83,9 +144,8 @@ class EagerEngine:
         self.last: tuple[float, float | None] = (math.nan, None)
 
     def step(self, batches: Sequence[Batch], controls: Controls) -> None:
-        """One update."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = controls.learning_rate
+        """One update; its values are added up until `read`, and `last` has those of the last step."""
+        set_learning_rate(self.optimizer, controls.learning_rate)
         if not self._objective.model.training:  # to tell every module in every step takes half a millisecond
             self._module.train()
         self.optimizer.zero_grad()
@@ -105,26 +165,23 @@ class EagerEngine:
                 if regularizer is not None:
                     regularizers.append(float(regularizer))
         except NumericalError as error:
-            raise StepFailedError(
-                controls.step, " ".join([str(error), *getattr(error, "__notes__", [])])
-            ) from error
-        self._update(controls, sum(losses) / len(losses))
+            reason = " ".join([str(error), *getattr(error, "__notes__", [])])
+            raise StepFailedError(controls.step, reason) from error
+        loss = sum(losses) / len(losses)
+        if not math.isfinite(loss):
+            raise StepFailedError(controls.step, f"the loss is {loss}")
+        norm = float(clip_gradients(self._objective.parameters(), self._recipe.optimizer.clip))
+        if not math.isfinite(norm):
+            raise StepFailedError(controls.step, f"the norm of the gradient is {norm}")
+        self.optimizer.step()
         mean = sum(regularizers) / len(regularizers) if regularizers else None
-        self.last = (sum(losses) / len(losses), mean)
-        self._sums = self._sums + Sums(self.last[0], mean or 0.0, 1)
+        self.last = (loss, mean)
+        self._sums = self._sums + Sums(loss, mean or 0.0, 1)
 
     def read(self) -> Sums:
         """Sums since the last reading."""
         sums, self._sums = self._sums, Sums()
         return sums
-
-    def _update(self, controls: Controls, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise StepFailedError(controls.step, f"the loss is {loss}")
-        norm = clip_gradients(self._objective.parameters(), self._recipe.optimizer.clip)
-        if not math.isfinite(float(norm)):
-            raise StepFailedError(controls.step, f"the norm of the gradient is {float(norm)}")
-        self.optimizer.step()
 
 
 def repeat_step(
@@ -137,3 +194,122 @@ def repeat_step(
     except StepFailedError as failure:
         return failure.reason
     return None
+
+
+class GraphEngine:
+    """Replays of one captured step; for one process, on a CUDA device, with batches of one shape."""
+
+    def __init__(self, fabric: Any, objective: Objective, optimizer: optim.Optimizer, recipe: Recipe) -> None:
+        self._objective = fabric.to_device(objective)
+        self.optimizer, self._recipe, self._device = optimizer, recipe, fabric.device
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._eager_steps = 0
+        self._stream = torch.cuda.Stream(self._device)
+        self._batches: list[Batch] = []
+        self._seed = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._number = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._alpha = torch.zeros((), device=self._device)
+        self._rate = torch.zeros((), device=self._device)
+        self._values = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, regulariser: sums
+        self._latest = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self._nothing = torch.zeros((), device=self._device)
+        self._broken = torch.zeros((), device=self._device)
+        self._broken_at = torch.full((), -1, dtype=torch.int64, device=self._device)
+        self._steps, self._regularized = 0, False
+        self.last: tuple[float, float | None] = (math.nan, None)
+        optimizer.found_inf = self._broken  # type: ignore[attr-defined]  # fused optimisers skip their update then
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+
+    def step(self, batches: Sequence[Batch], controls: Controls) -> None:
+        """Copy what the step reads, then replay it."""
+        self._load(batches, controls)
+        if self._graph is not None:
+            self._graph.replay()
+            self._steps += 1
+            return
+        self._objective.train()
+        set_learning_rate(self.optimizer, self._rate)  # loading a state may have put a copy in its place
+        if self._eager_steps < WARM_UP:
+            self._eager_steps += 1
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                self._run()
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        else:
+            self._capture()
+        self._steps += 1
+
+    def read(self) -> Sums:
+        """Wait for the device, which is slow, and take the sums; `StepFailedError` if a step broke."""
+        state = torch.cat([self._values, self._latest, self._broken_at[None].double()]).tolist()
+        loss, regularizer, last_loss, last_regularizer, broken_at = state
+        self._values.zero_()
+        sums, self._steps = Sums(loss, regularizer, self._steps), 0
+        self.last = (last_loss, last_regularizer if self._regularized else None)
+        if broken_at >= 0:
+            with suppress(NotPositiveDefiniteError):
+                check_health()  # this error says it; the counter starts anew
+            raise StepFailedError(int(broken_at), "the loss or its gradient is not finite")
+        return sums
+
+    def _load(self, batches: Sequence[Batch], controls: Controls) -> None:
+        if not self._batches:
+            self._batches = [batch.map(torch.clone) for batch in batches]
+        for own, new in zip(self._batches, batches, strict=True):
+            for mine, given in zip(own.tensors, new.tensors, strict=True):
+                mine.copy_(given)
+        self._seed.fill_(controls.seed)
+        self._number.fill_(controls.step)
+        self._alpha.fill_(controls.alpha)
+        self._rate.fill_(controls.learning_rate)
+
+    def _capture(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)  # gradients then live in the graph's own memory
+        _free_workspaces()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._run(clear=False)
+        except RuntimeError as error:  # an operation that waits for the device, as third-party kinds may have
+            raise CaptureFailedError(str(error).partition("\n")[0]) from error
+        graph.replay()  # capturing ran nothing
+        self._graph = graph
+
+    def _run(self, *, clear: bool = True) -> None:
+        """The whole update; no call in it waits for the device."""
+        if clear:
+            self.optimizer.zero_grad(set_to_none=True)
+        count, values = len(self._batches), []
+        with deferred_checks():
+            shares = self._objective.token_shares([batch.inputs for batch in self._batches])
+            for batch, share in zip(self._batches, shares, strict=True):
+                total, regularizer = self._objective(
+                    batch.inputs, batch.labels, batch.items, self._seed, self._alpha, share
+                )
+                (total if count == 1 else total / count).backward()
+                self._regularized = regularizer is not None
+                second = self._nothing if regularizer is None else regularizer
+                values.append(torch.stack([total.detach(), second.to(total.dtype)]))
+        norm = clip_gradients(self._objective.parameters(), self._recipe.optimizer.clip)
+        means = values[0] if count == 1 else torch.stack(values).mean(0)
+        broken = is_broken(norm, means[0])
+        torch.where(broken > self._broken, self._number, self._broken_at, out=self._broken_at)
+        torch.maximum(self._broken, broken, out=self._broken)
+        self.optimizer.step()
+        self._latest.copy_(means)
+        self._values.add_(self._latest)
+
+
+Engine = EagerEngine | GraphEngine
+
+
+def _free_workspaces() -> None:
+    """Let go of what cuBLAS holds for the streams of eager steps, 32 MiB each on a recent GPU.
+
+    The captured step takes a workspace of its own, in the graph's memory.  The call is not public: where it
+    is missing, both are held.
+    """
+    free = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if free is not None:
+        torch.cuda.synchronize()
+        free()

@@ -1,4 +1,4 @@
-"""What a step minimises: cross-entropy and alpha times the regulariser, of one batch of an update.
+"""What a step minimises, cross-entropy and alpha times the regulariser, and how alpha and the rate change.
 
 Batches of an update are of one size, so the mean of their cross-entropies is that of all their items.  Their
 numbers of real tokens differ where texts are padded: `token_shares` weighs each regulariser by its own.
@@ -6,22 +6,83 @@ numbers of real tokens differ where texts are padded: `token_shares` weighs each
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Self
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gpattention.attention.regularizer import mean_over_processes
+from gpattention.attention.base import mean_over_processes
 from gpattention.gp import ItemNoise
 from gpattention.models import Transformer
-from gpattention.models.item_dropout import calls_of_items, find_dropouts, hooked, item_masks
-from gpattention.models.rows import Inputs, evaluating
-from gpattention.training.recipe import Recipe
-from gpattention.training.schedule import PhaseName
+from gpattention.models.dropout import calls_of_items, find_dropouts, hooked, item_masks
+from gpattention.models.predict import Inputs, evaluating
+from gpattention.runs import Recipe
 
+PhaseName = Literal["kernel", "gp"]
 DROPOUT_SEED = 0x5EED  # another stream than the draws of the same step
 MASK_STRIDE = 0x5DEECE66D  # between the seeds of neighbouring items; larger than any number of steps
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the schedule says about a step."""
+
+    step: int
+    seed: int  # of the step's draws
+    learning_rate: float
+    alpha: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate, regulariser's weight and phase of every step: optimiser updates, counted from 0.
+
+    Attributes:
+        recipe: of the run.
+        steps_per_epoch: that its data give.
+    """
+
+    recipe: Recipe
+    steps_per_epoch: int
+
+    @property
+    def kernel_steps(self) -> int:
+        """Steps of phase 1."""
+        return self.recipe.phases.kernel_epochs * self.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of both phases."""
+        return self.recipe.epochs * self.steps_per_epoch
+
+    def phase(self, step: int) -> PhaseName:
+        """Phase 1 is kernel attention, phase 2 the model of the recipe."""
+        return "kernel" if step < self.kernel_steps else "gp"
+
+    def controls(self, step: int) -> Controls:
+        """Everything about a step."""
+        seed = self.recipe.seed * 1_000_003 + step
+        return Controls(step, seed, self.learning_rate(step), self.alpha(step))
+
+    def learning_rate(self, step: int) -> float:
+        """Linear from the first to the last step, over both phases or (restart) over each."""
+        first, last = 0, self.total_steps
+        if self.recipe.optimizer.restart and 0 < self.kernel_steps < self.total_steps:
+            first, last = (0, self.kernel_steps) if step < self.kernel_steps else (self.kernel_steps, last)
+        done = (step - first) / max(last - first - 1, 1)
+        start, end = self.recipe.optimizer.learning_rate, self.recipe.optimizer.final_learning_rate
+        return start + min(done, 1.0) * (end - start)
+
+    def alpha(self, step: int) -> float:
+        """The regulariser's weight: nothing in phase 1, then linear over phase 2."""
+        if step < self.kernel_steps:
+            return 0.0
+        length = self.total_steps - self.kernel_steps
+        done = (step - self.kernel_steps) / max(length - 1, 1)
+        weights = self.recipe.regularizer
+        return weights.start + min(done, 1.0) * (weights.end - weights.start)
 
 
 class Objective(nn.Module):

@@ -7,14 +7,9 @@ from scipy import ndimage
 
 from gpattention.data.corruptions import CORRUPTIONS, corrupt
 from gpattention.data.corruptions.blur import disk
-from gpattention.data.corruptions.distance import distance
-from gpattention.data.corruptions.edges import canny
-from gpattention.data.corruptions.elastic import places_before
-from gpattention.data.corruptions.filters import correlate, gaussian_filter
-from gpattention.data.corruptions.frost import shrunk_pictures
-from gpattention.data.corruptions.pixelate import box_resize
-from gpattention.data.corruptions.sampling import magnify_centre, sample_linearly
-from gpattention.data.corruptions.spatter import equalize
+from gpattention.data.corruptions.core import correlate, gaussian_filter, magnify_centre, sample_linearly
+from gpattention.data.corruptions.digital import box_resize, places_before
+from gpattention.data.corruptions.weather import canny, distance, equalize, shrunk_pictures
 
 from .pictures import pictures
 

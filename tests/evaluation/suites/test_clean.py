@@ -1,4 +1,4 @@
-"""Suite `clean`: every number against loops over items; temperature without a second pass."""
+"""Suite `clean`: metrics, reliability, gallery and health."""
 
 import math
 
@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpattention.evaluation.predicted import Predicted
-from gpattention.evaluation.suites import Findings, clean_findings
-from tests.evaluation.suites.cases import draws, mean_probs, predicted, softmax, some_labels
+from gpattention.evaluation.predictions import ItemSet, Predicted
+from gpattention.evaluation.suites import Findings, clean_findings, gallery, health_table
+from gpattention.models import predict
+from tests.evaluation.cases import draws, mean_probs, predicted, softmax, some_labels
+from tests.models.small_models import seeded, sentences, text, vision
 from tests.oracles import metrics as oracles
 
 
@@ -41,50 +43,43 @@ def test_every_metric_against_loops(samples: int) -> None:
 
 def test_a_certain_mistake_costs_what_its_logits_say() -> None:
     """In float32 the probability of e^-200 is 0, and its logarithm would be cut off."""
-    logits = torch.tensor([[[200.0, 0.0], [1.0, 0.0]]])
-    one = Predicted.from_logits(logits, torch.tensor([1, 0]))
+    one = Predicted.from_logits(torch.tensor([[[200.0, 0.0], [1.0, 0.0]]]), torch.tensor([1, 0]))
     found = by_metric(clean_findings("model", {"test": one}, batch=10), "test")
     assert found["nll"] == pytest.approx((200 + math.log1p(math.exp(-1))) / 2)
 
 
-def test_only_sets_with_labels_are_judged() -> None:
+def test_only_sets_with_labels_are_evaluated() -> None:
     unlabelled = Predicted.from_logits(draws())
     sets = {"validation": predicted(), "test": predicted(seed=8), "ood/far": unlabelled}
     found = clean_findings("mean", sets, batch=20)
-    assert {record.set for record in found.records} == {"validation", "test"}
-    assert {record.predictor for record in found.records} == {"mean"}
+    assert {(r.set, r.predictor) for r in found.records} == {("validation", "mean"), ("test", "mean")}
     assert set(found.curves["reliability"]) == {"mean"}
     assert clean_findings("mean", {"ood/far": unlabelled}, batch=20) == Findings()
+    with pytest.raises(ValueError, match="items with labels"):
+        unlabelled.known_labels  # noqa: B018
+    with pytest.raises(ValueError, match="labels from 0 to 3, got 4"):
+        Predicted.from_logits(draws(items=1), torch.tensor([4]))
 
 
 def test_reliability_adds_up_to_the_calibration_error() -> None:
-    one = predicted(90)
-    found = clean_findings("model", {"test": one}, batch=30)
+    found = clean_findings("model", {"test": predicted(90)}, batch=30)
     bins = found.curves["reliability"]["model"]
-    assert len(bins["edges"]) == 16
-    assert sum(bins["count"]) == 90
+    assert (len(bins["edges"]), sum(bins["count"])) == (16, 90)
     assert [c is None for c in bins["confidence"]] == [n == 0 for n in bins["count"]]
-    gaps = [
-        n * abs(c - a)
-        for n, c, a in zip(bins["count"], bins["confidence"], bins["accuracy"], strict=True)
-        if n
-    ]
-    assert sum(gaps) / 90 == pytest.approx(by_metric(found, "test")["ece"])
+    each = zip(bins["count"], bins["confidence"], bins["accuracy"], strict=True)
+    gap = sum(n * abs(c - a) for n, c, a in each if n)
+    assert gap / 90 == pytest.approx(by_metric(found, "test")["ece"])
 
 
-@pytest.mark.parametrize("temperature", [0.5, 3.0])
-def test_temperature_divides_every_draw(temperature: float) -> None:
+def test_temperature_divides_every_draw() -> None:
     logits = draws()
-    labels = some_labels(logits)
-    hot = Predicted.from_logits(logits, labels).tempered(temperature)
-    expected = softmax(logits.double().numpy() / temperature).mean(0)
-    assert hot.prediction.probs.numpy() == pytest.approx(expected)
-    found = clean_findings("model+temperature", {"test": hot}, batch=20)
-    assert {record.detail["temperature"] for record in found.records} == {temperature}
-    again = hot.tempered(2 * temperature)  # counts from the logits as they were
-    assert again.prediction.probs.numpy() == pytest.approx(
-        softmax(logits.double().numpy() / (2 * temperature)).mean(0)
-    )
+    hot = Predicted.from_logits(logits, some_labels(logits)).tempered(3.0)
+    hotter = hot.tempered(0.5)  # counts from the logits as they were
+    for found, temperature in ((hot, 3.0), (hotter, 0.5)):
+        expected = softmax(logits.double().numpy() / temperature).mean(0)
+        assert found.prediction.probs.numpy() == pytest.approx(expected)
+        records = clean_findings("model+temperature", {"test": found}, batch=20).records
+        assert {record.detail["temperature"] for record in records} == {temperature}
 
 
 def test_findings_merge() -> None:
@@ -96,8 +91,76 @@ def test_findings_merge() -> None:
     assert first.curves == {"a": {"x": {"p": 1}}, "b": [1]}  # as it was
 
 
-def test_labels_are_asked_for() -> None:
-    with pytest.raises(ValueError, match="items with labels"):
-        Predicted.from_logits(draws()).known_labels  # noqa: B018
-    with pytest.raises(ValueError, match="labels from 0 to 3, got 4"):
-        Predicted.from_logits(draws(items=1), torch.tensor([4]))
+# Items worth looking at, with the variance at their tokens; health by layer
+
+CPU = torch.device("cpu")
+CLASSES = ("red", "green", "blue")
+
+
+def pixels(count: int) -> torch.Tensor:
+    return torch.randint(256, (count, 3, 8, 8), generator=seeded(0), dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple:
+    model = vision("softmax", "cgp")
+    items = ItemSet(
+        "test", pixels(30), torch.randint(3, (30,), generator=seeded(1)), lambda x: x.double() / 255
+    )
+    raw = predict(model, items.inputs(0, 30, CPU), samples=4)
+    found = Predicted.from_logits(raw.logits, items.labels)
+    return model, items, found, gallery(model, items, found, CLASSES, CPU)
+
+
+def test_the_gallery_shows_the_items_worth_looking_at(made: tuple) -> None:
+    model, items, found, shown = made
+    confidence, right = found.prediction.confidence, found.prediction.probs[torch.arange(30), items.labels]
+    wrong = [i for i in range(30) if found.prediction.label[i] != items.labels[i]]
+    places = {kind: [entry["index"] for entry in entries] for kind, entries in shown.items()}
+    assert places["most_certain"] == sorted(range(30), key=lambda i: -confidence[i])[:8]
+    assert places["least_certain"] == sorted(range(30), key=lambda i: confidence[i])[:8]
+    assert places["most_wrong"] == sorted(wrong, key=lambda i: right[i])[:8]
+    for entry in (each for kind in shown.values() for each in kind):
+        place = entry["index"]
+        assert entry["label"] == CLASSES[items.labels[place]]
+        assert entry["predicted"] == CLASSES[found.prediction.label[place]]
+        assert entry["confidence"] == float(confidence[place])
+        assert entry["uncertainty"] == float(found.prediction.entropy[place])
+        assert torch.tensor(entry["image"]).equal(items.stored[place].permute(1, 2, 0).long())
+        assert (entry["grid"], entry["words"]) == ([2, 2], None)
+        one = predict(model, items.inputs(place, place + 1, CPU), samples=0, variances=True)
+        assert entry["token_variance"] == pytest.approx(one.variances[1].mean(1)[0].tolist())
+
+
+def test_words_and_padding() -> None:
+    model, x = text("cgp"), sentences(2, 5, 3)
+    words = tuple(tuple(f"w{i}" for i in range(n)) for n in (2, 5, 3))
+    items = ItemSet("test", {"tokens": x}, torch.tensor([0, 1, 2]), words=words)
+    found = Predicted.from_logits(predict(model, {"tokens": x}, samples=2).logits, items.labels)
+    shown = gallery(model, items, found, CLASSES, CPU)
+    assert len(shown["most_certain"]) == 3
+    for entry in shown["most_certain"]:
+        assert entry["words"] == list(words[entry["index"]])
+        assert len(entry["token_variance"]) == len(entry["words"])
+        assert (entry["image"], entry["grid"]) == (None, None)
+
+
+def test_a_model_without_variance_and_without_mistakes() -> None:
+    model = vision("softmax")
+    x = pixels(4).float() / 255  # decimals are pixels too
+    raw = predict(model, x.double(), samples=0)
+    items = ItemSet("test", x.double(), raw.label)
+    shown = gallery(model, items, Predicted.from_logits(raw.logits, raw.label), CLASSES, CPU)
+    assert shown["most_wrong"] == []
+    assert {entry["token_variance"] for entry in shown["most_certain"]} == {None}
+    first = shown["most_certain"][0]
+    assert torch.tensor(first["image"]).equal(pixels(4)[first["index"]].permute(1, 2, 0).long())
+
+
+def test_health_has_a_row_for_every_layer(made: tuple) -> None:
+    model, items, _, _ = made
+    rows = health_table(model, items, CPU)
+    report = model.health(items.inputs(0, 30, CPU), items.labels)
+    assert [row["kind"] for row in rows] == ["softmax", "cgp"]
+    assert [row["variance_correlation"] for row in rows] == list(report.variance_correlation)
+    assert rows[1]["stddev_ratio"] == report.layers[1].stddev_ratio

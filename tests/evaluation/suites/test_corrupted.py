@@ -5,28 +5,19 @@ import pytest
 import torch
 
 from gpattention.data.corruptions import CATEGORIES
-from gpattention.evaluation.predicted import Predicted
-from gpattention.evaluation.records import Record
-from gpattention.evaluation.suites import corrupted_records, corruption_means
-from gpattention.evaluation.suites.reliability import PooledReliability, reliability_curve
+from gpattention.evaluation.predictions import Predicted
+from gpattention.evaluation.suites import corruption_means
+from gpattention.evaluation.suites.corrupted import pool_reliability
+from gpattention.evaluation.suites.findings import reliability_curve
 from gpattention.metrics import reliability_bins
-from tests.evaluation.suites.cases import predicted
-
-
-def test_records_of_one_set() -> None:
-    found = corrupted_records("fog", 3, "model", predicted(), batch=20)
-    assert {record.set for record in found} == {"corrupted/fog/3"}
-    assert {"accuracy", "nll", "ece", "batch_ece"} <= {record.metric for record in found}
+from gpattention.metrics.classification import reliability
+from gpattention.runs.records import Record
 
 
 def test_means_of_all_nineteen() -> None:
     rng = np.random.default_rng(0)
-    values = {
-        (each, severity): rng.random()
-        for types in CATEGORIES.values()
-        for each in types
-        for severity in range(1, 6)
-    }
+    types = [each for category in CATEGORIES.values() for each in category]
+    values = {(each, severity): rng.random() for each in types for severity in range(1, 6)}
     records = [Record(f"corrupted/{c}/{s}", "model", "ece", value) for (c, s), value in values.items()]
     means = {record.set: record for record in corruption_means(records, CATEGORIES)}
     assert set(means) == {f"corrupted/{name}" for name in (*CATEGORIES, "mean")}
@@ -45,38 +36,25 @@ def test_a_type_does_not_weigh_more_for_having_more_severities() -> None:
 
 
 def test_predictors_and_metrics_stay_apart() -> None:
-    records = [
-        Record("corrupted/fog/1", predictor, metric, value, detail)
-        for predictor, metric, value, detail in (
-            ("model", "ece", 1.0, {}),
-            ("model", "nll", 2.0, {}),
-            ("model+temperature", "ece", 3.0, {"temperature": 1.5}),
-        )
-    ]
+    given = [("model", "ece", 1.0, {}), ("model", "nll", 2.0, {}), ("hot", "ece", 3.0, {"temperature": 1.5})]
+    records = [Record("corrupted/fog/1", *each) for each in given]
     means = [record for record in corruption_means(records, CATEGORIES) if record.set == "corrupted/mean"]
-    assert [(r.predictor, r.metric, r.value) for r in means] == [
-        ("model", "ece", 1.0),
-        ("model", "nll", 2.0),
-        ("model+temperature", "ece", 3.0),
+    expected = [
+        (predictor, metric, value, {**detail, "types": 1}) for predictor, metric, value, detail in given
     ]
-    assert means[-1].detail == {"temperature": 1.5, "types": 1}
+    assert [(r.predictor, r.metric, r.value, dict(r.detail)) for r in means] == expected
 
 
 def test_pooled_reliability_is_that_of_all_items_together() -> None:
     generator = torch.Generator().manual_seed(0)
-    pooled, logits, labels = PooledReliability(), [], []
+    pooled, logits, labels = None, [], []
     for count in (7, 30, 1):
         logits.append(torch.randn(2, count, 4, generator=generator, dtype=torch.float64))
         labels.append(torch.randint(0, 4, (count,), generator=generator))
-        pooled.add(Predicted.from_logits(logits[-1], labels[-1]))
+        pooled = pool_reliability(pooled, Predicted.from_logits(logits[-1], labels[-1]))
     whole = Predicted.from_logits(torch.cat(logits, 1), torch.cat(labels))
     expected = reliability_curve(reliability_bins(whole.prediction.probs, whole.known_labels))
-    found = pooled.curve()
+    found = reliability_curve(reliability(pooled))
     assert found["count"] == expected["count"]
     for key in ("edges", "confidence", "accuracy"):
         assert found[key] == pytest.approx(expected[key])
-
-
-def test_no_reliability_of_nothing() -> None:
-    with pytest.raises(ValueError, match="expected at least one set, got none"):
-        PooledReliability().curve()

@@ -1,43 +1,37 @@
 """Suite `efficiency`: which sizes, what is scaled, and what memory is counted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from gpattention.evaluation import cost
-from gpattention.evaluation.cost import Cost, peak_memory
 from gpattention.evaluation.suites import EfficiencyPlan, efficiency, efficiency_findings
+from gpattention.evaluation.suites.efficiency import METRICS, peak_memory
 from gpattention.models import TextConfig, VisionConfig
 from tests.models.small_models import layer, text, vision
 
 CPU = torch.device("cpu")
 PLAN = EfficiencyPlan(batch=4, training_items=100, samples=2, steps=1)
-METRICS = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_peak_mib")
 
 
-def sizes(config: VisionConfig | TextConfig) -> list[tuple[int | None, int]]:
-    return [(size.inducing, size.tokens) for size in efficiency.planned_sizes(config, PLAN)]
+@pytest.mark.parametrize(("config", "expected"), [
+    (VisionConfig(attention="cgp"), [(None, 64), (None, 16), (None, 256)]),  # its own size first
+    (VisionConfig(attention=layer("scgp", num_inducing=12)),
+     [(12, 64), (12, 16), (12, 256), (8, 64), (16, 64), (32, 64)]),
+    (VisionConfig(attention="sgpa"), [(32, 64), (32, 16), (32, 256), (8, 64), (16, 64)]),  # its default
+    (VisionConfig(attention=layer("scgp", num_inducing=(6, 3))),
+     [(6, 64), (6, 16), (6, 256), (8, 64), (16, 64), (32, 64)]),
+    (TextConfig(max_length=9, attention="cgp"), [(None, 9), (None, 4), (None, 18)]),
+    (VisionConfig(image_size=4, attention="cgp"), [(None, 1), (None, 4)]),  # half a patch is one
+])  # fmt: skip
+def test_sizes(config: VisionConfig | TextConfig, expected: list[tuple[int | None, int]]) -> None:
+    assert list(efficiency.planned_sizes(config, PLAN)) == expected
 
 
-class TestSizes:
-    def test_its_own_first_then_lengths(self) -> None:
-        assert sizes(VisionConfig(attention="cgp")) == [(None, 64), (None, 16), (None, 256)]
-
-    def test_inducing_points(self) -> None:
-        sparse = VisionConfig(attention=layer("scgp", num_inducing=12))
-        assert sizes(sparse) == [(12, 64), (12, 16), (12, 256), (8, 64), (16, 64), (32, 64)]
-        assert sizes(VisionConfig(attention="sgpa"))[0] == (32, 64)  # its default
-        assert sizes(VisionConfig(attention=layer("scgp", num_inducing=(6, 3))))[0] == (6, 64)
-
-    def test_only_layers_that_have_them_change(self) -> None:
-        mixed = VisionConfig(depth=2, attention=("softmax", layer("scgp", num_inducing=4)))
-        changed = [s.config for s in efficiency.planned_sizes(mixed, PLAN) if s.inducing == 16]
-        assert [dict(each.options) for each in changed[0].layers] == [{}, {"num_inducing": 16}]
-
-    def test_sentences(self) -> None:
-        assert sizes(TextConfig(max_length=9, attention="cgp")) == [(None, 9), (None, 4), (None, 18)]
-
-    def test_an_image_of_one_patch_stays_one(self) -> None:
-        assert sizes(VisionConfig(image_size=4, attention="cgp")) == [(None, 1), (None, 4)]
+def test_only_layers_that_have_inducing_points_change() -> None:
+    mixed = VisionConfig(depth=2, attention=("softmax", layer("scgp", num_inducing=4)))
+    changed = [s for (inducing, _), s in efficiency.planned_sizes(mixed, PLAN).items() if inducing == 16]
+    assert [dict(each.options) for each in changed[0].layers] == [{}, {"num_inducing": 16}]
 
 
 @pytest.mark.parametrize("kind", ["images", "texts", "contextual"])
@@ -46,11 +40,11 @@ def test_records(kind: str) -> None:
         model, tokens = vision("scgp", dtype=torch.float32), 4
     else:
         model, tokens = text("cgp", contextual_width=3 if kind == "contextual" else 0), 9
-    told = []
+    seen = []
     plan = EfficiencyPlan(2, 100, samples=2, steps=1, inducing=(8,), lengths=(0.5,))
-    found = efficiency_findings(model, plan, CPU, lambda done, total: told.append((done, total)))
-    planned = [(size.inducing, size.tokens) for size in efficiency.planned_sizes(model.config, plan)]
-    assert told == [(i + 1, len(planned)) for i in range(len(planned))]
+    found = efficiency_findings(model, plan, CPU, lambda done, total: seen.append((done, total)))
+    planned = list(efficiency.planned_sizes(model.config, plan))
+    assert seen == [(i + 1, len(planned)) for i in range(len(planned))]
     assert [(r.metric, r.detail["inducing"], r.detail["tokens"]) for r in found.records] == [
         (metric, inducing, length) for inducing, length in planned for metric in METRICS
     ]
@@ -59,22 +53,13 @@ def test_records(kind: str) -> None:
 
 
 def test_time_is_scaled_to_an_epoch_and_to_one_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "measure_cost", lambda *a, **k: Cost(2.0, 8.0, 3.0, 5.0))
+    monkeypatch.setattr(efficiency, "measure_cost", lambda *a, **k: (2.0, 8.0, 3.0, 5.0))
     found = efficiency_findings(vision("cgp"), PLAN, CPU)
-    assert {r.metric: r.value for r in found.records} == {
-        "train_epoch_seconds": 50.0,  # 25 steps of 4 items
-        "predict_seconds": 2.0,
-        "train_peak_mib": 3.0,
-        "predict_peak_mib": 5.0,
-    }
-
-
-def test_a_cpu_takes_fewer_items_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "measure_cost", lambda *a, **k: Cost(1.0, 1.0, 1.0, 1.0))
-    large = EfficiencyPlan(batch=100, training_items=1000, samples=2)
-    found = efficiency_findings(vision("cgp"), large, CPU)
-    assert found.records[0].value == pytest.approx(1000 / 16)
-    assert "reduced: 16 items a step on the CPU, where training has 100" in found.notes
+    values = {r.metric: r.value for r in found.records}
+    assert values == dict(zip(METRICS, (50.0, 2.0, 3.0, 5.0), strict=True))  # 25 steps of 4 items
+    large = efficiency_findings(vision("cgp"), replace(PLAN, batch=100), CPU)
+    assert large.records[0].value == pytest.approx(2 * 100 / 16)  # a CPU takes fewer items and says so
+    assert "reduced: 16 items a step on the CPU, where training has 100" in large.notes
 
 
 def test_the_global_random_numbers_are_left_alone() -> None:
@@ -85,33 +70,28 @@ def test_the_global_random_numbers_are_left_alone() -> None:
     assert torch.get_rng_state().equal(before)
 
 
-class TestPeakMemory:
-    def test_counts_what_lives_at_once(self) -> None:
-        def work() -> None:
-            first = torch.zeros(1 << 10)  # 4 KiB
-            second = torch.zeros(1 << 8)  # 1 KiB
-            del first
-            torch.zeros(1 << 9)
-            del second
+def test_memory_is_what_lives_at_once_without_views_and_what_was_there() -> None:
+    old = torch.zeros(1 << 12)
 
-        assert peak_memory(work, CPU) == 5 << 10
+    def work() -> None:
+        first = torch.zeros(1 << 10)  # 4 KiB
+        second = torch.zeros(1 << 8)  # 1 KiB
+        del first
+        torch.zeros(1 << 9)
+        del second
 
-    def test_views_and_what_was_there_cost_nothing(self) -> None:
-        old = torch.zeros(1 << 12)
+    assert peak_memory(work, CPU) == 5 << 10
+    assert peak_memory(lambda: old.view(64, 64).mT[3:].add_(1), CPU) == 0
 
-        def work() -> None:
-            old.view(64, 64).mT[3:].add_(1)
 
-        assert peak_memory(work, CPU) == 0
+def test_training_holds_at_least_weights_gradients_and_moments() -> None:
+    model = vision("softmax", dtype=torch.float32)
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    x, y = torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
 
-    def test_training_holds_at_least_weights_gradients_and_moments(self) -> None:
-        model = vision("softmax", dtype=torch.float32)
-        weights = sum(p.numel() * 4 for p in model.parameters())
-        x, y = torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
+    def build() -> torch.nn.Module:
+        return type(model)(model.config)
 
-        def build() -> torch.nn.Module:
-            return type(model)(model.config)
-
-        found = cost.measure_cost(build, x, y, samples=0, steps=1)
-        assert found.train_peak_mib * cost.MEBIBYTE > 4 * weights
-        assert weights < found.predict_peak_mib * cost.MEBIBYTE < found.train_peak_mib * cost.MEBIBYTE
+    *_, training, predicting = efficiency.measure_cost(build, x, y, samples=0, steps=1)
+    assert training * efficiency.MEBIBYTE > 4 * weights
+    assert weights < predicting * efficiency.MEBIBYTE < training * efficiency.MEBIBYTE

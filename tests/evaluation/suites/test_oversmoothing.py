@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpattention.evaluation.items import ItemSet
+from gpattention.evaluation.predictions import ItemSet
 from gpattention.evaluation.suites import oversmoothing, oversmoothing_findings
 from tests.models.small_models import images, sentences, text, vision
 
@@ -15,12 +15,8 @@ def similarity(tokens: torch.Tensor, lengths: list[int]) -> float:
     """Mean over sequences of two words or more of the mean over their pairs."""
     means = []
     for x, n in zip(tokens.detach().double().numpy(), lengths, strict=True):
-        cosines = [
-            x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j])
-            for i in range(n)
-            for j in range(n)
-            if i != j
-        ]
+        unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+        cosines = [unit[i] @ unit[j] for i in range(n) for j in range(n) if i != j]
         means += [np.mean(cosines)] if cosines else []
     return float(np.mean(means))
 
@@ -45,9 +41,8 @@ def test_padding_and_single_words_do_not_count(monkeypatch: pytest.MonkeyPatch) 
     model, x = text("cgp"), sentences(1, 1, 3, 5, 2, 1)  # the first chunk has nothing to compare
     found = oversmoothing_findings(model, ItemSet("test", {"tokens": x}), CPU)
     last = model(x, need=("logits", "tokens")).layers[-1]
-    assert found.curves["similarity"]["block"][-1] == pytest.approx(
-        similarity(last.tokens, [1, 1, 3, 5, 2, 1])
-    )
+    expected = similarity(last.tokens, [1, 1, 3, 5, 2, 1])
+    assert found.curves["similarity"]["block"][-1] == pytest.approx(expected)
 
 
 def test_nothing_to_compare() -> None:

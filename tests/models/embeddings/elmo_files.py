@@ -12,22 +12,14 @@ Weights = dict[str, np.ndarray]
 
 OPTIONS: dict[str, Any] = {
     "char_cnn": {
-        "activation": "relu",
-        "embedding": {"dim": 3},
-        "filters": [[1, 2], [2, 3], [4, 4]],
-        "max_characters_per_token": 50,
-        "n_characters": 262,
-        "n_highway": 2,
+        "activation": "relu", "embedding": {"dim": 3}, "filters": [[1, 2], [2, 3], [4, 4]],
+        "max_characters_per_token": 50, "n_characters": 262, "n_highway": 2,
     },
     "lstm": {
-        "cell_clip": 0.8,
-        "dim": 6,
-        "n_layers": 2,
-        "proj_clip": 0.5,
-        "projection_dim": 4,
+        "cell_clip": 0.8, "dim": 6, "n_layers": 2, "proj_clip": 0.5, "projection_dim": 4,
         "use_skip_connections": True,
     },
-}
+}  # fmt: skip
 
 
 def options(**changes: Any) -> dict[str, Any]:
@@ -39,8 +31,8 @@ def options(**changes: Any) -> dict[str, Any]:
     return changed
 
 
-def shapes(told: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    cnn, lstm = told["char_cnn"], told["lstm"]
+def shapes(chosen: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    cnn, lstm = chosen["char_cnn"], chosen["lstm"]
     total, p, c = sum(n for _, n in cnn["filters"]), lstm["projection_dim"], lstm["dim"]
     found: dict[str, tuple[int, ...]] = {"char_embed": (261, cnn["embedding"]["dim"])}
     for i, (width, count) in enumerate(cnn["filters"]):
@@ -59,16 +51,16 @@ def shapes(told: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def random_weights(told: dict[str, Any], seed: int = 0) -> Weights:
+def random_weights(chosen: dict[str, Any], seed: int = 0) -> Weights:
     draw = np.random.default_rng(seed)
-    return {name: draw.normal(0, 0.8, shape).astype("float32") for name, shape in shapes(told).items()}
+    return {name: draw.normal(0, 0.8, shape).astype("float32") for name, shape in shapes(chosen).items()}
 
 
-def write(folder: Path, told: Any, weights: Weights) -> tuple[Path, Path]:
+def write(folder: Path, chosen: Any, weights: Weights) -> tuple[Path, Path]:
     """Paths of options.json and weights.hdf5."""
     folder.mkdir(parents=True, exist_ok=True)
     files = folder / "options.json", folder / "weights.hdf5"
-    files[0].write_text(json.dumps(told))
+    files[0].write_text(json.dumps(chosen))
     with h5py.File(files[1], "w") as archive:
         for name, values in weights.items():
             archive.create_dataset(name, data=values)

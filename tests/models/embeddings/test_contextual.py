@@ -1,22 +1,22 @@
-"""The interface itself: nothing embedded, padding, batches, and what importing it costs."""
+"""The interface of embeddings, and their cache on disk."""
 
 import ast
+import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
+from gpattention.gp import NonFiniteError
 from gpattention.models import embeddings
-from gpattention.models.embeddings import ContextualEmbedding, NoEmbedding, pad
-from gpattention.models.embeddings.contextual import in_batches
-from gpattention.models.embeddings.extras import require
-
-
-def test_public_names() -> None:
-    assert [name for name in embeddings.__all__ if not hasattr(embeddings, name)] == []
-    assert list(embeddings.__all__) == sorted(embeddings.__all__, key=lambda name: (not name.isupper(), name))
+from gpattention.models.embeddings import CachedEmbedding, ContextualEmbedding, NoEmbedding, pad
+from gpattention.models.embeddings.contextual import in_batches, require
 
 
 def test_no_embedding() -> None:
@@ -25,24 +25,9 @@ def test_no_embedding() -> None:
     assert [x.shape for x in nothing.embed([["a", "b"], ["c"]])] == [(2, 0), (1, 0)]
     assert pad(nothing.embed([["a", "b"], ["c"]])).shape == (2, 2, 0)
     assert isinstance(nothing, ContextualEmbedding)
-    with pytest.raises(ValueError, match=re.escape("expected sentences[0] to be a list of words")):
-        nothing.embed(["the cat"])
-
-
-def test_pad() -> None:
     padded = pad([torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])])
     assert padded.tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
     assert padded.dtype == torch.float32
-
-
-def test_pad_checks() -> None:
-    with pytest.raises(ValueError, match="expected vectors of at least one sentence, got none"):
-        pad([])
-    told = "expected vectors[1] of shape [n_words, 2] like the first, got (1, 3)"
-    with pytest.raises(ValueError, match=re.escape(told)):
-        pad([torch.zeros(2, 2), torch.zeros(1, 3)])
-    with pytest.raises(ValueError, match=re.escape("expected vectors[0] of shape")):
-        pad([torch.zeros(2)])
 
 
 def test_batches_are_of_similar_length() -> None:
@@ -68,3 +53,169 @@ def test_an_extra_that_is_broken_is_not_called_missing(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="its_missing_dependency"):
         require("half_installed", extra="none", user="test")
+
+
+MAPS = Path("/proc/self/maps")
+SENTENCES = [["a", "b"], ["c"], ["a b"], ["a", "b"], ["d", "e", "f"]]
+
+
+class Counting:
+    """Vectors [letters of the word, its position, scale], counting what it is asked for."""
+
+    width = 3
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.name = f"counting/{scale}"
+        self.asked: list[list[Sequence[str]]] = []
+
+    def embed(self, sentences: Sequence[Sequence[str]]) -> list[Tensor]:
+        self.asked.append(list(sentences))
+        return [torch.tensor([[len(w), i, self.scale] for i, w in enumerate(s)]) * 1.0 for s in sentences]
+
+
+def test_computes_once(tmp_path: Path) -> None:
+    embedding = Counting()
+    cached = CachedEmbedding(embedding, tmp_path / "cache")
+    assert (cached.width, cached.name) == (3, "counting/1.0")
+    assert isinstance(cached, ContextualEmbedding)
+    plain = Counting().embed(SENTENCES)
+    for _ in range(2):
+        found = cached.embed(SENTENCES)
+        assert [torch.equal(x, y) for x, y in zip(found, plain, strict=True)] == [True] * 5
+        assert {x.dtype for x in found} == {torch.float32}
+    assert embedding.asked == [[["a", "b"], ["c"], ["a b"], ["d", "e", "f"]]]
+    other_process = Counting()
+    CachedEmbedding(other_process, tmp_path / "cache").embed([["c"], ["new"]])
+    assert other_process.asked == [[["new"]]]
+    assert cached.embed([]) == []
+
+
+def test_embeddings_do_not_mix(tmp_path: Path) -> None:
+    one, two = (CachedEmbedding(Counting(scale), tmp_path) for scale in (1.0, 2.0))
+    assert one.embed([["a"]])[0].tolist() == [[1, 0, 1]]
+    assert two.embed([["a"]])[0].tolist() == [[1, 0, 2]]
+    assert one.file(["a"]) != two.file(["a"])
+    assert len({one.file(s) for s in (["a", "b"], ["a b"], ["ab"], ["b", "a"])}) == 4
+
+
+def test_results_are_the_callers_own(tmp_path: Path) -> None:
+    cached = CachedEmbedding(Counting(), tmp_path)
+    cached.embed([["a"]])[0].zero_()
+    twice = cached.embed([["a"], ["a"]])
+    twice[0].zero_()
+    assert twice[1].tolist() == [[1, 0, 1]]
+    assert cached.embed([["a"]])[0].tolist() == [[1, 0, 1]]
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="open memory maps are listed on Linux only")
+def test_no_file_stays_mapped(tmp_path: Path) -> None:
+    cached = CachedEmbedding(Counting(), tmp_path)
+    found = cached.embed(SENTENCES)
+    assert len(found) == 5
+    assert str(tmp_path) not in MAPS.read_text()
+
+
+def test_progress_and_interruption(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+
+    class Stopping(Counting):
+        def embed(self, sentences: Sequence[Sequence[str]]) -> list[Tensor]:
+            if len(self.asked) == 1:
+                raise KeyboardInterrupt
+            return super().embed(sentences)
+
+    with pytest.raises(KeyboardInterrupt):
+        CachedEmbedding(Stopping(), tmp_path, batch_size=2).embed(SENTENCES)
+    resumed = Counting()
+    cached = CachedEmbedding(resumed, tmp_path, batch_size=1, progress=lambda *step: steps.append(step))
+    cached.embed(SENTENCES)
+    assert resumed.asked == [[["a b"]], [["d", "e", "f"]]]
+    assert steps == [(0, 2), (1, 2), (2, 2)]
+    cached.embed(SENTENCES)
+    assert len(steps) == 3
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda _: NoEmbedding().embed(["the cat"]), "sentences[0] to be a list of words"),
+    (
+        lambda folder: CachedEmbedding(Counting(), folder).embed(["ab"]),
+        "sentences[0] to be a list of words",
+    ),
+    (lambda folder: CachedEmbedding(Counting(), folder, batch_size=0), "batch_size .*>= 1, got 0"),
+    (lambda _: pad([]), "vectors of at least one sentence, got none"),
+    (
+        lambda _: pad([torch.zeros(2, 2), torch.zeros(1, 3)]),
+        "vectors[1] of shape [n_words, 2].*got (1, 3)",
+    ),
+    (lambda _: pad([torch.zeros(2)]), "vectors[0] of shape"),
+])  # fmt: skip
+def test_refusals(call: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")):
+        call(tmp_path)
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> CachedEmbedding:
+    made = CachedEmbedding(Counting(), tmp_path)
+    made.embed([["a", "b"], ["c"]])
+    return made
+
+
+def test_files_that_are_damaged_anywhere(cached: CachedEmbedding) -> None:
+    file = cached.file(["a", "b"])
+    whole = file.read_bytes()
+    flipped = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(len(whole))]
+    for content in (*flipped, *(whole[:kept] for kept in range(len(whole)))):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=re.escape(f"cached embedding {file}")) as caught:
+            cached.embed([["c"], ["a", "b"]])
+        assert "delete the file to compute it again" in str(caught.value)
+        assert file.read_bytes() == content  # nothing was repaired
+    file.unlink()
+    assert cached.embed([["a", "b"]])[0].tolist() == [[1, 0, 1], [1, 1, 1]]
+
+
+def test_foreign_files(cached: CachedEmbedding, tmp_path: Path) -> None:
+    file, other = cached.file(["a", "b"]), CachedEmbedding(Counting(2.0), tmp_path)
+    other.file(["a", "b"]).parent.mkdir(parents=True, exist_ok=True)
+    other.file(["a", "b"]).write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match=r"expected embedding 'counting/2.0', got 'counting/1.0'"):
+        other.embed([["a", "b"]])
+    vectors, format_ = {"vectors": torch.zeros(2, 3)}, {"format": "gpattention.embedding", "version": "2"}
+    for write, message in (
+        (lambda: file.write_bytes(cached.file(["c"]).read_bytes()), r"expected sentence '\w+', got '\w+'"),
+        (lambda: save_file(vectors, file), r"expected format 'gpattention\.embedding', got None"),
+        (lambda: save_file({"other": torch.zeros(2, 3)}, file), "is damaged"),
+        (lambda: save_file(vectors, file, format_), "expected version '1', got '2'"),
+    ):
+        write()
+        with pytest.raises(ValueError, match=message):
+            cached.embed([["a", "b"]])
+
+
+@pytest.mark.parametrize(("given", "error", "message"), [
+    (torch.zeros(1, 4), ValueError, "(1, 3) vectors of float32 for ['a'], got (1, 4) and torch.float32"),
+    (torch.zeros(1, 3).double(), ValueError, "got (1, 3) and torch.float64"),
+    (torch.full((1, 3), float("nan")), NonFiniteError, "counting/1.0 gives non-finite numbers for ['a']"),
+])  # fmt: skip
+def test_unsound_vectors_are_not_kept(given: Tensor, error: type, message: str, tmp_path: Path) -> None:
+    class Unsound(Counting):
+        def embed(self, sentences: Sequence[Sequence[str]]) -> list[Tensor]:
+            return [given] * len(sentences)
+
+    cached = CachedEmbedding(Unsound(), tmp_path)
+    with pytest.raises(error, match=re.escape(message)):
+        cached.embed([["a"]])
+    assert not cached.file(["a"]).exists()
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    cached = CachedEmbedding(Counting(), tmp_path)
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        cached.embed([["a"]])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

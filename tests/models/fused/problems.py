@@ -6,9 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.attention.column_sums import gather_and_sum, gather_and_sum_reference
-from gpattention.models.fused.gelu import gelu_linear, gelu_linear_reference
-from gpattention.models.fused.residual_norm import Added, residual_norm, residual_norm_reference
+from gpattention.ops.layers import (
+    Added,
+    gather_and_sum,
+    gather_and_sum_reference,
+    gelu_linear,
+    gelu_linear_reference,
+    residual_norm,
+    residual_norm_reference,
+)
 
 Call = Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]
 

@@ -7,8 +7,7 @@ from torch import nn
 from gpattention import gp
 from gpattention.attention.projections import projected_together
 from gpattention.models import TextConfig, TextTransformer, VisionConfig, VisionTransformer
-from gpattention.models.fused.residual_norm import Added, residual_norm
-from gpattention.models.seeded_dropout import seeded_dropout
+from gpattention.ops.layers import Added, residual_norm, seeded_dropout
 from tests.models.fused.problems import Gelu, Norm, Problem, Sums, check
 
 pytest.importorskip("triton")

@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from gpattention.attention.column_sums import MOST_PROGRAMS, finish_sums, programs, tile
-from gpattention.models.fused.gelu import gelu_linear
-from gpattention.models.fused.residual_norm import Added, residual_norm
+from gpattention.ops.layers import (
+    MOST_PROGRAMS,
+    Added,
+    finish_sums,
+    gelu_linear,
+    programs,
+    residual_norm,
+    tile,
+)
 from tests.models.fused.problems import Gelu, Norm, Problem, Sums, check, random
 
 pytest.importorskip("triton")
@@ -35,7 +41,7 @@ def test_outputs_and_gradients(problem: Problem) -> None:
 
 
 def test_a_program_takes_several_tiles_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpattention.attention.column_sums.MOST_PROGRAMS", 3)
+    monkeypatch.setattr("gpattention.ops.layers.MOST_PROGRAMS", 3)
     for problem in (Norm((9, 5), 250, rate=0.2), Gelu((70,), 10, 4, rate=0.2), Sums(450, 17)):
         check(problem, "cpu")
 
@@ -77,16 +83,11 @@ def test_a_stream_whose_norm_is_not_used() -> None:
     torch.testing.assert_close(g, 2 * (x + z).detach())
 
 
-def test_dropping_needs_a_seed() -> None:
+def test_dropping_needs_a_seed_and_frozen_weights_get_no_gradient() -> None:
     h, weight = random((3, 4), (2, 4))
-    with pytest.raises(ValueError, match=r"expected a rate.* got 0.5"):
-        gelu_linear(h, None, weight, 0.5, None, 0)
-    with pytest.raises(ValueError, match=r"expected a rate.* got 1.0"):
-        gelu_linear(h, None, weight, 1.0, torch.tensor(1), 0)
-
-
-def test_frozen_weights_get_no_gradient() -> None:
-    h, weight = random((3, 4), (2, 4))
+    for rate, given in ((0.5, None), (1.0, torch.tensor(1))):
+        with pytest.raises(ValueError, match=rf"expected a rate.* got {rate}"):
+            gelu_linear(h, None, weight, rate, given, 0)
     h.requires_grad_()
     gelu_linear(h, None, weight, 0.0, None, 0).sum().backward()
     assert h.grad is not None

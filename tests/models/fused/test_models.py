@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from gpattention import gp
 from gpattention.attention import attention_class
-from gpattention.attention.projections import projected_together
 from gpattention.models import TextTransformer, VisionTransformer
-from gpattention.models.fused.switch import why_not_fused_blocks
-from gpattention.models.item_dropout import find_dropouts, hooked
+from gpattention.models.dropout import find_dropouts, hooked
+from gpattention.models.transformer import why_not_fused_blocks
 from tests.models.small_models import KINDS, layer, text, vision
 
 pytest.importorskip("triton")
@@ -34,16 +33,10 @@ def words() -> dict[str, Tensor]:
 @contextmanager
 def counted() -> Iterator[list[str]]:
     """Which of the package's kernels around the attention were started."""
-    from gpattention.attention import column_sums_kernels
-    from gpattention.models.fused import kernels
+    from gpattention.ops.layers import kernels
 
     seen: list[str] = []
-    found = [
-        (module, name)
-        for module in (kernels, column_sums_kernels)
-        for name in vars(module)
-        if "kernel" in name
-    ]
+    found = [(kernels, name) for name in vars(kernels) if "kernel" in name]
     with pytest.MonkeyPatch.context() as patch:
         for module, name in found:
             patch.setattr(module, name, _Counting(getattr(module, name), name, seen))
@@ -121,14 +114,6 @@ def test_sgpas_inducing_inputs_pass_through_the_layer_below() -> None:
     assert_same(results(model, images(1), "on", dropout_seed=SEED), plain)
 
 
-def test_another_seed_drops_other_entries() -> None:
-    model = vision("softmax", dtype=torch.float32, dropout=0.3).train()
-    for mode in ("off", "on"):
-        with gp.fused_kernels(mode):  # type: ignore[arg-type]
-            one, two = (model(images(), dropout_seed=torch.tensor(s)).logits for s in (1, 2))
-        assert not torch.allclose(one, two, rtol=1e-3)
-
-
 @pytest.mark.parametrize("kind", ["softmax", "scgp"])
 def test_text_with_padding(kind: str) -> None:
     model = text(kind, dtype=torch.float32, dropout=0.2).train()
@@ -147,30 +132,24 @@ def test_samples_part_inside_a_fused_model() -> None:
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
 
 
-def test_without_a_seed_masks_come_from_torchs_generator() -> None:
-    model = vision("softmax", dtype=torch.float32, dropout=0.5).train()
-    found = []
-    for start in (0, 0, 1):
-        torch.manual_seed(start)
-        with gp.fused_kernels("on"):
-            found.append(model(images()).logits)
-    assert torch.equal(found[0], found[1])
-    assert not torch.allclose(found[0], found[2], rtol=1e-3)
-
-
-def test_a_dropout_module_left_in_training_drops() -> None:
-    model = vision("softmax", dtype=torch.float32, dropout=0.5)
-    with gp.fused_kernels("on"):
-        still = model(images()).logits
-        model.blocks[1].feed_forward.dropout.train()
-        assert not torch.allclose(model(images()).logits, still, rtol=1e-3)
-
-
-def test_in_evaluation_a_seed_changes_nothing() -> None:
-    model = vision("softmax", dtype=torch.float32, dropout=0.5)
+def test_what_is_dropped_follows_the_seed_or_torchs_generator() -> None:
+    model, x = vision("softmax", dtype=torch.float32, dropout=0.5), images()
     for mode in ("off", "on"):
         with gp.fused_kernels(mode):  # type: ignore[arg-type]
-            assert torch.equal(model(images(), dropout_seed=SEED).logits, model(images()).logits)
+            still = model(x).logits
+            assert torch.equal(model(x, dropout_seed=SEED).logits, still)  # in evaluation nothing drops
+            model.train()
+            one, two = (model(x, dropout_seed=torch.tensor(seed)).logits for seed in (1, 2))
+            assert not torch.allclose(one, two, rtol=1e-3)
+            found = []
+            for seed in (0, 0, 1):
+                torch.manual_seed(seed)
+                found.append(model(x).logits)
+            assert torch.equal(found[0], found[1])
+            assert not torch.allclose(found[0], found[2], rtol=1e-3)
+            model.eval().blocks[1].feed_forward.dropout.train()  # one module left in training drops
+            assert not torch.allclose(model(x).logits, still, rtol=1e-3)
+            model.eval()
 
 
 class Doubled(nn.LayerNorm):
@@ -182,12 +161,12 @@ class Doubled(nn.LayerNorm):
 
 def refused(model: VisionTransformer | TextTransformer, need: tuple[str, ...] = ("logits",)) -> str:
     blocks, norm = list(model.blocks), model.norm
-    told = why_not_fused_blocks(blocks, norm, need)  # type: ignore[arg-type]
-    assert told is not None
+    reason = why_not_fused_blocks(blocks, norm, need)  # type: ignore[arg-type]
+    assert reason is not None
     with gp.fused_kernels("on"), counted() as seen:
         model(images(), need=need)
     assert not [name for name in seen if name.startswith(("residual", "gelu"))]
-    return told
+    return reason
 
 
 def test_reasons() -> None:
@@ -196,9 +175,9 @@ def test_reasons() -> None:
         assert why_not_fused_blocks(list(model.blocks), model.norm, ("logits",)) is None  # type: ignore[arg-type]
         assert "tokens" in refused(model, ("logits", "tokens"))
         dropouts = find_dropouts(model)
-        with hooked(model, dropouts, lambda *told: None):
+        with hooked(model, dropouts, lambda *_: None):
             assert "hooks" in refused(model)
-        handle = nn.modules.module.register_module_forward_pre_hook(lambda *told: None)
+        handle = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
         assert "watched" in refused(model)
         handle.remove()
         model.blocks[1].feed_forward.norm = Doubled(16)
@@ -214,11 +193,7 @@ def test_reasons() -> None:
         assert "float32" in str(why_not_fused_blocks([], vision("softmax").norm, ("logits",)))
         assert "width" in str(why_not_fused_blocks([], nn.LayerNorm(1025), ("logits",)))
     with gp.fused_kernels("off"):
-        assert "off" in refused_where_off()
-
-
-def refused_where_off() -> str:
-    return str(why_not_fused_blocks([], nn.LayerNorm(4), ("logits",)))
+        assert "off" in str(why_not_fused_blocks([], nn.LayerNorm(4), ("logits",)))
 
 
 class OwnTokens(VisionTransformer):
@@ -246,55 +221,3 @@ def test_a_convolution_that_is_no_cut_is_called() -> None:
         plain = model(images()).logits
     with gp.fused_kernels("on"):
         torch.testing.assert_close(model(images()).logits, plain, rtol=1e-4, atol=1e-5)
-
-
-class TestProjections:
-    def maps(self, count: int = 3, **options: Any) -> list[nn.Linear]:
-        torch.manual_seed(0)
-        return [nn.Linear(6, 5, **options) for _ in range(count)]
-
-    @pytest.mark.parametrize(("count", "bias"), [(2, True), (3, False), (4, True)])
-    def test_they_are_the_maps(self, count: int, bias: bool) -> None:
-        maps, x = self.maps(count, bias=bias), torch.randn(2, 7, 6, requires_grad=True)
-        weights = torch.randn(count, 2, 7, 5)
-        leaves = [x, *(p for m in maps for p in m.parameters())]
-        with gp.fused_kernels("on"):
-            made = projected_together(x, maps)
-            assert made is not None
-            found = torch.autograd.grad(
-                sum((y * w).sum() for y, w in zip(made, weights, strict=True)), leaves
-            )
-        apart = [m(x) for m in maps]
-        exact = torch.autograd.grad(sum((y * w).sum() for y, w in zip(apart, weights, strict=True)), leaves)
-        torch.testing.assert_close((*made, *found), (*apart, *exact), rtol=1e-5, atol=1e-5)
-
-    def test_frozen_maps_and_inputs(self) -> None:
-        maps, x = self.maps(), torch.randn(3, 6)
-        for m in maps:
-            m.weight.requires_grad_(False)
-        with gp.fused_kernels("on"):
-            made = projected_together(x, maps)
-            assert made is not None
-            sum(y.sum() for y in made).backward()  # type: ignore[union-attr]
-        for m in maps:
-            assert m.weight.grad is None
-            torch.testing.assert_close(m.bias.grad, torch.full((5,), 3.0))
-
-    def test_what_is_not_plain_is_called(self) -> None:
-        x = torch.randn(3, 6)
-        with gp.fused_kernels("on"):
-            assert projected_together(x, self.maps()) is not None
-            assert projected_together(x.double(), [m.double() for m in self.maps()]) is None
-            assert projected_together(x, [m.double() for m in self.maps()]) is None
-            assert projected_together(x, self.maps(1)) is None
-            assert projected_together(x, [*self.maps(2), nn.Linear(6, 4)]) is None
-            assert projected_together(x, [*self.maps(2), nn.Linear(6, 5, bias=False)]) is None
-            assert projected_together(x, [*self.maps(2), nn.Sequential(nn.Linear(6, 5))]) is None
-            assert projected_together(x[:0], self.maps()) is None
-            maps = self.maps()
-            maps[1].register_forward_hook(lambda *told: None)
-            assert projected_together(x, maps) is None
-            with torch.autocast("cpu", torch.bfloat16):
-                assert projected_together(x, self.maps()) is None
-        with gp.fused_kernels("off"):
-            assert projected_together(x, self.maps()) is None

@@ -3,35 +3,38 @@
 import torch
 from torch import Tensor
 
-from gpattention.data.corruptions.corruption import Constants, Scene
-from gpattention.data.corruptions.levels import nearest_levels
+from gpattention.data.corruptions.core import Scene, corruption, nearest_levels
 
 
-def gaussian_noise(images: Tensor, constants: Constants, scene: Scene) -> Tensor:
+# standard deviation
+@corruption("noise", (0.04,), (0.06,), (0.08,), (0.09,), (0.10,))
+def gaussian_noise(images: Tensor, scene: Scene, scale: float) -> Tensor:
     """Independent normal noise of standard deviation c on every channel of every pixel."""
-    (scale,) = constants
     return images + scale * scene.random.normal("noise", *images.shape[1:])
 
 
-def speckle_noise(images: Tensor, constants: Constants, scene: Scene) -> Tensor:
-    """Normal noise in proportion to the brightness."""
-    (scale,) = constants
-    return images + images * scale * scene.random.normal("noise", *images.shape[1:])
+# photons at white
+@corruption("noise", (500,), (250,), (100,), (75,), (50,))
+def shot_noise(images: Tensor, scene: Scene, photons: float) -> Tensor:
+    """Photons: Poisson counts of mean c x, divided by c. The images are read as bytes."""
+    levels = nearest_levels(images).long()
+    return poisson_counts(levels, photons, scene.random.uniform("photons", *images.shape[1:])) / photons
 
 
-def impulse_noise(images: Tensor, constants: Constants, scene: Scene) -> Tensor:
+# share of the values hit
+@corruption("noise", (0.01,), (0.02,), (0.03,), (0.05,), (0.07,))
+def impulse_noise(images: Tensor, scene: Scene, share: float) -> Tensor:
     """A share c of all values becomes 0 or 1, with equal odds."""
-    (share,) = constants
     hit = scene.random.uniform("hit", *images.shape[1:]) <= share
     salt = scene.random.uniform("salt", *images.shape[1:]) <= 0.5
     return torch.where(hit, salt.to(images.dtype), images)
 
 
-def shot_noise(images: Tensor, constants: Constants, scene: Scene) -> Tensor:
-    """Photons: Poisson counts of mean c x, divided by c. The images are read as bytes."""
-    (photons,) = constants
-    levels = nearest_levels(images).long()
-    return poisson_counts(levels, photons, scene.random.uniform("photons", *images.shape[1:])) / photons
+# standard deviation over brightness
+@corruption("noise", (0.06,), (0.1,), (0.12,), (0.16,), (0.2,))
+def speckle_noise(images: Tensor, scene: Scene, scale: float) -> Tensor:
+    """Normal noise in proportion to the brightness."""
+    return images + images * scale * scene.random.normal("noise", *images.shape[1:])
 
 
 def poisson_counts(levels: Tensor, photons: float, uniform: Tensor) -> Tensor:

@@ -1,52 +1,68 @@
-"""What is measured of predictions, one suite per file: pure functions from predictions to records.
+"""What is measured, one suite per file, and the registry of suites.
 
-A `Predicted` is a predictor's prediction of one set; every function takes some, with the predictor's name,
-and returns `Findings` or records.  `gpattention.experiments.evaluate_run` brings the predictions of a run and
-writes the results.
+The functions `..._findings` are pure: from predictions (`Predicted`) or a model to `Findings`.  Beside each
+stands `evaluate_...`, which brings a run's predictions or model.  A new suite is one such file and one line
+of `SUITES`; `gpattention.evaluation.evaluate_run` runs it and writes what it finds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpattention.evaluation.suites.clean import clean_findings
-from gpattention.evaluation.suites.corrupted import corrupted_records, corruption_means
-from gpattention.evaluation.suites.efficiency import EfficiencyPlan, efficiency_findings
-from gpattention.evaluation.suites.findings import Findings
-from gpattention.evaluation.suites.gallery import gallery, health_table
-from gpattention.evaluation.suites.ood import ood_findings
-from gpattention.evaluation.suites.oversmoothing import oversmoothing_findings
-from gpattention.evaluation.suites.selective import selective_findings
+from gpattention.evaluation.suites.clean import clean_findings, evaluate_clean, gallery, health_table
+from gpattention.evaluation.suites.corrupted import corruption_means, evaluate_corrupted
+from gpattention.evaluation.suites.efficiency import EfficiencyPlan, efficiency_findings, evaluate_efficiency
+from gpattention.evaluation.suites.findings import Findings, Subject
+from gpattention.evaluation.suites.ood import evaluate_ood, ood_findings
+from gpattention.evaluation.suites.oversmoothing import evaluate_oversmoothing, oversmoothing_findings
+from gpattention.evaluation.suites.selective import evaluate_selective, selective_findings
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One suite of an evaluation."""
+    """One suite of an evaluation.
 
-    what: str  # it is, where a run does not have it yet
-    predictions: bool = True  # it judges predictions, those of an ensemble too; else the model
-    images: bool = False  # it makes sense for images alone
+    Attributes:
+        label: what it is, where a run does not have it yet.
+        evaluate: runs it.
+        predictions: whether it evaluates predictions, those of an ensemble too; else the model.
+        images: whether it makes sense for images alone.
+        items: whether it depends on the items of the data.
+        without_validation: what an ensemble loses that has too few validation items; None: nothing.
+        needs: sets without which there is nothing to evaluate.
+    """
+
+    label: str
+    evaluate: Callable[[Subject], Findings]
+    predictions: bool = True
+    images: bool = False
+    items: bool = True
+    without_validation: str | None = None
+    needs: tuple[str, ...] = ()
 
 
 SUITES = {
-    "clean": Suite("evaluation of the test set"),
-    "corrupted": Suite("evaluation of corrupted images", images=True),
-    "ood": Suite("evaluation of unknown data"),
-    "selective": Suite("evaluation of selective prediction"),
-    "oversmoothing": Suite("measurement of oversmoothing", predictions=False),
-    "efficiency": Suite("measurement of time and memory", predictions=False),
-}
+    "clean": Suite(
+        "evaluation of the test set", evaluate_clean, without_validation="not evaluated on validation"
+    ),
+    "corrupted": Suite(
+        "evaluation of corrupted images", evaluate_corrupted, images=True, needs=("test",)
+    ),
+    "ood": Suite(
+        "evaluation of unknown data", evaluate_ood, needs=("test",),
+        without_validation="no scores by templates of validation items",
+    ),
+    "selective": Suite(
+        "evaluation of selective prediction", evaluate_selective, needs=("validation", "test"),
+        without_validation="left out, its thresholds come from validation items",
+    ),
+    "oversmoothing": Suite("measurement of oversmoothing", evaluate_oversmoothing, predictions=False),
+    "efficiency": Suite(
+        "measurement of time and memory", evaluate_efficiency, predictions=False, items=False
+    ),
+}  # fmt: skip
 
 __all__ = [
-    "SUITES",
-    "EfficiencyPlan",
-    "Findings",
-    "Suite",
-    "clean_findings",
-    "corrupted_records",
-    "corruption_means",
-    "efficiency_findings",
-    "gallery",
-    "health_table",
-    "ood_findings",
-    "oversmoothing_findings",
+    "SUITES", "EfficiencyPlan", "Findings", "Suite", "clean_findings", "corruption_means",
+    "efficiency_findings", "gallery", "health_table", "ood_findings", "oversmoothing_findings",
     "selective_findings",
-]
+]  # fmt: skip

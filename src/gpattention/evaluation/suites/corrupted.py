@@ -1,27 +1,59 @@
 """Suite `corrupted`: every metric on corrupted items, and its means per category and over all types."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
-from gpattention.evaluation.predicted import Predicted
-from gpattention.evaluation.records import Record
-from gpattention.evaluation.suites.classification import classification_records
+from gpattention.data.corruptions import CATEGORIES
+from gpattention.evaluation.corrupted import PREFIX
+from gpattention.evaluation.predictions import Predicted
+from gpattention.evaluation.suites.findings import (
+    PAPER_BATCH,
+    Findings,
+    Steps,
+    Subject,
+    classification_records,
+    count_items_of,
+    reliability_curve,
+)
+from gpattention.metrics.classification import BINS, BinSums, reliability, top_sums
+from gpattention.runs import Record
 
-PREFIX = "corrupted"
 MEAN = f"{PREFIX}/mean"  # the set of the means over all types; items are those of one type and severity
 
 
-def set_name(corruption: str, severity: int) -> str:
-    """As records call it."""
-    return f"{PREFIX}/{corruption}/{severity}"
+def evaluate_corrupted(subject: Subject) -> Findings:
+    """Every type at every severity, the means, and the reliability of all their items together."""
+    sets, progress = subject.sets, subject.progress
+    if sets.corruptions is None:
+        return Findings(notes=(f"there are no corruptions of {sets.kind}",))
+    source = sets.corruptions.open(subject.device, progress and partial(progress, "regenerating"))
+    count = len(source.types) * len(source.severities)
+    subject.steps = Steps(progress, "corrupted", count * len(subject.names))
+    records: list[Record] = []
+    pooled: dict[str, BinSums] = {}
+    counted: list[Findings] = []
+    for corruption, severity in product(source.types, source.severities):
+        items = subject.corrupted(source, corruption, severity)
+        for label, predicted in (each for name in subject.names for each in subject.variants(name, items)):
+            records += classification_records(items.name, label, predicted, PAPER_BATCH[sets.kind])
+            if label not in pooled:
+                counted.append(count_items_of(label, {MEAN: predicted}))
+            pooled[label] = pool_reliability(pooled.get(label), predicted)
+    means = corruption_means(records, CATEGORIES)
+    curves = {label: reliability_curve(reliability(sums)) for label, sums in pooled.items()}
+    found = Findings((*means, *records), {"reliability": curves}, source.notes)
+    return Findings.merge([found, *counted])
 
 
-def corrupted_records(
-    corruption: str, severity: int, predictor: str, predicted: Predicted, *, batch: int
-) -> tuple[Record, ...]:
-    """Every metric of one corruption at one severity."""
-    return classification_records(set_name(corruption, severity), predictor, predicted, batch)
+def pool_reliability(before: BinSums | None, predicted: Predicted) -> BinSums:
+    """Sums over sets that come one after the other and need not be kept."""
+    more = top_sums(predicted.prediction.probs, predicted.known_labels, BINS)
+    if before is None:
+        return more
+    return BinSums(**{name: sums + getattr(more, name) for name, sums in vars(before).items()})
 
 
 def corruption_means(
@@ -30,7 +62,13 @@ def corruption_means(
     """Means of each predictor's metrics: of each category over its types and severities, and over the types.
 
     A type counts by its mean over the severities, so that none weighs more for having more of them.
-    Categories without any type are left out.
+
+    Args:
+        records: of corruptions at severities.
+        categories: types by category; those without any type are left out.
+
+    Returns:
+        Records of the sets corrupted/CATEGORY and corrupted/mean.
     """
     grouped: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in records:

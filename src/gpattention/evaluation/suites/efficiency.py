@@ -1,21 +1,145 @@
-"""Suite `efficiency`: what training and predicting cost, against inducing points and sequence length."""
+"""Suite `efficiency`: seconds and memory of training and predicting, by inducing points and length."""
 
 import inspect
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from gpattention.attention import attention_class
-from gpattention.attention.output import Draw
-from gpattention.evaluation.cost import measure_cost
-from gpattention.evaluation.records import Record
-from gpattention.evaluation.suites.findings import Findings
-from gpattention.models import AttentionConfig, TextConfig, VisionConfig
-from gpattention.models.config import TransformerConfig
-from gpattention.models.rows import Inputs
+from gpattention.attention import Draw, attention_class
+from gpattention.evaluation.suites.findings import Findings, Subject
+from gpattention.gp import ItemNoise
+from gpattention.models import AttentionConfig, TextConfig, VisionConfig, predict
+from gpattention.models.predict import Inputs, count_items
+from gpattention.runs import Record
+
+Config = VisionConfig | TextConfig
+MEBIBYTE = 1 << 20
+METRICS = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_peak_mib")
+REGULARIZER = 0.01  # its weight; any but 0 costs the same
+
+
+def measure_cost(
+    build: Callable[[], Any], inputs: Inputs, labels: Tensor, *, samples: int, draw: Draw = "independent",
+    steps: int = 3,
+) -> tuple[float, float, float, float]:  # fmt: skip
+    """Seconds of an update and of predicting, and MiB of training and of predicting, with all items.
+
+    `build` makes the model on its device.  Seconds are the median of `steps` after one that does not count;
+    MiB are everything held at once: weights, gradients, the optimiser's moments and what a step needs.
+    """
+    device = labels.device
+    model = build()
+
+    def predict_all(model: Any) -> None:
+        predict(model, inputs, samples=samples, draw=draw)
+
+    def train() -> None:
+        step = _training_step(build(), inputs, labels, draw)
+        step()  # the optimiser's tensors come with the first step
+        step()
+
+    return (
+        _median_seconds(_training_step(model, inputs, labels, draw), steps, device),
+        _median_seconds(lambda: predict_all(model), steps, device),
+        peak_memory(train, device) / MEBIBYTE,
+        peak_memory(lambda: predict_all(build()), device) / MEBIBYTE,
+    )
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> int:
+    """Bytes of the tensors that `work` holds at its fullest, beside those that were there before.
+
+    On a GPU the allocator knows.  On a CPU every tensor that an operation returns is counted while it lives,
+    not what operations use inside.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with _LivingTensors() as living:
+        work()
+    return living.most
+
+
+def _training_step(model: Any, inputs: Inputs, labels: Tensor, draw: Draw) -> Callable[[], None]:
+    """One update a call, as training makes it."""
+    drawing: Draw = draw if model.draws else "none"
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    items = torch.arange(count_items(inputs), device=labels.device)
+
+    def step() -> None:
+        model.train()
+        optimizer.zero_grad()
+        noise = None if drawing == "none" else ItemNoise(0, items, torch.zeros_like(items))
+        out = model(inputs, draw=drawing, generator=noise, need=("logits", "regularizer"))
+        loss = cross_entropy(out.logits, labels)
+        if out.regularizer is not None:
+            loss = loss + REGULARIZER * out.regularizer
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _median_seconds(work: Callable[[], object], steps: int, device: torch.device) -> float:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    work()
+    times = [now()]
+    for _ in range(steps):
+        work()
+        times.append(now())
+    return median(end - start for start, end in pairwise(times))
+
+
+class _LivingTensors(TorchDispatchMode):
+    """Counts the bytes of storages from the operation that returns them until nobody holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._now = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        for old in _storages((args, kwargs)):  # what was there before is not this work's
+            self._sizes.setdefault(old._cdata, 0)
+        out = func(*args, **(kwargs or {}))
+        for new in _storages(out):
+            if new._cdata not in self._sizes:
+                self._sizes[new._cdata] = new.nbytes()
+                self._now += new.nbytes()
+                self.most = max(self.most, self._now)
+                weakref.finalize(new, self._forget, new._cdata).atexit = False
+        return out
+
+    def _forget(self, key: int) -> None:
+        self._now -= self._sizes.pop(key, 0)
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [x.untyped_storage() for x in tree_leaves(values) if isinstance(x, Tensor)]
+
 
 INDUCING = (8, 16, 32)  # the paper's
 LENGTHS = (0.5, 1, 2)  # times the side of an image, or the words of a sentence
@@ -24,24 +148,35 @@ CPU_ITEMS = 16  # of a step that is measured on a CPU, at most
 
 @dataclass(frozen=True)
 class EfficiencyPlan:
-    """What is measured, and what it is scaled to."""
+    """What is measured, and what it is scaled to.
 
-    batch: int  # items of an update in training
-    training_items: int  # of an epoch
-    samples: int  # draws of a prediction
-    draw: Draw = "independent"  # in training
+    Attributes:
+        batch: items of an update in training.
+        training_items: of an epoch.
+        samples: draws of a prediction.
+        draw: in training.
+        steps: of which the median counts.
+        inducing: numbers of inducing points.
+        lengths: times the side of an image, or the words of a sentence.
+    """
+
+    batch: int
+    training_items: int
+    samples: int
+    draw: Draw = "independent"
     steps: int = 3
     inducing: tuple[int, ...] = INDUCING
     lengths: tuple[float, ...] = LENGTHS
 
 
-@dataclass(frozen=True)
-class Size:
-    """One size of a model."""
-
-    inducing: int | None  # None: exact attention
-    tokens: int
-    config: TransformerConfig
+def evaluate_efficiency(subject: Subject) -> Findings:
+    """Of models like the run's, at the batches and draws of its training."""
+    run = subject.run
+    plan = EfficiencyPlan(
+        run.recipe.optimizer.batch_size, len(subject.sets.train), subject.samples, run.recipe.phases.draw
+    )
+    count = subject.progress and partial(subject.progress, "efficiency")
+    return efficiency_findings(run.model, plan, subject.device, count)
 
 
 def efficiency_findings(
@@ -50,86 +185,89 @@ def efficiency_findings(
     device: torch.device,
     progress: Callable[[int, int], object] | None = None,
 ) -> Findings:
-    """Seconds and peak memory of models like this one, freshly made, at every size of the plan."""
+    """Seconds and peak memory of models like this one, freshly made, at every size of the plan.
+
+    Args:
+        model: whose class and config are taken.
+        plan: what is measured.
+        device: where.
+        progress: called with sizes done, and in all.
+
+    Returns:
+        Four records for each size.
+    """
     sizes = planned_sizes(model.config, plan)
     items = plan.batch if device.type == "cuda" else min(plan.batch, CPU_ITEMS)
     records: list[Record] = []
-    for number, size in enumerate(sizes):
-        inputs, labels = _random_items(size.config, items, device)
-        config = size.config
+    for number, ((inducing, tokens), config) in enumerate(sizes.items()):
+        inputs, labels = _random_items(config, items, device)
 
-        def build(config: TransformerConfig = config) -> Any:
+        def build(config: Config = config) -> Any:
             return type(model)(config).to(device)
 
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(0)
-            cost = measure_cost(build, inputs, labels, samples=plan.samples, draw=plan.draw, steps=plan.steps)
-        values = {
-            "train_epoch_seconds": cost.step_seconds * plan.training_items / items,
-            "predict_seconds": cost.predict_seconds / items,
-            "train_peak_mib": cost.train_peak_mib,
-            "predict_peak_mib": cost.predict_peak_mib,
-        }
-        detail = {"inducing": size.inducing, "tokens": size.tokens, "items": items}
-        records += [Record("train", "model", metric, value, detail) for metric, value in values.items()]
+            step, predicting, *peaks = measure_cost(
+                build, inputs, labels, samples=plan.samples, draw=plan.draw, steps=plan.steps
+            )
+        values = (step * plan.training_items / items, predicting / items, *peaks)
+        detail = {"inducing": inducing, "tokens": tokens, "items": items}
+        each = zip(METRICS, values, strict=True)
+        records += [Record("train", "model", metric, value, detail) for metric, value in each]
         if progress is not None:
             progress(number + 1, len(sizes))
     return Findings(tuple(records), {}, _notes(plan, items, device))
 
 
-def planned_sizes(config: TransformerConfig, plan: EfficiencyPlan) -> list[Size]:
-    """The model's own size first, then other lengths, and other numbers of inducing points if it has any."""
-    own = inducing_of(config)
+def planned_sizes(config: Config, plan: EfficiencyPlan) -> dict[tuple[int | None, int], Config]:
+    """Configs by inducing points (None: exact attention) and tokens.
+
+    The model's own size first, then other lengths, and other numbers of inducing points if it has any.
+    """
     changed = [_longer(config, factor) for factor in plan.lengths]
-    if own is not None:
+    if inducing_of(config) is not None:
         changed += [_with_inducing(config, count) for count in plan.inducing]
-    found = {(inducing_of(each), _tokens(each)): each for each in (config, *changed)}
-    return [Size(inducing, tokens, each) for (inducing, tokens), each in found.items()]
+    return {(inducing_of(each), _tokens(each)): each for each in (config, *changed)}
 
 
-def inducing_of(config: TransformerConfig) -> int | None:
+def inducing_of(config: Config) -> int | None:
     """The number of inducing points of the first layer that has some; the first of a pair."""
-    for layer in config.layers:
-        parameters = inspect.signature(attention_class(layer.kind)).parameters
-        if "num_inducing" in parameters:
-            number = layer.options.get("num_inducing", parameters["num_inducing"].default)
-            return int(number if isinstance(number, int) else number[0])
-    return None
+    numbers = (_inducing(layer) for layer in config.layers)
+    first = next((number for number in numbers if number is not None), None)
+    return first[0] if isinstance(first, tuple) else first
 
 
-def _with_inducing(config: TransformerConfig, count: int) -> TransformerConfig:
-    layers = tuple(
-        AttentionConfig(layer.kind, {**layer.options, "num_inducing": count})
-        if "num_inducing" in inspect.signature(attention_class(layer.kind)).parameters
-        else layer
-        for layer in config.layers
-    )
-    return replace(config, attention=layers)
+def _inducing(layer: AttentionConfig) -> Any:
+    """As the layer's options or its kind's default say; None where the kind has no inducing points."""
+    parameter = inspect.signature(attention_class(layer.kind)).parameters.get("num_inducing")
+    return parameter and layer.options.get("num_inducing", parameter.default)
 
 
-def _longer(config: TransformerConfig, factor: float) -> TransformerConfig:
+def _with_inducing(config: Config, count: int) -> Config:
+    more = {"num_inducing": count}
+    changed = (AttentionConfig(layer.kind, {**layer.options, **more}) for layer in config.layers)
+    pairs = zip(config.layers, changed, strict=True)
+    return replace(config, attention=tuple(old if _inducing(old) is None else new for old, new in pairs))
+
+
+def _longer(config: Config, factor: float) -> Config:
     if isinstance(config, VisionConfig):
         height, width = (max(1, round(side * factor / config.patch)) * config.patch for side in config.sides)
         return replace(config, image_size=(height, width))
-    assert isinstance(config, TextConfig)
     return replace(config, max_length=max(2, round(config.max_length * factor)))
 
 
-def _tokens(config: TransformerConfig) -> int:
-    if isinstance(config, VisionConfig):
-        return config.tokens
-    assert isinstance(config, TextConfig)
-    return config.max_length
+def _tokens(config: Config) -> int:
+    return config.tokens if isinstance(config, VisionConfig) else config.max_length
 
 
-def _random_items(config: TransformerConfig, items: int, device: torch.device) -> tuple[Inputs, Tensor]:
+def _random_items(config: Config, items: int, device: torch.device) -> tuple[Inputs, Tensor]:
     """Items of the right shape; what they show costs nothing."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(config.classes, (items,), generator=generator).to(device)
     if isinstance(config, VisionConfig):
         images = torch.randn(items, config.channels, *config.sides, generator=generator)
         return images.to(device), labels
-    assert isinstance(config, TextConfig)
     shape = (items, config.max_length)
     inputs = {
         "tokens": torch.randint(1, config.vocabulary, shape, generator=generator).to(device),
@@ -142,14 +280,14 @@ def _random_items(config: TransformerConfig, items: int, device: torch.device) -
 
 
 def _notes(plan: EfficiencyPlan, items: int, device: torch.device) -> tuple[str, ...]:
-    told = [
+    notes = [
         f"train_epoch_seconds is the median of {plan.steps} steps of {items} items, scaled to "
         f"{plan.training_items} items; predict_seconds is of one item, predicted with {items - 1} others "
         f"and {plan.samples} draws where the model draws",
         "cost is that of fresh weights and random items of full length",
     ]
     if items < plan.batch:
-        told.append(f"reduced: {items} items a step on the CPU, where training has {plan.batch}")
+        notes.append(f"reduced: {items} items a step on the CPU, where training has {plan.batch}")
     if device.type == "cpu":
-        told.append("peak memory counts the tensors that operations return, not what they use inside")
-    return tuple(told)
+        notes.append("peak memory counts the tensors that operations return, not what they use inside")
+    return tuple(notes)

@@ -1,20 +1,107 @@
-"""What a suite found: numbers, curves, and what is to be said about them."""
+"""What suites have in common: whom they evaluate, what they find, and how it becomes records and curves."""
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gpattention.evaluation.predicted import Predicted
-from gpattention.evaluation.records import Record
+from gpattention.evaluation.corrupted import CorruptedSource
+from gpattention.evaluation.predictions import ItemSet, Predicted
+from gpattention.evaluation.sets import RunSets
+from gpattention.metrics import ReliabilityBins, metrics_of
+from gpattention.metrics.registry import PAPER_BINS
+from gpattention.models import Signals
+from gpattention.runs import Record
+from gpattention.strangeness import Head
 
+Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+Curve = dict[str, list[float | None]]
+STEP = 1000  # parts of the progress of one prediction of one set
 POINTS = 200  # of a curve, at most
+PAPER_BATCH = {"images": 1000, "texts": 32}  # items over which the paper's code averages ECE and MCE
+
+
+class Steps:
+    """Predictions as one count, for a bar."""
+
+    def __init__(self, report: Progress | None = None, what: str = "", total: int = 0) -> None:
+        self._report, self._what, self._total, self._done = report, what, STEP * total, 0
+
+    def part(self, done: int, total: int) -> None:
+        """Inside of a prediction."""
+        self._show(self._done + min(STEP - 1, STEP * done // max(total, 1)))
+
+    def finish_one(self) -> None:
+        """A prediction is there."""
+        self._done += STEP
+        self._show(self._done)
+
+    def _show(self, done: int) -> None:
+        if self._report is not None and self._total:
+            self._report(self._what, min(done, self._total), self._total)
+
+
+class Subject(ABC):
+    """What suites evaluate, a run or an ensemble of runs: some sets, and predictions of them by name."""
+
+    names: tuple[str, ...]  # of the predictors
+    sets: RunSets
+    device: torch.device
+    run: Any = None  # the run whose model suites measure; None of an ensemble
+    samples: int = 0  # draws of a prediction
+    head: Head | None = None  # of the model, where it is linear
+    progress: Progress | None = None
+
+    def __init__(self) -> None:
+        self.steps = Steps()
+
+    @property
+    def validation(self) -> ItemSet | None:
+        """What thresholds and templates come from; None where there are too few items."""
+        return self.sets.validation
+
+    @property
+    def test(self) -> ItemSet | None:
+        """What they are evaluated on; None where there is none."""
+        return self.sets.test
+
+    def corrupted(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
+        """The test items under a corruption."""
+        return self.sets.corrupted_items(source, corruption, severity)
+
+    def signals(self, items: ItemSet) -> Signals | None:
+        """What one pass without draws says about a set; None where there is no one model."""
+        return None
+
+    @abstractmethod
+    def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
+        """A predictor's prediction, as it is and with its temperatures."""
+
+    def predictions(self, what: str, *sets: ItemSet | None) -> Iterator[tuple[str, dict[str, Predicted]]]:
+        """Of every predictor and temperature: its label, and its predictions by the names of the sets."""
+        known = [items for items in sets if items is not None]
+        self.steps = Steps(self.progress, what, len(known) * len(self.names))
+        for name in self.names:
+            by_label: dict[str, dict[str, Predicted]] = {}
+            for items in known:
+                for label, predicted in self.variants(name, items):
+                    by_label.setdefault(label, {})[items.name] = predicted
+            yield from by_label.items()
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Parts of a `SuiteResult`; add them up with `Findings.merge`."""
+    """Parts of a `SuiteResult`; add them up with `Findings.merge`.
+
+    Attributes:
+        records: figures.
+        curves: by name, for JSON.
+        notes: what a reader must know.
+    """
 
     records: tuple[Record, ...] = ()
     curves: Mapping[str, Any] = field(default_factory=dict)
@@ -23,20 +110,26 @@ class Findings:
     @staticmethod
     def merge(parts: Iterable["Findings"]) -> "Findings":
         """Records and notes one after the other, notes once each; curves of one name joined by their keys."""
-        records: list[Record] = []
-        curves: dict[str, Any] = {}
-        notes: dict[str, None] = {}
-        for part in parts:
-            records += part.records
-            notes |= dict.fromkeys(part.notes)
-            _join(curves, part.curves)
-        return Findings(tuple(records), curves, tuple(notes))
+        parts = tuple(parts)
+        records = tuple(record for part in parts for record in part.records)
+        notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+        return Findings(records, reduce(_joined, (part.curves for part in parts), {}), notes)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Mappings key by key, in new ones: what is joined stays as it was; of anything else the last."""
+    if not isinstance(other, Mapping):
+        return other
+    one = one if isinstance(one, Mapping) else {}
+    return {**one, **{key: _joined(one.get(key), value) for key, value in other.items()}}
 
 
 def detail_of(predicted: Predicted, **more: Any) -> dict[str, Any]:
-    """A record's detail: the temperature where there is one, and whatever else."""
-    heat = {} if predicted.temperature is None else {"temperature": predicted.temperature}
-    return {**heat, **more}
+    """A record's detail: the temperature where there is one, of several their geometric mean, and more."""
+    heat = predicted.temperature
+    if isinstance(heat, Tensor):
+        heat = float(heat.double().log().mean().exp())
+    return more if heat is None else {"temperature": heat, **more}
 
 
 def numbers(x: Tensor) -> list[float | None]:
@@ -51,11 +144,31 @@ def thinned(count: int, points: int = POINTS) -> list[int]:
     return [round(i * (count - 1) / (points - 1)) for i in range(points)]
 
 
-def _join(into: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
-        if not isinstance(value, Mapping):
-            into[key] = value
-            continue
-        if not isinstance(into.get(key), dict):
-            into[key] = {}  # of our own: what is joined stays as it was
-        _join(into[key], value)
+def count_items_of(label: str, sets: Mapping[str, Predicted]) -> Findings:
+    """The curve "items": how many items of each set a predictor was evaluated on."""
+    return Findings(curves={"items": {label: {name: len(predicted) for name, predicted in sets.items()}}})
+
+
+def classification_records(name: str, predictor: str, predicted: Predicted, batch: int) -> tuple[Record, ...]:
+    """Every metric of one labelled set.
+
+    Args:
+        name: of the set.
+        predictor: as records name it.
+        predicted: with labels.
+        batch: items over which the paper averages its calibration errors.
+
+    Returns:
+        Metrics pooled with 15 bins; and as the paper has them, 10 bins over batches of `batch` items.
+    """
+    probs, labels = predicted.prediction.probs, predicted.known_labels
+    detail, paper = detail_of(predicted), detail_of(predicted, bins=PAPER_BINS, batch=batch)
+    values = {m: (f(probs, labels), detail) for m, f in metrics_of("labels").items()}
+    values |= {m: (f(probs, labels, batch_size=batch), paper) for m, f in metrics_of("batches").items()}
+    return tuple(Record(name, predictor, metric, *found) for metric, found in values.items())
+
+
+def reliability_curve(bins: ReliabilityBins) -> Curve:
+    """A reliability diagram as files hold it."""
+    curve = {name: numbers(getattr(bins, name)) for name in ("edges", "confidence", "accuracy")}
+    return {**curve, "count": bins.counts.tolist()}

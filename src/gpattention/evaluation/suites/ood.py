@@ -1,36 +1,75 @@
 """Suite `ood`: telling items of other kinds from the test set by scores that are larger for the others."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpattention.evaluation.ood_scores import OodScores
-from gpattention.evaluation.predicted import Predicted
-from gpattention.evaluation.records import Record
-from gpattention.evaluation.suites.findings import Findings, detail_of, numbers, thinned
+from gpattention.evaluation.predictions import Predicted
+from gpattention.evaluation.suites.findings import (
+    Curve,
+    Findings,
+    Subject,
+    count_items_of,
+    detail_of,
+    numbers,
+    thinned,
+)
 from gpattention.metrics import metrics_of
+from gpattention.runs import Record
+from gpattention.strangeness import Head, Strangeness
 
 BINS = 30
+SUPERSEDED = (
+    "gp_variance is for comparison alone: it averages layers whose variances rise and fall, so that they "
+    "cancel; variance_density and strangeness look at both sides"
+)
+RATES = (0.01, 0.05)  # of false alarms, at which flags are counted
 TAIL = 0.005  # of the scores beyond either end of a histogram; they go to its first or last bin
 
 
-def ood_findings(
-    predictor: str,
-    validation: Predicted | None,
-    test: Predicted,
-    outside: Mapping[str, Predicted],
-    *,
-    curves: bool = False,
-) -> Findings:
-    """Records of every set of `outside` (named ood/NAME) and every score; curves on demand.
+def evaluate_ood(subject: Subject) -> Findings:
+    """Every set of another kind that is here against the test set."""
+    outside, notes = subject.sets.load_outside()
+    parts = []
+    for label, found in subject.predictions("ood", subject.validation, subject.test, *outside):
+        others = {items.name: found[items.name] for items in outside}
+        if others:
+            if label == subject.names[0]:  # of the model: no predictor has its own
+                sets = [x for x in (subject.validation, subject.test, *outside) if x is not None]
+                found |= {x.name: replace(found[x.name], signals=subject.signals(x)) for x in sets}
+                others = {items.name: found[items.name] for items in outside}
+            own, curves = (found.get("validation"), found["test"]), label == "model"
+            parts += [
+                ood_findings(label, *own, others, head=subject.head, curves=curves),
+                count_items_of(label, others),
+            ]
+    return Findings.merge([*parts, Findings(notes=notes)])
 
-    The scores' templates come from `validation`; without it, scores that need them are absent.  "scores"
-    holds histograms as fractions of the items; "roc" calls items inside positive, as FPR@95 does: `tpr` of
-    the test items and `fpr` of the others score below a threshold.
+
+def ood_findings(
+    predictor: str, validation: Predicted | None, test: Predicted, outside: Mapping[str, Predicted], *,
+    head: Head | None = None, curves: bool = False,
+) -> Findings:  # fmt: skip
+    """How well every score tells items of other kinds from the test set.
+
+    Args:
+        predictor: as records name it.
+        validation: where the scores' templates come from; without it, scores that need them are absent.
+        test: items of the kind that was trained on.
+        outside: items of other kinds, by the names of their sets, ood/NAME.
+        head: weight and bias of the model's linear head, for ViM.
+        curves: whether there are curves too.  "scores" holds histograms as fractions of the items; "roc"
+            calls items inside positive, as FPR@95 does: `tpr` of the test items and `fpr` of the others
+            score below a threshold; "p_values" holds the distribution of strangeness' p-values.
+
+    Returns:
+        Records of every set and score.
     """
-    fitted = OodScores.fit(validation)
+    fitted = OodScores.fit(validation, head)
     inside = fitted(test)
     records: list[Record] = []
     histograms: dict[str, Any] = {}
@@ -38,19 +77,41 @@ def ood_findings(
     for name, other in outside.items():
         scores = fitted(other)
         for score in (each for each in inside if each in scores):
-            pair = inside[score], scores[score]
-            detail = detail_of(test, score=score)
-            records += [
-                Record(name, predictor, metric, f(*pair), detail)
-                for metric, f in metrics_of("scores").items()
-            ]
+            pair, detail = (inside[score], scores[score]), detail_of(test, score=score)
+            records += [Record(name, predictor, m, f(*pair), detail) for m, f in metrics_of("scores").items()]
             if curves:
                 histograms.setdefault(name, {})[score] = histogram(*pair)
                 rocs.setdefault(name, {})[score] = roc(*pair)
-    return Findings(tuple(records), {"scores": histograms, "roc": rocs} if curves else {})
+    notes = (SUPERSEDED,) if any(record.detail["score"] == "gp_variance" for record in records) else ()
+    found = Findings(tuple(records), {"scores": histograms, "roc": rocs} if curves else {}, notes)
+    if fitted.strangeness is None or test.signals is None:
+        return found
+    return Findings.merge([found, _p_values(fitted.strangeness, {"test": test, **outside}, curves)])
 
 
-def histogram(inside: Tensor, outside: Tensor) -> dict[str, list[float | None]]:
+def _p_values(strangeness: Strangeness, sets: Mapping[str, Predicted], curves: bool) -> Findings:
+    """The distribution of p-values of every set, and how many test items are flagged."""
+    known = {name: x.signals for name, x in sets.items() if x.signals is not None}
+    p = {name: strangeness.p_value(signals).sort().values for name, signals in known.items()}
+    items = len(strangeness.calibration)
+    rates = [rate for rate in RATES if rate * (items + 1) >= 1]
+    told = ", ".join(
+        f"{100 * float((p['test'] <= rate).double().mean()):.1f} % at a rate of {rate}" for rate in rates
+    )
+    notes = [f"false alarms of strangeness on test items, {items} calibration items: {told}"] if rates else []
+    found = {"p_values": {name: ecdf(values) for name, values in p.items()}} if curves else {}
+    return Findings((), found, tuple(notes))
+
+
+def ecdf(values: Tensor) -> Curve:
+    """The share of sorted numbers up to each of them: some 200 points, and those that flags end at."""
+    share = torch.arange(1, len(values) + 1).double() / len(values)
+    flagged = [int((values <= rate).sum()) for rate in RATES]
+    kept = sorted({*thinned(len(values)), *(count - 1 for count in flagged if count)})
+    return {"p": numbers(values[kept]), "share": numbers(share[kept])}
+
+
+def histogram(inside: Tensor, outside: Tensor) -> Curve:
     """Both kinds in the same bins."""
     both = torch.cat([inside, outside]).double().cpu()
     both = both[both.isfinite()]
@@ -60,23 +121,17 @@ def histogram(inside: Tensor, outside: Tensor) -> dict[str, list[float | None]]:
     if not high > low:
         low, high = low - 0.5, high + 0.5
     edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64)
-    return {
-        "in": numbers(_fractions(inside, edges)),
-        "out": numbers(_fractions(outside, edges)),
-        "edges": numbers(edges),
-    }
+    inside, outside = _fractions(inside, edges), _fractions(outside, edges)
+    return {"in": numbers(inside), "out": numbers(outside), "edges": numbers(edges)}
 
 
-def roc(inside: Tensor, outside: Tensor) -> dict[str, list[float | None]]:
+def roc(inside: Tensor, outside: Tensor) -> Curve:
     """From accepting nothing to accepting everything, at most 200 points."""
-    low, others = inside.double().cpu().sort().values, outside.double().cpu().sort().values
-    thresholds = torch.cat([low, others]).unique()  # rising
-    tpr = torch.searchsorted(low, thresholds, right=True).double() / len(low)
-    fpr = torch.searchsorted(others, thresholds, right=True).double() / len(others)
-    zero = tpr.new_zeros(1)
-    tpr, fpr = torch.cat([zero, tpr]), torch.cat([zero, fpr])
-    kept = thinned(len(tpr))
-    return {"fpr": numbers(fpr[kept]), "tpr": numbers(tpr[kept])}
+    both = {"fpr": outside.double().cpu().sort().values, "tpr": inside.double().cpu().sort().values}
+    thresholds = torch.cat(list(both.values())).unique()  # rising
+    kept, zero = thinned(1 + len(thresholds)), thresholds.new_zeros(1)
+    below = {name: torch.searchsorted(x, thresholds, right=True).double() for name, x in both.items()}
+    return {name: numbers(torch.cat([zero, n / len(both[name])])[kept]) for name, n in below.items()}
 
 
 def _fractions(scores: Tensor, edges: Tensor) -> Tensor:

@@ -4,26 +4,39 @@ from typing import Any
 
 import torch
 
-from gpattention.evaluation.items import ItemSet
-from gpattention.evaluation.layer_variance import padding_of
-from gpattention.evaluation.records import Record
-from gpattention.evaluation.suites.findings import Findings
+from gpattention.evaluation.predictions import ItemSet, padding_of
+from gpattention.evaluation.suites.findings import Findings, Subject
 from gpattention.models import token_similarity
-from gpattention.models.rows import Inputs, count_items
+from gpattention.models.predict import count_items
+from gpattention.runs import Record
 
 ITEMS = 1000  # sequences that are looked at, at most
 CHUNK = 250
+
+
+def evaluate_oversmoothing(subject: Subject) -> Findings:
+    """Of the run's model on the test set."""
+    return oversmoothing_findings(subject.run.model.to(subject.device), subject.sets.test, subject.device)
 
 
 def oversmoothing_findings(model: Any, items: ItemSet, device: torch.device) -> Findings:
     """Mean cosine similarity between the tokens of a sequence after each attention and each block.
 
     Of the mean pass, without draws, of the first 1000 items; 1 is total oversmoothing.
+
+    Args:
+        model: a transformer of ours.
+        items: sequences of at least two tokens count.
+        device: the model's.
+
+    Returns:
+        A record for each layer, after its attention and after its block, and the curve "similarity".
     """
     looked_at = items.first(ITEMS)
     total, sums = 0, None
     for _, inputs in looked_at.chunks(CHUNK, device):
-        count = _sequences(inputs)
+        padding = padding_of(inputs)
+        count = count_items(inputs) if padding is None else int(((~padding).sum(-1) > 1).sum())
         if count == 0:
             continue
         found = token_similarity(model, inputs)
@@ -36,20 +49,13 @@ def oversmoothing_findings(model: Any, items: ItemSet, device: torch.device) -> 
         return Findings(notes=(f"no sequence of {items.name} has two tokens to compare",))
     embedded, *layers = (sums / total).tolist()
     half = len(layers) // 2
-    attention, block = layers[:half], layers[half:]
+    similarity = {"attention": layers[:half], "block": layers[half:]}
     records = [
         Record(items.name, "model", "token_similarity", value, {"layer": layer, "after": after})
-        for after, values in (("attention", attention), ("block", block))
+        for after, values in similarity.items()
         for layer, value in enumerate(values)
     ]
     notes = ["similarity of tokens is that of the mean pass, without draws"]
     if len(looked_at) < len(items):
         notes.append(f"reduced: similarity of tokens is that of the first {ITEMS} of {len(items)} items")
-    similarity = {"embedded": embedded, "attention": attention, "block": block}
-    return Findings(tuple(records), {"similarity": similarity}, tuple(notes))
-
-
-def _sequences(inputs: Inputs) -> int:
-    """How many have two tokens or more."""
-    padding = padding_of(inputs)
-    return count_items(inputs) if padding is None else int(((~padding).sum(-1) > 1).sum())
+    return Findings(tuple(records), {"similarity": {"embedded": embedded, **similarity}}, tuple(notes))

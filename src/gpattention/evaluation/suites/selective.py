@@ -1,20 +1,326 @@
-"""Suite `selective`: answering only when sure, and answering with sets of classes.
+"""Suite `selective`, and the rules that it evaluates: answering only when sure, and with sets of classes.
 
-Thresholds are chosen on validation items and judged on test items, as they would be in use.
+Selective prediction (Geifman and El-Yaniv 2017): answer where the score says so, and hand the rest to
+somebody else.  Coverage is the fraction of items answered, risk the fraction of wrong answers among them;
+upper confidence bounds of a risk are exact (Clopper-Pearson) or Hoeffding's.
+
+Split-conformal prediction sets: sets of classes that hold the right one with a stated probability.  The
+threshold is the ceil((n + 1)(1 - alpha))-th smallest score of n held-out items; for a new item of the same
+kind the set holds its class with probability at least 1 - alpha, whatever the model.
 """
 
-import torch
+import math
+from dataclasses import dataclass
+from typing import Any, cast
 
-from gpattention.evaluation.conformal import ConformalSets
-from gpattention.evaluation.predicted import Predicted
-from gpattention.evaluation.records import Record
-from gpattention.evaluation.selective import SelectivePredictor
-from gpattention.evaluation.suites.findings import Findings, detail_of, numbers, thinned
+import torch
+from torch import Tensor
+
+from gpattention.checks import check_choice, check_fraction, check_labels
+from gpattention.evaluation.predictions import Predicted
+from gpattention.evaluation.suites.findings import Findings, Subject, detail_of, numbers, thinned
+from gpattention.gp import ItemNoise
 from gpattention.metrics import aurc, risk_coverage
+from gpattention.metrics.classification import check_probs
+from gpattention.models import Prediction
+from gpattention.runs import Record
+
+BOUNDS = ("clopper-pearson", "hoeffding")
+
+
+def upper_bound(errors: Tensor, accepted: Tensor, delta: float, *, bound: str) -> Tensor:
+    """Rates that the true ones exceed with probability at most `delta` each.  [K] from counts [K]"""
+    if bound == "hoeffding":
+        counts = accepted.double()
+        return (errors / counts + (math.log(1 / delta) / (2 * counts)).sqrt()).clamp(max=1)
+    # Clopper-Pearson: the rate at which so few errors have probability `delta`, by bisection
+    low, high = errors / accepted.double(), torch.ones_like(errors, dtype=torch.float64)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        likely = _log_binomial_cdf(errors, accepted, middle) > math.log(delta)
+        low, high = torch.where(likely, middle, low), torch.where(likely, high, middle)
+    return torch.where(errors == accepted, 1.0, high)
+
+
+def _log_binomial_cdf(errors: Tensor, accepted: Tensor, rate: Tensor) -> Tensor:
+    """log P(Binomial(accepted, rate) <= errors).  [K]"""
+    n, j = accepted.double()[:, None], torch.arange(int(errors.max()) + 1, device=errors.device).double()
+    left = (n - j).clamp(min=0)  # [K, J]; terms beyond `errors` are dropped below
+    choose = (n + 1).lgamma() - (j + 1).lgamma() - (left + 1).lgamma()  # [K, J] log of n over j
+    terms = choose + torch.xlogy(j, rate[:, None]) + torch.special.xlog1py(left, -rate[:, None])
+    return terms.masked_fill(j > errors[:, None], -torch.inf).logsumexp(-1)
+
+
+SCORES = ("confidence", "entropy", "expected_entropy", "mutual_information")
+_LEVELS = 100  # coverages tried when a bound must hold for all of them at once
+
+
+@dataclass(frozen=True)
+class RiskCoverageCurve:
+    """Risk at every coverage that a threshold can give, from the surest items on; K distinct scores.
+
+    Attributes:
+        coverage: [K] fraction accepted, rising to 1.
+        risk: [K] fraction of wrong ones among the accepted.
+        threshold: [K] the score of the last accepted item.
+        accepted: [K] their number.
+        errors: [K] wrong ones among them.
+    """
+
+    coverage: Tensor
+    risk: Tensor
+    threshold: Tensor
+    accepted: Tensor
+    errors: Tensor
+
+
+def risk_coverage_curve(
+    prediction: Prediction, labels: Tensor, *, score: str = "confidence"
+) -> RiskCoverageCurve:
+    """How the risk grows as less sure items are answered; items of equal score come together.
+
+    Args:
+        prediction: of B items.
+        labels: [B].
+        score: confidence, entropy, expected_entropy or mutual_information.
+
+    Returns:
+        One point for every distinct score.
+
+    Raises:
+        ValueError: no items, labels that do not fit, or an unknown score.
+    """
+    check_labels(labels, len(prediction), prediction.classes)
+    if len(prediction) == 0:
+        raise ValueError("expected a prediction of at least one item, got 0")
+    sure = _certainty(prediction, score)  # [B]
+    order = sure.argsort(descending=True, stable=True)
+    wrong = (prediction.label != labels.to(prediction.label.device))[order]
+    sure = sure[order]
+    last = torch.cat([sure[1:] != sure[:-1], sure.new_ones(1, dtype=torch.bool)])  # [B] of its score
+    accepted = last.nonzero()[:, 0] + 1  # [K]
+    errors = wrong.cumsum(0)[last]  # [K]
+    coverage, risk = accepted.double() / len(sure), errors.double() / accepted
+    return RiskCoverageCurve(coverage, risk, sure[last] * _sign(score), accepted, errors)
+
+
+@dataclass(frozen=True)
+class SelectivePredictor:
+    """A threshold on a score of a prediction; made by `fit`.
+
+    Accepts scores of at least the threshold for confidence, of at most it for the entropies and the
+    mutual information.
+
+    Attributes:
+        score: what is compared with the threshold.
+        threshold: of the score.
+        coverage: on the items it was fitted on.
+        risk: likewise.
+        risk_bound: what the true risk exceeds with probability at most delta; None without delta.
+    """
+
+    score: str
+    threshold: float
+    coverage: float
+    risk: float
+    risk_bound: float | None = None
+
+    @classmethod
+    def fit(
+        cls, prediction: Prediction, labels: Tensor, *, coverage: float | None = None,
+        risk: float | None = None, score: str = "confidence", delta: float | None = None,
+        bound: str = "clopper-pearson",
+    ) -> "SelectivePredictor":  # fmt: skip
+        """On held-out items, for a coverage or for a risk.
+
+        `coverage` gives the strictest threshold that accepts at least this fraction.  `risk` gives the
+        largest coverage whose risk on these items is at most this; with `delta`, whose upper bound on the
+        true risk is: then, except with probability `delta`, the risk on new items of the same kind is at
+        most `risk`.  The bound ("clopper-pearson" or "hoeffding") holds for 100 coverages at once, each
+        with delta / 100, since the largest is chosen after seeing the labels.
+
+        Args:
+            prediction: of B held-out items.
+            labels: [B].
+            coverage: fraction of items to answer.
+            risk: fraction of wrong answers to allow; one of the two is given.
+            score: confidence, entropy, expected_entropy or mutual_information.
+            delta: how often the bound of a risk may fail.
+            bound: clopper-pearson or hoeffding.
+
+        Returns:
+            The threshold.
+
+        Raises:
+            ValueError: numbers that cannot be, or a risk that no threshold attains.
+        """
+        if (coverage is None) == (risk is None):
+            raise ValueError(f"expected one of coverage and risk, got coverage={coverage} and risk={risk}")
+        check_choice("bound", bound, BOUNDS)
+        curve = risk_coverage_curve(prediction, labels, score=score)
+        values, what = curve.risk, "risk"  # [K]
+        if coverage is not None:
+            if delta is not None:
+                raise ValueError(f"expected delta only together with risk, got {delta}")
+            check_fraction("coverage", coverage, one=True)
+            wanted = math.ceil(coverage * len(prediction) - 1e-9)  # 0.7 * 10 must not round up to 8
+            place = int((curve.accepted >= wanted).nonzero()[0])
+        else:
+            assert risk is not None
+            if not 0 <= risk <= 1:
+                raise ValueError(f"expected risk in [0, 1], got {risk}")
+            if delta is not None:
+                check_fraction("delta", delta)
+                what, total = f"upper bound of the risk with delta={delta}", len(prediction)
+                # places nearest to evenly spaced coverages, chosen without looking at labels
+                levels = torch.linspace(total / _LEVELS, total, _LEVELS, dtype=torch.float64).ceil()  # [100]
+                tried = torch.searchsorted(curve.accepted, levels.to(curve.accepted)).unique()  # [L]
+                share = delta / len(tried)
+                values = torch.full_like(curve.risk, torch.inf)
+                values[tried] = upper_bound(curve.errors[tried], curve.accepted[tried], share, bound=bound)
+            good, least = (values <= risk).nonzero(), int(values.argmin())
+            if len(good) == 0:
+                best = f"the smallest {what} on these {len(prediction)} items is {float(values[least]):.4f}"
+                where = f"at coverage {float(curve.coverage[least]):.4f}"
+                raise ValueError(f"expected a risk that some threshold attains, got {risk}: {best}, {where}")
+            place = int(good[-1])
+        threshold, covered, wrong = (float(x[place]) for x in (curve.threshold, curve.coverage, curve.risk))
+        return cls(score, threshold, covered, wrong, None if delta is None else float(values[place]))
+
+    def accept(self, prediction: Prediction) -> Tensor:
+        """True for the items to answer.  [B]"""
+        return _certainty(prediction, self.score) >= _sign(self.score) * self.threshold
+
+
+def _sign(score: str) -> int:
+    """Entropies are high where the model is unsure."""
+    return 1 if score == "confidence" else -1
+
+
+def _certainty(prediction: Prediction, score: str) -> Tensor:
+    """The score turned so that more is surer.  [B]"""
+    check_choice("score", score, SCORES)
+    return getattr(prediction, score) * _sign(score)
+
+
+SET_SCORES = ("lac", "aps")
+_FITTING, _PREDICTING = 0, 1  # which noise: held-out and new items must not share any
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    """A threshold on the scores of classes; made by `fit`.
+
+    Attributes:
+        score: lac or aps.
+        alpha: how often a set may miss the right class.
+        threshold: of the scores.
+        items: held-out items it was fitted on.
+        classes: how many there are.
+        never_empty: whether the most probable class is added to empty sets.
+        seed: of the randomised sets.
+    """
+
+    score: str
+    alpha: float
+    threshold: float
+    items: int
+    classes: int
+    never_empty: bool = False
+    seed: int | None = None
+
+    @classmethod
+    def fit(
+        cls, probs: Tensor, labels: Tensor, alpha: float, *, score: str = "lac", never_empty: bool = False,
+        seed: int | None = None,
+    ) -> "ConformalSets":  # fmt: skip
+        """On held-out items.
+
+        `"lac"` scores a class by 1 - p (Sadinle et al. 2019): the smallest sets on average, which may be
+        empty.  `"aps"` scores it by the probability of all classes at least as probable, itself
+        included (Romano et al. 2020): larger for hard items.  `never_empty` adds the most probable class
+        to empty sets.  A `seed` randomises "aps", counting only a drawn part of the class itself: then the
+        coverage is not above 1 - alpha by more than 1 / (n + 1).
+
+        Args:
+            probs: [n, C] of held-out items.
+            labels: [n].
+            alpha: how often a set may miss the right class.
+            score: lac or aps.
+            never_empty: whether empty sets get the most probable class.
+            seed: randomises "aps".
+
+        Returns:
+            What makes sets of new items.
+
+        Raises:
+            ValueError: too few items for alpha, or arguments that cannot be.
+        """
+        check_choice("score", score, SET_SCORES)
+        check_fraction("alpha", alpha)
+        check_probs(probs, least=0)  # too few for alpha are refused below
+        check_labels(labels, len(probs), probs.shape[1])
+        if seed is not None and score != "aps":
+            raise ValueError(f"expected seed only with score='aps', got seed={seed} with score={score!r}")
+        rank = math.ceil((len(probs) + 1) * (1 - alpha) - 1e-9)  # 10 * (1 - 0.1) must not round up to 10
+        if rank > len(probs):
+            least = f"at least {math.ceil(1 / alpha - 1 - 1e-9)} held-out items for alpha={alpha}"
+            raise ValueError(f"expected {least}, got {len(probs)}")
+        noise = _uniform(seed, len(probs), 0, _FITTING, probs.device)
+        scores = _scores(probs, score, noise)  # [n, C]
+        right = scores.gather(1, labels.to(probs.device, torch.int64)[:, None])[:, 0]  # [n]
+        threshold = float(right.sort().values[rank - 1])
+        return cls(score, alpha, threshold, len(probs), probs.shape[1], never_empty, seed)
+
+    def sets(self, probs: Tensor, *, first_item: int = 0) -> Tensor:
+        """True for the classes in each item's set.  [B, C]
+
+        `first_item` numbers the items of randomised sets, for callers that bring them in parts.
+        """
+        check_probs(probs, least=0)
+        if probs.shape[1] != self.classes:
+            raise ValueError(f"expected probs of {self.classes} classes as fitted on, got {probs.shape[1]}")
+        noise = _uniform(self.seed, len(probs), first_item, _PREDICTING, probs.device)
+        inside = _scores(probs, self.score, noise) <= self.threshold  # [B, C]
+        if not self.never_empty:
+            return inside
+        best = torch.nn.functional.one_hot(probs.argmax(-1), self.classes).bool()  # [B, C]
+        return inside | (best & ~inside.any(-1, keepdim=True))
+
+
+def _scores(probs: Tensor, score: str, noise: Tensor | None) -> Tensor:
+    """How ill each class fits each item, in float64; `noise` [B] randomises "aps".  [B, C]"""
+    p = probs.double()
+    if score == "lac":
+        return 1 - p
+    falling, order = p.sort(dim=-1, descending=True, stable=True)  # [B, C]
+    before = falling.cumsum(-1) - falling  # [B, C] of the more probable classes
+    part = falling if noise is None else noise[:, None] * falling
+    return torch.empty_like(p).scatter_(-1, order, before + part)
+
+
+def _uniform(seed: int | None, count: int, first: int, kind: int, device: torch.device) -> Tensor | None:
+    """A number in (0, 1) for every item.  [B]"""
+    if seed is None:
+        return None
+    items = torch.arange(first, first + count, device=device)
+    noise = ItemNoise(seed, items, torch.full_like(items, kind))
+    return noise.uniform((count, 1), torch.float64, device)[:, 0]
+
+
+# The suite: thresholds are chosen on validation items and evaluated on test items, as they would be in use
 
 RISKS = (0.01, 0.05, 0.1)  # of an answer that is given
 COVERAGES = (0.8, 0.9)  # fractions of items answered
 ALPHAS = (0.05, 0.1)  # of a set without the right class
+
+
+def evaluate_selective(subject: Subject) -> Findings:
+    """Thresholds of the validation set, evaluated on the test set."""
+    return Findings.merge(
+        selective_findings(label, found["validation"], found["test"])
+        for label, found in subject.predictions("selective", subject.validation, subject.test)
+    )
 
 
 def selective_findings(predictor: str, validation: Predicted, test: Predicted) -> Findings:
@@ -24,64 +330,46 @@ def selective_findings(predictor: str, validation: Predicted, test: Predicted) -
     most 0.05 on validation items (0 if there is none), and `risk_at_risk_05` the risk that they then have
     (absent if none is answered); `risk_at_coverage_80` likewise.  Conformal sets score a class by 1 - p
     ("lac").
+
+    Args:
+        predictor: as records name it.
+        validation: where thresholds come from.
+        test: what they are evaluated on.
+
+    Returns:
+        Records of the set `test`, and the curve "risk_coverage".
     """
-    parts = [
-        _curve(predictor, test),
-        *(_at_risk(predictor, validation, test, risk) for risk in RISKS),
-        *(_at_coverage(predictor, validation, test, coverage) for coverage in COVERAGES),
-        *(_conformal(predictor, validation, test, alpha) for alpha in ALPHAS),
-    ]
-    return Findings.merge(parts)
-
-
-def _curve(predictor: str, test: Predicted) -> Findings:
     probs, labels = test.prediction.probs, test.known_labels
     curve = risk_coverage(probs, labels)
     kept = thinned(len(curve.risk))
-    plain = {"coverage": numbers(curve.coverage[kept]), "risk": numbers(curve.risk[kept])}
-    record = Record("test", predictor, "aurc", aurc(probs, labels), detail_of(test))
-    return Findings((record,), {"risk_coverage": {predictor: plain}})
+    curves = {"coverage": numbers(curve.coverage[kept]), "risk": numbers(curve.risk[kept])}
+    notes: list[str] = []
+    records: list[Record] = []
 
+    def add(metric: str, value: float, **more: float) -> None:
+        records.append(Record("test", predictor, metric, value, detail_of(test, **more)))
 
-def _at_risk(predictor: str, validation: Predicted, test: Predicted, risk: float) -> Findings:
-    name = f"{round(100 * risk):02d}"
-    try:
-        chosen = SelectivePredictor.fit(validation.prediction, validation.known_labels, risk=risk)
-    except ValueError:  # no threshold is that good, so nothing would be answered
-        record = Record("test", predictor, f"coverage_at_risk_{name}", 0.0, detail_of(test))
-        return Findings((record,))
-    return _answered(predictor, test, chosen, f"coverage_at_risk_{name}", f"risk_at_risk_{name}")
-
-
-def _at_coverage(predictor: str, validation: Predicted, test: Predicted, coverage: float) -> Findings:
-    name = f"{round(100 * coverage):02d}"
-    chosen = SelectivePredictor.fit(validation.prediction, validation.known_labels, coverage=coverage)
-    return _answered(predictor, test, chosen, f"coverage_at_coverage_{name}", f"risk_at_coverage_{name}")
-
-
-def _answered(
-    predictor: str, test: Predicted, chosen: SelectivePredictor, coverage: str, risk: str
-) -> Findings:
-    accepted = chosen.accept(test.prediction)  # [B]
-    wrong = (test.prediction.label != test.known_labels)[accepted]
-    detail = detail_of(test)
-    records = [Record("test", predictor, coverage, float(accepted.double().mean()), detail)]
-    if len(wrong):
-        records.append(Record("test", predictor, risk, float(wrong.double().mean()), detail))
-    return Findings(tuple(records))
-
-
-def _conformal(predictor: str, validation: Predicted, test: Predicted, alpha: float) -> Findings:
-    try:
-        fitted = ConformalSets.fit(validation.prediction.probs, validation.known_labels, alpha)
-    except ValueError as error:  # too few validation items for this alpha
-        return Findings(notes=(f"no conformal sets of {predictor} for alpha={alpha}: {error}",))
-    sets = fitted.sets(test.prediction.probs)  # [B, C]
-    inside = sets.gather(1, test.known_labels[:, None])
-    detail = detail_of(test, alpha=alpha)
-    return Findings(
-        (
-            Record("test", predictor, "conformal_coverage", float(inside.double().mean()), detail),
-            Record("test", predictor, "conformal_size", float(sets.sum(-1).to(torch.float64).mean()), detail),
-        )
-    )
+    add("aurc", aurc(probs, labels))
+    held_out, known = validation.prediction, validation.known_labels
+    for what, value in (*(("risk", r) for r in RISKS), *(("coverage", c) for c in COVERAGES)):
+        name, target = f"{what}_{round(100 * value):02d}", cast(dict[str, Any], {what: value})
+        try:
+            chosen = SelectivePredictor.fit(held_out, known, **target)
+        except ValueError:  # no threshold is that good, so nothing would be answered
+            add(f"coverage_at_{name}", 0.0)
+            continue
+        accepted = chosen.accept(test.prediction)  # [B]
+        wrong = (test.prediction.label != labels)[accepted]
+        add(f"coverage_at_{name}", float(accepted.double().mean()))
+        if len(wrong):
+            add(f"risk_at_{name}", float(wrong.double().mean()))
+    for alpha in ALPHAS:
+        try:
+            fitted = ConformalSets.fit(held_out.probs, known, alpha)
+        except ValueError as error:  # too few validation items for this alpha
+            notes.append(f"no conformal sets of {predictor} for alpha={alpha}: {error}")
+            continue
+        sets = fitted.sets(probs)  # [B, C]
+        add("conformal_coverage", float(sets.gather(1, labels[:, None]).double().mean()), alpha=alpha)
+        add("conformal_size", float(sets.sum(-1).to(torch.float64).mean()), alpha=alpha)
+    return Findings(tuple(records), {"risk_coverage": {predictor: curves}}, tuple(notes))

@@ -1,16 +1,59 @@
-"""The one interface of frozen embeddings: words in, one vector per word out.
+"""The one interface of frozen embeddings, words in and one vector per word out, and their cache on disk.
 
 A *learned* embedding is the model's own token table, trained with the rest of it from the indices of a
 `Vocabulary`: it needs nothing here, and its frozen part is `NoEmbedding`.
 """
 
-from collections.abc import Sequence
+import importlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
-from gpattention.models.embeddings.sentences import Sentences, check_sentences
+from gpattention.checks import check_count
+from gpattention.files import digest, make_folder, write_atomically
+from gpattention.models.config import check_finite
+from gpattention.numerics import NonFiniteError
+
+
+def require(module: str, *, extra: str, user: str) -> ModuleType:
+    """The module, or an `ImportError` that says which extra of this library brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise  # the package is there, and something it needs is not
+        needs = f"{user} needs {module}: pip install 'gpattention[{extra}]'"
+        raise ImportError(needs, name=module) from error
+
+
+Sentences = Sequence[Sequence[str]]
+
+
+def check_sentences(sentences: Sentences) -> None:
+    """Raise `ValueError` unless these are lists of non-empty words, none of them empty.
+
+    A string is itself a sequence of strings, so an unsplit sentence would pass for its letters: refuse it.
+    So is a sentence without words: a row of nothing but padding has no softmax.
+    """
+    if isinstance(sentences, str):
+        raise ValueError(f"expected sentences to be lists of words, got the string {sentences!r}")
+    for i, sentence in enumerate(sentences):
+        if isinstance(sentence, str):
+            got = f"the string {sentence!r}: split it with words(text)"
+            raise ValueError(f"expected sentences[{i}] to be a list of words, got {got}")
+        if len(sentence) == 0:
+            raise ValueError(f"expected sentences[{i}] to hold at least one word, got none")
+        for j, word in enumerate(sentence):
+            if not isinstance(word, str) or not word:
+                raise ValueError(f"expected sentences[{i}][{j}] to be a non-empty string, got {word!r}")
 
 
 @runtime_checkable
@@ -19,22 +62,26 @@ class ContextualEmbedding(Protocol):
 
     It depends on nothing else: not on the other sentences of the call (beyond rounding), nor on earlier
     calls.  That is what lets `CachedEmbedding` keep one file per sentence.
+
+    Attributes:
+        width: numbers per word.
+        name: fingerprint: two embeddings of one name give the same vectors, wherever their files lie.
     """
 
-    @property
-    def width(self) -> int:
-        """Numbers per word."""
-
-    @property
-    def name(self) -> str:
-        """Fingerprint: two embeddings of one name give the same vectors, wherever their files lie."""
+    width: int
+    name: str
 
     def embed(self, sentences: Sentences) -> list[Tensor]:
         """One [n_words, width] tensor per sentence: float32, on the CPU, without gradient."""
 
 
 class NoEmbedding:
-    """No frozen embedding: vectors of width 0."""
+    """No frozen embedding: vectors of width 0.
+
+    Attributes:
+        width: 0
+        name: "none"
+    """
 
     width = 0
     name = "none"
@@ -49,15 +96,22 @@ def pad(vectors: Sequence[Tensor]) -> Tensor:
     """Sentences of [n_words, width] side by side, short ones filled up with zeros.  [B, N, width]
 
     The padding mask of the same sentences comes from `Vocabulary.encode`.
+
+    Args:
+        vectors: of each sentence.
+
+    Returns:
+        One tensor of all.
+
+    Raises:
+        ValueError: if there is no sentence, or if their widths differ.
     """
     if len(vectors) == 0:
         raise ValueError("expected vectors of at least one sentence, got none")
     for i, x in enumerate(vectors):
         if x.ndim != 2 or x.shape[-1] != vectors[0].shape[-1]:
-            raise ValueError(
-                f"expected vectors[{i}] of shape [n_words, {vectors[0].shape[-1]}] like the first, got "
-                f"{tuple(x.shape)}"
-            )
+            wanted = f"shape [n_words, {vectors[0].shape[-1]}] like the first"
+            raise ValueError(f"expected vectors[{i}] of {wanted}, got {tuple(x.shape)}")
     return torch.nn.utils.rnn.pad_sequence(list(vectors), batch_first=True)
 
 
@@ -67,7 +121,100 @@ def in_batches(sentences: Sentences, size: int) -> list[list[int]]:
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise `ValueError` unless a batch holds a sentence."""
-    if batch_size < 1:
-        raise ValueError(f"expected batch_size >= 1, got {batch_size}")
+_FORMAT = "gpattention.embedding"
+_VERSION = "1"
+_TENSOR = "vectors"  # [n_words, width]
+
+
+class CachedEmbedding:
+    """An embedding whose vectors are looked up in a folder, and computed only if they are not there.
+
+    One file per sentence, found by the embedding's `name` and the sentence's words, so that several
+    embeddings, datasets and processes can share a folder.  A file that is damaged or not ours is refused
+    with its name, never overwritten.
+
+    Args:
+        embedding: what to compute missing vectors with.
+        folder: where the files are; made if it is not there.
+        batch_size: sentences computed between two writes: at most so many are lost if it is interrupted.
+        progress: called with (done, total) of the sentences to compute, at the start and after every batch;
+            not called if all are there.
+    """
+
+    def __init__(
+        self, embedding: ContextualEmbedding, folder: str | os.PathLike[str], *, batch_size: int = 256,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:  # fmt: skip
+        self._embedding = embedding
+        self._folder = Path(folder) / digest(embedding.name)[:32]  # a name may hold any character
+        self._batch_size = check_count("batch_size", batch_size)
+        self._progress = progress or (lambda done, total: None)
+        self.width, self.name = embedding.width, embedding.name  # the vectors are the same
+
+    def file(self, sentence: Sequence[str]) -> Path:
+        """Where the vectors of a sentence are kept."""
+        key = _key(sentence)
+        return self._folder / key[:2] / f"{key}.safetensors"
+
+    def embed(self, sentences: Sentences) -> list[Tensor]:
+        """One [n_words, width] tensor per sentence."""
+        check_sentences(sentences)
+        files = [self.file(sentence) for sentence in sentences]
+        missing = {file: s for file, s in zip(files, sentences, strict=True) if not file.exists()}
+        self._compute(list(missing.items()))
+        return [self._load(file, sentence) for file, sentence in zip(files, sentences, strict=True)]
+
+    def _compute(self, missing: list[tuple[Path, Sequence[str]]]) -> None:
+        total = len(missing)
+        for start in range(0, total, self._batch_size):
+            self._progress(start, total)
+            batch = missing[start : start + self._batch_size]
+            vectors = self._embedding.embed([sentence for _, sentence in batch])
+            for (file, sentence), x in zip(batch, vectors, strict=True):
+                self._check(x, sentence)
+                x = x.detach().cpu().contiguous()
+                make_folder(file.parent)
+                label = self._label(sentence) | {"sha256": _sum(x)}
+                write_atomically(file, save({_TENSOR: x}, metadata=label))
+        if total:
+            self._progress(total, total)
+
+    def _check(self, x: Tensor, sentence: Sequence[str]) -> None:
+        """What is not sound must not be kept."""
+        expected = (len(sentence), self.width)
+        if tuple(x.shape) != expected or x.dtype != torch.float32:
+            wanted = f"{expected} vectors of float32 for {list(sentence)}"
+            raise ValueError(f"expected {self.name} to give {wanted}, got {tuple(x.shape)} and {x.dtype}")
+        if not bool(x.isfinite().all()):
+            raise NonFiniteError(f"{self.name} gives non-finite numbers for {list(sentence)}")
+
+    def _label(self, sentence: Sequence[str]) -> dict[str, str]:
+        named = {"embedding": self.name, "sentence": _key(sentence)}
+        return {"format": _FORMAT, "version": _VERSION, **named}
+
+    def _load(self, file: Path, sentence: Sequence[str]) -> Tensor:
+        remedy = "delete the file to compute it again"
+        try:
+            with safe_open(file, framework="pt") as archive:
+                label = archive.metadata() or {}
+                # A copy: the tensor itself would keep its file mapped, and a process has so many maps.
+                x: Tensor = archive.get_tensor(_TENSOR).clone()  # [n_words, width]
+        except SafetensorError as error:
+            raise ValueError(f"cached embedding {file} is damaged ({error}): {remedy}") from None
+        for field, expected in self._label(sentence).items():
+            if label.get(field) != expected:
+                got = f"got {label.get(field)!r}: {remedy}"
+                raise ValueError(f"cached embedding {file}: expected {field} {expected!r}, {got}")
+        if label.get("sha256") != _sum(x):
+            raise ValueError(f"cached embedding {file} is damaged (its checksum differs): {remedy}")
+        check_finite(file, {_TENSOR: x})
+        return x
+
+
+def _key(sentence: Sequence[str]) -> str:
+    return digest(json.dumps(list(sentence)))  # JSON writes ["a b"] and ["a", "b"] differently
+
+
+def _sum(x: Tensor) -> str:
+    """Checksum of shape, type and numbers."""
+    return digest(str((tuple(x.shape), x.dtype)), x.numpy().tobytes())

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.models.embeddings.contextual import check_batch_size, in_batches
-from gpattention.models.embeddings.extras import require
-from gpattention.models.embeddings.files import digest, file_digest
-from gpattention.models.embeddings.sentences import Sentences, check_sentences
-from gpattention.models.storage import check_finite
-from gpattention.reading import read_object
+from gpattention.checks import check_count
+from gpattention.files import digest, file_digest, read_object
+from gpattention.models.config import check_finite
+from gpattention.models.embeddings.contextual import Sentences, check_sentences, in_batches, require
 
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}  # what models and tokenizers are made of
 
@@ -31,26 +29,19 @@ class HuggingFaceEmbedding:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        layer: int = -1,
-        max_length: int | None = None,
-        batch_size: int = 32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        check_batch_size(batch_size)
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"expected max_length >= 1, got {max_length}")
+        self, folder: str | os.PathLike[str], *, layer: int = -1, max_length: int | None = None,
+        batch_size: int = 32, device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        max_length = None if max_length is None else check_count("max_length", max_length)
+        self._batch_size = check_count("batch_size", batch_size)
         path = Path(folder)
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"expected folder to be a local one with a config.json, got {path}")
-        read_object(path / "config.json", nonfinite=True)  # what is wrong with it is told with its name
+        read_object(path / "config.json", nonfinite=True)  # what is wrong with it is reported with its name
         transformers: Any = require("transformers", extra="hf", user="HuggingFaceEmbedding")
         self._tokenizer: Any = _load_tokenizer(transformers, path)
         self._model: Any = _load_model(transformers, path).to(device)
         self._device = torch.device(device)
-        self._batch_size = batch_size
         config = self._model.config
         depth = int(config.num_hidden_layers)
         if not -depth - 1 <= layer <= depth:
@@ -58,20 +49,10 @@ class HuggingFaceEmbedding:
         self._layer = layer % (depth + 1)
         own = [self._tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
         self._max_length = min(int(n) for n in [max_length or own[0], own[1]] if n is not None)
-        self._width = int(config.hidden_size)
+        self.width = int(config.hidden_size)
         read = sorted(file for file in path.iterdir() if file.is_file() and file.suffix in _READ)
         parts = [part for file in read for part in (file.name, file_digest(file))]
-        self._name = f"huggingface-{digest(*parts, str(self._layer))}"
-
-    @property
-    def width(self) -> int:
-        """Numbers per word: the encoder's hidden size."""
-        return self._width
-
-    @property
-    def name(self) -> str:
-        """Fingerprint of the folder's files and the layer."""
-        return self._name
+        self.name = f"huggingface-{digest(*parts, str(self._layer))}"
 
     @torch.no_grad()
     def embed(self, sentences: Sentences) -> list[Tensor]:
@@ -94,20 +75,16 @@ class HuggingFaceEmbedding:
         for row, i in enumerate(batch):
             length = int(inputs["attention_mask"][row].sum())
             if length > self._max_length:
-                raise ValueError(
-                    f"expected sentences of at most {self._max_length} subwords, got {length} in "
-                    f"sentences[{i}] of {len(sentences[i])} words: split it"
-                )
+                got = f"{length} in sentences[{i}] of {len(sentences[i])} words: split it"
+                raise ValueError(f"expected sentences of at most {self._max_length} subwords, got {got}")
             first: dict[int, int] = {}
             for position, word in enumerate(inputs.word_ids(row)):
                 if word is not None:
                     first.setdefault(word, position)
             for j, word in enumerate(sentences[i]):
                 if j not in first:
-                    raise ValueError(
-                        f"expected words that the tokenizer knows to split, got sentences[{i}][{j}] = "
-                        f"{word!r}, of which it leaves nothing"
-                    )
+                    got = f"sentences[{i}][{j}] = {word!r}, of which it leaves nothing"
+                    raise ValueError(f"expected words that the tokenizer knows to split, got {got}")
             firsts.append([first[j] for j in range(len(sentences[i]))])
         return inputs, firsts
 
@@ -118,10 +95,9 @@ def _load_tokenizer(transformers: Any, folder: Path) -> Any:
         folder, local_files_only=True, use_fast=True, add_prefix_space=True
     )
     if not tokenizer.is_fast or tokenizer.pad_token is None:
-        raise ValueError(
-            f"{folder}: expected a fast tokenizer with a padding token, got {type(tokenizer).__name__} with "
-            f"is_fast = {tokenizer.is_fast} and pad_token = {tokenizer.pad_token}"
-        )
+        has = f"is_fast = {tokenizer.is_fast} and pad_token = {tokenizer.pad_token}"
+        got = f"{type(tokenizer).__name__} with {has}"
+        raise ValueError(f"{folder}: expected a fast tokenizer with a padding token, got {got}")
     tokenizer.padding_side = "right"
     return tokenizer
 
@@ -135,10 +111,8 @@ def _load_model(transformers: Any, folder: Path) -> Any:
     # A pooler stands above the hidden states; any other gap would be filled with random numbers.
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
     if missing or report["mismatched_keys"]:
-        raise ValueError(
-            f"{folder}: expected every weight of {type(model).__name__}, got none of the right shape for "
-            f"{missing or sorted(report['mismatched_keys'])}"
-        )
+        got = f"none of the right shape for {missing or sorted(report['mismatched_keys'])}"
+        raise ValueError(f"{folder}: expected every weight of {type(model).__name__}, got {got}")
     buffers = dict(model.named_buffers())
     check_finite(folder, {**dict(model.named_parameters()), **buffers}, infinite=buffers)
     return model.float().eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Words to numbers: the vocabulary of a training set, and a plain way to split text into words."""
+"""Words to numbers: the vocabulary of a training set, vectors from a file, a plain way to split text."""
 
 import json
 import os
@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gpattention.checks import check_whole
-from gpattention.models.embeddings.files import existing_file
-from gpattention.models.embeddings.sentences import Sentences, check_sentences
-from gpattention.models.storage import make_folder, write_atomically
-from gpattention.reading import read_json
+from gpattention.checks import check_count, check_whole
+from gpattention.files import digest, existing_file, make_folder, read_json, write_atomically
+from gpattention.models.embeddings.contextual import Sentences, check_sentences
 
 PADDING = 0  # index of the token that fills short sentences up
 UNKNOWN = 1  # index of every word that is not in the vocabulary
@@ -30,6 +29,12 @@ def words(text: str) -> list[str]:
 
     The text is brought to Unicode's composed form (NFC) first, so that an accented letter is the same word
     however it was typed; case is kept.  There are no rules of any language: "don't" becomes don ' t.
+
+    Args:
+        text: any.
+
+    Returns:
+        Its words in order.
     """
     found = []
     for chunk in unicodedata.normalize("NFC", text).split():
@@ -48,10 +53,14 @@ class Vocabulary:
 
     Index 0 is padding and index 1 stands for every other word.  Neither has a spelling, so a text that
     holds "<pad>" or "<unk>" holds an ordinary word.
+
+    Attributes:
+        words: all different.
+        lowercase: whether words are lowercased before they are looked up.
     """
 
     words: tuple[str, ...]
-    lowercase: bool = False  # whether words are lowercased before they are looked up
+    lowercase: bool = False
     _index: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,24 +87,20 @@ class Vocabulary:
             max_size: at most this many indices, padding and unknown included: rows of the token table.
             lowercase: "The" and "the" are one word.
         """
-        min_count = check_whole("min_count", min_count)
+        min_count = check_count("min_count", min_count)
         max_size = None if max_size is None else check_whole("max_size", max_size)
         if not isinstance(lowercase, bool):  # a recipe's text 'False' would be true
             raise ValueError(f"expected lowercase to be true or false, got {lowercase!r}")
-        if min_count < 1:
-            raise ValueError(f"expected min_count >= 1, got {min_count}")
         if max_size is not None and max_size <= SPECIAL:
-            raise ValueError(
-                f"expected max_size > {SPECIAL}, padding and unknown being two of them, got {max_size}"
-            )
+            least = f"max_size > {SPECIAL}, padding and unknown being two of them"
+            raise ValueError(f"expected {least}, got {max_size}")
         check_sentences(sentences)
         counts = Counter(word.lower() if lowercase else word for sentence in sentences for word in sentence)
         kept = sorted((word for word, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
         if not kept:
-            raise ValueError(
-                f"expected sentences with a word that occurs {min_count} times (min_count), got "
-                f"{len(sentences)} sentences with {len(counts)} different words"
-            )
+            wanted = f"sentences with a word that occurs {min_count} times (min_count)"
+            got = f"{len(sentences)} sentences with {len(counts)} different words"
+            raise ValueError(f"expected {wanted}, got {got}")
         return cls(tuple(kept if max_size is None else kept[: max_size - SPECIAL]), lowercase)
 
     def __len__(self) -> int:
@@ -126,12 +131,7 @@ class Vocabulary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary as JSON."""
-        content = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "lowercase": self.lowercase,
-            "words": list(self.words),
-        }
+        content = {"format": _FORMAT, "version": _VERSION, "lowercase": self.lowercase, "words": self.words}
         file = Path(path)
         make_folder(file.parent)
         write_atomically(file, (json.dumps(content, indent=0) + "\n").encode())
@@ -144,16 +144,131 @@ class Vocabulary:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f"{file} is not a vocabulary: expected a JSON object with format {_FORMAT!r}")
         if content.get("version") != _VERSION:
-            raise ValueError(
-                f"{file}: expected a vocabulary of version {_VERSION}, got {content.get('version')!r}"
-            )
+            got = content.get("version")
+            raise ValueError(f"{file}: expected a vocabulary of version {_VERSION}, got {got!r}")
         kept, lowercase = content.get("words"), content.get("lowercase")
         if not isinstance(kept, list) or not isinstance(lowercase, bool):
-            raise ValueError(
-                f"{file}: expected a list 'words' and a bool 'lowercase', got {type(kept).__name__} and "
-                f"{type(lowercase).__name__}"
-            )
+            got = f"{type(kept).__name__} and {type(lowercase).__name__}"
+            raise ValueError(f"{file}: expected a list 'words' and a bool 'lowercase', got {got}")
         try:
             return cls(tuple(kept), lowercase)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
+
+
+class GloveEmbedding:
+    """One vector per word, whatever its sentence; zeros for a word that the file does not hold.
+
+    Ask `word in embedding` which words it holds.
+
+    Args:
+        file: text; each line a word, then its numbers.  A first line "count width" is understood.
+        width: numbers per word; the header's, or as many as the first line holds, if not given.  Give it if
+            the first word of the file has spaces in it.
+        vocabulary: keep the vectors of these words only; all others become zeros.  Saves memory, and the
+            numbers of words that are not kept are not even parsed.
+        lowercase: look words up in lower case, as an uncased file needs; a lowercase vocabulary implies it.
+    """
+
+    def __init__(
+        self, file: str | os.PathLike[str], *, width: int | None = None, vocabulary: Vocabulary | None = None,
+        lowercase: bool = False,
+    ) -> None:  # fmt: skip
+        width = None if width is None else check_count("width", width)
+        self._lowercase = lowercase or (vocabulary is not None and vocabulary.lowercase)
+        wanted = None if vocabulary is None else {self._spelling(word).encode() for word in vocabulary.words}
+        self._rows, self._vectors = _read(existing_file("file", file), width, wanted)
+        self.width = int(self._vectors.shape[-1])
+        parts = ["lower" if self._lowercase else "cased", *self._rows]
+        self.name = f"glove-{digest(*parts, self._vectors.numpy().tobytes())}"
+
+    def __len__(self) -> int:
+        """How many words have a vector."""
+        return len(self._rows)
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and self._spelling(word) in self._rows
+
+    def embed(self, sentences: Sentences) -> list[Tensor]:
+        """One [n_words, width] tensor per sentence."""
+        check_sentences(sentences)
+        zeros = len(self._rows)  # the row after the last word's
+        return [
+            self._vectors[[self._rows.get(self._spelling(word), zeros) for word in sentence]]
+            for sentence in sentences
+        ]
+
+    def _spelling(self, word: str) -> str:
+        return word.lower() if self._lowercase else word
+
+
+def _read(file: Path, width: int | None, wanted: set[bytes] | None) -> tuple[dict[str, int], Tensor]:
+    """Rows of the words, and [words + 1, width] vectors whose last row is zero.
+
+    A word written twice keeps its first vector: these files are sorted by frequency.
+    """
+    rows: dict[str, int] = {}
+    vectors: list[np.ndarray] = []
+    promised, count = None, 0
+    # Bytes, because some words of the published files contain what Unicode calls white space.
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            where = f"{file}, line {number}"
+            if number == 1:
+                promised, width = _header(line, width, where)
+                if promised is not None:
+                    continue
+            if width is None:
+                raise ValueError(f"{where}: expected a word and its numbers, got {_shown(line)}")
+            fields = line.rsplit(maxsplit=width)
+            if len(fields) != width + 1:
+                raise ValueError(f"{where}: expected a word and {width} numbers, got {_shown(line)}")
+            count += 1
+            if wanted is not None and fields[0] not in wanted:
+                continue
+            vector = _numbers(fields[1:], where)  # [width]
+            try:
+                word = fields[0].decode()
+            except UnicodeDecodeError:
+                raise ValueError(f"{where}: expected a word in UTF-8, got {_shown(line)}") from None
+            if rows.setdefault(word, len(vectors)) == len(vectors):
+                vectors.append(vector)
+    if count == 0 or width is None:
+        raise ValueError(f"{file}: expected words and their numbers, got an empty file")
+    if promised is not None and promised != count:
+        raise ValueError(f"{file}: expected {promised} words as its first line says, got {count}: truncated?")
+    vectors.append(np.zeros(width, dtype=np.float32))
+    return rows, torch.from_numpy(np.stack(vectors))
+
+
+def _header(line: bytes, width: int | None, where: str) -> tuple[int | None, int | None]:
+    """Number of words and width of a first line "count width"; else what is known without it."""
+    fields = line.split()
+    # A word and one number look the same, but only if vectors have one number.
+    if len(fields) != 2 or width == 1 or not all(field.isdigit() for field in fields):
+        return None, width if width is not None else (max(len(fields) - 1, 0) or None)
+    if max(map(len, fields)) > 15:
+        raise ValueError(f"{where}: expected a count and a width in the header, got {_shown(line)}")
+    count, found = int(fields[0]), int(fields[1])
+    if found < 1 or (width is not None and found != width):
+        expected = "a width >= 1" if width is None else f"width {width}"
+        raise ValueError(f"{where}: expected {expected} in the header, got {found}")
+    return count, found
+
+
+def _numbers(fields: list[bytes], where: str) -> np.ndarray:
+    """The numbers of one line.  [width]"""
+    try:
+        with np.errstate(over="ignore"):
+            vector = np.array([float(field) for field in fields], dtype=np.float32)
+    except ValueError as error:
+        raise ValueError(f"{where}: expected {len(fields)} numbers after the word, got {error}") from None
+    if not np.isfinite(vector).all():
+        bad = fields[int(np.flatnonzero(~np.isfinite(vector))[0])].decode(errors="replace")
+        raise ValueError(f"{where}: expected finite numbers, got {bad}")
+    return vector
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode(errors="replace").rstrip("\r\n")
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

@@ -2,32 +2,47 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpattention.reports.groups import Comparison
-from gpattention.reports.markup import Safe, join, tag
-from gpattention.reports.tables import Table, table_html
+from gpattention.reports.comparison import Comparison
+from gpattention.reports.html import Table, folded, join, render
 from gpattention.runs import RunData
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
-def content(comparison: Comparison, name: str) -> Safe:
+
+def content(comparison: Comparison, name: str) -> "Markup":
     """Software, what differs between the recipes, and every recipe in full."""
-    return join(_environment(comparison), _differences(comparison), _suites(comparison), _recipes(comparison))
+    flat = {run.name: dict(_flat(run.recipe)) for run in comparison.runs}
+    keys = dict.fromkeys(key for values in flat.values() for key in values)
+    table = [[key, *(of_run.get(key) for of_run in flat.values())] for key in keys]
+    differing = [row for row in table if len(set(row[1:])) > 1]
+    return join(
+        _environment(comparison),
+        render("table", Table(["recipe", *flat], differing), "Where the recipes differ", key=True)
+        if differing
+        else None,
+        _evaluations(comparison),
+        *(
+            render("recipe", run.name, run.folder, json.dumps(run.recipe, indent=2, default=str))
+            for run in comparison.runs
+        ),
+    )
 
 
-def _environment(comparison: Comparison) -> Safe | None:
+def _environment(comparison: Comparison) -> "Markup | None":
     """One column where all evaluations agree, else one per run."""
-    by_run = {run.name: _merged(run) for run in comparison.runs}
-    by_run = {name: values for name, values in by_run.items() if values}
+    by_run = {run.name: values for run in comparison.runs if (values := _merged(run))}
     if not by_run:
         return None
-    values = list(by_run.values())
-    if all(other == values[0] for other in values):
-        table = Table(["what", "all runs"], [[key, values[0][key]] for key in sorted(values[0])])
-    else:
-        keys = sorted({key for of_run in values for key in of_run})
-        table = Table(["what", *by_run], [[key, *(v.get(key) for v in values)] for key in keys])
-    return table_html(table, "Where the evaluation ran", key=True)
+    columns = list(by_run.values())
+    heads = list(by_run)
+    if all(other == columns[0] for other in columns):
+        columns, heads = columns[:1], ["all runs"]
+    keys = sorted({key for of_run in columns for key in of_run})
+    table = Table(["what", *heads], [[key, *(values.get(key) for values in columns)] for key in keys])
+    return render("table", table, "Where the evaluation ran", key=True)
 
 
 def _merged(run: RunData) -> dict[str, str]:
@@ -41,20 +56,6 @@ def _merged(run: RunData) -> dict[str, str]:
     return found
 
 
-def _differences(comparison: Comparison) -> Safe | None:
-    """Values of the recipes that are not the same everywhere."""
-    flat = {run.name: dict(_flat(run.recipe)) for run in comparison.runs}
-    keys = dict.fromkeys(key for values in flat.values() for key in values)
-    rows = []
-    for key in keys:
-        values = [of_run.get(key) for of_run in flat.values()]
-        if len(set(values)) > 1:
-            rows.append([key, *values])
-    if not rows:
-        return None
-    return table_html(Table(["recipe", *flat], rows), "Where the recipes differ", key=True)
-
-
 def _flat(plain: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for key, value in plain.items():
         if isinstance(value, Mapping) and value:
@@ -63,29 +64,10 @@ def _flat(plain: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]
             yield f"{above}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _suites(comparison: Comparison) -> Safe | None:
+def _evaluations(comparison: Comparison) -> "Markup | None":
     rows = []
     for run in comparison.runs:
         for name, suite in run.suites.items():
-            settings = (str(v) for v in suite.environment.values() if str(v).startswith("{"))
-            told = [f"{suite.samples}", f"{suite.seconds:.1f}", " ".join(settings) or None]
-            rows.append([f"{run.name}, {name}", *told])
-    if not rows:
-        return None
-    table = Table(["run, suite", "draws of a prediction", "seconds", "settings"], rows)
-    return tag("details", tag("summary", "Evaluations"), table_html(table, "Evaluations"))
-
-
-def _recipes(comparison: Comparison) -> Safe:
-    parts = []
-    for run in comparison.runs:
-        text = json.dumps(run.recipe, indent=2, default=str)
-        title = f"Recipe of {run.name}"
-        where = tag("p", "Folder: ", tag("code", run.folder)) if run.folder else None
-        parts.append(
-            tag(
-                "details", tag("summary", title), where,
-                tag("pre", tag("code", text), tabindex=0, role="region", aria_label=title),
-            )
-        )  # fmt: skip
-    return join(*parts)
+            settings = " ".join(str(v) for v in suite.environment.values() if str(v).startswith("{"))
+            rows.append([f"{run.name}, {name}", f"{suite.samples}", f"{suite.seconds:.1f}", settings or None])
+    return folded("Evaluations", Table(["run, suite", "draws of a prediction", "seconds", "settings"], rows))

@@ -1,15 +1,17 @@
-"""Items to look at: the most and the least certain, and the most wrong, with what each token is sure of."""
+"""Items to look at: the most and the least certain, and the most wrong, with each token's variance."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
-from gpattention.reports.groups import Comparison, Model
-from gpattention.reports.markup import Safe, join, tag
-from gpattention.reports.missing import has, missing
-from gpattention.reports.png import png_data
-from gpattention.reports.tables import DASH, Table, table_html
-from gpattention.reports.tabs import tabs
-from gpattention.reports.words import number
+import numpy as np
+
+from gpattention.reports.comparison import Comparison, Model, number
+from gpattention.reports.html import DASH, Table, folded, join, render, tabs
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 GROUPS = (
     ("most_wrong", "Most wrong", "Wrong answers that give the right class the least probability."),
@@ -18,145 +20,109 @@ GROUPS = (
 )
 MOST = 6  # items of a group
 Item = Mapping[str, Any]
+Scale = tuple[float, float] | None  # smallest and largest variance of all tokens shown
 
 
 def fills(comparison: Comparison) -> bool:
-    """Where the suite was run and kept no items, as in records, the command would ask for what is done."""
-    return not has(comparison, "clean") or any(_shown(model) for model in comparison.models)
+    """False where the suite was run and kept no items, as in records: its command would change nothing."""
+    return not comparison.has("clean") or any(_shown(model) for model in comparison.models)
 
 
-def content(comparison: Comparison, name: str) -> Safe:
+def content(comparison: Comparison, name: str) -> "Markup":
     """One tab per model that has items."""
     panels = {model.label: _model(model, found) for model in comparison.models if (found := _shown(model))}
     if not panels:
-        return missing(comparison, "clean", "gallery of test items")
+        return render("missing", *comparison.what_is_missing("clean", "gallery of test items"))
     return tabs(f"{name}-models", "which model", panels)
 
 
+def png_data(image: Sequence[Sequence[Any]]) -> str:
+    """A `data:` address of H x W x C numbers from 0 to 255, C 1 or 3; H x W is grey."""
+    from PIL import Image
+
+    try:
+        pixels = np.asarray(image, dtype=float)
+    except ValueError:  # rows of different lengths
+        pixels = np.empty(0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.size == 0 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
+        raise ValueError(f"expected image to be H x W x 1 or 3 numbers, got shape {pixels.shape}")
+    file = BytesIO()
+    Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8)).save(file, "PNG")
+    return "data:image/png;base64," + b64encode(file.getvalue()).decode()
+
+
 def _shown(model: Model) -> Mapping[str, Sequence[Item]] | None:
-    """Of several seeds the first that has items."""
+    """The first seed's gallery that has items."""
     for found in model.curves("clean", "gallery"):
         if any(found.get(key) for key, _, _ in GROUPS):
-            return found
+            return {key: found.get(key, ())[:MOST] for key, _, _ in GROUPS}
     return None
 
 
-def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> Safe:
-    items = [item for key, _, _ in GROUPS for item in gallery.get(key, ())[:MOST]]
-    scale = _scale(items)
-    groups = []
-    for key, title, explained in GROUPS:
-        shown = gallery.get(key, ())[:MOST]
-        if shown:
-            cards = tag("ul", *(_card(item, scale) for item in shown), class_="gallery")
-            groups.append(join(tag("h4", title), tag("p", explained, class_="explained"), cards))
-    return join(_explanation(scale), *groups, _table(model, gallery))
+def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup":
+    tokens = (v for items in gallery.values() for item in items for v in item.get("token_variance") or ())
+    variances = [known for v in tokens if (known := number(v)) is not None]
+    scale = (min(variances), max(variances)) if variances else None
+    groups = [
+        (title, explained, [_card(item, scale) for item in gallery[key]])
+        for key, title, explained in GROUPS
+        if gallery[key]
+    ]
+    return join(render("gallery", scale, groups), _table(model, gallery))
 
 
-def _explanation(scale: tuple[float, float] | None) -> Safe:
-    if scale is None:
-        return tag("p", "This model has no variance of its tokens.", class_="explained")
-    low, high = scale
-    return tag(
-        "p", "Shade: variance of a token's output, mean over heads and layers, from ", f"{low:.3g} ",
-        tag("span", class_="ramp", aria_hidden="true"), f" to {high:.3g} over this model's gallery.",
-        class_="explained",
-    )  # fmt: skip
-
-
-def _card(item: Item, scale: tuple[float, float] | None) -> Safe:
-    right = item.get("label") == item.get("predicted")
-    verdict = (
-        tag("span", "✓ ", f"{item.get('predicted')}", class_="right")
-        if right
-        else join(
-            tag("span", "✗ ", f"{item.get('predicted')}", class_="wrong"), f" instead of {item.get('label')}"
-        )
-    )
-    return tag(
-        "li",
-        _picture(item, scale) if item.get("image") else _words(item, scale),
-        tag("span", verdict, class_="verdict"),
-        tag("span", f"confidence {_short(item.get('confidence'))}", class_="numbers"),
-        tag("span", f"uncertainty {_short(item.get('uncertainty'))}", class_="numbers"),
-        class_="item text" if not item.get("image") else "item",
-    )
-
-
-def _picture(item: Item, scale: tuple[float, float] | None) -> Safe:
-    """The image, and beside it the same under its tokens' shades."""
-    image = item["image"]
+def _card(item: Item, scale: Scale) -> dict[str, Any]:
+    """What the template shows of an item."""
+    card = {key: item.get(key) for key in ("index", "label", "predicted")} | {
+        "right": item.get("label") == item.get("predicted"),
+        "confidence": _short(item.get("confidence")),
+        "uncertainty": _short(item.get("uncertainty")),
+        "source": None,
+    }
+    image = item.get("image")
+    if not image:
+        return card | {"words": _words(item, scale)}
     height, width = len(image), len(image[0])
-    source = png_data(image)
-    spoken = f"Test item {item.get('index')}: {item.get('predicted')}, label {item.get('label')}"
-    plain = tag("image", href=source, width=width, height=height)
-    pictures = [tag("svg", plain, viewBox=f"0 0 {width} {height}", role="img", aria_label=spoken)]
-    shades = _patches(item, scale, width, height)
-    if shades is not None:
-        spoken = f"The same with its {len(item['token_variance'])} patches shaded by variance"
-        grey = tag("image", href=source, width=width, height=height, class_="faded")
-        pictures.append(
-            tag("svg", grey, shades, viewBox=f"0 0 {width} {height}", role="img", aria_label=spoken)
-        )
-    return tag("span", *pictures, class_="pictures")
+    return card | {
+        "source": png_data(image), "width": width, "height": height,
+        "tokens": len(item.get("token_variance") or ()), "patches": _patches(item, scale, width, height),
+    }  # fmt: skip
 
 
-def _patches(item: Item, scale: tuple[float, float] | None, width: int, height: int) -> Safe | None:
+def _patches(item: Item, scale: Scale, width: int, height: int) -> list[tuple[float, ...]]:
+    """Place, size and shade of every patch."""
     grid, variances = item.get("grid"), item.get("token_variance")
     if not grid or not variances or scale is None:
-        return None
+        return []
     rows, columns = int(grid[0]), int(grid[1])
     variances = _aligned(variances, rows * columns)
     if rows * columns == 0 or len(variances) != rows * columns:
-        return None
+        return []
     wide, high = width / columns, height / rows
-    boxes = []
-    for i, variance in enumerate(variances):
-        row, column = divmod(i, columns)
-        shade = _shade(variance, scale)
-        boxes.append(
-            tag(
-                "rect", x=f"{column * wide:g}", y=f"{row * high:g}", width=f"{wide:g}", height=f"{high:g}",
-                fill_opacity=f"{shade:.2f}",
-            )
-        )  # fmt: skip
-    return tag("g", *boxes, class_="patches")
-
-
-def _words(item: Item, scale: tuple[float, float] | None) -> Safe:
-    """Every word over its shade."""
-    words = item.get("words") or ()
-    variances = _aligned(item.get("token_variance") or (), len(words))
-    spans = []
-    for i, word in enumerate(words):
-        variance = number(variances[i]) if i < len(variances) else None
-        if variance is None or scale is None:
-            spans.append(tag("span", str(word)))
-            continue
-        percent = round(100 * _shade(variance, scale))
-        spans.append(
-            tag(
-                "span",
-                str(word),
-                title=f"variance {variance:.3g}",
-                class_="word",
-                style=f"--shade:{percent}%",
-            )
-        )
-    return tag("p", *(part for span in spans for part in (span, " ")), class_="words")
-
-
-def _aligned(variances: Sequence[Any], tokens: int) -> Sequence[Any]:
-    """Without what comes before the tokens that are shown, e.g. a class token."""
-    return variances[max(0, len(variances) - tokens) :]
-
-
-def _scale(items: Sequence[Item]) -> tuple[float, float] | None:
-    """Smallest and largest variance of all tokens shown."""
-    every = [
-        known for item in items for v in item.get("token_variance") or () if (known := number(v)) is not None
+    return [
+        (i % columns * wide, i // columns * high, wide, high, _shade(variance, scale))
+        for i, variance in enumerate(variances)
     ]
-    return (min(every), max(every)) if every else None
+
+
+def _words(item: Item, scale: Scale) -> list[tuple[str, str | None, int | None]]:
+    """Every word with its variance and its shade in percent."""
+    words = item.get("words") or ()
+    variances = [number(v) for v in _aligned(item.get("token_variance") or (), len(words))]
+    variances += [None] * (len(words) - len(variances))
+    return [
+        (str(word), None, None)
+        if variance is None or scale is None
+        else (str(word), f"{variance:.3g}", round(100 * _shade(variance, scale)))
+        for word, variance in zip(words, variances, strict=True)
+    ]
+
+
+def _aligned(variances: Sequence[Any], tokens: int) -> list[Any]:
+    """Without what comes before the tokens that are shown, e.g. a class token."""
+    return list(variances[max(0, len(variances) - tokens) :])
 
 
 def _shade(variance: Any, scale: tuple[float, float]) -> float:
@@ -169,20 +135,19 @@ def _short(value: Any) -> str:
     return DASH if known is None else f"{known:.3f}"
 
 
-def _table(model: Model, gallery: Mapping[str, Sequence[Item]]) -> Safe:
+def _table(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup | None":
     """The gallery in numbers: items, and every token's variance."""
     rows = []
     for key, title, _ in GROUPS:
-        for item in gallery.get(key, ())[:MOST]:
+        for item in gallery[key]:
             tokens = item.get("token_variance") or ()
             names = item.get("words") or range(1, len(tokens) + 1)
-            told = ", ".join(f"{word}: {_short(v)}" for word, v in zip(names, tokens, strict=False))
+            each = ", ".join(f"{word}: {_short(v)}" for word, v in zip(names, tokens, strict=False))
             rows.append(
                 [
                     f"{title}, item {item.get('index')}", str(item.get("label")), str(item.get("predicted")),
-                    _short(item.get("confidence")), _short(item.get("uncertainty")), told or None,
+                    _short(item.get("confidence")), _short(item.get("uncertainty")), each or None,
                 ]
             )  # fmt: skip
     heads = ["item", "label", "predicted", "confidence", "uncertainty", "variance of each token"]
-    caption = f"Gallery of {model.label} in numbers"
-    return tag("details", tag("summary", caption), table_html(Table(heads, rows), caption))
+    return folded(f"Gallery of {model.label} in numbers", Table(heads, rows))

@@ -1,1 +1,0 @@
-"""Gaussian-process uncertainty for models that exist already."""

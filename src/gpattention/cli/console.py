@@ -1,0 +1,149 @@
+"""What a command writes: lines, tables, and progress with the time left.
+
+Names come from folders and files of anybody: what they would do to a terminal is shown instead of done.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpattention.runs.tables import Bold, visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+def say(line: str = "", *, error: bool = False) -> None:
+    """Write one line, at once."""
+    print(visible(line), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), bold: bool = False
+) -> str:
+    """Aligned columns two spaces apart; those in `right` (numbers) end together, others begin together.
+
+    Cells that are `Bold` are so with `bold`, else they have a star.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    def cell(text: str) -> Text:
+        shown = visible(text)
+        if not isinstance(text, Bold):
+            return Text(shown)
+        return Text(shown, style="bold") if bold else Text(f"*{shown}")
+
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="none")
+    for i, head in enumerate(heads):
+        made.add_column(cell(head), justify="right" if i in right else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*map(cell, row))
+    # as wide as it needs: a table in a file is not cut to the width of some terminal
+    console = Console(width=10_000, force_terminal=bold, color_system="standard" if bold else None)
+    with console.capture() as captured:
+        console.print(made)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def shortened(text: str, width: int) -> str:
+    """The text on one line; its middle left out where it is longer than `width`."""
+    text = visible(" ".join(text.split()))
+    if len(text) <= width:
+        return text
+    kept = width - 3
+    return f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
+
+
+def duration(seconds: float) -> str:
+    """45 s, 3 min, 2 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Bar:
+    """Progress of one piece of work on standard error.
+
+    In a terminal a bar with the time left; elsewhere, in a log perhaps, one line when it is done.  Call it
+    with how much is done, how much there is (if known) and a note that follows the numbers.
+
+    Args:
+        name: of the work.
+        unit: of what is counted.
+        scale: how many counts are one unit, e.g. bytes of a MiB.
+    """
+
+    def __init__(self, name: str, unit: str = "", *, scale: float = 1.0) -> None:
+        self._name, self._unit, self._scale = visible(name), unit, scale
+        self._start = time.monotonic()
+        self._shown: tuple[Progress, TaskID] | None = None
+        self.terminal = sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
+        """Show how far the work is."""
+        last = total is not None and done >= total
+        if self.terminal:
+            progress, task = self._shown or self._begin(done)
+            amount = f"{self._number(done)}/{self._amount(total)}" if total else self._amount(done)
+            progress.update(task, completed=done, total=total, note=visible(note), amount=amount)
+            if last:
+                self.close()
+        elif last:
+            say(f"{self._name} {self._amount(done)} in {time.monotonic() - self._start:.1f} s", error=True)
+
+    def log(self, line: str) -> None:
+        """Write a line where no bar is shown."""
+        if not self.terminal:
+            say(f"{self._name} {line}  {duration(time.monotonic() - self._start)}", error=True)
+
+    def close(self) -> None:
+        """Leave a bar where it is, so that a message can follow; a second call does nothing."""
+        if self._shown is not None:
+            self._shown[0].stop()
+            self._shown = None
+
+    def _begin(self, done: int) -> "tuple[Progress, TaskID]":
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        progress = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(24),
+            TextColumn("{task.fields[amount]}", markup=False), TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[note]}", markup=False), console=Console(stderr=True),
+        )  # fmt: skip
+        progress.start()
+        # what an earlier part of a resumed run did tells nothing of the speed of this one
+        task = progress.add_task(self._name, completed=done, amount="", note="")
+        self._shown = progress, task
+        return self._shown
+
+    def _number(self, count: int) -> str:
+        return f"{count / self._scale:.{0 if count % self._scale == 0 else 1}f}"
+
+    def _amount(self, count: int) -> str:
+        return f"{self._number(count)} {self._unit}".rstrip()
+
+
+class Bars:
+    """A bar for each thing that is done, one after the other; `new` makes the bar of a thing."""
+
+    def __init__(self, new: Callable[[str], Bar] = Bar) -> None:
+        self._new = new
+        self._what = ""
+        self._bar: Bar | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show how far one thing is."""
+        if what != self._what or self._bar is None:
+            self.close()
+            self._what, self._bar = what, self._new(what)
+        self._bar(done, total)
+
+    def close(self) -> None:
+        """Leave the last one where it is."""
+        if self._bar is not None:
+            self._bar.close()

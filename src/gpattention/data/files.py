@@ -1,0 +1,458 @@
+"""Files from elsewhere, read with suspicion: archives, NumPy arrays, images.
+
+Nobody knows who wrote them.  Archives give plain files only, inside the folder and within limits; arrays hold
+no objects and no more than their file; images are decoded by Pillow (extra `train`) and by no other program.
+Every defect is a `ValueError` that names the file.
+"""
+
+import bz2
+import errno
+import gzip
+import lzma
+import math
+import os
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from gpattention.checks import check_choice
+from gpattention.files import StrPath
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LARGEST = 8 << 30  # bytes of an array in an .npz
+RATIO, FREE = 500, 1 << 26  # what is packed may have so many times its file's size, and so many bytes anyway
+
+_BLOCK = 1 << 20
+
+
+def existing_file(file: Path) -> Path:
+    """The path, if a file is there."""
+    if not file.is_file():
+        raise FileNotFoundError(f"expected a file {file}, got nothing: is the dataset complete?")
+    return file
+
+
+@contextmanager
+def _named(file: StrPath, what: str) -> Iterator[None]:
+    """Turn what goes wrong in the body into a `ValueError` that names the file."""
+    try:
+        yield
+    except Exception as error:  # a damaged file can raise almost anything
+        if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read
+            raise
+        raise ValueError(f"{file}: expected {what}, got {error or type(error).__name__}") from None
+
+
+_HEADERS = 1 << 20  # bytes of a tar between the contents of two files: long names are read into memory
+_MEMORY = 1 << 28  # bytes that xz may ask for
+_NAME, _PATH = 255, 1024  # bytes of a file's name and of its whole path
+_ZIP = (b"PK\3\4", b"PK\5\6")
+
+
+class _RefusedError(ValueError):
+    """What this module says, unlike what its libraries say of a damaged archive."""
+
+
+def unpack(
+    archive: Path,
+    folder: Path,
+    *,
+    limit: int = 8 << 30,
+    files: int = 200_000,
+    check: Callable[[Sequence[str]], object] | None = None,
+) -> None:
+    """Unpack a .tar, .tar.gz, .tar.bz2, .tar.xz or .zip into a folder.
+
+    Files that are there already are replaced, one by one, at the end.
+
+    Args:
+        archive: the file to unpack; all of it is read, to the last checksum.
+        folder: where to; made if missing.
+        limit: bytes that may come out.
+        files: how many files may come out.
+        check: called with all names before anything is moved, to refuse them.
+
+    Raises:
+        ValueError: and nothing is unpacked, for archives that are cut off or altered; absolute names, names
+            that leave the folder, have control characters or come twice; links and devices; more than `limit`
+            bytes, `files` files, or 500 times the archive's own size; and where a link that is in the folder
+            already would be followed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as temporary:
+        staging = Path(temporary)
+        try:
+            names = _write(archive, staging, limit, files)
+        except _RefusedError as error:
+            raise ValueError(f"{archive}: expected {error}") from None
+        except Exception as error:  # a damaged archive can raise almost anything
+            # a full disk; the errors of gzip and bz2 have no number, a place outside the archive has EINVAL
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise
+            message = str(error) or type(error).__name__
+            raise ValueError(
+                f"{archive}: expected a sound .tar, .tar.gz, .tar.xz or .zip, got {message}"
+            ) from None
+        if check is not None:
+            check(names)
+        for name in names:
+            _check_place(archive, folder, folder / name)
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staging / name, folder / name)
+
+
+def _write(archive: Path, staging: Path, limit: int, files: int) -> list[str]:
+    """All files into an empty folder; their names."""
+    with archive.open("rb") as stream:
+        begin = stream.read(4)
+    size, names = 0, []
+    for name, content in (_zipped if begin in _ZIP else _tarred)(archive, limit, files):
+        target = staging / _inside(name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            out = target.open("xb")
+        except (FileExistsError, NotADirectoryError):
+            raise _RefusedError(f"every name once, got {name!r} twice, or below itself") from None
+        with content, out:
+            # what is read counts, not what the archive says
+            while block := content.read(_BLOCK):
+                size += len(block)
+                if size > limit:
+                    raise _RefusedError(f"at most {limit} bytes, got more")
+                _check_ratio(archive, size)
+                out.write(block)
+        names.append(target.relative_to(staging).as_posix())
+    return names
+
+
+def _check_ratio(archive: Path, size: int) -> None:
+    if size > FREE and size > RATIO * archive.stat().st_size:
+        raise _RefusedError(f"at most {RATIO} times its own size to come out of it, got more")
+
+
+def _tarred(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[bytes]]]:
+    with archive.open("rb") as packed:
+        stream = _Bounded(archive, _decompressed(packed))
+        # as a stream: nothing is read twice or skipped, so that no byte escapes the checksum
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
+            for count, member in enumerate(tar, start=1):
+                if count > files:  # folders too, or there could be any number of them
+                    raise _RefusedError(f"at most {files} files, got more")
+                if not member.isdir():
+                    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+                        raise _RefusedError(f"plain files, got a link or a device: {member.name!r}")
+                    if not 0 <= member.size <= limit:
+                        raise _RefusedError(f"at most {limit} bytes, got {member.size}")
+                    stream.room = member.size + _HEADERS
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    yield member.name, content
+                stream.room = _HEADERS
+            # the checksum comes last, after what fills the last block
+            while stream.read(_BLOCK):
+                pass
+
+
+class _Header(tarfile.TarInfo):
+    """One that must be sound: tarfile itself takes a damaged one, and a missing one, for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} instead of a file or the end") from None
+
+
+def _decompressed(packed: IO[bytes]) -> Any:
+    begin = packed.read(6)
+    packed.seek(0)
+    if begin.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=packed)
+    if begin == b"\xfd7zXZ\0":
+        return _Stream(packed, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY))
+    if begin.startswith(b"BZh"):
+        return _Stream(packed, bz2.BZ2Decompressor)
+    return packed
+
+
+class _Stream:
+    """What a file of one or more compressed streams holds; lzma's own knows no limit of memory."""
+
+    def __init__(self, packed: IO[bytes], begin: Callable[[], Any]) -> None:
+        self._packed, self._begin, self._made = packed, begin, begin()
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes; none at the end."""
+        while True:
+            given = b""
+            if self._made.eof:
+                given = self._made.unused_data.lstrip(b"\0") or self._packed.read(_BLOCK).lstrip(b"\0")
+                if not given:
+                    return b""
+                self._made = self._begin()
+            elif self._made.needs_input:
+                given = self._packed.read(_BLOCK)
+                if not given:
+                    raise EOFError("an end before the end of its stream")
+            found: bytes = self._made.decompress(given, size)
+            if found:
+                return found
+
+
+class _Bounded:
+    """A stream that gives no more than `room` bytes from where that was last set."""
+
+    def __init__(self, archive: Path, stream: Any) -> None:
+        self._archive, self._stream, self._given = archive, stream, 0
+        self.room = _HEADERS
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes; none at the end."""
+        found: bytes = self._stream.read(size)
+        self.room -= len(found)
+        self._given += len(found)
+        if self.room < 0:
+            raise _RefusedError(f"at most {_HEADERS} bytes between two files, got more")
+        _check_ratio(self._archive, self._given)
+        return found
+
+
+def _zipped(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as zipped:
+        if len(zipped.infolist()) > files:
+            raise _RefusedError(f"at most {files} files, got more")
+        for member in zipped.infolist():
+            if member.is_dir():
+                continue
+            kind = (member.external_attr >> 16) & 0o170000  # as Unix writes it; 0 where it did not
+            if kind not in (0, 0o100000):
+                raise _RefusedError(f"plain files, got a link or a device: {member.filename!r}")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise _RefusedError(f"files stored or deflated, got {member.filename!r}")
+            if member.file_size > limit:
+                raise _RefusedError(f"at most {limit} bytes, got {member.file_size}")
+            yield member.filename, zipped.open(member)
+
+
+def _inside(name: str) -> Path:
+    """The name as a relative path below the folder."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or not path.parts or ":" in path.parts[0]:
+        raise _RefusedError(f"names inside the folder, got {name!r}")
+    if not name.isprintable():
+        raise _RefusedError(f"names without control characters, got {name[:_NAME]!r}")
+    if len(name.encode()) > _PATH or any(len(each.encode()) > _NAME for each in path.parts):
+        raise _RefusedError(
+            f"names of at most {_NAME} bytes in paths of at most {_PATH}, "
+            f"got {name[:60]!r}... of {len(name.encode())}"
+        )
+    return Path(*path.parts)
+
+
+def _check_place(archive: Path, folder: Path, place: Path) -> None:
+    """A link that somebody put into the folder could lead anywhere; a link in the file's own place goes."""
+    for above in place.relative_to(folder).parents:
+        there = folder / above
+        if there.is_symlink() and above.parts:
+            raise ValueError(f"{archive}: expected folders in {folder}, got a link to follow: {there}")
+        if there.exists() and not there.is_dir():
+            raise ValueError(f"{archive}: expected a folder {there}, got a file of that name")
+    if place.is_dir() and not place.is_symlink():
+        raise ValueError(f"{archive}: expected a file or nothing at {place}, got a folder of that name")
+
+
+def read_npz(file: Path, name: str) -> np.ndarray:
+    """One array of an .npz file."""
+    with _named(file, "an .npz file"), zipfile.ZipFile(file) as archive:
+        held = [each.removesuffix(".npy") for each in archive.namelist()]
+        if name not in held:
+            raise ValueError(f"expected an array {name!r}, got {held[:10]}")
+        with archive.open(f"{name}.npy" if f"{name}.npy" in archive.namelist() else name) as stream:
+            shape, kind, begin = _header(stream)
+            size, held_bytes = math.prod(shape) * kind.itemsize, archive.getinfo(stream.name).file_size
+            if held_bytes - begin != size:
+                raise ValueError(f"{name!r} says that it has {size} bytes, and has {held_bytes - begin}")
+            if size > LARGEST or size > max(FREE, RATIO * file.stat().st_size):
+                raise ValueError(f"{name!r} would have {size} bytes, of a file of {file.stat().st_size}")
+        with archive.open(stream.name) as stream:
+            found: np.ndarray = npy.read_array(stream, allow_pickle=False)
+            if stream.read(1):  # to the end, where the checksum is
+                raise ValueError(f"{name!r} has more bytes than it says")
+            return found
+
+
+def map_npy(file: Path) -> np.ndarray:
+    """An .npy file, mapped into memory: "c", copy on write, as torch wants arrays that could be written."""
+    with _named(file, "a NumPy array"):
+        with file.open("rb") as stream:
+            shape, kind, begin = _header(stream)
+        if math.prod(shape) * kind.itemsize != file.stat().st_size - begin:
+            raise ValueError(
+                f"a header of shape {shape} and type {kind} that does not fit the size of the file"
+            )
+        return npy.open_memmap(file, mode="c")
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type, and the bytes before the first number."""
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, kind = read(stream)
+    if kind.hasobject:
+        raise ValueError("Python objects, which are not read")
+    if not all(isinstance(side, int) and side >= 0 for side in shape):
+        raise ValueError(f"the shape {shape}")
+    return shape, kind, stream.tell()
+
+
+Fit = Literal["exact", "crop", "resize"]
+# not EPS, which is a program
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF", "GIF", "AVIF", "JPEG2000", "MPO", "ICO", "TGA", "DIB")
+PIXELS = 89_478_485  # a quarter of a gigabyte in colours; Pillow's own limit, above which it only warns
+FITS: tuple[Fit, ...] = ("exact", "crop", "resize")
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All image files below the folder; hidden ones are passed over.
+
+    Args:
+        folder: where to look.
+
+    Returns:
+        Files sorted by path.
+
+    Raises:
+        OSError: if a folder cannot be read: it is not an empty one.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error  # a folder that cannot be read is not an empty one
+
+    within = (Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
+    found = (file for file in within if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
+    return sorted((f for f in found if f.is_file()), key=lambda file: file.relative_to(folder).parts)
+
+
+def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact", channels: int = 3) -> Tensor:
+    """Decoded images, [n, channels, size, size] uint8.
+
+    Args:
+        files: see `open_image`.
+        size: side of the result.
+        fit: "exact" refuses images of another size; "crop" cuts out the centre; "resize" brings the shorter
+            side to `size` (bilinear, antialiased), then cuts out the centre.
+        channels: 3 for colours, 1 for grey.
+    """
+    check_choice("fit", fit, FITS)
+    if channels not in (1, 3):
+        raise ValueError(f"expected channels to be 1 or 3, got {channels}")
+    _pillow()
+    images = np.empty((len(files), size, size, channels), np.uint8)
+    for i, file in enumerate(files):
+        with open_image(file) as opened:
+            image = _fitted(eight_bit(opened, channels), size, fit)
+            images[i] = np.asarray(image).reshape(size, size, channels)
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+@contextmanager
+def open_image(file: StrPath) -> "Iterator[Image]":
+    """An image file for the body of a `with`, in which decoding and fitting may fail too.
+
+    Args:
+        file: of any format that Pillow decodes itself.
+
+    Returns:
+        The opened image.
+
+    Raises:
+        ValueError: for what is no image, is damaged, or has more than 89 million pixels, before these are
+            decoded; and for formats that Pillow has other programs decode.
+        ImportError: without Pillow.
+    """
+    pillow = _pillow()
+    pillow.init()
+    formats = [each for each in FORMATS if each in pillow.OPEN]
+    with _named(file, "an image file that fits"), pillow.open(file, formats=formats) as opened:
+        width, height = opened.size
+        if width * height > PIXELS:
+            raise ValueError(f"{width} x {height} pixels, more than {PIXELS}")
+        yield opened
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Names of the folders in a folder, sorted: one class each."""
+    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not names:
+        raise ValueError(f"{folder}: expected a folder for every class, got none")
+    return tuple(names)
+
+
+def read_class_folders(
+    folder: Path, classes: Sequence[str], size: int, fit: Fit = "exact"
+) -> tuple[Tensor, Tensor]:
+    """Images [n, 3, size, size] uint8 and labels [n] int64; label i is the folder `classes[i]`."""
+    found = class_folders(folder)
+    if set(found) != set(classes):
+        odd = sorted(set(found) ^ set(classes))
+        raise ValueError(f"{folder}: expected the folders {', '.join(classes)}, got a difference in {odd}")
+    files = [(file, label) for label, name in enumerate(classes) for file in image_files(folder / name)]
+    images = read_images([file for file, _ in files], size, fit)
+    return images, torch.tensor([label for _, label in files], dtype=torch.int64)
+
+
+def eight_bit(image: "Image", channels: int) -> "Image":
+    """Colours (3 channels) or grey (1) of 8 bits.
+
+    Grey of 16 bits keeps its upper half: Pillow would cut it off at 255, which makes nearly all of it white.
+    What 32 bits mean is not known, and they are refused.
+    """
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of 32 bits (mode {image.mode}), whose range is not known: save 8 or 16")
+    if image.mode.startswith("I;16"):
+        image = _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("RGB" if channels == 3 else "L")
+
+
+def _fitted(image: "Image", size: int, fit: Fit) -> "Image":
+    width, height = image.size
+    if fit == "resize" and min(width, height) != size:
+        short = min(width, height)
+        width, height = (round(side * size / short) for side in (width, height))
+        if width * height > PIXELS:  # of a line of pixels
+            raise ValueError(f"sides of {image.size}, which would grow to {width} x {height} pixels")
+        image = image.resize((width, height), _pillow().Resampling.BILINEAR)
+    if (width, height) == (size, size):
+        return image
+    if fit == "exact" or min(width, height) < size:
+        raise ValueError(f"{width} x {height} pixels for {size} x {size} (fit {fit!r})")
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.crop((left, top, left + size, top + size))
+
+
+def _pillow() -> ModuleType:
+    """Pillow, once an image file is to be decoded."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(
+            "expected Pillow to decode image files, got no such package: pip install 'gpattention[train]'"
+        ) from None
+    return Image

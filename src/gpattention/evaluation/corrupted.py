@@ -1,0 +1,299 @@
+"""Corrupted test images: the published arrays, regenerated ones that are kept, or made as they are needed.
+
+All arrays of a regenerated folder have the same severities.  Fewer than all therefore have a folder of their
+own, so that the usual one stays free for all, unless that one has just these.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpattention.data import (
+    CorruptedImages,
+    ImageData,
+    Regenerated,
+    data_root,
+    image_files,
+    load,
+    load_corrupted,
+    open_image,
+    regenerate,
+)
+from gpattention.data.corrupted import FOLDERS, RECIPE_VERSION, RECORD, TEST, named_frost
+from gpattention.data.corruptions import CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
+from gpattention.evaluation.predictions import row_digests
+from gpattention.files import StrPath, read_json
+
+T = TypeVar("T")
+Count = Callable[[int, int], object]  # images done, and in all
+PREFIX = "corrupted"  # of the names of sets
+GENERATED = "generated"  # in place of a folder with pictures
+SOURCES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+MADE = "made as needed"
+SEED = 0  # of the corruptions' random numbers
+
+
+def set_name(corruption: str, severity: int) -> str:
+    """As records name a corrupted set.
+
+    Args:
+        corruption: its type.
+        severity: 1 to 5.
+
+    Returns:
+        corrupted/TYPE/SEVERITY.
+    """
+    return f"{PREFIX}/{corruption}/{severity}"
+
+
+def corrupt_test_set(
+    name: str, root: StrPath | None = None, *, folder: StrPath | None = None,
+    severities: Sequence[int] = SEVERITIES, types: Sequence[str] | None = None, seed: int = 0,
+    frost: StrPath | None = None, subset: bool = False, device: torch.device | str = "cpu",
+    progress: Count | None = None,
+) -> Regenerated:  # fmt: skip
+    """Corrupt the test images of a dataset; what the folder holds of the same recipe is kept.
+
+    Args:
+        name: cifar10 or cifar100.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        folder: where to write; CIFAR-10-C-regenerated (CIFAR-100-C-...) under the root if not given.
+        severities: which of 1 to 5, in ascending order.
+        types: corruptions or whole categories (noise, blur, weather, digital); all 19 if not given.
+        seed: of all random numbers.
+        frost: folder with pictures of frost; if not given, the folder `frost` under the root where there
+            is one; "generated" draws on generated ones, as does the lack of a folder.  The record says which.
+        subset: whether files with fewer test images than published are taken.
+        device: where to compute.
+        progress: called with the images done, and in all.
+
+    Returns:
+        The folder, and what it holds.
+
+    Raises:
+        ValueError: another dataset or type, or a folder with other arrays.
+        FileNotFoundError: no such dataset or pictures.
+    """
+    if name not in SOURCES:
+        raise ValueError(f"expected name to be one of {', '.join(SOURCES)}, got {name!r}")
+    wanted = corruption_names(types)
+    pictures = frost_pictures(data_root(root), frost)
+    data = load(name, root, subset=subset)
+    each = len(data.test) * len(severities)
+
+    def count(corruption: str, done: int, _: int) -> None:
+        if progress is not None:
+            progress(wanted.index(corruption) * each + done, len(wanted) * each)
+
+    return regenerate(
+        data.test.images.to(device), data.test.labels,
+        data_root(root) / _usual_folder(name) if folder is None else Path(folder), source=SOURCES[name],
+        seed=seed, severities=severities, names=wanted, frost=pictures, progress=count,
+    )  # fmt: skip
+
+
+def corruption_names(types: Sequence[str] | None) -> tuple[str, ...]:
+    """Corruptions by their own names or by their categories', each once; all if none is named."""
+    names: list[str] = []
+    for each in CORRUPTIONS if types is None else types:
+        if each not in CORRUPTIONS and each not in CATEGORIES:
+            raise ValueError(f"expected types among {', '.join((*CATEGORIES, *CORRUPTIONS))}, got {each!r}")
+        names += CATEGORIES.get(each, (each,))
+    return tuple(dict.fromkeys(names))
+
+
+def frost_pictures(root: Path, frost: StrPath | None = None) -> list[Tensor] | None:
+    """Those of the folder `frost`, else of the one under the root; None where generated ones are taken."""
+    if frost == GENERATED or (frost is None and not (root / "frost").is_dir()):
+        return None
+    return read_pictures(root / "frost" if frost is None else Path(frost))
+
+
+def read_pictures(folder: Path) -> list[Tensor]:
+    """All image files of a folder in their own sizes.  [3, h, w] uint8 each"""
+    files = image_files(folder) if folder.is_dir() else []
+    if not files:
+        raise FileNotFoundError(f"expected pictures in the folder {folder}, got none")
+    pictures = []
+    for file in files:
+        with open_image(file) as opened:
+            pixels = np.array(opened.convert("RGB"))  # [h, w, 3]
+        pictures.append(torch.from_numpy(pixels).permute(2, 0, 1))
+    return pictures
+
+
+@dataclass(frozen=True, eq=False)
+class CorruptedSource:
+    """Test images under every corruption, in the order of the test set."""
+
+    name: str  # what it is: cifar10-c, cifar10-c-regenerated, made as needed
+    types: tuple[str, ...]
+    severities: tuple[int, ...]
+    images: Callable[[str, int], Tensor]  # of one type at one severity, [n, C, H, W] uint8
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Corruptions:
+    """The corruptions of a data set that an evaluation asks for."""
+
+    name: str  # of the data set
+    data: ImageData
+    root: StrPath | None = None
+    types: Sequence[str] | None = None  # all if not given; others are not made either
+    severities: Sequence[int] | None = None  # likewise
+    limit: int | None = None  # with it nothing is written: missing ones are made of so many images
+
+    def open(self, device: torch.device | str = "cpu", progress: Count | None = None) -> CorruptedSource:
+        """CIFAR's: the published arrays if they are here, else regenerated ones, made and kept if need be.
+
+        Those of all other data are made as they are asked for.
+        """
+        if self.name not in SOURCES:
+            return self._narrowed(made_as_needed(self.data.test.images, self.limit))
+        folder = data_root(self.root)
+        found, refused = self._find_arrays(folder)
+        if found is None and self.limit is not None:
+            source = made_as_needed(self.data.test.images, self.limit, frost_pictures(folder))
+        elif found is None:
+            place = self._folder_to_write(folder)
+            corrupt_test_set(
+                self.name, folder, folder=place, types=self.types, seed=SEED, device=device,
+                severities=in_order(self.severities, SEVERITIES), subset=len(self.data.test) != TEST,
+                progress=progress,
+            )  # fmt: skip
+            source = self._read(load_corrupted(f"{self.name}-c", folder, folder=place, subset=True))
+        else:
+            source = self._read(found)
+        return self._narrowed(replace(source, notes=(*refused, *source.notes)))
+
+    def origin(self) -> dict[str, Any]:
+        """What the images of `open` depend on beside the test images; nothing is made for it.
+
+        Of published arrays it is a sample, as a digest of all 3 GB would take longer than most questions
+        deserve.
+        """
+        made = {"source": MADE, "seed": SEED, "version": RECIPE_VERSION}
+        if self.name not in SOURCES:
+            return made
+        folder = data_root(self.root)
+        found, _ = self._find_arrays(folder)
+        if found is not None and found.regenerated is None:
+            types, levels = in_order(self.types, CORRUPTIONS), in_order(self.severities, found.severities)
+            firsts = [found.part(t, s).images[:1] for t in types if t in found.corruptions for s in levels]
+            sample = row_digests(torch.cat(firsts).flatten()[None])[0].hex()
+            return {"source": f"{self.name}-c", "sample": sample}
+        if found is not None and found.regenerated is not None:
+            seed, frost = found.regenerated.seed, found.regenerated.frost
+        else:
+            seed, frost = SEED, named_frost(frost_pictures(folder))
+            if self.limit is not None:
+                return {**made, "frost": frost}
+        # the same before and after they are made
+        return {"source": f"{self.name}-c-regenerated", "seed": seed, "frost": frost}
+
+    def _find_arrays(self, folder: Path) -> tuple[CorruptedImages | None, list[str]]:
+        """Published arrays, else regenerated ones with all that is wanted; and what was not used, and why.
+
+        Where no severities are named, those of a regenerated folder are taken as they are.
+        """
+        refused: list[str] = []
+        for name in (FOLDERS[f"{self.name}-c"], *self._regenerated_folders()):
+            place = folder / name
+            arrays = any((place / f"{each}.npy").is_file() for each in CORRUPTIONS)
+            if not place.is_dir() or ((place / RECORD).is_file() and not arrays):
+                continue  # such as a regeneration that was stopped before its first array was whole
+            found = load_corrupted(f"{self.name}-c", folder, folder=name, subset=True)
+            if found.regenerated is not None and not (
+                {*in_order(self.types, CORRUPTIONS)} <= {*found.corruptions}
+                and {*(self.severities or ())} <= {*found.severities}
+            ):
+                continue  # such as a regeneration that was stopped: it is continued
+            labels = found.part(found.corruptions[0], found.severities[0]).labels
+            if torch.equal(labels, self.data.test.labels.cpu()):
+                return found, refused
+            refused.append(f"the corrupted images in {name} are not of this test set and were not used")
+        return None, refused
+
+    def _regenerated_folders(self) -> tuple[str, str]:
+        """The usual one, and that of these severities alone."""
+        usual, levels = _usual_folder(self.name), in_order(self.severities, SEVERITIES)
+        return usual, f"{usual}-severities-{'-'.join(map(str, levels))}"
+
+    def _folder_to_write(self, folder: Path) -> Path:
+        """Where regenerated arrays go: see above."""
+        usual, own = (folder / place for place in self._regenerated_folders())
+        try:
+            there = tuple(int(severity) for severity in read_json(usual / RECORD)["recipe"]["severities"])
+        except (OSError, ValueError, KeyError, TypeError):  # none, or damage that writing to it will find
+            there = tuple(SEVERITIES)
+        return usual if in_order(self.severities, SEVERITIES) == there else own
+
+    def _read(self, found: CorruptedImages) -> CorruptedSource:
+        notes, origin = [], found.regenerated
+        if origin is not None:
+            notes.append(
+                f"corruptions are {origin.name}, not the published files (seed {origin.seed}, frost: "
+                f"{origin.frost.split(',')[0]}): gpattention data get {self.name}-c brings those"
+            )
+        missing = [each for each in in_order(self.types, CORRUPTIONS) if each not in found.corruptions]
+        if missing:
+            notes.append(f"corruptions missing: {', '.join(missing)}; means are over the others")
+        if self.severities is None and found.severities != SEVERITIES:
+            notes.append(f"severities {', '.join(map(str, found.severities))} only")
+        label = f"{self.name}-c" if origin is None else f"{self.name}-c-regenerated"
+        types = in_order(found.corruptions, CORRUPTIONS)
+        return CorruptedSource(
+            label, types, found.severities, lambda type, severity: found.part(type, severity).images,
+            tuple(notes),
+        )  # fmt: skip
+
+    def _narrowed(self, source: CorruptedSource) -> CorruptedSource:
+        """Only some types and severities, in the source's order; its notes say that the rest was left out."""
+        types, levels = in_order(self.types, source.types), in_order(self.severities, source.severities)
+        if not types or not levels:
+            among = f"{', '.join(source.types)} at severities among {', '.join(map(str, source.severities))}"
+            raise ValueError(f"expected corruptions among {among}, got {self.types} at {self.severities}")
+        everything = (types, levels) == (tuple(CORRUPTIONS), tuple(SEVERITIES))
+        if everything or (self.types is None and self.severities is None):
+            return source
+        note = f"reduced: {', '.join(types)} at severities {', '.join(map(str, levels))} only"
+        return replace(source, types=types, severities=levels, notes=(note, *source.notes))
+
+
+def made_as_needed(
+    images: Tensor, limit: int | None = None, frost: Sequence[Tensor] | None = None
+) -> CorruptedSource:
+    """Corrupt 8-bit images when they are asked for; grey ones as colours, averaged again."""
+    clean = images if limit is None else images[:limit]
+
+    def make(corruption: str, severity: int) -> Tensor:
+        if clean.shape[1] == 3:
+            return corrupt(clean, corruption, severity, seed=SEED, frost=frost)
+        coloured = corrupt(clean.expand(-1, 3, -1, -1), corruption, severity, seed=SEED, frost=frost)
+        return coloured.float().mean(1, keepdim=True).round().to(clean.dtype)
+
+    pictures = "generated pictures" if frost is None else "given pictures"
+    notes = [
+        f"corruptions are regenerated with the published severities, not the published files (seed {SEED}, "
+        f"frost: {pictures})"
+    ]
+    if images.shape[-1] != 32:
+        size = " x ".join(map(str, images.shape[-2:]))
+        notes.append(f"the severities were published for images of 32 x 32 pixels, these have {size}")
+    return CorruptedSource(MADE, tuple(CORRUPTIONS), SEVERITIES, make, tuple(notes))
+
+
+def in_order(wanted: Iterable[T] | None, offered: Iterable[T]) -> tuple[T, ...]:
+    """What is wanted of what is offered, in that order; all of it where nothing is named."""
+    chosen = None if wanted is None else set(wanted)
+    return tuple(each for each in offered if chosen is None or each in chosen)
+
+
+def _usual_folder(name: str) -> str:
+    return f"{SOURCES[name]}-C-regenerated"

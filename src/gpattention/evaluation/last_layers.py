@@ -1,0 +1,490 @@
+"""Bayesian last layers: the network below stays as trained, only the map to the logits is uncertain.
+
+Laplace approximation of a trained last layer (MacKay 1992; Daxberger et al. 2021): the weights of the head
+get a Gaussian around what training found.  Its precision is the curvature of the training loss, which for a
+linear layer under softmax is sum_n Lambda_n (x) phi_n phi_n^T with Lambda = diag(p) - p p^T, plus the prior
+precision.
+
+Gaussian process in place of the last layer, by random Fourier features (SNGP; Liu et al. 2020):
+phi(h) = sqrt(2 / M) cos(h Omega / lengthscale + shift) has phi(h)^T phi(h') near the RBF kernel, so that
+logits phi(h)^T beta with beta ~ N(0, prior variance) are near a GP: far from the training features the
+weights are as uncertain as before training.  Each class has the Laplace precision of its weights.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy, pdist
+
+from gpattention.attention import Draw
+from gpattention.checks import check_choice, check_count, check_labels, check_whole
+from gpattention.evaluation.predictions import BasePredictor, Request, not_fitted
+from gpattention.gp import ItemNoise, NumericalError
+from gpattention.models import Prediction
+from gpattention.models.predict import Classifier, Inputs, Progress, Rows, predict_rows
+from gpattention.numerics import cholesky
+
+
+class FeatureClassifier(Classifier, Protocol):
+    """A classifier whose logits are a linear map of its features."""
+
+    @property
+    def head(self) -> nn.Linear:
+        """What turns features into logits."""
+        ...
+
+    def features(
+        self, inputs: Any, *, draw: Draw = ..., generator: Generator | ItemNoise | None = ...
+    ) -> Tensor:
+        """What `head` reads.  [B, E]"""
+        ...
+
+
+@dataclass(frozen=True)
+class LogitGaussian:
+    """Independent Gaussians over the logits of B items, in float64."""
+
+    mean: Tensor  # [B, C]
+    root: Tensor  # [B, C, C], covariance = root root^T
+
+    @property
+    def covariance(self) -> Tensor:
+        """Between the logits of an item.  [B, C, C]"""
+        return self.root @ self.root.mT
+
+    @property
+    def variance(self) -> Tensor:
+        """Of every logit.  [B, C]"""
+        return self.root.square().sum(-1)
+
+    def sample(self, normal: Tensor) -> Tensor:
+        """Draws from standard normal numbers of the same shape.  [S, B, C]"""
+        return self.mean + torch.einsum("bcr,sbr->sbc", self.root, normal)
+
+    def mean_field(self) -> Tensor:
+        """Logits of the approximate mean prediction, in closed form.  [B, C]
+
+        E softmax is approximated by 1 / sum_i exp(-(m_k - m_i) / sqrt(1 + pi/8 var(f_k - f_i))), made to
+        add up to 1 (Lu et al. 2020).  With two classes it is MacKay's probit approximation.  Only
+        differences enter, since adding a number to all logits changes no prediction.
+        """
+        cov, var = self.covariance, self.variance  # [B, C, C], [B, C]
+        spread = (var[:, :, None] + var[:, None] - 2 * cov).clamp(min=0)  # [B, C, C] var(f_k - f_i)
+        ahead = (self.mean[:, :, None] - self.mean[:, None]) / (1 + math.pi / 8 * spread).sqrt()  # [B, C, C]
+        return (-(-ahead).logsumexp(-1)).log_softmax(-1)
+
+
+def extract_features(
+    model: FeatureClassifier, inputs: Inputs, *, batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:  # fmt: skip
+    """What the classifier reads, without draws, where the inputs lie.  [B, E]"""
+    options: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size, "progress": progress}
+    return predict_rows(
+        model, lambda rows: model.features(rows.inputs, draw="none", generator=None), inputs, **options
+    )[0]
+
+
+class LastLayerPredictor(BasePredictor):
+    """What all Bayesian last layers share: features of the mean pass, then draws of logits.
+
+    The network runs once per item, without draws of its own; `samples` draws of every item's logits follow,
+    or the closed mean-field prediction (S = 1) if there are none.
+    """
+
+    options: dict[str, Any]  # what a fit depends on beside the model and the items
+    _found: Any = None  # what `_fit` found
+
+    def __init__(self, model: FeatureClassifier) -> None:
+        if not callable(getattr(model, "features", None)) or not hasattr(model, "head"):
+            raise ValueError(
+                f"expected model to have a method features(inputs, *, draw, generator) and a linear `head` "
+                f"that reads them, as VisionTransformer and TextTransformer do, got {type(model).__name__}"
+            )
+        if not isinstance(model.head, nn.Linear):
+            raise ValueError(f"expected model.head to be nn.Linear, got {type(model.head).__name__}")
+        self._model = model
+
+    def fit(
+        self,
+        inputs: Inputs,
+        labels: Tensor,  # [B]
+        *,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """On the training items."""
+        h = extract_features(self._model, inputs, batch_size=batch_size, progress=progress)  # [n, E]
+        head = self._model.head
+        check_labels(labels, len(h), head.out_features)
+        device = head.weight.device
+        with torch.inference_mode(False):  # copies made here can be differentiated, whatever mode made them
+            self._fit(h.to(device, torch.float64, copy=True), labels.to(device, torch.int64, copy=True))
+        return self
+
+    @abstractmethod
+    def _fit(self, h: Tensor, labels: Tensor) -> None:
+        """To features [n, E] in float64 where the head lies."""
+
+    def _fitted(self) -> Any:
+        if self._found is None:
+            raise not_fitted(self)
+        return self._found
+
+    @abstractmethod
+    def logit_gaussian(self, features: Tensor) -> LogitGaussian:
+        """The distribution of the logits at features [B, E]."""
+
+    def _predict(self, inputs: Inputs, request: Request) -> Prediction:
+        samples, seed = request.samples, request.seed
+
+        def forward(rows: Rows) -> Tensor:
+            h = self._model.features(rows.inputs, draw="none", generator=None)  # [b, E]
+            found = self.logit_gaussian(h)
+            logits = _draw(found, rows.numbers, samples, seed) if samples else found.mean_field()[None]
+            return (
+                logits.to(torch.promote_types(h.dtype, torch.float32)).transpose(0, 1).flatten(1)
+            )  # [b, S C]
+
+        each = predict_rows(self._model, forward, inputs, **{**vars(request), "samples": 1})[0]  # [B, S C]
+        logits = each.unflatten(1, (max(samples, 1), -1)).transpose(0, 1).contiguous()  # [S, B, C]
+        return Prediction.from_logits(logits, drawn=samples > 0)
+
+
+def _draw(gaussian: LogitGaussian, items: Tensor, samples: int, seed: int) -> Tensor:
+    """Draws that belong to items.  [S, b, C]"""
+    sample = torch.arange(samples, device=items.device).repeat_interleave(len(items))  # [S b]
+    noise = ItemNoise(seed, items.repeat(samples), sample)
+    rank, mean = gaussian.root.shape[-1], gaussian.mean
+    normal = noise.normal((1, len(sample), rank), mean.dtype, mean.device)  # [1, S b, C]
+    return gaussian.sample(normal.reshape(samples, len(items), rank))
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"expected {name} to be positive and finite, got {value}")
+
+
+# Laplace
+
+FULL_LIMIT = 5000  # weights whose full curvature is still factored in reasonable time
+_CHUNK = 1024  # items whose curvature is added at once
+
+
+@dataclass(frozen=True)
+class FullCurvature:
+    """The whole matrix by its eigenvectors; weight (c, e) of the head is row c E + e."""
+
+    eigenvalues: Tensor  # [P], P = C E
+    vectors: Tensor  # [P, P]
+
+    @classmethod
+    def of(cls, phi: Tensor, probs: Tensor) -> "FullCurvature":
+        """Of items with features phi [n, E] and predictions probs [n, C]."""
+        C, E = probs.shape[1], phi.shape[1]  # noqa: N806
+        total = torch.zeros(C, C, E, E, dtype=phi.dtype, device=phi.device)
+        for f, p in zip(phi.split(_CHUNK), probs.split(_CHUNK), strict=True):
+            for c in range(C):
+                weight = -p[:, c, None] * p  # [n, C] row c of Lambda
+                weight[:, c] += p[:, c]
+                total[c] += torch.einsum("nd,ne,nf->def", weight, f, f)
+        whole = total.permute(0, 2, 1, 3).reshape(C * E, C * E)  # [P, P]
+        values, vectors = torch.linalg.eigh((whole + whole.mT) / 2)
+        return cls(values.clamp(min=0), vectors)  # negative only by rounding
+
+    def logit_root(self, phi: Tensor, prior_precision: float) -> Tensor:
+        """Root of the logits' covariance phi^T (curvature + prior)^-1 phi.  [B, C, C]"""
+        P, E = len(self.eigenvalues), phi.shape[1]  # noqa: N806
+        half = self.vectors / (self.eigenvalues + prior_precision).sqrt()  # [P, P]
+        moved = torch.einsum("be,cep->bcp", phi, half.reshape(P // E, E, P))  # [B, C, P]
+        return cholesky(moved @ moved.mT, name="logit covariance", noise=prior_precision)
+
+
+@dataclass(frozen=True)
+class KronCurvature:
+    """One Kronecker product, mean Lambda (x) sum phi phi^T (Ritter et al. 2018), by its eigenvectors."""
+
+    output_values: Tensor  # [C]
+    output_vectors: Tensor  # [C, C]
+    input_values: Tensor  # [E]
+    input_vectors: Tensor  # [E, E]
+
+    @classmethod
+    def of(cls, phi: Tensor, probs: Tensor) -> "KronCurvature":
+        """Of items with features phi [n, E] and predictions probs [n, C]."""
+        outputs = (probs.sum(0).diag() - probs.mT @ probs) / len(probs)  # [C, C]
+        a, U = torch.linalg.eigh(outputs)  # noqa: N806
+        b, V = torch.linalg.eigh(phi.mT @ phi)  # noqa: N806
+        return cls(a.clamp(min=0), U, b.clamp(min=0), V)  # negative only by rounding
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """All products.  [C E]"""
+        return (self.output_values[:, None] * self.input_values).flatten()
+
+    def logit_root(self, phi: Tensor, prior_precision: float) -> Tensor:
+        """Root of the logits' covariance phi^T (curvature + prior)^-1 phi.  [B, C, C]"""
+        precision = self.output_values[:, None] * self.input_values + prior_precision  # [C, E]
+        variance = (phi @ self.input_vectors).square() @ (1 / precision).mT  # [B, C]
+        return self.output_vectors * variance.sqrt()[:, None]
+
+
+class LaplaceLastLayer(LastLayerPredictor):
+    """A trained model whose head is uncertain as much as its training data leave it.
+
+    Draws vary the head's weights around the trained ones; `samples=0` is the closed mean-field prediction.
+
+    >>> LaplaceLastLayer(model).fit(train_images, train_labels).predict(images, samples=10)
+
+    Args:
+        model: has `features` and a linear `head`.
+        hessian: "full" is exact for the head and takes memory (C E)^2; "kron" takes C^2 + E^2.
+        prior_precision: of every weight; the one that maximises the marginal likelihood if not given.
+
+    Raises:
+        ValueError: a model without a linear head, or too large a one for "full".
+    """
+
+    def __init__(
+        self, model: FeatureClassifier, *, hessian: Literal["full", "kron"] = "full",
+        prior_precision: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model)
+        check_choice("hessian", hessian, ("full", "kron"))
+        _check_positive(prior_precision=prior_precision)
+        size = model.head.out_features * (model.head.in_features + (model.head.bias is not None))
+        if hessian == "full" and size > FULL_LIMIT:
+            limit = f"at most {FULL_LIMIT} weights for hessian='full'"
+            raise ValueError(f"expected {limit}, got {size}: take 'kron'")
+        self.options = {"hessian": hessian, "prior_precision": prior_precision}
+
+    def _fit(self, h: Tensor, labels: Tensor) -> None:
+        head, given = self._model.head, self.options["prior_precision"]
+        bias = [] if head.bias is None else [head.bias.detach().double()[:, None]]
+        weight = torch.cat([head.weight.detach().double(), *bias], 1)  # [C, E], the bias as last column
+        phi = self._phi(h)  # [n, E]
+        log_probs = (phi @ weight.mT).log_softmax(-1)  # [n, C]
+        kind = FullCurvature if self.options["hessian"] == "full" else KronCurvature
+        curvature = kind.of(phi, log_probs.exp())
+        values, square = curvature.eigenvalues, float(weight.square().sum())
+        delta = _best_prior_precision(values, square) if given is None else given
+        fitted = float(log_probs.gather(1, labels[:, None]).sum())
+        evidence = fitted - 0.5 * (delta * square + float((values / delta).log1p().sum()))
+        self._found = curvature, weight, delta, evidence
+
+    @property
+    def prior_precision(self) -> float:
+        """Of every weight of the head."""
+        return float(self._fitted()[2])
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        """Laplace's approximation of it at that prior precision, by which models may be compared."""
+        return float(self._fitted()[3])
+
+    def logit_gaussian(self, features: Tensor) -> LogitGaussian:
+        """Mean of the trained head, covariance of its weights.  features [B, E]"""
+        curvature, weight, delta, _ = self._fitted()
+        phi = self._phi(features)  # [B, E]
+        return LogitGaussian(phi @ weight.mT, curvature.logit_root(phi, delta))
+
+    def _phi(self, features: Tensor) -> Tensor:
+        """In float64 where the head lies, with a 1 for the bias.  [B, E]"""
+        head = self._model.head
+        phi = features.to(head.weight.device, torch.float64)
+        return phi if head.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
+
+
+def _best_prior_precision(values: Tensor, square: float) -> float:
+    """Where the marginal likelihood has its only maximum: delta |w|^2 = sum_i l_i / (l_i + delta).
+
+    The left side grows with delta and the right side falls, so bisection of log delta finds it.
+    """
+    low, high = math.log(1e-12), math.log(1e12)
+
+    def excess(log_delta: float) -> float:
+        delta = math.exp(log_delta)
+        return delta * square - float((values / (values + delta)).sum())
+
+    if excess(low) > 0 or excess(high) < 0:
+        raise NumericalError(
+            f"the marginal likelihood has no best prior precision for a head of squared norm {square:.3g} "
+            f"and largest curvature {float(values.max()):.3g}: is the model trained? Or give prior_precision"
+        )
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
+    return math.exp(0.5 * (low + high))
+
+
+# Gaussian process
+
+PRIOR_VARIANCES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of a logit; held-out items choose
+_HELD_OUT = 5  # one in so many
+_PAIRS_FROM = 1000  # items whose distances give the lengthscale
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """Random Fourier features of an RBF kernel of amplitude 1."""
+
+    frequency: Tensor  # [E, M] already divided by the lengthscale
+    shift: Tensor  # [M]
+
+    @classmethod
+    def draw(
+        cls, width: int, count: int, lengthscale: float, seed: int, device: torch.device
+    ) -> "RandomFeatures":
+        """From their own generator, the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        frequency = torch.randn(width, count, dtype=torch.float64, generator=generator)
+        shift = 2 * math.pi * torch.rand(count, dtype=torch.float64, generator=generator)
+        return cls((frequency / lengthscale).to(device), shift.to(device))
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """[B, E] to [B, M]."""
+        return math.sqrt(2 / len(self.shift)) * torch.cos(h @ self.frequency + self.shift)
+
+
+@dataclass(frozen=True)
+class WeightPosterior:
+    """Gaussians over the weights of every class."""
+
+    mean: Tensor  # [M, C]
+    root: Tensor  # [C, M, M] lower Cholesky factor of each class's precision
+    prior_variance: float
+    evidence: float  # Laplace's log marginal likelihood
+
+    @classmethod
+    def fit(cls, phi: Tensor, labels: Tensor, prior_variance: float, start: Tensor) -> "WeightPosterior":
+        """Laplace around the most probable weights, class by class."""
+        beta = _map_weights(phi, labels, prior_variance, start)  # [M, C]
+        log_probs = (phi @ beta).log_softmax(-1)  # [n, C]
+        weight = log_probs.exp() * (1 - log_probs.exp())  # [n, C]
+        prior = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device) / prior_variance  # [M, M]
+        precision = torch.stack([phi.mT @ (w[:, None] * phi) + prior for w in weight.mT])  # [C, M, M]
+        root = cholesky(precision, name="weight precision", noise=1 / prior_variance)
+        log_det = 2 * float(root.diagonal(dim1=-2, dim2=-1).log().sum())
+        log_det += beta.numel() * math.log(prior_variance)
+        fitted = float(log_probs.gather(1, labels[:, None]).sum())
+        evidence = fitted - 0.5 * (float(beta.square().sum()) / prior_variance + log_det)
+        return cls(beta, root, prior_variance, evidence)
+
+    def logits(self, phi: Tensor) -> LogitGaussian:
+        """At random features phi [B, M]."""
+        moved = torch.linalg.solve_triangular(self.root, phi.mT[None], upper=False)  # [C, M, B]
+        return LogitGaussian(phi @ self.mean, torch.diag_embed(moved.square().sum(1).mT.sqrt()))
+
+
+class GPLastLayer(LastLayerPredictor):
+    """A random-feature GP classifier on the features of a trained model; its head is not used.
+
+    (Laplace's marginal likelihood would choose too large prior variances: items classified with certainty
+    have no curvature, so it thinks that they say nothing.)  Fitting holds [n, M] numbers of n training
+    items, and [C, M, M] for the weights.
+
+    >>> GPLastLayer(model).fit(train_images, train_labels).predict(images, samples=10)
+
+    Args:
+        model: has `features` and a linear `head`.
+        features: M, how many random ones.
+        lengthscale: the median distance between training features if not given.
+        prior_variance: of the logits; if not given, the one that predicts a drawn fifth of the training
+            items best from the others.
+        seed: draws the random features.
+
+    Raises:
+        ValueError: a model without a linear head, or numbers that are not positive.
+    """
+
+    def __init__(
+        self, model: FeatureClassifier, *, features: int = 512, lengthscale: float | None = None,
+        prior_variance: float | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(model)
+        _check_positive(lengthscale=lengthscale, prior_variance=prior_variance)
+        self.options = {
+            "features": check_count("features", features, least=1), "lengthscale": lengthscale,
+            "prior_variance": prior_variance, "seed": check_whole("seed", seed),
+        }  # fmt: skip
+
+    def _fit(self, h: Tensor, labels: Tensor) -> None:
+        count, lengthscale, prior_variance, seed = self.options.values()
+        lengthscale = median_distance(h) if lengthscale is None else lengthscale
+        random = RandomFeatures.draw(h.shape[1], count, lengthscale, seed, h.device)
+        phi = random(h)  # [n, M]
+        start = phi.new_zeros(count, self._model.head.out_features)  # [M, C]
+        if prior_variance is None:
+            prior_variance = _best_prior_variance(phi, labels, start, seed)
+        self._found = random, WeightPosterior.fit(phi, labels, prior_variance, start)
+
+    @property
+    def prior_variance(self) -> float:
+        """Of a logit, far from all training items."""
+        return float(self._fitted()[1].prior_variance)
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        """Laplace's approximation of it, with classes as if independent."""
+        return float(self._fitted()[1].evidence)
+
+    def logit_gaussian(self, features: Tensor) -> LogitGaussian:
+        """Mean and variance of every logit, independent between classes.  features [B, E]"""
+        random, posterior = self._fitted()
+        found: LogitGaussian = posterior.logits(random(features.to(posterior.mean.device, torch.float64)))
+        return found
+
+
+def median_distance(h: Tensor) -> float:
+    """Median distance between items, of at most a thousand spread evenly.  h [n, E]"""
+    some = h[torch.linspace(0, len(h) - 1, min(len(h), _PAIRS_FROM), device=h.device).long()]
+    distance = float(pdist(some).median()) if len(some) > 1 else 0.0
+    if not 0 < distance < math.inf:
+        raise NumericalError(
+            f"the median distance between {len(some)} training features is {distance}: give a lengthscale"
+        )
+    return distance
+
+
+def _best_prior_variance(phi: Tensor, labels: Tensor, start: Tensor, seed: int) -> float:
+    """Of least negative log-likelihood on held-out items, with the mean-field prediction."""
+    order = torch.randperm(len(phi), generator=torch.Generator().manual_seed(seed)).to(phi.device)
+    held, kept = order[::_HELD_OUT], order[torch.arange(len(phi), device=phi.device) % _HELD_OUT != 0]
+    if len(kept) == 0:
+        raise ValueError(f"expected at least 2 items to choose a prior_variance from, got {len(phi)}")
+    losses: dict[float, float] = {}
+    for prior_variance in PRIOR_VARIANCES:
+        posterior = WeightPosterior.fit(phi[kept], labels[kept], prior_variance, start)
+        start = posterior.mean  # the next is near
+        logits = posterior.logits(phi[held]).mean_field()  # [h, C]
+        losses[prior_variance] = float(cross_entropy(logits, labels[held]))
+    return min(losses, key=losses.__getitem__)
+
+
+def _map_weights(phi: Tensor, labels: Tensor, prior_variance: float, start: Tensor) -> Tensor:
+    """The most probable weights, by L-BFGS; the objective is strictly convex.  [M, C]"""
+    beta = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [beta], max_iter=500, history_size=20, tolerance_grad=1e-7, tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = cross_entropy(phi @ beta, labels)
+        loss = loss + 0.5 * beta.square().sum() / (prior_variance * len(phi))
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)
+        closure()
+    slope = math.inf if beta.grad is None else float(beta.grad.abs().max())
+    if not slope < 1e-4:
+        raise NumericalError(f"L-BFGS did not find the weights: the largest slope left is {slope:.1e}")
+    return beta.detach()

@@ -1,0 +1,393 @@
+"""Predictors: a model as it is, and its competitors on the same weights; and the registry of them all.
+
+A new predictor of evaluations is a class with `predict` and one line of `PREDICTORS`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpattention.attention import DRAWS, Draw
+from gpattention.checks import check_choice, check_labels
+from gpattention.evaluation.last_layers import GPLastLayer, LaplaceLastLayer
+from gpattention.evaluation.predictions import BasePredictor, Predictor, Request, check_predictor, not_fitted
+from gpattention.gp import NumericalError
+from gpattention.models import Prediction, predict
+from gpattention.models.dropout import Dropout, calls_of_items, find_dropouts, hooked, item_masks
+from gpattention.models.predict import Classifier, Inputs, Progress, Rows, evaluating, predict_rows
+from gpattention.models.prediction import TemperatureProfile, check_logits, profile_temperature
+
+
+@dataclass(frozen=True)
+class ModelPredictor(BasePredictor):
+    """A model as a predictor: it draws its own attention outputs, if it can.
+
+    >>> ModelPredictor(model).predict(images, samples=10).confidence
+
+    Args:
+        model: classifies, and may draw.
+        draw: independent, joint or none.
+        variances: whether predictions have the layers' variances.
+    """
+
+    model: Classifier
+    draw: Draw = "independent"
+    variances: bool = False
+
+    def _predict(self, inputs: Inputs, request: Request) -> Prediction:
+        return predict(self.model, inputs, draw=self.draw, variances=self.variances, **vars(request))
+
+
+class MCDropout(BasePredictor):
+    """MC dropout (Gal and Ghahramani 2016): dropout stays on at prediction, and every mask is a draw.
+
+    Every dropout module with a rate above 0 drops, at its own rate or at `p` if given; the rest of the
+    model is in evaluation mode.  Masks belong to items, so that `batch_size` changes nothing.  Two kinds
+    of dropout stay off: what is no module (`F.dropout`, the attention dropout of
+    `nn.MultiheadAttention`), and calls on what all items share, such as SGPA's inducing inputs.
+    `samples=0` is the prediction without dropout.
+
+    Args:
+        model: has dropout modules; it is left as it was.
+        p: rate of all of them, in place of their own.
+        draw: whether layers that can draw their attention outputs do so too.
+
+    Raises:
+        ValueError: a rate outside (0, 1], an unknown draw, or a model without dropout.
+    """
+
+    def __init__(self, model: Classifier, *, p: float | None = None, draw: Draw = "none") -> None:
+        if p is not None and not 0 < p <= 1:
+            raise ValueError(f"expected p in (0, 1], got {p}")
+        check_choice("draw", draw, DRAWS)
+        self._model, self._p, self._draw = model, p, draw
+        self._dropouts()  # a model without dropout is refused at once
+
+    def _predict(self, inputs: Inputs, request: Request) -> Prediction:
+        model = self._model
+        if request.samples == 0:
+            return predict(model, inputs, **vars(request))
+        dropouts = self._dropouts()
+        drawing: Draw = self._draw if model.draws else "none"
+
+        def forward(rows: Rows) -> Tensor:
+            with hooked(model, dropouts, item_masks(rows.noise, own)):
+                generator = None if drawing == "none" else rows.noise
+                return model(rows.inputs, draw=drawing, generator=generator, need=("logits",)).logits
+
+        with evaluating(model):
+            plain = partial(model, draw="none", generator=None, need=("logits",))
+            own = calls_of_items(model, plain, dropouts, inputs)
+            logits = predict_rows(model, forward, inputs, **vars(request))  # [S, B, C]
+        return Prediction.from_logits(logits, drawn=True)
+
+    def _dropouts(self) -> dict[str, Dropout]:
+        """Read anew at every prediction: rates may be set at any time."""
+        found = find_dropouts(self._model, self._p)
+        if not found:
+            got = f"none in {type(self._model).__name__}: MC dropout would draw nothing"
+            raise ValueError(f"expected a model with dropout modules of p > 0, got {got}")
+        return found
+
+
+class DeepEnsemble(BasePredictor):
+    """Deep ensembles (Lakshminarayanan et al. 2017): predictors trained alike, mixed with equal weights.
+
+    The members' logits are stacked on the sample axis.  M members that do not draw, or `samples=0`, give
+    S = M; M members that draw `samples` each give S = M * `samples`, the first member's first.  Members
+    draw with different noise.  Layer variances are averaged if every member has them.
+
+    Args:
+        members: at least one predictor.
+
+    Raises:
+        ValueError: no members, or members that do not predict.
+    """
+
+    def __init__(self, members: Sequence[Predictor]) -> None:
+        if not members:
+            raise ValueError("expected at least one member, got none")
+        for member in members:
+            check_predictor(member)
+        self._members = tuple(members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def _predict(self, inputs: Inputs, request: Request) -> Prediction:
+        parts = []
+        for number, member in enumerate(self._members):
+            seed = request.seed * len(self) + number  # no two (seed, member) share one
+            own = replace(request, seed=seed, progress=self._part(request, number))
+            parts.append(member.predict(inputs, **vars(own)))
+        sizes = [(part.samples, part.classes) for part in parts]
+        if len(set(sizes)) > 1:
+            wanted = "members of one (samples, classes), so that all weigh the same"
+            raise ValueError(f"expected {wanted}, got {sizes}: with samples=0 no member draws")
+        logits = torch.cat([part.logits for part in parts])  # [M S, B, C]
+        return Prediction.from_logits(logits, _mean_variances(parts))
+
+    def _part(self, request: Request, number: int) -> Progress | None:
+        """One member's progress as the ensemble's."""
+        whole = request.progress
+        return None if whole is None else lambda done, total: whole(number * total + done, len(self) * total)
+
+
+def _mean_variances(parts: Sequence[Prediction]) -> tuple[Tensor | None, ...] | None:
+    """Layer by layer, where all members have one of the same shape."""
+    known = [part.variances for part in parts if part.variances is not None]
+    if len(known) < len(parts) or len({len(variances) for variances in known}) > 1:
+        return None
+    layers = [[variance for variance in layer if variance is not None] for layer in zip(*known, strict=True)]
+    alike = (len(x) == len(parts) and len({variance.shape for variance in x}) == 1 for x in layers)
+    return tuple(torch.stack(x).mean(0) if same else None for x, same in zip(layers, alike, strict=True))
+
+
+# Temperature scaling (Guo et al. 2017): one number, fitted on held-out items, that softens all logits
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature of least negative log-likelihood, but for one below 1 that the items do not show.
+
+    Sharpening makes out-of-distribution items surer too, so that a temperature below 1 is taken only where
+    its 95 % profile-likelihood interval excludes 1, and is 1 otherwise; `temperature_profile` has the
+    optimum, the interval and the reason.
+
+    Args:
+        logits: [S, B, C] of S draws.
+        labels: [B].
+
+    Returns:
+        What to divide the logits by.
+
+    Raises:
+        NumericalError: there is no optimum.  If every item is classified right, the likelihood grows for
+            ever as T goes to 0; if the logits are worse than guessing, as T goes to infinity.
+    """
+    profile = temperature_profile(logits, labels)
+    none = "no temperature minimises the negative log-likelihood"
+    if bool((logits.argmax(-1) == labels.to(logits.device)).all()):
+        right = f"all {len(labels)} items are classified right"
+        raise NumericalError(f"{right}, so that {none}: fit on more held-out items")
+    if profile.on_bound:
+        falls = f"it falls up to the limit, {profile.on_bound:.3g}"
+        raise NumericalError(
+            f"{none} of these {len(labels)} items: {falls}. The logits may be worse than guessing"
+        )
+    return profile.temperature
+
+
+def temperature_profile(logits: Tensor, labels: Tensor) -> TemperatureProfile:
+    """What labels say about the temperature of logits.
+
+    Args:
+        logits: [S, B, C] of S draws.
+        labels: [B].
+
+    Returns:
+        The optimum, its 95 % interval, and which temperature to take.
+
+    Raises:
+        ValueError: logits or labels of another shape or type.
+    """
+    check_logits(logits)
+    check_labels(labels, logits.shape[1], logits.shape[2])
+    return profile_temperature(logits.detach(), labels)
+
+
+class TemperatureScaling(BasePredictor):
+    """A predictor whose logits are divided by one fitted temperature, each sample's on its own.
+
+    The most probable class of a prediction without samples stays; those of averaged samples may change.
+
+    >>> scaled = TemperatureScaling(ModelPredictor(model)).fit(held_out, labels)
+    >>> scaled.predict(images, samples=10)
+
+    Args:
+        predictor: whose logits.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        check_predictor(predictor)
+        self._predictor = predictor
+        self._temperature: float | None = None
+
+    @property
+    def temperature(self) -> float:
+        """What the logits are divided by."""
+        if self._temperature is None:
+            raise not_fitted(self)
+        return self._temperature
+
+    def fit(
+        self, inputs: Inputs, labels: Tensor, *, samples: int = 10, seed: int = 0,
+        batch_size: int | None = None, first_item: int = 0, progress: Progress | None = None,
+    ) -> "TemperatureScaling":  # fmt: skip
+        """Fit the temperature.
+
+        Args:
+            inputs: of items not trained on.
+            labels: [B].
+            samples: as many as `predict` will have.
+            seed: of the draws.
+            batch_size: rows that run at once.
+            first_item: number of the first item.
+            progress: called with what is done, and with all there is.
+
+        Returns:
+            Itself.
+
+        Raises:
+            NumericalError: no temperature is best.
+        """
+        request = Request(samples, seed, batch_size, first_item, progress)
+        prediction = self._predictor.predict(inputs, **vars(request))
+        self._temperature = fit_temperature(prediction.logits, labels)
+        return self
+
+    def _predict(self, inputs: Inputs, request: Request) -> Prediction:
+        temperature = self.temperature
+        found = self._predictor.predict(inputs, **vars(request))
+        return Prediction.from_logits(found.logits / temperature, found.variances, drawn=found.drawn)
+
+
+# The predictors that an evaluation knows by name
+
+TrainingItems = Callable[[], tuple[Inputs, Tensor]]  # model inputs and labels, brought when needed
+FITTED = {
+    "temperature": "temperature fitted", "shift_temperature": "temperature fitted under shift",
+    "adaptive_temperature": "temperature by strangeness",
+}  # fmt: skip
+
+
+class UnavailablePredictorError(ValueError):
+    """A predictor that this model cannot have; the message says why."""
+
+
+@dataclass(frozen=True)
+class NamedPredictor:
+    """A predictor, and what its draws are."""
+
+    name: str
+    predictor: Predictor
+    samples: int  # 0: it does not draw
+    draw: str  # what is drawn: none, independent (attention outputs), dropout, both of them, weights
+
+
+@dataclass(frozen=True)
+class PredictorKind:
+    """One kind of predictor."""
+
+    label: str  # as a reader knows it
+    build: Callable[[Any, Any], Predictor] | None  # of a model and `TrainingItems`; None: of several runs
+    draw: str = "none"  # what it draws; "independent" only where the model draws its attention outputs
+    usual: bool = False  # whether it is evaluated unless others are asked for
+    fitted: bool = False  # whether it sees the training items again
+
+
+def build_predictor(
+    name: str, model: Any, samples: int, training: TrainingItems | None = None
+) -> NamedPredictor:
+    """One of `PREDICTORS` for a model.
+
+    Args:
+        name: `model` draws its attention outputs where it can; `mean` never; `mc_dropout` draws masks
+            without attention outputs, `dropout_draws` both at once; `laplace` and `gp_layer` are fitted on
+            the training items at once, without random choices but those of their fixed seed.
+        model: classifies.
+        samples: draws of a prediction.
+        training: brings the training items.
+
+    Returns:
+        What predicts, and with how many draws of what.
+
+    Raises:
+        ValueError: an unknown name.
+        UnavailablePredictorError: the model cannot have it, or nothing would be drawn.
+    """
+    check_choice("predictor", name, PREDICTOR_NAMES)
+    kind = PREDICTORS[name]
+    assert kind.build is not None
+    draw = kind.draw
+    if draw == "independent" and not (model.draws and samples):
+        draw = "none"  # a model that does not draw is its own mean
+    try:
+        if draw not in ("none", "independent") and samples == 0:
+            raise UnavailablePredictorError("it draws, and 0 samples were asked for")
+        if kind.fitted and training is None:
+            raise UnavailablePredictorError("it needs the training items")
+        predictor = kind.build(model, training)
+    except UnavailablePredictorError as error:
+        raise UnavailablePredictorError(f"{name} is left out: {error}") from error
+    return NamedPredictor(name, predictor, 0 if draw == "none" else samples, draw)
+
+
+def _mean(model: Any, _: object) -> Predictor:
+    if not model.draws:
+        raise UnavailablePredictorError("the model does not draw and is its own mean")
+    return ModelPredictor(model, draw="none", variances=True)
+
+
+def _mc_dropout(model: Any, _: object, draw: Draw = "none") -> Predictor:
+    if draw != "none" and not model.draws:
+        raise UnavailablePredictorError("the model does not draw, see mc_dropout")
+    try:
+        return MCDropout(model, draw=draw)
+    except ValueError as error:
+        raise UnavailablePredictorError(str(error)) from error
+
+
+PREDICTORS = {  # in the order of tables
+    "model": PredictorKind(
+        "own prediction", lambda model, _: ModelPredictor(model, variances=model.draws), "independent",
+        usual=True,
+    ),
+    "mean": PredictorKind("mean, without draws", _mean, usual=True),
+    "mc_dropout": PredictorKind("MC dropout", _mc_dropout, "dropout", usual=True),
+    "dropout_draws": PredictorKind(
+        "draws and MC dropout", partial(_mc_dropout, draw="independent"), "dropout+independent"
+    ),
+    "laplace": PredictorKind(
+        "last-layer Laplace", lambda model, items: LaplaceLastLayer(model, hessian="kron").fit(*items()),
+        "weights", fitted=True,
+    ),
+    "gp_layer": PredictorKind(
+        "GP last layer", lambda model, items: GPLastLayer(model).fit(*items()), "weights", fitted=True
+    ),
+    "ensemble": PredictorKind("ensemble", None),
+}  # fmt: skip
+PREDICTOR_NAMES = tuple(name for name, kind in PREDICTORS.items() if kind.build is not None)
+DEFAULT_PREDICTORS = tuple(name for name, kind in PREDICTORS.items() if kind.usual)
+
+
+def predictor_name(predictor: str) -> str:
+    """What a reader calls a predictor.
+
+    Args:
+        predictor: as records name it, with or without its temperature.
+
+    Returns:
+        Whose prediction it is, and whether and where its temperature was fitted.
+    """
+    base, _, fitted = predictor.partition("+")
+    label = PREDICTORS[base].label if base in PREDICTORS else base.replace("_", " ")
+    return f"{label}, {FITTED[fitted]}" if fitted in FITTED else label
+
+
+def predictor_order(predictor: str) -> tuple[int, str, int]:
+    """A key to sort by.
+
+    Args:
+        predictor: as records name it, with or without its temperature.
+
+    Returns:
+        The place of `PREDICTORS`, each before its temperatures.
+    """
+    base, _, fitted = predictor.partition("+")
+    place = list(PREDICTORS).index(base) if base in PREDICTORS else len(PREDICTORS)
+    suffixes = ("", *FITTED)
+    return (place, base, suffixes.index(fitted) if fitted in suffixes else len(suffixes))

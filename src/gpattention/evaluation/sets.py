@@ -1,0 +1,358 @@
+"""The items that a run is evaluated on: its held-out parts, and items of other kinds on this machine."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gpattention.checks import check_count, check_name
+from gpattention.data import (
+    CIFAR10,
+    CIFAR100,
+    OOD_SETS,
+    TEXT_SHIFTS,
+    Cifar,
+    ImageData,
+    TextData,
+    data_root,
+    entry_of,
+    image_files,
+    load,
+    load_cifar,
+    load_ood,
+    shift_texts,
+    status_of,
+)
+from gpattention.data.cifar import TEST as TEST_IMAGES
+from gpattention.data.shifts import SEVERITIES as SHIFT_SEVERITIES
+from gpattention.data.shifts import shift, shifts_of
+from gpattention.evaluation.corrupted import CorruptedSource, Corruptions, set_name
+from gpattention.evaluation.predictions import ItemSet, row_digests
+from gpattention.files import StrPath, file_digest
+from gpattention.models.predict import Inputs
+from gpattention.runs import Run, prepare
+from gpattention.runs.inputs import FILE, FOLDER, ImagePreprocessing, TextEncoder, TextPreprocessing
+
+SIBLINGS = {"cifar10": CIFAR100, "cifar100": CIFAR10}  # no class in common
+SHIFTED_ITEMS = 250  # of the validation set, each under every shift at every severity
+
+
+@dataclass(frozen=True, eq=False)
+class RunSets:
+    """Everything that a run's data offers; what is large is brought when it is asked for.
+
+    Attributes:
+        kind: images or texts.
+        data: name of the data set.
+        classes: names of them.
+        train: never cut.
+        validation: cut to the limit, as test is.
+        chose_weights: the whole validation split, whatever the limit of this evaluation.
+        test: cut to the limit.
+        outside: what brings each set of another kind, by name, ood/NAME.
+        outside_notes: what is to be said about these sets.
+        outside_files: the files or folders they are read from.
+        corruptions: of images.
+        encoder: of words.
+        limit: at most so many items of a set.
+    """
+
+    kind: Literal["images", "texts"]
+    data: str
+    classes: tuple[str, ...]
+    train: ItemSet
+    validation: ItemSet
+    chose_weights: ItemSet
+    test: ItemSet
+    outside: Mapping[str, Callable[[], ItemSet]]
+    outside_notes: tuple[str, ...] = ()
+    outside_files: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    corruptions: Corruptions | None = None
+    encoder: TextEncoder | None = None
+    limit: int | None = None
+
+    def adopt(self, items: ItemSet) -> ItemSet:
+        """Items of another run for this one's model, whose normalisation or vocabulary may be another."""
+        if self.encoder is None:
+            return ItemSet(items.name, items.stored, items.labels, self.test.prepare)
+        words = items.words or ()
+        return ItemSet(items.name, dict(self.encoder(words)), items.labels, words=words)
+
+    def load_outside(self) -> tuple[list[ItemSet], tuple[str, ...]]:
+        """Every set of another kind that can be read, and what is to be said about the others."""
+        loaded, notes = [], list(self.outside_notes)
+        for name, bring in self.outside.items():
+            try:
+                loaded.append(bring())
+            except (ValueError, OSError, ImportError) as error:
+                notes.append(f"{name} could not be read: {error}")
+        return loaded, tuple(notes)
+
+    def corrupted_items(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
+        """The test items under a corruption."""
+        images = source.images(corruption, severity)[: len(self.test)]
+        return ItemSet(set_name(corruption, severity), images, self.test.labels, self.test.prepare)
+
+    def described(self, suite: str) -> dict[str, Any]:
+        """What the data of a suite hold: its numbers are of no other."""
+        found: dict[str, Any] = {"validation": self.validation.digest, "test": self.test.digest}
+        if suite == "corrupted" and self.corruptions is not None:
+            found["corrupted"] = self.corruptions.origin()
+        if suite == "ood" or (suite == "clean" and self.kind == "texts"):
+            found["outside"] = {name: self._outside_content(name) for name in sorted(self.outside)}
+        return found
+
+    def _outside_content(self, name: str) -> str:
+        """SHA-256 of what a set of another kind holds, of its files where decoding would cost more."""
+        try:
+            files = self.outside_files.get(name)
+            if files is None:
+                return self.outside[name]().digest
+            return content_digest(files) if self.limit is None else f"{content_digest(files)} spread"
+        except OSError as error:
+            return f"could not be read: {error}"
+
+
+def run_sets(
+    run: Run, root: StrPath | None = None, *, limit: int | None = None, types: Sequence[str] | None = None,
+    severities: Sequence[int] | None = None,
+) -> RunSets:  # fmt: skip
+    """The data of a run's recipe, cut to at most `limit` items a set (training items are not cut).
+
+    Of validation and test these are the first, as both are in an order that means nothing, so that
+    corruptions are of the same items.  Sets of other kinds come in the order of their files, one class after
+    the other: of them the items are spread evenly over the whole (`ItemSet.spread`).  All are the same on
+    every machine.
+
+    Args:
+        run: whose recipe names the data.
+        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        limit: at most so many items of each set.
+        types: leave out all other corruptions.
+        severities: likewise.
+
+    Returns:
+        The sets.
+
+    Raises:
+        ValueError: a limit below 1, or other data than the run was trained on.
+    """
+    limit = None if limit is None else check_count("limit", limit)
+    recipe, name = run.recipe, run.recipe.data.name
+    saved = (run.folder / FOLDER / FILE).is_file()
+    more: dict[str, Any]
+    data: ImageData | TextData
+    if recipe.model.type == "vision":
+        data = load(name, root, recipe.seed, **recipe.data.options)
+        if not isinstance(data, ImageData):
+            raise ValueError(f"expected data of images for a vision model, got {name!r}")
+        normalisation, classes, found = data.normalisation, data.classes, find_outside(data, root)
+        own = run.preprocessing if saved else None
+        assert own is None or isinstance(own, ImagePreprocessing)
+        same = own is None or (own.normalisation, own.classes) == (normalisation, classes)
+
+        def normalised(stored: Inputs) -> Inputs:
+            assert isinstance(stored, Tensor)
+            return normalisation(stored)
+
+        def items(name: str, part: Any) -> ItemSet:
+            return ItemSet(name, part.images, part.labels, normalised)
+
+        def bring(name: str) -> ItemSet:
+            return ItemSet(f"ood/{name}", found.images[name](), None, normalised).spread(limit)
+
+        more = {
+            "kind": "images", "outside": {f"ood/{each}": partial(bring, each) for each in found.images},
+            "outside_notes": tuple(found.notes),
+            "outside_files": {f"ood/{each}": files for each, files in found.files.items()},
+            "corruptions": Corruptions(name, data, root, types, severities, limit),
+        }  # fmt: skip
+    else:
+        prepared = prepare(recipe, root)
+        data, preprocessing = prepared.data, prepared.preprocessing
+        assert isinstance(data, TextData)
+        assert isinstance(preprocessing, TextPreprocessing)
+        same, ood = not saved or preprocessing.is_same(run.folder), data.ood
+
+        def items(name: str, part: Any) -> ItemSet:
+            words = tuple(tuple(sentence) for sentence in part.words)
+            return ItemSet(name, dict(part.inputs), part.labels, words=words)
+
+        def bring(name: str) -> ItemSet:
+            return items(f"ood/{name}", ood[name]).spread(limit)
+
+        more = {
+            "kind": "texts", "outside": {f"ood/{each}": partial(bring, each) for each in ood},
+            "encoder": preprocessing.encoder,
+        }  # fmt: skip
+    if not same:
+        got = f"other data of the name {name!r}: its classes, normalisation or words are not those of the run"
+        raise ValueError(f"expected the data that {run.folder} was trained on, got {got}")
+    whole = items("validation", data.validation)
+    return RunSets(
+        data=data.name, classes=data.classes, train=items("train", data.train), validation=whole.first(limit),
+        chose_weights=whole, test=items("test", data.test).first(limit), limit=limit, **more,
+    )  # fmt: skip
+
+
+def shifted_items(validation: ItemSet, encoder: TextEncoder | None = None) -> ItemSet:
+    """The first validation items under synthetic shifts, to fit a temperature on.
+
+    Images are shifted as in `gpattention.data.shifts`, where no shift is a corruption, sentences by
+    `shift_texts`, cut where they become longer than the model takes.
+
+    Args:
+        validation: 8-bit images, or sentences with their words; with labels.
+        encoder: of the words of sentences.
+
+    Returns:
+        The first 250 under every shift at every severity, in one set.
+
+    Raises:
+        ValueError: no images, no words or nothing to encode them, or no labels.
+    """
+    kept = validation.first(SHIFTED_ITEMS)
+    kinds = list(product(_shift_names(kept), SHIFT_SEVERITIES))
+    labels = None if kept.labels is None else kept.labels.repeat(len(kinds))
+    if labels is not None and isinstance(kept.stored, Tensor):
+        images = torch.cat([shift(kept.stored, name, severity) for name, severity in kinds])
+        return ItemSet("shifted", images, labels, kept.prepare)
+    if labels is not None and kept.words is not None and encoder is not None:
+        texts = [" ".join(words) for words in kept.words]
+        changed = (text.split() for name, severity in kinds for text in shift_texts(texts, name, severity))
+        words = tuple(tuple(found[: encoder.length]) for found in changed)
+        return ItemSet("shifted", encoder(words), labels, words=words)
+    wanted = "images, or sentences with words and an encoder, with labels to shift"
+    raise ValueError(f"expected {wanted}, got {validation.name}")
+
+
+def shift_places(shifted: ItemSet) -> dict[str, slice]:
+    """Where each shift's items are, all severities of it, in what `shifted_items` gave."""
+    names = _shift_names(shifted)
+    each = len(shifted) // len(names)
+    return {name: slice(i * each, (i + 1) * each) for i, name in enumerate(names)}
+
+
+def idle_shifts(shifted: ItemSet, validation: ItemSet) -> tuple[str, ...]:
+    """Shifts that the model cannot see, such as another case where the vocabulary has lower case alone.
+
+    Args:
+        shifted: what `shifted_items` gave.
+        validation: what it was made of.
+
+    Returns:
+        Names of those that leave all inputs as they are.
+    """
+    before = row_digests(validation.first(SHIFTED_ITEMS).stored) * len(SHIFT_SEVERITIES)
+    after = row_digests(shifted.stored)
+    return tuple(name for name, where in shift_places(shifted).items() if after[where] == before)
+
+
+def _shift_names(items: ItemSet) -> tuple[str, ...]:
+    return shifts_of(items.stored.shape[1]) if isinstance(items.stored, Tensor) else tuple(TEXT_SHIFTS)
+
+
+# Images of other kinds than a run was trained on, as far as they are on this machine
+
+
+@dataclass(eq=False)
+class OutsideSets:
+    """Names without "ood/", what brings the images of each, and what is to be said."""
+
+    images: dict[str, Callable[[], Tensor]]  # [n, C, H, W] uint8
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, list[Path]] = field(default_factory=dict)  # or folders, of those that are read from some
+
+    def add(self, name: str, bring: Callable[[], Tensor], files: list[Path], part: str = "") -> None:
+        """A set that is read from files; `part` says which part of it is there, where it is not whole."""
+        if part:
+            name = f"{name}-subset"
+            self.notes.append(f"ood/{name}: {part}")
+        self.images[name], self.files[name] = bring, files
+
+
+def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
+    """What the data brings itself; for coloured square images also the known sets and those in ROOT/ood.
+
+    Against CIFAR-10 also the test images of CIFAR-100, and the other way round.
+    """
+    found = OutsideSets({name: partial(getattr, part, "images") for name, part in data.ood.items()})
+    height, width = data.image_size
+    if data.channels != 3 or height != width or data.name == "digits":
+        return found
+    folder = data_root(root)
+    sibling = SIBLINGS.get(data.name.removesuffix("-subset"))
+    for name in (*OOD_SETS, *([] if sibling is None else [sibling.name])):
+        status = status_of(entry_of(name), folder)
+        if status.where is None or status.state == "incomplete":
+            found.notes.append(f"ood/{name} is missing: {status.how}")
+        elif name in OOD_SETS:
+            count, all = len(image_files(status.where)), OOD_SETS[name].images
+            part = "" if count == all else f"{count} of {all} images"
+            found.add(name, partial(_read, name, folder, height), [status.where], part)
+        elif sibling is not None:
+            bring, part = partial(_test_images, sibling, folder), ""
+            if status.state == "subset":  # counted, and so read, at once
+                part = f"{len(bring())} of {TEST_IMAGES} test images"
+            files = sorted(status.where.glob("test*"))  # a file, or a folder of classes
+            found.add(name, bring, files, part)
+    _add_own_sets(found, folder, height)
+    return found
+
+
+def _add_own_sets(found: OutsideSets, root: Path, size: int) -> None:
+    """Folders and .npz files of images in ROOT/ood."""
+    for place in sorted((root / "ood").iterdir()) if (root / "ood").is_dir() else ():
+        if place.name.startswith(".") or not (place.is_dir() or place.suffix == ".npz"):
+            continue
+        name = place.name.removesuffix(".npz")
+        try:
+            check_name(f"{str(place)!r}", f"{name}.safetensors")  # as its predictions are called
+        except ValueError as error:
+            found.notes.append(f"ood/{name!a} is left out: {error}")
+            continue
+        if name in found.files:  # whose numbers would stand under the other's name
+            found.notes.append(f"ood/{name}: {place} is left out, as another set has this name")
+            continue
+        about = "a stand-in, not a published set" if "standin" in name else "a set of your own"
+        found.notes.append(f"ood/{name} is {about}")
+        found.add(name, partial(_read, str(place.resolve()), root, size), [place])
+
+
+def _test_images(kind: Cifar, root: Path) -> Tensor:
+    return load_cifar(kind, root, subset=True).test.images
+
+
+def _read(source: str, root: Path, size: int) -> Tensor:
+    return load_ood(source, root, size=size, subset=True).images
+
+
+def content_digest(places: Iterable[Path]) -> str:
+    """What files hold, in one digest, to notice that they were replaced.
+
+    A process that evaluates many runs reads each file once, as long as its size and time of change stay.
+
+    Args:
+        places: files, and folders of images.
+
+    Returns:
+        SHA-256 over names and contents of files, and of all images in and below folders.
+    """
+    total = hashlib.sha256()
+    for place in places:
+        for file in image_files(place) if place.is_dir() else [place]:
+            found = file.stat()
+            content = _of_file(file, found.st_size, found.st_mtime_ns)
+            total.update(f"{file.relative_to(place.parent)} {content}\n".encode())
+    return total.hexdigest()
+
+
+@cache
+def _of_file(file: Path, size: int, changed: int) -> str:
+    return file_digest(file)

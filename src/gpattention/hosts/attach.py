@@ -1,0 +1,533 @@
+"""Uncertainty for a model that exists already: its attention read as Gaussian-process posteriors.
+
+`attach` gives a handle: predict with uncertainty, fit it, take it off again.  While a call of the handle
+runs, hooks at the model's attention sites see every call of attention and say what the model goes on with.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.checks import check_count, check_whole
+from gpattention.gp import ItemNoise
+from gpattention.hosts.families.base import AttentionCall, AttentionHook, Context, Site
+from gpattention.hosts.fitting import Data, Fit, FitOptions, collect_batches, fit_settings
+from gpattention.hosts.predict import (
+    Call,
+    Reader,
+    Task,
+    TokenPrediction,
+    Values,
+    call_model,
+    check_module,
+    make_result,
+    run_samples,
+    uncompiled,
+)
+from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
+from gpattention.hosts.signals import Head, attached_signals
+from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
+from gpattention.hosts.usual import Usual, fit_usual
+from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
+from gpattention.models import Prediction, Signals
+from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device
+from gpattention.strangeness import Explanation
+
+MAX_LOG_AMPLITUDE = 3.0
+_SITE_SEEDS = 0x9E3779B1  # sites of one seed lie this far apart
+
+
+@dataclass(eq=False)
+class Runner(Reader):
+    """A host model, where it attends, and how its output is read."""
+
+    sites: tuple[Site, ...]
+    max_keys: int = MAX_KEYS
+    max_log_amplitude: float | None = None
+
+    def answer(self, inputs: Inputs, hook: AttentionHook | None = None) -> Tensor:
+        """What the model answers to one batch on its device, hooked or by itself."""
+        if hook is None:
+            return self.read(self.model, inputs, nullcontext())
+        host = uncompiled(self.model)
+        return self.read(host, inputs, hooked(host, self.sites, hook))
+
+    def draw(
+        self, rows: Rows, settings: Settings, *, seed: int, keep_variances: bool = False
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """One pass in which every row draws for itself: the answers, and variances where kept.
+
+        Where no site draws it is the host's own pass, fused operations and all.
+        """
+        if not settings.any_drawn:
+            return self.answer(rows.inputs), [None] * len(self.sites)
+        seeds = [seed + (index + 1) * _SITE_SEEDS for index in range(len(self.sites))]
+        noise = [ItemNoise(own, rows.numbers, rows.samples) for own in seeds]
+        return self._observe(rows.inputs, settings, noise, keep=keep_variances)
+
+    def measure(self, inputs: Inputs, settings: Settings) -> tuple[Tensor, list[Tensor | None]]:
+        """The host's own answers, and the variances of all sites, also of those that do not draw."""
+        return self._observe(inputs, settings, None, keep=True)
+
+    def _observe(
+        self, inputs: Inputs, settings: Settings, noise: Sequence[ItemNoise] | None, *, keep: bool
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """One hooked pass: the answers and, where kept, variances of the sites, [B, H, N] each.
+
+        With noise, a draw of its deviation is added to every mean, token by token.  Every site has noise of
+        its own, made from the seed, the item and the sample: which other sites draw, and how items are cut
+        into batches, changes nothing.
+        """
+        variances: list[Tensor | None] = [None] * len(self.sites)
+        called: list[Site] = []
+        caps: dict[str, Any] = {"max_keys": self.max_keys, "max_log_amplitude": self.max_log_amplitude}
+
+        def hook(site: Site, call: AttentionCall) -> Tensor:  # [B, H, Q, D]
+            called.append(site)
+            if noise is not None and not settings.drawn(site.index):
+                return call.mean
+            # how it depends on earlier draws is left out of gradients: they would cross Cholesky factors
+            still = call.map(Tensor.detach) if torch.is_grad_enabled() else call
+            prior, frame = settings.prior(site.index, site.heads), settings.frame(site.index)
+            log_std = log_stddev(still, prior, frame, **caps)  # [B, H, Q]
+            if keep:
+                variances[site.index] = (2 * log_std.detach()).exp()
+            if noise is None:
+                return call.mean
+            shape, device = (1, *call.mean.shape), call.mean.device
+            normal = noise[site.index].normal(shape, log_std.dtype, device)[0]  # [B, H, Q, D]
+            return call.mean + (log_std.exp()[..., None] * normal).to(call.mean.dtype)
+
+        answer = self.answer(inputs, hook)
+        if not called:
+            raise ValueError(
+                f"expected the model to call one of its {len(self.sites)} sites, got a forward pass that "
+                "called none: a compiled model must be attached before it is compiled"
+            )
+        return answer, variances
+
+    def counting(self, seen: list[int]) -> Context:
+        """Inside, every call of a site adds the number of its sequences."""
+
+        def count(site: Site, call: AttentionCall) -> Tensor:
+            seen.append(len(call.mean))
+            return call.mean
+
+        return hooked(uncompiled(self.model), self.sites, count)
+
+    def device(self, inputs: Inputs) -> torch.device:
+        """Where the model computes."""
+        return model_device(self.model, inputs)
+
+
+class Handle:
+    """Uncertainty of one model; made by `gpattention.attach`.
+
+    The model is touched only while a call of the handle runs: used directly, saved or copied, it is what it
+    was.
+
+    Args:
+        runner: the model and how it is run.
+        found: where it attends.
+
+    Attributes:
+        model: the host.
+        sites: where it attends.
+    """
+
+    def __init__(self, runner: Runner, found: Found) -> None:
+        self._runner, self.found = runner, found
+        self.model, self.sites = runner.model, found.sites
+        self._settings = initial_settings(found.sites)
+        self._attached, self._head, self._usual = True, Head(), Usual()
+
+    @property
+    def task(self) -> Task | None:
+        """What the model answers; None until it has been seen to."""
+        return self._runner.task
+
+    @property
+    def settings(self) -> Settings:
+        """What it draws with; assign to change."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        shape = (len(self.sites), max(site.heads for site in self.sites))
+        for name in ("scale", "noise", "power"):
+            if (found := tuple(getattr(settings, name).shape)) != shape:
+                raise ValueError(f"expected settings.{name} of shape {shape}, got {found}")
+        if (count := len(settings.draws)) != shape[0]:
+            raise ValueError(f"expected settings.draws for {shape[0]} sites, got {count}")
+        if bool((settings.scale < 0).any()) or bool((settings.noise <= 0).any()):
+            raise ValueError("expected settings with scale >= 0 and noise > 0, got others")
+        self._settings, self._usual = settings, Usual()  # by other settings signals are others
+
+    def predict(
+        self,
+        inputs: Inputs | Mapping[str, Any],
+        samples: int = 10,
+        seed: int = 0,
+        *,
+        batch_size: int | None = None,
+        variances: bool = False,
+        first_item: int = 0,
+        progress: Progress | None = None,
+    ) -> Prediction | TokenPrediction | Values:
+        """Predict with uncertainty, in evaluation mode and without gradients.
+
+        The draws of item i depend on `seed` and `first_item` + i alone.
+
+        Args:
+            inputs: a tensor or a mapping of tensors, with the batch first.
+            samples: number of draws.  0 is the model itself, to the last bit; so are samples where no site
+                draws, but for the temperature.
+            seed: of the draws.
+            batch_size: most rows (items times samples) that run at once: if not given 256, or 2000 on a GPU
+                whose memory suffices.
+            variances: add each site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
+            first_item: number of the first item, where the inputs are a part of more.
+            progress: called with how many rows are done, and how many there are.
+
+        Returns:
+            A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance.
+
+        Raises:
+            ValueError: for wrong numbers, outputs that cannot be read, and a handle that was detached.
+
+        >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
+        """
+        self._check_attached()
+        samples = check_count("samples", samples, least=0)
+        seed = check_whole("seed", seed)
+        adaptive, own, runner = (
+            self._usual.temperature,
+            self._settings,
+            self._runner,
+        )  # once: a thread may change the settings meanwhile
+        if variances:
+            own.warn_unfitted(stacklevel=3)
+        drawn = samples > 0 and own.any_drawn
+        count = samples if drawn else 1  # without draws all samples are one
+        settings = own.to(runner.device(inputs))
+
+        def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
+            if samples > 0:
+                return runner.draw(rows, settings, seed=seed, keep_variances=variances)
+            return runner.measure(rows.inputs, settings) if variances else (runner.answer(rows.inputs), ())
+
+        rows: dict[str, Any] = {"batch_size": batch_size, "first_item": first_item, "progress": progress}
+        answers, means = run_samples(
+            self.model, answer, inputs, samples=count, seed=seed, variances=variances, **rows
+        )
+        answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
+        assert runner.task is not None
+        acting: dict[str, Any] = {}
+        if samples > 0:
+            acting = {"temperature": own.temperature, "residual": own.residual}
+            if adaptive is not None:
+                seen = attached_signals(runner, self._head, own, inputs, batch_size=batch_size)
+                acting["temperature"] = adaptive.temperature(answers, seen)[:, None]  # [B, 1]
+        return make_result(answers, runner.task, inputs, means, drawn=drawn, **acting)
+
+    def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
+        """Variances of every token at every site, in one plain pass; also of sites that do not draw.
+
+        Before a fit nothing says how they go with what the model does not know, and as a score they may rank
+        items the wrong way round: reading them then warns.
+
+        Args:
+            inputs: a tensor or a mapping of tensors, with the batch first.
+            batch_size: most items that run at once, as in `predict`.
+
+        Returns:
+            [B, H, N] for each site.
+
+        Raises:
+            ValueError: for outputs that cannot be read, and a handle that was detached.
+        """
+        self._check_attached()
+        self._settings.warn_unfitted(stacklevel=3)
+        settings = self._settings.to(self._runner.device(inputs))
+
+        def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
+            return self._runner.measure(rows.inputs, settings)
+
+        once: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size}
+        _, means = run_samples(self.model, answer, inputs, variances=True, **once)
+        return tuple(x for x in means or () if x is not None)
+
+    def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
+        """What one plain pass says about every item: also of sites that do not draw.
+
+        Args:
+            inputs: a tensor or a mapping of tensors, with the batch first, or a loader: an iterable of such,
+                or of pairs or mappings with labels, which are left out.
+            **options: `variance=False` leaves out the variances, which cost most; `per_token=True` keeps what
+                every head said of every token; `batch_size` is the most items that run at once.
+
+        Returns:
+            Logits, features, and profiles of the log variance, in units of the scale of the draws, and of the
+            attention entropy, where the inputs lie; of a loader on the CPU.
+
+        Raises:
+            ValueError: for outputs that cannot be read, and a handle that was detached.
+
+        >>> handle.signals(inputs).variance  # [B, sites x heads]
+        """
+        self._check_attached()
+        return attached_signals(self._runner, self._head, self._settings, inputs, **options)
+
+    def process_mean(self, inputs: Inputs) -> Tensor:
+        """Answer with every attention replaced by its Gaussian process's own mean.
+
+        The answers are those of the model, up to rounding: this is how to see it on data of your own.
+
+        Args:
+            inputs: a batch, which runs at once.
+
+        Returns:
+            Logits, values or embeddings, as the task has it.
+
+        Raises:
+            ValueError: for outputs that cannot be read, and a handle that was detached.
+        """
+        self._check_attached()
+        settings = self._settings.to(self._runner.device(inputs))
+
+        def hook(site: Site, call: AttentionCall) -> Tensor:
+            return process_mean(call, settings.frame(site.index)).to(call.mean.dtype)
+
+        with evaluating(self.model):
+            return self._runner.answer(inputs, hook)
+
+    def fit(
+        self,
+        data: Data,
+        labels: Tensor | None = None,
+        *,
+        shifted: Mapping[str, Inputs | Iterable[Any]] | None = None,
+        **options: Any,
+    ) -> Fit:
+        """Fit scales, noise, powers and which sites draw on held-out data, by negative log-likelihood.
+
+        Where drawing does not help on the part of the data kept back from the fit, the scales become 0 and
+        the model stays as it is.  What is usual is fitted along, for `strangeness` and `flag`.
+
+        Args:
+            data: a loader of (inputs, labels) or of mappings with "labels", a pair of them, or the inputs.
+            labels: of `data`, where that is inputs alone.
+            shifted: the same items in the same order, synthetically shifted, by the names of at least two
+                shifts: inputs, or a loader each.  The strangeness is then made of what tells them apart.
+            **options: those of `FitOptions`; `temperature="adaptive"` fits one that rises with strangeness to
+                clean and shifted items of a classifier.
+
+        Returns:
+            All candidates and the choice among them, whose settings the handle has now.
+
+        Raises:
+            ValueError: for wrong options, labels that do not fit the model's answers, and too few items.
+
+        >>> handle.fit(validation_loader)
+        """
+        self._check_attached()
+        adaptive = options.get("temperature") == "adaptive"
+        chosen = FitOptions(**{**options, "temperature": True} if adaptive else options)
+        batches = collect_batches(data, labels, chosen.items)
+        pairs = [(batch.inputs, batch.labels) for batch in batches]
+        with torch.inference_mode(False):  # the fit differentiates, wherever it is called
+            fit = fit_settings(self._runner, self._settings, pairs, None, chosen)
+            fitted = Handle(self._runner, self.found)  # other threads have the old one until all is fitted
+            fitted._settings, fitted._head = fit.settings, self._head
+            usual = fit_usual(
+                fitted, batches, shifted, adaptive=adaptive, samples=chosen.samples, seed=chosen.seed
+            )
+        self._settings, self._usual = fit.settings, usual
+        return fit
+
+    def strangeness(self, inputs: Inputs | Iterable[Any], **options: Any) -> Explanation:
+        """How strange inputs are beside the held-out items of `fit`, and by what.
+
+        Args:
+            inputs: a tensor or a mapping of tensors, with the batch first, or a loader.
+            **options: `batch_size`, as in `signals`.
+
+        Returns:
+            A score, larger for stranger inputs, its p-value, and which part, site and head makes it.
+
+        Raises:
+            ValueError: for a handle that was not fitted, or whose fit found no strangeness, with the reason.
+
+        >>> handle.strangeness(inputs).p_value  # [B]
+        """
+        return self._usual.fitted().explain(self.signals(inputs, **options))
+
+    def flag(self, inputs: Inputs | Iterable[Any], rate: float = 0.01, **options: Any) -> Tensor:
+        """Which inputs are not like the held-out items of `fit`.
+
+        Args:
+            inputs: a tensor or a mapping of tensors, with the batch first, or a loader.
+            rate: of false alarms among usual inputs; at least 1 / (n + 1), n being two fifths of the items.
+            **options: `batch_size`, as in `signals`.
+
+        Returns:
+            [B] True for strange ones.
+
+        Raises:
+            ValueError: for a rate that the items cannot show, and as of `strangeness`.
+
+        >>> handle.flag(inputs, rate=0.01)
+        """
+        return self._usual.fitted().flag(self.signals(inputs, **options), rate)
+
+    def _drawn_logits(self, batches: Sequence[Inputs], samples: int, seed: int) -> Tensor:
+        """Draws of a classifier's logits that no temperature divides, of all items.
+
+        Args:
+            batches: of items, numbered through.
+            samples: of each; one where nothing draws.
+            seed: of the draws.
+
+        Returns:
+            [S, B, C] on the CPU.
+        """
+        bare = Handle(self._runner, self.found)
+        bare._settings, parts, seen = replace(self._settings, temperature=1.0), [], 0
+        for batch in batches:
+            count = samples if self._settings.any_drawn else 1
+            found = bare.predict(batch, count, seed, first_item=seen)
+            assert isinstance(found, Prediction)
+            parts.append(found.logits.cpu())
+            seen += len(found)
+        return torch.cat(parts, 1)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the settings: `attached.json` and `attached.safetensors`, each in one piece or not at all.
+
+        Beside them go what is usual, as `strangeness.json` and `strangeness.safetensors`, and an adaptive
+        temperature, where they were fitted.
+
+        The model is not among them; it is saved as ever, in the same folder if that is wanted.
+
+        Args:
+            folder: made if it is not there.
+
+        >>> handle.save("attached")
+        """
+        save_settings(Path(folder), [site.name for site in self.sites], self._settings)
+        self._usual.save(Path(folder))
+
+    def load(self, folder: str | Path) -> None:
+        """Read what `save` wrote, for the same model.
+
+        Args:
+            folder: that of `save`.
+
+        Raises:
+            FileNotFoundError: where a file is missing.
+            ValueError: for anything unexpected; nothing is loaded then.
+        """
+        sites, settings = load_settings(Path(folder))
+        usual = Usual.load(Path(folder))
+        self._take(sites, settings, str(folder))
+        self._usual = usual
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the settings as a mapping, say for a checkpoint of one's own; `save` writes files.
+
+        Returns:
+            What `load_state_dict` takes.
+        """
+        return {"sites": [site.name for site in self.sites], **self._settings.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave, for the same model.
+
+        Args:
+            state: that mapping.
+
+        Raises:
+            ValueError: for anything else; nothing is loaded then.
+        """
+        settings = Settings.from_state_dict({k: v for k, v in state.items() if k != "sites"})
+        self._take(list(state.get("sites", [])), settings, "state")
+
+    def detach(self) -> nn.Module:
+        """Let go of the model; the handle answers no more.
+
+        Returns:
+            The model, which is what it was.
+        """
+        self._attached = False
+        return self.model
+
+    def __enter__(self) -> Self:
+        self._check_attached()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        return describe(type(self.model).__name__, self.found, self._settings, attached=self._attached)
+
+    def _take(self, sites: list[str], settings: Settings, source: str) -> None:
+        """Settings from elsewhere, if they are those of the same sites."""
+        own = [site.name for site in self.sites]
+        if own != sites:
+            raise ValueError(f"{source}: expected the settings of sites {own}, got those of {sites}")
+        self.settings = settings
+
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise ValueError("expected an attached handle, got one that was detached: call attach again")
+
+
+def attach(
+    model: nn.Module,
+    *,
+    task: Task | None = None,
+    call: Call | None = None,
+    max_keys: int = MAX_KEYS,
+    max_log_amplitude: float | None = MAX_LOG_AMPLITUDE,
+) -> Handle:
+    """Give the softmax attention of `model` its Gaussian-process variance, without changing its predictions.
+
+    `nn.MultiheadAttention` (also inside `nn.TransformerEncoder`), encoders of Hugging Face transformers,
+    timm's vision transformers, and our own softmax and kernel models.  Causal, grouped-query,
+    relative-position and ALiBi attention is left alone by name; a model with nothing else is refused.
+
+    Args:
+        model: any module; it stays what it is.
+        task: "classification", "tokens", "regression" or "embedding"; seen from the output if not given.
+        call: how to run the model: `call(model, inputs)` gives its output with the batch first.
+        max_keys: longer sequences condition on this many of their keys, evenly spaced (the sparse form).
+        max_log_amplitude: cap of the tempered log amplitude over its mean.
+
+    Returns:
+        The handle, which predicts, is fitted, saved and detached.
+
+    Raises:
+        ValueError: for a model without such attention, with the reasons, and for wrong arguments.
+
+    >>> handle = gpattention.attach(model)
+    >>> handle.fit(validation_loader)
+    >>> handle.predict(inputs, samples=10).confidence
+    """
+    check_module(model)
+    if max_log_amplitude is not None and not max_log_amplitude >= 0:
+        raise ValueError(f"expected max_log_amplitude >= 0 or None, got {max_log_amplitude}")
+    max_keys = check_count("max_keys", max_keys, least=1)
+    found = find_sites(model)
+    if not found.sites:
+        reasons = "".join(f"\n  {a.name or '(the model)'} ({a.kind}): {a.why}" for a in found.left_alone)
+        expected = "expected a model with softmax attention that has a Gaussian process behind it"
+        got = f"got {type(model).__name__} with none{':' if reasons else ''}{reasons}"
+        raise ValueError(f"{expected}, {got}\nwhat would be found: {FOUND_FORMS}")
+    runner = Runner(model, call or call_model, task, "attach", found.sites, max_keys, max_log_amplitude)
+    return Handle(runner, found)

@@ -1,0 +1,304 @@
+"""Swap the softmax attention of a trained model for Gaussian-process attention, to be fine-tuned.
+
+>>> model = gpattention.convert(model, kind="cgp")
+>>> loss = cross_entropy(model(x), y) + 0.01 * gpattention.regularizer(model)
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.attention.registry import make_attention
+from gpattention.hosts.conversion import (
+    WEIGHTS_FILE,
+    Conversion,
+    add_saving,
+    load_weights,
+    no_record,
+    plain_weights,
+    read_config,
+    read_record,
+)
+from gpattention.hosts.families import FAMILIES
+from gpattention.hosts.families.base import Host, SavedModel, Site
+from gpattention.hosts.layers import ConvertedAttention, Passes, TrainingDraw, converted_layers
+from gpattention.hosts.predict import call_model, check_module
+from gpattention.hosts.projected import KINDS
+from gpattention.hosts.sites import FOUND_FORMS, find_sites
+from gpattention.models.config import CONVERSION_FILE
+from gpattention.models.predict import Inputs, count_items, evaluating
+
+M = TypeVar("M", bound=nn.Module)
+_RECORD = "_gpattention_conversion"  # where a converted model keeps its record
+
+
+def convert(
+    model: M,
+    kind: str = "cgp",
+    *,
+    draw: TrainingDraw = "independent",
+    layers: Iterable[str] | None = None,
+    example: Inputs | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> M:
+    """Swap attention for a GP kind, in place.
+
+    Every projection keeps its weights; what is new (noise, prior scale, latent projection, inducing inputs)
+    is a parameter of the host under `gpattention`, so that its optimiser, `state_dict` and `.to` see it: make
+    the optimiser afterwards.  The host's dropout of attention weights is gone: the draws take its place.
+
+    Args:
+        model: holds `nn.MultiheadAttention` or `nn.TransformerEncoder`, attention of Hugging Face's
+            transformers or timm, or is one of our own softmax or kernel transformers.
+        kind: "cgp", "direct", "scgp", "softmax-gp", "kernel" or "sgpa".
+        draw: whether a layer draws its output in training ("independent") or gives its mean ("none").
+        layers: names of the attention modules to convert, as `find_sites` lists them; None is all.
+        example: a batch of inputs, for scgp and sgpa: their inducing inputs start at its tokens.  Without it
+            they start at random, and attention may be switched off until they have been learned.
+        seed: of the start of inducing inputs.
+        **options: of the kind: `noise`, `prior_scale`, `regularizer`, `num_inducing`, ...  For cgp, direct
+            and scgp `normalize` is "softmax" by default, which starts as the host (eq. 21); "rows" (eq. 25)
+            and "none" are those of the library's own modules.  `prior_scale` says how much is drawn and
+            leaves the mean as it is.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ValueError: for a model without such attention, one that is converted already, and wrong options; the
+            model is then what it was.
+
+    >>> convert(model, kind="direct", layers=["encoder.layer.11.attention.self"])
+    """
+    check_module(model)
+    if conversion_of(model) is not None:
+        raise ValueError("expected a model that is not converted yet, got one that is")
+    record = Conversion(kind, draw=draw, seed=seed, options=options)
+    found = find_sites(model)
+    sites = _chosen(found.sites, layers)
+    if not sites:
+        forms = f"what would be found: {FOUND_FORMS}"
+        raise ValueError(f"expected a model with softmax attention, got none to convert:\n{found}\n{forms}")
+    others = [(site.name, "not chosen") for site in found.sites if site not in sites]
+    others += [(alone.name, alone.why) for alone in found.left_alone]
+    record = replace(record, layers=tuple(s.name for s in sites), left_alone=tuple(others))
+    if example is not None:
+        count_items(example)
+        with evaluating(model):  # an example that the host does not take leaves it as it was
+            call_model(model, example)
+    with _all_or_nothing(model), _seeded(sites, record.seed):
+        if not any(family.convert_whole(model, sites, kind, options) for family in FAMILIES.values()):
+            _swap(model, sites, record)
+        model.__dict__[_RECORD] = record
+        if example is not None:
+            _place_inducing(model, example, record.seed)
+    return model
+
+
+def conversion_of(model: nn.Module) -> Conversion | None:
+    """The record of a conversion.
+
+    Args:
+        model: any module.
+
+    Returns:
+        What `convert` did to it, None for a model that was not converted.
+    """
+    record = model.__dict__.get(_RECORD)
+    return record if isinstance(record, Conversion) else None
+
+
+def regularizer(model: nn.Module) -> Tensor:
+    """Sum of the layers' regularisers in the last forward pass in training mode: the one line to add to a
+    loss.
+
+    Per real token, head and head dimension, as everywhere in the library; a layer that ran several times in
+    that pass counts as often.  Weigh it lightly: 0.01 is a start.  Works under DistributedDataParallel, and
+    under gradient checkpointing with `use_reentrant=False`; `nn.DataParallel` is refused.
+
+    Args:
+        model: a converted model, or a module that holds one.
+
+    Returns:
+        A scalar with gradients.
+
+    Raises:
+        ValueError: for a model that is not converted, or that ran no pass in training whose gradients are
+            known.
+
+    >>> loss = cross_entropy(model(x), y) + 0.01 * regularizer(model)
+    """
+    for family in FAMILIES.values():
+        own = family.regularizer(model)
+        if own is not None:
+            return own
+    layers = converted_layers(model)
+    if not layers:
+        raise ValueError("expected a converted model, got one without a converted layer: call convert first")
+    values = [value for layer in layers for value in layer.regularizers]
+    if not values:
+        raise ValueError("expected a forward pass in training mode before, got none")
+    learning = [layer for layer in layers if layer.attention.regularizer != "none" and layer.regularizers]
+    lost = learning and not any(value.requires_grad for layer in learning for value in layer.regularizers)
+    trainable = any(p.requires_grad for layer in layers for p in layer.parameters())
+    if lost and trainable and torch.is_grad_enabled():
+        raise ValueError(
+            "expected regularisers with gradients, got a forward pass without: gradient checkpointing needs "
+            "use_reentrant=False, e.g. gradient_checkpointing_kwargs={'use_reentrant': False}"
+        )
+    return torch.stack([value.float() for value in values]).sum()
+
+
+def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any) -> nn.Module:
+    """Load the converted model a folder holds: build its host, repeat the conversion, load every weight.
+
+    Args:
+        folder: what `save_pretrained` of a converted model wrote.
+        host: not needed for Hugging Face hosts and our own transformers, whose folder says everything; for
+            any other, the model built as it was before the conversion, which is converted in place.  It may
+            be the class of a Hugging Face host that is not one of transformers.
+        **options: passed on to the `from_pretrained` of a Hugging Face host (`dtype`, `device_map`).
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: where there is no such folder.
+        ValueError: for folders without a record, hosts that it does not fit, and weights that are missing,
+            unexpected or not finite.
+
+    >>> model.save_pretrained("folder")
+    >>> model = gpattention.from_pretrained("folder")
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    saved = SavedModel(folder, read_config(folder), read_record(folder), _convert_again, host, options)
+    loaded = (family.load(saved) for family in FAMILIES.values())
+    model = next((found for found in loaded if found is not None), None)
+    if model is not None:
+        return model.eval()
+    if options:
+        raise ValueError(f"expected no options for this folder, got {', '.join(options)}")
+    if saved.record is None:
+        raise ValueError(no_record(folder, saved.config))
+    built = (family.new_host(saved) for family in FAMILIES.values())
+    model = host if isinstance(host, nn.Module) else next((x for x in built if x is not None), None)
+    if model is None:
+        got = f"the class {host.__name__}" if isinstance(host, type) else repr(host)
+        expected = f"expected the host of {folder}, built as before the conversion, got {got}"
+        raise ValueError(f"{expected}: gpattention.from_pretrained(folder, host)")
+    _convert_again(model, saved.record, folder / CONVERSION_FILE)
+    try:
+        load_weights(model, folder / WEIGHTS_FILE)
+    except ValueError as error:
+        raise ValueError(f"{error}{plain_weights(folder, saved.record)}") from error
+    return model.eval()
+
+
+def _convert_again(model: nn.Module, record: Conversion, source: Path) -> None:
+    """Do a recorded conversion on a host of the same build; `source` is the file that holds the record."""
+    if conversion_of(model) is not None:
+        raise ValueError("expected a host as before the conversion, got one that is converted")
+    try:
+        how: dict[str, Any] = {"draw": record.draw, "layers": record.layers, "seed": record.seed}
+        convert(model, record.kind, **how, **record.options)
+    except ValueError as error:
+        expected = f"expected the record of a conversion of this {type(model).__name__}"
+        raise ValueError(f"{source}: {expected}, got one that it does not take: {error}") from error
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """What fails inside leaves every module as it was.
+
+    A conversion writes no weight of the host: it changes attributes, and the tables of modules, parameters
+    and hooks.  Those are filled again, not replaced: whoever registered a hook holds on to its table.
+    """
+    tables = [name for name, value in nn.Module().__dict__.items() if isinstance(value, dict | set)]
+    before: list[tuple[Any, Any]] = []  # dictionaries and sets, and what was in them
+    for own in [vars(module) for module in model.modules()]:
+        before += [(own, dict(own)), *((own[name], copy(own[name])) for name in tables if name in own)]
+    try:
+        yield
+    except BaseException:
+        for table, content in before:
+            table.clear()
+            table.update(content)
+        raise
+
+
+@contextmanager
+def _seeded(sites: list[Site], seed: int) -> Iterator[None]:
+    """Modules that are made inside draw their parameters from the seed; generators are put back."""
+    devices = sorted({p.device.index for site in sites for p in site.module.parameters() if p.is_cuda})
+    # modules draw from the process's generators; torch.manual_seed would leave those of other GPUs changed
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
+
+
+def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]:
+    if layers is None:
+        return list(sites)
+    if isinstance(layers, str):
+        raise ValueError(f"expected layers to be several names, got one string {layers!r}")
+    names, known = list(layers), [site.name for site in sites]
+    if unknown := [name for name in names if name not in known]:
+        named = ", ".join(known) or "those of softmax attention, of which there is none"
+        raise ValueError(f"expected layers among {named}, got {unknown[0]!r}")
+    return [site for site in sites if site.name in names]
+
+
+def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
+    """Convert site by site, and have the record saved with the model."""
+    if any(site.parent is None and FAMILIES[site.family].replaces for site in sites):
+        raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
+    made = [(site, _layer(site, record)) for site in sites]  # all, before any is placed
+    for site, layer in made:
+        FAMILIES[site.family].place(model, site, layer)
+    Passes().watch(model, [layer for site, layer in made if FAMILIES[site.family].remembers])
+    by_family = {name: [site for site in sites if site.family == name] for name in FAMILIES}
+    stored = [FAMILIES[name].finish(model, chosen, record) for name, chosen in by_family.items() if chosen]
+    if not any(stored):
+        add_saving(model, record)
+
+
+def _layer(site: Site, record: Conversion) -> ConvertedAttention:
+    family = FAMILIES[site.family]
+    parameter = next(site.module.parameters(), None)
+    if parameter is None:
+        raise ValueError(f"{site.name}: expected attention with parameters to train, got none (quantised?)")
+    options = {"device": parameter.device, "dtype": parameter.dtype, **record.options}
+    width, cls = site.heads * site.head_dim, KINDS[record.kind]
+    attention = make_attention(cls, record.kind, width, site.heads, options)
+    keys, scale = family.key_projection(site), family.logit_scale(site)
+    try:
+        attention.start(keys, scale**0.5)
+    except ValueError as error:
+        raise ValueError(f"{site.name}: {error}, and it has none or changes them afterwards") from None
+    layer = ConvertedAttention(attention, logit_scale=scale, draw=record.draw, name=site.title)
+    return layer.train(site.module.training)
+
+
+def _place_inducing(model: nn.Module, example: Inputs, seed: int) -> None:
+    """Run an example in evaluation mode; every layer places its inducing inputs when it comes to it."""
+    layers = converted_layers(model)
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        for layer in layers:
+            layer.attention.placing = generator
+        with evaluating(model):
+            call_model(model, example)
+    finally:
+        for layer in layers:
+            layer.attention.placing = None

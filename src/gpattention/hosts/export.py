@@ -1,0 +1,172 @@
+"""Converted and attached models as programs of `torch.export`, and as ONNX files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from gpattention.attention import Attention, attention_class, list_attention
+from gpattention.hosts.attach import Handle
+from gpattention.hosts.families.base import AttentionCall, Site
+from gpattention.hosts.predict import call_model
+from gpattention.hosts.sites import hooked
+from gpattention.hosts.variance import log_stddev
+from gpattention.models.predict import Inputs, count_items, evaluating
+
+
+def export_program(
+    model: nn.Module | Handle, example: Inputs, *, dynamic_length: bool = False
+) -> ExportedProgram:
+    """Export a model's mean prediction with `torch.export`, for any batch size and every kind.
+
+    `torch.export.export(model, ...)` itself works too, but for our own transformers, whose output it does not
+    know.
+
+    Args:
+        model: plain, converted or attached; it runs in evaluation mode.
+        example: a batch of inputs, which may be one item.
+        dynamic_length: second axes of inputs [B, N] and [B, N, E] may be of any length, if the model allows.
+
+    Returns:
+        A program that is called as `program.module()(inputs)` with a mapping of named tensors ({"inputs": x}
+        where `example` is one tensor) and gives logits, or the last states of a model without.  Of an
+        attached model it gives those and the variances of all sites, [B, H, N] each.
+
+    Raises:
+        ValueError: for inputs that are no tensors, and outputs that hold none.
+
+    >>> program = gpattention.export_program(model, {"input_ids": ids, "attention_mask": mask})
+    >>> torch.export.save(program, "model.pt2")
+    """
+    items, inputs = count_items(example), _named(example)
+    if items == 1:  # torch.export would take a batch of one for a constant
+        inputs = {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in inputs.items()}
+    shapes = {name: _dynamic_axes(x, dynamic_length) for name, x in inputs.items()}
+    answers = _Answers(model, one_tensor=isinstance(example, Tensor))
+    with evaluating(answers.model), torch.no_grad():
+        answers.train(False)
+        return torch.export.export(answers, (inputs,), dynamic_shapes=(shapes,))
+
+
+def export_onnx(
+    model: nn.Module, path: str | Path, example: Inputs, *, dynamic_length: bool = True, opset: int = 20
+) -> Path:
+    """Write the model's mean prediction as an ONNX file.
+
+    Works for plain and converted hosts and for our own transformers, when the mean of their attention needs
+    no solve: softmax, softmax-gp, kernel and direct.  The others factor a matrix for every head, which ONNX
+    has no operation for, and are refused by name.
+
+    Args:
+        model: runs in evaluation mode; a mapping as `example` becomes keyword arguments and named inputs.
+        path: of the file to write.
+        example: a batch of at least 2 items; the file takes batches of any size.
+        dynamic_length: second axes of inputs [B, N] and [B, N, E] may be of any length too.
+        opset: version of ONNX's operations.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: without the extra "onnx".
+        ValueError: for kinds of attention that need a solve, and for wrong arguments.
+
+    >>> gpattention.export_onnx(model, "model.onnx", {"input_ids": ids, "attention_mask": mask})
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("ONNX files need the extra 'onnx': pip install 'gpattention[onnx]'") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}: export its host")
+    _check_kinds(model)
+    if count_items(example) < 2:
+        raise ValueError("expected an example of at least 2 items, got 1: its batch size would become fixed")
+    path, inputs = Path(path), _named(example)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shapes = {name: _dynamic_axes(x, dynamic_length) for name, x in inputs.items()}
+    answers = _Answers(model, one_tensor=isinstance(example, Tensor))
+    with evaluating(model):
+        answers.train(False)
+        torch.onnx.export(
+            # by keyword: a mapping at the end of the positional arguments would be taken for keywords
+            answers, (), str(path), kwargs={"inputs": inputs}, input_names=list(inputs),
+            output_names=["output"], dynamic_shapes={"inputs": shapes}, dynamo=True, opset_version=opset,
+            external_data=False, verbose=False,
+        )  # fmt: skip
+    return path
+
+
+class _Answers(nn.Module):
+    """A host as a function of named tensors to tensors."""
+
+    def __init__(self, model: nn.Module | Handle, *, one_tensor: bool) -> None:
+        super().__init__()
+        self.model = model.model if isinstance(model, Handle) else model
+        self._answer = _measuring(model) if isinstance(model, Handle) else self._plain
+        self._one_tensor = one_tensor
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Any:
+        """Logits, else the last states; of an attached model, the variances of its sites too."""
+        return self._answer(inputs["inputs"] if self._one_tensor else inputs)
+
+    def _plain(self, inputs: Inputs) -> Tensor:
+        return read_answer(call_model(self.model, inputs))
+
+
+def _measuring(handle: Handle) -> Callable[[Inputs], tuple[Tensor, ...]]:
+    """A host's answer and the variances of its sites, [B, H, N] each in the order of their calls.
+
+    It reads no value of any tensor.
+    """
+    runner, settings = handle._runner, handle.settings
+    priors = [settings.prior(site.index, site.heads) for site in handle.sites]
+    # a power that is learned is always used: whether it is 0 would have to be read
+    priors = [replace(prior, power=prior.power.detach().clone().requires_grad_()) for prior in priors]
+    caps: dict[str, Any] = {"max_keys": runner.max_keys, "max_log_amplitude": runner.max_log_amplitude}
+
+    def answer(inputs: Inputs) -> tuple[Tensor, ...]:
+        variances: list[Tensor] = []
+
+        def hook(site: Site, call: AttentionCall) -> Tensor:
+            log_std = log_stddev(call, priors[site.index], settings.frame(site.index), **caps)
+            variances.append((2 * log_std).exp())
+            return call.mean
+
+        with hooked(runner.model, runner.sites, hook):
+            return (read_answer(runner.call(runner.model, inputs)), *variances)
+
+    return answer
+
+
+def read_answer(output: Any) -> Tensor:
+    """Logits, else the last states, of whatever a host gives."""
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := getattr(output, name, output), Tensor):
+            return found
+    raise ValueError(f"expected a model that gives a tensor or logits, got {type(output).__name__}")
+
+
+def _named(example: Inputs) -> dict[str, Tensor]:
+    """The example as a mapping."""
+    return {"inputs": example} if isinstance(example, Tensor) else dict(example)
+
+
+def _dynamic_axes(x: Tensor, length: bool) -> dict[int, Any]:
+    """Which axes of an input may be of any size: the batch, and where asked N of [B, N] or [B, N, E]."""
+    batch, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO  # the second only if the model allows
+    return {0: batch, 1: tokens} if length and x.ndim in (2, 3) else {0: batch}
+
+
+def _check_kinds(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, Attention) and not module.exportable:
+            known = ", ".join(kind for kind in list_attention() if attention_class(kind).exportable)
+            why = "its mean needs the factor of a matrix, which ONNX cannot compute; export_program can"
+            got = f"got {module.kind!r} in {name}: {why}"
+            raise ValueError(f"expected attention of kinds {known} for ONNX, {got}")

@@ -1,0 +1,329 @@
+"""What a host family is: one adapter that knows the attention modules of one library.
+
+`Family` is the protocol.  `find_sites`, `attach`, `convert`, `regularizer`, `predict` and `from_pretrained`
+ask every family in turn and name none of them.  A family says which modules are its own and which of them
+have to be refused, hands every call of a site to a hook, and puts converted attention in its place.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.attention.base import Form
+from gpattention.concurrency import Handler, attribute_without_loans, handling
+from gpattention.numerics import is_mapped
+
+if TYPE_CHECKING:
+    from gpattention.hosts.conversion import Conversion
+    from gpattention.hosts.layers import ConvertedAttention, Request
+    from gpattention.hosts.projected import KeyProjection
+
+# hosts add -10,000, -1e9 or their least number to logits of padding: below this a weight is 0 in any type
+MASKED_LOGIT = -9e3
+
+CAUSAL = "causal attention: every query sees other keys, and one posterior per head does not hold"
+GROUPED = "grouped-query attention: query heads share keys, so the heads of queries and keys do not pair up"
+RELATIVE = "relative-position attention: its weights are no function of queries and keys alone"
+ALIBI = "ALiBi attention: a bias of the distance is added to its dot products"
+SLIDING = "sliding-window attention: every query sees other keys"
+CROSS = "cross-attention of a decoder"
+CAPPED = "soft-capped attention: its logits are not dot products"
+SINKS = "attention with sinks: its weights do not sum to one"
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One attention module that can be read as a Gaussian-process mean.
+
+    Attributes:
+        name: its path in the model, "" for the model itself.
+        module: the attention module.
+        family: name of its host family.
+        heads: number of heads.
+        head_dim: width of a head.
+        embed_dim: width of the tokens it reads.
+        parent: the module that holds it, None for the model itself.
+        parent_name: path of the parent, "" for the model itself.
+        index: its number among the sites of the model.
+    """
+
+    name: str
+    module: nn.Module
+    family: str
+    heads: int
+    head_dim: int
+    embed_dim: int
+    parent: nn.Module | None
+    parent_name: str
+    index: int
+
+    @property
+    def attribute(self) -> str:
+        """Its name in the parent."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def kind(self) -> str:
+        """The class of the module."""
+        return type(self.module).__name__
+
+    @property
+    def title(self) -> str:
+        """Its path, for messages."""
+        return self.name or "the model"
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call of one site, in the units in which its weights are a function of q and k alone.
+
+    The weights of `form` "softmax" are softmax_j(q_i . k_j), of "rows" softmax_j(-1/2 |q_i - k_j|^2), of
+    "rbf" exp(-1/2 |q_i - k_j|^2) and of "exp_dot" exp(q_i . k_j), the last two not normalised.
+    """
+
+    mean: Tensor  # [B, H, Q, D] the host's own, before its output projection
+    q: Tensor  # [B, H, Q, C]
+    k: Tensor  # [B, H, K, C]
+    v: Tensor  # [B, H, K, D]
+    mask: Tensor | None = None  # [B, 1, K] True = real
+    form: Form = "softmax"
+    amplitude: Tensor | None = None  # [H] a factor of the weights of "rbf" and "exp_dot", None is 1
+
+    @classmethod
+    def scaled(
+        cls, mean: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, scale: float | None = None
+    ) -> "AttentionCall":
+        """Softmax over `scale` q . k, 1 / sqrt(D) if None; `real` [B, K] are the keys that are no padding."""
+        shrink = (q.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
+        return cls(mean, q * shrink, k * shrink, v, None if real is None else real[:, None])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionCall":
+        """The same call with queries, keys and values changed."""
+        return replace(self, q=change(self.q), k=change(self.k), v=change(self.v))
+
+
+# gives what the host goes on with, [B, H, Q, D]
+AttentionHook: TypeAlias = Callable[[Site, AttentionCall], Tensor]
+Context: TypeAlias = AbstractContextManager[None]
+Host: TypeAlias = nn.Module | type[nn.Module]  # a model, or the class that builds it
+Handlers: TypeAlias = dict[tuple[nn.Module, str], Handler]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A folder that a converted model was saved in, and how to load it.
+
+    Attributes:
+        folder: where it lies.
+        config: the host's `config.json`, empty where there is none.
+        record: what `conversion.json` says, None where there is none.
+        convert: `convert(model, record, file)` repeats the conversion that `file` records on a plain host.
+        host: the plain model or its class, where the caller names it.
+        options: of the host's own loading.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    record: "Conversion | None"
+    convert: Callable[[nn.Module, "Conversion", Path], None]
+    host: Host | None
+    options: dict[str, Any]
+
+
+class Family:
+    """Adapter of one host family; every method but the first four has a default that suits most.
+
+    Attributes:
+        name: what `Site.family` says.
+        forms: which modules are found, for messages.
+        replaces: whether a converted module takes the place of the old one, which then needs a parent.
+        scale_attribute: where modules keep what they multiply q . k with; 1 / sqrt(head_dim) if they do not.
+        remembers: whether converted layers remember the regularisers of the last pass in training.
+    """
+
+    name: ClassVar[str]
+    forms: ClassVar[str]
+    replaces: ClassVar[bool] = True
+    scale_attribute: ClassVar[str] = ""
+    remembers: ClassVar[bool] = True
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether this module is attention of the family, be it a site or not."""
+        raise NotImplementedError
+
+    def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
+        """Why an attention module is no site, None if it is one; `around` holds it, from the inside out."""
+        raise NotImplementedError
+
+    def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
+        """The methods of modules that have to be answered for, so that the hook sees each call of a site."""
+        raise NotImplementedError
+
+    def hooked(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Context:
+        """Inside, and in this thread alone, the host goes on with what the hook makes of each call."""
+        return handling(self.handlers(model, sites, hook))
+
+    def place(self, model: nn.Module, site: Site, layer: "ConvertedAttention") -> None:
+        """Convert: have the layer attend at the site.  Only attributes and tables of modules may change."""
+        raise NotImplementedError
+
+    def key_projection(self, site: Site) -> "KeyProjection | None":
+        """The host's map from tokens to keys; None where a layer cannot start from it.
+
+        Raises:
+            ValueError: where the module cannot be converted at all.
+        """
+        return None
+
+    def logit_scale(self, site: Site) -> float:
+        """What the host multiplies q . k with."""
+        scale = getattr(site.module, self.scale_attribute, None)
+        return float(scale) if isinstance(scale, float | int) else site.head_dim**-0.5
+
+    def convert_whole(self, model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> bool:
+        """Convert the model in a way of its own, and say so; False to have it done site by site."""
+        return False
+
+    def finish(self, model: nn.Module, sites: list[Site], record: "Conversion") -> bool:
+        """Last step of a conversion; returns whether the host's own files then hold the record."""
+        return False
+
+    def requested(self, model: nn.Module, request: "Request") -> Handlers:
+        """Handlers by which converted attention that hears no request of its own does what it asks."""
+        return {}
+
+    def regularizer(self, model: nn.Module) -> Tensor | None:
+        """Of the last pass of models that keep it themselves; None to sum what the layers remember."""
+        return None
+
+    def load(self, saved: SavedModel) -> nn.Module | None:
+        """The converted model of a folder that says all of it; None where that is not so."""
+        return None
+
+    def new_host(self, saved: SavedModel) -> nn.Module | None:
+        """The model as before its conversion, where the folder says how to build it, weights not loaded."""
+        return None
+
+
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+_HEAD_DIM = ("attention_head_size", "head_dim", "head_size", "attn_head_dim")
+_PROJECTIONS = ("query", "q_proj", "q_lin", "qkv", "to_q", "qkv_proj", "Wqkv", "Wq", "key", "k_proj", "k_lin")
+_RELATIVE_ATTRIBUTES = (
+    "relative_attention_bias", "relative_position_bias", "relative_position_bias_table",
+    "relative_position_embeddings", "relative_attn", "rel_pos", "rel_pos_h", "rel_pos_bias", "pos_bias_u",
+)  # fmt: skip
+_RELATIVE_SETTINGS = (
+    "has_relative_attention_bias", "relative_attention", "use_relative_position_bias",
+    "use_shared_relative_position_bias",
+)  # fmt: skip
+_RELATIVE_ARGUMENTS = ("position_bias", "relative_position_bias", "rel_pos", "shared_rel_pos_bias")
+
+
+def heads_of(module: nn.Module) -> tuple[int, int, int] | None:
+    """Heads, width of a head and width of the tokens; None where no known attribute says them."""
+    config = getattr(module, "config", None)
+    heads = _first_number(module, _HEADS) or _first_number(config, _HEADS)
+    linears = (getattr(module, name, None) for name in _PROJECTIONS)
+    widths = (linear.in_features for linear in linears if isinstance(linear, nn.Linear))
+    embed_dim = _first_number(module, ("embed_dim",)) or next(widths, None)
+    embed_dim = embed_dim or _first_number(config, ("hidden_size", "dim", "d_model"))
+    if heads is None or embed_dim is None:
+        return None
+    head_dim = _first_number(module, _HEAD_DIM)
+    if head_dim is None and embed_dim % heads == 0:
+        head_dim = embed_dim // heads
+    return None if head_dim is None else (heads, head_dim, embed_dim)
+
+
+def _first_number(holder: object, names: tuple[str, ...]) -> int | None:
+    values = (getattr(holder, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def forward_code(module: nn.Module) -> Any:
+    """The compiled body of the class's own forward, under any decorators; None for built-in ones."""
+    return getattr(inspect.unwrap(type(module).forward), "__code__", None)
+
+
+def is_patched(module: nn.Module) -> bool:
+    """Whether the instance has another forward than its class."""
+    own = attribute_without_loans(module, "forward")
+    return own is not None and own != MethodType(type(module).forward, module)
+
+
+def is_set(holder: object, name: str) -> bool:
+    """Whether an attribute is True, and not only something that counts as true."""
+    return getattr(holder, name, False) is True
+
+
+def attribute_reasons(module: nn.Module) -> list[str]:
+    """All refusals that attributes of a module, or of its configuration, give away."""
+    config = getattr(module, "config", None)
+    numbers = (getattr(module, name, None) for name in ("attn_logit_softcapping", "softcap", "logit_cap"))
+    shape, shared = heads_of(module), _first_number(module, ("num_key_value_heads",))
+    grouped = shape is not None and shared is not None and shared != shape[0]
+    found = {
+        CAUSAL: is_set(module, "is_causal") or is_set(module, "is_decoder") or is_set(config, "is_decoder"),
+        GROUPED: grouped or (_first_number(module, ("num_key_value_groups",)) or 1) > 1,
+        **dict.fromkeys(bias_reasons(module), True),
+        SLIDING: isinstance(getattr(module, "sliding_window", None), int),
+        CAPPED: any(isinstance(x, int | float) and not isinstance(x, bool) and x for x in numbers),
+        SINKS: hasattr(module, "sinks"),
+        CROSS: is_set(module, "is_cross_attention") or "CrossAttention" in type(module).__name__,
+    }
+    return [why for why, holds in found.items() if holds]
+
+
+def bias_reasons(module: nn.Module) -> list[str]:
+    """Refusals for terms beside the dot product, which attributes or arguments give away."""
+    code, config = forward_code(module), getattr(module, "config", None)
+    arguments = () if code is None else code.co_varnames
+    if "alibi" in arguments or type(module).__name__.startswith("Mpt"):  # MPT hands it on as a position bias
+        return [ALIBI]
+    held = any(getattr(module, name, None) is not None for name in _RELATIVE_ATTRIBUTES)
+    switched = any(is_set(holder, name) for holder in (module, config) for name in _RELATIVE_SETTINGS)
+    return [RELATIVE] if held or switched or not set(_RELATIVE_ARGUMENTS).isdisjoint(arguments) else []
+
+
+def real_keys(mask: Tensor, name: str) -> Tensor:
+    """Keys that are no padding [B or 1, K], from a mask in any of the forms that hosts have.
+
+    Args:
+        mask: [B, K] or pairs [B or 1, 1 or H, Q or 1, K]; a bool one says True = attend, any other is added
+            to logits (0 or very negative).  While a model is exported, or mapped by `torch.func.vmap`, its
+            values cannot be read, and are believed.
+        name: of the site, for messages.
+
+    Raises:
+        ValueError: for a mask that is more than padding.
+    """
+    attend = mask
+    if mask.dtype != torch.bool:
+        attend = mask == 0
+        least = MASKED_LOGIT if mask.is_floating_point() else 0
+        _refuse_mask((mask != 0) & (mask > least), name, "one that adds numbers to the logits")
+    while attend.ndim not in (2, 4):
+        attend = attend[None]
+    if attend.ndim == 4:
+        keys = attend[:, :1, :1]  # [B, 1, 1, K]
+        _refuse_mask(attend != keys, name, "one that differs between queries or heads (causal or windowed?)")
+        attend = keys[:, 0, 0]
+    return attend
+
+
+def _refuse_mask(wrong: Tensor, name: str, found: str) -> None:
+    if not torch.compiler.is_compiling() and not is_mapped() and bool(wrong.any()):
+        raise refused_call(name, "a mask of padding, the same for every query and head", found)
+
+
+def refused_call(name: str, expected: str, found: str) -> ValueError:
+    """The error of a call in which queries of one head do not see the same keys."""
+    why = "every query would need a posterior of its own"
+    return ValueError(f"{name}: expected {expected}, got {found}: {why}")

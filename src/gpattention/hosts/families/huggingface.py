@@ -1,0 +1,346 @@
+"""Encoders of Hugging Face's transformers, met where their forward pass looks for the attention function.
+
+The function stands in the `AttentionInterface` of the module's file, or beside it if it is the eager one.
+While a site is hooked anywhere, the one found there asks whether this call is, and is what it was otherwise;
+no configuration is touched.  It calls the function that was there, so that means, dropout and weights stay
+the host's.
+
+A converted module stays what it is, and its configuration names our attention function.  That is given
+projected queries, keys and values; the tokens, which a latent projection needs, are left for it by a hook
+before the module's own forward.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import deepcopy
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.concurrency import Handler, Undo, borrowed, handled_by, handler_of, replacing
+from gpattention.hosts.conversion import RECORD, Conversion, plain_weights
+from gpattention.hosts.families import base
+from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, SavedModel, Site
+from gpattention.hosts.layers import ATTRIBUTE, ConvertedAttention
+from gpattention.hosts.projected import KeyProjection, is_plain_linear
+from gpattention.models.config import check_finite
+
+IMPLEMENTATION = "gpattention_converted"  # what the config of a converted model calls its attention
+# What it calls it in a folder.  Transformers has no attention of that name and says so: no class builds its
+# own softmax attention around weights trained with ours by mistake.
+SAVED_IMPLEMENTATION = "that of a converted model, which gpattention.from_pretrained(folder) reads"
+_HOOKED = "attention function"  # under which a site's hook is found
+_EAGER = "eager_attention_forward"  # what the files of transformers call it
+_TOKENS = "_gpattention_tokens"  # what a module is called with, while a compiler traces it
+_Tokens = tuple[Tensor, Tensor]  # of queries and of keys
+_left: ContextVar[Mapping[int, _Tokens]] = ContextVar("gpattention_tokens", default={})  # noqa: B039 never written to
+_KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
+# arguments that cross-attention reads keys from
+_OTHER_TOKENS = ("encoder_hidden_states", "key_value_states")
+
+
+class HuggingFaceFamily(Family):
+    """Attention whose forward asks `AttentionInterface`."""
+
+    name = "huggingface"
+    forms = "attention of transformers that asks AttentionInterface"
+    scale_attribute = "scaling"
+    replaces = False
+
+    def matches(self, module: nn.Module) -> bool:
+        """By what its forward names."""
+        return hasattr(module, "config") and "ALL_ATTENTION_FUNCTIONS" in _names(module)
+
+    def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
+        """By attributes, and by the masks that the modules around it make."""
+        reasons = "; ".join(base.attribute_reasons(module))
+        return reasons or (base.CAUSAL if _masks_causally(around) else None)
+
+    @contextmanager
+    def hooked(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Iterator[None]:
+        """The attention functions that the sites call ask for hooks."""
+        changes = dict(_change(site) for site in sites)
+        hooks = {(id(site.module), _HOOKED): partial(_hooked_attention, site, hook) for site in sites}
+        with borrowed(changes), handled_by(hooks):
+            yield
+
+    def key_projection(self, site: Site) -> KeyProjection | None:
+        """The linear map from tokens to keys, where the module has one and does nothing more to the keys.
+
+        Keys of other tokens than the module is called with, as of pyramids that merge them first, are
+        refused.
+        """
+        for name, part in site.module.named_modules():
+            strided = isinstance(part, nn.modules.conv._ConvNd) and max(part.stride) > 1
+            if strided or type(part).__module__ == nn.modules.pooling.__name__:
+                expected = f"{site.name}: expected keys of the tokens it is called with"
+                raise ValueError(f"{expected}, got keys of fewer tokens, which {name} merges")
+        code = base.forward_code(site.module)
+        names = () if code is None else (*code.co_names, *code.co_varnames)
+        if any("rotary" in name or "norm" in name for name in names):
+            return None
+        maps = (getattr(site.module, name, None) for name in _KEYS)
+        return next((KeyProjection(linear) for linear in maps if is_plain_linear(linear)), None)
+
+    def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
+        """Give the module its layer."""
+        site.module.add_module(ATTRIBUTE, layer)
+        site.module.register_forward_pre_hook(_leave_tokens, with_kwargs=True)
+        site.module.register_forward_hook(_clear_tokens, always_call=True)
+
+    def finish(self, model: nn.Module, sites: list[Site], record: Conversion) -> bool:
+        """Name our attention function in every configuration the converted modules read."""
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        AttentionInterface.register(IMPLEMENTATION, _converted_attention)
+        AttentionMaskInterface.register(IMPLEMENTATION, _padding)  # without it there would be no mask
+        copies: dict[int, Any] = {}  # of configurations, which other models may have been built from too
+        for module in model.modules():
+            if hasattr(module.__dict__.get("config"), "_attn_implementation"):
+                module.config = deepcopy(module.config, copies)
+        for site in sites:
+            config: Any = site.module.config
+            # as set_attn_implementation does, which some hosts refuse for implementations they do not list
+            config._attn_implementation = IMPLEMENTATION
+        if not hasattr(model, "save_pretrained"):
+            return False
+        config = model.config
+        setattr(config, RECORD, record.to_dict())
+        # written as it is, and what transformers sets `_attn_implementation` from when it reads it
+        config.attn_implementation = SAVED_IMPLEMENTATION
+        return True
+
+    def load(self, saved: SavedModel) -> nn.Module | None:
+        """Transformers' own loading, of a class that converts itself before its weights come."""
+        folder, config, host = saved.folder, saved.config, saved.host
+        if not isinstance(config.get(RECORD), dict) or (saved.record and isinstance(host, nn.Module)):
+            return None
+        if isinstance(host, nn.Module):
+            expected = f"expected no host for {folder}, whose config.json names it"
+            helps = f"call gpattention.from_pretrained({str(folder)!r})"
+            raise ValueError(f"{expected}, got a {type(host).__name__}: {helps}")
+        record = Conversion.from_dict(config[RECORD])
+        # the host's own attention first, instead of SAVED_IMPLEMENTATION
+        options = {"attn_implementation": None, **saved.options}
+        converting = _converting(host or _named_class(saved), saved, record)
+        try:
+            model, loading = converting.from_pretrained(folder, output_loading_info=True, **options)
+        except ValueError as error:
+            if happened := plain_weights(folder, record):
+                raise ValueError(f"{error}{happened}") from error
+            raise
+        names = ("missing_keys", "unexpected_keys", "mismatched_keys")
+        wrong = {name: sorted(map(str, loading[name])) for name in names}
+        if any(wrong.values()):
+            happened = plain_weights(folder, record)
+            raise ValueError(f"{folder}: expected weights that fit the model, got {wrong}{happened}")
+        loaded: nn.Module = model
+        buffers = dict(loaded.named_buffers())
+        check_finite(folder, {**dict(loaded.named_parameters()), **buffers}, infinite=buffers)
+        return loaded
+
+
+def _names(module: nn.Module) -> tuple[str, ...]:
+    """Globals and attributes that its class's forward names."""
+    code = base.forward_code(module)
+    return () if code is None else code.co_names
+
+
+def _masks_causally(makers: Sequence[nn.Module]) -> bool:
+    """Whether the nearest module around it that makes a mask makes causal ones only."""
+    for maker in makers:
+        names = _names(maker)
+        if "create_bidirectional_mask" in names:
+            return False
+        if "create_causal_mask" in names:
+            return True
+    return False
+
+
+def _change(site: Site) -> tuple[Hashable, Callable[[], Undo]]:
+    """The one that makes the site's attention function ask for hooks."""
+    named = getattr(getattr(site.module, "config", None), "_attn_implementation", None)
+    if named == IMPLEMENTATION:
+        expected = "expected a model of which nothing is converted"
+        raise ValueError(f"{expected}, got one whose {site.name} alone is not: convert all of it, or none")
+    helps = "call model.set_attn_implementation('sdpa')"
+    if named not in ("sdpa", "eager"):
+        expected = f"expected the attention implementation of {site.name} to be sdpa or eager"
+        raise ValueError(f"{expected}, got {named!r}: {helps}")
+    file: dict[str, Any] = inspect.unwrap(type(site.module).forward).__globals__
+    if named != "eager":
+        interface = file["ALL_ATTENTION_FUNCTIONS"]
+        # its own table comes before the one of all interfaces, which other files read too
+        return replacing(interface._local_mapping, named, lambda own: _asking(own or interface[named]))
+    if _EAGER not in file:
+        raise ValueError(f"{type(site.module).__name__} has no eager attention beside it: {helps}")
+    return replacing(file, _EAGER, _asking)
+
+
+def _asking(own: Handler) -> Handler:
+    """The attention function that asks for a hook of the module it is called by."""
+
+    @wraps(own)
+    def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        handler = handler_of(module, _HOOKED)
+        return own(module, *args, **kwargs) if handler is None else handler(own, module, *args, **kwargs)
+
+    return attention
+
+
+def _check_plain(name: str, arguments: Mapping[str, Any]) -> None:
+    if arguments.get("is_causal") or arguments.get("position_bias") is not None:
+        raise base.refused_call(name, "plain attention", "causal attention or a position bias")
+
+
+def _hooked_attention(
+    site: Site,
+    hook: AttentionHook,
+    own: Handler,
+    module: nn.Module,
+    query: Tensor,  # [B, H, Q, D]
+    key: Tensor,  # [B, H, K, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """An attention function of transformers' shape."""
+    mean, weights = own(module, query, key, value, attention_mask, *args, **kwargs)  # [B, Q, H, D]
+    _check_plain(site.name, kwargs)
+    real = None if attention_mask is None else base.real_keys(attention_mask, site.title)
+    call = AttentionCall.scaled(mean.transpose(1, 2), query, key, value, real, kwargs.get("scaling"))
+    return hook(site, call).transpose(1, 2).contiguous(), weights
+
+
+def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    named = getattr(module.config, "_attn_implementation", None)
+    if named != IMPLEMENTATION:  # the host's own attention would run, without a word
+        kept = f"expected the attention implementation of a converted host to stay {IMPLEMENTATION!r}"
+        helps = f"call model.set_attn_implementation({IMPLEMENTATION!r})"
+        raise ValueError(f"{getattr(module, ATTRIBUTE).name}: {kept}, got {named!r}: {helps}")
+    code = base.forward_code(module)
+    names = () if code is None else code.co_varnames[1 : code.co_argcount]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    tokens = args[0] if args else kwargs.get("hidden_states")
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"expected {type(module).__name__} to be called with tokens first, got {tokens!r}")
+    others = [given[name] for name in _OTHER_TOKENS if given.get(name) is not None]
+    left = (tokens, others[0] if others else tokens)
+    if torch.compiler.is_compiling():  # which cannot follow a context variable, and keeps this in its graph
+        vars(module)[_TOKENS] = left
+    else:
+        _left.set({**_left.get(), id(module): left})
+
+
+def _clear_tokens(module: nn.Module, *_: object) -> None:
+    """Also where the module raised before anybody took them."""
+    _taken_tokens(module)
+
+
+def _taken_tokens(module: nn.Module) -> _Tokens | None:
+    """What `_leave_tokens` left in this thread, once."""
+    left: _Tokens | None = vars(module).pop(_TOKENS, None)
+    if left is not None or torch.compiler.is_compiling():
+        return left
+    found = dict(_left.get())
+    left = found.pop(id(module), None)
+    _left.set(found)
+    return left
+
+
+def _converted_attention(
+    module: nn.Module,
+    query: Tensor,  # [B, H, Q, D]
+    key: Tensor,  # [B, H, K, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls: [B, Q, H, D] and the weights, where the host asks for them."""
+    layer = getattr(module, ATTRIBUTE, None)
+    if not isinstance(layer, ConvertedAttention):  # it has the same configuration but stayed softmax
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        if attention_mask is not None and attention_mask.ndim == 2:
+            attention_mask = attention_mask[:, None, None]  # [B, 1, 1, K]
+        softmax: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return softmax(module, query, key, value, attention_mask, *args, **kwargs)
+    _check_plain(layer.name, kwargs)
+    tokens = _taken_tokens(module)
+    if tokens is None or tokens[1].shape[1] != key.shape[2]:
+        raise ValueError(f"{layer.name}: expected self-attention over the tokens given, got other keys")
+    real = None if attention_mask is None else base.real_keys(attention_mask, layer.name)
+    scaling = kwargs.get("scaling")
+    if scaling is not None and scaling != layer.logit_scale:  # some hosts scale their queries themselves
+        query = query * (scaling / layer.logit_scale)
+    weights = bool(kwargs.get("output_attentions"))
+    given = {"queries": tokens[0], "keys": tokens[1], "real": real, "need_weights": weights}
+    attended: tuple[Tensor, Tensor | None] = layer(query, key, value, **given)
+    return attended
+
+
+def _padding(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask function of transformers' shape: padding [B, K] (True = real), else every pair of tokens.
+
+    Causal and windowed masks are for attention of the same configuration that was left alone; a converted
+    layer that is given one refuses it.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirectional_mask_function
+
+    if mask_function is not bidirectional_mask_function:
+        # never skipped: attention that is given no mask is free to look everywhere
+        allowed = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        pairs: Tensor = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **allowed
+        )
+        return pairs
+    return None if attention_mask is None else attention_mask[:, -kv_length:].to(torch.bool)
+
+
+def _named_class(saved: SavedModel) -> Any:
+    """The class that the folder's configuration names."""
+    import transformers
+
+    names = saved.config.get("architectures") or []
+    found = getattr(transformers, names[0], None) if names else None
+    if found is None:
+        expected = f"{saved.folder / 'config.json'}: expected architectures to name a class of transformers"
+        raise ValueError(f"{expected}, got {names}: gpattention.from_pretrained(folder, Class) names another")
+    return found
+
+
+def _converting(cls: Any, saved: SavedModel, record: Conversion) -> Any:
+    """A subclass that converts itself when it is built, and is then of the class itself."""
+    import transformers
+
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        known = saved.config.get("architectures") or []
+        expected = f"expected the host's class to be one of transformers' models, such as {known}"
+        raise ValueError(f"{expected}, got {cls!r}: call gpattention.from_pretrained({str(saved.folder)!r})")
+    source: Path = saved.folder / "config.json"
+
+    class Converting(cls):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.__class__ = cls  # it was needed to be here at this moment only
+            saved.convert(self, record, source)
+
+    for name in ("__name__", "__qualname__", "__module__"):  # transformers asks for them here and there
+        setattr(Converting, name, getattr(cls, name))
+    return Converting

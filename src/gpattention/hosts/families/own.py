@@ -1,0 +1,253 @@
+"""Our own softmax and kernel attention, alone or in our transformers: `_mean` answers for the whole head.
+
+Softmax attention is converted like that of any host.  Transformers with kernel attention have a conversion of
+their own, `warm_start`, after which their config says what they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.attention import (
+    Attention,
+    AttentionOutput,
+    GaussianAttention,
+    Heads,
+    SoftmaxAttention,
+    attention_class,
+    list_attention,
+)
+from gpattention.attention.base import Source
+from gpattention.concurrency import Handler
+from gpattention.gp import LogDensity, Posterior, keep_rows
+from gpattention.hosts.conversion import Conversion
+from gpattention.hosts.families import base
+from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, SavedModel, Site
+from gpattention.hosts.layers import (
+    ATTRIBUTE,
+    ConvertedAttention,
+    Request,
+    converted_layers,
+    inherit,
+    take_place,
+)
+from gpattention.hosts.projected import KeyProjection, ProjectedHeads, is_plain_linear
+from gpattention.models import (
+    AttentionConfig,
+    ModelOutput,
+    TextTransformer,
+    Transformer,
+    VisionTransformer,
+    warm_start,
+)
+from gpattention.models.config import load_folder
+from gpattention.models.predict import is_predicting
+
+_MODELS: dict[str, type[Transformer]] = {c.__name__: c for c in (VisionTransformer, TextTransformer)}
+_REMEMBERED = "_gpattention_regularizer"  # where a transformer of ours keeps that of its last output
+
+
+class OwnFamily(Family):
+    """Modules of `gpattention.attention`."""
+
+    name = "gpattention"
+    forms = "and our own softmax and kernel attention"
+    remembers = False  # attention of ours gives its regulariser where it is called
+
+    def matches(self, module: nn.Module) -> bool:
+        """All kinds."""
+        return isinstance(module, Attention)
+
+    def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
+        """Kinds with a posterior, those without a process, and causal attention."""
+        assert isinstance(module, Attention)
+        if module.draws:
+            return f"{module.kind!r} attention has a posterior of its own"
+        if not module.attachable:
+            return f"{module.kind!r} attention has no Gaussian process behind its mean"
+        return base.CAUSAL if module.causal else None
+
+    def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
+        """Our attention modules answer with what the hook makes of their means."""
+        return {(site.module, "_mean"): partial(_mean, site, hook) for site in sites}
+
+    def key_projection(self, site: Site) -> KeyProjection | None:
+        """The host's map to keys."""
+        key = getattr(site.module, "key", None)
+        return KeyProjection(key) if is_plain_linear(key) else None
+
+    def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
+        """Put the converted module where the old one was."""
+        assert isinstance(site.module, SoftmaxAttention)
+        take_place(model, site.module, ConvertedOwn(site.module, layer))
+
+    def convert_whole(self, model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> bool:
+        """Swap kernel attention for `kind` by `warm_start`; the model's own config says it afterwards."""
+        own = {site.module.kind for site in sites if isinstance(site.module, Attention)} - {"softmax"}
+        if not own:
+            return False
+        source = own.pop()
+        if not isinstance(model, Transformer) or len(sites) != len(model.blocks):
+            raise ValueError(f"expected a whole transformer to convert from {source} attention, got a part")
+        fits = [name for name in list_attention() if source in attention_class(name).converts_from]
+        if kind not in fits:
+            raise ValueError(f"expected kind among {', '.join(fits)} for {source} attention, got {kind!r}")
+        normalize = {getattr(site.module, "normalize", None) for site in sites}.pop()
+        given = {"normalize": normalize, **options} if kind != "sgpa" else dict(options)
+        prior_scale = given.pop("prior_scale", 1.0) if given.get("normalize") == "none" else 1.0
+        if not prior_scale > 0:
+            raise ValueError(f"expected prior_scale > 0, got {prior_scale}")
+        layers = (AttentionConfig(kind, given),) * len(sites)
+        target = type(model)(replace(model.config, attention=layers))
+        target.to(next(model.parameters()))
+        warm_start(target, model)
+        for ours, new in zip(model._blocks(), target._blocks(), strict=True):
+            if prior_scale != 1:
+                _start_at(new.attention, prior_scale)
+            ours.attention = new.attention.train(ours.attention.training)
+        model.config = target.config
+        _watch_outputs(model)
+        return True
+
+    def finish(self, model: nn.Module, sites: list[Site], record: Conversion) -> bool:
+        """Have a transformer remember the regularisers that its outputs hold."""
+        _watch_outputs(model)
+        return False
+
+    def requested(self, model: nn.Module, request: Request) -> Handlers:
+        """Converted attention of ours does what a prediction asks, though its host does not call it so."""
+        own = [module for module in model.modules() if isinstance(module, ConvertedOwn) and module.draws]
+        return {(module, "forward"): partial(_answer, module, request) for module in own}
+
+    def regularizer(self, model: nn.Module) -> Tensor | None:
+        """What our transformers remember of their last outputs; attention of ours alone remembers nothing."""
+        models = [module for module in model.modules() if isinstance(module, Transformer)]
+        found = [vars(module).get(_REMEMBERED, _Remembered()).regularizer for module in models]
+        values = [value for value in found if value is not None]
+        if values:
+            return torch.stack(values).sum()
+        if models:
+            how = "model(x, draw='independent', need=('logits', 'regularizer')) of a converted transformer"
+            raise ValueError(
+                f"expected a forward pass that was asked for the regulariser, got none: call {how}"
+            )
+        own = any(isinstance(module, ConvertedOwn) for module in model.modules())
+        if own and not any(layer.regularizers for layer in converted_layers(model)):
+            how = "attention(x, draw='independent', need=('output', 'regularizer'))"
+            got = f"attention of gpattention, which gives it where it is called: {how}"
+            raise ValueError(f"expected converted layers that remember their regulariser, got {got}")
+        return None
+
+    def load(self, saved: SavedModel) -> nn.Module | None:
+        """A transformer converted from kernel attention: its own config says all."""
+        cls = _model_class(saved)
+        whole = cls is not None and saved.record is None and not saved.options
+        return cls.from_pretrained(saved.folder) if cls is not None and whole else None
+
+    def new_host(self, saved: SavedModel) -> nn.Module | None:
+        """A transformer of ours as it was before the conversion."""
+        cls = _model_class(saved)
+        if cls is None:
+            return None
+        config, _ = load_folder(saved.folder, cls.__name__)
+        return cls(cls.config_class.from_dict(config))
+
+
+def _model_class(saved: SavedModel) -> type[Transformer] | None:
+    name = saved.config.get("model")
+    return _MODELS.get(name) if isinstance(name, str) else None
+
+
+def _mean(site: Site, hook: AttentionHook, own: Handler, heads: Heads) -> Tensor:
+    module: Any = site.module
+    mean, process = own(heads), module._mean_process(heads)
+    call = AttentionCall(mean, process.q, process.k, heads.v, heads.mask, process.form, process.amplitude)
+    return keep_rows(hook(site, call), heads.query_mask)
+
+
+class ConvertedOwn(Attention):
+    """Takes the place, the call and the projections of a `SoftmaxAttention`; the converted layer answers."""
+
+    def __init__(self, host: SoftmaxAttention, layer: ConvertedAttention) -> None:
+        nn.Module.__init__(self)
+        inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
+        # of the instance, where other kinds have all but the regulariser of their class
+        for name in ("kind", "draws", "crosses", "exportable", "regularizer"):
+            setattr(self, name, getattr(layer.attention, name))
+
+    def _host_heads(self, heads: Heads) -> ProjectedHeads:
+        q = self._split(self.query(heads.queries))  # type: ignore[operator]
+        k = self._split(self.key(heads.keys))  # type: ignore[operator]
+        return ProjectedHeads.scaled(heads, q, k, self.head_dim**-0.25)
+
+    @property
+    def _answering(self) -> Attention:
+        layer = getattr(self, ATTRIBUTE)
+        assert isinstance(layer, ConvertedAttention)
+        return layer.attention
+
+    def _mean(self, heads: Heads) -> Tensor:
+        return self._answering._mean(self._host_heads(heads))
+
+    def _weights(self, heads: Heads) -> Tensor:
+        return self._answering._weights(self._host_heads(heads))
+
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
+        return self._answering._posterior(self._host_heads(heads), with_variance=with_variance)
+
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
+        return self._answering._regularizer(self._host_heads(heads), posterior, generator)
+
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
+        return self._answering._log_density(self._host_heads(heads), posterior)
+
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
+        return self._answering._kernel_inputs(self._host_heads(heads))
+
+
+def _answer(module: ConvertedOwn, request: Request, own: Handler, *args: Any, **kwargs: Any) -> Any:
+    need = (*kwargs.get("need", ("output",)), *(("variance",) if request.variances else ()))
+    asked = {"draw": request.draw, "generator": request.generator, "need": tuple(dict.fromkeys(need))}
+    output: AttentionOutput = own(*args, **{**kwargs, **asked})
+    if request.variances:
+        request.layer_variances[id(getattr(module, ATTRIBUTE))] = output.variance
+    return output
+
+
+@torch.no_grad()
+def _start_at(attention: Attention, prior_scale: float) -> None:
+    """s_q times t and V over t leave s_q s_k kappa V as it is and scale the draws."""
+    assert isinstance(attention, GaussianAttention)
+    attention.scale_q.set(attention.scale_q() * prior_scale)
+    for parameter in attention.value.parameters():
+        parameter.div_(prior_scale)
+
+
+@dataclass(eq=False)
+class _Remembered:
+    """Regulariser of a model's last pass; a copy of the model begins without, as it cannot have the graph."""
+
+    regularizer: Tensor | None = None
+
+    def __reduce__(self) -> tuple[type["_Remembered"], tuple[()]]:
+        return _Remembered, ()
+
+
+def _watch_outputs(model: nn.Module) -> None:
+    if isinstance(model, Transformer):
+        model.register_forward_hook(_remember_output)
+
+
+def _remember_output(model: nn.Module, _: Any, output: Any) -> None:
+    """Forward hook of our own transformers; predictions ask for no regulariser and change nothing."""
+    if is_predicting():
+        return
+    value = output.regularizer if isinstance(output, ModelOutput) else None
+    if value is not None:
+        model.__dict__[_REMEMBERED] = _Remembered(value)
+    else:  # no trace, as threads that only predict leave none
+        model.__dict__.pop(_REMEMBERED, None)

@@ -1,0 +1,635 @@
+"""Fit what an attached model draws with to held-out data, by the likelihood of its averaged draws.
+
+The data are parted in two.  On the first part candidates are fitted, each from the one before: no draws;
+one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
+draws by greedy choice.  The second part chooses: draws are made only by a candidate that gains more than two
+standard errors over the better one without, the simplest such that is not one behind the best.  Its last
+number, a temperature or residual variance, is then fitted to both parts.  Temperatures follow the rule of
+`gpattention.models.prediction`: none below 1 that the labels do not show.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpattention.checks import check_choice, check_count, check_whole
+from gpattention.hosts.families.base import AttentionHook
+from gpattention.hosts.predict import Task
+from gpattention.hosts.settings import Settings
+from gpattention.hosts.variance import ALIGNMENTS, Alignment, Frame, measure_frames
+from gpattention.models.predict import Inputs, count_items, device_of, evaluating, iterate_rows, take
+from gpattention.models.prediction import (
+    TemperatureProfile,
+    label_log_likelihoods,
+    least_of,
+    profile_temperature,
+)
+
+if TYPE_CHECKING:
+    from gpattention.hosts.attach import Runner
+
+T = TypeVar("T")
+Data: TypeAlias = Any  # Inputs, (inputs, labels), a mapping with "labels", or an iterable of the last two
+Level: TypeAlias = Literal["global", "sites", "heads"]
+Progress: TypeAlias = Callable[[str, int, int], object]  # stage, done, total
+LEVELS: tuple[Level, ...] = ("global", "sites", "heads")
+IGNORED = -100  # label of tokens that count for nothing, as transformers has it
+CLEAR = 2.0  # standard errors that draws must gain: with four candidates chance alone would pass one
+COARSE_ITEMS = 96  # that coarse comparisons look at
+SCALES = (0.03, 0.1, 0.3, 1.0)  # where to start
+START_POWERS = (0.05, 0.5)
+NOISES = (1e-3, 10.0)  # least and most noise variance
+LARGEST_SCALE = 30.0
+RESIDUALS = (math.exp(-20), math.exp(20))  # least and most residual variance
+# a scale of 0 is no bound: there a head draws nothing
+BOUNDS = {"scale": (None, LARGEST_SCALE), "noise": NOISES, "power": (0.0, 1.0)}
+ADVICE = "Fit to more items, or with fewer levels, or set handle.settings yourself."
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How to fit.
+
+    Args:
+        samples: draws of every item; half as many in gradient steps.
+        steps: gradient steps of each stage.
+        levels: which candidates to fit, of "global", "sites" and "heads".
+        select: whether to choose sites greedily too.
+        temperature: whether drawn logits are divided by a fitted temperature.
+        alignment: the map A between queries and keys: "full", "isotropic" or "none" (see `variance`).
+        items: most items used, from the first on.
+        batch_size: items of a gradient step.
+        rows: most rows (samples times items) that run at once.
+        learning_rate: of Adam, on logarithms.
+        seed: of all draws and of the order of items.
+        progress: called with the stage's name, how much of it is done, and how much there is.
+    """
+
+    samples: int = 8
+    steps: int = 20
+    levels: Sequence[Level] = LEVELS
+    select: bool = True
+    temperature: bool = True
+    alignment: Alignment = "full"
+    items: int | None = 1000
+    batch_size: int = 24
+    rows: int = 256
+    learning_rate: float = 0.15
+    seed: int = 0
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        least = {"samples": 2, "steps": 1, "batch_size": 1, "rows": 1, "items": 10}  # two, to average over
+        for name, count in least.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_count(name, value, least=count))
+        object.__setattr__(self, "seed", check_whole("seed", self.seed))
+        if isinstance(self.levels, str):
+            raise ValueError(f"expected levels to be several names, got one string {self.levels!r}")
+        for level in self.levels:
+            check_choice("levels", level, LEVELS)
+        check_choice("alignment", self.alignment, ALIGNMENTS)
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Tell the caller how far a stage is."""
+        if self.progress is not None:
+            self.progress(stage, done, total)
+
+    def reported(self, stage: str, parts: Sequence[T]) -> Iterator[T]:
+        """The parts of a stage, each reported when the next is asked for."""
+        for done, part in enumerate(parts):
+            yield part
+            self.report(stage, done + 1, len(parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Settings and how they did, as mean negative log-likelihoods.
+
+    Attributes:
+        name: "plain", "temperature", one of the levels, or "selected".
+        settings: what it draws with.
+        fitted_nll: on the part of the items that it was fitted to.
+        nll: on the part kept back.
+        margin: standard error of its difference from the best.
+    """
+
+    name: str
+    settings: Settings
+    fitted_nll: float
+    nll: float
+    margin: float = 0.0
+
+    @property
+    def draws(self) -> int:
+        """How many sites draw."""
+        return sum(map(self.settings.drawn, range(len(self.settings.draws))))
+
+
+@dataclass(frozen=True, eq=False, repr=False)  # all its fields would fill pages of a notebook
+class Fit:
+    """All candidates, simplest first, and the chosen one.
+
+    Args:
+        candidates: fitted to the first part of the items and compared on the second.
+        chosen: the name of one of them.
+        settings: its settings, with the temperature or residual variance that all items together ask for.
+        reason: why this candidate and this temperature, in sentences.
+        on_bounds: a sentence for every kind of number whose best value lies on a bound; each was a warning
+            too.
+    """
+
+    candidates: tuple[Candidate, ...]
+    chosen: str
+    settings: Settings
+    reason: str = ""
+    on_bounds: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        lines = [f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'temperature':>13}  draws"]
+        for c in self.candidates:
+            mark = "* " if c.name == self.chosen else "  "
+            numbers = f"{c.fitted_nll:12.4f}{c.nll:15.4f}{c.settings.temperature:13.3f}"
+            lines.append(f"{mark}{c.name:12}{numbers}  {c.draws} of {len(c.settings.draws)} sites")
+        if self.settings.temperature != 1.0:
+            lines.append(f"temperature that all items ask for: {self.settings.temperature:.3f}")
+        return "\n".join([*lines, *([self.reason] if self.reason else []), *self.on_bounds])
+
+
+def fit_settings(
+    runner: "Runner", start: Settings, data: Data, labels: Tensor | None, options: FitOptions
+) -> Fit:
+    """All candidates, fitted and compared."""
+    batches = collect_batches(data, labels, options.items)
+    with evaluating(runner.model):
+        device = runner.device(batches[0].inputs)
+        answer = runner.answer(take(batches[0].inputs, torch.arange(1), device))  # shows the task
+        if runner.task is None or runner.task == "embedding":
+            expected = "expected a model with logits or values to fit to labels, got embeddings"
+            raise ValueError(f"{expected}: set handle.settings, or attach a head")
+        for batch in batches:
+            check_labels(batch.labels, tuple(answer.shape[1:]), runner.task)
+        if runner.task != "regression":  # items without a label that counts have no likelihood
+            batches = _those(batches, lambda b: (b.labels.long() != IGNORED).reshape(len(b), -1).any(1))
+            if not batches:
+                raise ValueError(f"expected labels of at least 4 items, got {IGNORED} for all of them")
+        # three of every five items to fit to, two to choose by
+        fitted = _those(batches, lambda b: b.numbers % 5 < 3)
+        kept_back = _those(batches, lambda b: b.numbers % 5 >= 3)
+        if not kept_back:
+            count = sum(map(len, batches))
+            raise ValueError(f"expected at least 4 items to fit to and choose by, got {count}")
+        frames = _measure(runner, fitted, options)
+        settings = replace(start.to(device), frames=frames, draws=(True,) * len(runner.sites))
+        scorer = Scorer(runner, options, runner.task)
+        fit = _choose(scorer, _candidates(scorer, settings, fitted), fitted, kept_back)
+    for sentence in fit.on_bounds:
+        warnings.warn(sentence, stacklevel=3)  # of the call of Handle.fit
+    return fit
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Items with their labels; `first_item` numbers them through all batches."""
+
+    inputs: Inputs
+    labels: Tensor  # [B], [B, N] or [B, D]
+    first_item: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, items: Tensor) -> "Batch":
+        """Some of its items; their numbers start where its own do."""
+        device = device_of(self.inputs)
+        return Batch(take(self.inputs, items, device), self.labels[items], self.first_item + int(items[0]))
+
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers of its items.  [B]"""
+        return self.first_item + torch.arange(len(self))
+
+
+def _those(batches: Iterable[Batch], chosen: Callable[[Batch], Tensor]) -> list[Batch]:
+    """Items for which `chosen(batch)` [B] is True; batches without any are left out."""
+    found = ((batch, chosen(batch)) for batch in batches)
+    return [batch.select(own.nonzero()[:, 0]) for batch, own in found if own.any()]
+
+
+def _first(batches: Iterable[Batch], most: int | None) -> Iterator[Batch]:
+    """The first items, `most` of them; no batch is asked for beyond."""
+    left = math.inf if most is None else most
+    for batch in batches:
+        yield batch if len(batch) <= left else batch.select(torch.arange(left))
+        left -= len(batch)
+        if left <= 0:
+            return
+
+
+def collect_batches(data: Data, labels: Tensor | None, most: int | None) -> list[Batch]:
+    """All batches, at most `most` items of them."""
+    is_pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor)
+    if labels is not None:
+        data = [(data, labels)]
+    elif is_pair or (isinstance(data, Mapping) and "labels" in data):
+        data = [data]
+    elif isinstance(data, Mapping | Tensor):
+        raise ValueError("expected data with labels to fit to, got inputs alone")
+
+    def numbered() -> Iterator[Batch]:
+        seen = 0
+        for pair in data:
+            batch = Batch(*_split(pair), seen)
+            seen += len(batch)
+            yield batch
+
+    if not (batches := list(_first(numbered(), most))):
+        raise ValueError("expected data with at least one batch, got none")
+    return batches
+
+
+def _split(pair: Any) -> tuple[Inputs, Tensor]:
+    """Inputs and labels of one batch."""
+    if isinstance(pair, Mapping):
+        if "labels" not in pair:
+            raise ValueError(f"expected mappings with 'labels', got keys {', '.join(map(str, pair))}")
+        pair = ({name: x for name, x in pair.items() if name != "labels"}, pair["labels"])
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError(f"expected batches of (inputs, labels), got {type(pair).__name__}")
+    inputs, labels = pair
+    if not isinstance(labels, Tensor) or labels.ndim == 0:
+        found = "a tensor of shape ()" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"expected labels to be a tensor with one entry per item, got {found}")
+    if len(labels) != count_items(inputs):
+        raise ValueError(f"expected a label for each of {count_items(inputs)} inputs, got {len(labels)}")
+    return inputs, labels
+
+
+def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
+    """Of one batch; `answer` is the shape of what the model says to one item: [C], [N, C] or [D]."""
+    width, shape = answer[-1], tuple(labels.shape)
+    if task == "regression":
+        if shape[1:] != (width,) and not (labels.ndim == 1 and width == 1):
+            one = "[B] or [B, 1]" if width == 1 else f"[B, {width}]"
+            raise ValueError(f"expected labels of shape {one}, the values of every item, got {shape}")
+        if bad := int((~labels.isfinite()).sum()):
+            raise ValueError(f"expected labels to be finite numbers, got {bad} that are not")
+        return
+    axes = "[B, N], a class for every token" if task == "tokens" else "[B], a class for every item"
+    if labels.ndim != (2 if task == "tokens" else 1):
+        answers = f"for a model that answers {list(answer)} to an item"
+        raise ValueError(f"expected labels of shape {axes}, {answers}, got shape {shape}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"expected labels to be whole numbers, an index of a class each, got {labels.dtype}")
+    labels = labels.long()  # IGNORED is no number of an unsigned type
+    wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= width))]
+    if len(wrong) > 0:
+        known = f"from 0 to {width - 1}, or {IGNORED} for what does not count"
+        raise ValueError(f"expected labels {known}, got {int(wrong[0])}")
+
+
+def _measure(runner: "Runner", batches: list[Batch], options: FitOptions) -> tuple[Frame, ...]:
+    """Frames of all sites, by two runs over the data."""
+    done: list[Batch] = []
+
+    def run(hook: AttentionHook) -> None:
+        for batch in batches:
+            for items in torch.arange(len(batch)).split(options.rows):
+                runner.answer(take(batch.inputs, items, runner.device(batch.inputs)), hook)
+            done.append(batch)
+            options.report("frames", len(done), 2 * len(batches))
+
+    return measure_frames(runner.sites, options.alignment, run)
+
+
+def log_likelihood(
+    answers: Tensor,  # [S, B, C], [S, B, N, C] or [S, B, D]
+    labels: Tensor,  # [B], [B, N] or [B, D]
+    task: Task,
+    *,
+    log_temperature: Tensor,
+    log_residual: Tensor,
+) -> Tensor:
+    """log of the sample-averaged probability of every labelled item or token, or of the values.  [M]"""
+    if task == "regression":
+        spread, error = _spread_and_error(answers, labels)
+        variance = spread + log_residual.exp()
+        return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
+    return label_log_likelihoods(*labelled(answers, labels, task), log_temperature)
+
+
+def _spread_and_error(answers: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Variance of the drawn values, and squared error of their mean.  [B, D] each"""
+    spread = answers.var(0) if len(answers) > 1 else torch.zeros_like(answers[0])
+    return spread, (targets.to(answers.dtype).reshape(answers.shape[1:]) - answers.mean(0)).square()
+
+
+def labelled(answers: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """Logits [S, M, C] and classes [M] of the items or tokens that have a label."""
+    if task == "tokens":
+        if labels.shape[1] != answers.shape[2]:  # which batches of other lengths may not share
+            own, found = answers.shape[2], labels.shape[1]
+            raise ValueError(f"expected labels of {own} tokens like the answers, got {found}")
+        answers, labels = answers.flatten(1, 2), labels.flatten()
+    labels = labels.long()  # gather takes no other
+    known = labels != IGNORED
+    return answers[:, known], labels[known]
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """Draws answers and compares them with labels, with the same noise for all settings."""
+
+    runner: "Runner"
+    options: FitOptions
+    task: Task  # what the model answers
+
+    def finish(
+        self, settings: Settings, batches: list[Batch], *, tempers: bool = True
+    ) -> tuple[Settings, float]:
+        """Fit the number that acts on the drawn answers: their temperature, or the residual variance.
+
+        Returns the settings with it and their mean negative log-likelihood.
+        """
+        answers = self.answers(settings, batches)
+        if self.task == "regression":
+            values = torch.cat([a for a, _ in answers], 1)  # [S, B, D]
+            spread, error = _spread_and_error(values, torch.cat([y.reshape(len(y), -1) for _, y in answers]))
+
+            def curve(log_residual: float) -> tuple[float, float]:  # mean NLL and its slope
+                residual = math.exp(log_residual)
+                variance = spread + residual
+                each = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi))  # [B, D]
+                slope = 0.5 * (1 - error / variance) * residual / variance  # [B, D]
+                return float(each.sum(-1).mean()), float(slope.sum(-1).mean())
+
+            least, most = map(math.log, RESIDUALS)
+            grid = torch.linspace(least, most, 81, dtype=torch.float64)
+            settings = replace(settings, residual=math.exp(least_of(curve, grid.tolist())))
+        elif self.options.temperature and tempers:
+            settings = replace(settings, temperature=self.profile(answers).temperature)
+        return settings, -float(self.score(answers, settings).mean())
+
+    def first(self, batches: list[Batch]) -> list[Batch]:
+        """The first items, enough for a coarse look."""
+        return list(_first(batches, COARSE_ITEMS))
+
+    def profile(self, answers: list[tuple[Tensor, Tensor]]) -> TemperatureProfile:
+        """What the labels say about the temperature of the drawn logits."""
+        logits, labels = zip(*(labelled(a, y, self.task) for a, y in answers), strict=True)
+        return profile_temperature(torch.cat(logits, 1), torch.cat(labels))
+
+    def answers(self, settings: Settings, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
+        """Answers [S, B, ...] in float64 and labels of every batch."""
+        samples, seed = self.options.samples if settings.any_drawn else 1, self.options.seed
+        with torch.no_grad():
+            drawn = (self.draw(settings, b, samples, seed, self.options.rows) for b in batches)
+            return [(answers.double(), labels) for answers, labels in drawn]
+
+    def draw(
+        self, settings: Settings, batch: Batch, samples: int, seed: int, rows_at_once: int
+    ) -> tuple[Tensor, Tensor]:
+        """Answers [S, B, ...] and labels of one batch."""
+        device = self.runner.device(batch.inputs)
+        chunks = iterate_rows(
+            batch.inputs, samples=samples, seed=seed, batch_size=rows_at_once, device=device,
+            first_item=batch.first_item,
+        )  # fmt: skip
+        parts = [self.runner.draw(rows, settings, seed=seed)[0] for rows in chunks]
+        answers = torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1)
+        return answers, batch.labels.to(answers.device)
+
+    def score(self, answers: list[tuple[Tensor, Tensor]], settings: Settings) -> Tensor:
+        """log-likelihood of every labelled item or token.  [M]"""
+        logs = {
+            f"log_{name}": torch.tensor(max(getattr(settings, name), 1e-12), dtype=torch.float64).log()
+            for name in ("temperature", "residual")
+        }
+        return torch.cat([log_likelihood(a, labels, self.task, **logs) for a, labels in answers])
+
+
+def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> list[tuple[str, Settings]]:
+    """Name and settings, simplest first; all but the first have their last numbers still to be fitted."""
+    options = scorer.options
+    silent = replace(settings, scale=torch.zeros_like(settings.scale))
+    found = [("plain", replace(silent, temperature=1.0))]
+    if options.temperature and scorer.task != "regression":
+        found.append(("temperature", silent))
+    best = _coarse(settings, scorer, batches)
+    for level in options.levels:
+        best = _descend(scorer, best, batches, level)
+        found.append((level, best))
+    if options.select and len(settings.draws) > 1:
+        drawing = _greedy_sites(scorer, best, batches)
+        if any(drawing) and not all(drawing):
+            chosen = replace(best, draws=drawing)
+            chosen = _descend(scorer, chosen, batches, options.levels[-1], "selected")
+            found.append(("selected", chosen))
+    return found
+
+
+def _coarse(settings: Settings, scorer: Scorer, batches: list[Batch]) -> Settings:
+    """The best of a few scales and powers for all heads."""
+    like = settings.scale
+    trials = [
+        replace(settings, scale=torch.full_like(like, scale), power=torch.full_like(like, power))
+        for power in START_POWERS
+        for scale in SCALES
+    ]
+    first, shown = scorer.first(batches), scorer.options.reported("start", trials)
+    scores = [-scorer.finish(trial, first)[1] for trial in shown]
+    return trials[max(range(len(trials)), key=lambda i: scores[i])]
+
+
+def _free_numbers(settings: Settings, level: Level) -> dict[str, Tensor]:
+    """Unconstrained numbers behind the settings, shared as the level says."""
+
+    def share(x: Tensor, *, by_head: bool = False) -> Tensor:
+        if level == "global":
+            return x.mean().reshape(1, 1)
+        return x.clone() if by_head else x.mean(1, keepdim=True)
+
+    numbers = {
+        "log_scale": share(settings.scale.clamp_min(1e-4).log(), by_head=level == "heads"),
+        "log_noise": share(settings.noise.log()),
+        "logit_power": share(settings.power.clamp(0.02, 0.98).logit()),
+        "log_temperature": torch.tensor(settings.temperature).log(),
+        "log_residual": torch.tensor(max(settings.residual, 1e-3)).log(),
+    }
+    return {name: x.requires_grad_() for name, x in numbers.items()}
+
+
+def _with_numbers(settings: Settings, numbers: Mapping[str, Tensor]) -> Settings:
+    """The settings that free numbers make."""
+    return replace(
+        settings,
+        scale=numbers["log_scale"].exp().clamp_max(LARGEST_SCALE).expand_as(settings.scale),
+        noise=numbers["log_noise"].exp().clamp(*NOISES).expand_as(settings.scale),
+        power=numbers["logit_power"].sigmoid().expand_as(settings.scale),
+        temperature=float(numbers["log_temperature"].detach().exp()),
+        residual=float(numbers["log_residual"].detach().exp()),
+    )
+
+
+def _descend(
+    scorer: Scorer, settings: Settings, batches: list[Batch], level: Level, title: str | None = None
+) -> Settings:
+    """Adam on small batches with fresh draws; the numbers of the last half of the steps are averaged."""
+    options = scorer.options
+    settings, _ = scorer.finish(settings, scorer.first(batches))
+    numbers = _free_numbers(settings, level)
+    learnt, temperature = list(numbers.values()), numbers["log_temperature"]
+    optimiser = torch.optim.Adam(learnt, lr=options.learning_rate, betas=(0.8, 0.95))
+    # a temperature that was not shown to be below 1 is not learnt below 1 either
+    coldest = min(0.0, float(temperature.detach()))
+    kept: list[list[Tensor]] = []
+    small = _endless(batches, options.batch_size, options.seed)
+    for step, batch in zip(options.reported(title or level, range(options.steps)), small, strict=False):
+        with torch.enable_grad():
+            loss = _loss(scorer, _with_numbers(settings, numbers), numbers, batch, step)
+            # not backward(), which would leave gradients on the host's weights
+            gradients = torch.autograd.grad(loss, learnt, allow_unused=True)
+        for own, gradient in zip(learnt, gradients, strict=True):
+            own.grad = gradient
+        if not options.temperature:
+            temperature.grad = None
+        optimiser.step()
+        temperature.data.clamp_(min=coldest)
+        if step >= options.steps // 2:
+            kept.append([x.detach().clone() for x in learnt])
+    means = (torch.stack(values).mean(0) for values in zip(*kept, strict=True))
+    found = _with_numbers(settings, dict(zip(numbers, means, strict=True)))
+    shared = {name: getattr(found, name).clone() for name in ("scale", "noise", "power")}
+    return replace(found, **shared, residual=found.residual if scorer.task == "regression" else 0.0)
+
+
+def _loss(
+    scorer: Scorer, settings: Settings, numbers: Mapping[str, Tensor], batch: Batch, step: int
+) -> Tensor:
+    """Negative log-likelihood of one small batch, with draws of its own."""
+    samples = max(2, scorer.options.samples // 2)  # gradients need fewer than comparisons
+    seed = scorer.options.seed + 1 + step  # apart from the seed that candidates are compared with
+    answers, labels = scorer.draw(settings, batch, samples, seed, len(batch) * samples)
+    logs = {name: numbers[name].to(answers.device) for name in ("log_temperature", "log_residual")}
+    return -log_likelihood(answers, labels, scorer.task, **logs).mean()
+
+
+def _endless(batches: list[Batch], size: int, seed: int) -> Iterator[Batch]:
+    """Small batches in random order, again and again."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for index in torch.randperm(len(batches), generator=generator).tolist():
+            order = torch.randperm(len(batches[index]), generator=generator)
+            yield from map(batches[index].select, order.split(size))
+
+
+def _greedy_sites(scorer: Scorer, settings: Settings, batches: list[Batch]) -> tuple[bool, ...]:
+    """Sites in the order of what each gains alone, kept where it adds to those before."""
+    count, first, report = len(settings.draws), scorer.first(batches), scorer.options.report
+
+    def score(sites: list[int]) -> float:
+        drawing = tuple(index in sites for index in range(count))
+        return -scorer.finish(replace(settings, draws=drawing), first)[1]
+
+    alone = []
+    for index in range(count):
+        alone.append(score([index]))
+        report("selection", index + 1, 2 * count)
+    kept: list[int] = []
+    best = score([])
+    for done, index in enumerate(sorted(range(count), key=lambda i: -alone[i])):
+        gained = score([*kept, index])
+        if gained > best:
+            kept, best = [*kept, index], gained
+        report("selection", count + done + 1, 2 * count)
+    return tuple(index in kept for index in range(count))
+
+
+def _choose(
+    scorer: Scorer, proposed: list[tuple[str, Settings]], fitted: list[Batch], kept_back: list[Batch]
+) -> Fit:
+    """All candidates with how they do on either part, and the choice."""
+    finished, scores = [], []
+    for name, settings in scorer.options.reported("choice", proposed):
+        own, nll = scorer.finish(settings, fitted, tempers=name != "plain")
+        finished.append((name, own, nll))
+        scores.append(scorer.score(scorer.answers(own, kept_back), own))  # [M]
+    best = max(scores, key=lambda score: float(score.mean()))
+    candidates = [
+        Candidate(*done, -float(score.mean()), _margin(best - score))
+        for done, score in zip(finished, scores, strict=True)
+    ]
+    chosen = candidates[_chosen(candidates, scores, best)]
+    settings, reason, on_bounds = _concluded(scorer, chosen, [*fitted, *kept_back])
+    drawn = "draws gain" if chosen.draws else "no candidate that draws gains"
+    reason = f"{chosen.name}: {drawn} more than {CLEAR:g} standard errors on the items kept back. {reason}"
+    return Fit(tuple(candidates), chosen.name, settings, reason.strip(), on_bounds)
+
+
+def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:
+    """Without draws, unless a candidate clearly gains; then the simplest such that is close to the best."""
+    silent = [i for i, candidate in enumerate(candidates) if not candidate.draws]
+    baseline = max(silent, key=lambda i: float(scores[i].mean()))
+    for i, candidate in enumerate(candidates):
+        gain, behind = scores[i] - scores[baseline], float((best - scores[i]).mean())
+        clear = float(gain.mean()) > CLEAR * _margin(gain)
+        if candidate.draws and clear and behind <= candidate.margin:
+            return i
+    return baseline
+
+
+def _margin(gap: Tensor) -> float:
+    """Standard error of the mean of paired differences."""
+    return float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0
+
+
+def _concluded(
+    scorer: Scorer, chosen: Candidate, batches: list[Batch]
+) -> tuple[Settings, str, tuple[str, ...]]:
+    """The chosen settings with their last number, why it is that, and what lies on a bound."""
+    regression = scorer.task == "regression"
+    if regression or not scorer.options.temperature:
+        settings, _ = scorer.finish(chosen.settings, batches)
+        return settings, "", bounds_reached(settings, regression=regression)
+    profile = scorer.profile(scorer.answers(chosen.settings, batches))
+    reached = bounds_reached(chosen.settings)
+    if profile.on_bound and profile.wrong:
+        reached += (
+            f"The best temperature lies on its bound, {profile.on_bound:g}; {profile.temperature:.3g} is "
+            f"taken. {'Logits tell no more than guessing' if profile.optimum > 1 else 'Logits are tiny'}: "
+            "check that labels and logits belong together, or fit to more items.",
+        )
+    if chosen.name != "plain":
+        return replace(chosen.settings, temperature=profile.temperature), profile.reason, reached
+    kept = "The temperature is 1: a fitted one does no better on the items kept back."
+    return chosen.settings, profile.reason if profile.temperature == 1 else kept, reached
+
+
+def bounds_reached(settings: Settings, *, regression: bool = False) -> tuple[str, ...]:
+    """A sentence for every kind of number of the sites that draw, or residual variance, that lies on a bound.
+
+    The best value may lie beyond it, so that what was taken is no estimate.
+    """
+    drawing = [index for index in range(len(settings.draws)) if settings.drawn(index)]
+    sentences = []
+    for name, (least, most) in BOUNDS.items():
+        values = getattr(settings, name)[drawing].flatten().tolist()
+        for bound in (x for x in (least, most) if x is not None):
+            found = [x for x in values if math.isclose(x, bound, rel_tol=1e-4, abs_tol=0 if bound else 1e-4)]
+            if found:
+                sentences.append(
+                    f"Fitted {name} lies on its bound: {found[0]:.4g} at {len(found)} of {len(values)} "
+                    f"heads, the bound is {bound:g}. {ADVICE}"
+                )
+    for bound in RESIDUALS if regression else ():
+        if math.isclose(settings.residual, bound, rel_tol=1e-4):
+            sentences.append(
+                f"Fitted residual lies on its bound: {settings.residual:.4g}, the bound is {bound:.4g}. "
+                "Check that targets are not the model's own answers and have a usual scale."
+            )
+    return tuple(sentences)

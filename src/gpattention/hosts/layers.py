@@ -1,0 +1,189 @@
+"""What a converted layer attends with: it lives inside the host and holds every parameter that was added."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.attention import Heads
+from gpattention.attention.base import Source
+from gpattention.gp import NumericalError, Posterior
+from gpattention.hosts.projected import Projected, ProjectedHeads
+from gpattention.models.predict import is_predicting
+
+ATTRIBUTE = "gpattention"  # its name in the host's attention module, and in the host's state_dict
+TrainingDraw: TypeAlias = Literal["independent", "none"]
+_HOOKS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a prediction asks of every layer, instead of what training or evaluation would do."""
+
+    draw: TrainingDraw
+    generator: Source
+    variances: bool = False
+    # the last, by the id of the layer
+    layer_variances: dict[int, Tensor | None] = field(default_factory=dict)
+
+
+class ConvertedAttention(nn.Module):
+    """GP attention over queries, keys and values the host has projected.
+
+    In training it draws its output and remembers its regulariser; in evaluation it gives the mean.
+    """
+
+    def __init__(self, attention: Projected, *, logit_scale: float, draw: TrainingDraw, name: str) -> None:
+        super().__init__()
+        self.attention = attention
+        self.logit_scale = logit_scale  # the host's softmax is over logit_scale q . k
+        self.draw: TrainingDraw = draw
+        self.name = name
+        self.regularizers: list[Tensor] = []  # of the calls since the last forward pass in training began
+
+    @property
+    def kind(self) -> str:
+        """The kind of attention."""
+        return self.attention.kind
+
+    def forward(
+        self,
+        q: Tensor,  # [B, H, Q, D]
+        k: Tensor,  # [B, H, K, D]
+        v: Tensor,  # [B, H, K, D]
+        *,
+        queries: Tensor,  # [B, Q, E] the tokens before projection
+        keys: Tensor,  # [B, K, E]
+        real: Tensor | None = None,  # [B or 1, K] False = padding
+        need_weights: bool = False,
+        request: Request | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads' outputs [B, Q, H, D] and, where asked, weights [B, H, Q, K]."""
+        heads = self._heads(q, k, v, queries=queries, keys=keys, real=real)
+        draw = request.draw if request is not None else self.draw if self.training else "none"
+        asked = request is not None and request.variances
+        try:
+            posterior = None
+            if self.attention.draws:
+                posterior = self.attention._posterior(heads, with_variance=draw != "none" or asked)
+            mean = self.attention._mean(heads) if posterior is None else posterior.mean  # [B, H, Q, D]
+            if posterior is not None and draw != "none":
+                mean = posterior.sample(1, generator=None if request is None else request.generator)[0]
+            if request is None:
+                self._remember(heads, posterior)
+            elif request.variances:
+                request.layer_variances[id(self)] = None if posterior is None else posterior.variance
+            weights = self.attention._weights(heads) if need_weights else None
+        except NumericalError as error:
+            error.add_note(f"in {self.name} ({self.kind}), where matrices are numbered [item, head]")
+            raise
+        return mean.transpose(1, 2).to(v.dtype), None if weights is None else weights.to(v.dtype)
+
+    def _heads(
+        self, q: Tensor, k: Tensor, v: Tensor, *, queries: Tensor, keys: Tensor, real: Tensor | None
+    ) -> ProjectedHeads:
+        """Projections as the kernel sees them (eq. 21): q . k is the host's logit."""
+        if queries is not keys and not self.attention.crosses:
+            raise ValueError(f"{self.kind!r} attention is self-attention: its keys are its queries")
+        mask = None if real is None else real[:, None]  # [B, 1, K]
+        query_mask = mask
+        if queries is not keys and mask is not None:
+            query_mask = mask.new_ones(queries.shape[0], 1, queries.shape[1])
+        if mask is not None:  # the gradient of a weight is 0 times what is written there
+            keys = torch.where(mask[:, 0, :, None], keys, 0.0)
+        heads = Heads(queries, keys, v, mask, query_mask, None)
+        return ProjectedHeads.scaled(heads, q, k, self.logit_scale**0.5)
+
+    def _remember(self, heads: ProjectedHeads, posterior: Posterior | None) -> None:
+        if not self.training:
+            return
+        value = self.attention._scalar_regularizer(heads, posterior, None)
+        # a checkpointed layer runs again during the backward pass and has to do all it did, but counts once
+        if not _in_backward():
+            self.regularizers.append(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy remembers no pass of this one, whose tensors hang on a graph and cannot be copied."""
+        return {**self.__dict__, "regularizers": []}
+
+    def _replicate_for_data_parallel(self) -> "ConvertedAttention":
+        why = "copies a model for every call, and the regularisers of the copies are lost"
+        raise RuntimeError(f"nn.DataParallel {why}: use DistributedDataParallel")
+
+    def extra_repr(self) -> str:
+        """What it does in training."""
+        return f"draw={self.draw!r}"
+
+
+def converted_layers(model: nn.Module) -> list[ConvertedAttention]:
+    """All converted layers of a model, in its order."""
+    return [module for module in model.modules() if isinstance(module, ConvertedAttention)]
+
+
+def take_place(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` wherever the model holds `old`, which may be under several names, with the hooks it had."""
+    for holder in list(model.modules()):
+        for name, module in list(holder._modules.items()):
+            if module is old:
+                setattr(holder, name, new)
+    for table in _HOOKS:  # the very same, so that whoever registered one can remove it
+        new.__dict__[table] = old.__dict__[table]
+
+
+def inherit(new: nn.Module, host: nn.Module, layer: ConvertedAttention, *names: str) -> None:
+    """Give a converted module its layer, and all parameters and modules of the host that it stands for."""
+    for name in names:
+        setattr(new, name, getattr(host, name))
+    new._parameters.update(host._parameters)
+    new._modules.update(host._modules)
+    new.add_module(ATTRIBUTE, layer)
+    new.training = host.training
+
+
+class Passes:
+    """Hooks that keep the forward passes of a converted model apart, so that layers remember one at a time.
+
+    They watch every module that holds a converted layer.  The outermost call of one of them is a pass, be
+    it the whole model's or that of a part that is called alone: when it begins, the layers inside forget
+    the pass before.
+    """
+
+    def __init__(self) -> None:
+        self._outermost: nn.Module | None = None
+
+    def watch(self, model: nn.Module, layers: Iterable[ConvertedAttention]) -> None:
+        """Have all modules that hold one of these layers watched."""
+        remembering = set(layers)
+        for module in model.modules():
+            if module not in remembering and not remembering.isdisjoint(module.modules()):
+                module.register_forward_pre_hook(self.begin)
+                module.register_forward_hook(self.end, always_call=True)
+
+    def begin(self, module: nn.Module, *_: object) -> None:
+        """A prediction is no pass to be remembered, nor is what a checkpoint runs again."""
+        if is_predicting() or _in_backward():
+            return
+        if self._outermost is None or self._outermost is module:  # which an interrupt may have left there
+            self._outermost = module
+            for layer in converted_layers(module):
+                if layer.regularizers:
+                    layer.regularizers = []
+
+    def end(self, module: nn.Module, *_: object) -> None:
+        """Also of a call that raised."""
+        if self._outermost is module and not is_predicting() and not _in_backward():
+            self._outermost = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model is in no pass."""
+        return {"_outermost": None}
+
+
+def _in_backward() -> bool:
+    """Compilers cannot ask, and run nothing again that would be seen here."""
+    return not torch.compiler.is_compiling() and bool(torch._C._current_graph_task_id() != -1)

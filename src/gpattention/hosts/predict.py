@@ -1,0 +1,421 @@
+"""Run a host, read its answers, and make predictions of them; `predict` does so for converted models.
+
+A host of [tokens, batch, width] answers once per column.  Where there are as many of these as rows were
+passed, all shapes are as expected and every number is wrong; with fewer rows they part: see `Reader`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.checks import check_choice, check_count, check_whole
+from gpattention.concurrency import Handler, handling
+from gpattention.hosts.families import FAMILIES
+from gpattention.hosts.families.base import Context, Handlers
+from gpattention.hosts.layers import Request, converted_layers
+from gpattention.models import Prediction, Transformer
+from gpattention.models.predict import (
+    Inputs,
+    Progress,
+    Rows,
+    VarianceMeans,
+    count_items,
+    device_of,
+    evaluating,
+    iterate_rows,
+    model_device,
+    run_rows,
+    take,
+)
+from gpattention.models.prediction import differ, warn_undrawn
+
+Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding"]
+TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding")
+Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
+Variances: TypeAlias = tuple[Tensor | None, ...]  # per layer or site [B, H, N], None where it has none
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Numbers with a variance: regression outputs, or the entries of an embedding.
+
+    Attributes:
+        draws: [S, B, D].
+        mean: [B, D] over the draws; of the model itself where there were none.
+        spread: [B, D] variance of the draws.
+        residual: fitted variance of regression targets that the draws do not explain.
+        drawn: whether the draws are any; where it is False they are copies of one another.
+    """
+
+    draws: Tensor
+    mean: Tensor
+    spread: Tensor
+    residual: float = 0.0
+    drawn: bool = True
+
+    @classmethod
+    def from_draws(cls, draws: Tensor, residual: float = 0.0, *, drawn: bool | None = None) -> "Values":
+        """Make it from draws.
+
+        Args:
+            draws: [S, B, D]; S = 1 has no spread of its own.
+            residual: variance of regression targets that the draws do not explain.
+            drawn: as in `Prediction.from_logits`.
+
+        Returns:
+            Mean and spread of the draws, in at least single precision.
+
+        Raises:
+            ValueError: for draws of another shape.
+        """
+        if draws.ndim != 3 or not len(draws):
+            raise ValueError(f"expected draws [samples, items, numbers], got shape {tuple(draws.shape)}")
+        draws = draws.float() if draws.dtype in (torch.float16, torch.bfloat16) else draws
+        drawn = differ(draws) if drawn is None else drawn
+        spread = draws.var(0) if drawn and len(draws) > 1 else torch.zeros_like(draws[0])
+        return cls(draws, draws.mean(0), spread, residual, drawn)
+
+    @property
+    def variance(self) -> Tensor:
+        """Of the draws, plus `residual`; 0 without both, which reading it then warns of.  [B, D]"""
+        return self._variance(stacklevel=3)
+
+    @property
+    def stddev(self) -> Tensor:
+        """[B, D]"""
+        return self._variance(stacklevel=3).sqrt()
+
+    @property
+    def total_variance(self) -> Tensor:
+        """Sum over the numbers of an item: one figure for the uncertainty of an embedding.  [B]"""
+        return self._variance(stacklevel=3).sum(-1)
+
+    def _variance(self, stacklevel: int) -> Tensor:
+        if self.residual == 0:
+            warn_undrawn("variance", len(self.draws), self.drawn, stacklevel)
+        return self.spread + self.residual
+
+    def __len__(self) -> int:
+        return self.draws.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPrediction:
+    """A class for every token.
+
+    Attributes:
+        tokens: the prediction of B * N tokens, item by item.
+        real: [B, N] False = padding.
+    """
+
+    tokens: Prediction
+    real: Tensor
+
+    @property
+    def probs(self) -> Tensor:
+        """[B, N, C]"""
+        return self.tokens.probs.unflatten(0, tuple(self.real.shape))
+
+    @property
+    def label(self) -> Tensor:
+        """[B, N]"""
+        return self.tokens.label.view(self.real.shape)
+
+    @property
+    def confidence(self) -> Tensor:
+        """[B, N]"""
+        return self.tokens.confidence.view(self.real.shape)
+
+    @property
+    def entropy(self) -> Tensor:
+        """[B, N]"""
+        return self.tokens.entropy.view(self.real.shape)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """[B, N]; as of `Prediction`, it warns where nothing was drawn."""
+        return self.tokens.disagreement(stacklevel=3).view(self.real.shape)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the logits are draws."""
+        return self.tokens.drawn
+
+    @property
+    def of_real_tokens(self) -> Prediction:
+        """The prediction of all tokens that are not padding, one after the other."""
+        return self.tokens[self.real.flatten()]
+
+    def __len__(self) -> int:
+        return len(self.real)
+
+
+def make_result(
+    answers: Tensor,  # [S, B, ...]
+    task: Task,
+    inputs: Inputs,
+    variances: Variances | None,
+    *,
+    drawn: bool,
+    temperature: float | Tensor = 1.0,  # one, or [B, 1] of classes
+    residual: float = 0.0,
+) -> Prediction | TokenPrediction | Values:
+    """What was drawn, as the task has it."""
+    if task == "classification":
+        return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
+    if task == "tokens":
+        flat = Prediction.from_logits(answers.flatten(1, 2) / temperature, drawn=drawn)
+        return TokenPrediction(flat, _real_tokens(inputs, tuple(answers.shape[1:3])))
+    return Values.from_draws(answers, residual if task == "regression" else 0.0, drawn=drawn)
+
+
+def check_module(model: object, hint: str = "") -> None:
+    """Refuse what is no model, such as a handle."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}{hint}")
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> Any:
+    """Mappings become keyword arguments, but for our own models."""
+    if isinstance(inputs, Tensor) or isinstance(model, Transformer):
+        return model(inputs)
+    return model(**inputs)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module inside what `torch.compile` gives: compilers cannot follow what a thread asks of modules."""
+    return model._modules.get("_orig_mod") or model
+
+
+@dataclass(eq=False)
+class Reader:
+    """Calls a host and reads one answer per item.
+
+    Attributes:
+        model: the host.
+        call: how to run it.
+        task: what it answers; None until its first output has been seen.
+        function: which of ours was called, for messages.
+    """
+
+    model: nn.Module
+    call: Call
+    task: Task | None
+    function: str
+    _batch_first: bool = field(default=False, init=False)  # once it has been seen
+
+    def __post_init__(self) -> None:
+        if self.task is not None:
+            check_choice("task", self.task, TASKS)
+        if not callable(self.call):
+            raise ValueError(f"expected call to be a function of model and inputs, got {self.call!r}")
+
+    def read(self, model: nn.Module, inputs: Inputs, context: Context) -> Tensor:
+        """What the model answers to one batch on its device, within a context, read as the task says."""
+        with context:
+            output = self.call(model, inputs)
+        if self.task is None:
+            self.task = _find_task(self.model, output)
+        answer, items = _read(output, self.task, inputs), count_items(inputs)
+        if len(answer) != items:
+            expected = f"expected one answer for each of {items} inputs, got shape {tuple(answer.shape)}"
+            raise ValueError(f"{expected}: {self._hint}")
+        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+        ambiguous = items > 1 and any(items in x.shape[1:] for x in tensors)
+        if ambiguous and not self._batch_first:
+            self._check_batch_first(inputs)
+            self._batch_first = True
+        return answer
+
+    @property
+    def _hint(self) -> str:
+        return f"where batches are not the first axis, pass call= to {self.function}"
+
+    def counting(self, seen: list[int]) -> Context:
+        """Inside, every call of converted attention adds the number of its sequences."""
+
+        def count(own: Handler, q: Tensor, *args: Any, **kwargs: Any) -> Any:
+            seen.append(len(q))
+            return own(q, *args, **kwargs)
+
+        return handling({(layer, "forward"): count for layer in converted_layers(self.model)})
+
+    @torch.no_grad()
+    def _check_batch_first(self, inputs: Inputs) -> None:
+        """Run one row and two: answers, and the sequences that attention sees, must double."""
+        assert self.task is not None
+        device, model = device_of(inputs), uncompiled(self.model)
+        answers, sequences = [], []
+        for count in (1, 2):
+            rows = take(inputs, torch.arange(count, device=device), device)
+            seen: list[int] = []
+            with self.counting(seen):
+                answers.append(len(_read(self.call(model, rows), self.task, rows)))
+            sequences.append(seen)
+        if answers != [1, 2] or [2 * count for count in sequences[0]] != sequences[1]:
+            expected = f"expected one answer for each of 1 and 2 inputs, got {answers[0]} and {answers[1]}"
+            seen_by = f"attention over {sequences[0]} and {sequences[1]} sequences"
+            raise ValueError(f"{expected}, from {seen_by}: {self._hint}")
+
+
+def _find_task(model: nn.Module, output: Any) -> Task:
+    """From what the model says of itself, else from the shape of its output."""
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    logits = _logits(output)
+    if logits is None:
+        return "embedding"
+    if problem == "multi_label_classification":
+        raise ValueError(f"expected one class per item, got problem_type={problem!r}: pass task= and call=")
+    if logits.ndim == 3 and problem != "regression":
+        return "tokens"
+    classes = problem != "regression" and logits.ndim == 2 and logits.shape[-1] > 1
+    return "classification" if classes else "regression"
+
+
+def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
+    """Logits [B, C] or [B, N, C], values [B, D], or pooled embeddings [B, E]."""
+    logits = _logits(output)
+    if task == "embedding":
+        return _pooled(output, inputs)
+    if logits is None:
+        expected = f"expected an output with logits for task={task!r}, got {type(output).__name__}"
+        raise ValueError(f"{expected}: pass call=, which gives a tensor")
+    if task == "regression" and logits.ndim == 1:
+        logits = logits[:, None]
+    wanted = 3 if task == "tokens" else 2
+    if logits.ndim != wanted:
+        raise ValueError(f"expected logits of {wanted} axes for task={task!r}, got {tuple(logits.shape)}")
+    return logits
+
+
+def _real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
+    """Tokens that are not padding, as the attention mask of the inputs says.  [B, N]"""
+    mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
+    if mask is None or tuple(mask.shape) != shape:
+        return torch.ones(shape, dtype=torch.bool)
+    return mask.bool()
+
+
+def _logits(output: Any) -> Tensor | None:
+    named = isinstance(output, Mapping) and "logits" in output
+    found = output["logits"] if named else getattr(output, "logits", output)
+    return found if isinstance(found, Tensor) else None
+
+
+def _pooled(output: Any, inputs: Inputs) -> Tensor:
+    """The mean over the real tokens' last states, or what was given as [B, E] already.  [B, E]"""
+    states = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
+    if not isinstance(states, Tensor):
+        expected = f"expected an output with last_hidden_state, got {type(output).__name__}"
+        raise ValueError(f"{expected}: pass call=, which gives a tensor [B, E]")
+    if states.ndim == 2:
+        return states
+    real = _real_tokens(inputs, tuple(states.shape[:2])).to(states.device)[..., None]  # [B, N, 1]
+    return torch.where(real, states, 0.0).sum(1) / real.sum(1).clamp_min(1)
+
+
+def run_samples(
+    model: nn.Module,
+    answer: Callable[[Rows], tuple[Tensor, Sequence[Tensor | None]]],  # rows to answers and variances
+    inputs: Inputs,
+    *,
+    samples: int,
+    batch_size: int | None,
+    variances: bool,
+    **options: Any,  # of `iterate_rows`
+) -> tuple[Tensor, Variances | None]:
+    """All samples of all items [S, B, ...] in evaluation mode, and variances averaged over the samples."""
+    home, device = device_of(inputs), model_device(model, inputs)
+    options = {"samples": samples, "device": device, **options}
+
+    def run(rows_at_once: int) -> tuple[Tensor, Variances | None]:
+        parts: list[Tensor] = []
+        means = VarianceMeans(count_items(inputs), samples, home) if variances else None
+        for rows in iterate_rows(inputs, batch_size=rows_at_once, **options):
+            part, found = answer(rows)
+            parts.append(part.to(home))
+            if means is not None:
+                means.add(rows.items, found)
+        return torch.cat(parts), None if means is None else means.means()
+
+    with evaluating(model):
+        parts, means = run_rows(run, batch_size, device)
+    return parts.unflatten(0, (-1, samples)).transpose(0, 1), means
+
+
+def _requested(model: nn.Module, request: Request) -> Context:
+    """Inside, and in this thread, converted layers do what is asked instead of what their mode says."""
+
+    def forward(own: Handler, *args: Any, **kwargs: Any) -> Any:
+        return own(*args, request=request, **kwargs)
+
+    handlers: Handlers = {(layer, "forward"): forward for layer in converted_layers(model)}
+    for family in FAMILIES.values():
+        handlers |= family.requested(model, request)
+    return handling(handlers)
+
+
+def predict(
+    model: nn.Module,
+    inputs: Inputs,
+    samples: int = 10,
+    seed: int = 0,
+    *,
+    task: Task | None = None,
+    call: Call | None = None,
+    batch_size: int | None = None,
+    variances: bool = False,
+    first_item: int = 0,
+    progress: Progress | None = None,
+) -> Prediction | TokenPrediction | Values:
+    """What a converted model predicts, with uncertainty: as the handle of `attach` does.
+
+    The model runs in evaluation mode and without gradients.  The draws of item i depend on `seed` and
+    `first_item` + i alone.
+
+    Args:
+        model: what `convert` returned, or one of our own transformers.
+        inputs: a tensor or a mapping of tensors, with the batch first.
+        samples: number of draws; 0 is the mean.
+        seed: of the draws.
+        task: "classification", "tokens", "regression" or "embedding"; seen from the output if not given.
+        call: how to run the model: `call(model, inputs)` gives its output with the batch first.
+        batch_size: most rows (items times samples) that run at once: if not given 256, or 2000 on a GPU whose
+            memory suffices.
+        variances: add the layers' variances, averaged over the samples, to a `Prediction`.
+        first_item: number of the first item, where the inputs are a part of more.
+        progress: called with how many rows are done, and how many there are.
+
+    Returns:
+        A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance.
+
+    Raises:
+        ValueError: for models that are not converted, wrong numbers, and outputs that cannot be read.
+
+    >>> gpattention.predict(model, tokenizer(sentences, padding=True, return_tensors="pt"), samples=10)
+    """
+    check_module(model, ": call its own predict" if hasattr(model, "predict") else "")
+    rows: dict[str, Any] = {"batch_size": batch_size, "first_item": first_item, "progress": progress}
+    if isinstance(model, Transformer):
+        return model.predict(inputs, samples, seed, variances=variances, **rows)
+    host = uncompiled(model)
+    layers = converted_layers(host)
+    if not layers:
+        raise ValueError("expected a converted model, got one without a converted layer: call convert first")
+    samples = check_count("samples", samples, least=0)
+    seed = check_whole("seed", seed)
+    drawing = samples > 0 and any(layer.attention.draws for layer in layers)
+    reader = Reader(host, call or call_model, task, "predict")
+
+    def answer(rows: Rows) -> tuple[Tensor, list[Tensor | None]]:
+        request = Request("independent" if drawing else "none", rows.noise, variances)
+        part = reader.read(host, rows.inputs, _requested(host, request))
+        return part, [request.layer_variances.get(id(layer)) for layer in layers]
+
+    count = samples if drawing else 1
+    answers, means = run_samples(host, answer, inputs, samples=count, seed=seed, variances=variances, **rows)
+    assert reader.task is not None
+    return make_result(answers.contiguous(), reader.task, inputs, means, drawn=drawing)

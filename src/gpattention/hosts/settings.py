@@ -1,0 +1,201 @@
+"""What an attached model draws with: scales, noise and powers of every head, and which sites draw.
+
+In a folder the numbers are safetensors, and what they belong to is JSON.  The files have names of their own,
+so that they may lie beside the model's.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from gpattention.files import make_folder, read_json, write_atomically
+from gpattention.hosts.families.base import Site
+from gpattention.hosts.sites import Found, in_columns
+from gpattention.hosts.variance import Frame, Prior
+from gpattention.models.config import check_finite
+
+SCALE, NOISE, POWER = 0.1, 0.1, 0.0  # before a fit
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What every site draws with: one row per site, one column per head; heads that a site lacks are unused.
+
+    Attributes:
+        scale: [sites, heads] t, in units of the values' root mean square.
+        noise: [sites, heads] sigma^2.
+        power: [sites, heads] gamma.
+        draws: per site, whether it draws.
+        temperature: divides the drawn logits.
+        residual: variance of regression targets about the drawn mean.
+        frames: per site, None before a fit.
+    """
+
+    scale: Tensor
+    noise: Tensor
+    power: Tensor
+    draws: tuple[bool, ...]
+    temperature: float = 1.0
+    residual: float = 0.0
+    frames: tuple[Frame | None, ...] = ()
+
+    def prior(self, index: int, heads: int) -> Prior:
+        """Of one site."""
+        return Prior(self.scale[index, :heads], self.noise[index, :heads], self.power[index, :heads])
+
+    def frame(self, index: int) -> Frame | None:
+        """Of one site, None before a fit."""
+        return self.frames[index] if self.frames else None
+
+    def drawn(self, index: int) -> bool:
+        """Whether that site draws: a scale of 0 draws nothing."""
+        return self.draws[index] and bool((self.scale[index] > 0).any())
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a fit made them: it measures frames."""
+        return any(frame is not None for frame in self.frames)
+
+    @property
+    def any_drawn(self) -> bool:
+        """Whether any site draws; if none does, the host's own pass says it all."""
+        return any(map(self.drawn, range(len(self.draws))))
+
+    def warn_unfitted(self, stacklevel: int) -> None:
+        """Say that variances by these settings are no score yet, or none at all."""
+        if not self.fitted:
+            why = (
+                "variances of a handle that was not fitted are no score: they may rank items the wrong way "
+                "round. handle.fit(held_out, labels) fits them"
+            )
+        elif not self.any_drawn:
+            why = "the fit chose no draws, so that variances are no score: entropy and confidence are"
+        else:
+            return
+        warnings.warn(why, stacklevel=stacklevel)
+
+    def to(self, device: torch.device | str) -> "Settings":
+        """The same on another device."""
+        moved = {name: getattr(self, name).to(device) for name in ("scale", "noise", "power")}
+        return replace(self, **moved, frames=tuple(f and f.to(device) for f in self.frames))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as a mapping that `from_state_dict` understands."""
+        frames = [None if frame is None else dict(vars(frame)) for frame in self.frames]
+        return {**vars(self), "frames": frames}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Settings":
+        """What `state_dict` gave."""
+        missing = sorted(set(cls.__dataclass_fields__) ^ set(state))
+        if missing:
+            raise ValueError(f"expected the state of settings, got one that differs in {', '.join(missing)}")
+        frames = tuple(None if frame is None else Frame(**frame) for frame in state["frames"])
+        return cls(**{**state, "draws": tuple(state["draws"]), "frames": frames})
+
+
+def initial_settings(sites: tuple[Site, ...]) -> Settings:
+    """All sites draw, with the same small scale."""
+    shape = (len(sites), max(site.heads for site in sites))
+    scale, noise, power = (torch.full(shape, start) for start in (SCALE, NOISE, POWER))
+    return Settings(scale, noise, power, draws=(True,) * len(sites))
+
+
+FORMAT = "gpattention-attached-1"
+RECORD_FILE = "attached.json"
+NUMBERS_FILE = "attached.safetensors"
+_NUMBERS = ("scale", "noise", "power")  # tensors of the settings; the others are plain
+_PLAIN = ("draws", "temperature", "residual")
+_KEYS = {"format", "sites", "framed", "sha256", *_PLAIN}
+
+
+def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> None:
+    """Write both files, each in one piece; the record last, and it says which numbers are its own."""
+    tensors: dict[str, Tensor] = {name: getattr(settings, name) for name in _NUMBERS}
+    for index, frame in enumerate(settings.frames):
+        if frame is not None:
+            tensors |= {f"frames.{index}.{name}": x for name, x in vars(frame).items()}
+    # clones, since safetensors refuses tensors that share memory, as maps that change nothing may
+    numbers = save({name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()})
+    record = {
+        "format": FORMAT,
+        "sites": list(sites),
+        **{name: getattr(settings, name) for name in _PLAIN},
+        "framed": [frame is not None for frame in settings.frames],
+        "sha256": hashlib.sha256(numbers).hexdigest(),
+    }
+    text = json.dumps(record, indent=2) + "\n"  # raises before anything is written
+    make_folder(folder)
+    write_atomically(folder / NUMBERS_FILE, numbers)
+    write_atomically(folder / RECORD_FILE, text.encode())
+
+
+def load_settings(folder: Path) -> tuple[list[str], Settings]:
+    """The names of the sites and their settings; errors name file and field."""
+    record, path = _read_record(folder / RECORD_FILE), folder / NUMBERS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != record["sha256"]:
+        expected = f"expected the numbers that {RECORD_FILE} was written with, sha256 {record['sha256']}"
+        raise ValueError(f"{path}: {expected}, got {digest}: save the settings again")
+    try:
+        tensors = load(content)
+        parts = [
+            {n: f"frames.{i}.{n}" for n in Frame.__dataclass_fields__} for i in range(len(record["framed"]))
+        ]
+        framed = zip(parts, record["framed"], strict=True)
+        frames = tuple(
+            Frame(**{n: tensors[key] for n, key in own.items()}) if on else None for own, on in framed
+        )
+        numbers = {name: tensors[name] for name in _NUMBERS}
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{path} does not hold the settings of an attached model: {error}") from error
+    check_finite(path, tensors)
+    plain = {name: record[name] for name in _PLAIN}
+    return record["sites"], Settings(**{**numbers, **plain, "draws": tuple(plain["draws"])}, frames=frames)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    record = read_json(path)
+    found = record.get("format") if isinstance(record, dict) else type(record).__name__
+    if found != FORMAT:
+        raise ValueError(f"{path}: expected format {FORMAT!r}, got {found!r}")
+    if differ := sorted(set(record) ^ _KEYS):
+        known = ", ".join(sorted(_KEYS))
+        raise ValueError(f"{path}: expected the keys {known}, got a difference in {differ}")
+    for name, kind in {"sites": str, "framed": bool, "draws": bool}.items():
+        value = record[name]
+        if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+            raise ValueError(f"{path}: expected {name} to be a list of {kind.__name__}, got {value!r:.80}")
+    return record
+
+
+def describe(model: str, found: Found, settings: Settings, *, attached: bool) -> str:
+    """A line per site with what it draws with, and one for everything left alone."""
+    head = f"{'attached to' if attached else 'detached from'} {model}: {len(found.sites)} sites"
+    fitted = "fitted" if settings.fitted else "not fitted"
+    head += f", {sum(settings.drawn(i) for i in range(len(found.sites)))} draw ({fitted})"
+    rows = [("site", "kind", "heads", "scale", "noise", "power")]
+    for index, site in enumerate(found.sites):
+        numbers = (getattr(settings, name)[index, : site.heads].tolist() for name in _NUMBERS)
+        shown = map(_range, numbers) if settings.drawn(index) else ("off", "", "")
+        kind, heads = f"{site.kind} ({site.family})", f"{site.heads} x {site.head_dim}"
+        rows.append((site.name or "(the model)", kind, heads, *shown))
+    alone = [f"left alone: {a.name or '(the model)'} ({a.kind}): {a.why}" for a in found.left_alone]
+    return "\n".join([head, *in_columns(rows), *alone])
+
+
+def _range(numbers: list[float]) -> str:
+    least, most = f"{min(numbers):.3g}", f"{max(numbers):.3g}"
+    return least if least == most else f"{least}..{most}"

@@ -1,0 +1,139 @@
+"""What is usual for an attached model: its strangeness, and a temperature that rises with it, fitted along.
+
+Both are fitted to the held-out items that the draws are fitted to; shifted items are the same, changed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gpattention.gp import NumericalError
+from gpattention.hosts.fitting import IGNORED, Batch
+from gpattention.models.predict import Inputs
+from gpattention.models.signals import input_batches
+from gpattention.strangeness import AdaptiveTemperature, Strangeness
+
+if TYPE_CHECKING:
+    from gpattention.hosts.attach import Handle
+
+NOT_FITTED = "expected a handle that was fitted, got one that was not: call handle.fit(held_out, labels)"
+
+
+@dataclass(frozen=True, eq=False)
+class Usual:
+    """What a handle knows of usual items.
+
+    Attributes:
+        strangeness: of items, None where it could not be fitted.
+        temperature: of each item, None where the settings have the one of all.
+        why_not: why there is no strangeness.
+    """
+
+    strangeness: Strangeness | None = None
+    temperature: AdaptiveTemperature | None = None
+    why_not: str = NOT_FITTED
+
+    FILES: ClassVar[tuple[str, ...]] = ("strangeness", "adaptive_temperature")
+
+    def fitted(self) -> Strangeness:
+        """The strangeness; `ValueError` says why there is none."""
+        if self.strangeness is None:
+            raise ValueError(self.why_not)
+        return self.strangeness
+
+    def save(self, folder: Path) -> None:
+        """Write what there is, and remove what an earlier save may have left."""
+        for name, found in zip(self.FILES, (self.strangeness, self.temperature), strict=True):
+            if found is not None:
+                found.save(folder)
+                continue
+            for ending in ("json", "safetensors"):
+                (folder / f"{name}.{ending}").unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Usual":
+        """Whatever `save` wrote."""
+        there = [(folder / f"{name}.json").is_file() for name in cls.FILES]
+        return cls(
+            Strangeness.load(folder) if there[0] else None,
+            AdaptiveTemperature.load(folder) if there[1] else None,
+        )
+
+
+def fit_usual(
+    handle: "Handle",
+    batches: list[Batch],
+    shifted: Mapping[str, Inputs | Iterable[Any]] | None,
+    *,
+    adaptive: bool,
+    samples: int,
+    seed: int,
+) -> Usual:
+    """Fit it to held-out items, with the settings that the handle has.
+
+    A host that has no strangeness (no linear head, too few items) can still draw: unless more was asked for,
+    the reason is kept for whoever asks for the strangeness.
+    """
+    labels = _class_labels(handle, batches)
+    if adaptive and (shifted is None or labels is None):
+        raise ValueError(
+            "expected shifted= items, and a class for each item, to fit temperature='adaptive' to, got "
+            f"{'no shifted items' if shifted is None else 'none'}"
+        )
+    try:
+        signals = handle.signals([batch.inputs for batch in batches])
+        changed = {
+            name: (inputs := _inputs(found), handle.signals(inputs)[: len(signals)])
+            for name, found in (shifted or {}).items()
+        }
+        for name, (_, found) in changed.items():
+            if len(found) != len(signals):
+                raise ValueError(
+                    f"expected shifted {name!r} to be the {len(signals)} held-out items in their order, "
+                    f"got {len(found)}"
+                )
+        strangeness = Strangeness.fit(
+            signals, labels, shifted={name: found for name, (_, found) in changed.items()} or None,
+            origins=torch.arange(len(signals)) if changed else None, head=_linear(handle), seed=seed,
+        )  # fmt: skip
+    except (ValueError, NumericalError) as error:
+        if shifted is not None:
+            raise
+        return Usual(why_not=f"expected a handle with a strangeness, got one whose fit found none: {error}")
+    if not adaptive or labels is None:
+        return Usual(strangeness)
+
+    def drawn(inputs: list[Inputs]) -> Tensor:
+        return handle._drawn_logits(inputs, samples, seed)[:, : len(signals)]
+
+    temperature = AdaptiveTemperature.fit(
+        drawn([batch.inputs for batch in batches]), signals, labels, seed=seed,
+        shifted={name: (drawn(inputs), found, labels) for name, (inputs, found) in changed.items()},
+    )  # fmt: skip
+    return Usual(strangeness, temperature)
+
+
+def _class_labels(handle: "Handle", batches: list[Batch]) -> Tensor | None:
+    """One class for each item, where the model classifies items and all of them have one.  [B]"""
+    if handle.task != "classification":
+        return None
+    labels = torch.cat([batch.labels.cpu().long() for batch in batches])
+    return None if bool((labels == IGNORED).any()) else labels
+
+
+def _inputs(found: Inputs | Iterable[Any]) -> list[Inputs]:
+    """Batches, without their labels."""
+    return list(input_batches([found] if isinstance(found, Tensor | Mapping) else found))
+
+
+def _linear(handle: "Handle") -> tuple[Tensor, Tensor] | None:
+    """Weight [C, E] and bias [C] of the head of a classifier."""
+    head = handle._head.module
+    if head is None or handle.task != "classification":
+        return None
+    weight = head.weight.detach().float().cpu()
+    return weight, weight.new_zeros(len(weight)) if head.bias is None else head.bias.detach().float().cpu()

@@ -1,0 +1,297 @@
+"""The frame in which the kernel sees a head's queries and keys, measured on calibration data.
+
+Softmax weights leave an invertible A and two origins free (section 10).  Of all A, that with
+
+    A^T A = S,   S = Sigma_q^-1 # Sigma_k   (the geometric mean of the two)
+
+gives queries and keys one covariance and makes E|A q|^2 + E|A^-T k|^2 least: the kernel sees the two sets as
+near to each other as they can be brought, and the amplitudes of eq. 21 spread least.
+
+The spread behind one call of attention: standard deviations of eq. 22, and the freedoms it leaves.
+
+    x_i = A (q_i - q0),  y_j = A^-T (k_j - k0);   x_i . y_j = q_i . k_j up to terms of i or of j alone
+    u_i = 1 - |L^-1 kappa(y, x_i)|^2,             L = chol(kappa(y, y) + sigma^2 I)
+    log a_i = 1/2 |x_i|^2 + q_i . k0 - lse_i                                                        (21)
+    log std_i = log t + gamma (log a_i - a0) + 1/2 log u_i
+
+gamma = 1 is eq. 22 exactly, a0 being a constant of the head that only names the unit of t.  For gamma < 1 the
+amplitude is tempered: the mean is still the host's, the covariance t^2 a_i^gamma a_j^gamma (kappa - ...)
+still positive semi-definite, its variance still grows with t, falls with every further key and rises with
+sigma^2, but mean and covariance are no longer those of one prior.  gamma = 0 is the posterior covariance of
+the unit-amplitude process z_o at the queries, put around the host's mean.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gpattention.gp import (
+    UnitProcess,
+    direct_posterior,
+    distance_log_amplitude,
+    fill_rows,
+    keep_rows,
+    key_log_amplitude,
+    query_exponent,
+    query_log_amplitude,
+    real_mean,
+    unit_variance,
+    why_not_fused,
+)
+from gpattention.hosts.families.base import AttentionCall, AttentionHook, Site
+from gpattention.numerics import compute_dtype, full_precision
+
+Alignment: TypeAlias = Literal["none", "isotropic", "full"]
+ALIGNMENTS: tuple[Alignment, ...] = ("none", "isotropic", "full")
+RIDGE = 1e-2  # of the mean variance, added to each covariance: directions that carry none have no A
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Constants of one site."""
+
+    q0: Tensor  # [H, C] mean query
+    k0: Tensor  # [H, C] mean key
+    A: Tensor  # [H, C, C] x = A (q - q0)
+    inverse: Tensor  # [H, C, C] A^-1, so that y = A^-T (k - k0)
+    unit: Tensor  # [H] root mean square of the values
+    log_amplitude: Tensor  # [H] mean of log a_i: a0
+
+    def to(self, device: torch.device | str) -> "Frame":
+        """The same on another device."""
+        return Frame(**{name: x.to(device) for name, x in vars(self).items()})
+
+
+def aligning_maps(
+    covariance_q: Tensor,  # [H, C, C]
+    covariance_k: Tensor,  # [H, C, C]
+    alignment: Alignment,
+) -> tuple[Tensor, Tensor]:
+    """A and its inverse.  [H, C, C] each"""
+    width = covariance_q.shape[-1]
+    eye = torch.eye(width, dtype=covariance_q.dtype, device=covariance_q.device).expand_as(covariance_q)
+    if alignment == "none":
+        return eye, eye
+    trace_q, trace_k = (c.diagonal(dim1=-2, dim2=-1).sum(-1) for c in (covariance_q, covariance_k))  # [H]
+    if alignment == "isotropic":
+        ratio = (trace_k / trace_q.clamp_min(1e-12)).clamp(1e-6, 1e6) ** 0.25  # [H]
+        return eye * ratio[:, None, None], eye / ratio[:, None, None]
+    covariance_q, covariance_k = (
+        covariance + eye * (RIDGE * trace / width).clamp_min(1e-12)[:, None, None]
+        for covariance, trace in ((covariance_q, trace_q), (covariance_k, trace_k))
+    )
+    root, unroot = _power(covariance_q, 0.5), _power(covariance_q, -0.5)
+    mean = unroot @ _power(root @ covariance_k @ root, 0.5) @ unroot  # S = Sigma_q^-1 # Sigma_k
+    return _power(mean, 0.5), _power(mean, -0.5)
+
+
+def measure_frames(
+    sites: Sequence[Site], alignment: Alignment, run: Callable[[AttentionHook], object]
+) -> tuple[Frame, ...]:
+    """Frames of all sites, by two runs over the data: first their moments, then their mean amplitudes.
+
+    `run(hook)` runs the calibration data.
+    """
+    every: list[dict[str, Any]] = [defaultdict(float) for _ in sites]  # sums, in float64
+    frames: list[Frame] = []  # after the first run
+
+    def hook(site: Site, call: AttentionCall) -> Tensor:
+        """The host's mean, unchanged.  [B, H, Q, D]"""
+        sums = every[site.index]
+        real = torch.ones_like(call.k[:, :1, :, :1], dtype=torch.bool)  # [B, 1, K, 1]
+        real = real if call.mask is None else real & call.mask[..., None]
+        own = real if call.q.shape[-2] == call.k.shape[-2] else real.any(-2, keepdim=True)  # of queries
+        if not frames:
+            for name, tokens, rows in (("q", call.q, own), ("k", call.k, real)):
+                rows = rows.expand(-1, -1, tokens.shape[-2], -1)  # [B, 1, N, 1]
+                x = torch.where(rows, tokens, 0.0).double()
+                sums[name] += x.sum((0, 2))  # [H, C]
+                sums[f"{name} square"] += torch.einsum("bhnc,bhnd->hcd", x, x)  # [H, C, C]
+                sums[f"{name} count"] += rows.sum().double()
+            sums["v square"] += torch.where(real, call.v, 0.0).double().square().mean(-1).sum((0, 2))  # [H]
+        elif call.form != "rbf":
+            amplitude = log_amplitude(call, kernel_inputs(call, frames[site.index]))  # [B, H, Q]
+            sums["amplitude"] += torch.where(own[..., 0], amplitude, 0.0).sum((0, 2)).double()  # [H]
+        return call.mean
+
+    run(hook)
+    frames = [_frame(sums, alignment) for sums in every]
+    run(hook)
+    for index, sums in enumerate(every):
+        if "amplitude" in sums:
+            mean = sums["amplitude"] / sums["q count"]
+            frames[index] = replace(frames[index], log_amplitude=mean.float())
+    return tuple(frames)
+
+
+def _frame(sums: Mapping[str, Any], alignment: Alignment) -> Frame:
+    """Origins, maps and unit of one site, its mean amplitude still 0."""
+    moments = []
+    for name in ("q", "k"):
+        count = sums[f"{name} count"]
+        mean, second = sums[name] / count, sums[f"{name} square"] / count  # [H, C], [H, C, C]
+        moments.append((mean, second - mean[..., :, None] * mean[..., None, :]))
+    (q0, covariance_q), (k0, covariance_k) = moments
+    maps = aligning_maps(covariance_q, covariance_k, alignment)
+    unit = (sums["v square"] / sums["k count"]).clamp_min(1e-12).sqrt()  # [H]
+    return Frame(*(x.float() for x in (q0, k0, *maps, unit, torch.zeros_like(unit))))
+
+
+def _power(matrix: Tensor, exponent: float) -> Tensor:
+    """Of a symmetric positive definite matrix.  [H, C, C]"""
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+    return (vectors * values.clamp_min(1e-12)[..., None, :] ** exponent) @ vectors.mT
+
+
+MAX_KEYS = 256  # keys that are conditioned on by default
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What may be chosen for the heads of one site."""
+
+    scale: Tensor  # [H] t
+    noise: Tensor  # [H] sigma^2
+    power: Tensor  # [H] gamma in [0, 1]
+
+
+@full_precision
+def log_stddev(
+    call: AttentionCall,
+    prior: Prior,
+    frame: Frame | None = None,
+    *,
+    max_keys: int = MAX_KEYS,
+    max_log_amplitude: float | None = None,
+) -> Tensor:
+    """log std_i of every token and head, for one dimension of the values.  [B, H, Q]
+
+    Without a frame the unit of t, q0, k0 and a0 come from the sequence itself.  More than `max_keys` keys are
+    thinned to that many, evenly: then u is never smaller than with all of them.  `max_log_amplitude` caps
+    gamma (log a_i - a0).
+    """
+    inputs = kernel_inputs(call, frame)
+    y, mask = inputs.y, inputs.mask
+    if y.shape[-2] > max_keys:
+        y, mask = thinned(y, mask, max_keys)
+    u = _unit_variance(inputs.x, y, mask, prior.noise)  # [B, H, Q]
+    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + inputs.log_unit  # [B, H, Q]
+    used = prior.power.requires_grad or bool((prior.power != 0).any())
+    if call.form != "rbf" and used:
+        amplitude = log_amplitude(call, inputs)  # [B, H, Q]
+        tempered = prior.power.to(u)[:, None] * (amplitude - _reference(call, amplitude, frame))
+        if max_log_amplitude is not None:
+            tempered = tempered.clamp_max(max_log_amplitude)
+        log_std = log_std + tempered
+    if inputs.mask is None:
+        return log_std
+    return torch.where(inputs.mask.any(-1, keepdim=True), log_std, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelInputs:
+    """Queries and keys where the kernel sees them."""
+
+    q: Tensor  # [B, H, Q, C] as attended
+    k: Tensor  # [B, H, K, C] as attended, padding zeroed
+    x: Tensor  # [B, H, Q, C]
+    y: Tensor  # [B, H, K, C]
+    q0: Tensor  # [H, 1, C] or [B, H, 1, C]
+    k0: Tensor  # the same
+    mask: Tensor | None  # [B, 1, K]
+    log_unit: Tensor  # [H, 1] or [B, H, 1]: log of the values' root mean square
+
+
+def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
+    """Centre and align the queries and keys; padding counts for nothing, whatever is written there."""
+    dtype = compute_dtype(call.q.dtype)
+    q, k, v = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask), keep_rows(call.v.to(dtype), call.mask)
+    if frame is None:
+        power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
+        log_unit = 0.5 * power.clamp_min(1e-12).log()
+        q0, k0 = real_mean(q, query_mask(call)), real_mean(k, call.mask)
+    else:
+        log_unit = frame.unit.to(q)[:, None].log()
+        q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:, None]
+    if call.form in ("rows", "rbf"):  # distances, which know no origin
+        return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask, log_unit)
+    if frame is None:
+        x, y = q - q0, k - k0
+    else:
+        x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)
+    return KernelInputs(q, k, x, keep_rows(y, call.mask), q0, k0, call.mask, log_unit)
+
+
+def _unit_variance(
+    x: Tensor,  # [B, H, Q, C]
+    y: Tensor,  # [B, H, K, C]
+    mask: Tensor | None,  # [B, 1, K]
+    noise: Tensor,  # [H]
+) -> Tensor:
+    """u_i of eq. 22.  [B, H, Q]"""
+    tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
+    if why_not_fused(x, tokens=tokens, channels=channels) is None:
+        none = torch.zeros_like(y[..., :1])  # of values: the mean is the host's
+        # says in full that every query counts, as padding too has a spread  [B, 1, Q]
+        everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])
+        masks: dict[str, Any] = {"mask": mask, "query_mask": everyone}
+        return direct_posterior(x, y, none, noise=noise.to(x), **masks, with_variance=True).variance
+    return unit_variance(UnitProcess(x, y, noise.to(x)[:, None, None], mask))
+
+
+def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor | None]:
+    """`most` of the real keys, evenly spaced.  [B, H, most, C], [B, 1, most]"""
+    place = torch.arange(most, device=y.device)
+    if mask is None:
+        return y[..., place * y.shape[-2] // most, :], None
+    order = mask[:, 0].to(torch.int8).argsort(dim=-1, descending=True, stable=True)  # [B, K] real keys first
+    real = mask[:, 0].sum(-1, keepdim=True)  # [B, 1]
+    spread = torch.where(real > most, place * real // most, place)  # [B, most]
+    index = order.gather(-1, spread)[:, None, :, None]  # [B, 1, most, 1]
+    chosen = y.gather(-2, index.expand(-1, y.shape[1], -1, y.shape[-1]))
+    return chosen, (place < real)[:, None]
+
+
+def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
+    """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
+    q, k, x, k0, mask = inputs.q, inputs.k, inputs.x, inputs.k0, inputs.mask
+    if call.form == "rows":
+        return distance_log_amplitude(x, inputs.y, mask=mask)
+    if call.form == "exp_dot":
+        return query_exponent(q, x, k0)
+    return query_log_amplitude(q, k, x, k0, mask=mask)
+
+
+def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
+    """sum_j a_i b_j kappa(x_i, y_j) v_j, the posterior mean as the process has it.  [B, H, Q, D]
+
+    It equals the host's mean to rounding whatever the frame: exponents cancel, so they are float64.
+    """
+    call = call.map(Tensor.double)
+    inputs = kernel_inputs(call, frame)
+    exponent = -0.5 * torch.cdist(inputs.x, inputs.y).square()  # [B, H, Q, K]
+    if call.form != "rbf":
+        exponent = exponent + log_amplitude(call, inputs)[..., None]
+    if call.form in ("softmax", "exp_dot"):
+        exponent = exponent + key_log_amplitude(inputs.k, inputs.y, inputs.q0, inputs.k0)[..., None, :]
+    if call.amplitude is not None:
+        exponent = exponent + call.amplitude.to(exponent)[:, None, None].log()
+    if call.mask is not None:
+        exponent = exponent.masked_fill(~call.mask[..., None, :], -torch.inf)
+    return exponent.exp() @ keep_rows(call.v, call.mask)
+
+
+def _reference(call: AttentionCall, amplitude: Tensor, frame: Frame | None) -> Tensor:
+    """a0: the mean of log a_i, over calibration data or over the tokens at hand.  [H, 1] or [B, H, 1]"""
+    if frame is not None:
+        return frame.log_amplitude.to(amplitude)[:, None]
+    return real_mean(amplitude[..., None], query_mask(call))[..., 0]
+
+
+def query_mask(call: AttentionCall) -> Tensor | None:
+    """Real queries: in self-attention, which equal numbers give away, the real keys.  [B, 1, Q]"""
+    return call.mask if call.q.shape[-2] == call.k.shape[-2] else None

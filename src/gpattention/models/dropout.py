@@ -1,0 +1,186 @@
+"""Dropout whose masks belong to items: the same however a batch is cut or spread over processes.
+
+The modules themselves stay in evaluation mode and untouched; whoever calls for it drops after each of them.
+
+In evaluation mode PyTorch runs layers of `nn.TransformerEncoder` as one fused operation that never calls
+their attention or their dropout.  The switch for that belongs to the process; so whoever has to meet those
+modules calls the plain pass instead, and other threads keep theirs.  The fused encoder packs the real tokens
+alone and unpacks its last layer's results among zeros; the plain pass computes something for the padded rows
+too.  Whoever averages over all rows sees the difference, so the zeros are written here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from gpattention.concurrency import Handler, handling
+from gpattention.gp import ItemNoise
+from gpattention.models.predict import Inputs, count_items, device_of, model_device, take
+
+
+def plain_passes(model: Any, met: Iterable[nn.Module]) -> dict[tuple[nn.Module, str], Handler]:
+    """Handlers (see `concurrency`) of all encoders and encoder layers that hold one of the modules met."""
+    wanted = set(met)
+    handlers: dict[tuple[nn.Module, str], Handler] = {}
+    for module in model.modules():
+        if not isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
+            continue
+        if wanted.isdisjoint(module.modules()):
+            continue
+        ours = {nn.TransformerEncoderLayer.forward: _layer, nn.TransformerEncoder.forward: _encoder}
+        own = ours.get(type(module).forward)  # subclasses may have passes of their own
+        handlers[module, "forward"] = _unfused if own is None else partial(own, module)
+    return handlers
+
+
+class _Plain(TorchFunctionMode):
+    """Changes nothing; but PyTorch takes no fused pass where a thread overrides functions."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _unfused(own: Handler, *args: Any, **kwargs: Any) -> Any:
+    """A forward pass of a subclass, which may call that of PyTorch's own class."""
+    with _Plain():
+        return own(*args, **kwargs)
+
+
+def _layer(
+    layer: Any, own: Handler, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None,
+    is_causal: bool = False,
+) -> Tensor:  # fmt: skip
+    masks = (src_mask, src_key_padding_mask)
+    if layer.norm_first:
+        x = src + layer._sa_block(layer.norm1(src), *masks, is_causal=is_causal)
+        return x + layer._ff_block(layer.norm2(x))
+    x = layer.norm1(src + layer._sa_block(src, *masks, is_causal=is_causal))
+    return layer.norm2(x + layer._ff_block(x))
+
+
+def _encoder(
+    encoder: Any, own: Handler, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None,
+    is_causal: bool | None = None,
+) -> Tensor:  # fmt: skip
+    padding = src_key_padding_mask
+    dropped = None if mask is not None else _dropped(encoder, src, padding)
+    output = src
+    for layer in encoder.layers:
+        output = layer(output, src_mask=mask, is_causal=bool(is_causal), src_key_padding_mask=padding)
+    if dropped is not None:  # before the encoder's own norm, which turns zeros into its bias
+        output = output.masked_fill(dropped[..., None], 0.0)
+    return output if encoder.norm is None else encoder.norm(output)
+
+
+def _dropped(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor | None) -> Tensor | None:
+    """The padded tokens, if the fused pass would take the call: the conditions of PyTorch.  [B, N]
+
+    With gradients too, where it never runs: the same model is the same with them.
+    """
+    if padding is None or src.ndim != 3 or src.is_nested or torch.compiler.is_compiling():
+        return None
+    allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
+    if not allowed or not encoder.use_nested_tensor or encoder.layers[0].training:
+        return None
+    dropped = padding if padding.dtype == torch.bool else padding != 0
+    gaps = dropped[:, :-1] & ~dropped[:, 1:]  # a real token after padding
+    return None if bool(gaps.any()) else dropped
+
+
+Hook: TypeAlias = Callable[[str, float, nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels of [B, C, ...]
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """A dropout module that drops, and its rate."""
+
+    module: nn.Module
+    rate: float
+
+
+def find_dropouts(model: Any, rate: float | None = None) -> dict[str, Dropout]:
+    """Every dropout module with a rate above 0, or all of them at `rate` if given."""
+    found: dict[str, Dropout] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, _DropoutNd):
+            continue
+        own = module.p if rate is None else rate
+        if own > 0 and not isinstance(module, (nn.Dropout, *_CHANNELS)):
+            raise ValueError(f"expected nn.Dropout as {name!r}, got {type(module).__name__} with p={own}")
+        if own > 0:
+            found[name] = Dropout(module, own)
+    return found
+
+
+@contextmanager
+def hooked(model: Any, dropouts: Mapping[str, Dropout], hook: Hook) -> Iterator[None]:
+    """Run the hook after every dropout that this thread calls."""
+    handlers = plain_passes(model, [dropout.module for dropout in dropouts.values()])
+    for name, dropout in dropouts.items():
+        called = partial(hook, name, dropout.rate, dropout.module)
+        handlers[dropout.module, "forward"] = partial(_drop, called)
+    with handling(handlers):
+        yield
+
+
+def _drop(hook: Callable[..., Tensor | None], own: Handler, x: Tensor) -> Tensor:
+    output: Tensor = own(x)
+    dropped = hook((x,), output)
+    return output if dropped is None else dropped
+
+
+def calls_of_items(
+    model: Any, forward: Callable[[Inputs], object], dropouts: Mapping[str, Dropout], inputs: Inputs
+) -> list[bool]:
+    """For every call of a dropout in a forward pass, in order: does its input lead with the batch?
+
+    One shape cannot tell: a batch of 4 rows looks like 4 heads.  So two batch sizes are tried.
+    """
+    count_items(inputs)
+    passes: list[list[tuple[str, int]]] = []
+    for rows in (2, 3):
+        calls: list[tuple[str, int]] = []
+
+        def note(name: str, rate: float, module: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> None:
+            calls.append((name, len(x) if x.ndim else 0))  # noqa: B023 called in this turn of the loop
+
+        first = torch.zeros(rows, dtype=torch.int64, device=device_of(inputs))  # [R] the first item
+        with hooked(model, dropouts, note):
+            forward(take(inputs, first, model_device(model, inputs)))
+        passes.append(calls)
+    own = []
+    for (name, two), (_, three) in zip(*passes, strict=True):
+        if two != three and (two, three) != (2, 3):
+            wanted = "to lead with the batch, so that each item has its own mask"
+            got = f"{two} rows for a batch of 2 and {three} for 3"
+            raise ValueError(f"expected the input of dropout {name!r} {wanted}, got {got}")
+        own.append(two != three)
+    if not any(own):
+        got = "a forward pass that calls none: nothing would drop"
+        raise ValueError(f"expected dropout on the items, got {got}")
+    return own
+
+
+def item_masks(noise: ItemNoise, own: list[bool]) -> Hook:
+    """A hook that gives what dropout gives in training, with the items' own masks."""
+    calls = iter(own)
+
+    def drop(name: str, rate: float, module: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> Tensor | None:
+        if not next(calls):
+            return None
+        whole = isinstance(module, _CHANNELS)
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole else tuple(x.shape)
+        keep = noise.uniform(shape, torch.float32, x.device) >= rate  # [R, ...]
+        return torch.where(keep, x / (1 - rate), 0.0) if rate < 1 else torch.zeros_like(x)
+
+    return drop

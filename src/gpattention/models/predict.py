@@ -1,0 +1,556 @@
+"""How predictions are run: samples times items, cut into chunks that fit the memory.
+
+Row r of n items times S samples is sample r % S of item r // S.  Its noise is made from the seed, the
+sample and the item alone, so that no way of cutting the rows changes a draw.
+
+The samples of an item part at the first layer that draws.  Up to that layer's posterior they are one
+computation, so where a model takes `samples` a chunk is a few items with all their samples and not a list
+of rows: each item is embedded, and moved to the device, once.  On a GPU nothing is read back before the end;
+where a chunk's kernels take less time than starting them, it is captured as a CUDA graph and replayed.
+"""
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpattention.attention import DRAWS, Draw
+from gpattention.checks import check_choice, check_count, check_whole
+from gpattention.concurrency import evaluation_mode
+from gpattention.gp import (
+    ItemNoise,
+    NotPositiveDefiniteError,
+    NumericalError,
+    check_health,
+    deferred_checks,
+    health,
+)
+from gpattention.models.prediction import Prediction
+from gpattention.numerics import checks_are_deferred
+
+Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
+Progress: TypeAlias = Callable[[int, int], object]
+T = TypeVar("T")
+_predicting: ContextVar[bool] = ContextVar("gpattention_predicting", default=False)
+
+FEWER = 256  # rows that are tried where more do not fit
+ROWS = {"cpu": 256, "cuda": 2000}  # by kind of device: few rows leave a GPU idle
+WORTH = 4  # chunks still to run for which a capture pays
+LAUNCH_BOUND = 0.7  # share of a chunk's time that went into starting its kernels
+# whose threads never compute on a GPU: progress bars, loaders that pin memory, notebooks
+HELPERS = ("tqdm.", "torch.utils.data.", "ipykernel.", "IPython.", "zmq.", "tornado.")
+NO_CAPTURE = "expected capture=None or False for a model that cannot be captured, got True: {}"
+
+
+class Classifier(Protocol):
+    """A model that classifies and may draw its attention outputs: an `nn.Module`, or what has its methods.
+
+    Called as `model(inputs, draw=..., generator=..., need=...)` it gives `logits` [B, C] and `layers`, each
+    with its `variance`, [B, H, N] or [B, H, N, D], or None.
+    """
+
+    @property
+    def draws(self) -> bool:
+        """Whether any layer can draw."""
+        ...
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        """A forward pass."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A chunk of rows, on the model's device."""
+
+    inputs: Inputs  # [R, ...] each
+    items: Tensor  # [R] position of each row's item in the inputs, where those lie
+    numbers: Tensor  # [R] number of the item, which its noise is made from
+    samples: Tensor  # [R] which of the item's samples it is
+    noise: ItemNoise  # of R rows
+
+
+def count_items(inputs: Inputs) -> int:
+    """How many items the inputs hold; all tensors lead with them."""
+    counts = {name: len(x) for name, x in _named(inputs).items()}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"expected inputs with one number of items, got {counts}")
+    if 0 in counts.values():
+        raise ValueError("expected inputs with at least one item, got 0")
+    return next(iter(counts.values()))
+
+
+def _hint(inputs: object) -> str:
+    """What whoever passed this may have meant."""
+    if type(inputs).__module__ == "numpy":
+        return ": torch.from_numpy makes a tensor of it"
+    kinds = {type(x).__name__ for x in inputs} if isinstance(inputs, list | tuple) else set()
+    if isinstance(inputs, str) or kinds == {"str"}:
+        return " of texts: a tokenizer makes tensors of them"
+    if kinds:
+        return f" of {', '.join(sorted(kinds))}: give each the name of the model's argument, in a mapping"
+    if isinstance(inputs, Iterable):
+        return ": pass its batches one by one, first_item= the items before"
+    return ""
+
+
+def _named(inputs: Inputs) -> dict[str, Tensor]:
+    """The tensors by their names; `ValueError` for what are no tensors that lead with the items."""
+    if not isinstance(inputs, Tensor) and (not isinstance(inputs, Mapping) or not inputs):
+        got = "an empty mapping" if isinstance(inputs, Mapping) else f"{type(inputs).__name__}{_hint(inputs)}"
+        raise ValueError(f"expected inputs to be a tensor or a mapping of tensors, got {got}")
+    named = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    for name, x in named.items():
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            found = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"expected {name} to be a tensor with the batch first, got {found}")
+    return named
+
+
+def device_of(inputs: Inputs) -> torch.device:
+    """Where the inputs lie."""
+    return next(iter(_named(inputs).values())).device
+
+
+def model_device(model: Any, inputs: Inputs) -> torch.device:
+    """Where the model computes; for one without parameters, or that fetches them, where its inputs lie."""
+    home = device_of(inputs)  # first, since it refuses what are no inputs
+    parameter = next(iter(model.parameters()), None)
+    return home if parameter is None or parameter.is_meta else parameter.device
+
+
+def take(inputs: Inputs, items: Tensor | slice, device: torch.device) -> Inputs:
+    """The inputs of those items.  [R, ...]"""
+
+    def taken(x: Tensor) -> Tensor:
+        return x[items.to(x.device) if isinstance(items, Tensor) else items].to(device)
+
+    return taken(inputs) if isinstance(inputs, Tensor) else {name: taken(x) for name, x in inputs.items()}
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's own mode is restored afterwards.
+
+    Blocks of several threads, of one model or of models that share modules, restore it when the last ends.
+    """
+    token = _predicting.set(True)
+    try:
+        with evaluation_mode(model.modules()), torch.no_grad():
+            yield
+    finally:
+        _predicting.reset(token)
+
+
+def is_predicting() -> bool:
+    """Whether this thread is inside an `evaluating` block; compilers cannot ask."""
+    return not torch.compiler.is_compiling() and _predicting.get()
+
+
+def iterate_rows(
+    inputs: Inputs, *, samples: int, seed: int, batch_size: int, device: torch.device, first_item: int = 0,
+    progress: Progress | None = None,
+) -> Iterator[Rows]:  # fmt: skip
+    """All rows in chunks of at most `batch_size`, each moved to `device`.
+
+    `first_item` is the number of the first item, for callers that bring the items in parts;
+    `progress(done, total)` is called after every chunk with numbers of rows.
+    """
+    samples = check_count("samples", samples, least=1)
+    batch_size = check_count("batch_size", batch_size, least=1)
+    first_item = check_count("first_item", first_item, least=0)
+    total = count_items(inputs) * samples
+    for start in range(0, total, batch_size):
+        row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
+        items = row // samples  # [R]
+        numbers, sample = (items + first_item).to(device), (row % samples).to(device)  # [R], [R]
+        noise = ItemNoise(seed, numbers, sample)
+        yield Rows(take(inputs, items, device), items, numbers, sample, noise)
+        if progress is not None:
+            progress(min(start + batch_size, total), total)
+
+
+def collect(forward: Callable[[Rows], Tensor], inputs: Inputs, *, samples: int, **options: Any) -> Tensor:
+    """Run all rows of `iterate_rows` and keep the [R, C] that `forward` gives, with the inputs.  [S, B, C]"""
+    parts = []
+    for rows in iterate_rows(inputs, samples=samples, **options):
+        out = forward(rows)  # [R, C]
+        if out.ndim != 2 or len(out) != len(rows.items):
+            wanted, got = f"[{len(rows.items)}, C], one row per input", f"shape {tuple(out.shape)}"
+            raise ValueError(f"expected the model to give {wanted}, got {got}")
+        parts.append(out.to(device_of(inputs)))
+    return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous()
+
+
+def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.device) -> T:
+    """`run(rows)` with the rows given; else with those of the device, and fewer if memory does not suffice.
+
+    `run` may be called twice, so it must begin anew with every call.
+    """
+    if batch_size is not None:
+        return run(check_count("batch_size", batch_size, least=1))
+    rows = ROWS.get(device.type, FEWER)
+    try:
+        return run(rows)
+    except torch.OutOfMemoryError:
+        if rows <= FEWER:
+            raise
+    # after the handler, whose error holds on to the tensors of the failed run
+    torch.cuda.empty_cache()
+    return run(FEWER)
+
+
+def predict_rows(
+    model: Any, forward: Callable[[Rows], Tensor], inputs: Inputs, *, batch_size: int | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """`collect` of a model in evaluation mode, with as many rows at once as its device takes.  [S, B, C]"""
+    device = model_device(model, inputs)
+    with evaluating(model):
+        return run_rows(
+            lambda rows: collect(forward, inputs, batch_size=rows, device=device, **options),
+            batch_size,
+            device,
+        )
+
+
+class VarianceMeans:
+    """Variances of every layer, averaged over the samples of each item while they run, kept on `device`."""
+
+    def __init__(self, items: int, samples: int, device: torch.device) -> None:
+        self._items, self._samples, self._device = items, samples, device
+        self._sums: list[Tensor | None] = []
+
+    def add(self, items: Tensor, variances: Sequence[Tensor | None]) -> None:
+        """Rows [R, ...] of every layer, None for one without a variance, and the items they belong to."""
+        self._sums = self._sums or [None] * len(variances)
+        for place, (total, variance) in enumerate(zip(self._sums, variances, strict=True)):
+            if variance is None:
+                continue
+            if len(variance) != len(items):
+                got = f"shape {tuple(variance.shape)}: are batches the first axis of the inputs?"
+                raise ValueError(f"expected the variances of {len(items)} rows, got {got}")
+            variance = variance.to(self._device, torch.promote_types(variance.dtype, torch.float32))
+            if total is None:
+                total = self._sums[place] = variance.new_zeros(self._items, *variance.shape[1:])
+            total.index_add_(0, items, variance)
+
+    def means(self) -> tuple[Tensor | None, ...]:
+        """Per layer [B, ...], None where it never gave a variance."""
+        return tuple(total if total is None else total / self._samples for total in self._sums)
+
+
+def predict(
+    model: Classifier, inputs: Inputs, *, samples: int = 10, seed: int = 0, draw: Draw = "independent",
+    batch_size: int | None = None, variances: bool = False, first_item: int = 0, capture: bool | None = None,
+    progress: Progress | None = None,
+) -> Prediction:  # fmt: skip
+    """Class probabilities from `samples` forward passes with drawn attention outputs.
+
+    Items and samples run together in batches, in evaluation mode and without gradients; only logits (and
+    asked variances) are kept, where the inputs lie.  The draws of item i depend on `seed` and on
+    `first_item` + i alone: not on `batch_size`, nor on the other items, nor on padding behind it.  The first
+    samples of a larger number are those of a smaller one.
+
+    A model whose forward pass takes `samples`, as the transformers' does, computes what is before the first
+    draw once for all samples of an item.
+
+    Args:
+        model: a classifier; one whose layers cannot draw gives its mean prediction.
+        inputs: a tensor, or a mapping of tensors, with the items first.
+        samples: draws S of every item; 0 is the mean prediction, with S = 1.
+        seed: of the noise.
+        draw: "independent" or "joint" over tokens; "none" is the mean prediction too.
+        batch_size: rows that run at once at most; if not given 256, or 2000 on a GPU whose memory suffices.
+        variances: whether to keep the variance of every layer, averaged over the draws.
+        first_item: number of the first item, for callers that bring the items in parts.
+        capture: whether batches of a model that takes `samples` are replays of a captured one on a GPU.  None
+            captures where starting kernels takes most of the time and the process has no other thread but
+            those of progress bars, loaders and notebooks: PyTorch cannot capture while another one uses the
+            GPU.  True fails with the reason where nothing can be captured; two batches come first, so fewer
+            are not replays.
+        progress: called with (done, total) rows after every batch.
+
+    Returns:
+        Probabilities, labels and uncertainty of all items.
+
+    Raises:
+        ValueError: for wrong numbers or inputs, or if variances are asked of a model without any.
+
+    >>> predict(model, images, samples=10).probs  # [B, C]
+    """
+    samples = check_count("samples", samples, least=0)
+    seed, first_item = check_whole("seed", seed), check_count("first_item", first_item, least=0)
+    check_choice("draw", draw, DRAWS)
+    drawn = samples > 0 and draw != "none" and model.draws
+    count = samples if drawn else 1
+    draw, need = draw if drawn else "none", ("logits", "variance") if variances else ("logits",)
+    device = model_device(model, inputs)
+
+    def run_chunked(rows: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        request = Request(count, seed, draw, need, first_item)
+        logits, sums = run_chunks(
+            model, inputs, request, batch_size=rows, device=device, capture=capture, progress=progress
+        )
+        return logits, tuple(None if total is None else total / count for total in sums)
+
+    def run_by_rows(batch_size: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        means = VarianceMeans(count_items(inputs), count, device_of(inputs))
+
+        def forward(rows: Rows) -> Tensor:
+            output = model(rows.inputs, draw=draw, generator=rows.noise if drawn else None, need=need)
+            if variances:
+                means.add(rows.items, [layer.variance for layer in output.layers])
+            return output.logits
+
+        logits = collect(
+            forward, inputs, samples=count, seed=seed, batch_size=batch_size, device=device,
+            first_item=first_item, progress=progress,
+        )  # fmt: skip
+        return logits, means.means()
+
+    with evaluating(model):
+        shares = shares_samples(model)
+        if capture and not shares:
+            raise ValueError(NO_CAPTURE.format("its forward pass does not take samples"))
+        logits, means = run_rows(run_chunked if shares else run_by_rows, batch_size, device)
+    if variances and all(variance is None for variance in means):
+        raise ValueError(f"variances=True, but none of the model's {len(means)} layers has a variance")
+    return Prediction.from_logits(logits, means if variances else None, drawn=drawn)
+
+
+def shares_samples(model: Any) -> bool:
+    """Whether a model's forward pass takes `samples`, as the transformers' does."""
+    return "samples" in inspect.signature(getattr(model, "forward", model)).parameters
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the model for every chunk."""
+
+    samples: int
+    seed: int
+    draw: str  # "none" where nothing is drawn
+    need: tuple[str, ...]
+    first_item: int = 0  # number of the first item, which keys its noise
+
+
+Chunk: TypeAlias = tuple[range, range]  # some items, and some of their samples
+# logits [S, I, C] of a chunk, and per layer its variances [I, ...] summed over the samples
+ChunkOutput: TypeAlias = tuple[Tensor, tuple[Tensor | None, ...]]
+
+
+def cut(items: int, samples: int, batch_size: int) -> list[Chunk]:
+    """Chunks of at most `batch_size` rows; an item's samples are parted only where they do not fit."""
+    wide, deep = max(batch_size // samples, 1), min(samples, batch_size)
+    return [
+        (range(start, min(start + wide, items)), range(first, min(first + deep, samples)))
+        for start in range(0, items, wide)
+        for first in range(0, samples, deep)
+    ]
+
+
+class SharedNoise:
+    """The noise of `ItemNoise` for samples times items, sample by sample, however a layer asks for it.
+
+    The layer at which the samples part asks for [S, I, ...], those above it for [1, S * I, ...].
+    """
+
+    def __init__(self, seed: int, numbers: Tensor, samples: Tensor) -> None:
+        rows = samples[:, None].expand(-1, len(numbers)).reshape(-1)  # [S * I]
+        self._rows = ItemNoise(seed, numbers.expand(len(samples), -1).reshape(-1), rows)
+
+    def normal(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Standard normal numbers."""
+        draws, batch, *rest = shape
+        return self._rows.normal((1, draws * batch, *rest), dtype, device).reshape(shape)
+
+
+def run_chunks(
+    model: Any, inputs: Inputs, request: Request, *, batch_size: int, device: torch.device,
+    capture: bool | None = None, progress: Progress | None = None,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
+    """Logits [S, B, C] of all samples, and each layer's variances [B, ...] summed over them.
+
+    The model is in evaluation mode and gradients are off.
+    """
+    count = count_items(inputs)
+    chunks = cut(count, request.samples, batch_size)
+    refusal = why_not_captured(model, device)
+    if capture and refusal is not None:
+        raise ValueError(NO_CAPTURE.format(refusal))
+    capturing = refusal is None and (_is_alone() if capture is None else capture)
+    runner = _Runner(model, inputs, request, device)
+    runner.full_rows = max(len(items) * len(samples) for items, samples in chunks) if capturing else None
+    # a CPU reads its results for nothing, and can say at once which matrix failed
+    deferred = _defers_checks(device)
+    counted = sum(health().values()) if deferred else 0
+    logits: Tensor | None = None  # [S, B, C]
+    sums: list[Tensor | None] = []
+    done = 0
+    with deferred_checks() if deferred else nullcontext():
+        for index, chunk in enumerate(chunks):
+            items, samples = (slice(part.start, part.stop) for part in chunk)
+            given, variances = runner.run(chunk, len(chunks) - index, forced=bool(capture))
+            if logits is None:
+                logits = given.new_empty(request.samples, count, given.shape[-1])
+                sums = [None if x is None else x.new_zeros(count, *x.shape[1:]) for x in variances]
+            logits[samples, items] = given[:, : len(chunk[0])]  # what a replay does not fill is left out
+            for total, variance in zip(sums, variances, strict=True):
+                if total is not None and variance is not None:
+                    total[items] += variance[: len(chunk[0])]
+            done += len(chunk[0]) * len(chunk[1])
+            if progress is not None:
+                progress(done, count * request.samples)
+    assert logits is not None
+    if deferred:
+        _explain_failure(runner, chunks, logits, clear=counted == 0)
+    where = device_of(inputs)
+    return logits.to(where), tuple(x if x is None else x.to(where) for x in sums)
+
+
+class _Runner:
+    """Runs chunks: as plain calls, or as replays of one that was captured."""
+
+    full_rows: int | None = None  # of the chunks that may be captured; None where none may
+
+    def __init__(self, model: Any, inputs: Inputs, request: Request, device: torch.device) -> None:
+        self._model, self._inputs, self._request, self._device = model, inputs, request, device
+        self._graph: Any = None
+        self._read: tuple[Inputs, Tensor, Tensor]  # what replays read
+        self._given: ChunkOutput  # and what they write
+        self._runs = 0
+
+    def run(self, chunk: Chunk, left: int, *, forced: bool = False) -> ChunkOutput:
+        """One chunk, where `left` are still to run with it."""
+        items, samples = chunk
+        if self._graph is not None and len(samples) == len(self._read[2]):  # sums over samples hold all
+            return self._replay(*self._arguments(chunk))
+        if len(items) * len(samples) != self.full_rows:
+            return self.eagerly(chunk)
+        self._runs += 1
+        if self._runs != 2 or not (forced or left > WORTH):  # the first set libraries up
+            return self.eagerly(chunk)
+        torch.cuda.synchronize(self._device)
+        start = time.perf_counter()
+        given = self.eagerly(chunk)
+        launched = time.perf_counter()
+        torch.cuda.synchronize(self._device)
+        if forced or launched - start > LAUNCH_BOUND * (time.perf_counter() - start):
+            self._capture(chunk, forced=forced)
+        return given
+
+    def eagerly(self, chunk: Chunk) -> ChunkOutput:
+        """Plain calls."""
+        return self._forward(*self._arguments(chunk))
+
+    def _capture(self, chunk: Chunk, *, forced: bool) -> None:
+        """Unless it is forced, a model with an operation that waits for the device runs eagerly."""
+        inputs, *numbers = self._arguments(chunk)
+        own = inputs.clone() if isinstance(inputs, Tensor) else {n: x.clone() for n, x in inputs.items()}
+        self._read = (own, numbers[0], numbers[1])
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # other threads, say one that pins memory for a loader, may go on
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._given = self._forward(*self._read)
+            self._graph = graph
+        except (torch.OutOfMemoryError, NumericalError):  # fewer rows may help, or nothing: not plain calls
+            raise
+        except RuntimeError as error:
+            if forced:
+                raise RuntimeError(NO_CAPTURE.format(str(error).partition("\n")[0])) from error
+            self.full_rows = None
+
+    def _replay(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> ChunkOutput:
+        """A chunk of as many samples and no more items; what it does not fill is computed in vain."""
+        own = _named(self._read[0])
+        for name, x in _named(inputs).items():
+            own[name][: len(x)].copy_(x)
+        self._read[1][: len(numbers)].copy_(numbers)
+        self._read[2].copy_(samples)
+        self._graph.replay()
+        return self._given
+
+    def _arguments(self, chunk: Chunk) -> tuple[Inputs, Tensor, Tensor]:
+        items, samples = chunk
+        first = self._request.first_item
+        numbers = torch.arange(items.start + first, items.stop + first, device=self._device)
+        which = torch.arange(samples.start, samples.stop, device=self._device)
+        return take(self._inputs, slice(items.start, items.stop), self._device), numbers, which
+
+    def _forward(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> ChunkOutput:
+        request, count = self._request, len(samples)
+        drawing: dict[str, Any] = {}
+        if request.draw != "none":
+            noise = SharedNoise(request.seed, numbers, samples)
+            drawing = {"draw": request.draw, "samples": count, "generator": noise}
+        out = self._model(inputs, need=request.need, **drawing)
+        layers = out.layers if "variance" in request.need else ()
+        sums = tuple(_summed(layer.variance, len(numbers), count) for layer in layers)
+        return out.logits if count > 1 else out.logits[None], sums
+
+
+def _summed(variance: Tensor | None, items: int, samples: int) -> Tensor | None:
+    """Over the samples; before they part there is one for all.  [I, ...]"""
+    if variance is None:
+        return None
+    variance = variance.to(torch.promote_types(variance.dtype, torch.float32))
+    if len(variance) == items:
+        return samples * variance
+    return variance.unflatten(0, (samples, items)).sum(0)
+
+
+def why_not_captured(model: Any, device: torch.device) -> str | None:
+    """Why replays would not do what calls do; None where they would."""
+    if device.type != "cuda":
+        return f"it computes on {device}, and only CUDA has graphs"
+    if torch.is_autocast_enabled("cuda"):
+        return "autocast is on, which keeps its own copies of weights"
+    if torch.cuda.is_current_stream_capturing():
+        return "the current stream is being captured already"
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{name or 'the model'} has forward hooks, which a replay does not call"
+    return None
+
+
+def _is_alone() -> bool:
+    """Whether no other thread may use the GPU.
+
+    It would break off a capture, and random numbers that it drew meanwhile would fail.
+    """
+    own = threading.current_thread()
+    return all(_made_by(thread).startswith(HELPERS) for thread in threading.enumerate() if thread is not own)
+
+
+def _made_by(thread: threading.Thread) -> str:
+    """The module of what it runs."""
+    target = getattr(thread, "_target", None)
+    return str(getattr(target, "__module__", None) or type(thread).__module__)
+
+
+def _defers_checks(device: torch.device) -> bool:
+    return device.type == "cuda" and not checks_are_deferred()
+
+
+def _explain_failure(runner: _Runner, chunks: list[Chunk], logits: Tensor, *, clear: bool) -> None:
+    """Where logits are not finite, run their chunk again with checks, which say what failed and where."""
+    fine = logits.isfinite().all(-1)  # [S, B]
+    if bool(fine.all()):
+        return
+    if clear:  # it is reported below; the counter starts anew
+        with suppress(NotPositiveDefiniteError):
+            check_health()
+    for chunk in chunks:
+        items, samples = chunk
+        if not bool(fine[samples.start : samples.stop, items.start : items.stop].all()):
+            runner.eagerly(chunk)
+            return

@@ -1,0 +1,165 @@
+"""Draws from mean and spread as one autograd function, and item-keyed numbers in one launch.
+
+The references are `Posterior.sample` with `ItemNoise.normal`, and `ItemNoise.uniform`.  Item-keyed noise is a
+hash of its place, so a draw makes it where it is used, and the backward pass makes it again.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpattention.numerics import once_differentiable
+from gpattention.ops.layout import matrices, padded, token_major, vectors, view, views
+
+__all__ = ["draws_fit", "fused_draw", "fused_item_draw", "fused_normal", "fused_uniform"]
+
+_SIZE = 1024  # numbers of one program
+_ROWS = 32
+_LARGEST_GRID = 65535  # of the second and third axis of a launch
+
+
+def fused_normal(keys: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal numbers of the streams from `stream` on, of every key.
+
+    Args:
+        keys: [batch], one per item.
+        stream: the first draw's; each further draw has the next one.
+        shape: [draws, batch, ...].
+
+    Returns:
+        float32 numbers of that shape.
+    """
+    return _numbers(keys, stream, shape, normal=True)
+
+
+def fused_uniform(keys: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
+    """Numbers in (0, 1) of the one stream of every key.
+
+    Args:
+        keys: [batch], one per item.
+        stream: of all numbers.
+        shape: [batch, ...].
+
+    Returns:
+        float32 numbers of that shape.
+    """
+    return _numbers(keys, stream, (1, *shape), normal=False)[0]
+
+
+def _numbers(keys: Tensor, stream: int, shape: tuple[int, ...], *, normal: bool) -> Tensor:
+    from gpattention.ops.draws.kernels import noise_kernel
+
+    draws, batch, *rest = shape
+    count = math.prod(rest)
+    out = torch.empty(shape, dtype=torch.float32, device=keys.device)
+    if out.numel():
+        noise_kernel[(draws * batch * -(-count // _SIZE),)](
+            keys, out, stream, batch, count, NORMAL=normal, SIZE=_SIZE, num_warps=4
+        )
+    return out
+
+
+def draws_fit(shape: torch.Size) -> bool:
+    """Whether draws are within one launch and its 32-bit places within a sequence.
+
+    Args:
+        shape: [n, ..., Q, D] of the draws.
+
+    Returns:
+        False where plain operations have to make them.
+    """
+    return max(shape[0], -(-shape[-2] // _ROWS)) <= _LARGEST_GRID and shape.numel() < 2**31
+
+
+def fused_draw(mean: Tensor, spread: Tensor, noise: Tensor, *, squared: bool) -> Tensor:
+    """mean + standard deviation * noise, with a zero gradient where the spread is 0.
+
+    Args:
+        mean: [..., Q, D].
+        spread: of tokens [..., Q], or of every channel [..., Q, D].
+        noise: [n, ..., Q, D].
+        squared: whether the spread is a variance instead of a standard deviation.
+
+    Returns:
+        [n, ..., Q, D].
+    """
+    lead = mean.shape[:-2]
+    by_lead = vectors if spread.ndim < mean.ndim else matrices
+    draws: Tensor = _Draw.apply(  # type: ignore[no-untyped-call]
+        matrices(mean, lead), by_lead(spread, lead), noise.contiguous(), None, noise.shape[0], squared
+    )
+    return draws if draws.shape == noise.shape else draws.reshape(noise.shape)
+
+
+def fused_item_draw(
+    mean: Tensor, spread: Tensor, keys: Tensor, *, stream: int, draws: int, squared: bool
+) -> Tensor:
+    """`fused_draw` with the noise of `ItemNoise`, which is made in the kernel.
+
+    Args:
+        mean: [items, ..., Q, D].
+        spread: [items, ..., Q].
+        keys: [items].
+        stream: of the first draw.
+        draws: how many.
+        squared: whether the spread is a variance instead of a standard deviation.
+
+    Returns:
+        [draws, items, ..., Q, D].
+    """
+    lead = mean.shape[:-2]
+    found: Tensor = _Draw.apply(  # type: ignore[no-untyped-call]
+        matrices(mean, lead), vectors(spread, lead), keys.contiguous(), stream, draws, squared
+    )
+    return found.reshape(draws, *mean.shape)
+
+
+class _Draw(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        mean: Tensor,  # [B, H, N, D]
+        spread: Tensor,  # [B, H, N] or [B, H, N, D]
+        noise: Tensor,  # [n, B, H, N, D], or keys [items] where there is a stream
+        stream: int | None,
+        draws: int,
+        squared: bool,
+    ) -> Tensor:
+        from gpattention.ops.draws.kernels import draw_kernel
+
+        B, H, N, D = mean.shape
+        # token by token, as the output projection reads it
+        out = torch.empty(draws, B, N, H, D, dtype=mean.dtype, device=mean.device).transpose(2, 3)
+        shared = 1 if stream is None else B * H // len(noise)
+        ctx.options = {
+            "KEYED": stream is not None, "CHANNELS": spread.ndim == 4, "SQUARED": squared,
+            "ROWS": _ROWS, "DP": padded(D), "num_warps": 4,
+        }  # fmt: skip
+        ctx.stream, ctx.shared = stream or 0, shared
+        draw_kernel[(B * H, -(-N // _ROWS), draws)](
+            *views(mean, spread), noise, ctx.stream, (out, *out.stride()[:4]), B * H, shared, H, N, D,
+            **ctx.options,
+        )  # fmt: skip
+        ctx.save_for_backward(spread, noise)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from gpattention.ops.draws.kernels import draw_backward_kernel
+
+        spread, noise = ctx.saved_tensors
+        (g,) = grads  # [n, B, H, N, D]
+        n, B, H, N, D = g.shape
+        g = g if g.stride(-1) == 1 else g.contiguous()
+        d_spread = None
+        if ctx.needs_input_grad[1]:
+            channels = spread.ndim == 4
+            d_spread = token_major(B, H, N, D, spread) if channels else spread.new_empty(B, H, N)
+            draw_backward_kernel[(B * H, -(-N // _ROWS))](
+                (g, *g.stride()[:4]), view(spread), noise, ctx.stream, view(d_spread), B * H, ctx.shared,
+                H, N, D, n, **ctx.options,
+            )  # fmt: skip
+        return g[0] if n == 1 else g.sum(0), d_spread, None, None, None, None

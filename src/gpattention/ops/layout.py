@@ -1,0 +1,134 @@
+"""How tensors reach the kernels: as [B, H, ...] with strides, nothing copied that need not be."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+View = tuple[Tensor | int, ...]  # [B, H, N, X] with unit stride along X, [B, H, N] or [B, H], and its strides
+Optional = TypeVar("Optional", Tensor, None)
+
+# how each kernel is launched for matrices up to 64 a side, by benchmark on an H200 for the first six, and
+# up to 128, a guess
+_SMALL = {"num_warps": 2, "num_stages": 1}
+_FOUR = {"num_warps": 4, "num_stages": 1}
+_EIGHT = {"num_warps": 8, "num_stages": 1}
+_LARGE = {"num_warps": 8, "num_stages": 2}
+LAUNCHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "roots": ({"num_warps": 4, "num_stages": 2, "maxnreg": 128}, _LARGE),
+    "rows": (_SMALL, _LARGE),
+    "rows_backward": (_SMALL, _LARGE),
+    "inputs_backward": ({"num_warps": 4, "num_stages": 3}, _LARGE),
+    "density": (_SMALL, _LARGE),
+    "density_backward": (_SMALL, _LARGE),
+    "divergence": ({"num_warps": 4, "num_stages": 2, "maxnreg": 128}, _LARGE),
+    "divergence_backward": (_SMALL, _LARGE),
+    "direct": (_SMALL, _LARGE),
+    "direct_backward": ({"num_warps": 4, "num_stages": 3}, _LARGE),
+    "attention": (_FOUR | {"BQ": 64, "BK": 32}, _FOUR | {"BQ": 64, "BK": 32}),  # and its tiles
+    "keys_backward": (_FOUR | {"BQ": 32, "BK": 64}, _FOUR | {"BQ": 32, "BK": 64}),
+    "queries_backward": (_FOUR | {"BQ": 64, "BK": 32}, _FOUR | {"BQ": 64, "BK": 32}),
+    "inducing": (_FOUR, _EIGHT),  # of SGPA, as are those to `inducing_backward`; T rows in a tile
+    "features": (_SMALL | {"T": 32}, _EIGHT | {"T": 32}),
+    "mean": (_FOUR | {"T": 64}, _EIGHT | {"T": 32}),
+    "features_backward": (_SMALL | {"T": 32, "num_stages": 2}, _EIGHT | {"T": 32, "num_stages": 2}),
+    "turns": (_FOUR, _EIGHT),
+    "tokens_backward": (_EIGHT | {"T": 32, "maxnreg": 128}, _EIGHT | {"T": 16}),
+    "sums": (_FOUR | {"PLACES": 64}, _FOUR | {"PLACES": 32}),  # packed places of a program
+    "inducing_backward": (_FOUR, _EIGHT),
+    "amplitude": (_SMALL, _LARGE),
+    "amplitude_backward": (_SMALL, _LARGE),
+}
+
+SMALLEST = 16  # side of a padded matrix; the kernels' block
+
+
+def padded(n: int) -> int:
+    """The power of two a side of n is padded to."""
+    return max(SMALLEST, 1 << (n - 1).bit_length())
+
+
+def as_two(lead: torch.Size) -> tuple[int, int]:
+    """Leading axes as batch and heads: the last one is the heads."""
+    return (lead[:-1].numel(), lead[-1]) if lead else (1, 1)
+
+
+def matrices(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., N, X] as [B, H, N, X], a view wherever strides allow; as it is where there is nothing to do."""
+    if len(lead) == 2 and x.shape[:-2] == lead:
+        return x
+    B, H = as_two(lead)
+    return x.expand(*lead, *x.shape[-2:]).reshape(B, H, *x.shape[-2:])
+
+
+def vectors(x: Tensor | None, lead: torch.Size) -> Tensor | None:
+    """[..., N] as [B, H, N]; nothing of what is not there."""
+    if x is None or (len(lead) == 2 and x.shape[:-1] == lead):
+        return x
+    return matrices(x[..., None], lead).squeeze(-1)  # whose gradient is a view, a selection's is not
+
+
+def with_lead(x: Optional, lead: torch.Size) -> Optional:
+    """[B, H, ...] with the leading axes again that became B and H; nothing of what is not there."""
+    return x if x is None or len(lead) == 2 else x.reshape((*lead, *x.shape[2:]))
+
+
+def scalars(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., 1, 1] as [B, H]."""
+    return matrices(x, lead).squeeze(-1).squeeze(-1)
+
+
+def to_parameters(
+    found: Tensor, lead: torch.Size, shapes: Sequence[torch.Size | None]
+) -> list[Tensor | None]:
+    """Gradients [P, 2, B, H], in two parts each, as those of P parameters [..., 1, 1] shared by sequences.
+
+    Parameters with one number per head, the usual ones, are summed together in one launch.
+    """
+    H = as_two(lead)[1]
+    by_head = None
+    gradients: list[Tensor | None] = []
+    for place, shape in enumerate(shapes):
+        if shape is None:
+            gradients.append(None)
+        elif shape.numel() == H and shape[-3:] == (H, 1, 1):
+            by_head = found.sum((1, 2)) if by_head is None else by_head  # [P, H]
+            gradients.append(by_head[place].view(shape))
+        else:
+            gradients.append(found[place].sum(0).reshape(*lead, 1, 1).sum_to_size(shape))
+    return gradients
+
+
+def view(x: Tensor | None) -> View | None:
+    """A tensor and its strides as kernels take it, without the last one of rows [B, H, N, X], which is 1."""
+    if x is None:
+        return None
+    if x.ndim < 4:
+        return x, *x.stride()
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x, *x.stride()[:3]
+
+
+def views(*tensors: Tensor | None) -> list[View | None]:
+    """`view` of each, None where there is none."""
+    return [view(x) for x in tensors]
+
+
+def token_major(B: int, H: int, N: int, X: int, like: Tensor) -> Tensor:
+    """An empty [B, H, N, X] whose memory is [B, N, H, X], as projections read and write it."""
+    return torch.empty(B, N, H, X, dtype=torch.float32, device=like.device).transpose(1, 2)
+
+
+def allocator(like: Tensor) -> Callable[..., Tensor]:
+    """Makes empty float32 tensors of a shape where `like` lives."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.float32, device=like.device)
+
+    return empty
+
+
+def launch(kernel: str, side: int) -> dict[str, int]:
+    """Launch options of a kernel for padded matrices of that side."""
+    return LAUNCHES[kernel][side > 64]

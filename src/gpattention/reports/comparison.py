@@ -1,0 +1,169 @@
+"""What a report compares: runs that differ by seed alone are one model, with one colour on the whole page."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpattention.evaluation import predictor_order
+from gpattention.evaluation.suites import SUITES
+from gpattention.reports.style import Style, style_of
+from gpattention.runs import OTHER_WEIGHTS, Group, OverSeeds, Results, RunData, group
+
+MANY = 4  # folders in a command; more are three dots
+
+
+def heading(text: str) -> str:
+    """The text with a capital at its beginning, other letters as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None: files hold null and NaN where there was nothing to measure."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One recipe, trained with one or more seeds."""
+
+    label: str
+    runs: tuple[RunData, ...]
+    style: Style
+    results: Results
+
+    def find(
+        self, suite: str, set: str, metric: str, predictor: str = "model", **detail: Any
+    ) -> OverSeeds | None:
+        """One number over all seeds; see `Results.find`."""
+        return self.results.find(self.label, suite, set, metric, predictor, **detail)
+
+    def curves(self, suite: str, name: str) -> list[Any]:
+        """The curve of each seed that has it."""
+        found = (run.curve(suite, name) for run in self.runs)
+        return [curve for curve in found if curve]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The models of one data set."""
+
+    data: str
+    models: tuple[Model, ...]
+    results: Results
+
+    @property
+    def runs(self) -> list[RunData]:
+        """All runs of all models."""
+        return [run for model in self.models for run in model.runs]
+
+    @property
+    def labels(self) -> list[str]:
+        """The models' labels, in order."""
+        return [model.label for model in self.models]
+
+    @property
+    def texts(self) -> bool:
+        """Whether the models read text."""
+        return any(run.texts for run in self.runs)
+
+    @property
+    def styles(self) -> dict[str, Style]:
+        """How each model is drawn."""
+        return {model.label: model.style for model in self.models}
+
+    @property
+    def several_seeds(self) -> bool:
+        """Whether a number of this comparison may be a mean."""
+        return any(len(model.runs) > 1 for model in self.models)
+
+    def has(self, suite: str) -> bool:
+        """Whether any run was evaluated so."""
+        return any(suite in run.suites for run in self.runs)
+
+    def predictors(self, suite: str) -> list[str]:
+        """The predictors that a suite evaluated: the model's own first, each before its temperature."""
+        return sorted(self.results.predictors(suite=suite), key=predictor_order)
+
+    def numbers(self, suite: str) -> list[dict[str, Any]]:
+        """Every number of a suite, once: set, predictor, metric and detail."""
+        found = (what for what, _ in self.results.figures(suite=suite))
+        return list({str(what | {"recipe": ""}): what for what in found}.values())
+
+    def what_is_missing(self, suite: str, what: str | None = None) -> tuple[str, str]:
+        """Why there is nothing to show, and the command that changes it; `what` is a part of the suite."""
+        what = SUITES[suite].label if what is None else what
+        if self.texts and SUITES[suite].images:
+            return f"Nothing to show for {what}: this suite needs images.", ""
+        return f"These runs have no {what} yet. This command adds it: ", evaluate_command(self.runs, suite)
+
+    def remarks(self, suite: str, beside: Sequence[str] = ()) -> list[tuple[str, str]]:
+        """Runs that were left out and the suite's own notes, each with a command or "".
+
+        Of suites `beside` it, whose numbers stand there too, only which are not of the run's weights.
+        """
+        without = [run for run in self.runs if suite not in run.suites]
+        lines = []
+        if without:
+            names = listed([run.name for run in without])
+            lines.append((f"Not evaluated: {names}. ", evaluate_command(without, suite)))
+        lines += [(note, "") for note in self._notes(suite)]
+        for other in beside:
+            replaced = (note for note in self._notes(other) if note.endswith(OTHER_WEIGHTS))
+            lines += [(f"{other}: {note}", "") for note in replaced]
+        return lines
+
+    def _notes(self, suite: str) -> list[str]:
+        """Each note once; with the runs it belongs to where it is not all of them."""
+        evaluated = [run for run in self.runs if suite in run.suites]
+        owners: dict[str, list[str]] = {}
+        for run in evaluated:
+            for note in run.suites[suite].notes:
+                owners.setdefault(str(note), []).append(run.name)
+        return [
+            note if len(names) == len(evaluated) else f"{listed(names)}: {note}"
+            for note, names in owners.items()
+        ]
+
+
+def compare(runs: Sequence[RunData]) -> list[Comparison]:
+    """One comparison per data set, models in the order of their first run.
+
+    A model keeps its place in the palette over the whole report, so equal labels look alike everywhere.
+    """
+    by_data: dict[str, list[RunData]] = {}
+    for run in runs:
+        by_data.setdefault(run.data, []).append(run)
+    places: dict[str, int] = {}
+    comparisons = []
+    for data, of_data in by_data.items():
+        groups = _labelled(group(of_data))
+        results = Results.of(groups)
+        for each in groups:
+            places.setdefault(each.name, len(places))
+        models = (Model(each.name, each.runs, style_of(places[each.name]), results) for each in groups)
+        comparisons.append(Comparison(data, tuple(models), results))
+    return comparisons
+
+
+def _labelled(groups: list[Group]) -> list[Group]:
+    """Groups named by their kind of attention, where it distinguishes them."""
+    kinds = [each.runs[0].attention for each in groups]
+    if all(kinds) and len(set(kinds)) == len(kinds):
+        return [Group(kind, each.runs) for kind, each in zip(kinds, groups, strict=True)]
+    return groups
+
+
+def evaluate_command(runs: Sequence[RunData], suite: str) -> str:
+    """What evaluates these runs so, of many with dots for the rest."""
+    folders = [shlex.quote(run.folder or run.name) for run in runs[:MANY]]
+    dots = " ..." if len(runs) > MANY else ""
+    return f"gpattention evaluate {' '.join(folders)}{dots} --suite {suite}"

@@ -1,0 +1,520 @@
+"""The figures of a report: functions of plain data that return matplotlib figures.
+
+Each takes a mapping from a model's name to its data, one entry per seed; several seeds are drawn as their
+mean with the standard error.  `title` stands above the axes; `styles` default to the models' order.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from gpattention.reports import drawing
+from gpattention.reports.comparison import number
+from gpattention.reports.drawing import HEIGHT, WIDTH, drawn, dress, few_ticks, name_axes, new_figure, shorten
+from gpattention.reports.style import (
+    DASHES,
+    GAP,
+    GRID,
+    INK,
+    MARKERS,
+    NEUTRAL,
+    NEUTRAL_STYLE,
+    QUIET,
+    Style,
+    style_of,
+    styles_for,
+)
+from gpattention.runs import OverSeeds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = Sequence[tuple[float, float]]  # x and y
+Bins = Mapping[str, Sequence[float | None]]  # edges [K+1], confidence, accuracy, count [K]
+Curves = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]  # by model: of each seed, two rows of numbers
+Histogram = Mapping[str, Sequence[float]]  # edges [K+1], in and out [K]
+FEW = 13  # points that are marked one by one
+STRIP = 40  # pixels of the strip of counts below a reliability diagram
+AXIS, HEAD, FOOT, SIDE = 18, 26, 22, 12  # pixels around histograms
+LOWEST, TALL = 36, 320  # of a histogram, and of the figure that few of them fill
+
+
+class Look(TypedDict, total=False):
+    """What every figure takes: a title above its axes, and the models' styles."""
+
+    title: str | None
+    styles: Mapping[str, Style] | None
+
+
+@drawn
+def lines_figure(
+    series: Mapping[str, Sequence[Points]],  # by model: one line per seed
+    *,
+    x: str,
+    y: str,
+    title: str | None = None,
+    styles: Mapping[str, Style] | None = None,
+    x_names: Mapping[float, str] | None = None,
+    x_limits: tuple[float, float] | None = None,
+    y_limits: tuple[float, float] | None = None,
+    diagonal: bool = False,
+    whole_x: bool = False,
+    boundary: tuple[float, str] | None = None,
+    height: float = HEIGHT,
+) -> "Figure":
+    """One line per model, or one per seed.
+
+    Args:
+        series: for each model its lines, as pairs (x, y).
+        x: name of the horizontal axis.
+        y: name of the vertical axis.
+        title: above the axes.
+        styles: of the models; by their order if not given.
+        x_names: ticks by name, e.g. `{0: "clean"}`; only these are shown.
+        x_limits: of the horizontal axis.
+        y_limits: of the vertical axis.
+        diagonal: draw y = x, e.g. chance in a ROC.
+        whole_x: ticks at whole numbers only.
+        boundary: an x to mark, and what happens there.
+        height: in pixels, without title and legend.
+    """
+    styles = styles or styles_for(list(series))
+    figure, axes = new_figure(title, {label: styles[label] for label in series}, height=height)
+    few_ticks(axes, whole_x=whole_x)
+    for label, lines in series.items():
+        _draw_lines(axes, [line for line in lines if line], styles[label])
+    if x_names is not None:
+        axes.set_xticks(list(x_names), labels=list(x_names.values()))
+    if x_limits is not None:
+        axes.set_xlim(*x_limits)
+    if y_limits is not None:
+        axes.set_ylim(*y_limits)
+    if diagonal:
+        axes.plot([0, 1], [0, 1], color=NEUTRAL, linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
+    if boundary is not None:
+        axes.axvline(boundary[0], color=NEUTRAL, linestyle=(0, (2, 3)), linewidth=1.2, zorder=1)
+        axes.text(
+            boundary[0], 1.01, boundary[1], color=QUIET, fontsize=11, ha="center", va="bottom",
+            transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
+    name_axes(axes, x, y)
+    return figure
+
+
+def _look(look: Look, models: Iterable[str]) -> tuple[str | None, Mapping[str, Style]]:
+    return look.get("title"), look.get("styles") or styles_for(models)
+
+
+def _draw_lines(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
+    if len(lines) > 1 and len({tuple(x for x, _ in line) for line in lines}) == 1:
+        _draw_band(axes, lines, style)
+        return
+    for line in lines:
+        xs, ys = zip(*line, strict=True)
+        axes.plot(
+            xs, ys, color=style.colour, linestyle=style.dash, linewidth=2 if len(lines) == 1 else 1,
+            alpha=1 if len(lines) == 1 else 0.75, marker=style.marker if len(line) <= FEW else None,
+            markersize=6, markeredgewidth=0, solid_capstyle="round", clip_on=len(line) > FEW,
+        )  # fmt: skip
+
+
+def _draw_band(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
+    """The mean of several seeds, and one standard error to either side."""
+    xs = [x for x, _ in lines[0]]
+    found = [
+        OverSeeds(dict(enumerate(y))) for y in zip(*([y for _, y in line] for line in lines), strict=True)
+    ]
+    low, high = ([each.mean + sign * (each.error or 0.0) for each in found] for sign in (-1, 1))
+    axes.fill_between(xs, low, high, color=style.colour, alpha=0.18, linewidth=0)
+    _draw_lines(axes, [[(x, each.mean) for x, each in zip(xs, found, strict=True)]], style)
+
+
+def training_figure(
+    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
+    column: str,
+    *,
+    y: str | None = None,
+    boundary: float | None = None,
+    **look: Unpack[Look],
+) -> "Figure":
+    """One column of `metrics.csv` over the epochs.
+
+    Args:
+        runs: for each model the rows of each of its seeds.
+        column: e.g. `train_loss`.
+        y: name of the axis; the column's if not given.
+        boundary: epochs of the first phase; the last one that has a row if not given.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    series = {label: [training_points(rows, column) for rows in seeds] for label, seeds in runs.items()}
+    if boundary is None:
+        starts = {start for seeds in runs.values() for rows in seeds if (start := _second_phase(rows))}
+        boundary = starts.pop() if len(starts) == 1 else None
+    return lines_figure(
+        series, x="epoch", y=y or column, **look, whole_x=True,
+        boundary=None if boundary is None else (boundary, "draws begin"),
+    )  # fmt: skip
+
+
+def training_points(rows: Sequence[Mapping[str, Any]], column: str) -> Points:
+    """Epoch and value where there is one."""
+    pairs = ((number(row.get("epoch")), number(row.get(column))) for row in rows)
+    return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
+
+
+def _second_phase(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The last epoch of kernel attention, where draws follow it."""
+    kernel = [number(row.get("epoch")) for row in rows if row.get("phase") == "kernel"]
+    return kernel[-1] if kernel and len(kernel) < len(rows) else None
+
+
+def layers_figure(
+    layers: Mapping[str, Sequence[Sequence[float | None]]], *, y: str, **look: Unpack[Look]
+) -> "Figure":
+    """A quantity of each layer, counted from 1; None where a layer has none.
+
+    Args:
+        layers: for each model the values of each of its seeds, first layer first.
+        y: name of the quantity.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    series = {label: [layer_points(values) for values in seeds] for label, seeds in layers.items()}
+    return lines_figure(series, x="layer", y=y, **look, whole_x=True)
+
+
+def layer_points(values: Sequence[float | None]) -> Points:
+    """Layer and value where there is one."""
+    return [(float(i), known) for i, value in enumerate(values, 1) if (known := number(value)) is not None]
+
+
+def severity_figure(
+    values: Mapping[str, Sequence[Mapping[int, float]]], *, y: str, **look: Unpack[Look]
+) -> "Figure":
+    """A metric against the severity of corruption; severity 0 is the clean test set.
+
+    Args:
+        values: for each model, of each of its seeds, the metric by severity.
+        y: name of the metric.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    series = {
+        label: [[(float(s), seed[s]) for s in sorted(seed)] for seed in seeds]
+        for label, seeds in values.items()
+    }
+    severities = sorted({s for seeds in values.values() for seed in seeds for s in seed})
+    names = {float(s): "clean" if s == 0 else str(s) for s in severities}
+    return lines_figure(series, x="severity", y=y, **look, x_names=names)
+
+
+def roc_figure(curves: Curves, **look: Unpack[Look]) -> "Figure":
+    """How many known items are accepted against how many unknown ones slip through.
+
+    Args:
+        curves: for each model, of each of its seeds, `fpr` (unknown accepted) and `tpr` (known accepted).
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    return lines_figure(
+        _pairs(curves, "fpr", "tpr"), x="share of unknown items accepted", y="share of known items accepted",
+        x_limits=(-0.01, 1.01), y_limits=(-0.01, 1.02), diagonal=True, height=300, **look,
+    )  # fmt: skip
+
+
+def _pairs(curves: Curves, x: str, y: str) -> dict[str, list[Points]]:
+    return {label: [list(zip(c[x], c[y], strict=True)) for c in seeds] for label, seeds in curves.items()}
+
+
+def p_value_figure(curves: Curves, *, title: str | None = None, style: Style | None = None) -> "Figure":
+    """Which share of each set's items has at most a p-value: its empirical distribution function.
+
+    Items of the kind that was trained on should follow the diagonal, others lie above it; above the diagonal
+    at p is also what is flagged beyond the rate p of false alarms.
+
+    Args:
+        curves: for each set (`test` is what was trained on), of each seed, `p` in rising order and `share`.
+        title: above the axes.
+        style: of the model; other sets than `test` have its colour.
+
+    Returns:
+        A matplotlib figure.
+    """
+    style = style or style_of(0)
+    others = [name for name in curves if name != "test"]
+    styles = {"test": NEUTRAL_STYLE} | {
+        name: replace(style, marker=MARKERS[i % len(MARKERS)], dash=DASHES[i % len(DASHES)])
+        for i, name in enumerate(others)
+    }
+    series = {}
+    for name in sorted(curves, key=lambda name: name != "test"):
+        places = sorted({0.0, 1.0, *(p for curve in curves[name] for p in curve["p"])})
+        series[name] = [shares_at(curve, places) for curve in curves[name]]
+    figure = lines_figure(
+        series, x="p-value", y="share of items up to it", x_limits=(-0.01, 1.01), y_limits=(-0.01, 1.02),
+        diagonal=True, height=300, title=title, styles=styles,
+    )  # fmt: skip
+    for name, line in zip(series, figure.axes[0].lines, strict=False):  # the diagonal is the last line
+        line.set(marker=styles[name].marker, markevery=0.2)  # of a long line few, so that dashes may repeat
+    return figure
+
+
+def shares_at(curve: Mapping[str, Sequence[float]], places: Iterable[float]) -> Points:
+    """Which share has at most each of these p-values; between the curve's points that of the lower one."""
+    counts = ((place, bisect_right(curve["p"], place)) for place in places)
+    return [(place, curve["share"][count - 1] if count else 0.0) for place, count in counts]
+
+
+def risk_coverage_figure(curves: Curves, **look: Unpack[Look]) -> "Figure":
+    """The error rate among the most certain items against how many these are.
+
+    Args:
+        curves: for each model, of each of its seeds, `coverage` and `risk`.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    x, y = "share of items answered", "error rate among them"
+    return lines_figure(_pairs(curves, "coverage", "risk"), x=x, y=y, x_limits=(-0.01, 1.01), **look)
+
+
+def cost_figure(values: Mapping[str, Sequence[Points]], *, x: str, y: str, **look: Unpack[Look]) -> "Figure":
+    """Time or memory against a size.
+
+    Args:
+        values: for each model the points of each of its seeds.
+        x: name of the size, e.g. inducing points.
+        y: name and unit of the cost.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    sizes = sorted({point[0] for seeds in values.values() for points in seeds for point in points})
+    names = {size: f"{size:g}" for size in sizes}
+    lines = {label: [sorted(points) for points in seeds] for label, seeds in values.items()}
+    return lines_figure(lines, x=x, y=y, **look, x_names=names)
+
+
+@drawn
+def bars_figure(values: Mapping[str, Sequence[float]], *, x: str, **look: Unpack[Look]) -> "Figure":
+    """One bar per model with its number; a line through its end is the standard error over seeds.
+
+    Args:
+        values: for each model the values of its seeds.
+        x: name and unit of the quantity.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    title, styles = _look(look, values)
+    beside = 20 + drawing.LETTER * max((len(shorten(label)) for label in values), default=0)
+    above = beside > WIDTH * 0.42  # long names stand above their bars
+    thick = 0.46 if above else 0.62
+    figure, axes = new_figure(
+        title, height=58 + (46 if above else 30) * len(values), left=16 if above else beside
+    )
+    axes.grid(False, axis="y")
+    found = {label: OverSeeds(dict(enumerate(of_model))) for label, of_model in values.items()}
+    means = {label: each.mean for label, each in found.items()}
+    errors = {label: each.error for label, each in found.items() if each.error is not None}
+    largest = max(means.values(), default=0.0)
+    furthest = max((means[label] + error for label, error in errors.items()), default=0.0)
+    for row, label in enumerate(values):
+        axes.barh(row, means[label], thick, color=styles[label].colour, linewidth=0)
+        if label in errors:
+            axes.errorbar(means[label], row, xerr=errors[label], fmt="none", ecolor=NEUTRAL, elinewidth=2)
+        axes.annotate(
+            f"{means[label]:.3g}", (means[label], row), (6, 0), textcoords="offset points", va="center",
+            color=INK, fontsize=11.5,
+        )  # fmt: skip
+        if above:
+            axes.annotate(
+                shorten(label), (0, row - thick / 2), (0, 3), textcoords="offset points", va="bottom",
+                color=INK, fontsize=12,
+            )  # fmt: skip
+    axes.set_ylim(len(values) - 0.5, -0.8 if above else -0.5)
+    # room for the numbers; an error that were cut off would look smaller than it is
+    axes.set_xlim(0, max(largest * 1.18, furthest * 1.02) or 1)
+    few_ticks(axes, x=4)
+    axes.set_yticks(range(len(values)), labels=["" if above else shorten(label) for label in values])
+    axes.tick_params(axis="y", labelcolor=INK)
+    name_axes(axes, x, "")
+    return figure
+
+
+@drawn
+def reliability_figure(bins: Bins, *, title: str | None = None, style: Style | None = None) -> "Figure":
+    """Accuracy of the items in each bin of confidence, and below it how many items a bin holds.
+
+    The full bar and what stands on it end at confidence and accuracy, whichever is higher: red is confidence
+    beyond accuracy, the pale colour accuracy beyond confidence.
+
+    Args:
+        bins: `edges`, `confidence`, `accuracy` and `count`, e.g. `curves["reliability"]["model"]`.
+        title: above the axes.
+        style: whose colour the bars have.
+
+    Returns:
+        A matplotlib figure.
+    """
+    from matplotlib.colors import to_rgb
+
+    colour = (style or style_of(0)).colour
+    figure, axes = new_figure(title, height=320, bottom=drawing.BOTTOM + STRIP + 10)
+    axes.plot([0, 1], [0, 1], color=NEUTRAL, linestyle=(0, (4, 3)), linewidth=1.3, zorder=3)
+    edges = [float(edge or 0.0) for edge in bins["edges"]]
+    counts = [float(count or 0.0) for count in bins["count"]]
+    for i, (confidence, accuracy) in enumerate(zip(bins["confidence"], bins["accuracy"], strict=True)):
+        sure, right = number(confidence), number(accuracy)
+        if counts[i] == 0 or sure is None or right is None:
+            continue
+        left, width = edges[i], edges[i + 1] - edges[i]
+        axes.bar(left, min(sure, right), width * 0.92, align="edge", color=colour, alpha=0.85, linewidth=0)
+        gap = GAP if sure > right else colour
+        axes.bar(
+            left, sure - right, width * 0.92, right, align="edge", facecolor=(*to_rgb(gap), 0.3),
+            edgecolor=gap, linewidth=1,
+        )  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(0, 1.0))
+    few_ticks(axes)
+    axes.tick_params(labelbottom=False)
+    box = axes.get_position()
+    whole = figure.get_size_inches()[1] * 72
+    strip = figure.add_axes((box.x0, drawing.BOTTOM / whole, box.width, STRIP / whole), sharex=axes)
+    dress(strip)
+    total = sum(counts) or 1.0
+    shares = [count / total for count in counts]
+    widths = [b - a for a, b in pairwise(edges)]
+    strip.bar(edges[:-1], shares, [w * 0.92 for w in widths], align="edge", color=NEUTRAL, linewidth=0)
+    strip.set_yticks([0, max(shares)], labels=["0", f"{max(shares):.0%}"])
+    strip.set_ylim(0, max(shares) * 1.05 or 1)
+    name_axes(strip, "confidence", "items")
+    name_axes(axes, "", "accuracy")
+    return figure
+
+
+@drawn
+def corruption_figure(
+    values: Mapping[str, Mapping[str, Sequence[float]]], *, x: str, **look: Unpack[Look]
+) -> "Figure":
+    """One line of dots per corruption; a bar through a dot is the standard error over seeds.
+
+    Args:
+        values: for each model, of each corruption, the values of its seeds.
+        x: name of the metric.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    title, styles = _look(look, values)
+    types = list(dict.fromkeys(kind for of_model in values.values() for kind in of_model))
+    legend = {label: styles[label] for label in values}
+    figure, axes = new_figure(title, legend, height=60 + 22 * len(types), left=128)
+    axes.grid(False, axis="y")
+    step = 0.6 / max(len(values), 1)
+    for place, (label, of_model) in enumerate(values.items()):
+        rows = [row for row, kind in enumerate(types) if of_model.get(kind)]
+        found = [OverSeeds(dict(enumerate(of_model[types[row]]))) for row in rows]
+        means, errors = [each.mean for each in found], [each.error or 0.0 for each in found]
+        heights = [row + (place - (len(values) - 1) / 2) * step for row in rows]
+        style = styles[label]
+        if any(errors):
+            axes.errorbar(means, heights, xerr=errors, fmt="none", ecolor=style.colour, elinewidth=1)
+        axes.plot(
+            means, heights, linestyle="none", marker=style.marker, color=style.colour, markersize=6,
+            markeredgewidth=0, clip_on=False,
+        )  # fmt: skip
+    for row in range(len(types)):
+        axes.axhline(row + 0.5, color=GRID, linewidth=1, zorder=0)
+    axes.set_ylim(len(types) - 0.5, -0.5)
+    few_ticks(axes, x=5)
+    axes.set_yticks(range(len(types)), labels=[shorten(kind.replace("_", " ")) for kind in types])
+    axes.tick_params(axis="y", labelcolor=INK, labelsize=11)
+    name_axes(axes, x, "")
+    return figure
+
+
+@drawn
+def outlier_figure(histograms: Mapping[str, Histogram], *, x: str, **look: Unpack[Look]) -> "Figure":
+    """How a score separates known items (grey) from unknown ones (the model's colour).
+
+    Each line has its own scale, since scores of different models need not be comparable; the less grey
+    and colour overlap, the better.
+
+    Args:
+        histograms: for each model `edges`, `in` and `out`.
+        x: name of the score.
+        look: `title` above the axes, and `styles` of the models, which are by their order if not given.
+
+    Returns:
+        A matplotlib figure.
+    """
+    from matplotlib.figure import Figure
+
+    title, styles = _look(look, histograms)
+    longest = max((len(shorten(label)) for label in histograms), default=0)
+    left = min(16 + 6.9 * longest, WIDTH * 0.42)
+    top = HEAD + (22 if title else 0)
+    high = max(LOWEST, (TALL - HEAD - FOOT) / max(len(histograms), 3) - AXIS)
+    whole = top + len(histograms) * (high + AXIS) + FOOT
+    figure = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
+    figure.patch.set_alpha(0.0)
+    if title:
+        figure.text(SIDE / WIDTH, 1 - 18 / whole, shorten(title), color=INK, weight="bold")
+    _legend(figure, left, 1 - (top - 14) / whole)
+    for row, (label, histogram) in enumerate(histograms.items()):
+        bottom = whole - top - (row + 1) * high - row * AXIS
+        axes = figure.add_axes(
+            (left / WIDTH, bottom / whole, 1 - (left + drawing.RIGHT) / WIDTH, (high - 4) / whole)
+        )
+        dress(axes)
+        _draw_histogram(axes, histogram, styles[label])
+        figure.text(
+            (left - 8) / WIDTH, (bottom + high / 2 - 4) / whole, shorten(label), color=INK, ha="right",
+            va="center",
+        )  # fmt: skip
+    figure.text((left + WIDTH - drawing.RIGHT) / 2 / WIDTH, 5 / whole, x, color=INK, ha="center", va="bottom")
+    return figure
+
+
+def _draw_histogram(axes: "Axes", histogram: Histogram, style: Style) -> None:
+    edges = list(histogram["edges"])
+    # as shares, so that sets of different size compare
+    known, unknown = ([n / (sum(histogram[k]) or 1.0) for n in histogram[k]] for k in ("in", "out"))
+    axes.stairs(known, edges, fill=True, color=NEUTRAL, alpha=0.55, linewidth=0)
+    axes.stairs(unknown, edges, fill=True, color=style.colour, alpha=0.3, linewidth=0)
+    axes.stairs(unknown, edges, color=style.colour, linewidth=1.6)
+    axes.set_ylim(0, max([*known, *unknown, 1e-12]) * 1.05)
+    axes.set_xlim(edges[0], edges[-1])
+    few_ticks(axes, x=5)
+    axes.set_yticks([])
+    axes.tick_params(labelsize=10, pad=3)
+
+
+def _legend(figure: "Figure", left: float, y: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    height = 9 / (figure.get_size_inches()[1] * 72)
+    for x, colour, word in ((left, NEUTRAL, "known"), (left + 78, INK, "unknown")):
+        box = Rectangle(
+            (x / WIDTH, y - height / 2), 14 / WIDTH, height, facecolor=colour if word == "known" else "none",
+            edgecolor=colour, alpha=0.7, linewidth=1.4, transform=figure.transFigure,
+        )  # fmt: skip
+        figure.add_artist(box)
+        figure.text((x + 20) / WIDTH, y, word, color=INK, va="center_baseline", fontsize=11.5)

@@ -1,0 +1,157 @@
+"""HTML of a report: jinja2's macros for charts, tables and tabs, and what fills them.
+
+Every text is escaped by jinja2, after control characters were made visible; only `Markup` passes as it is.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpattention.reports.comparison import heading, listed
+from gpattention.reports.drawing import figure_svg
+from gpattention.reports.figures import Points
+from gpattention.runs import OverSeeds
+from gpattention.runs.tables import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+DASH = "\u2013"  # where nothing was measured
+
+
+@dataclass(frozen=True)
+class Table:
+    """Heads and rows; the first column names the row."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | float | None]]
+
+
+@cache
+def environment() -> "Environment":
+    """The templates of this package, escaping by default."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ImportError("reports need jinja2: pip install 'gpattention[train]'", name="jinja2") from error
+
+    def finalize(value: Any) -> Any:
+        if value is None:
+            return ""
+        return visible(value, keep="\n\t") if type(value) is str else value
+
+    made = Environment(
+        loader=PackageLoader("gpattention.reports"), autoescape=True, finalize=finalize,
+        trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
+    )  # fmt: skip
+    made.filters["cell"] = cell_text
+    # numbers that JSON does not know would end the reader's parser
+    made.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False}
+    return made
+
+
+def render(macro: str, *arguments: Any, **options: Any) -> "Markup":
+    """One macro of parts.html with these arguments."""
+    return getattr(environment().get_template("parts.html").module, macro)(*arguments, **options)
+
+
+def join(*parts: "Markup | None") -> "Markup":
+    """Parts one after the other, None left out."""
+    from markupsafe import Markup
+
+    return Markup("").join(part for part in parts if part is not None)
+
+
+def chart(
+    name: str,
+    figure: "Figure",
+    table: Table,
+    *,
+    title: "str | Markup",
+    alternative: str,
+    caption: str | None = None,
+) -> "Markup":
+    """A figure with words for those who cannot see it and its numbers; `name` is unique on the page."""
+    from markupsafe import Markup
+
+    svg = Markup(
+        figure_svg(figure, name, alternative)
+    )  # matplotlib's XML, serialised: nothing of a user's is markup in it
+    return render("chart", name, svg, table, title, alternative.split(":")[0], caption)
+
+
+def line_chart(
+    name: str,
+    figure: "Figure",
+    x: str,
+    series: Mapping[str, Sequence[Points]],
+    words: str,
+    title: str,
+    caption: str | None = None,
+) -> "Markup":
+    """A chart of lines: their points are its table, and `words` go on with where the lines end."""
+    alternative = f"Lines of {words} {last_values(series)}"
+    table = lines_table(x, series)
+    return chart(name, figure, table, title=heading(title), alternative=alternative, caption=caption)
+
+
+def charts(*drawn: "Markup | None", pairs: bool = False) -> "Markup":
+    """Charts beside each other as the screen allows; `pairs` belong together, two by two."""
+    return render("charts", join(*drawn), pairs)
+
+
+def tabs(name: str, label: str, panels: "Mapping[str, Markup]") -> "Markup":
+    """One tab per panel; a single panel stands by itself."""
+    return render("tabs", name, label, panels) if len(panels) > 1 else join(*panels.values())
+
+
+def folded(caption: str, table: Table, *, open: bool = False) -> "Markup | None":
+    """A table behind its caption; None of a table without rows."""
+    return render("folded", caption, table, open) if table.rows else None
+
+
+def cell_text(cell: Any) -> Any:
+    """Four digits are enough; a dash where nothing was measured."""
+    if cell is None:
+        return DASH
+    return cell if isinstance(cell, str) else f"{cell:#.4g}"
+
+
+def seeds_text(found: OverSeeds | None) -> str | None:
+    """Mean and standard error with four digits."""
+    return None if found is None else found.text(None)
+
+
+def lines_table(x: str, series: Mapping[str, Sequence[Points]]) -> Table:
+    """The points of lines: one row per x, one column per model, seeds as mean and standard error."""
+    by_model: dict[str, dict[float, list[float]]] = {label: {} for label in series}
+    for label, lines in series.items():
+        for place, value in (point for line in lines for point in line):
+            by_model[label].setdefault(place, []).append(value)
+    every = sorted({place for values in by_model.values() for place in values})
+    rows = [
+        [f"{place:g}", *(seeds_text(OverSeeds.of(by_model[label].get(place, ()))) for label in series)]
+        for place in every
+    ]
+    return Table([x, *series], rows)
+
+
+def read_at(points: Points, places: Iterable[float]) -> Points:
+    """A line read at given x by linear interpolation; a rise counts with its upper end."""
+    xs, ys = zip(*sorted(points), strict=True)
+    return [(place, float(np.interp(place, xs, ys))) for place in places if xs[0] <= place <= xs[-1]]
+
+
+def last_values(series: Mapping[str, Sequence[Points]]) -> str:
+    """Where each model's line ends, for the text alternative."""
+    ends = []
+    for label, lines in series.items():
+        found = OverSeeds.of(max(line)[1] for line in lines if line)
+        if found is not None:
+            ends.append(f"{label} {found.mean:.3g}")
+    return listed(ends) if ends else "no values"

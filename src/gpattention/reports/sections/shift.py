@@ -1,0 +1,270 @@
+"""Data that the models were not trained on: corrupted images, and unknown data to be noticed."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpattention.evaluation import SCORES, Strangeness, predictor_name, score_name
+from gpattention.metrics import metric_of
+from gpattention.reports import html
+from gpattention.reports.comparison import Comparison, Model, evaluate_command, heading, listed
+from gpattention.reports.figures import (
+    corruption_figure,
+    outlier_figure,
+    p_value_figure,
+    roc_figure,
+    severity_figure,
+    shares_at,
+)
+from gpattention.reports.style import Style
+from gpattention.runs import OverSeeds, Results
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+CORRUPTED = ("accuracy", "nll", "ece")  # always together: a collapsed model has the lowest ECE
+CATEGORIES = ("noise", "blur", "weather", "digital", "extra", "mean")
+UNKNOWN = ("auroc", "aupr_in", "aupr_out", "fpr95")
+RATES = (0.01, 0.02, 0.05, *(i / 10 for i in range(1, 11)))  # where curves are read for their tables
+ALARMS = (0.01, 0.05)  # rates at which flags are counted
+
+
+def corruptions(comparison: Comparison, name: str) -> "Markup":
+    """Calibration by severity, by kind of corruption and by category, a tab per predictor."""
+    panels = {}
+    for i, predictor in enumerate(comparison.predictors("corrupted")):
+        severity = (_by_severity(f"{name}-severity-{i}-{m}", comparison, m, predictor) for m in CORRUPTED)
+        kind = (_by_type(f"{name}-type-{i}-{m}", comparison, m, predictor) for m in CORRUPTED)
+        panels[predictor_name(predictor)] = html.join(
+            html.charts(*severity), html.charts(*kind), _by_category(comparison, predictor)
+        )
+    return html.tabs(f"{name}-predictors", "whose prediction", panels)
+
+
+def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str) -> "Markup | None":
+    found = {m.label: severities(m.results, m.label, metric, predictor) for m in comparison.models}
+    values = {label: seeds for label, seeds in found.items() if seeds}
+    if not values:
+        return None
+    series = {
+        label: [[(float(s), seed[s]) for s in sorted(seed)] for seed in seeds]
+        for label, seeds in values.items()
+    }
+    label = metric_of(metric).label
+    figure = severity_figure(values, y=label, styles=comparison.styles)
+    words = f"{label} by severity, mean over the corruptions: at the highest"
+    return html.line_chart(name, figure, "severity", series, words, f"{label} by severity")
+
+
+def severities(results: Results, recipe: str, metric: str, predictor: str) -> list[dict[int, float]]:
+    """The mean over the corruptions at each severity, seed by seed; 0 is the clean test set."""
+    places = {int(s): f"corrupted/*/{s}" for s in sorted(_parts(results, recipe, 2))}
+    found = {s: results.find(recipe, "corrupted", place, metric, predictor) for s, place in places.items()}
+    whole = {0: results.find(recipe, "clean", "test", metric, predictor), **found}
+    known = {severity: each.values for severity, each in whole.items() if each is not None}
+    seeds = dict.fromkeys(seed for severity in found for seed in known.get(severity, ()))
+    return [{s: values[seed] for s, values in known.items() if seed in values} for seed in seeds]
+
+
+def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> "Markup | None":
+    found: dict[str, dict[str, OverSeeds]] = {}
+    for model in comparison.models:
+        for kind in _parts(model.results, model.label, 1):
+            each = model.find("corrupted", f"corrupted/{kind}/*", metric, predictor)
+            if each is not None:
+                found.setdefault(model.label, {})[kind] = each
+    kinds = list(dict.fromkeys(kind for of_model in found.values() for kind in of_model))
+    if not kinds:
+        return None
+    rows = [
+        [kind.replace("_", " "), *(html.seeds_text(of_model.get(kind)) for of_model in found.values())]
+        for kind in kinds
+    ]
+    values = {
+        label: {kind: list(each.values.values()) for kind, each in of_model.items()}
+        for label, of_model in found.items()
+    }
+    label = metric_of(metric).label
+    return html.chart(
+        name, corruption_figure(values, x=label, styles=comparison.styles),
+        html.Table(["corruption", *values], rows), title=heading(f"{label} by corruption"),
+        alternative=f"Dots of {label} by corruption, mean over the severities: {len(kinds)} corruptions, "
+        f"{len(values)} models",
+    )  # fmt: skip
+
+
+def _by_category(comparison: Comparison, predictor: str) -> "Markup | None":
+    rows = []
+    for category in CATEGORIES:
+        for metric in CORRUPTED:
+            place = f"corrupted/{category}"
+            found = [m.find("corrupted", place, metric, predictor) for m in comparison.models]
+            if any(found):
+                cells = (None if each is None else each.text() for each in found)
+                which = "all" if category == "mean" else category
+                rows.append([f"{which}, {metric_of(metric).label}", *cells])
+    return html.folded("Means by category", html.Table(["category, metric", *comparison.labels], rows))
+
+
+def _parts(results: Results, recipe: str, place: int) -> list[str]:
+    """Types (1) or severities (2) of every `corrupted/TYPE/SEVERITY`."""
+    sets = (each.split("/") for each in results.sets(recipe, "corrupted"))
+    return list(dict.fromkeys(parts[place] for parts in sets if len(parts) == 3 and parts[2].isdecimal()))
+
+
+def outliers(comparison: Comparison, name: str) -> "Markup":
+    """Histograms and ROC of every set of unknown data, a tab per score; p-values; then all numbers."""
+    sets_of: dict[str, set[str]] = {}
+    for run in comparison.runs:
+        for curve in ("scores", "roc"):
+            for part, of_scores in (run.curve("ood", curve) or {}).items():
+                for score in of_scores:
+                    sets_of.setdefault(score, set()).add(part)
+    panels = {}
+    for i, score in enumerate(sorted(sets_of, key=_score_order)):
+        sets = list(enumerate(sorted(sets_of[score])))
+        panels[score_name(score)] = html.join(
+            html.charts(
+                *(_histograms(f"{name}-scores-{i}-{j}", comparison, part, score) for j, part in sets)
+            ),
+            html.charts(*(_roc(f"{name}-roc-{i}-{j}", comparison, part, score) for j, part in sets)),
+        )
+    return html.join(
+        html.tabs(f"{name}-by-score", "which score", panels),
+        _p_values(f"{name}-p-values", comparison),
+        *(_numbers(comparison, metric) for metric in UNKNOWN),
+    )
+
+
+def _curves(comparison: Comparison, curve: str, part: str, score: str) -> dict[str, list[Mapping[str, Any]]]:
+    """The curve of each seed, for each model that has it."""
+    found = {}
+    for model in comparison.models:
+        of_sets = (whole.get(part, {}) for whole in model.curves("ood", curve))
+        seeds = [of_scores[score] for of_scores in of_sets if of_scores.get(score)]
+        if seeds:
+            found[model.label] = seeds
+    return found
+
+
+def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "Markup | None":
+    found = {label: seeds[0] for label, seeds in _curves(comparison, "scores", part, score).items()}
+    if not found:
+        return None
+    rows = [
+        [label, f"{h['edges'][k]:.3g} to {h['edges'][k + 1]:.3g}", f"{known:.4g}", f"{unknown:.4g}"]
+        for label, h in found.items()
+        for k, (known, unknown) in enumerate(zip(h["in"], h["out"], strict=True))
+    ]
+    seed = ", first seed" if comparison.several_seeds else ""
+    return html.chart(
+        name, outlier_figure(found, x=score_name(score), styles=comparison.styles),
+        html.Table(["model", score_name(score), "test set", _set_name(part)], rows),
+        title=f"{_set_name(part)}: {score_name(score)}",
+        caption=f"Grey: test set; colour: {_set_name(part)}{seed}.",
+        alternative=f"Histograms of {score_name(score)} on the test set and on {_set_name(part)}: "
+        f"{_aurocs(comparison, part, score)}",
+    )  # fmt: skip
+
+
+def _roc(name: str, comparison: Comparison, part: str, score: str) -> "Markup | None":
+    found = _curves(comparison, "roc", part, score)
+    if not found:
+        return None
+    series = {
+        label: [html.read_at(list(zip(c["fpr"], c["tpr"], strict=True)), RATES) for c in seeds]
+        for label, seeds in found.items()
+    }
+    return html.chart(
+        name, roc_figure(found, styles=comparison.styles), html.lines_table("unknown accepted", series),
+        title=f"{_set_name(part)}: ROC",
+        caption=f"By {score_name(score)}; dashed: chance.",
+        alternative=f"ROC of {score_name(score)} for {_set_name(part)}: {_aurocs(comparison, part, score)}",
+    )  # fmt: skip
+
+
+def _p_values(name: str, comparison: Comparison) -> "Markup":
+    """How p-values of strangeness are distributed, a chart per model, and what is flagged by them."""
+    found = {model.label: curves for model in comparison.models if (curves := _by_set(model))}
+    without = [r for m in comparison.models if m.label not in found for r in m.runs if "ood" in r.suites]
+    missing = None
+    if without:
+        why = (
+            f"No p-values of strangeness of {listed([run.name for run in without])}: evaluated before there "
+            f"were any, or with fewer than {Strangeness.fewest} validation items. To evaluate again: "
+        )
+        command = evaluate_command(without, "ood")
+        missing = html.render("missing", why, f"{command} --fresh")
+    styles = comparison.styles
+    charts = (_ecdfs(f"{name}-{i}", m, found[m], styles[m]) for i, m in enumerate(found))
+    sets = dict.fromkeys(part for curves in found.values() for part in curves)
+    rows = [
+        [
+            f"{'test set (false alarms)' if part == 'test' else _set_name(part)}, at {100 * rate:g} %",
+            *(html.seeds_text(_flagged(found.get(label, {}), part, rate)) for label in comparison.labels),
+        ]
+        for part in sets
+        for rate in ALARMS
+    ]
+    table = html.Table(["set, rate", *comparison.labels], rows)
+    flags = html.folded("Share of items that strangeness flags", table, open=True)
+    return html.join(html.charts(*charts) if found else None, flags, missing)
+
+
+def _by_set(model: Model) -> dict[str, list[Mapping[str, Any]]]:
+    """The distribution of p-values of each set, of each seed; the test set first."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for of_sets in model.curves("ood", "p_values"):
+        for part in sorted(of_sets, key=lambda part: (part != "test", part)):
+            found.setdefault(part, []).append(of_sets[part])
+    return found
+
+
+def _flagged(curves: Mapping[str, list[Mapping[str, Any]]], part: str, rate: float) -> OverSeeds | None:
+    """The share of items with a p-value of at most a rate; None where no item of any set has one."""
+    if not any(curve["p"][0] <= rate for seeds in curves.values() for curve in seeds):
+        return None  # so few calibration items that nothing could be flagged
+    return OverSeeds.of(share for curve in curves.get(part, ()) for _, share in shares_at(curve, [rate]))
+
+
+def _ecdfs(name: str, model: str, curves: Mapping[str, list[Mapping[str, Any]]], style: Style) -> "Markup":
+    named = {_set_name(part): seeds for part, seeds in curves.items()}
+    series = {part: [shares_at(curve, RATES) for curve in seeds] for part, seeds in named.items()}
+    alarms = ((rate, _flagged(curves, "test", rate)) for rate in ALARMS)
+    told = [f"{100 * each.mean:.1f} % at a rate of {100 * rate:g} %" for rate, each in alarms if each]
+    false = f"False alarms on the test set: {listed(told)}." if told else "Too few items to flag any."
+    return html.chart(
+        name, p_value_figure(named, style=style),
+        html.lines_table("p-value", series), title=f"{model}: p-values of strangeness",
+        caption=f"{false} Usual items follow the diagonal, strange ones lie above it.",
+        alternative=f"Distributions of p-values of {model}: {false}",
+    )  # fmt: skip
+
+
+def _aurocs(comparison: Comparison, part: str, score: str) -> str:
+    found = ((m.label, m.find("ood", part, "auroc", score=score)) for m in comparison.models)
+    known = [f"{label} {each.mean:.3f}" for label, each in found if each is not None]
+    return f"AUROC of {listed(known)}" if known else "without AUROC"
+
+
+def _numbers(comparison: Comparison, metric: str) -> "Markup | None":
+    """One metric of every set and score; the AUROC is open to the eye, the others a click away."""
+    keys = dict.fromkeys(
+        (what["set"], what.get("score"))
+        for what in comparison.numbers("ood")
+        if what["metric"] == metric and what["predictor"] == "model"
+    )
+    rows = []
+    for part, score in sorted(keys, key=lambda key: (key[0], _score_order(str(key[1])))):
+        found = (m.find("ood", part, metric, score=score) for m in comparison.models)
+        rows.append([f"{_set_name(part)}, {score_name(str(score))}", *map(html.seeds_text, found)])
+    table = html.Table(["set, score", *comparison.labels], rows)
+    return html.folded(f"{metric_of(metric).label} of every set and score", table, open=metric == "auroc")
+
+
+def _score_order(score: str) -> tuple[int, str]:
+    known = list(SCORES)
+    return (known.index(score) if score in known else len(known), score)
+
+
+def _set_name(part: str) -> str:
+    return part.removeprefix("ood/")

@@ -1,0 +1,383 @@
+"""A temperature that knows shift: it rises with how strange an item is.
+
+    log T_i = clip(c + sum_k b_k z_ik)      z_k parts of `strangeness`, in units of held-out items
+
+c and b minimise the negative log-likelihood, averaged over the clean items and every synthetic shift of them
+alike, subject to
+
+    NLL(clean, T) <= NLL(clean, T_0) + bound        T_0 the constant temperature of `fit_temperature`
+
+so that knowing shift costs little where there is none.  A density may only raise T: b_k >= 0.  T never falls
+below min(1, T_0): sharpening must be shown, as everywhere.  Beyond the z that were seen T stays what it is.
+
+Densities are fitted to 40 % of the clean items, their units to 20 %, c and b to the other 40 %, since items
+that a density has seen look less strange than new ones.  Draws are divided by T each before their
+probabilities are averaged, so that MC dropout and ensembles have such a temperature too.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpattention.checks import check_labels
+from gpattention.files import StrPath
+from gpattention.models import Signals
+from gpattention.models.prediction import LIMIT, check_logits, label_log_likelihoods, profile_temperature
+from gpattention.strangeness.strangeness import (
+    PARTS,
+    PartScores,
+    Strangeness,
+    available_parts,
+    load_fitted,
+    save_fitted,
+)
+
+FORMAT = "gpattention-adaptive-temperature-1"
+UNUSED = ("energy", "vim")  # of draws there is no one logit: their mean probabilities are what has an entropy
+STEP = 0.1  # of log T between the points of an item's curve
+COMPARED = 500  # items of every set that signals are chosen by, at most
+GAIN = 5e-4  # nats that a signal has to gain on shifts left out
+RIDGE = 1e-4  # on b, so that it stays finite where items are all right
+EMPHASES = (1.0, 4.0, 16.0)  # of clean items, in search of what the bound allows
+Items = tuple[Tensor, Signals, Tensor]  # logits [B, C] or draws [S, B, C], signals, labels [B]
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptiveTemperature:
+    """A temperature for every item; made by `fit`, and never changed.
+
+    >>> adaptive = AdaptiveTemperature.fit(logits, signals, labels, shifted={"blur": (...), "noise": (...)})
+    >>> adaptive.temperature(logits, signals)  # [B]
+
+    Attributes:
+        scores: of the parts that were chosen.
+        coefficients: [1 + K] c and b.
+        reach: [2, K] least and largest z that were seen.
+        constant: T_0.
+        judged: by shift, its NLL by a fit to the others.
+    """
+
+    scores: PartScores
+    coefficients: Tensor
+    reach: Tensor
+    constant: float
+    judged: Mapping[str, float]
+
+    @classmethod
+    def fit(
+        cls, logits: Tensor, signals: Signals, labels: Tensor, *, shifted: Mapping[str, Items],
+        parts: Sequence[str] | None = None, clean_bound: float = 0.005, regress_length: bool = True,
+        seed: int = 0,
+    ) -> "AdaptiveTemperature":  # fmt: skip
+        """Choose signals by leaving shifts out, and fit the temperature under the bound.
+
+        Args:
+            logits: [B, C], or draws [S, B, C], of clean items that the model was not trained on.
+            signals: of the same items.
+            labels: [B].
+            shifted: logits or draws, signals and labels of synthetically shifted items, by the names of at
+                least two shifts.
+            parts: names of `PARTS` to choose from; all that can be had, but energy and ViM, if not given.
+            clean_bound: nats that the NLL of clean items may lose against the constant temperature.
+            regress_length: whether what varies with the number of tokens is taken out of the signals.
+            seed: of the split.
+
+        Returns:
+            The fitted temperature.
+
+        Raises:
+            ValueError: fewer than two classes, items or shifts, or a negative bound.
+        """
+        if not (math.isfinite(clean_bound) and clean_bound >= 0):
+            raise ValueError(f"expected clean_bound to be finite and >= 0, got {clean_bound}")
+        if len(shifted) < 2:
+            raise ValueError(f"expected shifted to be at least two shifts, got {sorted(shifted)}")
+        sets = {"clean": (logits, signals, labels), **{f"shift {k}": v for k, v in shifted.items()}}
+        draws = {name: _checked(name, items) for name, items in sets.items()}
+        densities, scaling, fitting = Strangeness.split(len(signals), seed)
+        seen = {name: _predicting(items[1], draws[name]) for name, items in sets.items()}
+        classes = len(labels[densities.to(labels.device)].unique())
+        offered = [name for name in available_parts(signals, classes) if name not in UNUSED]
+        scores = PartScores.fit(
+            seen["clean"], labels, offered if parts is None else parts, densities, scaling,
+            regress_length=regress_length,
+        )  # fmt: skip
+        z = {name: scores(items) for name, items in seen.items()}  # [m, K] each
+        profile = profile_temperature(draws["clean"], sets["clean"][2].cpu())
+        problem = _Problem.make(
+            [(draws[name], z[name], sets[name][2].cpu()) for name in sets], fitting, profile.temperature,
+            clean_bound,
+        )  # fmt: skip
+        one_sided = [PARTS[name].reads == "logits" for name in scores.parts]
+        chosen, judged = _choose(problem.thinned(), one_sided)
+        coefficients = problem.solve(chosen, one_sided)  # [1 + K]
+        kept = coefficients[1:].nonzero()[:, 0].tolist()
+        every = problem.z[:, kept]
+        reach = torch.stack([every.amin(0), every.amax(0)])
+        found = torch.cat([coefficients[:1], coefficients[1:][kept]])
+        by_shift = dict(zip(shifted, judged.tolist(), strict=True))
+        return cls(scores.only(kept), found, reach, profile.temperature, by_shift)
+
+    def temperature(self, logits: Tensor, signals: Signals) -> Tensor:
+        """What to divide the logits, or every draw's logits, of each item by.
+
+        Args:
+            logits: [B, C], or draws [S, B, C].
+            signals: of the same items.
+
+        Returns:
+            T, from min(1, T_0) to 100.  [B]
+
+        Raises:
+            ValueError: signals of another model or other items.
+        """
+        draws = _checked("logits", (logits, signals, None))
+        z = self.scores(_predicting(signals, draws)).clamp(*self.reach)  # [B, K]
+        found = _log_temperatures(z, self.coefficients, self.constant).exp()
+        return found.clamp(min(1.0, self.constant), LIMIT).to(logits.device)
+
+    def save(self, folder: StrPath) -> None:
+        """Write `adaptive_temperature.json` and `adaptive_temperature.safetensors`, each in one piece."""
+        tensors = {**self.scores.to_tensors(), "coefficients": self.coefficients, "reach": self.reach}
+        record = {
+            "parts": self.scores.parts, "reads": self.scores.reads, "judged": self.judged,
+            "constant": self.constant,
+        }  # fmt: skip
+        save_fitted(Path(folder), "adaptive_temperature", FORMAT, record, tensors)
+
+    @classmethod
+    def load(cls, folder: StrPath) -> "AdaptiveTemperature":
+        """What `save` wrote.
+
+        Raises:
+            ValueError: files that are damaged, or of something else.
+        """
+        keys = ("parts", "reads", "judged", "constant")
+        record, tensors = load_fitted(Path(folder), "adaptive_temperature", FORMAT, keys)
+        scores = PartScores.from_tensors(record["parts"], record["reads"], tensors)
+        return cls(scores, tensors["coefficients"], tensors["reach"], record["constant"], record["judged"])
+
+
+def _checked(name: str, items: tuple[Tensor, Signals, Tensor | None]) -> Tensor:
+    """Draws in float64 on the CPU.  [S, B, C]"""
+    logits, signals, labels = items
+    draws = logits[None] if isinstance(logits, Tensor) and logits.ndim == 2 else logits
+    check_logits(draws)
+    if draws.shape[1] != len(signals) or draws.shape[2] < 2:
+        raise ValueError(
+            f"expected logits of {name} to be of {len(signals)} items, as its signals, and of at least 2 "
+            f"classes, got shape {tuple(logits.shape)}"
+        )
+    if labels is not None:
+        check_labels(labels, draws.shape[1], draws.shape[2])
+    return draws.detach().cpu().double()
+
+
+def _predicting(signals: Signals, draws: Tensor) -> Signals:
+    """The signals with the logs of the draws' mean probabilities for logits."""
+    log_probs = draws.log_softmax(-1).logsumexp(0) - math.log(len(draws))  # [B, C]
+    return replace(signals.to("cpu"), logits=log_probs.clamp_min(-1e4))
+
+
+def _log_temperatures(z: Tensor, coefficients: Tensor, constant: float) -> Tensor:
+    """log T of every item, within its limits.  [B]"""
+    return (coefficients[0] + z @ coefficients[1:]).clamp(min(0.0, math.log(constant)), math.log(LIMIT))
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Items of all sets, the clean ones first, and how the NLL of each depends on its own log T.
+
+    Every item's curve is tabulated once, as values and slopes at points STEP apart that a cubic joins: after
+    that neither draws nor classes count, and trying hundreds of fits is cheap.
+    """
+
+    z: Tensor  # [N, K]
+    place: Tensor  # [N] number of the set; 0 is clean
+    fitted: Tensor  # [N] bool: all shifted items, and the clean ones that no density has seen
+    values: Tensor  # [N, G]
+    slopes: Tensor  # [N, G]
+    constant: float
+    bound: float
+    exact: Callable[[Tensor], Tensor] | None = None  # NLL of every clean item at its log T, without a table
+
+    @classmethod
+    def make(
+        cls, sets: Sequence[tuple[Tensor, Tensor, Tensor]], fitting: Tensor, constant: float, bound: float
+    ) -> "_Problem":
+        grid = _grid(constant)
+        tables = [torch.stack([_curve(draws, labels, u) for u in grid], -1) for draws, _, labels in sets]
+        values, slopes = torch.cat(tables, 1)  # [2, N, G]
+        place = torch.repeat_interleave(
+            torch.arange(len(sets)), torch.tensor([len(labels) for _, _, labels in sets])
+        )
+        fitted = place > 0
+        fitted[fitting] = True
+        clean, _, labels = sets[0]
+
+        def exact(u: Tensor) -> Tensor:
+            return -label_log_likelihoods(clean, labels, u[:, None])
+
+        return cls(torch.cat([z for _, z, _ in sets]), place, fitted, values, slopes, constant, bound, exact)
+
+    def thinned(self) -> "_Problem":
+        """The same with at most COMPARED items of every set, clean ones among those that are fitted to."""
+        kept = [
+            ((self.place == s) & self.fitted).nonzero()[:COMPARED, 0]
+            for s in range(int(self.place.max()) + 1)
+        ]
+        some = torch.cat(kept)
+        return replace(
+            self, z=self.z[some], place=self.place[some], fitted=self.fitted[some], exact=None,
+            values=self.values[some], slopes=self.slopes[some],
+        )  # fmt: skip
+
+    def nll(self, coefficients: Tensor) -> Tensor:
+        """Of every item.  [N]"""
+        return self._at(_log_temperatures(self.z, coefficients, self.constant))[0]
+
+    def solve(self, columns: Sequence[int], free: Sequence[bool], without: int | None = None) -> Tensor:
+        """c and b, 0 outside `columns`, by all sets but one; b >= 0 unless `free`.  [1 + K]"""
+        sizes = torch.bincount(self.place[self.fitted], minlength=int(self.place.max()) + 1)
+        weight = torch.where(self.fitted, 1 / sizes[self.place], 0.0).double()  # [N]
+        if without is not None:
+            weight = weight.masked_fill(self.place == without, 0.0)
+        found = []
+        for emphasis in EMPHASES:
+            emphasised = torch.where(self.place == 0, emphasis * weight, weight)
+            fit = self._non_negative(emphasised / emphasised.sum(), list(columns), free)
+            bounded = self._within_bound(fit)
+            found.append((float(weight @ self.nll(bounded)), bounded))
+            if bounded.equal(fit):
+                break
+        return min(found, key=lambda pair: pair[0])[1]
+
+    def _non_negative(self, weight: Tensor, columns: list[int], free: Sequence[bool]) -> Tensor:
+        while True:
+            fit = self._newton(weight, columns)
+            below = [k for k in columns if not free[k] and fit[1 + k] < 0]
+            if not below:
+                return fit
+            columns = [k for k in columns if k != min(below, key=lambda k: float(fit[1 + k]))]
+
+    def _newton(self, weight: Tensor, columns: list[int]) -> Tensor:
+        """The least weighted NLL, by Newton's method with damping: the curves are not convex everywhere."""
+        x = torch.cat([torch.ones_like(self.z[:, :1]), self.z[:, columns]], 1)  # [N, 1 + k]
+        theta = x.new_zeros(x.shape[1])
+        theta[0] = math.log(self.constant)
+        ridge = torch.full_like(theta, RIDGE)
+        ridge[0] = 0
+        low, high = min(0.0, math.log(self.constant)), math.log(LIMIT)
+
+        def terms(theta: Tensor) -> tuple[float, Tensor, Tensor]:
+            u = x @ theta
+            value, slope, bend = self._at(u.clamp(low, high))
+            inside = weight * ((u >= low) & (u <= high))  # at the limits too: T_0 may be one
+            hessian = (x * (inside * bend.clamp_min(0))[:, None]).mT @ x + torch.diag(ridge)
+            loss = float(weight @ value + 0.5 * (ridge * theta.square()).sum())
+            return loss, x.mT @ (inside * slope) + ridge * theta, hessian
+
+        loss, slope, hessian = terms(theta)
+        damping = 1e-2
+        for _ in range(60):
+            step = torch.linalg.solve(hessian + damping * torch.eye(len(theta), dtype=x.dtype), slope)
+            after = terms(theta - step)
+            if after[0] < loss:
+                theta, gained, damping = theta - step, loss - after[0], damping / 4
+                loss, slope, hessian = after
+                if gained < 1e-9:
+                    break
+            else:
+                damping *= 8
+                if damping > 1e8:
+                    break
+        whole = self.z.new_zeros(1 + self.z.shape[1])
+        whole[0] = theta[0]
+        whole[[1 + k for k in columns]] = theta[1:]
+        return whole
+
+    def _within_bound(self, fit: Tensor) -> Tensor:
+        """The fit, or as much of the way from the constant temperature to it as clean items allow."""
+        start = torch.zeros_like(fit)
+        start[0] = math.log(self.constant)
+        if self._allowed(fit):
+            return fit
+        share, beyond = 0.0, 1.0
+        for _ in range(12):
+            middle = (share + beyond) / 2
+            allowed = self._allowed(start + middle * (fit - start))
+            share, beyond = (middle, beyond) if allowed else (share, middle)
+        return start + share * (fit - start)
+
+    def _allowed(self, coefficients: Tensor) -> bool:
+        """Whether clean items lose no more than the bound: all of them, and those no density has seen."""
+        clean = int((self.place == 0).sum())
+        u = _log_temperatures(self.z[:clean], coefficients, self.constant)
+        fixed = torch.full_like(u, math.log(self.constant))
+        lost = self._clean_nll(u) - self._clean_nll(fixed)
+        return max(float(lost.mean()), float(lost[self.fitted[:clean]].mean())) <= self.bound
+
+    def _clean_nll(self, u: Tensor) -> Tensor:
+        return self._at(u)[0] if self.exact is None else self.exact(u)
+
+    def _at(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Value, slope and curvature of the curves of the first items at their log T, u [n].  [n] each"""
+        grid = _grid(self.constant)
+        step = float(grid[1] - grid[0])
+        left = ((u - grid[0]) / step).floor().long().clamp(0, len(grid) - 2)  # [N]
+        t = (u - grid[left]) / step
+
+        def ends(table: Tensor) -> tuple[Tensor, Tensor]:
+            return table.gather(1, left[:, None])[:, 0], table.gather(1, left[:, None] + 1)[:, 0]
+
+        (a, b), (da, db) = ends(self.values), (step * slope for slope in ends(self.slopes))
+        # the cubic of these values and slopes: a + da t + p t^2 + q t^3
+        p, q = 3 * (b - a) - 2 * da - db, 2 * (a - b) + da + db
+        value = a + t * (da + t * (p + t * q))
+        return value, (da + t * (2 * p + 3 * t * q)) / step, (2 * p + 6 * t * q) / step**2
+
+
+def _grid(constant: float) -> Tensor:
+    low, high = min(0.0, math.log(constant)), math.log(LIMIT)
+    return torch.linspace(low, high, math.ceil((high - low) / STEP) + 2, dtype=torch.float64)  # [G]
+
+
+def _curve(draws: Tensor, labels: Tensor, u: Tensor) -> Tensor:
+    """Every item's NLL, and its slope, at one log T.  [2, n]"""
+    u = u.repeat(len(labels)).requires_grad_()
+    with torch.enable_grad():
+        value = -label_log_likelihoods(draws, labels, u[:, None])
+        (slope,) = torch.autograd.grad(value.sum(), u)
+    return torch.stack([value.detach(), slope])
+
+
+def _choose(problem: _Problem, free: Sequence[bool]) -> tuple[list[int], Tensor]:
+    """The signals that lower the NLL of shifts left out, added one by one; and that NLL.  columns, [S]
+
+    A signal has to gain more than two standard errors, or the best of many useless ones would be taken.
+    """
+    shifts = range(1, int(problem.place.max()) + 1)
+
+    def judge(columns: list[int]) -> list[Tensor]:
+        """NLL of the items of every shift by a fit to the others."""
+        fits = ((s, problem.solve(columns, free, without=s)) for s in shifts)
+        return [problem.nll(fit)[problem.place == s] for s, fit in fits]
+
+    def mean(each: list[Tensor]) -> float:
+        return float(torch.stack([x.mean() for x in each]).mean())
+
+    chosen: list[int] = []
+    judged = judge(chosen)
+    while rest := [k for k in range(problem.z.shape[1]) if k not in chosen]:
+        trials = {k: judge([*chosen, k]) for k in rest}
+        best = min(trials, key=lambda k: mean(trials[k]))
+        gains = [before - after for before, after in zip(judged, trials[best], strict=True)]
+        error = float(torch.stack([x.var(correction=0) / len(x) for x in gains]).sum().sqrt()) / len(gains)
+        if not mean(gains) > max(GAIN, 2 * error):
+            break
+        chosen, judged = [*chosen, best], trials[best]
+    return chosen, torch.stack([x.mean() for x in judged])

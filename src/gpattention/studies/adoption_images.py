@@ -1,0 +1,328 @@
+"""Does adoption help trained vision transformers?  Clean, corrupted and foreign images, over several seeds.
+
+Runs that differ by their seed alone are one model; the weights of a run are its host.  Every converted kind
+starts from them and is tuned further for a short while, and so is, as a control, the host itself.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+import gpattention
+from gpattention import evaluation
+from gpattention.checks import check_choice
+from gpattention.data.corruptions import CATEGORIES
+from gpattention.evaluation import ItemSet, OodScores, Predicted, RunSets, open_with_digest, run_sets
+from gpattention.evaluation.suites import corruption_means
+from gpattention.files import StrPath
+from gpattention.gp import NumericalError
+from gpattention.hosts import attach, conversion_of, convert
+from gpattention.metrics import auroc
+from gpattention.models import Transformer
+from gpattention.runs import Column, Record, Run, find_runs, name_without_seed, prepare
+from gpattention.studies import adoption
+from gpattention.studies.adoption import OnPart, Progress, Row, Study, Training, Values
+from gpattention.training import Schedule
+from gpattention.training.feeding import Feed
+from gpattention.training.objective import Objective
+
+PARTS = ("clean", "corrupted", "ood")
+METRICS = ("accuracy", "nll", "ece", "mce", "aurc")
+SCORES = {"entropy": "entropy", "mutual_information": "mutual inf.", "max_softmax": "max-prob"}
+COLUMNS = (
+    *adoption.columns_of("test", "", "clean", METRICS),
+    *adoption.columns_of("corrupted/mean", "corr.", "corrupted", METRICS),
+    *(  # the picture has the entropy alone
+        Column(
+            adoption.SUITE, "ood/*", "auroc", score, f"AUROC {head}", "entropy" if score == "entropy" else ""
+        )
+        for score, head in SCORES.items()
+    ),
+)
+FOLDER = "adoption"  # in a run's folder
+PRIOR_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of which one is chosen
+CHOOSE_BY = 500  # validation images
+EXAMPLE = 64  # training images at whose tokens inducing inputs start
+FIT_ROWS = {"cuda": 2000}  # items times samples that `fit` runs at once where the default would idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings(adoption.StudySettings):
+    """What is compared on images, and with how much work; see `StudySettings` for the rest.
+
+    Args:
+        parts: of clean, corrupted, ood.
+        seed: of the draws.
+        limit: at most so many images of each set.
+        types: of corruptions; all if not given.
+        severities: of corruptions, 1 to 5; all if not given.
+        batch_size: images times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
+    """
+
+    known = adoption.methods_of(adoption.CONVERSIONS)
+
+    further: adoption.Further = field(default_factory=lambda: adoption.Further(prior_scale=None))
+    parts: tuple[str, ...] = PARTS
+    seed: int = 0
+    limit: int | None = None
+    types: tuple[str, ...] | None = None
+    severities: tuple[int, ...] | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        adoption.check_numbers(self, limit="count", batch_size="count")
+        for part in self.parts:
+            check_choice("part", part, PARTS)
+
+
+def adopt_images(
+    folders: Sequence[StrPath],
+    settings: ImageSettings,
+    progress: Progress | None = None,
+    on_part: OnPart | None = None,
+) -> adoption.AdoptionResult:
+    """Compare methods on every run of images whose attention can be attached to.
+
+    Args:
+        folders: of runs, or folders of such.
+        settings: what is compared.
+        progress: called with what is done, how much of it, and of how much.
+        on_part: called with what is finished, and its seconds.
+
+    Returns:
+        Every cell that is asked for; what is finished with the same settings, of the same weights and data,
+        is read from RUN/adoption.
+
+    Raises:
+        FileNotFoundError: no run, or no data.
+        ValueError: no run that can be attached to, two runs of one seed, or what is finished was computed
+            with other settings or more items, or nothing is finished.
+    """
+    runs, notes = _attachable(folders)
+    return adoption.run_studies((ImageStudy(*pair, settings, progress, on_part) for pair in runs), notes)
+
+
+def _attachable(folders: Sequence[StrPath]) -> tuple[list[tuple[Run, str]], list[str]]:
+    """With the SHA-256 of their weights.  All runs are opened first, so that a bad folder costs no work."""
+    found, notes = dict[tuple[str, int], tuple[Run, str]](), list[str]()
+    for folder in dict.fromkeys(place for given in folders for place in _runs_in(Path(given))):
+        run, weights = open_with_digest(folder)
+        try:
+            if run.recipe.model.type != "vision":
+                raise ValueError("it reads no images")
+            attach(run.model)
+        except ValueError as error:
+            notes.append(f"{folder} is left out: {str(error).splitlines()[0]}")
+            continue
+        key = name_without_seed(run.recipe.name), run.recipe.seed
+        if key in found:
+            both = f"{found[key][0].folder} and {run.folder}"
+            raise ValueError(f"expected one run for each seed of {key[0]}, got {both}")
+        found[key] = run, weights
+    if not found:
+        wanted = "at least one run of softmax or kernel attention on images"
+        raise ValueError(f"expected {wanted}, got none: {'; '.join(notes)}")
+    return list(found.values()), notes
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    below = [folder] if (folder / "recipe.json").is_file() else find_runs(folder)
+    if not below:
+        raise FileNotFoundError(f"expected a run in {folder} or below, got none with a model")
+    return below
+
+
+class ImageStudy(Study):
+    """A run; `weights` is the SHA-256 of those in it, whatever its file holds by now."""
+
+    settings: ImageSettings
+    epoch_metrics = "accuracy", "nll"
+
+    def __init__(
+        self,
+        run: Run,
+        weights: str,
+        settings: ImageSettings,
+        progress: Progress | None = None,
+        on_part: OnPart | None = None,
+    ) -> None:
+        super().__init__(settings, progress, on_part)
+        self.seed, self.draw_seed, self.label = run.recipe.seed, settings.seed, run.folder.name
+        self.weights, self.group = run.folder / FOLDER, name_without_seed(run.recipe.name)
+        self.finished = self.weights / f"seed{self.seed}"
+        self.parts, self.batch_size = settings.parts, settings.batch_size
+        self._run, self._digest, self._contents = run, weights, dict[str, dict[str, Any]]()
+
+    @cached_property
+    def sets(self) -> RunSets:
+        """Brought once, also to tell whether finished figures are of them."""
+        given = self.settings
+        return run_sets(
+            self._run, given.root, limit=given.limit, types=given.types, severities=given.severities
+        )
+
+    @property
+    def validation(self) -> ItemSet:
+        """Images that everything is fitted on."""
+        return self.sets.validation
+
+    @property
+    def chose_weights(self) -> ItemSet:
+        """All validation images, whatever the limit."""
+        return self.sets.chose_weights
+
+    def described(self, training: Training, part: str) -> dict[str, Any]:
+        """With corruptions where they matter."""
+        given = self.settings
+        own = {
+            "gpattention": gpattention.__version__, "model": self._digest, "samples": given.samples,
+            "seed": given.seed, "limit": given.limit, "fit": given.fit, **self._further(training),
+        }  # fmt: skip
+        more = {"types": given.types, "severities": given.severities} if part == "corrupted" else {}
+        return {**own, **more}
+
+    def data(self, training: Training, part: str) -> dict[str, Any]:
+        """Of the sets that are measured, and of those that weights come from."""
+        if part not in self._contents:  # digests of whole folders take their time
+            self._contents[part] = self.sets.described(part)
+        return {**self._contents[part], **self._tuned_on(training)}
+
+    def weights_settings(self, training: Training) -> dict[str, Any]:
+        """Draws count where they chose the prior scale."""
+        chosen = training.kind is not None and self.settings.further.prior_scale is None
+        draws = {"samples": self.settings.samples, "seed": self.settings.seed} if chosen else {}
+        return {**self._further(training), "host": self._digest, "data": self._tuned_on(training), **draws}
+
+    def _further(self, training: Training) -> dict[str, Any]:
+        return self.settings.further.described(training, batch_size=self._schedule.batch_size)
+
+    def _tuned_on(self, training: Training) -> dict[str, str]:
+        """What the items hold that weights are tuned on and validated by, whatever the limit."""
+        if training is adoption.HOST:
+            return {}
+        return {"train": self.sets.train.digest, "chosen_on": self.sets.chose_weights.digest}
+
+    @property
+    def _schedule(self) -> adoption.Finetuning:
+        """As sentences are fine-tuned further, in batches of the run."""
+        first = adoption.Finetuning(batch_size=self._run.recipe.optimizer.batch_size)
+        return self.settings.further.after(first)
+
+    def trained(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
+        """The host is the run's model."""
+        return (self._host(), {}) if training is adoption.HOST else super().trained(training)
+
+    def _host(self) -> Transformer:
+        return deepcopy(self._run.model).to(self.device).eval()
+
+    def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+        """Converted at the prior scale wanted, or at the one whose draws are best before any tuning."""
+        given = self.settings.further.prior_scale
+        if training.kind is None or known:
+            return self._converted(training.kind, 1.0), {}
+        if given is not None:
+            return self._converted(training.kind, given), {"prior_scale": given}
+        models = {scale: self._converted(training.kind, scale) for scale in PRIOR_SCALES}
+        found = {scale: self._drawn_nll(model) for scale, model in models.items()}
+        best = min(found, key=lambda scale: found[scale])
+        return models[best], {"prior_scale": best, "nll_before": {str(s): x for s, x in found.items()}}
+
+    def _converted(self, kind: str | None, scale: float) -> Transformer:
+        model = self._host()
+        if kind is None:
+            return model
+        options: dict[str, Any] = {"prior_scale": scale, **adoption.OPTIONS.get(kind, {})}
+        if kind == "scgp":
+            options["example"] = self.sets.train.inputs(0, EXAMPLE, self.device)
+        return convert(model, kind, seed=self.seed, **options)
+
+    def _drawn_nll(self, model: nn.Module) -> float:
+        """Of the draws at their best temperature."""
+        predictor, items = adoption.converted_predictor(model), self.chose_weights.first(CHOOSE_BY)
+        samples, seed = self.settings.samples, self.draw_seed
+        raw = evaluation.predict_items(predictor, items, samples=samples, seed=seed, device=self.device)
+        assert raw.labels is not None
+        try:
+            heat = evaluation.fit_temperature(raw.logits, raw.labels)
+        except NumericalError as error:
+            error.add_note("no prior scale can be chosen by these draws: name it (--further-prior-scale)")
+            raise
+        predicted = Predicted.from_logits(raw.logits, raw.labels, temperature=heat)
+        return adoption.label_scores(predicted, ("nll",))["nll"]
+
+    def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
+        """As in the run's own training, in the orders (and crops) of the epochs after its last."""
+        schedule, recipe = self._schedule, self._run.recipe
+        recipe = replace(
+            recipe,
+            optimizer=replace(recipe.optimizer, batch_size=schedule.batch_size, accumulate=1),
+            phases=replace(recipe.phases, draw="independent"),
+            regularizer=replace(recipe.regularizer, normalised=True),
+        )
+        feed = Feed(recipe, prepare(recipe, self.settings.root).training, self.device, torch.float32)
+        plain = conversion_of(model) is None
+        objective = Objective(cast(Transformer, model), recipe, "kernel" if plain else "gp")
+        steps = Schedule(recipe, feed.steps_per_epoch)
+        alpha = torch.tensor(schedule.regularizer, device=self.device)
+
+        def loss(numbered: tuple[int, list[Any]]) -> Tensor:
+            step, (batch,) = numbered
+            seed = torch.tensor(steps.controls(step).seed, device=self.device)
+            return objective(batch.inputs, batch.labels, batch.items, seed, alpha)[0]
+
+        first = steps.total_steps
+        return self.fine_tune(
+            objective, schedule, enumerate(feed.updates(first), first), loss, model, training,
+            steps=feed.steps_per_epoch, epochs_before=recipe.epochs,
+        )  # fmt: skip
+
+    def fit_data(self) -> tuple[list[Any], dict[str, Any]]:
+        """As many images as the temperature is fitted to, in one batch."""
+        options = {"rows": FIT_ROWS[self.device.type]} if self.device.type in FIT_ROWS else {}
+        options |= {"items": len(self.validation)} | self.settings.fit
+        some = self.validation.first(options["items"])
+        assert some.labels is not None
+        return [(some.inputs(0, len(some), self.device), some.labels.to(self.device))], options
+
+    def measured(self, part: str, rows: Sequence[Row]) -> tuple[Values, Sequence[str]]:
+        """Metrics of clean and corrupted images; of foreign ones, how well scores tell them apart."""
+        sets, found = self.sets, {row.method: dict[str, dict[str, float]]() for row in rows}
+        if part == "ood":
+            outside, notes = sets.load_outside()
+            chosen, total = iter(outside), len(outside)
+            scores = OodScores.fit(None)
+            inside = {method: scores(predicted) for method, predicted in self.predictions(rows, sets.test)}
+        elif part == "clean":
+            chosen, total, notes = iter((sets.validation, sets.test)), 2, ()
+        else:
+            assert sets.corruptions is not None  # images have corruptions
+            source = sets.corruptions.open(self.device)
+            places = [(kind, severity) for kind in source.types for severity in source.severities]
+            chosen, total = (sets.corrupted_items(source, *place) for place in places), len(places)
+            notes = source.notes
+        for done, items in enumerate(chosen, 1):
+            for method, predicted in self.predictions(rows, items):
+                if part == "ood":
+                    own = {name: x for name, x in scores(predicted).items() if name in SCORES}
+                    figures = {f"auroc_{name}": auroc(inside[method][name], x) for name, x in own.items()}
+                else:
+                    figures = adoption.label_scores(predicted, METRICS)
+                found[method][items.name] = figures
+            self.tell(f"{self.label} {part}", done, total)
+        if part == "corrupted":
+            records = [
+                Record(name, method, metric, value)
+                for method, values in found.items()
+                for name, numbers in values.items()
+                for metric, value in numbers.items()
+            ]
+            for mean in corruption_means(records, CATEGORIES):
+                found[mean.predictor].setdefault(mean.set, {})[mean.metric] = mean.value
+        return found, notes

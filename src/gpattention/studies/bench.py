@@ -1,0 +1,608 @@
+"""Benchmarks: training steps, predictions, posteriors and floors, beside softmax and the paper's own way.
+
+Everything is measured in one run, in turns: absolute times mean little between machines.  A training step is
+that of the paper's model for CIFAR-10 (depth 5, width 128, 4 heads, 64 tokens) in float32: forward, loss with
+regulariser and draws, backward and Adam; on a GPU captured as one graph, elsewhere plain calls.
+`bench_lengths` has sequences of growing length, `bench_tables` what people read.
+"""
+
+import gc
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gpattention import gp
+from gpattention.checks import check_count
+from gpattention.data import Batch
+from gpattention.gp import reference
+from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
+from gpattention.ops import Mode, fused_mode
+from gpattention.runs import recipe_from_dict
+from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gap_to_ours, paper_model
+from gpattention.training.devices import SingleProcess
+from gpattention.training.engine import WARM_UP, CaptureFailedError, EagerEngine, GraphEngine, StepFailedError
+from gpattention.training.objective import Controls, Objective
+
+Progress = Callable[[int, int], object]
+SOFTMAX, PAPER_KERNEL = "softmax", "paper-kernel"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One table of numbers.
+
+    Attributes:
+        rows: by column; a model that failed has a reason or failure instead of a time.
+        facts: what it was measured with.
+        gaps: between each baseline and our mathematics.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    facts: dict[str, Any]
+    gaps: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def baselines_hold(self) -> bool:
+        """Whether each baseline computes what it claims."""
+        return all(gap < ALLOWED_GAP for gap in self.gaps.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"rows": list(self.rows), **self.facts, "gaps": self.gaps}
+
+
+# The models that are timed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model to be timed: its kind and options, and the paper's way to the same thing."""
+
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    paper: str | None = None
+    eager: bool = False  # not captured, whatever the device
+
+
+_EXACT = {"normalize": "none", "regularizer": "marginal"}
+_SPARSE = {"normalize": "none", "regularizer": "dtc"}
+VARIANTS = {
+    SOFTMAX: Variant("softmax"),
+    "kernel": Variant("kernel", {"normalize": "none"}, PAPER_KERNEL),
+    "direct": Variant("direct", _EXACT),
+    "cgp": Variant("cgp", _EXACT, "paper-cgp"),
+    "cgp-kl": Variant("cgp", {"normalize": "none", "regularizer": "kl"}, "paper-cgp"),
+    "cgp-rows": Variant("cgp", {"regularizer": "marginal"}, "paper-cgp"),
+    **{f"scgp-{m}": Variant("scgp", {**_SPARSE, "num_inducing": m}, "paper-scgp") for m in (8, 16, 32)},
+    **{f"sgpa-{m}": Variant("sgpa", {"num_inducing": m}) for m in (8, 16, 32)},
+    "softmax-eager": Variant("softmax", eager=True),
+    **{name: Variant(paper.kind, paper.options, name) for name, paper in PAPERS.items()},
+}
+# on a CPU a step of the paper's other two takes minutes
+SLOW = tuple(name for name in PAPERS if name != PAPER_KERNEL)
+
+
+def default_kinds(device: torch.device) -> tuple[str, ...]:
+    """All that can be timed on a device within minutes."""
+    if device.type == "cuda":
+        return tuple(VARIANTS)
+    return tuple(name for name, variant in VARIANTS.items() if name not in SLOW and not variant.eager)
+
+
+def check_kinds(kinds: Sequence[str], known: Sequence[str] = tuple(VARIANTS)) -> None:
+    """Raise for a kind that cannot be timed."""
+    for kind in kinds:
+        if kind not in known:
+            raise ValueError(f"expected kinds among {', '.join(known)}, got {kind!r}")
+
+
+def build(name: str, shape: VisionConfig, seed: int = 0) -> VisionTransformer:
+    """A model with fresh weights; the same seed gives the same ones."""
+    torch.manual_seed(seed)
+    if name in PAPERS:
+        return paper_model(name, shape)
+    variant = VARIANTS[name]
+    return VisionTransformer(replace(shape, attention=AttentionConfig(variant.kind, variant.options)))
+
+
+# Times
+
+
+def time_in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    progress: Progress | None = None,
+    *,
+    at_once: int = 1,
+    warm_up: int = 1,
+) -> dict[str, float]:
+    """Time several pieces of work in turns, so that a machine that slows down slows all of them.
+
+    Args:
+        calls: by name.
+        repeats: turns that count.
+        device: which is waited for.
+        progress: called with the calls done, and in all.
+        at_once: calls before the device is waited for, as a trainer makes them.
+        warm_up: turns before those that count.
+
+    Returns:
+        Median seconds of each call.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    total, done = len(calls) * (repeats + warm_up), 0
+    for turn in range(repeats + warm_up):
+        for name, call in calls.items():
+            wait_for(device)
+            start = time.perf_counter()
+            for _ in range(at_once):
+                call()
+            wait_for(device)
+            if turn >= warm_up:
+                times[name].append((time.perf_counter() - start) / at_once)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def wait_for(device: torch.device) -> None:
+    """Until all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def fresh_memory(device: torch.device) -> int:
+    """Bytes that a GPU holds before a measurement, whose peak then starts anew."""
+    gc.collect()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+# Training steps
+
+AT_ONCE = {"cuda": 10, "cpu": 1}  # steps between two looks at the device
+# a learning rate at which no step drifts from the first, and the weight of the regulariser
+RATE, ALPHA = 1e-6, 0.01
+
+
+def bench_steps(
+    kinds: Sequence[str] | None = None,
+    *,
+    batch: int = 100,
+    repeats: int = 5,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    fused: Mode | None = None,
+    config: VisionConfig | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Time training steps of each kind, of softmax and of the paper's kernel attention.
+
+    Args:
+        kinds: of `VARIANTS`; all that are quick enough on the device if not given.
+        batch: images of a step.
+        repeats: timed turns of each model after one to warm up.
+        seed: of weights, images and draws.
+        device: where to compute.
+        fused: the mode of fused kernels; the one in force if not given.
+        config: the transformer but for its attention; the paper's if not given.
+        progress: called with the turns done, and in all.
+
+    Returns:
+        One row for each model: seconds; how many times softmax's (`to_softmax`); how many times faster than
+        the paper's way to the same thing (`to_paper`) and than its kernel attention; memory; on a GPU the
+        kernels.  A model that fails has no seconds, and a reason.
+
+    Raises:
+        ValueError: an unknown kind, or a count below 1.
+    """
+    place = torch.device(device)
+    chosen = default_kinds(place) if kinds is None else tuple(kinds)
+    check_kinds(chosen)
+    batch, repeats = check_count("batch", batch), check_count("repeats", repeats)
+    shape = VisionConfig() if config is None else config
+    names = tuple(dict.fromkeys((SOFTMAX, *chosen, PAPER_KERNEL)))
+    at_once = AT_ONCE.get(place.type, 1)
+    with gp.fused_kernels(fused_mode() if fused is None else fused):
+        runs = {name: _prepared(name, shape, batch, seed, place) for name in names}
+        calls = {name: step for name, (step, _) in runs.items() if step is not None}
+        times = time_in_turns(calls, repeats, place, progress, at_once=at_once)
+        rows = []
+        for name, (step, engine) in runs.items():
+            own, paper = times.get(name), times.get(VARIANTS[name].paper or "")
+            ratios = {
+                "to_softmax": own / times[SOFTMAX] if own and SOFTMAX in times else None,
+                "to_paper": paper / own if own and paper else None,
+                "to_paper_kernel": times[PAPER_KERNEL] / own if own and PAPER_KERNEL in times else None,
+            }
+            counted: dict[str, Any] = {"launches": None, "fused": None, "kernels": ()}
+            if step is not None and place.type == "cuda":
+                counted = count_launches(step, place)
+            rows.append({"name": name, "seconds": own, **ratios, **engine, **counted})
+        mode = fused_mode()
+    counts = {"batch": batch, "repeats": repeats, "at_once": at_once, "seed": seed}
+    facts = {**counts, "device": place.type, "mode": mode}
+    return Measurement(tuple(rows), facts, {name: gap_to_ours(name) for name in names if name in PAPERS})
+
+
+def prepare_step(
+    kind: str, *, batch: int = 100, seed: int = 0, device: torch.device | str = "cpu"
+) -> Callable[[], None]:
+    """One training step of the paper's model, to be called again and again; the first steps are done."""
+    check_kinds((kind,))
+    step, engine = _prepared(kind, VisionConfig(), check_count("batch", batch), seed, torch.device(device))
+    if step is None:
+        raise RuntimeError(f"no step of {kind}: {engine['reason']}")
+    return step
+
+
+def _prepared(
+    name: str, shape: VisionConfig, batch: int, seed: int, device: torch.device
+) -> tuple[Callable[[], None] | None, dict[str, Any]]:
+    """A step after the first ones, and its engine, why that is no captured one, and its memory."""
+    before, reason = fresh_memory(device), _why_eager(name, device)
+    try:
+        if reason is None:
+            try:
+                step = _stepper(name, shape, batch, seed, device, captured=True)
+            except CaptureFailedError as error:
+                reason = _short(error)
+                fresh_memory(device)  # the attempt's memory is not the model's
+        if reason is not None:
+            step = _stepper(name, shape, batch, seed, device, captured=False)
+    except (torch.OutOfMemoryError, StepFailedError, gp.NumericalError) as error:
+        return None, {"engine": "none", "reason": _short(error), "peak_mib": None}
+    peak = None
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    return step, {"engine": "graph" if reason is None else "eager", "reason": reason, "peak_mib": peak}
+
+
+def _why_eager(name: str, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return "CUDA graphs need a CUDA device"
+    return "asked for" if VARIANTS[name].eager else None
+
+
+def _stepper(
+    name: str, shape: VisionConfig, batch: int, seed: int, device: torch.device, *, captured: bool
+) -> Callable[[], None]:
+    """Steps of the trainer's engine on one batch, each with draws of its own; on a GPU some are done."""
+    model = build(name, shape, seed).to(device)
+    recipe = recipe_from_dict({"model": {"attention": VARIANTS[name].kind}})
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=RATE, fused=captured or None, capturable=captured and device.type == "cuda"
+    )  # fmt: skip
+    make = GraphEngine if captured else EagerEngine
+    engine = make(SingleProcess(device), Objective(model, recipe, "gp"), optimizer, recipe)
+    g, number = torch.Generator().manual_seed(seed), 0
+    images = torch.randn(batch, shape.channels, *shape.sides, generator=g).to(device)
+    labels = torch.randint(shape.classes, (batch,), generator=g).to(device)
+    batches = [Batch(torch.arange(batch, device=device), images, labels)]
+
+    def step() -> None:
+        nonlocal number
+        engine.step(batches, Controls(number, number, RATE, ALPHA))
+        number += 1
+
+    for _ in range(WARM_UP + 2 if device.type == "cuda" else 0):
+        step()
+    return step
+
+
+def _short(error: Exception) -> str:
+    return "out of memory" if isinstance(error, torch.OutOfMemoryError) else str(error).partition("\n")[0]
+
+
+# The kernels that a GPU runs for a step
+
+CALLS = 3  # over which the profiler counts
+# what the names of third-party kernels tell, the first that fits; ours go by their own names
+FAMILIES = {
+    "matrix products": r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitk",
+    "softmax attention": r"fmha|flash|attention",
+    "optimiser": r"adam|multi_tensor",
+    "copies and fills": r"memcpy|memset|fill",
+    "other operations": "",
+}
+
+
+def count_launches(call: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """What the profiler sees on the GPU, a mean over three calls: launches, our kernels, and all by time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize(device)
+    seen = [event for event in found.key_averages() if event.device_type.name == "CUDA"]
+    ours, sums = our_kernels(), dict[str, list[float]]()
+    for event in seen:
+        known = (name for name, words in FAMILIES.items() if re.search(words, event.key.lower()))
+        both = sums.setdefault(event.key if event.key in ours else next(known), [0.0, 0.0])
+        both[0] += event.count / CALLS
+        both[1] += event.self_device_time_total / CALLS / 1e6
+    kernels = [{"name": name, "launches": n, "seconds": s} for name, (n, s) in sums.items()]
+    return {
+        "launches": sum(event.count for event in seen) / CALLS,
+        "fused": sorted(ours & {event.key for event in seen}),
+        "kernels": sorted(kernels, key=lambda each: -float(each["seconds"])),
+    }
+
+
+def our_kernels() -> frozenset[str]:
+    """Names of the Triton kernels in the parts of the library that were used; none without Triton."""
+    if "triton" not in sys.modules:
+        return frozenset()
+    from triton.runtime.jit import KernelInterface  # type: ignore[import-untyped]
+
+    parts = [module for name, module in list(sys.modules.items()) if name.startswith("gpattention.")]
+    found = (thing for part in parts for thing in vars(part).values() if isinstance(thing, KernelInterface))
+    return frozenset(str(thing.fn.__name__) for thing in found)
+
+
+# Predictions
+
+# training's regulariser does not matter here, nor does its engine
+PREDICTED = ("softmax", "kernel", "direct", "cgp", "cgp-rows", "scgp-16", "sgpa-32")
+
+
+def bench_predictions(
+    kinds: Sequence[str] | None = None,
+    *,
+    images: int = 10_000,
+    samples: int = 10,
+    batch_size: int | None = None,
+    capture: bool | None = None,
+    repeats: int = 3,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    fused: Mode | None = None,
+    config: VisionConfig | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Time `model.predict` on all images, with `samples` draws where a kind draws.
+
+    Args:
+        kinds: of `VARIANTS`; those of `PREDICTED` if not given.
+        images: how many; they lie on the device.
+        samples: draws of each.
+        batch_size: rows at once; the model's own choice if not given.
+        capture: whether batches are replays of a graph; the model's own choice if not given.
+        repeats: timed predictions after one to warm up.
+        seed: of weights, images and draws.
+        device: where to compute.
+        fused: the mode of fused kernels; the one in force if not given.
+        config: the transformer but for its attention; the paper's if not given.
+        progress: called with the predictions done, and in all.
+
+    Returns:
+        One row for each model; one for which memory does not suffice has a failure instead of seconds.
+
+    Raises:
+        ValueError: an unknown kind, or a count below 1.
+    """
+    chosen = PREDICTED if kinds is None else tuple(kinds)
+    check_kinds(chosen)
+    for name, count in {"images": images, "samples": samples, "repeats": repeats}.items():
+        check_count(name, count)
+    place = torch.device(device)
+    shape = VisionConfig() if config is None else config
+    names = tuple(dict.fromkeys((SOFTMAX, *chosen)))
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(images, shape.channels, *shape.sides, generator=g).to(place)
+    failures, draws = dict[str, str](), dict[str, int]()
+
+    def predict(name: str, model: VisionTransformer) -> None:
+        if name not in failures:
+            try:
+                found = model.predict(x, samples=samples, seed=seed, batch_size=batch_size, capture=capture)
+                draws[name] = found.samples
+            except torch.OutOfMemoryError:
+                failures[name] = "out of memory"
+
+    with gp.fused_kernels(fused_mode() if fused is None else fused):
+        models = {name: build(name, shape, seed).to(place).eval() for name in names}
+        calls = {name: partial(predict, name, model) for name, model in models.items()}
+        times = time_in_turns(calls, repeats, place, progress)
+        mode = fused_mode()
+    rows = []
+    for name in names:
+        seconds = None if name in failures else times[name]
+        rows.append({
+            "name": name, "seconds": seconds, "draws": draws.get(name, 0),
+            "to_softmax": seconds and seconds / times[SOFTMAX],
+            "images_per_second": seconds and images / seconds, "failure": failures.get(name),
+        })  # fmt: skip
+    facts = {
+        "images": images, "samples": samples, "batch_size": batch_size, "capture": capture,
+        "repeats": repeats, "seed": seed, "device": place.type, "mode": mode,
+    }  # fmt: skip
+    return Measurement(tuple(rows), facts, {name: gap_to_ours(name) for name in names if name in PAPERS})
+
+
+# Posteriors alone
+
+BATCH, HEADS, WIDTH, INDUCING, NOISE = 8, 4, 32, 16, 0.01
+POSTERIORS = ("softmax", "direct", "cgp", "scgp", "cgp by inverses")
+
+
+def bench_posteriors(
+    lengths: Sequence[int] = (64, 128, 256),
+    *,
+    repeats: int = 5,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Time mean and variance of the posteriors, forward and backward, beside softmax and their definition.
+
+    Args:
+        lengths: tokens; batch 8, 4 heads of width 32, 16 inducing inputs, float32.
+        repeats: timed turns after one to warm up.
+        device: where to compute.
+        progress: called with the calls done, and in all.
+
+    Returns:
+        One entry for each length: `tokens`, and `seconds` by name.
+
+    Raises:
+        ValueError: no length, or a number below 1.
+    """
+    if repeats < 1 or not lengths or min(lengths) < 1:
+        raise ValueError(f"expected lengths and repeats >= 1, got {list(lengths)} and {repeats}")
+    place, each, found = torch.device(device), len(POSTERIORS) * (repeats + 1), list[dict[str, Any]]()
+
+    def tell(done: int, _: int) -> None:
+        if progress is not None:
+            progress(len(found) * each + done, each * len(lengths))
+
+    for tokens in lengths:
+        seconds = time_in_turns(_posterior_calls(tokens, place), repeats, place, tell)
+        found.append({"tokens": tokens, "seconds": seconds})
+    return found
+
+
+def _posterior_calls(tokens: int, device: torch.device) -> dict[str, Callable[[], object]]:
+    g = torch.Generator().manual_seed(0)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).mul(0.3).to(device).requires_grad_()
+
+    def both(posterior: gp.Posterior) -> Tensor:
+        return posterior.mean.sum() + posterior.variance.sum()
+
+    def explicit() -> Tensor:
+        mean, covariance = reference.cgp_moments(q, k, o, v, noise=NOISE)
+        return mean.sum() + covariance.diagonal(dim1=-2, dim2=-1).sum()
+
+    q, k, o, v = (leaf(BATCH, HEADS, tokens, WIDTH) for _ in range(4))
+    m = leaf(HEADS, INDUCING, WIDTH)
+    return {
+        "softmax": lambda: scaled_dot_product_attention(q, k, v).sum().backward(),
+        "direct": lambda: both(gp.direct_posterior(q, k, v, noise=NOISE)).backward(),
+        "cgp": lambda: both(gp.cgp_posterior(q, k, o, v, noise=NOISE)).backward(),
+        "scgp": lambda: both(gp.scgp_posterior(q, k, o, v, m, noise=NOISE)).backward(),
+        "cgp by inverses": lambda: explicit().backward(),
+    }
+
+
+# Floors: the least that a training step can take, from the model's sizes
+#
+# Everything is counted for one step with B items of N tokens, width E, L layers, H heads of width d = E / H
+# and m inducing inputs, in float32:
+#
+# - arithmetic: a product of [a, b] and [b, c] is 2abc operations, a Cholesky factor n^3 / 3, a triangular
+#   solve with c right-hand sides n^2 c; a backward pass is twice its forward pass.
+# - bytes: every tensor of tokens that the next product needs is written and read once forward, and read once
+#   with its gradient written and read backward; weights are read twice, their gradients written and read, and
+#   Adam reads and writes weights and both moments.  Matrices between tokens never leave the chip.
+# - launches: one for each product, norm, attention and chain of elementwise operations.
+#
+# The time is no less than the largest of the three, each at the peak that the machine is assumed to have.
+
+FLOPS_PER_SECOND = 67e12  # float32 of an H200, without tensor cores
+BYTES_PER_SECOND = 4.8e12  # its memory
+SECONDS_PER_LAUNCH = 2.2e-6  # of an empty kernel inside a captured graph
+ASSUMED = "H200: 67 TFLOP/s in float32, 4.8 TB/s, 2.2 us for a launch inside a captured graph"
+FORWARD_LAUNCHES, BACKWARD_LAUNCHES, OTHER_LAUNCHES = 11, 19, 25  # of a layer, a layer, and all the rest
+PROJECTIONS = {"softmax": 3, "kernel": 3, "direct": 3, "cgp": 4, "scgp": 4, "sgpa": 2}
+TOKEN_TENSORS = 7  # beside the projections: two norms, heads, output, residuals, hidden before and after
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a model's training step needs at least."""
+
+    name: str
+    flops: float
+    bytes_moved: float
+    launches: int
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Seconds of the arithmetic, of the memory, and of the launches."""
+        memory = self.bytes_moved / BYTES_PER_SECOND
+        return self.flops / FLOPS_PER_SECOND, memory, self.launches * SECONDS_PER_LAUNCH
+
+    @property
+    def seconds(self) -> float:
+        """The largest of the three."""
+        return max(self.shares)
+
+
+def step_floors(
+    kinds: Sequence[str] | None = None, *, batch: int = 100, config: VisionConfig | None = None
+) -> tuple[Floor, ...]:
+    """Compute the floor of a training step.
+
+    Args:
+        kinds: of `VARIANTS`; all of ours if not given.  The paper's ways have that of the same mathematics.
+        batch: images of a step.
+        config: the transformer but for its attention; the paper's if not given.
+
+    Returns:
+        One floor for each kind.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    ours = [name for name, variant in VARIANTS.items() if not name.startswith("paper") and not variant.eager]
+    chosen = ours if kinds is None else list(kinds)
+    check_kinds(chosen)
+    return tuple(_floor(name, batch, VisionConfig() if config is None else config) for name in chosen)
+
+
+def _floor(name: str, batch: int, shape: VisionConfig) -> Floor:
+    maps = PROJECTIONS[VARIANTS[name].kind]
+    tokens, width = batch * shape.tokens, shape.width
+    hidden = shape.width if shape.mlp_width is None else shape.mlp_width
+    inside = width * ((maps + 1) * width + 2 * hidden)  # weights of a layer, the output's projection too
+    attended = batch * shape.heads * attention_flops(name, shape.tokens, width // shape.heads)
+    patches = 2 * tokens * shape.channels * shape.patch**2 * width
+    flops = 3.0 * (shape.depth * (2 * tokens * inside + attended) + patches)
+    weights = shape.depth * inside + tokens // batch * width
+    token_bytes = 4 * shape.depth * tokens * width * (maps + TOKEN_TENSORS)
+    moved = 5 * token_bytes + 4 * weights * (2 + 2 + 6)
+    launches = shape.depth * (FORWARD_LAUNCHES + BACKWARD_LAUNCHES) + OTHER_LAUNCHES
+    return Floor(name, flops, float(moved), launches)
+
+
+def attention_flops(name: str, n: int, d: int) -> float:
+    """Forward pass of one sequence and head, without projections, regulariser included."""
+    variant = VARIANTS[name]
+    m = int(variant.options.get("num_inducing", 0))
+    gram = 2 * n * n * d  # one matrix of kappa, or one product with the values
+    chol = n**3 / 3
+    density = gram + chol + n * n * d  # -log N(mean; 0, K_q + tau^2 I), eq. 10
+    if variant.kind in ("softmax", "kernel"):
+        return 2 * gram
+    if variant.kind == "direct":  # K_qk V, K_k, one factor and one solve (eq. 2), two densities
+        return 3 * gram + chol + n**3 + density + n * n * d
+    if variant.kind == "cgp":  # four matrices, K_ok V, two factors, three solves and a product (eq. 4, 6)
+        exact = 4 * gram + gram + 2 * chol + 3 * n**3 + 2 * n**3 + 2 * gram
+        if variant.options.get("regularizer") == "kl":  # K_q, V, both factors, one solve each way (eq. 23)
+            return exact + gram + 4 * n**3 + 2 * chol + n**3 + n * n * d
+        return exact + density + n * n * d
+    small = 2 * n * m * d  # kappa with the inducing inputs, or a product m x n with the values
+    if variant.kind == "scgp":  # four matrices, whitened; their products; mean and variance (eq. 15); dtc
+        return 4 * (small + n * m * m) + 4 * 2 * n * m * m + 2 * small + 4 * m**3
+    # sgpa: K_qq, its product with v, two with the inducing inputs, a variance for each channel (eq. 19)
+    return 2 * gram + 3 * small + n * m * m + d * 2 * n * m * m + (d + 1) * m**3 / 3

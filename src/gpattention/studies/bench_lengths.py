@@ -1,0 +1,283 @@
+"""Time and memory of one attention module over the length of the sequence, with fitted powers.
+
+One module with its projections, 4 heads of width 32, 16 inducing inputs, independent draws and the dtc or
+marginal regulariser, forward and backward, in float32.
+
+`python -m gpattention.studies.bench_lengths JSON` measures one case in a process of its own and prints what
+it found as JSON: on a CPU only a fresh process can tell the memory that a case needs.
+"""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpattention import gp
+from gpattention.attention import Attention, build_attention
+from gpattention.checks import check_count
+from gpattention.ops import Mode, fused_mode
+from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, time_in_turns
+from gpattention.studies.bench_paper import PAPERS, gap_to_ours, paper_attention
+
+HEADS, HEAD_WIDTH = 4, 32
+WARM_UP = 2  # calls before those that count
+OPTIONS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "scgp": {"normalize": "none", "num_inducing": 16, "regularizer": "dtc"},
+    "cgp": {"normalize": "none", "regularizer": "marginal"},
+}
+MODELS = (*OPTIONS, "paper-cgp", "paper-scgp")
+# by device: model, batch, the shortest length and the longest; each length is twice the one before
+SERIES = {
+    "cuda": (
+        ("scgp", 1, 16_384, 1_048_576), ("scgp", 4, 1024, 65_536), ("softmax", 4, 1024, 65_536),
+        ("cgp", 4, 256, 4096), ("paper-scgp", 4, 64, 8192), ("paper-cgp", 4, 64, 8192),
+    ),
+    "cpu": (
+        ("scgp", 1, 1024, 65_536), ("scgp", 4, 1024, 8192), ("softmax", 4, 1024, 8192),
+        ("cgp", 4, 256, 1024), ("paper-scgp", 4, 64, 256), ("paper-cgp", 4, 64, 256),
+    ),
+}  # fmt: skip
+# what grows with the length, by its key in a row; memory is that of the case alone
+GROWING = {"time": "seconds", "captured time": "captured_seconds", "memory": "own_mib"}
+Points = Sequence[tuple[float, float]]  # size and what it took
+
+
+@dataclass(frozen=True)
+class LengthCase:
+    """What to measure: a model of `MODELS` at one batch size and length."""
+
+    model: str
+    batch: int
+    tokens: int
+    repeats: int = 5
+    seed: int = 0
+    device: str = "cpu"
+    fused: Mode = "auto"
+
+    def row(self, **found: Any) -> dict[str, Any]:
+        """What was found, None where it was not: seconds as plain calls (median), the same as a captured
+        graph; the peak of memory (of a GPU's allocator, or resident memory of the whole process) and that
+        without what was there before the module was built; and why there is none of it.
+        """
+        empty = dict.fromkeys(("seconds", "captured_seconds", "peak_mib", "own_mib", "failure"))
+        return {"model": self.model, "batch": self.batch, "tokens": self.tokens, **empty, **found}
+
+
+def bench_lengths(
+    models: Sequence[str] | None = None,
+    *,
+    repeats: int = 5,
+    seed: int = 0,
+    longest: int | None = None,
+    device: torch.device | str = "cpu",
+    fused: Mode | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Measure every length of every model; one that runs out of memory ends its series.
+
+    Args:
+        models: of `MODELS`; all if not given.
+        repeats: timed calls after two to warm up.
+        seed: of weights and tokens.
+        longest: leave longer sequences out.
+        device: where to compute; on a CPU each case has a process of its own, whose memory is measured.
+        fused: the mode of fused kernels; the one in force if not given.
+        progress: called with the cases done, and in all.
+
+    Returns:
+        One row for each case (`LengthCase.row`); the facts hold `fits` and `crossings`.
+
+    Raises:
+        ValueError: an unknown model, or a count below 1.
+    """
+    chosen = MODELS if models is None else tuple(models)
+    check_kinds(chosen, MODELS)
+    check_count("repeats", repeats)
+    most = math.inf if longest is None else check_count("longest", longest)
+    place, mode = torch.device(device), fused_mode() if fused is None else fused
+    measure = measure_length if place.type == "cuda" else measure_apart
+    series = [
+        [LengthCase(model, batch, low << i, repeats, seed, str(place), mode)
+         for i in range((high // low).bit_length()) if low << i <= most]
+        for model, batch, low, high in SERIES["cuda" if place.type == "cuda" else "cpu"] if model in chosen
+    ]  # fmt: skip
+    rows, total, done = list[dict[str, Any]](), sum(map(len, series)), 0
+    for cases in series:
+        for index, case in enumerate(cases):
+            rows.append(measure(case))
+            failed = rows[-1]["failure"] is not None
+            done += len(cases) - index if failed else 1
+            if progress is not None:
+                progress(done, total)
+            if failed:
+                break
+    gaps = {name: gap_to_ours(name) for name in chosen if name in PAPERS}
+    return summarised(rows, gaps, repeats=repeats, seed=seed, device=place.type, mode=mode)
+
+
+def summarised(rows: Sequence[dict[str, Any]], gaps: dict[str, float], **facts: Any) -> Measurement:
+    """Rows with a power fitted to each series, and where scgp overtakes softmax at batch 4."""
+    fits = []
+    for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
+        for what in GROWING:
+            points = points_of(rows, model, batch, what)
+            law = fit_power(points)
+            if law is not None:
+                sizes = [int(x) for x, _ in points]
+                found = {"exponent": law[0], "factor": law[1], "low": min(sizes), "high": max(sizes)}
+                fits.append({"model": model, "batch": batch, "what": what, **found})
+    crossings = {}
+    for what in ("time", "captured time"):
+        ours, theirs = (points_of(rows, model, 4, what) for model in ("scgp", "softmax"))
+        if ours and theirs:
+            both = faster_from(ours, theirs), crossing(ours, theirs)
+            crossings[what] = dict(zip(("faster_from", "crossing"), both, strict=True))
+    return Measurement(tuple(rows), {"fits": fits, "crossings": crossings, **facts}, gaps)
+
+
+def points_of(rows: Sequence[dict[str, Any]], model: str, batch: int, what: str) -> Points:
+    """Lengths of one series and what they took, where it was measured."""
+    own = [row for row in rows if (row["model"], row["batch"]) == (model, batch) and row[GROWING[what]]]
+    return [(float(row["tokens"]), float(row[GROWING[what]])) for row in own]
+
+
+def fit_power(points: Points) -> tuple[float, float] | None:
+    """Exponent and factor of y = factor * x^exponent, by least squares of logarithms; None of one size."""
+    if len({x for x, _ in points}) < 2:
+        return None
+    sizes, values = np.log(np.array(points)).T
+    exponent, constant = np.polyfit(sizes, values, 1)
+    return float(exponent), math.exp(constant)
+
+
+def faster_from(ours: Points, theirs: Points) -> float | None:
+    """The smallest common size from which ours takes less at every larger one; None if at none."""
+    found = None
+    for x, gap in reversed(_gaps(ours, theirs)):
+        if gap >= 0:
+            break
+        found = x
+    return found
+
+
+def crossing(ours: Points, theirs: Points) -> float | None:
+    """Where the lines between measured points cross last, in logarithms; None if they do not."""
+    gaps = _gaps(ours, theirs)
+    for (low, above), (high, below) in reversed(list(pairwise(gaps))):
+        if above >= 0 > below:
+            return float(low * (high / low) ** (above / (above - below)))
+    return None
+
+
+def _gaps(ours: Points, theirs: Points) -> Points:
+    """Common sizes, and the logarithm of how many times longer ours takes."""
+    own, other = dict(ours), dict(theirs)
+    return [(x, math.log(own[x] / other[x])) for x in sorted(own.keys() & other.keys())]
+
+
+def measure_apart(case: LengthCase) -> dict[str, Any]:
+    """Measure in a fresh process, which the system may end if memory runs out."""
+    command = [sys.executable, "-m", "gpattention.studies.bench_lengths", json.dumps(asdict(case))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return case.row(**json.loads(done.stdout.splitlines()[-1]))
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return case.row(failure="ended by the system (out of memory?)" if done.returncode < 0 else lines[-1])
+
+
+def measure_length(case: LengthCase) -> dict[str, Any]:
+    """Measure in this process."""
+    device = torch.device(case.device)
+    try:
+        with gp.fused_kernels(case.fused), gp.deferred_checks():
+            found = _measured(case, device)
+    except (torch.OutOfMemoryError, MemoryError):
+        found = {"failure": "out of memory"}
+    except RuntimeError as error:
+        message = str(error).partition("\n")[0]
+        found = {"failure": "out of memory" if "allocate memory" in message else message}
+    fresh_memory(device)
+    return case.row(**found)
+
+
+def module_of(name: str, seed: int = 0) -> Attention:
+    """A module with its projections, 4 heads of width 32."""
+    torch.manual_seed(seed)
+    if name in PAPERS:
+        return paper_attention(name, HEADS * HEAD_WIDTH, HEADS)
+    return build_attention(name, embed_dim=HEADS * HEAD_WIDTH, num_heads=HEADS, **OPTIONS[name])
+
+
+def _measured(case: LengthCase, device: torch.device) -> dict[str, Any]:
+    fresh_memory(device)
+    before, call = _memory(device, peak=False), _call(case, device)
+    warm_up = WARM_UP if case.repeats > 1 else 1
+    found: dict[str, Any] = {}
+    found["seconds"] = time_in_turns({"": call}, case.repeats, device, warm_up=warm_up)[""]
+    peak = _memory(device, peak=True)
+    if device.type == "cuda":
+        found["captured_seconds"] = _captured_seconds(call, case, device)
+    if peak is not None and before is not None:
+        found |= {"peak_mib": peak / 2**20, "own_mib": (peak - before) / 2**20}
+    return found
+
+
+def _call(case: LengthCase, device: torch.device) -> Callable[[], None]:
+    module = module_of(case.model, case.seed).to(device)
+    g = torch.Generator().manual_seed(case.seed)
+    x = torch.randn(case.batch, case.tokens, HEADS * HEAD_WIDTH, generator=g).to(device).requires_grad_()
+    drawn = {"draw": "independent", "need": ("output", "regularizer")}
+    options: dict[str, Any] = drawn if module.draws else {}
+
+    def call() -> None:
+        x.grad = None
+        module.zero_grad()
+        found = module(x, **options)
+        loss = found.output.square().mean()
+        if found.regularizer is not None:
+            loss = loss + 0.01 * found.regularizer
+        loss.backward()
+
+    return call
+
+
+def _captured_seconds(call: Callable[[], None], case: LengthCase, device: torch.device) -> float | None:
+    """As one graph, which is how a trainer runs it; None where it cannot be captured."""
+    if case.model in PAPERS:  # they read results back
+        return None
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)
+    try:
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        with torch.cuda.graph(graph):
+            call()
+        return time_in_turns({"": graph.replay}, case.repeats, device)[""]
+    except RuntimeError:  # out of memory too: the graph has memory of its own
+        return None
+
+
+def _memory(device: torch.device, *, peak: bool) -> int | None:
+    """Bytes held now, or at most so far; of a CPU the process' resident memory, where Linux tells it."""
+    if device.type == "cuda":
+        return (torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated)(device)
+    # not getrusage: that counts the parent's memory in
+    listed, name = Path("/proc/self/status"), "VmHWM:" if peak else "VmRSS:"
+    lines = listed.read_text().splitlines() if listed.is_file() else []
+    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
+    return sizes[0] if sizes else None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure_length(LengthCase(**json.loads(sys.argv[1])))) + "\n")

@@ -1,0 +1,746 @@
+"""The results of a plan in one folder to commit: tables, the choice, figures, records, and how all was made.
+
+Run folders are large and are not committed.  Results are therefore made of records alone, without weights:
+from run folders where these are evaluated, else from the archive of an earlier call.  So they can be made
+again, and completed with further runs, when the run folders are gone; the same records give the same bytes.
+"""
+
+import io
+import json
+import lzma
+import re
+import shutil
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from gpattention import reports
+from gpattention.checks import check_name
+from gpattention.data import unpack as unpack_archive
+from gpattention.data.corruptions import SEVERITIES
+from gpattention.evaluation import predictor_order, score_name
+from gpattention.files import StrPath, make_folder, read_json, read_object, remove_leftovers
+from gpattention.metrics import metric_of
+from gpattention.reports.drawing import picture
+from gpattention.reports.sections.calibration import pooled_bins
+from gpattention.reports.sections.shift import severities
+from gpattention.reports.style import styles_for
+from gpattention.runs import Recipe, compared, difference, difference_from, find_runs, read_run, read_suites
+from gpattention.runs.recipe import flat
+from gpattention.runs.records import recorded_settings, recorded_weights
+from gpattention.runs.results import HOW_CLEAR, Column, Difference, Group, OverSeeds, Results, RunData
+from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_table, visible
+from gpattention.studies import model_card, write_file
+from gpattention.studies.model_card import CLASSIFIED, SCORE, date_of, in_words, page, shown_path
+from gpattention.studies.paper import FIGURES, TABLES, paper_table
+from gpattention.studies.paper_tables import table_files
+from gpattention.studies.plans import Candidate, Goal, Plan
+from gpattention.training.folder import TAKEN
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ARCHIVE = "records.tar.xz"
+# positions in a text are not aligned to four bytes, as xz takes them to be: 6 % smaller without
+COMPRESSION = [{"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "pb": 0}]
+EXPECTED = "RUN/recipe.json, RUN/metrics.csv, RUN/events.jsonl or RUN/evaluation/SUITE.json"
+LARGEST_ARCHIVE, MOST_FILES = 1 << 30, 100_000  # bytes and files that an archive may hold
+_NAME = re.compile(r"[^/\\]+-seed-?\d+/(recipe\.json|metrics\.csv|events\.jsonl|evaluation/[^/\\]+\.json)")
+DETECTED = ("auroc", "fpr95")
+SETTINGS = ("samples", "limit", "seed", "predictors", "types", "severities")
+SUMMARY_FIELDS = (
+    "model", "predictor", "suite", "set", "metric", "score", "mean", "standard_error", "runs", "seeds",
+    "items",
+)  # fmt: skip
+RANKED, ACCURACY = Column("clean", "validation", "nll"), Column("clean", "validation", "accuracy")
+ROUNDING = 1e-9  # equal figures of several seeds need not have equal means
+# where a rival is held against the choice: the hardest of these
+PLACES = (("corrupted", "corrupted/mean"), ("clean", "ood/out-of-domain"), ("clean", "test"))
+PICTURES = ("png", "svg")
+MADE_AGAIN = (".png", ".svg", ".html")  # at will: not worth a place in a repository
+
+
+def write_results(
+    plan: Plan,
+    runs: StrPath,
+    out: StrPath,
+    *,
+    plan_file: StrPath | None = None,
+    on_archived: Callable[[tuple[str, ...]], object] | None = None,
+) -> list[Path]:
+    """Write tables, the choice, figures, the paper's tables, the report, and a README that says how.
+
+    The records of the runs are packed beside them, into `records.tar.xz`.  A later call takes from
+    that file the runs that are not evaluated in `runs`, and keeps in it those that it is not asked for.
+
+    Args:
+        plan: whose runs, or some of them (`Plan.only`).
+        runs: the folder of the plan's runs; nothing is written there, and with records it need not be there.
+        out: the folder to write; what an earlier call left there and this one does not write again is removed
+            (the picture of a model no longer chosen), other files are left alone.
+        plan_file: the plan's own file, for the commands in the README.
+        on_archived: called with the runs that are taken from the records of an earlier call, if any.
+
+    Returns:
+        The files that were written, README.md last.
+
+    Raises:
+        FileNotFoundError: there is neither such a folder of runs nor an archive.
+        ValueError: no run is evaluated, or the archive is damaged.
+    """
+    runs, out = Path(runs), Path(out)
+    with tempfile.TemporaryDirectory(prefix="gpattention-records-") as place:
+        archived = gather(plan, runs, out / ARCHIVE, Path(place))
+        if archived and on_archived is not None:
+            on_archived(archived)
+        # of the records alone, so that results do not depend on where these came from
+        results = read_results(plan, Path(place))
+        contents = {ARCHIVE: packed(Path(place)), **_contents(results)}
+    commands = _commands(results, runs, out, Path(plan_file) if plan_file else None)
+    contents["README.md"] = readme(results, commands, list(contents)).encode()
+    remove_leftovers(make_folder(out))
+    before = out / "README.md"
+    earlier = listed_files(before.read_text(errors="replace")) if before.is_file() else set()
+    for name in earlier - set(contents):  # else it would stand there as if it belonged to these results
+        (out / name).unlink(missing_ok=True)
+    return [
+        write_file(out / check_name("the name of a file of results", name), content)
+        for name, content in contents.items()
+    ]
+
+
+def _contents(results: "PlanResults") -> dict[str, bytes]:
+    """Files of results but the archive and the README, by name."""
+    ranking = rank(results)
+    texts = {
+        "summary.md": summary_markdown(results),
+        "summary.csv": summary_csv(results),
+        "choice.md": choice_markdown(results, ranking),
+    }
+    pictures = {
+        f"{name}.{form}": picture(figure, form)
+        for name, figure in draw_figures(results, ranking)
+        for form in PICTURES
+    }
+    configs = {}
+    for model in results.models:
+        rows = [(run.seed, row) for run in model.runs for row in run.rows]
+        if rows:  # shared models have none
+            columns = list(dict.fromkeys(key for _, row in rows for key in row))
+            lines = ([seed, *(row.get(key) for key in columns)] for seed, row in rows)
+            texts[f"training-{model.name}.csv"] = csv_text(["seed", *columns], lines)
+        recipe = model.runs[0].parsed.to_dict()
+        del recipe["seed"]
+        configs[model.name] = {"seeds": [run.seed for run in model.runs], "recipe": recipe}
+    texts["configs.json"] = json.dumps(configs, indent=1) + "\n"
+    contents = {name: text.encode() for name, text in texts.items()} | pictures
+    for table_name in (*TABLES, *FIGURES):
+        table = paper_table(table_name, results.models)
+        if any(cell.ours is not None for row in table.rows for cell in row.cells):
+            contents |= table_files(table, ("markdown", "csv"))
+    shown = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in results.runs]
+    title = f"{results.plan.name}: {len(results.models)} models"
+    without = () if results.texts else ("gallery",)  # records have no images
+    contents["report.html"] = reports.build_report(shown, title, without=without).encode(errors="replace")
+    return contents
+
+
+def _commands(results: "PlanResults", runs: Path, out: Path, plan_file: Path | None) -> list[str]:
+    """What anyone types to get the same."""
+    plan = results.plan
+    named = f"recipes/plans/{plan.name}.toml" if plan_file is None else shown_path(plan_file)
+    devices = [event.get("device", "") for run in results.runs for event in _events(run, "phase")]
+    where = " --device cuda" if any(str(device).startswith("cuda") for device in devices) else ""
+    place = shown_path(runs)
+    folder = "" if place == f"runs/{plan.name}" else f" --runs {place}"
+    start = " ".join([f"gpattention reproduce {named}{folder}", *plan.part])
+    ends = (f"train{where}", f"evaluate{where}", f"results -o {shown_path(out)}")
+    return [f"{start} --stage {end}" for end in ends]
+
+
+# The runs of a plan, and the table of their results
+
+
+@dataclass(frozen=True, eq=False)
+class PlanResults:
+    """Everything that a plan's folder holds so far."""
+
+    plan: Plan
+    models: tuple[Group, ...]  # with at least one evaluated run, in the plan's order
+    missing: tuple[str, ...]  # runs of the plan that are not trained or not evaluated
+    failed: tuple[RunData, ...] = ()  # runs whose training broke off: a result too, without figures
+    planned: Mapping[str, Recipe] = field(default_factory=dict)  # by run, what the plan says of it now
+
+    @cached_property
+    def table(self) -> Results:
+        """Of the models by their names in the plan."""
+        return Results.of(self.models)
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        """Every model with every way to predict: in the plan's order, single models before ensembles."""
+        found = [
+            Candidate(model.name, predictor)
+            for model in self.models
+            for predictor in sorted(self.table.predictors(model.name), key=predictor_order)
+        ]
+        return sorted(found, key=lambda each: each.is_ensemble)  # sorting keeps the order of equals
+
+    @property
+    def runs(self) -> list[RunData]:
+        """Of all models."""
+        return [run for model in self.models for run in model.runs]
+
+    @property
+    def texts(self) -> bool:
+        """Whether the models read text."""
+        return self.models[0].runs[0].texts
+
+    def find(self, candidate: Candidate, column: Column) -> OverSeeds | None:
+        """A number of a candidate."""
+        return column.find(self.table, candidate.model, candidate.predictor)
+
+    def singles(self, column: Column) -> dict[Candidate, OverSeeds]:
+        """The numbers of a column that may be compared with each other: ensembles are not."""
+        found = ((each, self.find(each, column)) for each in self.candidates if not each.is_ensemble)
+        return {candidate: figure for candidate, figure in found if figure is not None}
+
+
+def read_results(plan: Plan, runs: Path) -> PlanResults:
+    """Read the evaluated runs of a plan in a folder, those that broke off, and what is missing."""
+    found = find_runs_of(plan, runs)
+    models: dict[str, list[RunData]] = {}
+    for training in plan.trainings:
+        if training.folder in found and found[training.folder].suites:
+            models.setdefault(training.model, []).append(found[training.folder])
+    if not models:
+        raise _none_evaluated(plan, str(runs))
+    return PlanResults(
+        plan,
+        models=tuple(Group(name, tuple(of_model)) for name, of_model in models.items()),
+        missing=tuple(t.folder for t in plan.trainings if t.folder not in found),
+        failed=tuple(run for run in found.values() if not run.suites),
+        planned={found[t.folder].name: t.recipe for t in plan.trainings if t.folder in found},
+    )
+
+
+def find_runs_of(plan: Plan, runs: Path) -> dict[str, RunData]:
+    """Runs of a plan that are evaluated or broke off, by the folders that the plan names.
+
+    A run that is not there may lie in a folder of another name, known by the name and seed of its recipe.
+    """
+    others: dict[tuple[str, int], Path] = {}
+    for folder in find_runs(runs, unfinished=True):
+        recipe = read_object(folder / "recipe.json", nonfinite=True)
+        others.setdefault((str(recipe.get("name")), int(recipe.get("seed", 0))), folder)
+    found = {}
+    for training in plan.trainings:
+        folder = runs / training.folder
+        if not (folder / "recipe.json").is_file():
+            folder = others.get((training.model, training.seed), folder)
+        run = read_run(folder) if (folder / "recipe.json").is_file() else None
+        if run is not None and (run.suites or run.failure):
+            _ = run.parsed  # a recipe that cannot be read is an error before any work
+            found[training.folder] = run
+    return found
+
+
+def _none_evaluated(plan: Plan, where: str) -> ValueError:
+    how = "gpattention reproduce PLAN --stage evaluate makes them"
+    return ValueError(f"expected evaluated runs of {plan.name} in {where}, got none: {how}")
+
+
+def _events(run: RunData, kind: str) -> list[Mapping[str, Any]]:
+    return [event for event in run.events if event.get("event") == kind]
+
+
+# The archive of records
+
+
+def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...]:
+    """Write the records of runs into a new folder: of the plan's runs, and what an archive has besides.
+
+    Args:
+        plan: whose runs, or some of them; those of the archive that are not asked for are kept.
+        runs: their folder; it need not be there if there is an archive.
+        archive: of an earlier call, for runs that are not evaluated in `runs`; it need not be there.
+        place: an empty folder to write to.
+
+    Returns:
+        The plan's runs that came from the archive.
+    """
+    if archive.is_file():
+        unpack(archive, place)
+    # without an archive, a folder that is not there is a mistake and an error
+    found = find_runs_of(plan, runs) if runs.is_dir() or not archive.is_file() else {}
+    for name, run in found.items():
+        _write_records(run, place / name, archive)
+    asked = [t.folder for t in plan.trainings]
+    archived = tuple(name for name in asked if name not in found and (place / name).is_dir())
+    for name in archived:
+        _check_readable(archive, place / name)
+    if not found and not archived:
+        raise _none_evaluated(plan, f"{runs} or {archive}" if archive.is_file() else str(runs))
+    return archived
+
+
+def _write_records(run: RunData, place: Path, archive: Path) -> None:
+    """In the place of those of an earlier call; of these, suites that the run folder lacks are kept."""
+    folder, plain = Path(run.folder), {"recipe.json": run.recipe}
+    for file in sorted((folder / "evaluation").glob("*.json")):
+        plain[f"evaluation/{file.name}"] = suite = read_object(file, nonfinite=True)
+        if suite["suite"] == "clean" and not run.texts:
+            suite.get("curves", {}).pop("gallery", None)  # pixels: they are large, and no figure needs them
+    earlier = {f"evaluation/{file.name}": file for file in sorted((place / "evaluation").glob("*.json"))}
+    further = {name: file.read_bytes() for name, file in earlier.items() if name not in plain}
+    weights = None
+    if further:
+        _check_readable(archive, place)
+        weights = _weights(place)
+    shutil.rmtree(place, ignore_errors=True)
+    (place / "evaluation").mkdir(parents=True)
+    for name, content in plain.items():  # without spaces; numbers are the same, to the last digit
+        (place / name).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    for name in ("metrics.csv", "events.jsonl"):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, place / name)
+    if further and weights != _weights(place):
+        names = ", ".join(Path(name).stem for name in further)
+        raise ValueError(
+            f"{archive} has {names} of {place.name}, of other weights than in the run folder, which has "
+            f"not: evaluate the run by {names}, or remove the archive"
+        )
+    for name, records in further.items():
+        (place / name).write_bytes(records)
+
+
+def _weights(run: Path) -> tuple[Any, set[Any]]:
+    """What tells whether two records are of one run: its recipe, and the digests that were evaluated."""
+    digests = {recorded_weights(suite) for suite in read_suites(run).values()}
+    return read_json(run / "recipe.json", nonfinite=True), digests
+
+
+def packed(folder: Path) -> bytes:
+    """All files in a folder as an archive; the same files give the same bytes."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        found = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+        for name, file in sorted(found.items()):
+            member = tarfile.TarInfo(name)  # neither owner nor time
+            member.size, member.mode = file.stat().st_size, 0o644
+            tar.addfile(member, io.BytesIO(file.read_bytes()))
+    return lzma.compress(stream.getvalue(), filters=COMPRESSION)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the records that an archive holds; `ValueError`, and nothing written, if it is not whole."""
+
+    def check(names: Sequence[str]) -> None:
+        for name in names:
+            if _NAME.fullmatch(name) is None:
+                raise ValueError(f"{archive}: expected {EXPECTED}, got {name!r}")
+
+    unpack_archive(archive, folder, limit=LARGEST_ARCHIVE, files=MOST_FILES, check=check)
+
+
+def _check_readable(archive: Path, run: Path) -> None:
+    """Before anything is written; an error must not tell of a folder that is gone with the call."""
+    try:
+        found = read_run(run)
+        _ = found.parsed
+    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).replace(f"{run.parent}/", "")
+        raise ValueError(f"{archive}: expected records of {run.name} to read, got: {reason}") from None
+    if not found.suites and not found.failure:
+        raise ValueError(f"{archive}: expected an evaluation or a failure of {run.name}, got neither")
+
+
+# Every model with every way to predict
+
+
+def summary_markdown(results: PlanResults) -> str:
+    """The page of all models: mean and standard error over seeds."""
+    tables = [(title, note, *_summary_table(results, columns)) for title, columns, note in _layouts(results)]
+    return page("summary.md", name=results.plan.name, tables=tables)
+
+
+def _layouts(results: PlanResults) -> Iterator[tuple[str, list[Column], str]]:
+    """Title, columns and note of the tables that these evaluations can fill."""
+
+    def classified(suite: str, place: str) -> list[Column]:
+        metrics = ("mcc", *CLASSIFIED) if results.texts else CLASSIFIED
+        return [Column(suite, place, metric, head=metric_of(metric).heading) for metric in metrics]
+
+    def outside(suite: str) -> dict[str, str]:
+        return {p: p.removeprefix("ood/") for p in results.table.sets(suite=suite) if p.startswith("ood/")}
+
+    yield f"{'In domain' if results.texts else 'Clean'}: test items", classified("clean", "test"), ""
+    for place, name in outside("clean").items() if results.texts else ():
+        yield f"Out of domain: {name}", classified("clean", place), ""
+    if "corrupted/mean" in results.table.sets(suite="corrupted"):
+        note = "Mean over all corruptions at all severities, each type weighing the same."
+        yield "Corrupted: test items", classified("corrupted", "corrupted/mean"), note
+    columns = [
+        Column("ood", place, metric, SCORE, head=f"{name}: {metric_of(metric).heading}")
+        for place, name in outside("ood").items()
+        for metric in DETECTED
+    ]
+    if columns:
+        note = (
+            f"Items are told apart by the {SCORE} of the prediction; FPR95 takes test items as positive. "
+            "summary.csv has the other scores."
+        )
+        yield "Items of other kinds, against test items", columns, note
+
+
+def best_candidate(results: PlanResults, column: Column) -> Candidate | None:
+    """Whose figure is clearly the best of the single models; None where nobody's is.
+
+    Compared are those that are evaluated on as many items as most.
+    """
+    singles = list(results.singles(column).items())
+    alike = [singles[i] for i in sorted(compared([figure for _, figure in singles]))]
+    if len(alike) < 2:
+        return None
+    sign = -1 if column.shown.larger else 1
+    (best, first), (_, second) = sorted(alike, key=lambda pair: sign * pair[1].mean)[:2]
+    gap = difference(first, second)
+    return best if gap.clear and sign * gap.mean < 0 and gap.basis in ("paired", "unpaired") else None
+
+
+def _summary_table(results: PlanResults, columns: Sequence[Column]) -> tuple[bool, str]:
+    """Whether single models are evaluated on different items, and the table."""
+    best = [best_candidate(results, column) for column in columns]
+    seeds = {model.name: len(model.runs) for model in results.models}
+    rows = []
+    for candidate in results.candidates:
+        found = [results.find(candidate, column) for column in columns]
+        known = next((figure for figure in found if figure is not None), None)
+        if known is None:
+            continue
+        cells = []
+        for column, figure, whose in zip(columns, found, best, strict=True):
+            text = "" if figure is None else figure.text(column.shown.digits, column.shown.scale)
+            cells.append(Bold(text) if whose == candidate else text)
+        count = f"1 of {seeds[candidate.model]}" if candidate.is_ensemble else str(known.count)
+        rows.append([candidate.model, candidate.predictor, count, known.items, *cells])
+    headings = ["Model", "Predictor", "Seeds", "Items", *(column.head for column in columns)]
+    differ = any(len({x.basis for x in results.singles(column).values()}) > 1 for column in columns)
+    return differ, markdown_table(headings, rows, left=2)
+
+
+def summary_csv(results: PlanResults) -> str:
+    """One line for each figure, in fractions; severities are means over the types."""
+    names, rows = [model.name for model in results.models], []
+    for candidate in sorted(results.candidates, key=lambda each: names.index(each.model)):
+        for *what, figure in _csv_figures(results.table, candidate):
+            error = "" if figure.error is None else f"{figure.error:.3g}"
+            seeds, items = " ".join(map(str, figure.values)), figure.items.replace(",", "")
+            own = [candidate.model, candidate.predictor, *what]
+            rows.append([*own, f"{figure.mean:.6g}", error, figure.count, seeds, items])
+    return csv_text(SUMMARY_FIELDS, rows)
+
+
+def _csv_figures(
+    table: Results, candidate: Candidate
+) -> Iterator[tuple[str, str, str, str | None, OverSeeds]]:
+    """Suite, set, metric, score and figure."""
+    severe: dict[str, None] = {}
+    for what, figure in table.figures(recipe=candidate.model, predictor=candidate.predictor):
+        suite, place, metric = what["suite"], what["set"], what["metric"]
+        if suite == "ood":
+            shown = metric in DETECTED
+        else:  # categories of corruptions are in the paper's tables
+            shown = (
+                metric in ("mcc", *CLASSIFIED) and suite in ("clean", "corrupted") and place.count("/") < 2
+            )
+            severe |= {metric: None} if metric in ("mcc", *CLASSIFIED) and suite == "corrupted" else {}
+        if shown and (suite != "corrupted" or place == "corrupted/mean"):
+            yield suite, place, metric, what.get("score"), figure
+    for severity in SEVERITIES:
+        for metric in severe:
+            column = Column("corrupted", f"corrupted/*/{severity}", metric)
+            found = column.find(table, candidate.model, candidate.predictor)
+            if found is not None:
+                yield "corrupted", f"corrupted/severity/{severity}", metric, None, found
+
+
+# What is chosen on validation items, and whether it is better
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate and its figures on validation items."""
+
+    candidate: Candidate
+    nll: OverSeeds
+    accuracy: OverSeeds | None
+    rival: bool  # its model is one
+    free: bool  # whether it may be chosen
+    alike: bool = True  # evaluated on as many items as most, without which nothing is chosen
+
+
+def rank(results: PlanResults) -> list[Ranked]:
+    """Rank everything that was evaluated on validation items by its NLL, mean over seeds.
+
+    Ensembles are not ranked: their members have other splits, so that next to no validation item is new to
+    all of them.  Rivals' models, predictors that the plan leaves out, and what was evaluated on more or fewer
+    items than most are ranked but not chosen.
+    """
+    rivals, allowed = {rival.model for rival in results.plan.rivals}, results.plan.choose
+    figures = results.singles(RANKED)
+    like_most = compared(list(figures.values()))
+    ranking = []
+    for place, (candidate, nll) in enumerate(figures.items()):
+        rival, alike = candidate.model in rivals, place in like_most
+        free = alike and not rival and (not allowed or candidate.predictor in allowed)
+        ranking.append(Ranked(candidate, nll, results.find(candidate, ACCURACY), rival, free, alike))
+    return sorted(ranking, key=lambda ranked: ranked.nll.mean)
+
+
+def chosen_of(ranking: Sequence[Ranked]) -> Ranked | None:
+    """The first that may be chosen."""
+    return next((ranked for ranked in ranking if ranked.free), None)
+
+
+def goal_verdict(goal: Goal, figure: OverSeeds | None) -> tuple[Difference | None, str]:
+    """The figure less the goal, which is taken as it is printed, and whether it is better."""
+    if figure is None:
+        return None, "no figure"
+    gap = difference_from(figure, goal.value)
+    if not (gap.mean > 0 if goal.larger else gap.mean < 0):
+        return gap, "missed"
+    return gap, "met, clear" if gap.clear else "met"
+
+
+@dataclass(frozen=True)
+class RivalVerdict:
+    """The chosen model against one rival: NLL and ECE are to be lower, accuracy (of texts MCC) no less."""
+
+    one: Candidate
+    rival: Candidate
+    gaps: Sequence[Difference | None]  # one less the rival: accuracy, NLL, ECE
+    items: Sequence[str]  # how many items each was evaluated on
+
+    @property
+    def outcome(self) -> str:
+        """Clear if NLL and ECE both are; less accuracy in the mean is not beaten."""
+        kept, nll, ece = self.gaps
+        if nll is None or ece is None or kept is None:
+            return "no figure"
+        if not (nll.mean < 0 and ece.mean < 0 and kept.mean >= -ROUNDING):
+            return "not beaten"
+        return "beaten, clear" if nll.clear and ece.clear else "beaten in the mean"
+
+    @property
+    def basis(self) -> str:
+        """How the differences were taken, and where it is not like with like."""
+        basis: str = next((gap.basis for gap in self.gaps if gap is not None), "")
+        differ = basis and len(set(self.items)) > 1 and all(self.items)
+        return f"{basis}; {self.items[0]} items against {self.items[1]}" if differ else basis
+
+
+def rival_columns(results: PlanResults) -> list[Column]:
+    """Accuracy, NLL and ECE where it is hardest: under corruption, else out of domain, else on test items."""
+    there = (each for each in PLACES if each[1] in results.table.sets(suite=each[0]))
+    suite, place = next(there, PLACES[-1])
+    return [Column(suite, place, m) for m in ("mcc" if results.texts else "accuracy", "nll", "ece")]
+
+
+def rival_verdicts(results: PlanResults, one: Candidate) -> list[RivalVerdict]:
+    """Every rival here; the ensemble of the chosen model also against those that are ensembles too."""
+    columns = rival_columns(results)
+    rivals = [rival for rival in results.plan.rivals if rival.model in results.plan.models]
+    own = [(Candidate(one.model, rival.predictor), rival) for rival in rivals if rival.is_ensemble]
+    pairs = [(one, rival) for rival in rivals]
+    pairs += [(each, rival) for each, rival in own if results.find(each, columns[0]) is not None]
+    verdicts = []
+    for each, rival in pairs:
+        figures = [(results.find(each, column), results.find(rival, column)) for column in columns]
+        gaps = [None if mine is None or its is None else difference(mine, its) for mine, its in figures]
+        items = ["" if figure is None else figure.items for figure in figures[-1]]
+        verdicts.append(RivalVerdict(each, rival, gaps, items))
+    return verdicts
+
+
+def choice_markdown(results: PlanResults, ranking: Sequence[Ranked]) -> str:
+    """The page: what is chosen, goals, rivals, ranking."""
+    chosen, plan = chosen_of(ranking), results.plan
+    if chosen is None:
+        return page("choice.md", name=plan.name, chosen=None)
+    goals = []
+    for goal in plan.goals:
+        figure = results.find(chosen.candidate, Column(goal.suite, goal.set, goal.metric))
+        goals.append((goal, figure, *goal_verdict(goal, figure)))
+    rivals = rival_verdicts(results, chosen.candidate)
+    own = [verdict.outcome for verdict in rivals if verdict.one == chosen.candidate]
+    outcomes = {"Goals met": [outcome for *_, outcome in goals], "Rivals beaten": own}
+    following = [ranked for ranked in ranking if ranked.free][1:]
+    return page(
+        "choice.md",
+        name=plan.name,
+        ranking=ranking,
+        chosen=chosen,
+        lead=difference(chosen.nll, following[0].nll) if following else None,
+        how_clear=HOW_CLEAR,
+        outcomes=outcomes,
+        absent=list(dict.fromkeys(rival.model for rival in plan.rivals if rival.model not in plan.models)),
+        goals=goals,
+        rivals=rivals,
+        columns=rival_columns(results),
+        metric_of=metric_of,
+    )
+
+
+# Figures
+
+
+def draw_figures(results: PlanResults, ranking: Sequence[Ranked]) -> "Iterator[tuple[str, Figure]]":
+    """Each figure with the name of its file, as far as the evaluations have what it shows."""
+    models = {model.name: model for model in results.models}
+    styles: Any = styles_for(list(models))
+    for metric in ("accuracy", "nll", "ece"):
+        values = {name: severities(results.table, name, metric, "model") for name in models}
+        values = {name: seeds for name, seeds in values.items() if any(len(seed) > 1 for seed in seeds)}
+        if values:
+            label = metric_of(metric).label
+            title = f"{label[:1].upper()}{label[1:]} under corruption"
+            figure = reports.severity_figure(values, y=label, title=title, styles=styles)
+            yield f"severity-{metric}", figure
+    for column, label in (("validation_accuracy", "accuracy"), ("validation_nll", "NLL")):
+        rows = {
+            name: [run.rows for run in of.runs if any(row.get(column) is not None for row in run.rows)]
+            for name, of in models.items()
+        }
+        rows = {name: seeds for name, seeds in rows.items() if seeds}
+        if rows:
+            y, title = f"validation {label}", f"Validation {label} while training"
+            figure = reports.training_figure(rows, column, y=y, title=title, styles=styles)
+            yield f"training-{column.removeprefix('validation_')}", figure
+    # of the chosen one and the rivals, all seeds together: under corruption, of texts on test items
+    suite, chosen = "clean" if results.texts else "corrupted", chosen_of(ranking)
+    for one in dict.fromkeys([*([chosen.candidate] if chosen else []), *results.plan.rivals]):
+        runs = models[one.model].runs if one.model in models else ()
+        bins = [by for run in runs if (by := (run.curve(suite, "reliability") or {}).get(one.predictor))]
+        if bins:
+            figure = reports.reliability_figure(pooled_bins(bins), title=str(one), style=styles[one.model])
+            yield f"reliability-{one.model}-{one.predictor.replace('+', '-')}", figure
+    for place in results.table.sets(suite="ood"):
+        found = {name: results.table.find(name, "ood", place, "auroc", score=SCORE) for name in models}
+        bars = {name: list(each.values.values()) for name, each in found.items() if each is not None}
+        if bars:
+            name, x = place.removeprefix("ood/"), f"AUROC, {score_name(SCORE)}"
+            yield f"ood-{name}", reports.bars_figure(bars, x=x, title=f"Against {name}", styles=styles)
+
+
+# How the results were made: commands, runs, hardware, dates, times, and everything that was cut
+
+
+def readme(results: PlanResults, commands: Sequence[str], names: Sequence[str]) -> str:
+    """The page that stands above everything."""
+    return page(
+        "results.md",
+        plan=results.plan,
+        models=results.models,
+        failed=results.failed,
+        seeds=_seeds,
+        commands="\n".join(visible(command).replace("```", "` ` `") for command in commands),
+        trainings=[_training(run) for run in results.runs],
+        evaluations=[row for model in results.models for row in _evaluations(model)],
+        cuts=list(_cuts(results)),
+        files=_file_table(names),
+        pictures=sorted({name.rpartition(".")[0] for name in names if name.endswith((".png", ".svg"))}),
+    )
+
+
+def _seeds(runs: Sequence[RunData]) -> str:
+    return ", ".join(map(str, sorted({run.seed for run in runs if run.seed is not None})))
+
+
+def _training(run: RunData) -> list[str]:
+    """Run, start, end, wall time, devices, how often it was resumed, and whose first phase it took."""
+    if model_card.is_shared(run):
+        return [run.name, "", "elsewhere: a shared model", "", "", "", ""]
+    devices = []
+    for event in _events(run, "phase"):
+        precision = event.get("precision", "32-true")  # older runs do not say: they had no choice
+        more = "" if precision == "32-true" else f", {precision}"
+        devices.append(f"{event.get('device')}, {event.get('engine')}{more}")
+    ends, taken = _events(run, "finished"), _events(run, TAKEN)
+    stops = len(_events(run, "resumed")) - bool(taken)
+    started, resumed = (date_of(run.events[0]["time"]), str(max(0, stops))) if run.events else ("", "")
+    ended = date_of(ends[-1]["time"]) if ends else "not finished"
+    where, source = ", ".join(dict.fromkeys(devices)), taken[0]["source"] if taken else ""
+    return [run.name, started, ended, in_words(model_card.wall_seconds(run.events)), where, resumed, source]
+
+
+def _evaluations(model: Group) -> Iterator[list[str]]:
+    """Suites that were computed in the same way and place together."""
+    grouped: dict[tuple[str, str], dict[str, float]] = {}
+    for name, suite in (each for run in model.runs for each in run.suites.items()):
+        found, place = recorded_settings(suite), suite.environment
+        values = {key: found[key] for key in SETTINGS if found.get(key) is not None}
+        texts = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
+        settings = ", ".join(f"{key} {text}" for key, text in texts.items())
+        named = [f"{key} {place[key]}" for key in ("torch", "python", "gpattention") if key in place]
+        where = ", ".join([place["device"], *named] if "device" in place else named)
+        seconds = grouped.setdefault((settings, where), {})
+        seconds[name] = seconds.get(name, 0.0) + suite.seconds
+    for (settings, where), seconds in grouped.items():
+        yield [model.name, ", ".join(seconds), settings, in_words(sum(seconds.values())), where]
+
+
+def _cuts(results: PlanResults) -> Iterator[str]:
+    """Each once, with whose it is where it is not everyone's."""
+    owners: dict[str, dict[str, None]] = {}
+    for model in results.models:
+        for run in model.runs:
+            notes = [note for suite in run.suites.values() for note in suite.notes]
+            recipes = run.parsed, results.planned.get(run.name, run.parsed)
+            ours, planned = (flat(recipe.to_dict()) for recipe in recipes)
+            for key in sorted({*ours, *planned} - {"name"}):
+                if ours.get(key) != planned.get(key):
+                    gap = f"{key} = {ours.get(key)}, in the plan {planned.get(key)}"
+                    notes.append(f"not the plan's recipe: {gap}")
+            for note in notes:
+                owners.setdefault(note, {})[model.name] = None
+    for note, of in owners.items():
+        yield note if len(of) == len(results.models) else f"{', '.join(of)}: {note}"
+    if results.missing:
+        yield f"not trained or not evaluated: {', '.join(results.missing)}"
+    if not results.texts:
+        yield "report.html is without the gallery of items, to keep it small"
+
+
+def _known_files() -> dict[str, str]:
+    """What the files that are kept are, by the pattern of their names."""
+    text = (files("gpattention.studies") / "pages" / "files.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _file_table(names: Sequence[str]) -> str:
+    """Files that are kept, grouped by what they are."""
+    known = _known_files()
+    grouped: dict[str, list[str]] = {about: [] for about in known.values()}
+    for name in sorted(name for name in names if not name.endswith(MADE_AGAIN)):
+        about = next(about for pattern, about in known.items() if fnmatch(name, pattern))
+        grouped[about].append(f"[{markdown(name)}]({quote(name, safe='+=,@')})")
+    rows = [[Markup(about), Markup(", ".join(of))] for about, of in grouped.items() if of]
+    return markdown_table(["What", "Files"], rows, left=None)
+
+
+def listed_files(text: str) -> set[str]:
+    """Files that an earlier README names as part of its results: by links, pictures by code in a sentence."""
+    _, _, listed = text.partition("## Files\n")
+    linked = set(map(unquote, re.findall(r"\]\(([^()/]+)\)", listed)))
+    kept = {n for n in linked if n.endswith(MADE_AGAIN) or any(fnmatch(n, each) for each in _known_files())}
+    stems = re.findall("`([^`/]+)`", listed.partition("not kept here")[2])
+    return kept | {f"{stem}.{form}" for stem in stems for form in PICTURES}

@@ -1,0 +1,429 @@
+"""Plans: many runs from one file, which names recipes, changes and seeds; everything else follows.
+
+>>> from gpattention.studies.plans import evaluate_plan, load_plan, train_plan
+>>> from gpattention.studies.plan_results import write_results
+>>> plan = load_plan("recipes/plans/cifar10-60.toml")
+>>> train_plan(plan, "runs/cifar10-60", at_once=8, device="cuda")
+>>> evaluate_plan(plan, "runs/cifar10-60", device="cuda")
+>>> write_results(plan, "runs/cifar10-60", "results/cifar10-60")
+
+The work is done by processes of `gpattention`, each with its own log.  It can be stopped and started again:
+finished runs are left alone, others go on where they were.
+"""
+
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gpattention.checks import check_count, check_name
+from gpattention.evaluation import FITTED, PREDICTOR_NAMES
+from gpattention.evaluation.suites import SUITES
+from gpattention.files import StrPath, make_folder, read_toml
+from gpattention.metrics import METRICS
+from gpattention.runs import Recipe, load_recipe, read_events, with_seed, write_recipe
+from gpattention.runs.folder import CARD_RECIPE
+from gpattention.studies.model_card import write_shared_run
+from gpattention.studies.scheduler import Died, side_by_side
+from gpattention.training import first_phase, needs_warm_start
+from gpattention.training.folder import FIRST_PHASE, SHARED, list_checkpoints
+
+AGGREGATIONS = ("pooled", "batch-mean")
+BATCHED = ("ece", "mce")  # measures that the paper averages over batches; the others are the same both ways
+SETS = {"clean": "test", "corrupted": "corrupted/mean"}  # what a suite's goal is about unless it says so
+STOPPED = 130  # exit code of a command that saved its state and stopped
+_KEYS = {"name", "seeds", "changes", "train", "suites", "evaluate", "runs", "goals", "rivals", "choose"}
+_RUN_KEYS = {"recipe", "name", "changes", "seeds", "evaluate"}
+_SHARED_KEYS = {"shared", "name", "evaluate"}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that the chosen model is to beat."""
+
+    name: str
+    suite: str
+    measure: str  # accuracy, nll, ece, ...
+    value: float
+    source: str  # whose figure it is
+    better: str  # higher or lower
+    aggregation: str = "pooled"
+    set: str = ""  # of the suite
+
+    @property
+    def metric(self) -> str:
+        """As records call it."""
+        batched = self.aggregation == "batch-mean" and self.measure in BATCHED
+        return f"batch_{self.measure}" if batched else self.measure
+
+    @property
+    def larger(self) -> bool:
+        """Whether larger is better."""
+        return self.better == "higher"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model of a plan with one way to predict, written MODEL:PREDICTOR."""
+
+    model: str
+    predictor: str
+
+    @staticmethod
+    def parse(text: Any) -> "Candidate":
+        """The inverse of `str`."""
+        model, colon, predictor = str(text).rpartition(":")
+        if not (model and colon and predictor):
+            raise ValueError(f"expected MODEL:PREDICTOR, got {text!r}")
+        return Candidate(model, predictor)
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.predictor}"
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it takes several runs to predict."""
+        return self.predictor.partition("+")[0] == "ensemble"
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """One run of a plan."""
+
+    model: str  # the name that its seeds share
+    seed: int
+    recipe: Recipe
+    evaluate: tuple[str, ...] = ()  # arguments of `gpattention evaluate` for this model, after the plan's
+    shared: Path | None = None  # a shared model's folder: nothing is trained then
+
+    @property
+    def folder(self) -> str:
+        """Below the folder of the plan's runs."""
+        return f"{self.model}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan file, its recipes read and checked."""
+
+    name: str
+    trainings: tuple[PlannedTraining, ...]
+    suites: tuple[str, ...]  # how runs are evaluated
+    evaluate: tuple[str, ...]  # further arguments of `gpattention evaluate`
+    train: tuple[str, ...] = ()  # and of `gpattention train`
+    goals: tuple[Goal, ...] = ()  # figures that the chosen model is to beat
+    rivals: tuple[Candidate, ...] = ()  # what it is to beat of our own; their models are not chosen
+    choose: tuple[str, ...] = ()  # predictors that may be chosen; all where none is named
+    part: tuple[str, ...] = ()  # arguments of `gpattention reproduce` that name this part of it
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names in the order of the file, each once."""
+        return tuple(dict.fromkeys(training.model for training in self.trainings))
+
+    def only(self, models: Sequence[str] = (), seeds: Sequence[int] = ()) -> "Plan":
+        """A part of the plan.
+
+        Args:
+            models: which models; all where none is named.
+            seeds: which seeds; all where none is named.
+
+        Returns:
+            The plan with the runs of these models and seeds.
+
+        Raises:
+            ValueError: the plan has no such model or seed.
+        """
+        chosen, part = self.trainings, list[str]()
+        for name, wanted in (("model", models), ("seed", seeds)):
+            known = dict.fromkeys(getattr(training, name) for training in self.trainings)
+            for each in wanted:
+                if each not in known:
+                    all_known = ", ".join(map(str, known))
+                    raise ValueError(f"expected {name}s of the plan ({all_known}), got {each!r}")
+            if wanted:
+                chosen = tuple(training for training in chosen if getattr(training, name) in wanted)
+                part += [f"--{name}s", ",".join(map(str, wanted))]
+        return replace(self, trainings=chosen, part=tuple(part))
+
+    def sources(self) -> dict[str, str]:
+        """Folders of runs whose first phase another run trains too, and that run's folder."""
+        first: dict[str, str] = {}
+        found: dict[str, str] = {}
+        for training in self.trainings:
+            recipe = training.recipe
+            if training.shared is None and recipe.phases.kernel_epochs >= 1 and needs_warm_start(recipe):
+                key = json.dumps(first_phase(recipe), sort_keys=True)
+                found[training.folder] = first.setdefault(key, training.folder)
+        return {folder: source for folder, source in found.items() if source != folder}
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan.
+
+    Args:
+        path: a TOML file; its recipes are files beside it, in the folder above, or named by their path.
+
+    Returns:
+        The plan, its recipes read.
+
+    Raises:
+        FileNotFoundError: there is no such plan, recipe or shared model.
+        ValueError: the plan or a recipe is refused.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no plan {path}")
+    plain = read_toml(path)
+    _check_keys(plain, _KEYS, str(path))
+    if not plain.get("runs"):
+        raise ValueError(f"expected [[runs]] in {path}, got none")
+    plan = Plan(
+        name=check_name(f"name of {path}", plain.get("name", path.stem)),
+        trainings=tuple(each for entry in plain["runs"] for each in _trainings(entry, plain, path)),
+        goals=tuple(_goal(entry, f"[[goals]] of {path}") for entry in plain.get("goals", ())),
+        rivals=tuple(Candidate.parse(entry) for entry in plain.get("rivals", ())),
+        suites=tuple(plain.get("suites", ("clean",))),
+        **{key: tuple(plain.get(key, ())) for key in ("evaluate", "train", "choose")},
+    )
+    names = [training.folder for training in plan.trainings]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: two runs are called {name}; give one of them another name")
+        check_name(f"{path}: the file of a run", f"training-{name}.toml")  # the longest around a name
+    rivals = [rival.model for rival in plan.rivals]
+    for what, given, known in (("suites", plan.suites, tuple(SUITES)), ("rivals", rivals, plan.models)):
+        for each in given:
+            if each not in known:
+                raise ValueError(f"{path}: expected {what} among {', '.join(known)}, got {each!r}")
+    for entry in plan.choose:
+        base, plus, more = str(entry).partition("+")
+        if base not in PREDICTOR_NAMES or (plus and more not in FITTED):
+            ways = f"{', '.join(PREDICTOR_NAMES)}, or with +{' or +'.join(FITTED)}"
+            raise ValueError(f"{path}: expected choose among {ways}, got {entry!r}")
+    return plan
+
+
+def _goal(entry: Mapping[str, Any], where: str) -> Goal:
+    known = {field.name for field in fields(Goal)}
+    _check_keys(entry, known, where)
+    if missing := sorted(known - {"aggregation", "set"} - set(entry)):
+        raise ValueError(f"expected {missing[0]} in {where}, got {dict(entry)!r}")
+    suite, measure = entry["suite"], entry["measure"]
+    if measure not in METRICS or measure.startswith("batch_"):
+        raise ValueError(f"{where}: expected measure to be a metric, e.g. nll, got {measure!r}")
+    right = "higher" if METRICS[measure].larger else "lower"
+    goal = Goal(**{"set": SETS.get(suite, ""), **entry, "value": float(entry["value"])})
+    for key, allowed in (("suite", SUITES), ("aggregation", AGGREGATIONS), ("better", (right,))):
+        if getattr(goal, key) not in allowed:
+            choices = ", ".join(allowed) + (f" for {measure}" if key == "better" else "")
+            raise ValueError(f"{where}: expected {key} to be one of {choices}, got {entry[key]!r}")
+    if not goal.set:
+        raise ValueError(f"{where}: expected set, as {suite} has several, got none")
+    return goal
+
+
+def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -> list[PlannedTraining]:
+    evaluate, where = tuple(entry.get("evaluate", ())), f"[[runs]] of {path}"
+    if "shared" in entry:  # its recipe and seed are those that it was trained with
+        _check_keys(entry, _SHARED_KEYS, f"{where} with a shared model, which is not trained")
+        places = [path.parent / entry["shared"], Path(entry["shared"])]
+        folder = next((place for place in places if (place / CARD_RECIPE).is_file()), None)
+        if folder is None:
+            raise FileNotFoundError(f"{path}: no shared model {entry['shared']!r}, seen from it or from here")
+        recipe = load_recipe(folder / CARD_RECIPE)
+        model = check_name(f"name in {where}", entry.get("name", recipe.name))
+        return [PlannedTraining(model, recipe.seed, recipe, evaluate, folder)]
+    _check_keys(entry, _RUN_KEYS, where)
+    if "recipe" not in entry:
+        raise ValueError(f"{path}: expected recipe or shared in every [[runs]], got {dict(entry)!r}")
+    file = f"{entry['recipe']}.toml"
+    places = [path.parent / file, path.parent.parent / file, Path(entry["recipe"])]
+    place = next((place for place in places if place.is_file()), None)
+    if place is None:
+        raise FileNotFoundError(f"{path}: no recipe {entry['recipe']!r} beside it or in the folder above")
+    recipe = load_recipe(place, [*plain.get("changes", ()), *entry.get("changes", ())])
+    model = check_name(f"name in {where}", entry.get("name", recipe.name))
+    seeds = entry.get("seeds", plain.get("seeds", [0]))
+    return [PlannedTraining(model, s, with_seed(replace(recipe, name=model), s), evaluate) for s in seeds]
+
+
+def _check_keys(plain: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(plain) - known)
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r} in {where}; known: {', '.join(sorted(known))}")
+
+
+# The work of a plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one process ended."""
+
+    name: str
+    code: int  # 0: done; STOPPED: saved, goes on next time; else failed
+    seconds: float
+    log: Path
+
+    @property
+    def message(self) -> str:
+        """The last line of its log."""
+        lines = self.log.read_text(errors="replace").replace("\r", "\n").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+@dataclass(frozen=True)
+class _Command:
+    name: str
+    arguments: tuple[str, ...]  # of `gpattention`
+    log: Path
+    awaits: Path | None = None  # a folder that another run writes a checkpoint into
+
+
+def train_plan(
+    plan: Plan,
+    runs: StrPath,
+    *,
+    at_once: int = 1,
+    minutes: float | None = None,
+    device: str = "auto",
+    root: StrPath | None = None,
+    on_done: Callable[[Outcome], object] | None = None,
+) -> list[Outcome]:
+    """Train every run of a plan that is not finished.
+
+    Runs whose first phases are the same wait for the one that trains it and take it over, or train their own
+    where a finished run no longer has it.  Shared models are copied, not trained.
+
+    Args:
+        plan: of `load_plan`, or a part of it.
+        runs: the folder of its runs.
+        at_once: how many processes.
+        minutes: after which the runs under way save their state and stop.
+        device: cpu, cuda, ...
+        root: folder of the datasets.
+        on_done: called with each outcome.
+
+    Returns:
+        How the processes ended.
+    """
+    runs = Path(runs)
+    make_folder(runs / "recipes")
+    sources = plan.sources()
+    commands = []
+    for training in plan.trainings:
+        name, folder = training.folder, runs / training.folder
+        if is_finished(folder):
+            continue
+        if training.shared is not None:
+            write_shared_run(training.shared, folder)
+            continue
+        file = runs / "recipes" / f"{name}.toml"
+        write_recipe(file, training.recipe, f"run {name} of the plan {plan.name}")
+        arguments = ["train", str(file), "--run", str(folder), *_options(device, root), *plan.train]
+        source, awaits = runs / sources[name] if name in sources else None, None
+        if (folder / "recipe.json").is_file():
+            arguments.append("--resume")
+        # of a finished run it may have been removed, or not brought along
+        elif source is not None and not (is_finished(source) and not list_checkpoints(source / FIRST_PHASE)):
+            arguments += ["--first-phase", str(source)]
+            awaits = source / FIRST_PHASE
+        commands.append(_Command(name, tuple(arguments), runs / "logs" / f"{name}.txt", awaits))
+    return _run_all(commands, at_once, minutes, on_done)
+
+
+def evaluate_plan(
+    plan: Plan,
+    runs: StrPath,
+    *,
+    at_once: int = 1,
+    minutes: float | None = None,
+    device: str = "auto",
+    root: StrPath | None = None,
+    on_done: Callable[[Outcome], object] | None = None,
+) -> list[Outcome]:
+    """Evaluate the finished runs of a plan, the seeds of a model together.
+
+    Args:
+        plan: of `load_plan`, or a part of it.
+        runs: the folder of its runs.
+        at_once: how many models.
+        minutes: after which the processes stop.
+        device: cpu, cuda, ...
+        root: folder of the datasets.
+        on_done: called with each outcome.
+
+    Returns:
+        How the processes ended.
+    """
+    runs = Path(runs)
+    commands = []
+    for model in plan.models:
+        seeds = [t for t in plan.trainings if t.model == model]
+        finished = [str(runs / t.folder) for t in seeds if is_finished(runs / t.folder)]
+        if finished:
+            settings = (*plan.evaluate, *seeds[0].evaluate)  # of an option given twice the last counts
+            arguments = ("evaluate", *finished, "--suite", ",".join(plan.suites), *settings)
+            log = runs / "logs" / f"evaluate-{model}.txt"
+            commands.append(_Command(model, (*arguments, *_options(device, root)), log))
+    return _run_all(commands, at_once, minutes, on_done)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has trained to its end, here or elsewhere."""
+    whole = (folder / "recipe.json").is_file()  # not so where a shared model was half copied
+    return whole and any(event["event"] in ("finished", SHARED) for event in read_events(folder))
+
+
+def _options(device: str, root: StrPath | None) -> tuple[str, ...]:
+    return ("--device", device, *(() if root is None else ("--data", str(root))))
+
+
+def _run_all(
+    commands: Sequence[_Command],
+    at_once: int,
+    minutes: float | None,
+    on_done: Callable[[Outcome], object] | None,
+) -> list[Outcome]:
+
+    def ready(command: _Command) -> bool:
+        return command.awaits is None or bool(list_checkpoints(command.awaits))
+
+    outcomes, at_once = [], check_count("at_once", at_once)
+    work = side_by_side(run_command, commands, at_once, fresh=True, minutes=minutes, ready=ready)
+    for command, answer, seconds in work:
+        code = answer.code if isinstance(answer, Died) else answer
+        if answer is None:
+            make_folder(command.log.parent)
+            command.log.write_text("the run whose first phase it was to take over did not reach its end\n")
+            code = 1
+        elif code == -signal.SIGTERM:  # asked to stop before it could listen, it has lost nothing
+            code = STOPPED
+        outcomes.append(Outcome(command.name, code, seconds, command.log))
+        if on_done is not None:
+            on_done(outcomes[-1])
+    return outcomes
+
+
+def run_command(command: _Command, _: int) -> int:
+    """Run `gpattention` with some arguments in this process, which is its own; its output goes to its log."""
+    make_folder(command.log.parent)
+    with command.log.open("ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    sys.argv = ["gpattention", *command.arguments]
+    try:
+        # the command line stands above this package, which cannot import it
+        runpy.run_module("gpattention", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0

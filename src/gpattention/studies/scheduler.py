@@ -1,0 +1,284 @@
+"""Many runs at once: processes side by side, and one GPU shared between them.
+
+`side_by_side` serves sweeps, plans and the demo.  A signal ends all processes, and one that dies leaves the
+others alone.  `shared_gpu` lets them compute on one GPU at the same time.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from gpattention.training import StopRequest, TrainingStoppedError
+
+Task = TypeVar("Task")
+Work = Callable[[Any, int], Any]  # a task and the number of the process, from 0 on; it can be pickled
+
+LOOK = 0.2  # seconds between two looks at whether this process was asked to stop
+GRACE = 60.0  # seconds that a process has to save what it trains
+
+
+@dataclass(frozen=True)
+class Died:
+    """How a process ended that should have given an answer.
+
+    Attributes:
+        code: its exit code; of one that was killed, the signal with a minus sign.
+    """
+
+    code: int
+
+    def __str__(self) -> str:
+        killed = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else ""
+        return f"its process {killed or f'ended with exit code {self.code}'}"
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process, and the task it is at."""
+
+    process: SpawnProcess
+    pipe: Connection
+    slot: int
+    task: Any
+    begin: float
+
+
+def side_by_side(
+    work: Work,
+    tasks: Sequence[Task],
+    at_once: int,
+    *,
+    when_stopped: str | None = None,
+    fresh: bool = False,
+    ready: Callable[[Task], bool] = lambda _: True,
+    minutes: float | None = None,
+) -> Iterator[tuple[Task, Any, float]]:
+    """Work on tasks in processes, `at_once` at a time; a single one works in this process unless `fresh`.
+
+    Args:
+        work: what is done; it returns failures as answers.
+        tasks: started in this order, as soon as they are ready.
+        at_once: processes.
+        when_stopped: how the message of the error ends that a signal raises.  Without it, a signal asks the
+            processes to stop, nothing more is started, and their answers are yielded as always.
+        fresh: a new process for every task, with as many threads as it likes; else processes are used again
+            and have one thread each, as there are as many of them as cores.
+        ready: whether a task can be started now.
+        minutes: after which the processes are asked to stop, as by a signal.
+
+    Yields:
+        Each task when it is done, its answer and how many seconds it took.  The answer is what `work`
+        returned, `Died`, or None where a task never became ready.
+
+    Raises:
+        TrainingStoppedError: SIGTERM or Ctrl-C came, and `when_stopped` was given.
+    """
+    if at_once == 1 and not fresh:
+        yield from _in_this_process(work, tasks, when_stopped)
+        return
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    waiting, stopping = list(tasks), False
+    workers: list[_Worker] = []
+    with StopRequest() as stop:
+        try:
+            while waiting or workers:
+                late = deadline is not None and time.monotonic() > deadline
+                if not stopping and (stop.asked or late):
+                    if stop.asked and when_stopped is not None:
+                        raise TrainingStoppedError(f"stopped by {stop.asked}; {when_stopped}")
+                    stopping, waiting = True, []
+                    for worker in workers:
+                        worker.process.terminate()
+                for task in [task for task in waiting if ready(task)][: at_once - len(workers)]:
+                    waiting.remove(task)
+                    free = min({*range(at_once)} - {worker.slot for worker in workers})
+                    workers.append(_start(work, free, task, fresh))
+                if not workers:  # what the others wait for has failed
+                    yield from ((task, None, 0.0) for task in waiting)
+                    return
+                answered = wait([worker.pipe for worker in workers], timeout=LOOK)
+                for worker in [each for each in workers if each.pipe in answered]:
+                    done, answer = worker.task, _answer(worker)
+                    seconds = time.monotonic() - worker.begin
+                    following = next((task for task in waiting if ready(task)), None)
+                    if following is not None and not fresh and worker.process.exitcode is None:
+                        waiting.remove(following)
+                        worker.task, worker.begin = following, time.monotonic()
+                        _send(worker.pipe, following)
+                    else:
+                        workers.remove(worker)
+                        worker.pipe.close()  # nothing more to do: the child goes
+                        worker.process.join(GRACE)
+                    yield done, answer, seconds
+        finally:
+            _end(workers)
+
+
+def _in_this_process(
+    work: Work, tasks: Sequence[Task], when_stopped: str | None
+) -> Iterator[tuple[Task, Any, float]]:
+    for task in tasks:
+        begin = time.monotonic()
+        answer = work(task, 0)
+        if isinstance(answer, TrainingStoppedError):
+            raise TrainingStoppedError(f"{str(answer).partition(';')[0]}; {when_stopped}") from answer
+        yield task, answer, time.monotonic() - begin
+
+
+def _start(work: Work, slot: int, task: Any, fresh: bool) -> _Worker:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    # no daemon: loaders have theirs
+    process = context.Process(target=_child, args=(theirs, work, slot, fresh))
+    process.start()
+    theirs.close()  # the child's is the only one left: when it dies, ours sees the end
+    _send(ours, task)
+    return _Worker(process, ours, slot, task, time.monotonic())
+
+
+def _send(pipe: Connection, task: Any) -> None:
+    with suppress(OSError):  # a child that is dead already shows when it is waited for
+        pipe.send(task)
+
+
+def _child(pipe: Connection, work: Work, slot: int, fresh: bool) -> None:
+    # a terminal tells Ctrl-C to every process; the one that started this ends it, and tells of it once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not fresh:
+        torch.set_num_threads(1)  # as many processes as cores: more threads would wait for each other
+    while True:  # until the other end closes
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        answer = work(task, slot)
+        with suppress(OSError):  # nobody listens any more
+            pipe.send(answer)
+
+
+def _answer(worker: _Worker) -> Any:
+    try:
+        return worker.pipe.recv()
+    except (EOFError, ConnectionResetError):  # it died without a word
+        worker.process.join()
+        return Died(worker.process.exitcode or 0)
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """Ask the processes to save what they train and stop, and wait for them: none is left behind."""
+    for worker in workers:
+        worker.process.terminate()
+        worker.pipe.close()  # after this task it finds no other
+    for worker in workers:
+        worker.process.join(GRACE)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+
+
+# One GPU for several processes at the same time: NVIDIA's Multi-Process Service.  Without it the kernels of
+# processes on one GPU take turns; models of the paper's size leave most of a large GPU idle.
+
+CONTROL = "nvidia-cuda-mps-control"
+FURTHER = ("/usr/local/nvidia/bin", "/usr/bin")  # drivers of a container are not always on the path
+PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+PATIENCE = 30.0  # seconds for the service to start, or to stop when its last process is gone
+
+
+class SharingError(OSError):
+    """The service is not installed, or did not start."""
+
+
+@contextmanager
+def shared_gpu() -> Iterator[None]:
+    """Let processes that are started inside share the GPUs; the service ends with the block.
+
+    Where CUDA_MPS_PIPE_DIRECTORY is set already, the service that it names is used and left running.  The
+    settings of the GPU are not touched.  A process that crashes on the GPU takes those beside it down.
+
+    Raises:
+        SharingError: the service is not installed, or did not start.
+    """
+    if os.environ.get(PIPE):
+        yield
+        return
+    program = shutil.which(CONTROL, path=os.pathsep.join((os.environ.get("PATH", ""), *FURTHER)))
+    if program is None:
+        without = "without sharing the processes take turns, which is slower and otherwise the same"
+        wanted = f"{CONTROL} of NVIDIA's driver on the path to share a GPU"
+        raise SharingError(f"expected {wanted}, got none; {without}")
+    place = Path(tempfile.mkdtemp(prefix="gpattention-mps-"))
+    before = {name: os.environ.get(name) for name in (PIPE, LOG)}
+    with _exits_on_signals():
+        os.environ.update(dict.fromkeys(before, str(place)))
+        try:
+            started, message = _call([program, "-d"])
+            if started != 0:
+                raise SharingError(f"{program} did not start: {message or f'exit code {started}'}")
+            yield
+        finally:
+            _end_service(program, place)
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _end_service(program: str, place: Path) -> None:
+    """Ask the service to quit; one that does not is ended by its number, and if that fails reported."""
+    code, _ = _call([program], "quit\n")
+    number = place / f"{CONTROL}.pid"
+    if code != 0 and number.is_file():
+        with suppress(ValueError, OSError):
+            os.kill(int(number.read_text()), signal.SIGTERM)
+            code = 0
+    if code != 0 and any(place.iterdir()):  # without its folder nobody could end it
+        how = f"once its processes are gone: echo quit | {PIPE}={place} {program}"
+        warnings.warn(f"{CONTROL} did not end; {how}", RuntimeWarning, stacklevel=2)
+        return
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _exits_on_signals() -> Iterator[None]:
+    """Signals that would kill this process end it in order, so that the service is not left behind."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    here = threading.current_thread() is threading.main_thread()
+    kills = [s for s in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(s) is signal.SIG_DFL]
+    for each in kills:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in kills:
+            signal.signal(each, signal.SIG_DFL)
+
+
+def _call(command: list[str], text: str = "") -> tuple[int, str]:
+    """Exit code and output.  A file takes it: a daemon that keeps a pipe open would be waited for."""
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            done = subprocess.run(
+                command, input=text, stdout=output, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return 1, f"no answer after {PATIENCE:.0f} seconds"
+        output.seek(0)
+        return done.returncode, output.read().strip()

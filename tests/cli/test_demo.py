@@ -1,0 +1,45 @@
+"""`gpattention demo` trains, compares and writes a page; `models` lists every kind."""
+
+from pathlib import Path
+
+from gpattention.studies.demo import MODELS, demo_recipe, run_demo
+from tests.cli.conftest import Run
+
+FEW = ["--epochs", "1", "--kernel-epochs", "1"]
+
+
+def test_demo_trains_compares_and_writes_a_page(tmp_path: Path, run: Run) -> None:
+    out = run("demo", "--run", tmp_path, "--models", "softmax,scgp", *FEW).out
+    assert "softmax" in out
+    assert "near AUROC" in out
+    page = (tmp_path / "report.html").read_text()
+    assert "Kinds of attention on handwritten digits" in page
+    assert page.count("<svg") > 5
+    assert "http" not in page.replace("http-equiv", "")
+    for model in ("softmax", "scgp"):
+        assert (tmp_path / model / "evaluation" / "corrupted.json").is_file()
+    result = run_demo(tmp_path, models=("softmax",), epochs=1, kernel_epochs=0)  # an earlier demo is replaced
+    assert 0 <= result.rows[0].accuracy <= 1
+
+
+def test_a_demo_replaces_no_other_run(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "softmax").mkdir()
+    for written in ('{"name": "thesis"}', "{"):
+        (tmp_path / "softmax" / "recipe.json").write_text(written)
+        err = run("demo", "--run", tmp_path, "--models", "softmax", *FEW, code=2).err
+        assert "holds a run that is not the demo's" in err
+        assert (tmp_path / "softmax" / "recipe.json").read_text() == written
+
+
+def test_demo_recipes_are_the_same_but_for_the_attention() -> None:
+    recipes = [demo_recipe(name).to_dict() for name in MODELS]
+    for recipe in recipes:
+        del recipe["name"]
+        recipe["model"] = recipe["model"]["config"]
+    assert all(recipe == recipes[0] for recipe in recipes)
+
+
+def test_models_lists_every_kind(run: Run) -> None:
+    listed = run("models").out
+    assert all(kind in listed for kind in MODELS)
+    assert run(code=2).out  # the help

@@ -1,0 +1,120 @@
+"""JPEG: bit for bit what libjpeg makes of it, and each step against its definition; saturation of greys."""
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from gpattention.data.corruptions.digital import (
+    double,
+    frequencies,
+    from_frequencies,
+    halve,
+    quantisation_tables,
+    to_rgb,
+    to_ycbcr,
+)
+from tests.data.corruptions.pictures import pictures
+from tests.oracles.corruption_jpeg import TO_YCBCR, cosines
+
+QUALITIES = [int(c[0]) for c in CORRUPTIONS["jpeg_compression"].severities]
+
+
+# SHA-256 of what Pillow 13.0.0 (libjpeg-turbo) decodes of `pattern()` after encoding it, by severity
+BY_PILLOW = {
+    1: "745e6c65e87b95681757790513533be98177159a6f90b63c76f01cc76c8532a4",
+    2: "91115a0ac101851c9c7871d67f0a62a817f11157d665ce315f3bc606b684f712",
+    3: "b1bf53a1d602a968f3477e38ca1dfa82ce8aecc9056ee7aa6bc49113e76df2a5",
+    4: "79f60dba95d3a201e464017efe2581f61b4cf7905d4181c111973317453918eb",
+    5: "2f17b0b3b2ee1e2d62f06978027a6ca4da1f4283749ac45088dba9bb4bf5b55b",
+}
+
+
+def pattern() -> Tensor:
+    """Slopes, steps and a fine texture in whole numbers, of sides that are not multiples of 16."""
+    y, x = torch.meshgrid(torch.arange(40), torch.arange(28), indexing="ij")
+    return torch.stack(
+        [(6 * x + 2 * y) % 256, (x * y // 5) % 256, (3 * y + 40 * (x // 7) + 9 * (x % 2)) % 256]
+    )[None].to(torch.uint8)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_is_what_pillow_made(severity: int) -> None:
+    made = corrupt(pattern(), "jpeg_compression", severity)[0].permute(1, 2, 0).contiguous()
+    assert hashlib.sha256(made.numpy().tobytes()).hexdigest() == BY_PILLOW[severity]
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47)], ids=str)
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_is_what_pillow_makes(severity: int, size: tuple[int, int]) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    images = pictures(8, *size)
+    made = corrupt(images, "jpeg_compression", severity)
+    for before, after in zip(images, made, strict=True):
+        file = io.BytesIO()
+        image_module.fromarray(before.permute(1, 2, 0).contiguous().numpy()).save(
+            file, "JPEG", quality=QUALITIES[severity - 1]
+        )
+        decoded = np.asarray(image_module.open(file)).astype(int)
+        away = np.abs(after.permute(1, 2, 0).numpy() - decoded)
+        # none with libjpeg-turbo; another libjpeg may round its transform otherwise
+        assert away.mean() < 0.5
+
+
+def test_colours_are_rounded_to_the_nearest() -> None:
+    rgb = pictures(2).long()
+    there = np.einsum("kc,bcyx->kbyx", TO_YCBCR, rgb.numpy()) + np.array([0, 128, 128])[:, None, None, None]
+    for got, exact in zip(to_ycbcr(rgb), there, strict=True):
+        assert np.abs(got.numpy() - exact).max() < 0.5 + 1e-2
+    back = to_rgb(*to_ycbcr(rgb))
+    assert (back - rgb).abs().max() <= 2
+
+
+def test_halved_and_doubled_chrominance() -> None:
+    channel = torch.tensor([[[1, 2, 1, 2], [1, 2, 1, 2], [0, 4, 8, 8], [0, 4, 8, 8]]])
+    assert halve(channel)[..., :2].tolist() == [[[1, 2], [2, 8]]]  # 1.5 goes down, then up
+    flat = torch.full((1, 3, 5), 77)
+    assert torch.equal(double(flat), torch.full((1, 6, 10), 77))
+    step = double(torch.tensor([[[0, 160]]]))
+    assert step.tolist() == [[[0, 40, 120, 160]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("quality", "first", "last"), [(50, 16, 99), (80, 6, 40), (25, 32, 198), (100, 1, 1)]
+)
+def test_tables_scale_with_quality(quality: int, first: int, last: int) -> None:
+    luminance, chrominance = quantisation_tables(quality)
+    assert luminance[0, 0] == first
+    assert luminance[7, 7] == last
+    assert chrominance.min() >= 1
+    assert torch.equal(chrominance, chrominance.T)
+
+
+@pytest.mark.parametrize("level", [0, 1, 127, 128, 255])
+def test_a_grey_image_keeps_its_grey_up_to_a_step(level: int) -> None:
+    grey = torch.full((1, 3, 24, 24), level, dtype=torch.uint8)
+    changed = corrupt(grey, "jpeg_compression", 5)
+    assert len(changed.unique()) == 1
+    # the mean is a multiple of an eighth of the first step, 20 at quality 40
+    assert (changed.int() - level).abs().max() <= 20 / 8 / 2 + 0.5
+
+
+def test_frequencies_are_eight_times_the_cosine_transform_and_come_back() -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(-128, 128, (200, 8, 8), generator=generator)
+    away = np.abs(frequencies(blocks).numpy() - 8 * cosines() @ blocks.numpy() @ cosines().T)
+    assert away.max() < 2.5
+    assert away.mean() < 0.5
+    coefficients = torch.randint(-60, 60, (200, 8, 8), generator=generator.manual_seed(1))
+    exact = cosines().T @ coefficients.numpy() @ cosines()
+    assert np.abs(from_frequencies(coefficients).numpy() - exact).max() < 0.5 + 0.4
+
+
+def test_greys_turn_reddish_when_saturation_is_added() -> None:
+    grey = torch.full((1, 3, 8, 8), 100, dtype=torch.uint8)
+    red, green, blue = corrupt(grey, "saturate", 5)[0, :, 0, 0].tolist()
+    assert (red, green, blue) == (100, 80, 80)

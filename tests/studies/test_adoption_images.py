@@ -1,0 +1,407 @@
+"""`adopt images` on trained models: resumable part by part, and never of other weights or data."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpattention.data import VARIABLE
+from gpattention.evaluation import EvaluationSettings, evaluate_run
+from gpattention.evaluation.run import digest_of_weights
+from gpattention.models import VisionTransformer
+from gpattention.runs import recipe_from_dict
+from gpattention.studies import adoption
+from gpattention.studies.adoption import HOST, AdoptionResult, Further, Study, methods_of
+from gpattention.studies.adoption_images import FOLDER, PRIOR_SCALES, ImageSettings, adopt_images
+from gpattention.training import train_recipe
+from tests.data import official
+from tests.runs.tiny_runs import digits_recipe
+
+FIT = {"steps": 1, "samples": 2, "levels": ("global",)}
+QUICK = ImageSettings(
+    methods=methods_of(()), samples=2, limit=60, device="cpu", fit=FIT, types=("fog", "contrast"),
+    severities=(1, 5),
+)  # fmt: skip
+CLEAN = replace(QUICK, parts=("clean",))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for attention, seeds in (("softmax", (0, 1)), ("kernel", (0,)), ("cgp", (0,))):
+        for seed in seeds:
+            name = f"tiny-{attention}-seed{seed}"
+            train_recipe(digits_recipe(attention, name=name, seed=seed), folder / name)
+    return folder
+
+
+def test_every_method_of_every_run_that_can_be_attached_to(runs: Path) -> None:
+    timed: list[str] = []
+    found = adopt_images([runs], QUICK, on_part=lambda what, seconds: timed.append(what))
+    assert {(c.group, c.seed) for c in found.cells} == {
+        ("tiny-softmax", 0), ("tiny-softmax", 1), ("tiny-kernel", 0),
+    }  # fmt: skip
+    for group in ("tiny-softmax", "tiny-kernel"):
+        methods = [c.method for c in found.cells if (c.group, c.seed) == (group, 0)]
+        assert methods == list(HOST.titles)
+    assert any("tiny-cgp-seed0 is left out" in note for note in found.notes)
+    assert timed[:4] == [f"tiny-kernel-seed0 {part}" for part in ("fit", "clean", "corrupted", "ood")]
+
+    by_name = {(c.group, c.seed, c.method): c.values for c in found.cells}
+    plain, heated = (by_name["tiny-softmax", 0, name] for name in ("plain", "temperature"))
+    for name in ("test", "corrupted/mean"):
+        assert plain[name]["accuracy"] == heated[name]["accuracy"]  # a temperature changes no label
+    assert heated["validation"]["nll"] <= plain["validation"]["nll"] + 1e-9  # it was fitted there
+    four = [plain[f"corrupted/{t}/{s}"]["nll"] for t in ("fog", "contrast") for s in (1, 5)]
+    assert plain["corrupted/mean"]["nll"] == pytest.approx(sum(four) / 4)
+    outside = {name: set(values) for name, values in heated.items() if name.startswith("ood/")}
+    assert len(outside) >= 2
+    assert all(names == {"auroc_entropy", "auroc_max_softmax"} for names in outside.values())
+    drawn = by_name["tiny-softmax", 0, "mc_dropout"]
+    assert all("auroc_mutual_information" in drawn[name] for name in outside)
+
+
+def test_plain_is_what_evaluate_says(runs: Path) -> None:
+    run = runs / "tiny-softmax-seed0"
+    cell = adopt_images([run], QUICK).cells[0]
+    wanted = {"samples": 2, "limit": 60, "predictors": ("model",), "device": "cpu"}
+    evaluated = evaluate_run(run, EvaluationSettings(suites=("clean", "ood"), **wanted))
+    for metric in ("accuracy", "nll", "ece", "aurc"):
+        assert cell.values["test"][metric] == pytest.approx(evaluated["clean"].value("test", metric))
+    for name in (name for name in cell.values if name.startswith("ood/")):
+        expected = evaluated["ood"].value(name, "auroc", score="entropy")
+        assert cell.values[name]["auroc_entropy"] == pytest.approx(expected)
+
+
+def test_a_missing_method_alone_is_computed(runs: Path) -> None:
+    run = runs / "tiny-kernel-seed0"
+    first = adopt_images([run], CLEAN)
+    kept = run / FOLDER / "seed0" / "clean"
+    before = {file.name: file.stat().st_mtime_ns for file in kept.glob("*.json")}
+    (kept / "attached-global.json").unlink()
+    timed: list[str] = []
+    again = adopt_images([run], CLEAN, on_part=lambda what, seconds: timed.append(what))
+    assert timed == ["tiny-kernel-seed0 fit", "tiny-kernel-seed0 clean"]
+    after = {file.name: file.stat().st_mtime_ns for file in kept.glob("*.json")}
+    assert {name for name, time in after.items() if time != before[name]} == {"attached-global.json"}
+    assert [(c.method, c.values) for c in again.cells] == [(c.method, c.values) for c in first.cells]
+
+
+@pytest.mark.parametrize(
+    ("attention", "kinds"), [("softmax", ("direct", "scgp")), ("kernel", ("cgp", "scgp"))]
+)
+def test_converted_and_tuned_on_with_their_control(
+    runs: Path, attention: str, kinds: tuple[str, ...]
+) -> None:
+    run = runs / f"tiny-{attention}-seed0"
+    wanted = replace(QUICK, methods=methods_of(kinds), parts=("clean", "ood"))
+    found = adopt_images([run], wanted)
+    assert [c.method for c in found.cells] == list(methods_of(kinds))
+    cells = {c.method: c for c in found.cells}
+    plain, tuned = cells["plain"], cells["tuned-on"]
+    assert tuned.values["test"]["nll"] != plain.values["test"]["nll"]
+    assert [row["epoch"] for row in tuned.detail["training"]["epochs"]] == [3]  # after the run's two
+    for kind in kinds:
+        draws, mean = cells[f"converted-{kind}"], cells[f"converted-{kind}-mean+temperature"]
+        drawn = draws.detail["training"]
+        assert min(drawn["nll_before"], key=drawn["nll_before"].get) == str(drawn["prior_scale"])
+        assert [float(scale) for scale in drawn["nll_before"]] == list(PRIOR_SCALES)
+        assert 0 < draws.values["test"]["nll"] < 5
+        assert draws.values["test"]["nll"] != mean.values["test"]["nll"]
+        outside = [name for name in draws.values if name.startswith("ood/")]
+        assert all("auroc_mutual_information" in draws.values[name] for name in outside)
+        assert not any("auroc_mutual_information" in mean.values[name] for name in outside)
+    assert adopt_images([run], replace(wanted, finished=True)) == found
+
+
+def test_tuned_weights_are_read_not_trained(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, further = runs / "tiny-softmax-seed1", Further(prior_scale=0.5)
+    wanted = replace(QUICK, methods=methods_of(("direct",)), parts=("clean",), further=further)
+    first = adopt_images([run], wanted)
+
+    def forget() -> None:
+        for file in (run / FOLDER / "seed1" / "clean").glob("converted-direct*.json"):
+            file.unlink()
+
+    forget()
+    monkeypatch.setattr(Study, "fine_tune", None)  # would fail
+    again = adopt_images([run], wanted)
+    assert [(c.method, c.values) for c in again.cells] == [(c.method, c.values) for c in first.cells]
+    wanted = replace(wanted, limit=70)
+    adopt_images([run], wanted)  # weights do not depend on it
+    forget()
+    with pytest.raises(ValueError, match=r"converted-direct-training.json .*0.5.* instead of .*0.25"):
+        adopt_images([run], replace(wanted, further=Further(prior_scale=0.25)))
+
+
+def test_runs_and_results_that_are_refused(runs: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(runs / "tiny-kernel-seed0", tmp_path / "run")
+    adopt_images([run], CLEAN)
+    for broken in ({"format": "other"}, {"format": "gpattention-adoption-1"}, []):
+        (run / FOLDER / "seed0" / "clean" / "plain.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=r"plain.json is not a finished result"):
+            adopt_images([run], CLEAN)
+    with pytest.raises(ValueError, match="at least one run of softmax or kernel"):
+        adopt_images([runs / "tiny-cgp-seed0"], QUICK)
+    with pytest.raises(ValueError, match="leave out --finished"):
+        adopt_images([run], replace(QUICK, samples=7, finished=True, parts=()))
+    with pytest.raises(FileNotFoundError, match="got none with a model"):
+        adopt_images([run / FOLDER], QUICK)
+    config = {"width": 16, "heads": 2, "depth": 1, "dropout": 0.0}
+    recipe = digits_recipe(name="tiny-softmax-seed0", model={"attention": "softmax", "config": config})
+    train_recipe(recipe, tmp_path / "dry")
+    found = adopt_images([tmp_path / "dry"], CLEAN)
+    assert [c.method for c in found.cells] == [m for m in HOST.titles if not m.startswith("mc_dropout")]
+    assert [note for note in found.notes if note.startswith("dry: MC dropout is left out")] != []
+    with pytest.raises(ValueError, match="one run for each seed of tiny-softmax"):
+        adopt_images([runs / "tiny-softmax-seed0", tmp_path / "dry"], QUICK)
+
+
+FEW = replace(CLEAN, limit=20, types=("fog",), severities=(5,))
+TUNED = replace(FEW, methods=methods_of(("direct",)))
+TEST = "cifar-10-batches-bin/test_batch.bin"
+TRAIN = "cifar-10-batches-bin/data_batch_2.bin"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of data with a run on it."""
+    root = tmp_path_factory.mktemp("data")
+    official.write_cifar10_binary(root, each=60)
+    for file in root.glob("*/*.bin"):
+        change(file, shade)
+    config = {"width": 16, "heads": 2, "depth": 1, "patch": 16}
+    recipe = recipe_from_dict(
+        {
+            "name": "tiny",
+            "data": {"name": "cifar10", "options": {"subset": True}},
+            "model": {"attention": "softmax", "config": config},
+            "optimizer": {"batch_size": 54},
+            "phases": {"epochs": 4},
+        }
+    )
+    train_recipe(recipe, root / "run", root=root)
+    return root
+
+
+@pytest.fixture
+def root(trained: Path, tmp_path: Path) -> Path:
+    """One that a test may spoil."""
+    return shutil.copytree(trained, tmp_path / "data")
+
+
+def adopt(root: Path, settings: ImageSettings = FEW) -> AdoptionResult:
+    return adopt_images([root / "run"], replace(settings, root=root))
+
+
+def values(found: AdoptionResult, method: str = "temperature") -> dict:
+    return next(dict(cell.values) for cell in found.cells if cell.method == method)
+
+
+def cell_file(root: Path, part: str = "clean", method: str = "plain") -> Path:
+    return root / "run" / FOLDER / "seed0" / part / f"{method}.json"
+
+
+def change(file: Path, how: Callable[[np.ndarray], None]) -> None:
+    """Rows of a label and pixels."""
+    rows = np.fromfile(file, np.uint8).reshape(-1, 3073)
+    how(rows)
+    rows.tofile(file)
+
+
+def shade(rows: np.ndarray) -> None:
+    """Classes as brightness: what cannot be learned at all has no temperature."""
+    rows[:, 1:] = rows[:, 1:] // 2 + 12 * rows[:, :1]
+
+
+def turn(rows: np.ndarray) -> None:
+    """Other pixels under the same labels."""
+    rows[:, 1:] = 255 - rows[:, 1:]
+
+
+def relabel(rows: np.ndarray) -> None:
+    """Other labels of the same pixels, whose normalisation a run compares by itself."""
+    rows[:, 0] = (rows[:, 0] + 1) % 10
+
+
+def go_on_training(run: Path) -> None:
+    """Other weights in the place of those that are there, as a trainer saves them."""
+    model = VisionTransformer.from_pretrained(run / "model")
+    with torch.no_grad():
+        model.head.weight *= 3.0
+    model.save_pretrained(run / "model")
+
+
+def anew(root: Path, place: Path, settings: ImageSettings = FEW) -> AdoptionResult:
+    """What a folder without earlier results comes to."""
+    shutil.copytree(root, place)
+    shutil.rmtree(place / "run" / FOLDER)
+    return adopt(place, settings)
+
+
+class TestOtherData:
+    def test_a_replaced_set_of_ones_own_concerns_other_images_alone(self, root: Path) -> None:
+        pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+        wanted = replace(FEW, parts=("clean", "ood", "corrupted"), types=("frost",))
+
+        def save(name: str, seed: int, *shape: int) -> None:
+            images = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+            (root / name).parent.mkdir(exist_ok=True)
+            np.savez(root / name, images=images) if len(shape) == 4 else pillow.fromarray(images).save(
+                root / name
+            )
+
+        save("ood/mine.npz", 0, 9, 32, 32, 3)
+        before, clean = values(adopt(root, wanted)), cell_file(root).read_bytes()
+        save("ood/mine.npz", 1, 9, 32, 32, 3)
+        save("frost/frost1.png", 0, 200, 300, 3)  # a picture that came
+        after = values(adopt(root, wanted))
+        for name in ("ood/mine", "corrupted/mean"):
+            assert after[name] != before[name]
+        assert cell_file(root).read_bytes() == clean
+
+    @pytest.mark.parametrize(("file", "how", "methods"), [
+        (TEST, turn, ("plain", "temperature")), (TRAIN, relabel, ("tuned-on", "converted-direct")),
+        ("", None, ("plain", "tuned-on", "converted-direct")),
+    ])  # fmt: skip
+    def test_images_labels_or_weights(
+        self, root: Path, tmp_path: Path, file: str, how: Any, methods: tuple[str, ...]
+    ) -> None:
+        before = adopt(root, TUNED)
+        change(root / file, how) if file else go_on_training(root / "run")
+        after, fresh = adopt(root, TUNED), anew(root, tmp_path / "anew", TUNED)
+        for method in methods:
+            assert values(after, method) != values(before, method)
+            assert values(after, method) == values(fresh, method)
+
+    def test_a_cell_that_names_no_data_is_computed_again(self, root: Path) -> None:
+        before = adopt(root)
+        plain = json.loads(cell_file(root).read_text())
+        del plain["settings"]["data"]
+        plain["cell"]["values"]["test"]["nll"] = 7.0
+        cell_file(root).write_text(json.dumps(plain))
+        assert values(adopt(root), "plain") == values(before, "plain")
+
+
+def test_weights_saved_meanwhile_are_not_those_of_the_numbers(root: Path) -> None:
+    read = digest_of_weights(root / "run")
+
+    def save(what: str, seconds: float) -> None:
+        if what == "run clean":
+            go_on_training(root / "run")
+
+    adopt_images([root / "run"], replace(TUNED, root=root), on_part=save)
+    kept = json.loads((root / "run" / FOLDER / "tuned-on-training.json").read_text())
+    assert kept["settings"]["host"] == read != digest_of_weights(root / "run")
+    assert json.loads(cell_file(root, method="tuned-on").read_text())["settings"]["model"] == read
+
+
+class TestFewerItems:
+    @pytest.mark.parametrize(
+        ("less", "message"),
+        [
+            (
+                {"limit": 12},
+                r"more items \(limit: 20\), which limit 12 would replace: adopt as it was, or with",
+            ),
+            ({"severities": (1,)}, r"\(severities: 5\), which severities 1 would replace"),
+            ({"types": ("snow",)}, r"\(types: fog\), which types snow would replace"),
+            ({"samples": 3}, r"\(samples 2 instead of 3\): .* or --fresh"),
+        ],
+    )
+    def test_are_refused_before_any_work(
+        self, root: Path, less: dict, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wanted = replace(FEW, parts=("corrupted",))
+        adopt(root, wanted)
+        before = cell_file(root, "corrupted").read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(adoption, "predict_items", None)  # would fail
+            with pytest.raises(ValueError, match=message):
+                adopt(root, replace(wanted, parts=("clean", "corrupted"), **less))
+        assert cell_file(root, "corrupted").read_bytes() == before
+        adopt(root, replace(wanted, fresh=True, **less))
+        assert cell_file(root, "corrupted").read_bytes() != before
+
+    def test_are_refused_before_the_host_is_evaluated(self, root: Path) -> None:
+        adopt(root, TUNED)
+        for file in cell_file(root).parent.glob("*.json"):
+            if not file.stem.startswith(("tuned", "converted")):
+                file.unlink()
+        with pytest.raises(
+            ValueError, match=r"tuned-on.json has figures of the same weights with more items"
+        ):
+            adopt(root, replace(TUNED, limit=12))
+        assert not cell_file(root).exists()
+
+    def test_more_replace_them_and_corruptions_do_not_concern_clean_images(
+        self, root: Path, tmp_path: Path
+    ) -> None:
+        adopt(root)
+        before, more = cell_file(root).read_bytes(), replace(FEW, limit=30)
+        adopt(root, replace(FEW, types=("snow",), severities=(1,)))
+        assert cell_file(root).read_bytes() == before
+        assert values(adopt(root, more)) == values(anew(root, tmp_path / "anew", more))
+
+
+class TestFinishedOnly:
+    wanted = replace(FEW, parts=("clean", "corrupted"))
+    finished = replace(wanted, finished=True)
+
+    def test_what_is_of_other_data_is_left_out(self, root: Path) -> None:
+        adopt(root, self.wanted)
+        change(root / TEST, turn)
+        adopt(root)  # the clean part alone
+        found = adopt(root, self.finished)
+        assert "corrupted/mean" not in values(found)
+        assert any(note.startswith("run corrupted: of other weights or data") for note in found.notes)
+
+    def test_without_the_data(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = adopt(root, self.wanted)
+        elsewhere = tmp_path / "empty"
+        elsewhere.mkdir()
+        wanted = replace(self.finished, root=elsewhere)
+        found = adopt_images([root / "run"], wanted)
+        assert found.cells == made.cells
+        assert any("its data are not here" in note for note in found.notes)
+        monkeypatch.delenv(VARIABLE, raising=False)
+        assert adopt_images([root / "run"], replace(wanted, root=None)).cells == made.cells
+        with pytest.raises(FileNotFoundError):
+            adopt_images([root / "run"], replace(wanted, finished=False))
+        change(root / TEST, turn)
+        adopt(root)  # the clean part alone
+        with pytest.raises(ValueError, match=r"is of other data \(test\) than other finished results"):
+            adopt_images([root / "run"], wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:The best temperature lies on its bound")  # a tiny model guesses
+@pytest.mark.parametrize("attention", ["softmax", "kernel"])
+def test_every_row_on_a_gpu_is_that_of_the_cpu(tmp_path: Path, attention: str) -> None:
+    config = {"width": 32, "heads": 2, "depth": 2, "dropout": 0.0}  # masks are drawn otherwise on a GPU
+    recipe = digits_recipe(attention, name="tiny", model={"attention": attention, "config": config})
+    train_recipe(recipe, tmp_path / "cpu" / "tiny")
+    shutil.copytree(tmp_path / "cpu" / "tiny", tmp_path / "cuda" / "tiny")
+    settings = ImageSettings(
+        methods=methods_of(("direct", "cgp")), parts=("clean", "ood"), samples=4, limit=200,
+        further=Further(prior_scale=0.3),
+        fit={"steps": 5, "samples": 2, "levels": ("global",)},
+    )  # fmt: skip
+    found = {
+        device: {
+            (cell.method, name, metric): value
+            for cell in adopt_images([tmp_path / device], replace(settings, device=device)).cells
+            for name, values in cell.values.items()
+            for metric, value in values.items()
+            if metric in ("nll", "aurc", "auroc_entropy")
+        }
+        for device in ("cpu", "cuda")
+    }
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=2e-2, abs=5e-3)
