@@ -15,7 +15,7 @@ from gpattention.hosts.sites import hooked
 from gpattention.models import Signals
 from tests.hosts import hosts
 from tests.hosts.hosts import CLASSES, ITEMS, REAL, TOKENS, bert, logits, some
-from tests.models.test_watching import same
+from tests.models.test_signals import same
 from tests.oracles.signals import entropy, unit_log_variance
 from tests.threads import at_once, state_of
 
