@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._pytree import tree_map
 
 import gpattention
 from gpattention.hosts.families.base import AttentionCall, Site
@@ -224,3 +225,16 @@ def test_half_precision_and_a_compiled_host() -> None:
     assert half.logits.dtype == half.features.dtype == torch.float32
     assert half.variance is not None
     assert_close(half.variance, whole.variance, atol=0.1, rtol=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", hosts.HOSTS)
+def test_on_a_gpu(name: str) -> None:
+    host = hosts.make(name)
+    plain = gpattention.attach(host.model.eval(), call=host.call).signals(host.inputs, per_token=True)
+    host.model.to("cuda")
+    inputs = tree_map(lambda x: x.to("cuda") if isinstance(x, Tensor) else x, host.inputs)
+    found = gpattention.attach(host.model, call=host.call).signals(inputs, per_token=True)
+    assert found.logits.is_cuda
+    same(found.to("cpu"), plain, 5e-4)

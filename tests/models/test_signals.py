@@ -281,3 +281,15 @@ def test_threads() -> None:
             same(found, alone[i // 2])
         else:
             assert torch.equal(found, plain[i // 2])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_variant
+def test_on_a_gpu(name: str) -> None:
+    """Fused kernels where they exist; entropies and variances are those of the CPU."""
+    model, inputs = text(VARIANTS[name], dtype=torch.float32), sentences(*LENGTHS)
+    plain = model.signals(inputs, per_token=True)
+    found = model.to("cuda").signals(inputs.to("cuda"), per_token=True)
+    assert found.logits.is_cuda
+    same(found.to("cpu"), plain, 2e-4)

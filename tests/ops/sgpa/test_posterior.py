@@ -101,7 +101,8 @@ def evaluate(problem: Problem, device: str, what: str, dtype: torch.dtype) -> di
 def check(problem: Problem, what: str = "all", device: str = "cpu") -> None:
     """The kernels against the plain operations."""
     with gp.fused_kernels("on"):
-        assert posterior(problem.leaves(), problem).why_not_fused() is None
+        leaves = {name: x.to(device) for name, x in problem.leaves().items()}
+        assert posterior(leaves, problem, device).why_not_fused() is None
     check_fused(lambda dtype: evaluate(problem, device, what, dtype), 4e-6)
 
 
