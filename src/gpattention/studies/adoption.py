@@ -45,7 +45,7 @@ from gpattention.models.predict import Classifier
 from gpattention.numerics import choose_device
 from gpattention.reports.drawing import drawn, dress, picture
 from gpattention.reports.style import INK, NEUTRAL, styles_for
-from gpattention.runs import Column, Difference, OverSeeds, Results, difference
+from gpattention.runs import Column, Difference, Results, difference
 from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_table
 from gpattention.studies import write_file
 from gpattention.training import train_steps
@@ -293,11 +293,10 @@ class Store:
         """The file of a name, refused where it would lie elsewhere."""
         return self.folder / check_name("the name of a file", name)
 
-    def read(self, name: str, others: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def read(self, name: str) -> dict[str, Any] | None:
         """What a file holds; None where it is not there, or made of other weights or data, or of fewer items.
 
-        `ValueError` where it is damaged, of more items, or was made with other settings; and where the data
-        are not here and it is of others than the files read before, whose contents `others` gathers.
+        `ValueError` where it is damaged, of more items, or was made with other settings.
         """
         path, asked = self.path(name), self.settings
         if not path.is_file():
@@ -314,12 +313,6 @@ class Store:
         unknown = asked.get(DATA, {}) is None and found.get(DATA) is not None
         keys = {key for key in {*found, *asked} if found.get(key) != asked.get(key)}
         keys -= {DATA} if unknown else set()
-        for part, content in found[DATA].items() if unknown and not keys else ():
-            if others is not None and others.setdefault(part, content) != content:
-                raise ValueError(
-                    f"{path} is of other data ({part}) than other finished results: name the folder of "
-                    "the datasets (--data) to tell which are of what is there"
-                )
         if not keys or keys & WEIGHTS:
             return None if keys else plain
         evaluation.check_as_much(asked, found, path, "adopt")
@@ -339,7 +332,6 @@ class Store:
 # The study of one host
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
-OnPart = Callable[[str, float], object]  # what is finished, and its seconds
 Values = dict[str, dict[str, dict[str, float]]]  # by method, set and metric
 
 
@@ -360,7 +352,6 @@ class Study(ABC):
     Args:
         settings: what is compared.
         progress: called with what is done, how much of it, and of how much.
-        on_part: called with what is finished, and its seconds.
     """
 
     weights: Path  # folder of trained weights
@@ -373,15 +364,12 @@ class Study(ABC):
     epoch_metrics: tuple[str, ...]  # of the validation after an epoch, which does not draw
     batch_size: int | None = None  # items times draws that run at once
 
-    def __init__(
-        self, settings: StudySettings, progress: Progress | None, on_part: OnPart | None = None
-    ) -> None:
+    def __init__(self, settings: StudySettings, progress: Progress | None) -> None:
         self.settings, self.device = settings, choose_device(settings.device)
-        self.tell, self._on_part = progress or (lambda *_: None), on_part or (lambda *_: None)
+        self.tell = progress or (lambda *_: None)
         self.notes: list[str] = []
         self._trained: set[str] = set()  # in this call
         self._kept: dict[int, tuple[Predictor, Tensor]] = {}  # logits of validation items, by predictor
-        self._unchecked: dict[str, Any] = {}  # what finished cells say of data that are not here
 
     @property
     @abstractmethod
@@ -613,7 +601,7 @@ class Study(ABC):
         cells, missing = list[Cell](), dict[str, list[str]]()
         for part in self.parts:
             store, fresh = self._store(training, part), self.settings.fresh
-            read = {m: None if fresh else store.read(f"{m}.json", self._unchecked) for m in methods}
+            read = {m: None if fresh else store.read(f"{m}.json") for m in methods}
             absent = [method for method, found in read.items() if found is None]
             stale = [method for method in absent if store.path(f"{method}.json").is_file()]
             if self.settings.finished and stale:
@@ -641,10 +629,8 @@ class Study(ABC):
         wanted = [method for method in training.titles if any(method in names for names in missing.values())]
         if not wanted or self.settings.finished:
             return []
-        begin, name = time.perf_counter(), "" if training is HOST else f" {training.name}"
         model, record = self.trained(training)
         rows, reasons = self.rows(training, model, wanted)
-        self._on_part(f"{self.label}{name or ' fit'}", time.perf_counter() - begin)
         had, found = {row.method for row in rows}, list[Cell]()
         shared: dict[str, Any] = {"left_out": [method for method in wanted if method not in had]}
         shared |= {"training": record} if record else {}
@@ -655,7 +641,6 @@ class Study(ABC):
             begin = time.perf_counter()
             values, notes = self.measured(part, chosen)
             seconds = time.perf_counter() - begin
-            self._on_part(f"{self.label}{name} {part}".strip(), seconds)
             said = [*(f"{self.label}: {reason}" for reason in reasons), *notes]
             store = self._store(training, part)
             for row in chosen:
@@ -771,26 +756,18 @@ def to_markdown(
     results, parts = results_of(cells), list[str]()
     for group, methods in seeds_of(cells).items():
         shown = [c for c in columns if any(c.find(results, group, method) for method in methods)]
-        heads, best = [column.head for column in shown], []
-        figures = {method: [c.find(results, group, method) for c in shown] for method in methods}
-        for column, found in zip(shown, zip(*figures.values(), strict=True), strict=True):
-            means = [figure.mean for figure in found if figure is not None]
-            best.append(column.shown.best(means) if len(set(means)) > 1 else None)
-        rows = []
+        heads, rows = [column.head for column in shown], []
         for method, seeds in methods.items():
-            pairs = zip(figures[method], best, strict=True)
-            texts = (_text(figure, bold=figure is not None and figure.mean == most) for figure, most in pairs)
-            rows.append([_title(method), *texts, str(seeds)])
+            figures = (column.find(results, group, method) for column in shown)
+            rows.append([_title(method), *("-" if x is None else x.text() for x in figures), str(seeds)])
         parts += [f"## {markdown(group)}\n", markdown_table(["", *heads, "seeds"], rows)]
         for baseline in baselines if len(methods) > 1 else ():
             if baseline not in methods:
                 continue
             rows = []
             for method in (method for method in methods if method != baseline):
-                gaps = [gap_of(results, group, method, baseline, column) for column in shown]
-                # what rounds to nothing is not to stand out
-                bold = [gap is not None and gap.clear and abs(gap.mean) >= 0.0005 for gap in gaps]
-                rows.append([_title(method), *(_text(g, bold=b) for g, b in zip(gaps, bold, strict=True))])
+                gaps = (gap_of(results, group, method, baseline, column) for column in shown)
+                rows.append([_title(method), *map(_gap_text, gaps)])
             parts += [
                 f"Differences are taken seed by seed, method minus {_title(baseline)}, ± their standard "
                 "error; bold ones are clear (Student's t, 95 %).\n",
@@ -810,9 +787,11 @@ def _title(method: str) -> Markup:
     return Markup(TITLES[method]) if method in TITLES else markdown(method)
 
 
-def _text(figure: OverSeeds | Difference | None, *, bold: bool) -> str:
-    text = "-" if figure is None else figure.text()
-    return Bold(text) if bold else text
+def _gap_text(gap: Difference | None) -> str:
+    if gap is None:
+        return "-"
+    # what rounds to nothing is not to stand out
+    return Bold(gap.text()) if gap.clear and abs(gap.mean) >= 0.0005 else gap.text()
 
 
 def summary_csv(cells: Sequence[Cell], columns: Sequence[Column]) -> str:

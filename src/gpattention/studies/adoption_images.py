@@ -27,7 +27,7 @@ from gpattention.metrics import auroc
 from gpattention.models import Transformer
 from gpattention.runs import Column, Record, Run, find_runs, name_without_seed, prepare
 from gpattention.studies import adoption
-from gpattention.studies.adoption import OnPart, Progress, Row, Study, Training, Values
+from gpattention.studies.adoption import Progress, Row, Study, Training, Values
 from gpattention.training import Schedule
 from gpattention.training.feeding import Feed
 from gpattention.training.objective import Objective
@@ -86,7 +86,6 @@ def adopt_images(
     folders: Sequence[StrPath],
     settings: ImageSettings,
     progress: Progress | None = None,
-    on_part: OnPart | None = None,
 ) -> adoption.AdoptionResult:
     """Compare methods on every run of images whose attention can be attached to.
 
@@ -94,7 +93,6 @@ def adopt_images(
         folders: of runs, or folders of such.
         settings: what is compared.
         progress: called with what is done, how much of it, and of how much.
-        on_part: called with what is finished, and its seconds.
 
     Returns:
         Every cell that is asked for; what is finished with the same settings, of the same weights and data,
@@ -106,7 +104,7 @@ def adopt_images(
             with other settings or more items, or nothing is finished.
     """
     runs, notes = _attachable(folders)
-    return adoption.run_studies((ImageStudy(*pair, settings, progress, on_part) for pair in runs), notes)
+    return adoption.run_studies((ImageStudy(*pair, settings, progress) for pair in runs), notes)
 
 
 def _attachable(folders: Sequence[StrPath]) -> tuple[list[tuple[Run, str]], list[str]]:
@@ -151,9 +149,8 @@ class ImageStudy(Study):
         weights: str,
         settings: ImageSettings,
         progress: Progress | None = None,
-        on_part: OnPart | None = None,
     ) -> None:
-        super().__init__(settings, progress, on_part)
+        super().__init__(settings, progress)
         self.seed, self.draw_seed, self.label = run.recipe.seed, settings.seed, run.folder.name
         self.weights, self.group = run.folder / FOLDER, name_without_seed(run.recipe.name)
         self.finished = self.weights / f"seed{self.seed}"
