@@ -361,7 +361,6 @@ class Study(ABC):
     seed: int  # of the host
     draw_seed: int  # of the draws
     parts: tuple[str, ...] = ("",)  # of the measurements, each with files of its own
-    epoch_metrics: tuple[str, ...]  # of the validation after an epoch, which does not draw
     batch_size: int | None = None  # items times draws that run at once
 
     def __init__(self, settings: StudySettings, progress: Progress | None) -> None:
@@ -375,11 +374,6 @@ class Study(ABC):
     @abstractmethod
     def validation(self) -> ItemSet:
         """Items that everything is fitted on."""
-
-    @property
-    def chose_weights(self) -> ItemSet:
-        """Items that are validated on after every epoch."""
-        return self.validation
 
     @abstractmethod
     def described(self, training: Training, part: str) -> dict[str, Any]:
@@ -452,20 +446,18 @@ class Study(ABC):
         schedule: Finetuning,
         batches: Iterable[Any],
         loss: Callable[[Any], Tensor],
-        model: nn.Module,
         training: Training,
         *,
         steps: int,
         epochs_before: int = 0,
     ) -> list[dict[str, float]]:
-        """Train in place; the weights are those after the last step, whatever validation says on the way.
+        """Train in place; the weights are those after the last step.
 
         Args:
             module: what is trained: the model, or what holds it.
             schedule: epochs and learning rate.
             batches: at least those of all epochs.
             loss: from a batch to what is minimised.  []
-            model: what is validated.
             training: for messages.
             steps: of an epoch.
             epochs_before: of the weights that it starts from.
@@ -498,20 +490,17 @@ class Study(ABC):
                 losses.append(value)
                 self.tell(f"{self.label} {training.name} fine-tuning", done, total)
                 if done % steps == 0:
-                    rows.append(self._epoch(model, epochs_before + done // steps, losses))
+                    rows.append(self._epoch(epochs_before + done // steps, losses))
                     losses = []
         return rows
 
-    def _epoch(self, model: nn.Module, epoch: int, losses: Sequence[Tensor]) -> dict[str, float]:
+    def _epoch(self, epoch: int, losses: Sequence[Tensor]) -> dict[str, float]:
         if self.device.type == "cuda":
             check_health()
         mean = float(torch.stack(list(losses)).mean())
         if not math.isfinite(mean):
             raise NumericalError(f"the loss of epoch {epoch} is {mean}: try a lower learning rate")
-        plain = ModelPredictor(self.classifier(model), draw="none")
-        raw = predict_items(plain, self.chose_weights, samples=0, seed=0, device=self.device)
-        scores = label_scores(Predicted.from_logits(raw.logits, raw.labels), self.epoch_metrics)
-        return {"epoch": epoch, "loss": mean, **{f"validation_{name}": x for name, x in scores.items()}}
+        return {"epoch": epoch, "loss": mean}
 
     def predictions(self, rows: Sequence[Row], items: ItemSet) -> Iterator[tuple[str, Predicted]]:
         """Of all methods; what several share is predicted once."""

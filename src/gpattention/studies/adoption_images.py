@@ -141,7 +141,6 @@ class ImageStudy(Study):
     """A run; `weights` is the SHA-256 of those in it, whatever its file holds by now."""
 
     settings: ImageSettings
-    epoch_metrics = "accuracy", "nll"
 
     def __init__(
         self,
@@ -169,11 +168,6 @@ class ImageStudy(Study):
     def validation(self) -> ItemSet:
         """Images that everything is fitted on."""
         return self.sets.validation
-
-    @property
-    def chose_weights(self) -> ItemSet:
-        """All validation images, whatever the limit."""
-        return self.sets.chose_weights
 
     def described(self, training: Training, part: str) -> dict[str, Any]:
         """With corruptions where they matter."""
@@ -242,7 +236,7 @@ class ImageStudy(Study):
 
     def _drawn_nll(self, model: nn.Module) -> float:
         """Of the draws at their best temperature."""
-        predictor, items = adoption.converted_predictor(model), self.chose_weights.first(CHOOSE_BY)
+        predictor, items = adoption.converted_predictor(model), self.sets.chose_weights.first(CHOOSE_BY)
         samples, seed = self.settings.samples, self.draw_seed
         raw = evaluation.predict_items(predictor, items, samples=samples, seed=seed, device=self.device)
         assert raw.labels is not None
@@ -276,7 +270,7 @@ class ImageStudy(Study):
 
         first = steps.total_steps
         return self.fine_tune(
-            objective, schedule, enumerate(feed.updates(first), first), loss, model, training,
+            objective, schedule, enumerate(feed.updates(first), first), loss, training,
             steps=feed.steps_per_epoch, epochs_before=recipe.epochs,
         )  # fmt: skip
 
