@@ -141,6 +141,9 @@ def methods_of(kinds: Sequence[str], start: Start = "host") -> tuple[str, ...]:
 
 
 Rule: TypeAlias = Literal["count", "> 0", ">= 0"]
+WEIGHT_DECAY = 0.01  # of matrices; vectors have none
+WARMUP = 0.1  # fraction of the steps in which the learning rate rises
+CLIP = 1.0  # largest norm of a gradient
 
 
 def check_numbers(owner: Any, prefix: str = "", **rules: Rule) -> None:
@@ -161,25 +164,20 @@ class Finetuning:
         epochs: passes over the training part.
         learning_rate: the highest, after the warm-up.
         batch_size: items of a step.
-        weight_decay: of matrices; vectors have none.
-        warmup: fraction of the steps in which the learning rate rises.
-        clip: largest norm of a gradient.
         regularizer: weight of the regulariser of a converted model.
     """
 
     epochs: int = 3
     learning_rate: float = 2e-4
     batch_size: int = 32
-    weight_decay: float = 0.01
-    warmup: float = 0.1
-    clip: float = 1.0
     regularizer: float = 0.01
 
     def __post_init__(self) -> None:
-        check_numbers(self, epochs="count", batch_size="count", learning_rate="> 0", clip="> 0")
-        check_numbers(self, weight_decay=">= 0", regularizer=">= 0")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"expected warmup in [0, 1), got {self.warmup}")
+        check_numbers(self, epochs="count", batch_size="count", learning_rate="> 0", regularizer=">= 0")
+
+    def described(self) -> dict[str, Any]:
+        """What the weights depend on."""
+        return {**asdict(self), "weight_decay": WEIGHT_DECAY, "warmup": WARMUP, "clip": CLIP}
 
 
 @dataclass(frozen=True)
@@ -470,12 +468,12 @@ class Study(ABC):
         """
         trainable = [p for p in module.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": schedule.weight_decay},
+            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
             {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate, fused=True)
         total, cuda = schedule.epochs * steps, self.device.type == "cuda"
-        rising = schedule.warmup * total
+        rising = WARMUP * total
 
         def rate(step: int) -> float:
             share = (step + 1) / rising if step + 1 < rising else (total - step) / (total + 1 - rising)
@@ -484,8 +482,8 @@ class Study(ABC):
         rows, losses = list[dict[str, float]](), list[Tensor]()
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
             torch.manual_seed(self.seed)  # of dropout, and of draws that no item's number decides
-            some, clip = islice(batches, total), schedule.clip
-            taken = train_steps(module, loss, some, optimizer, rate, clip=clip, defer_checks=cuda)
+            some = islice(batches, total)
+            taken = train_steps(module, loss, some, optimizer, rate, clip=CLIP, defer_checks=cuda)
             for done, value in enumerate(taken, 1):
                 losses.append(value)
                 self.tell(f"{self.label} {training.name} fine-tuning", done, total)

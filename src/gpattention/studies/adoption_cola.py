@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -300,9 +300,11 @@ class ColaStudy(Study):
 
     def described(self, training: Training, part: str) -> dict[str, Any]:
         """Cells of the host know nothing of what comes after it."""
+        return {**self._trained_with(training), "samples": self.settings.samples, "fit": self.settings.fit}
+
+    def _trained_with(self, training: Training) -> dict[str, Any]:
         given = self.settings
-        own = {**self._host, "samples": given.samples, "fit": given.fit, **asdict(given.finetuning)}
-        return {**own, **given.further.described(training)}
+        return {**self._host, **given.finetuning.described(), **given.further.described(training)}
 
     def data(self, training: Training, part: str) -> dict[str, Any]:
         """Digests of all parts."""
@@ -311,8 +313,7 @@ class ColaStudy(Study):
     def weights_settings(self, training: Training) -> dict[str, Any]:
         """All that the weights of a training depend on."""
         seen = {name: self.sets[name].digest for name in ("train", "validation")}
-        given = self.settings
-        return {**self._host, **asdict(given.finetuning), **given.further.described(training), "data": seen}
+        return {**self._trained_with(training), "data": seen}
 
     def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
         """The fine-tuned host or the pretrained encoder, converted where the training says so."""
