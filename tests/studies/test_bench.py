@@ -169,13 +169,13 @@ def test_times_are_medians_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("call", "field", "value"),
     [
-        (partial(bench_steps, ["nothing"]), "kinds among softmax, kernel", "'nothing'"),
+        (partial(bench_steps, ["nothing"]), "kinds to be one of softmax, kernel", "'nothing'"),
         (partial(bench_steps, batch=0), "batch", "0"),
         (partial(bench_steps, repeats=0), "repeats", "0"),
         *((partial(bench_predictions, ["cgp"], **{name: 0}), name, "0")
           for name in ("images", "samples", "repeats")),
         (partial(bench_posteriors, [0]), "lengths and repeats >= 1", r"\[0\]"),
-        (partial(step_floors, ["nothing"]), "kinds among", "'nothing'"),
+        (partial(step_floors, ["nothing"]), "kinds", "'nothing'"),
     ],
 )  # fmt: skip
 def test_refusals(call: partial, field: str, value: str) -> None:

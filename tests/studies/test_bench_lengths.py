@@ -185,7 +185,7 @@ class TestSeries:
             ends = {(model, batch): ends for model, batch, *ends in series}
             assert ends["scgp", 4] == ends["softmax", 4]
             assert {model for model, _ in ends} == set(MODELS)
-        for options, message in (({"models": ["sgpa"]}, r"kinds among softmax, scgp, .* got 'sgpa'"),
+        for options, message in (({"models": ["sgpa"]}, r"kinds to be one of softmax, scgp, .* got 'sgpa'"),
                                  ({"longest": 0}, r"longest .* got 0")):  # fmt: skip
             with pytest.raises(ValueError, match=message):
                 bench_lengths.bench_lengths(**options)

@@ -25,7 +25,7 @@ from gpattention.attention import Attention, build_attention
 from gpattention.checks import check_count
 from gpattention.ops import Mode, fused_mode
 from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, time_in_turns
-from gpattention.studies.bench_paper import PAPERS, gap_to_ours, paper_attention
+from gpattention.studies.bench_paper import PAPERS, gaps_to_ours, paper_attention
 
 HEADS, HEAD_WIDTH = 4, 32
 WARM_UP = 2  # calls before those that count
@@ -99,8 +99,7 @@ def bench_lengths(
     Raises:
         ValueError: an unknown model, or a count below 1.
     """
-    chosen = MODELS if models is None else tuple(models)
-    check_kinds(chosen, MODELS)
+    chosen = check_kinds(MODELS if models is None else models, MODELS)
     check_count("repeats", repeats)
     most = math.inf if longest is None else check_count("longest", longest)
     place, mode = torch.device(device), fused_mode() if fused is None else fused
@@ -120,8 +119,7 @@ def bench_lengths(
                 progress(done, total)
             if failed:
                 break
-    gaps = {name: gap_to_ours(name) for name in chosen if name in PAPERS}
-    return summarised(rows, gaps, repeats=repeats, seed=seed, device=place.type, mode=mode)
+    return summarised(rows, gaps_to_ours(chosen), repeats=repeats, seed=seed, device=place.type, mode=mode)
 
 
 def summarised(rows: Sequence[dict[str, Any]], gaps: dict[str, float], **facts: Any) -> Measurement:
@@ -133,14 +131,15 @@ def summarised(rows: Sequence[dict[str, Any]], gaps: dict[str, float], **facts: 
             law = fit_power(points)
             if law is not None:
                 sizes = [int(x) for x, _ in points]
-                found = {"exponent": law[0], "factor": law[1], "low": min(sizes), "high": max(sizes)}
-                fits.append({"model": model, "batch": batch, "what": what, **found})
+                ends = {"low": min(sizes), "high": max(sizes)}
+                law_of = {"model": model, "batch": batch, "what": what}
+                fits.append({**law_of, "exponent": law[0], "factor": law[1], **ends})
     crossings = {}
     for what in ("time", "captured time"):
         ours, theirs = (points_of(rows, model, 4, what) for model in ("scgp", "softmax"))
         if ours and theirs:
-            both = faster_from(ours, theirs), crossing(ours, theirs)
-            crossings[what] = dict(zip(("faster_from", "crossing"), both, strict=True))
+            found = {"faster_from": faster_from(ours, theirs), "crossing": crossing(ours, theirs)}
+            crossings[what] = found
     return Measurement(tuple(rows), {"fits": fits, "crossings": crossings, **facts}, gaps)
 
 
@@ -171,8 +170,7 @@ def faster_from(ours: Points, theirs: Points) -> float | None:
 
 def crossing(ours: Points, theirs: Points) -> float | None:
     """Where the lines between measured points cross last, in logarithms; None if they do not."""
-    gaps = _gaps(ours, theirs)
-    for (low, above), (high, below) in reversed(list(pairwise(gaps))):
+    for (low, above), (high, below) in reversed(list(pairwise(_gaps(ours, theirs)))):
         if above >= 0 > below:
             return float(low * (high / low) ** (above / (above - below)))
     return None
