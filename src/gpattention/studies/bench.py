@@ -352,6 +352,7 @@ def our_kernels() -> frozenset[str]:
 # Predictions
 
 # training's regulariser does not matter here, nor does its engine
+TIMED = ("seconds", "to_softmax", "images_per_second")  # None where memory does not suffice
 PREDICTED = ("softmax", "kernel", "direct", "cgp", "cgp-rows", "scgp-16", "sgpa-32")
 
 
@@ -395,14 +396,15 @@ def bench_predictions(
         check_count(name, number)
     place, shape = torch.device(device), config or VisionConfig()
     names = check_kinds((SOFTMAX, *(PREDICTED if kinds is None else kinds)))
-    x = torch.randn(images, shape.channels, *shape.sides, generator=torch.Generator().manual_seed(seed))
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(images, shape.channels, *shape.sides, generator=g).to(place)
     options: dict[str, Any] = {"samples": samples, "seed": seed, "batch_size": batch_size, "capture": capture}
     rows, calls = {}, {}
     with gp.fused_kernels(fused or fused_mode()):
         for name in names:
             model = build(name, shape, seed).to(place).eval()
-            call = partial(model.predict, x.to(place), **options)
-            row: dict[str, Any] = {"name": name, "seconds": None, "draws": 0}
+            call = partial(model.predict, x, **options)
+            row: dict[str, Any] = {"name": name, "draws": 0, **dict.fromkeys(TIMED)}
             try:  # this one warms up
                 rows[name] = row | {"draws": call().samples, "failure": None}
                 calls[name] = call
