@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpattention.studies import bench, bench_lengths
+from gpattention.studies import bench_lengths
 from gpattention.studies.bench_lengths import (
     MODELS,
     SERIES,
@@ -87,16 +87,6 @@ class TestCase:
             assert failure in found["failure"]
             assert found["seconds"] is None
         assert asked == [case] * 4
-
-    def test_memory_of_a_gpu_is_the_allocator_s(self, monkeypatch) -> None:
-        calls: list[str] = []
-        for name, value in (("memory_allocated", 3), ("max_memory_allocated", 7)):
-            monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
-            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: calls.append(name))
-        assert bench.fresh_memory(torch.device("cuda")) == 3
-        assert calls == ["synchronize", "empty_cache", "reset_peak_memory_stats"]
-        assert [bench_lengths._memory(torch.device("cuda"), peak=p) for p in (False, True)] == [3, 7]
 
     @pytest.mark.parametrize(
         ("error", "failure"),

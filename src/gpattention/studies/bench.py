@@ -30,7 +30,7 @@ from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
 from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gaps_to_ours, paper_model
-from gpattention.training.devices import SingleProcess
+from gpattention.training.devices import Hardware, SingleProcess, why_no_graph
 from gpattention.training.engine import WARM_UP, CaptureFailedError, EagerEngine, GraphEngine, StepFailedError
 from gpattention.training.objective import Controls, Objective
 
@@ -96,9 +96,8 @@ SLOW = tuple(name for name in PAPERS if name != PAPER_KERNEL)
 
 def default_kinds(device: torch.device) -> tuple[str, ...]:
     """All that can be timed on a device within minutes."""
-    if device.type == "cuda":
-        return tuple(VARIANTS)
-    return tuple(name for name, variant in VARIANTS.items() if name not in SLOW and not variant.eager)
+    everything = device.type == "cuda"
+    return tuple(name for name, v in VARIANTS.items() if everything or (name not in SLOW and not v.eager))
 
 
 def check_kinds(kinds: Sequence[str], known: Sequence[str] = tuple(VARIANTS)) -> tuple[str, ...]:
@@ -221,15 +220,16 @@ def bench_steps(
         times = time_in_turns(calls, repeats, place, progress, at_once=at_once)
         for name, (step, engine) in runs.items():
             own, kernels = times.get(name), dict.fromkeys(("launches", "fused", "kernels"))
-            rows.append({
-                "name": name, "seconds": own, "to_softmax": _ratio(own, times.get(SOFTMAX)),
+            ratios = {
+                "to_softmax": _ratio(own, times.get(SOFTMAX)),
                 "to_paper": _ratio(times.get(VARIANTS[name].paper or ""), own),
-                "to_paper_kernel": _ratio(times.get(PAPER_KERNEL), own), **engine,
-                **(count_launches(step, place) if step and place.type == "cuda" else kernels),
-            })  # fmt: skip
+                "to_paper_kernel": _ratio(times.get(PAPER_KERNEL), own),
+            }
+            profile = count_launches(step, place) if step and place.type == "cuda" else kernels
+            rows.append({"name": name, "seconds": own, **ratios, **engine, **profile})
         mode = fused_mode()
-    counts = {"batch": batch, "repeats": repeats, "at_once": at_once, "seed": seed}
-    return Measurement(tuple(rows), {**counts, "device": place.type, "mode": mode}, gaps_to_ours(names))
+    facts = {"batch": batch, "repeats": repeats, "at_once": at_once, "seed": seed, "device": place.type}
+    return Measurement(tuple(rows), {**facts, "mode": mode}, gaps_to_ours(names))
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
@@ -251,31 +251,22 @@ def _prepared(
     name: str, shape: VisionConfig, batch: int, seed: int, device: torch.device
 ) -> tuple[Callable[[], None] | None, dict[str, Any]]:
     """A step after the first ones, and its engine, why that is no captured one, and its memory."""
-    step, reason, peak = None, _why_eager(name, device), None
+    reason = why_no_graph(Hardware(graphs=not VARIANTS[name].eager), SingleProcess(device))
     before = fresh_memory(device)
     try:
-        if reason is None:
-            try:
-                step = _stepper(name, shape, batch, seed, device, captured=True)
-            except CaptureFailedError as error:
-                reason = str(error)
-                fresh_memory(device)  # the attempt's memory is not the model's
-        step = step or _stepper(name, shape, batch, seed, device, captured=False)
-    except torch.OutOfMemoryError:
-        reason = "out of memory"
-    except (StepFailedError, gp.NumericalError) as error:
-        reason = str(error).partition("\n")[0]
-    if device.type == "cuda" and step is not None:
-        wait_for(device)
-        peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    engine = "none" if step is None else "graph" if reason is None else "eager"
-    return step, {"engine": engine, "reason": reason, "peak_mib": peak}
-
-
-def _why_eager(name: str, device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return "CUDA graphs need a CUDA device"
-    return "asked for" if VARIANTS[name].eager else None
+        try:
+            step = _stepper(name, shape, batch, seed, device, captured=reason is None)
+        except CaptureFailedError as error:
+            reason = str(error)
+            fresh_memory(device)  # the attempt's memory is not the model's
+            step = _stepper(name, shape, batch, seed, device, captured=False)
+    except (torch.OutOfMemoryError, StepFailedError, gp.NumericalError) as error:
+        short = isinstance(error, torch.OutOfMemoryError)
+        why = "out of memory" if short else str(error).partition("\n")[0]
+        return None, {"engine": "none", "reason": why, "peak_mib": None}
+    wait_for(device)
+    peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20 if device.type == "cuda" else None
+    return step, {"engine": "graph" if reason is None else "eager", "reason": reason, "peak_mib": peak}
 
 
 def _stepper(
@@ -345,8 +336,8 @@ def our_kernels() -> frozenset[str]:
     from triton.runtime.jit import KernelInterface  # type: ignore[import-untyped]
 
     parts = [module for name, module in list(sys.modules.items()) if name.startswith("gpattention.")]
-    found = (thing for part in parts for thing in vars(part).values() if isinstance(thing, KernelInterface))
-    return frozenset(str(thing.fn.__name__) for thing in found)
+    things = [thing for part in parts for thing in vars(part).values()]
+    return frozenset(str(thing.fn.__name__) for thing in things if isinstance(thing, KernelInterface))
 
 
 # Predictions
@@ -444,10 +435,11 @@ def bench_posteriors(
         One entry for each length: `tokens`, and `seconds` by name.
 
     Raises:
-        ValueError: no length, or a number below 1.
+        ValueError: a number below 1.
     """
-    if repeats < 1 or not lengths or min(lengths) < 1:
-        raise ValueError(f"expected lengths and repeats >= 1, got {list(lengths)} and {repeats}")
+    check_count("repeats", repeats)
+    for length in lengths:
+        check_count("lengths", length)
     place = torch.device(device)
     calls = {(n, name): call for n in lengths for name, call in _posterior_calls(n, place).items()}
     times = time_in_turns(calls, repeats, place, progress)
