@@ -14,12 +14,11 @@ from gpattention.studies.bench_lengths import (
     MODELS,
     SERIES,
     LengthCase,
-    crossing,
-    faster_from,
     fit_power,
     measure_apart,
     measure_length,
     module_of,
+    overtaking,
     summarised,
 )
 from tests.models.graph_stand_in import stand_in
@@ -34,11 +33,12 @@ def test_powers_and_where_they_cross() -> None:
     assert fit_power([]) is fit_power([(4.0, 1.0), (4.0, 2.0)]) is None
     sizes = [2.0**i for i in range(1, 12)]
     ours, theirs = [(x, 300 * x) for x in sizes], [(x, x * x) for x in sizes]
-    assert crossing(ours, theirs) == pytest.approx(300)  # straight lines in logarithms
-    assert faster_from(ours, theirs) == 512
-    assert crossing(theirs, ours) is faster_from(theirs, ours) is None
+    # straight lines in logarithms
+    assert overtaking(ours, theirs) == {"faster_from": 512, "crossing": pytest.approx(300)}
+    assert overtaking(theirs, ours) == {"faster_from": None, "crossing": None}
+    assert overtaking(theirs[:3], ours[:3]) == {"faster_from": 2.0, "crossing": None}
     ours, theirs = [(1.0, 1.0), (2.0, 9.0), (4.0, 1.0)], [(x, 5.0) for x in (1.0, 2.0, 4.0, 8.0)]
-    assert faster_from(ours, theirs) == 4.0  # faster once is not faster from there
+    assert overtaking(ours, theirs)["faster_from"] == 4.0  # faster once is not faster from there
 
 
 class TestCase:
