@@ -50,7 +50,7 @@ class TestStep:
         assert f"`gpattention bench step --kinds kernel --batch 1 --repeats 1 --seed 0 --json {file}" in page
 
     def test_a_baseline_that_is_not_the_same_attention_fails(self, monkeypatch, run: Run) -> None:
-        monkeypatch.setattr("gpattention.studies.bench.gap_to_ours", lambda _: 1e-3)
+        monkeypatch.setattr("gpattention.studies.bench_paper.gap_to_ours", lambda _: 1e-3)
         options = ["--kinds", "softmax", "--batch", "1", "--repeats", "1", "--device", "cpu"]
         told = run("bench", "step", *options, code=1).out
         assert "differ from our mathematics by paper-kernel 1e-03" in told

@@ -9,17 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpattention.studies import bench, bench_lengths
+from gpattention.studies import bench_lengths
 from gpattention.studies.bench_lengths import (
     MODELS,
     SERIES,
     LengthCase,
-    crossing,
-    faster_from,
     fit_power,
     measure_apart,
     measure_length,
     module_of,
+    overtaking,
     summarised,
 )
 from tests.models.graph_stand_in import stand_in
@@ -34,11 +33,12 @@ def test_powers_and_where_they_cross() -> None:
     assert fit_power([]) is fit_power([(4.0, 1.0), (4.0, 2.0)]) is None
     sizes = [2.0**i for i in range(1, 12)]
     ours, theirs = [(x, 300 * x) for x in sizes], [(x, x * x) for x in sizes]
-    assert crossing(ours, theirs) == pytest.approx(300)  # straight lines in logarithms
-    assert faster_from(ours, theirs) == 512
-    assert crossing(theirs, ours) is faster_from(theirs, ours) is None
+    # straight lines in logarithms
+    assert overtaking(ours, theirs) == {"faster_from": 512, "crossing": pytest.approx(300)}
+    assert overtaking(theirs, ours) == {"faster_from": None, "crossing": None}
+    assert overtaking(theirs[:3], ours[:3]) == {"faster_from": 2.0, "crossing": None}
     ours, theirs = [(1.0, 1.0), (2.0, 9.0), (4.0, 1.0)], [(x, 5.0) for x in (1.0, 2.0, 4.0, 8.0)]
-    assert faster_from(ours, theirs) == 4.0  # faster once is not faster from there
+    assert overtaking(ours, theirs)["faster_from"] == 4.0  # faster once is not faster from there
 
 
 class TestCase:
@@ -87,16 +87,6 @@ class TestCase:
             assert failure in found["failure"]
             assert found["seconds"] is None
         assert asked == [case] * 4
-
-    def test_memory_of_a_gpu_is_the_allocator_s(self, monkeypatch) -> None:
-        calls: list[str] = []
-        for name, value in (("memory_allocated", 3), ("max_memory_allocated", 7)):
-            monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
-            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: calls.append(name))
-        assert bench.fresh_memory(torch.device("cuda")) == 3
-        assert calls == ["synchronize", "empty_cache", "reset_peak_memory_stats"]
-        assert [bench_lengths._memory(torch.device("cuda"), peak=p) for p in (False, True)] == [3, 7]
 
     @pytest.mark.parametrize(
         ("error", "failure"),
@@ -185,7 +175,7 @@ class TestSeries:
             ends = {(model, batch): ends for model, batch, *ends in series}
             assert ends["scgp", 4] == ends["softmax", 4]
             assert {model for model, _ in ends} == set(MODELS)
-        for options, message in (({"models": ["sgpa"]}, r"kinds among softmax, scgp, .* got 'sgpa'"),
+        for options, message in (({"models": ["sgpa"]}, r"kinds to be one of softmax, scgp, .* got 'sgpa'"),
                                  ({"longest": 0}, r"longest .* got 0")):  # fmt: skip
             with pytest.raises(ValueError, match=message):
                 bench_lengths.bench_lengths(**options)

@@ -3,17 +3,15 @@
 import csv
 import io
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 
 from gpattention.studies import bench_tables as tables
-from gpattention.studies.bench import POSTERIORS, Measurement, step_floors
+from gpattention.studies.bench import Measurement, step_floors
 from gpattention.studies.bench_lengths import LengthCase, summarised
 from gpattention.studies.bench_tables import BenchTable, environment, in_words, length_figure
 
@@ -141,12 +139,6 @@ class TestWords:
         assert column(tables.predict_table(fewer), "cgp", "target") is None
         assert "its own choice" in tables.predict_table(result).notes[0]
 
-    def test_posteriors_are_ratios(self) -> None:
-        times = [{"tokens": 64, "seconds": {name: 2.0 + i for i, name in enumerate(POSTERIORS)}}]
-        assert tables.posterior_table(times).rows[0] == {
-            "tokens": 64, **{name: (2.0 + i) / 2 for i, name in enumerate(POSTERIORS)},
-        }  # fmt: skip
-
 
 class TestEnvironment:
     def test_versions_date_and_machine(self) -> None:
@@ -167,14 +159,6 @@ class TestEnvironment:
         assert facts["driver"] == "nvidia-smi said"
         assert facts.get("commit", "git said+") == "git said+"
 
-    def test_what_is_missing_fails_or_hangs_says_nothing(self, monkeypatch, tmp_path: Path) -> None:
-        assert tables._output("no-such-program-here") is tables._output("false") is None
-        assert tables._output("echo", "words") == "words"
-        monkeypatch.setattr(subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("echo", 20)))
-        assert tables._output("echo", "words") is None
-        monkeypatch.setattr(tables, "SOURCE", tmp_path / "src")  # outside a repository
-        assert tables._commit() is None
-
 
 class TestFiles:
     def document(self) -> dict:
@@ -192,20 +176,6 @@ class TestFiles:
         ]  # fmt: skip
         assert "## Length" in (tmp_path / "new/length.md").read_text()
         assert json.loads((tmp_path / "new/length.json").read_text())["length"]["device"] == "cuda"
-
-    def test_figures_come_later_where_there_is_no_matplotlib(self, tmp_path: Path, monkeypatch) -> None:
-        pytest.importorskip("matplotlib")
-        (tmp_path / "other.json").write_text("[1]")
-        with pytest.raises(ValueError, match="no measured lengths in"):
-            tables.draw_folder(tmp_path)
-        with monkeypatch.context() as patch:
-            patch.setattr(tables, "find_spec", lambda _: None)
-            files = tables.write_folder(tmp_path, "length", self.document(), {})
-        assert {file.suffix for file in files} == {".json", ".md"}
-        drawn = {file: file.read_bytes() for file in tables.draw_folder(tmp_path)}
-        assert len(drawn) == 4
-        tables.draw_folder(tmp_path)
-        assert all(file.read_bytes() == content for file, content in drawn.items() if file.suffix == ".svg")
 
     def test_figures_are_logarithmic_with_points_and_fitted_lines(self) -> None:
         pytest.importorskip("matplotlib")

@@ -1,7 +1,6 @@
 """A run that is killed, stopped or damaged, on disks that fail: resumed to the same numbers, or refused."""
 
 import errno
-import json
 import shutil
 import signal
 import subprocess
@@ -259,28 +258,3 @@ def test_a_file_where_a_folder_should_be_and_the_other_way_round(
     place.mkdir() if name.endswith("/") else place.write_text("")
     with pytest.raises((OSError, TrainingFailedError, CheckpointError), match=str(place)):
         fit(toy_recipe(**SHORT), toy_data(), folder, resume=bool(name))
-
-
-def test_a_clock_that_goes_backwards_does_not_disturb_a_run(
-    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The times of events fall; what is computed and how long it took does not depend on them."""
-    moments = iter(range(2_000_000_000, 0, -1000))
-    monkeypatch.setattr("time.time", lambda: float(next(moments)))
-    speeds: list[float] = []
-    fit(
-        toy_recipe(**SHORT), toy_data(), tmp_path / "run",
-        progress=lambda progress: speeds.append(progress.examples_per_second),
-    )  # fmt: skip
-    times = [event["time"] for event in read_events(tmp_path / "run")]
-    assert times == sorted(times, reverse=True)
-    assert min(speeds) > 0
-    assert weights(tmp_path / "run") == weights(short)
-
-
-def test_a_recipe_is_the_first_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a folder with anything else of a run, but without it, is somebody else's."""
-    written = counted(monkeypatch, "replace")
-    fit(toy_recipe(**SHORT), toy_data(), tmp_path / "run")
-    assert Path(str(written[0][1])) == tmp_path / "run" / "recipe.json"
-    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["name"] == "toy"

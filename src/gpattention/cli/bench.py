@@ -233,22 +233,16 @@ def plot(folder: str) -> None:
         say(f"written: {file}")
 
 
-def shown(one: BenchTable) -> str:
-    """A table for the terminal, its title above and its notes below."""
-    lines = [one.title, "", table(one.heads, one.cells, right=one.right)]
-    return "\n".join([*lines, "", *one.notes]) if one.notes else "\n".join(lines)
-
-
 def _end(
     ctx: typer.Context, options: Options, measured: Mapping[str, Any], tables: Mapping[str, BenchTable]
 ) -> None:
     """Print all tables, write what was asked for."""
     for one in tables.values():
-        print(f"\n{shown(one)}")
+        lines = [one.title, "", table(one.heads, one.cells, right=one.right), "", *one.notes]
+        print("", *lines, sep="\n")
     name = str(ctx.command.name)
-    settings = {
-        str(each.name): ctx.params[each.name] for each in ctx.command.params if each.name in ctx.params
-    }
+    names = [str(each.name) for each in ctx.command.params if each.name in ctx.params]
+    settings = {each: ctx.params[each] for each in names}
     document = {"environment": environment(choose_device(options.device)), "settings": settings, **measured}
     if options.json is not None:
         say(f"\nnumbers: {bench_tables.write_json(document, options.json)}".lstrip())
@@ -256,9 +250,7 @@ def _end(
         files = bench_tables.write_folder(options.out, name, document, tables, _command(name, settings))
         say(f"written: {', '.join(map(str, files))}")
         if not any(file.suffix == ".svg" for file in files) and name in ("length", "cpu"):
-            say(
-                f"no figures: without matplotlib they are drawn later by gpattention bench plot {options.out}"
-            )
+            say(f"no figures without matplotlib: gpattention bench plot {options.out} draws them later")
 
 
 def _command(name: str, settings: Mapping[str, Any]) -> str:

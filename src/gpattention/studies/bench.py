@@ -11,28 +11,31 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention import gp
-from gpattention.checks import check_count
+from gpattention.checks import check_choice, check_count
 from gpattention.data import Batch
 from gpattention.gp import reference
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
-from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gap_to_ours, paper_model
-from gpattention.training.devices import SingleProcess
+from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gaps_to_ours, paper_model
+from gpattention.training.devices import Hardware, SingleProcess, why_no_graph
 from gpattention.training.engine import WARM_UP, CaptureFailedError, EagerEngine, GraphEngine, StepFailedError
 from gpattention.training.objective import Controls, Objective
 
 Progress = Callable[[int, int], object]
+Name = TypeVar("Name", bound=Hashable)
 SOFTMAX, PAPER_KERNEL = "softmax", "paper-kernel"
 
 
@@ -93,16 +96,15 @@ SLOW = tuple(name for name in PAPERS if name != PAPER_KERNEL)
 
 def default_kinds(device: torch.device) -> tuple[str, ...]:
     """All that can be timed on a device within minutes."""
-    if device.type == "cuda":
-        return tuple(VARIANTS)
-    return tuple(name for name, variant in VARIANTS.items() if name not in SLOW and not variant.eager)
+    everything = device.type == "cuda"
+    return tuple(name for name, v in VARIANTS.items() if everything or (name not in SLOW and not v.eager))
 
 
-def check_kinds(kinds: Sequence[str], known: Sequence[str] = tuple(VARIANTS)) -> None:
-    """Raise for a kind that cannot be timed."""
+def check_kinds(kinds: Sequence[str], known: Sequence[str] = tuple(VARIANTS)) -> tuple[str, ...]:
+    """Those kinds, without repetition; one that cannot be timed is refused."""
     for kind in kinds:
-        if kind not in known:
-            raise ValueError(f"expected kinds among {', '.join(known)}, got {kind!r}")
+        check_choice("kinds", kind, known)
+    return tuple(dict.fromkeys(kinds))
 
 
 def build(name: str, shape: VisionConfig, seed: int = 0) -> VisionTransformer:
@@ -118,14 +120,14 @@ def build(name: str, shape: VisionConfig, seed: int = 0) -> VisionTransformer:
 
 
 def time_in_turns(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[Name, Callable[[], object]],
     repeats: int,
     device: torch.device,
     progress: Progress | None = None,
     *,
     at_once: int = 1,
     warm_up: int = 1,
-) -> dict[str, float]:
+) -> dict[Name, float]:
     """Time several pieces of work in turns, so that a machine that slows down slows all of them.
 
     Args:
@@ -139,21 +141,18 @@ def time_in_turns(
     Returns:
         Median seconds of each call.
     """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    total, done = len(calls) * (repeats + warm_up), 0
-    for turn in range(repeats + warm_up):
-        for name, call in calls.items():
-            wait_for(device)
-            start = time.perf_counter()
-            for _ in range(at_once):
-                call()
-            wait_for(device)
-            if turn >= warm_up:
-                times[name].append((time.perf_counter() - start) / at_once)
-            done += 1
-            if progress is not None:
-                progress(done, total)
-    return {name: statistics.median(each) for name, each in times.items()}
+    turns = [name for _ in range(repeats + warm_up) for name in calls]
+    times: dict[Name, list[float]] = {name: [] for name in calls}
+    for done, name in enumerate(turns, 1):
+        wait_for(device)
+        start = time.perf_counter()
+        for _ in range(at_once):
+            calls[name]()
+        wait_for(device)
+        times[name].append((time.perf_counter() - start) / at_once)
+        if progress is not None:
+            progress(done, len(turns))
+    return {name: statistics.median(each[warm_up:]) for name, each in times.items()}
 
 
 def wait_for(device: torch.device) -> None:
@@ -211,33 +210,30 @@ def bench_steps(
     Raises:
         ValueError: an unknown kind, or a count below 1.
     """
-    place = torch.device(device)
-    chosen = default_kinds(place) if kinds is None else tuple(kinds)
-    check_kinds(chosen)
+    place, shape = torch.device(device), config or VisionConfig()
+    names = check_kinds((SOFTMAX, *(default_kinds(place) if kinds is None else kinds), PAPER_KERNEL))
     batch, repeats = check_count("batch", batch), check_count("repeats", repeats)
-    shape = VisionConfig() if config is None else config
-    names = tuple(dict.fromkeys((SOFTMAX, *chosen, PAPER_KERNEL)))
-    at_once = AT_ONCE.get(place.type, 1)
-    with gp.fused_kernels(fused_mode() if fused is None else fused):
+    at_once, rows = AT_ONCE.get(place.type, 1), []
+    with gp.fused_kernels(fused or fused_mode()):
         runs = {name: _prepared(name, shape, batch, seed, place) for name in names}
         calls = {name: step for name, (step, _) in runs.items() if step is not None}
         times = time_in_turns(calls, repeats, place, progress, at_once=at_once)
-        rows = []
         for name, (step, engine) in runs.items():
-            own, paper = times.get(name), times.get(VARIANTS[name].paper or "")
+            own, kernels = times.get(name), dict.fromkeys(("launches", "fused", "kernels"))
             ratios = {
-                "to_softmax": own / times[SOFTMAX] if own and SOFTMAX in times else None,
-                "to_paper": paper / own if own and paper else None,
-                "to_paper_kernel": times[PAPER_KERNEL] / own if own and PAPER_KERNEL in times else None,
+                "to_softmax": _ratio(own, times.get(SOFTMAX)),
+                "to_paper": _ratio(times.get(VARIANTS[name].paper or ""), own),
+                "to_paper_kernel": _ratio(times.get(PAPER_KERNEL), own),
             }
-            counted: dict[str, Any] = {"launches": None, "fused": None, "kernels": ()}
-            if step is not None and place.type == "cuda":
-                counted = count_launches(step, place)
-            rows.append({"name": name, "seconds": own, **ratios, **engine, **counted})
+            profile = count_launches(step, place) if step and place.type == "cuda" else kernels
+            rows.append({"name": name, "seconds": own, **ratios, **engine, **profile})
         mode = fused_mode()
-    counts = {"batch": batch, "repeats": repeats, "at_once": at_once, "seed": seed}
-    facts = {**counts, "device": place.type, "mode": mode}
-    return Measurement(tuple(rows), facts, {name: gap_to_ours(name) for name in names if name in PAPERS})
+    facts = {"batch": batch, "repeats": repeats, "at_once": at_once, "seed": seed, "device": place.type}
+    return Measurement(tuple(rows), {**facts, "mode": mode}, gaps_to_ours(names))
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None
 
 
 def prepare_step(
@@ -255,29 +251,22 @@ def _prepared(
     name: str, shape: VisionConfig, batch: int, seed: int, device: torch.device
 ) -> tuple[Callable[[], None] | None, dict[str, Any]]:
     """A step after the first ones, and its engine, why that is no captured one, and its memory."""
-    before, reason = fresh_memory(device), _why_eager(name, device)
+    reason = why_no_graph(Hardware(graphs=not VARIANTS[name].eager), SingleProcess(device))
+    before = fresh_memory(device)
     try:
-        if reason is None:
-            try:
-                step = _stepper(name, shape, batch, seed, device, captured=True)
-            except CaptureFailedError as error:
-                reason = _short(error)
-                fresh_memory(device)  # the attempt's memory is not the model's
-        if reason is not None:
+        try:
+            step = _stepper(name, shape, batch, seed, device, captured=reason is None)
+        except CaptureFailedError as error:
+            reason = str(error)
+            fresh_memory(device)  # the attempt's memory is not the model's
             step = _stepper(name, shape, batch, seed, device, captured=False)
     except (torch.OutOfMemoryError, StepFailedError, gp.NumericalError) as error:
-        return None, {"engine": "none", "reason": _short(error), "peak_mib": None}
-    peak = None
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
+        short = isinstance(error, torch.OutOfMemoryError)
+        why = "out of memory" if short else str(error).partition("\n")[0]
+        return None, {"engine": "none", "reason": why, "peak_mib": None}
+    wait_for(device)
+    peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20 if device.type == "cuda" else None
     return step, {"engine": "graph" if reason is None else "eager", "reason": reason, "peak_mib": peak}
-
-
-def _why_eager(name: str, device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return "CUDA graphs need a CUDA device"
-    return "asked for" if VARIANTS[name].eager else None
 
 
 def _stepper(
@@ -286,28 +275,21 @@ def _stepper(
     """Steps of the trainer's engine on one batch, each with draws of its own; on a GPU some are done."""
     model = build(name, shape, seed).to(device)
     recipe = recipe_from_dict({"model": {"attention": VARIANTS[name].kind}})
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=RATE, fused=captured or None, capturable=captured and device.type == "cuda"
-    )  # fmt: skip
+    optimizer = recipe.optimizer.build(model.parameters(), captured=captured and device.type == "cuda")
     make = GraphEngine if captured else EagerEngine
     engine = make(SingleProcess(device), Objective(model, recipe, "gp"), optimizer, recipe)
-    g, number = torch.Generator().manual_seed(seed), 0
+    g, numbers = torch.Generator().manual_seed(seed), count()
     images = torch.randn(batch, shape.channels, *shape.sides, generator=g).to(device)
     labels = torch.randint(shape.classes, (batch,), generator=g).to(device)
     batches = [Batch(torch.arange(batch, device=device), images, labels)]
 
     def step() -> None:
-        nonlocal number
+        number = next(numbers)
         engine.step(batches, Controls(number, number, RATE, ALPHA))
-        number += 1
 
     for _ in range(WARM_UP + 2 if device.type == "cuda" else 0):
         step()
     return step
-
-
-def _short(error: Exception) -> str:
-    return "out of memory" if isinstance(error, torch.OutOfMemoryError) else str(error).partition("\n")[0]
 
 
 # The kernels that a GPU runs for a step
@@ -333,18 +315,17 @@ def count_launches(call: Callable[[], object], device: torch.device) -> dict[str
         for _ in range(CALLS):
             call()
         torch.cuda.synchronize(device)
+    ours, launches, seconds = our_kernels(), Counter[str](), Counter[str]()
     seen = [event for event in found.key_averages() if event.device_type.name == "CUDA"]
-    ours, sums = our_kernels(), dict[str, list[float]]()
     for event in seen:
         known = (name for name, words in FAMILIES.items() if re.search(words, event.key.lower()))
-        both = sums.setdefault(event.key if event.key in ours else next(known), [0.0, 0.0])
-        both[0] += event.count / CALLS
-        both[1] += event.self_device_time_total / CALLS / 1e6
-    kernels = [{"name": name, "launches": n, "seconds": s} for name, (n, s) in sums.items()]
+        name = event.key if event.key in ours else next(known)
+        launches[name] += event.count / CALLS
+        seconds[name] += event.self_device_time_total / CALLS / 1e6
     return {
-        "launches": sum(event.count for event in seen) / CALLS,
+        "launches": launches.total(),
         "fused": sorted(ours & {event.key for event in seen}),
-        "kernels": sorted(kernels, key=lambda each: -float(each["seconds"])),
+        "kernels": [{"name": n, "launches": launches[n], "seconds": s} for n, s in seconds.most_common()],
     }
 
 
@@ -355,13 +336,14 @@ def our_kernels() -> frozenset[str]:
     from triton.runtime.jit import KernelInterface  # type: ignore[import-untyped]
 
     parts = [module for name, module in list(sys.modules.items()) if name.startswith("gpattention.")]
-    found = (thing for part in parts for thing in vars(part).values() if isinstance(thing, KernelInterface))
-    return frozenset(str(thing.fn.__name__) for thing in found)
+    things = [thing for part in parts for thing in vars(part).values()]
+    return frozenset(str(thing.fn.__name__) for thing in things if isinstance(thing, KernelInterface))
 
 
 # Predictions
 
 # training's regulariser does not matter here, nor does its engine
+TIMED = ("seconds", "to_softmax", "images_per_second")  # None where memory does not suffice
 PREDICTED = ("softmax", "kernel", "direct", "cgp", "cgp-rows", "scgp-16", "sgpa-32")
 
 
@@ -400,43 +382,32 @@ def bench_predictions(
     Raises:
         ValueError: an unknown kind, or a count below 1.
     """
-    chosen = PREDICTED if kinds is None else tuple(kinds)
-    check_kinds(chosen)
-    for name, count in {"images": images, "samples": samples, "repeats": repeats}.items():
-        check_count(name, count)
-    place = torch.device(device)
-    shape = VisionConfig() if config is None else config
-    names = tuple(dict.fromkeys((SOFTMAX, *chosen)))
+    counts = {"images": images, "samples": samples, "repeats": repeats}
+    for name, number in counts.items():
+        check_count(name, number)
+    place, shape = torch.device(device), config or VisionConfig()
+    names = check_kinds((SOFTMAX, *(PREDICTED if kinds is None else kinds)))
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(images, shape.channels, *shape.sides, generator=g).to(place)
-    failures, draws = dict[str, str](), dict[str, int]()
-
-    def predict(name: str, model: VisionTransformer) -> None:
-        if name not in failures:
-            try:
-                found = model.predict(x, samples=samples, seed=seed, batch_size=batch_size, capture=capture)
-                draws[name] = found.samples
+    options: dict[str, Any] = {"samples": samples, "seed": seed, "batch_size": batch_size, "capture": capture}
+    rows, calls = {}, {}
+    with gp.fused_kernels(fused or fused_mode()):
+        for name in names:
+            model = build(name, shape, seed).to(place).eval()
+            call = partial(model.predict, x, **options)
+            row: dict[str, Any] = {"name": name, "draws": 0, **dict.fromkeys(TIMED)}
+            try:  # this one warms up
+                rows[name] = row | {"draws": call().samples, "failure": None}
+                calls[name] = call
             except torch.OutOfMemoryError:
-                failures[name] = "out of memory"
-
-    with gp.fused_kernels(fused_mode() if fused is None else fused):
-        models = {name: build(name, shape, seed).to(place).eval() for name in names}
-        calls = {name: partial(predict, name, model) for name, model in models.items()}
-        times = time_in_turns(calls, repeats, place, progress)
+                rows[name] = row | {"failure": "out of memory"}
+        times = time_in_turns(calls, repeats, place, progress, warm_up=0)
         mode = fused_mode()
-    rows = []
-    for name in names:
-        seconds = None if name in failures else times[name]
-        rows.append({
-            "name": name, "seconds": seconds, "draws": draws.get(name, 0),
-            "to_softmax": seconds and seconds / times[SOFTMAX],
-            "images_per_second": seconds and images / seconds, "failure": failures.get(name),
-        })  # fmt: skip
-    facts = {
-        "images": images, "samples": samples, "batch_size": batch_size, "capture": capture,
-        "repeats": repeats, "seed": seed, "device": place.type, "mode": mode,
-    }  # fmt: skip
-    return Measurement(tuple(rows), facts, {name: gap_to_ours(name) for name in names if name in PAPERS})
+    for name, seconds in times.items():
+        rows[name] |= {"seconds": seconds, "to_softmax": _ratio(seconds, times.get(SOFTMAX))}
+        rows[name]["images_per_second"] = images / seconds
+    facts = {**options, **counts, "device": place.type, "mode": mode}
+    return Measurement(tuple(rows.values()), facts, gaps_to_ours(names))
 
 
 # Posteriors alone
@@ -464,20 +435,15 @@ def bench_posteriors(
         One entry for each length: `tokens`, and `seconds` by name.
 
     Raises:
-        ValueError: no length, or a number below 1.
+        ValueError: a number below 1.
     """
-    if repeats < 1 or not lengths or min(lengths) < 1:
-        raise ValueError(f"expected lengths and repeats >= 1, got {list(lengths)} and {repeats}")
-    place, each, found = torch.device(device), len(POSTERIORS) * (repeats + 1), list[dict[str, Any]]()
-
-    def tell(done: int, _: int) -> None:
-        if progress is not None:
-            progress(len(found) * each + done, each * len(lengths))
-
-    for tokens in lengths:
-        seconds = time_in_turns(_posterior_calls(tokens, place), repeats, place, tell)
-        found.append({"tokens": tokens, "seconds": seconds})
-    return found
+    check_count("repeats", repeats)
+    for length in lengths:
+        check_count("lengths", length)
+    place = torch.device(device)
+    calls = {(n, name): call for n in lengths for name, call in _posterior_calls(n, place).items()}
+    times = time_in_turns(calls, repeats, place, progress)
+    return [{"tokens": n, "seconds": {name: times[n, name] for name in POSTERIORS}} for n in lengths]
 
 
 def _posterior_calls(tokens: int, device: torch.device) -> dict[str, Callable[[], object]]:
@@ -522,7 +488,7 @@ FLOPS_PER_SECOND = 67e12  # float32 of an H200, without tensor cores
 BYTES_PER_SECOND = 4.8e12  # its memory
 SECONDS_PER_LAUNCH = 2.2e-6  # of an empty kernel inside a captured graph
 ASSUMED = "H200: 67 TFLOP/s in float32, 4.8 TB/s, 2.2 us for a launch inside a captured graph"
-FORWARD_LAUNCHES, BACKWARD_LAUNCHES, OTHER_LAUNCHES = 11, 19, 25  # of a layer, a layer, and all the rest
+LAYER_LAUNCHES, OTHER_LAUNCHES = 11 + 19, 25  # forward and backward of a layer, and all the rest
 PROJECTIONS = {"softmax": 3, "kernel": 3, "direct": 3, "cgp": 4, "scgp": 4, "sgpa": 2}
 TOKEN_TENSORS = 7  # beside the projections: two norms, heads, output, residuals, hidden before and after
 
@@ -565,24 +531,20 @@ def step_floors(
         ValueError: an unknown kind.
     """
     ours = [name for name, variant in VARIANTS.items() if not name.startswith("paper") and not variant.eager]
-    chosen = ours if kinds is None else list(kinds)
-    check_kinds(chosen)
-    return tuple(_floor(name, batch, VisionConfig() if config is None else config) for name in chosen)
+    chosen = check_kinds(ours if kinds is None else kinds)
+    return tuple(_floor(name, batch, config or VisionConfig()) for name in chosen)
 
 
 def _floor(name: str, batch: int, shape: VisionConfig) -> Floor:
-    maps = PROJECTIONS[VARIANTS[name].kind]
-    tokens, width = batch * shape.tokens, shape.width
-    hidden = shape.width if shape.mlp_width is None else shape.mlp_width
-    inside = width * ((maps + 1) * width + 2 * hidden)  # weights of a layer, the output's projection too
+    maps, tokens, width = PROJECTIONS[VARIANTS[name].kind], batch * shape.tokens, shape.width
+    inside = width * ((maps + 1) * width + 2 * (shape.mlp_width or width))  # a layer's weights, the last too
     attended = batch * shape.heads * attention_flops(name, shape.tokens, width // shape.heads)
     patches = 2 * tokens * shape.channels * shape.patch**2 * width
     flops = 3.0 * (shape.depth * (2 * tokens * inside + attended) + patches)
-    weights = shape.depth * inside + tokens // batch * width
+    weights = shape.depth * inside + shape.tokens * width
     token_bytes = 4 * shape.depth * tokens * width * (maps + TOKEN_TENSORS)
     moved = 5 * token_bytes + 4 * weights * (2 + 2 + 6)
-    launches = shape.depth * (FORWARD_LAUNCHES + BACKWARD_LAUNCHES) + OTHER_LAUNCHES
-    return Floor(name, flops, float(moved), launches)
+    return Floor(name, flops, float(moved), shape.depth * LAYER_LAUNCHES + OTHER_LAUNCHES)
 
 
 def attention_flops(name: str, n: int, d: int) -> float:

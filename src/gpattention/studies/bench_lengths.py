@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from gpattention.attention import Attention, build_attention
 from gpattention.checks import check_count
 from gpattention.ops import Mode, fused_mode
 from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, time_in_turns
-from gpattention.studies.bench_paper import PAPERS, gap_to_ours, paper_attention
+from gpattention.studies.bench_paper import PAPERS, gaps_to_ours, paper_attention
 
 HEADS, HEAD_WIDTH = 4, 32
 WARM_UP = 2  # calls before those that count
@@ -99,8 +99,7 @@ def bench_lengths(
     Raises:
         ValueError: an unknown model, or a count below 1.
     """
-    chosen = MODELS if models is None else tuple(models)
-    check_kinds(chosen, MODELS)
+    chosen = check_kinds(MODELS if models is None else models, MODELS)
     check_count("repeats", repeats)
     most = math.inf if longest is None else check_count("longest", longest)
     place, mode = torch.device(device), fused_mode() if fused is None else fused
@@ -120,27 +119,24 @@ def bench_lengths(
                 progress(done, total)
             if failed:
                 break
-    gaps = {name: gap_to_ours(name) for name in chosen if name in PAPERS}
-    return summarised(rows, gaps, repeats=repeats, seed=seed, device=place.type, mode=mode)
+    return summarised(rows, gaps_to_ours(chosen), repeats=repeats, seed=seed, device=place.type, mode=mode)
 
 
 def summarised(rows: Sequence[dict[str, Any]], gaps: dict[str, float], **facts: Any) -> Measurement:
     """Rows with a power fitted to each series, and where scgp overtakes softmax at batch 4."""
     fits = []
-    for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
-        for what in GROWING:
-            points = points_of(rows, model, batch, what)
-            law = fit_power(points)
-            if law is not None:
-                sizes = [int(x) for x, _ in points]
-                found = {"exponent": law[0], "factor": law[1], "low": min(sizes), "high": max(sizes)}
-                fits.append({"model": model, "batch": batch, "what": what, **found})
+    series = dict.fromkeys((row["model"], row["batch"]) for row in rows)
+    for (model, batch), what in product(series, GROWING):
+        points = points_of(rows, model, batch, what)
+        if (law := fit_power(points)) is not None:
+            sizes = [int(x) for x, _ in points]
+            found = {"exponent": law[0], "factor": law[1], "low": min(sizes), "high": max(sizes)}
+            fits.append({"model": model, "batch": batch, "what": what, **found})
     crossings = {}
     for what in ("time", "captured time"):
         ours, theirs = (points_of(rows, model, 4, what) for model in ("scgp", "softmax"))
         if ours and theirs:
-            both = faster_from(ours, theirs), crossing(ours, theirs)
-            crossings[what] = dict(zip(("faster_from", "crossing"), both, strict=True))
+            crossings[what] = overtaking(ours, theirs)
     return Measurement(tuple(rows), {"fits": fits, "crossings": crossings, **facts}, gaps)
 
 
@@ -159,29 +155,20 @@ def fit_power(points: Points) -> tuple[float, float] | None:
     return float(exponent), math.exp(constant)
 
 
-def faster_from(ours: Points, theirs: Points) -> float | None:
-    """The smallest common size from which ours takes less at every larger one; None if at none."""
-    found = None
-    for x, gap in reversed(_gaps(ours, theirs)):
-        if gap >= 0:
-            break
-        found = x
-    return found
-
-
-def crossing(ours: Points, theirs: Points) -> float | None:
-    """Where the lines between measured points cross last, in logarithms; None if they do not."""
-    gaps = _gaps(ours, theirs)
-    for (low, above), (high, below) in reversed(list(pairwise(gaps))):
-        if above >= 0 > below:
-            return float(low * (high / low) ** (above / (above - below)))
-    return None
-
-
-def _gaps(ours: Points, theirs: Points) -> Points:
-    """Common sizes, and the logarithm of how many times longer ours takes."""
+def overtaking(ours: Points, theirs: Points) -> dict[str, float | None]:
+    """The smallest common size from which ours takes less at every larger one (`faster_from`), and where the
+    lines between measured points cross before it, in logarithms (`crossing`); None where there is none.
+    """
     own, other = dict(ours), dict(theirs)
-    return [(x, math.log(own[x] / other[x])) for x in sorted(own.keys() & other.keys())]
+    gaps = [(x, math.log(own[x] / other[x])) for x in sorted(own.keys() & other.keys())]
+    start = 1 + max((i for i, (_, gap) in enumerate(gaps) if gap >= 0), default=-1)
+    if start == len(gaps):
+        return {"faster_from": None, "crossing": None}
+    high, below = gaps[start]
+    if start == 0:
+        return {"faster_from": high, "crossing": None}
+    low, above = gaps[start - 1]
+    return {"faster_from": high, "crossing": low * (high / low) ** (above / (above - below))}
 
 
 def measure_apart(case: LengthCase) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The paper's own way to compute, transcribed: the baselines of our times, checked against ours."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -258,6 +258,11 @@ def paper_model(name: str, shape: VisionConfig) -> VisionTransformer:
         theirs.load_state_dict(ours.state_dict())
         block.attention = theirs
     return model
+
+
+def gaps_to_ours(names: Iterable[str]) -> dict[str, float]:
+    """Of every transcription among the names."""
+    return {name: gap_to_ours(name) for name in names if name in PAPERS}
 
 
 @torch.no_grad()

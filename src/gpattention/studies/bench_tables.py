@@ -91,9 +91,9 @@ def step_table(result: Measurement) -> BenchTable:
     """Training steps: one row for each model, targets beside those of an H200."""
     facts, cuda = result.facts, result.facts["device"] == "cuda"
     aimed = cuda and facts["batch"] == TARGET_BATCH
-    rows = []
+    rows, targets = [], PUBLISHED["step"] if aimed else {}
     for row in result.rows:
-        goals = PUBLISHED["step"].get(row["name"], {}) if aimed else {}
+        goals = targets.get(row["name"], {})
         shown = {**row, "ms": _ms(row["seconds"]), **goals}
         shown["fused"] = None if row["fused"] is None else ", ".join(row["fused"]) or "none"
         if not cuda:  # there is no choice to be explained
@@ -112,8 +112,7 @@ def step_table(result: Measurement) -> BenchTable:
 
 def floor_table(floors: Sequence[Floor], result: Measurement | None = None) -> BenchTable:
     """What a step cannot go below, beside what was measured on a GPU."""
-    on_gpu = result is not None and result.facts["device"] == "cuda"
-    measured = {row["name"]: row for row in result.rows} if result is not None and on_gpu else {}
+    measured = {row["name"]: row for row in result.rows} if result is not None else {}
     rows = []
     for floor in floors:
         row, (flop_ms, byte_ms, launch_ms) = measured.get(floor.name, {}), map(_ms, floor.shares)
@@ -121,8 +120,8 @@ def floor_table(floors: Sequence[Floor], result: Measurement | None = None) -> B
         rows.append({
             "name": floor.name, "gflop": floor.flops / 1e9, "flop_ms": flop_ms,
             "mib": floor.bytes_moved / 2**20, "byte_ms": byte_ms, "fewest_launches": floor.launches,
-            "launch_ms": launch_ms, "floor_ms": _ms(floor.seconds), "launches": launches,
-            "launches_ms": launches and 1000 * launches * SECONDS_PER_LAUNCH, "ms": _ms(seconds),
+            "launch_ms": launch_ms, "floor_ms": _ms(floor.seconds), "launches": launches, "ms": _ms(seconds),
+            "launches_ms": launches and 1000 * launches * SECONDS_PER_LAUNCH,
             "to_floor": seconds and seconds / floor.seconds,
         })  # fmt: skip
     notes = (f"computed, not measured; assumed of the machine ({ASSUMED})",)

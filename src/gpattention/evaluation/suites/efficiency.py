@@ -41,19 +41,17 @@ def measure_cost(
     device = labels.device
     model = build()
 
-    def predict_all(model: Any) -> None:
-        predict(model, inputs, samples=samples, draw=draw)
-
     def train() -> None:
         step = _training_step(build(), inputs, labels, draw)
         step()  # the optimiser's tensors come with the first step
         step()
 
+    options: dict[str, Any] = {"samples": samples, "draw": draw}
     return (
         _median_seconds(_training_step(model, inputs, labels, draw), steps, device),
-        _median_seconds(lambda: predict_all(model), steps, device),
+        _median_seconds(lambda: predict(model, inputs, **options), steps, device),
         peak_memory(train, device) / MEBIBYTE,
-        peak_memory(lambda: predict_all(build()), device) / MEBIBYTE,
+        peak_memory(lambda: predict(build(), inputs, **options), device) / MEBIBYTE,
     )
 
 
@@ -232,8 +230,7 @@ def planned_sizes(config: Config, plan: EfficiencyPlan) -> dict[tuple[int | None
 
 def inducing_of(config: Config) -> int | None:
     """The number of inducing points of the first layer that has some; the first of a pair."""
-    numbers = (_inducing(layer) for layer in config.layers)
-    first = next((number for number in numbers if number is not None), None)
+    first = next(filter(None, map(_inducing, config.layers)), None)
     return first[0] if isinstance(first, tuple) else first
 
 
@@ -244,10 +241,13 @@ def _inducing(layer: AttentionConfig) -> Any:
 
 
 def _with_inducing(config: Config, count: int) -> Config:
-    more = {"num_inducing": count}
-    changed = (AttentionConfig(layer.kind, {**layer.options, **more}) for layer in config.layers)
-    pairs = zip(config.layers, changed, strict=True)
-    return replace(config, attention=tuple(old if _inducing(old) is None else new for old, new in pairs))
+    layers = [
+        layer
+        if _inducing(layer) is None
+        else replace(layer, options={**layer.options, "num_inducing": count})
+        for layer in config.layers
+    ]
+    return replace(config, attention=tuple(layers))
 
 
 def _longer(config: Config, factor: float) -> Config:
@@ -266,8 +266,7 @@ def _random_items(config: Config, items: int, device: torch.device) -> tuple[Inp
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(config.classes, (items,), generator=generator).to(device)
     if isinstance(config, VisionConfig):
-        images = torch.randn(items, config.channels, *config.sides, generator=generator)
-        return images.to(device), labels
+        return torch.randn(items, config.channels, *config.sides, generator=generator).to(device), labels
     shape = (items, config.max_length)
     inputs = {
         "tokens": torch.randint(1, config.vocabulary, shape, generator=generator).to(device),
