@@ -86,7 +86,6 @@ def test_parts_of_images() -> None:
     assert batch.labels.tolist() == [2, 2]
     assert isinstance(batch.inputs, Tensor)
     assert batch.inputs.equal(images.images[chosen])
-    assert images.nbytes == 12 * 3 * 36 + 12 * 8
     assert repr(images) == "Images(12 of 3x6x6, torch.uint8, cpu)"
     assert Images.unlabelled(images.images).labels.tolist() == [-1] * 12
 
@@ -100,11 +99,9 @@ def test_texts() -> None:
     assert batch.labels.tolist() == [1, 0]
     assert encoded.select(torch.tensor([1])).sentences == ("d e",)
     assert encoded.select(torch.tensor([1])).inputs["length"].tolist() == [2]
-    assert encoded.nbytes == 3 * 8 + 3 * 8 + 9
     assert "3 sentences" in repr(encoded)
     data = TextData("t", TEXTS, TEXTS, TEXTS, ("no", "yes"), 0, {"far": TEXTS}).encoded(encoder)
     assert data.ood["far"].inputs["length"].tolist() == [3, 2, 1]
-    assert data.nbytes == 4 * encoded.nbytes
     moved = data.to("meta")
     tensors = [x for part in moved.parts.values() for x in (part.labels, *part.inputs.values())]
     assert {x.device.type for x in tensors} == {"meta"}
@@ -169,7 +166,7 @@ def test_the_loader_gives_the_very_batches(workers: int) -> None:
     images = some_images(50)
     settings = {"seed": 1, "epoch": 2, "drop_last": True, "rank": 1, "world_size": 2}
     expected = batches(50, 8, **settings)
-    found = list(loader(images, 8, workers=workers, pin_memory=False, **settings))
+    found = list(loader(images, 8, workers=workers, **settings))
     assert [batch.items.tolist() for batch in found] == [items.tolist() for items in expected]
     for batch in found:
         assert isinstance(batch, Batch)

@@ -108,7 +108,6 @@ def test_shuffling_keeps_the_histogram_and_the_colours() -> None:
         assert before.flatten(1).T.unique(dim=0).equal(after.flatten(1).T.unique(dim=0))
     same = images[:1].expand(4, -1, -1, -1)
     assert len(made.shuffled(same).flatten(1).unique(dim=0)) == 4
-    assert made.inverted(images).add(images).eq(255).all()
 
 
 def test_digits_need_no_other_package() -> None:
