@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from gpattention.data.corruptions.digital import (
-    frequencies,
-    from_frequencies,
-)
 from tests.data.corruptions.pictures import pictures
-from tests.oracles.corruption_jpeg import cosines
 
 QUALITIES = [int(c[0]) for c in CORRUPTIONS["jpeg_compression"].severities]
 
@@ -58,20 +53,3 @@ def test_is_what_pillow_makes(severity: int, size: tuple[int, int]) -> None:
         away = np.abs(after.permute(1, 2, 0).numpy() - decoded)
         # none with libjpeg-turbo; another libjpeg may round its transform otherwise
         assert away.mean() < 0.5
-
-
-def test_frequencies_are_eight_times_the_cosine_transform_and_come_back() -> None:
-    generator = torch.Generator().manual_seed(0)
-    blocks = torch.randint(-128, 128, (200, 8, 8), generator=generator)
-    away = np.abs(frequencies(blocks).numpy() - 8 * cosines() @ blocks.numpy() @ cosines().T)
-    assert away.max() < 2.5
-    assert away.mean() < 0.5
-    coefficients = torch.randint(-60, 60, (200, 8, 8), generator=generator.manual_seed(1))
-    exact = cosines().T @ coefficients.numpy() @ cosines()
-    assert np.abs(from_frequencies(coefficients).numpy() - exact).max() < 0.5 + 0.4
-
-
-def test_greys_turn_reddish_when_saturation_is_added() -> None:
-    grey = torch.full((1, 3, 8, 8), 100, dtype=torch.uint8)
-    red, green, blue = corrupt(grey, "saturate", 5)[0, :, 0, 0].tolist()
-    assert (red, green, blue) == (100, 80, 80)
