@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpattention.attention import DirectAttention, Positive, attention_class, register_attention, registry
-from gpattention.models import Transformer, output_gap, warm_start
+from gpattention.models import Transformer, WarmStart, output_gap, warm_start
 from tests.models.small_models import attentions, images, layer, sentences, text, vision
 
 X = images(5)
@@ -123,6 +123,11 @@ class TestReport:
         as_they_were = [n for n in report.copied if not n.startswith("blocks.1.attention.")]
         as_they_were += [f"blocks.1.attention.{part}.weight" for part in ("value", "output")]
         assert [n for n in as_they_were if not torch.equal(after[n], theirs[n])] == []
+
+    def test_table(self) -> None:
+        table = WarmStart(("a", "b"), ("noise.raw",), 0.5).table()
+        assert table.startswith("2 tensors copied, 1 initialised afresh:\n  noise.raw\n")
+        assert table.endswith(": 5.00e-01")
 
     def test_length_scales_are_folded(self) -> None:
         source = vision(layer("kernel", kernel="ard_rbf", normalize="none"))
