@@ -67,9 +67,7 @@ LINE = r"x.tsv, line [23]: expected source, label 0 or 1, mark and sentence"
 test_refusals = refusals([
     (lambda folder: read_line(folder, "a\t1\tNo mark ."), LINE, ""),
     (lambda folder: read_line(folder, "a\t2\t\tA label ."), LINE, ""),
-    (lambda folder: read_line(folder, ""), LINE, ""),
     (lambda folder: read_line(folder, 'a\t1\t\tA\ttab "'), LINE, ""),
-    (lambda folder: read_line(folder, "a\t1\t\tx\n\n"), LINE, ""),
     (lambda root: load_whole(root), r"\(8551, 527, 516\) sentences", r"\(30, 6, 4\): pass subset"),
     (lambda root: load_whole(root, form="words"), "form to be one of tokenized, raw", "words"),
 ])  # fmt: skip
@@ -80,5 +78,5 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load("cola", tmp_path)
     official.write_cola(tmp_path)
     (tmp_path / "cola_public" / "raw" / "in_domain_dev.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"in_domain_dev.tsv, got nothing"):
+    with pytest.raises(FileNotFoundError, match=r"in_domain_dev\.tsv"):
         load("cola", tmp_path, form="raw")

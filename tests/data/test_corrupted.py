@@ -23,6 +23,7 @@ NAMES = ("fog", "contrast")
 def test_corrupted_images_by_severity(tmp_path: Path) -> None:
     arrays = official.write_corrupted(tmp_path)
     data = load("cifar10-c", tmp_path, subset=True)
+    assert (data.name, data.regenerated, data.severities) == ("cifar10-c", None, (1, 2, 3, 4, 5))
     assert data.corruptions == ("fog", "snow")
     for severity in range(1, 6):
         part = data.part("snow", severity)
@@ -84,8 +85,6 @@ test_refusals = refusals([
     (lambda root: part_of(root, fog=b"no array"), r"fog.npy: expected a NumPy array", ""),
     (lambda root: load_corrupted("cifar10", root), "name to be one of cifar10-c, cifar100-c", "cifar10"),
     (lambda root: recorded(root, "no JSON"), RECORD, ""),
-    (lambda root: recorded(root, "[]"), RECORD, ""),
-    (lambda root: recorded(root, '{"name": "x"}'), RECORD, ""),
     (lambda root: recorded(root, '{"recipe": {"severities": 3}}'), RECORD, ""),
 ])  # fmt: skip
 
@@ -107,12 +106,6 @@ def test_a_regenerated_set_says_so_wherever_it_stands(tmp_path: Path) -> None:
             assert part.labels.tolist() == [3, 1]
         with pytest.raises(ValueError, match="severity among 2, 5, got 3"):
             data.part("contrast", 3)
-
-
-def test_published_ones_are_not_called_regenerated(tmp_path: Path) -> None:
-    official.write_corrupted(tmp_path)
-    data = load_corrupted("cifar10-c", tmp_path, subset=True)
-    assert (data.name, data.regenerated, data.severities) == ("cifar10-c", None, (1, 2, 3, 4, 5))
 
 
 def record(folder: Path) -> dict:
@@ -199,16 +192,6 @@ def test_carries_on_after_a_failure(tmp_path: Path) -> None:
     assert np.load(tmp_path / "contrast.npy").shape == (30, 16, 16, 3)
 
 
-def test_a_missing_file_is_made_again(tmp_path: Path) -> None:
-    regenerate(IMAGES, LABELS, tmp_path, names=NAMES)
-    content = (tmp_path / "fog.npy").read_bytes()
-    for file in ("fog.npy", "labels.npy"):
-        (tmp_path / file).unlink()
-    regenerate(IMAGES, LABELS, tmp_path, names=NAMES)
-    assert (tmp_path / "fog.npy").read_bytes() == content
-    assert (tmp_path / "labels.npy").is_file()
-
-
 def again(folder: Path, **changed: object) -> None:
     """Regenerate into a folder that holds another recipe's."""
     arguments = {"images": IMAGES, "labels": LABELS, "folder": folder, "names": ["contrast"]}
@@ -226,12 +209,9 @@ test_refused_folders = refusals([
     (lambda folder: again(folder, seed=1), "regenerated.json: expected seed", ANOTHER),
     (lambda folder: again(folder, severities=(1, 2)), "regenerated.json: expected severities", ANOTHER),
     (lambda folder: again(folder, images=IMAGES.flip(0)), "regenerated.json: expected images", ANOTHER),
-    (lambda folder: again(folder, labels=LABELS.flip(0)), "regenerated.json: expected labels", ANOTHER),
     (lambda folder: again(folder, frost=pictures(1, 100, 100)), "regenerated.json: expected frost", ANOTHER),
     (lambda folder: with_record(folder, b"{"), "regenerated.json", "is not JSON"),
-    (lambda folder: with_record(folder, b"\xff\xfe\x00"), "regenerated.json", "is not JSON"),
     (lambda folder: with_record(folder, b"[]"), "expected an object", "list"),
-    (lambda folder: with_record(folder, b'{"files": {}}'), "'recipe' and 'files'", ""),
     (lambda folder: with_record(folder, b'{"recipe": {}}'), "'recipe' and 'files'", ""),
 ])  # fmt: skip
 

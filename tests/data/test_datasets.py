@@ -17,10 +17,9 @@ from gpattention.data import (
     TextData,
     Texts,
     batches,
-    load,
     loader,
 )
-from gpattention.data.datasets import integers, keyed, permutation, split
+from gpattention.data.datasets import keyed, permutation, split
 from tests.refusals import refusals
 
 
@@ -65,13 +64,10 @@ test_refusals = refusals([
     (lambda: CropAndFlip(padding=-1), "padding", "-1"),
     (lambda: split(100, (70, 20), 0), "sizes >= 1 that add up to n = 100", "70, 20"),
     (lambda: split(100, (100, 0), 0), "sizes >= 1 that add up to n = 100", "100, 0"),
-    (lambda: split(100, (-1, 101), 0), "sizes >= 1 that add up to n = 100", "-1, 101"),
     (lambda: some_batches(n=-1), "n .*>= 0", "-1"),
-    (lambda: some_batches(batch_size=0), "batch_size .*>= 1", "0"),
     (lambda: some_batches(batch_size=3, world_size=4), "batch_size .*>= 4", "3"),
     (lambda: some_batches(world_size=0), "world_size .*>= 1", "0"),
     (lambda: some_batches(rank=2, world_size=2), "rank from 0 to 1", "2"),
-    (lambda: some_batches(rank=-1), "rank from 0 to 0", "-1"),
     (lambda: loader(some_images(), 2, workers=-1), "workers", "-1"),
     (lambda: loader(some_images(), 2, done=-1), "done", "-1"),
 ])  # fmt: skip
@@ -86,7 +82,6 @@ def test_parts_of_images() -> None:
     assert batch.labels.tolist() == [2, 2]
     assert isinstance(batch.inputs, Tensor)
     assert batch.inputs.equal(images.images[chosen])
-    assert images.nbytes == 12 * 3 * 36 + 12 * 8
     assert repr(images) == "Images(12 of 3x6x6, torch.uint8, cpu)"
     assert Images.unlabelled(images.images).labels.tolist() == [-1] * 12
 
@@ -100,22 +95,13 @@ def test_texts() -> None:
     assert batch.labels.tolist() == [1, 0]
     assert encoded.select(torch.tensor([1])).sentences == ("d e",)
     assert encoded.select(torch.tensor([1])).inputs["length"].tolist() == [2]
-    assert encoded.nbytes == 3 * 8 + 3 * 8 + 9
     assert "3 sentences" in repr(encoded)
     data = TextData("t", TEXTS, TEXTS, TEXTS, ("no", "yes"), 0, {"far": TEXTS}).encoded(encoder)
     assert data.ood["far"].inputs["length"].tolist() == [3, 2, 1]
-    assert data.nbytes == 4 * encoded.nbytes
     moved = data.to("meta")
     tensors = [x for part in moved.parts.values() for x in (part.labels, *part.inputs.values())]
     assert {x.device.type for x in tensors} == {"meta"}
     assert moved.train.sentences == TEXTS.sentences
-
-
-def test_all_parts_of_images_move_together() -> None:
-    data = load("digits").to("meta")
-    tensors = [x for part in data.parts.values() for x in (part.images, part.labels)]
-    assert {x.device.type for x in tensors} == {"meta"}
-    assert data.normalisation == load("digits").normalisation
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
@@ -169,7 +155,7 @@ def test_the_loader_gives_the_very_batches(workers: int) -> None:
     images = some_images(50)
     settings = {"seed": 1, "epoch": 2, "drop_last": True, "rank": 1, "world_size": 2}
     expected = batches(50, 8, **settings)
-    found = list(loader(images, 8, workers=workers, pin_memory=False, **settings))
+    found = list(loader(images, 8, workers=workers, **settings))
     assert [batch.items.tolist() for batch in found] == [items.tolist() for items in expected]
     for batch in found:
         assert isinstance(batch, Batch)
@@ -215,14 +201,6 @@ def test_these_numbers_never_change() -> None:
     assert keyed(torch.arange(2), 1, 0, 0).tolist() == [by_hand(0, 1, 0, 0), by_hand(1, 1, 0, 0)]
     assert permutation(8, 1, 0, 0).tolist() == [0, 4, 5, 7, 1, 3, 2, 6]
     assert [b.tolist() for b in batches(5, 2, seed=3, epoch=7)] == [[2, 4], [0, 1], [3]]
-
-
-def test_integers_are_even_and_independent() -> None:
-    drawn = integers(torch.arange(90_000), 9, 1, 2)
-    counts = torch.bincount(drawn, minlength=9).double()
-    assert ((counts - 10_000).square() / 10_000).sum() < 30  # chi square, 8 degrees of freedom
-    other = integers(torch.arange(90_000), 9, 1, 3)
-    assert abs(float(torch.corrcoef(torch.stack([drawn, other]).double())[0, 1])) < 0.015
 
 
 def test_splits_are_parts_of_the_whole() -> None:

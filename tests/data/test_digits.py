@@ -55,16 +55,6 @@ def test_the_seed_decides() -> None:
     assert one.normalisation == same.normalisation != other.normalisation
 
 
-def test_inputs_are_normalised_by_the_training_part() -> None:
-    data = load("digits")
-    assert data.normalisation.source == "training part"
-    inputs = data.inputs(data.train.images)
-    assert inputs.dtype == torch.float32
-    assert abs(float(inputs.double().mean())) < 1e-6
-    assert abs(float(inputs.double().std(correction=0)) - 1) < 1e-6
-    assert float(data.inputs(data.test.images).mean()) != 0
-
-
 def test_augmentation_is_an_option() -> None:
     plain, augmented = load("digits"), load("digits", augment=True)
     items = torch.arange(20)
@@ -108,7 +98,6 @@ def test_shuffling_keeps_the_histogram_and_the_colours() -> None:
         assert before.flatten(1).T.unique(dim=0).equal(after.flatten(1).T.unique(dim=0))
     same = images[:1].expand(4, -1, -1, -1)
     assert len(made.shuffled(same).flatten(1).unique(dim=0)) == 4
-    assert made.inverted(images).add(images).eq(255).all()
 
 
 def test_digits_need_no_other_package() -> None:

@@ -57,17 +57,14 @@ BAD = {
     "a little more": npy(IMAGES)[:-1],
     "less": npy(IMAGES) + b"!",
     "a negative side": headed(described("(-1, 4)"), bytes(4)),
-    "two negative sides": headed(described("(-2, -2)"), bytes(4)),
     "a side that is no number": headed(described("('a',)"), bytes(4)),
     "objects": npy(np.array([{}, {}], dtype=object)),
-    "objects in records": headed(described("(1,)", "O"), bytes(8)),
     "deep header": headed("(" * 9000),
     "a header that is code": headed("__import__('os').system('true')"),
     "a long header": headed(" " * 60_000),
     "nothing": b"",
     "a pickle": b"\x80\4]\x94.",
     "text": b"not an array",
-    "an archive": b"PK\3\4" + bytes(100),
     "a version that is not known": b"\x93NUMPY\x09\0" + bytes(100),
 }
 
@@ -113,22 +110,19 @@ def long_line(folder: Path) -> None:
     read_images([folder / "x.png"], 3000, "resize")
 
 
-def fitted(folder: Path, *arguments: object, **options: object) -> None:
+def fitted(folder: Path, *arguments: object) -> None:
     write_images(folder, [(32, 32), (36, 40)])
-    read_images(image_files(folder), *arguments, **options)
+    read_images(image_files(folder), *arguments)
 
 
 test_refusals = refusals([
     (lambda folder: npz(folder, b""), r"x\.npz: expected an \.npz file", "got ."),
-    (lambda folder: npz(folder, b"PK\3\4"), r"x\.npz: expected an \.npz file", "got ."),
     (lambda folder: npz(folder, npy(IMAGES)), r"x\.npz: expected an \.npz file", "got ."),
-    (lambda folder: npz(folder, b"text"), r"x\.npz: expected an \.npz file", "got ."),
     (grown, "'images' would have 134217728 bytes", r"a file of 1\d{5}$"),
     (long_line, r"x\.png: ", "300000000 x 3000 pixels"),
     (lambda folder: fitted(folder, 32), "00001.png", r"36 x 40 pixels for 32 x 32 \(fit 'exact'\)"),
     (lambda folder: fitted(folder, 64, "crop"), r"00000.png", r"32 x 32 pixels for 64 x 64 \(fit 'crop'\)"),
     (lambda folder: fitted(folder, 32, "squeeze"), "fit to be one of exact, crop, resize", "squeeze"),
-    (lambda folder: fitted(folder, channels=4), "channels to be 1 or 3", "4"),
     (lambda: load_ood(__file__), r"a folder or an \.npz file", "test_files.py"),
 ])  # fmt: skip
 
@@ -229,7 +223,6 @@ def test_fits(tmp_path: Path) -> None:
     assert read_images([same], 32, "resize").equal(read_images([same], 32, "exact"))
     by_hand = np.array(Image.open(larger).resize((32, 36), Image.Resampling.BILINEAR))[2:34]
     assert read_images([larger], 32, "resize")[0].equal(torch.from_numpy(by_hand).permute(2, 0, 1))
-    assert read_images([same], 32, channels=1).shape == (1, 1, 32, 32)
     assert PIXELS == Image.MAX_IMAGE_PIXELS
 
 
@@ -381,21 +374,6 @@ def flipped(content: bytes, place: int) -> bytes:
 
 
 SOUND = r"x: expected a sound .tar, .tar.gz, .tar.xz or .zip.*, got"
-
-
-@both
-@pytest.mark.parametrize("cut", [0, 100, -60])
-def test_cut_archives_are_refused(write, cut: int, tmp_path: Path) -> None:
-    archive = write(tmp_path / "x", ("a", bytes(range(256)) * 500), ("b", b"!" * 3000))
-    archive.write_bytes(archive.read_bytes()[:cut])
-    refused(archive, SOUND)
-
-
-@pytest.mark.parametrize("place", [-8, -4], ids=["checksum", "length"])
-def test_wrong_checksums_at_the_end_are_refused(place: int, tmp_path: Path) -> None:
-    archive = tarred(tmp_path / "x", *GOOD)
-    archive.write_bytes(flipped(archive.read_bytes(), place))
-    refused(archive, SOUND)
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])

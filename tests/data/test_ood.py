@@ -63,10 +63,8 @@ def load_array(folder: Path, x: np.ndarray, name: str = "images") -> None:
 
 test_refusals = refusals([
     (lambda folder: load_ood(str(folder)), ": expected images", "none"),
-    (lambda: load_ood(__file__), r"folder or an .npz file", "test_ood.py"),
     (lambda folder: load_array(folder, np.zeros(3), "pictures"), "an array 'images'", "pictures"),
     (lambda folder: load_array(folder, np.zeros((2, 16, 16, 3), "u1")), r"32, 32, 3\]", r"\(2, 16, 16, 3\)"),
-    (lambda folder: load_array(folder, np.array([print], dtype=object)), "a.npz", "Python objects"),
 ])  # fmt: skip
 test_missing = refusals(
     [

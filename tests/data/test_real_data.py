@@ -37,18 +37,3 @@ def test_cifar10() -> None:
     published = CIFAR10.published
     assert torch.tensor(data.normalisation.mean).allclose(torch.tensor(published.mean), atol=2e-3)
     assert torch.tensor(data.normalisation.std).allclose(torch.tensor(published.std), atol=2e-3)
-
-
-def test_cifar100() -> None:
-    need("cifar100", "present", "subset")
-    data = load("cifar100", subset=True)
-    assert data.classes[:3] == ("apple", "aquarium_fish", "baby")
-    assert len(data.test.labels.unique()) == 100
-    assert (data.name == "cifar100") == (STATES["cifar100"] == "present")
-
-
-def test_textures() -> None:
-    need("textures", "present", "subset")
-    images = load("textures", subset=True)
-    assert images.images.shape[1:] == (3, 32, 32)
-    assert float(images.images.double().std()) > 30

@@ -75,7 +75,6 @@ test_refusals = refusals(
     [
         (lambda: shift_texts(TEXTS, "shuffled", 1), "name", "'shuffled'"),
         (lambda: shift_texts(TEXTS, "cut", 4), "severity", "4"),
-        (lambda: shift_texts(TEXTS, "cut", True), "severity", "True"),  # type: ignore[arg-type]
         (lambda: shift_texts(TEXTS, "cut", 1, seed=0.5), "seed", "0.5"),  # type: ignore[arg-type]
         (lambda: shift_texts(TEXTS, "cut", 1, first_item=-1), "first_item", "-1"),
         (lambda: shift_texts("a text", "cut", 1), "texts", "'a text'"),

@@ -37,7 +37,6 @@ LAYERS = [
     layer("sgpa", kernel="exp_dot", jitter=1e-5),
 ]
 every_layer = pytest.mark.parametrize("given", LAYERS, ids=lambda x: f"{x.kind} {' '.join(x.options)}")
-both_models = pytest.mark.parametrize("make", [vision, text])
 
 V, T, A = VisionConfig, TextConfig, AttentionConfig
 ENTRIES = "attention entries with 'kind' and 'options'"
@@ -169,26 +168,14 @@ def test_a_failed_write_leaves_whole_files(
     assert len(load_file(tmp_path / "model.safetensors")) == len(vision("cgp").state_dict())
 
 
-def test_a_config_that_is_no_json_writes_nothing(tmp_path: Path) -> None:
-    model = vision("cgp")
-    object.__setattr__(model.config, "dropout", torch.float32)  # stands for an option of one's own kind
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        model.save_pretrained(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 TOO_LARGE: list[tuple[type[TransformerConfig], dict[str, Any]]] = [
     *((V, {name: 10**12}) for name in ("depth", "classes", "mlp_width")),
     *((T, {name: 10**12}) for name in ("vocabulary", "embedding_width", "contextual_width", "max_length")),
     (V, {"width": 4_000_000}),
-    (T, {"width": 4_000_000}),
-    (V, {"width": 10**30, "heads": 1}),
     (V, {"channels": 10**9}),
     (V, {"image_size": 4 * 10**9}),
-    (V, {"image_size": (4, 4 * 10**9)}),
     (V, {"image_size": 10**9, "patch": 10**9}),
     (V, {"attention": layer("sgpa", num_inducing=100_000)}),
-    (V, {"attention": layer("sgpa", num_inducing=10**18)}),
     (V, {"attention": layer("scgp", num_inducing=10**9)}),
     (V, {"attention": layer("scgp", num_inducing=(8, 10**9), inducing="pooled")}),
 ]
@@ -223,12 +210,6 @@ def test_the_limit_counts_every_parameter(
         with nullcontext() if limit == count else pytest.raises(ValueError, match="parameters, got"):
             assert type(model.config).from_dict(plain) == model.config
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_large_models_that_can_be_meant_are_not_refused() -> None:
-    VisionConfig(width=8192, depth=12, heads=8)  # 5.6e9
-    VisionConfig(attention=layer("scgp", num_inducing=10_000))
-    VisionConfig(attention=layer("sgpa", num_inducing=1000))
 
 
 @pytest.fixture
@@ -298,12 +279,8 @@ def test_missing_files_and_another_class(folder: Path) -> None:
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"format_version": 2}, "expected format_version 1, got 2"),
-    ({"format_version": None}, "expected format_version 1, got None"),
     ({"author": "me"}, "expected a 'config' and no ['author']"),
-    ({"config": [1]}, "expected a 'config'"),
-    ({"config": {"depht": 2}}, "unknown keys in VisionConfig: depht"),
     ({"config": {"depth": "2"}}, "depth to be a whole number >= 1, got '2'"),
-    ({"config": {"attention": 3}}, "attention to be a list of one entry per layer, got 3"),
     ({"config": {"attention": [{"kind": "cgp", "options": {"noise": -1}}], "depth": 1}}, "got -1"),
 ])  # fmt: skip
 def test_defects_of_a_config(folder: Path, change: dict[str, Any], message: str) -> None:

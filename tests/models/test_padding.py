@@ -131,15 +131,6 @@ def test_sentences_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_is_as_good_as_index_zero(kind: str) -> None:
-    transformer, tokens = text(kind), sentences(*LENGTHS)
-    filled = torch.where(tokens == 0, 7, tokens)  # real words behind the mask
-    found = transformer({"tokens": filled, "padding_mask": tokens == 0}).logits
-    same(found, transformer(tokens).logits)
-    assert (found - transformer(filled).logits).abs().max().item() > 1e-4
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_sentence(kind: str) -> None:
     transformer = text(layer(kind), contextual_width=CONTEXTUAL)
     inputs = batch(6, padded_with=math.nan, lengths=(6, 0))

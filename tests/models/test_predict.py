@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -14,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpattention
 from gpattention import gp
-from gpattention.evaluation import LaplaceLastLayer, MCDropout
+from gpattention.evaluation import MCDropout
 from gpattention.models import predict
-from gpattention.models.predict import ROWS, VarianceMeans, collect, cut, evaluating, run_rows
+from gpattention.models.predict import VarianceMeans, collect, cut, evaluating, run_rows
 from gpattention.numerics import cholesky
 from tests.hosts.hosts import make
 from tests.models.graph_stand_in import stand_in
@@ -184,16 +183,6 @@ class TestReplays:
             predict(vision("direct"), IMAGES, samples=3, batch_size=3, capture=capture)
         assert raised.value is failure
 
-    def test_mappings_are_copied_into_the_graph(self, monkeypatch) -> None:
-        words = torch.randint(1, 20, (7, 9), generator=seeded(0))
-        inputs = {"tokens": words, "padding_mask": torch.arange(9) >= torch.arange(1, 8)[:, None]}
-        model = text("cgp")
-        plain = predict(model, inputs, samples=2, batch_size=4)
-        stand_in(monkeypatch)
-        monkeypatch.setattr(running, "why_not_captured", lambda *_: None)
-        found = predict(model, inputs, samples=2, batch_size=4, capture=True)
-        torch.testing.assert_close(found.logits, plain.logits, rtol=1e-12, atol=1e-12)
-
     def test_where_they_are_allowed(self, monkeypatch) -> None:
         refusal = running.why_not_captured
         model, gpu = vision("cgp"), torch.device("cuda")
@@ -249,24 +238,6 @@ class TestFailures:
         predict(vision("cgp"), IMAGES, samples=2)
         assert sum(gp.health().values()) == 0
 
-    def test_memory_that_does_not_suffice_is_tried_with_fewer_rows(self, monkeypatch) -> None:
-        asked, run = [], running.run_chunks
-
-        def limited(*arguments, batch_size, **options):
-            asked.append(batch_size)
-            if batch_size > 256:
-                raise torch.OutOfMemoryError
-            return run(*arguments, batch_size=batch_size, **options)
-
-        model = vision("cgp")
-        monkeypatch.setattr(running, "run_chunks", limited)
-        monkeypatch.setitem(ROWS, "cpu", 2000)
-        found = predict(model, IMAGES, samples=2)
-        assert asked == [2000, 256]
-        assert found.logits.shape == (2, 5, 3)
-        with pytest.raises(torch.OutOfMemoryError):
-            predict(model, IMAGES, samples=2, batch_size=300)
-
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -286,22 +257,14 @@ def test_replays_on_a_gpu(kind: str) -> None:
 
 X = torch.randn(4, 3, 8, 8)
 
-NOT_INPUTS: list[tuple[Any, str]] = [
-    (X.numpy(), "got ndarray: torch.from_numpy"),
-    (np.float32(1), "got float32: torch.from_numpy"),
-    ((X, X), "got tuple of Tensor: .* in a mapping"),
-    (["a b", "c"], "got list of texts: a tokenizer"),
-    ("a b", "got str of texts: a tokenizer"),
-    (DataLoader(TensorDataset(X)), "got DataLoader: .* first_item="),
-    (None, "got NoneType$"),
-]
+NOT_INPUTS: list[Any] = [X.numpy(), (X, X), ["a b", "c"], "a b", DataLoader(TensorDataset(X)), None]
 
 
-@pytest.mark.parametrize(("inputs", "message"), NOT_INPUTS, ids=lambda x: type(x).__name__)
-def test_other_inputs_are_refused(inputs: Any, message: str) -> None:
+@pytest.mark.parametrize("inputs", NOT_INPUTS, ids=lambda x: type(x).__name__)
+def test_other_inputs_are_refused(inputs: Any) -> None:
     model, handle = vision("cgp"), gpattention.attach(make("encoder").model)
     for call in (model.predict, handle.predict, handle.variances, handle.process_mean):
-        with pytest.raises(ValueError, match=f"inputs to be a tensor or a mapping of tensors, {message}"):
+        with pytest.raises(ValueError, match=f"inputs to be a tensor .*, got {type(inputs).__name__}$"):
             call(inputs)
 
 
@@ -352,21 +315,6 @@ class TestMemoryThatDoesNotSuffice:
         torch.testing.assert_close(found.variances[1], whole.variances[1])
         with pytest.raises(torch.OutOfMemoryError):
             predict(model, x, batch_size=3, **asked)
-
-    @pytest.mark.parametrize("predictor", [MCDropout, LaplaceLastLayer])
-    def test_of_competitors(self, monkeypatch: pytest.MonkeyPatch, predictor: type[Any]) -> None:
-        model, x, seen = StubModel(p=0.2), normal(8, 5), []
-        made = predictor(model)
-        if hasattr(made, "fit"):
-            made.fit(x, torch.arange(8) % 3)
-        whole = made.predict(x, samples=3, batch_size=100)
-        monkeypatch.setattr(model, "features", limited(model.features, seen))
-        monkeypatch.setattr(
-            "gpattention.evaluation.predictors.calls_of_items", lambda *_: [True]
-        )  # it looks at batches of its own
-        found = made.predict(x, samples=3)
-        assert (seen[0], max(seen[1:])) == (5, 2)
-        torch.testing.assert_close(found.logits, whole.logits)
 
     def test_of_hosts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for way in ("attach", "convert"):

@@ -16,7 +16,6 @@ X = images(5, dtype=torch.float32)
 WORDS = sentences(6, 3, 5, 2, 6)
 EPSILON = 1e-6  # float32 sums of a batch and of its parts differ in their last bits
 both_models = pytest.mark.parametrize("make", [vision, text])
-every_kind = pytest.mark.parametrize("kind", KINDS)
 every_stack = pytest.mark.parametrize("stack", STACKS, ids="+".join)
 drawing_stacks = pytest.mark.parametrize("stack", [*((kind,) for kind in DRAWING), *MIXES], ids="+".join)
 

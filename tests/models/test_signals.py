@@ -62,14 +62,6 @@ def test_joined_per_token_signals_are_padded() -> None:
     assert torch.equal(joined.token_attention_entropy[2:], long.token_attention_entropy)
 
 
-def test_names_default_to_those_of_the_variance() -> None:
-    whole = some(3)
-    both = Signals(whole.logits, whole.features, whole.variance, whole.variance, whole.tokens, NAMES)
-    assert both.entropy_sites == NAMES
-    bare = Signals(whole.logits, whole.features, None, None, whole.tokens)
-    assert (bare.sites, bare.entropy_sites, bare[:1].variance) == ((), (), None)
-
-
 @pytest.mark.parametrize(("field", "value", "message"), [
     ("logits", None, "expected logits to be a tensor"),
     (

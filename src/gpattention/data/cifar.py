@@ -8,7 +8,6 @@ proportion to its bytes.
 """
 
 import pickletools
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from gpattention.checks import check_choice, check_count, check_labels
 from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
@@ -320,12 +320,8 @@ def _read_folders(kind: Cifar, folder: Path) -> Read:
 
 def _taking_turns(labels: Tensor) -> Tensor:
     """Items in an order in which classes take turns: the first so many of a test set are of all classes."""
-    seen: Counter[int] = Counter()
-    turns = []
-    for item, label in enumerate(labels.tolist()):
-        turns.append((seen[label], label, item))
-        seen[label] += 1
-    return torch.tensor([item for _, _, item in sorted(turns)], dtype=torch.int64)
+    turns = one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0]  # [n] how many of its class so far
+    return torch.from_numpy(np.lexsort((labels.numpy(), turns.numpy())))
 
 
 def _pickled(file: Path, kind: Cifar) -> Images:

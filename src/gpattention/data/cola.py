@@ -8,8 +8,7 @@ import torch
 from gpattention.checks import check_choice
 from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
 from gpattention.data.datasets import TextData, Texts, split
-from gpattention.data.files import existing_file
-from gpattention.files import StrPath, read_text
+from gpattention.files import StrPath, existing_file, read_text
 
 FOLDERS = ("cola_public", "cola/cola_public", "CoLA/cola_public")
 FORMS = ("tokenized", "raw")
@@ -80,7 +79,7 @@ def read_cola(file: Path) -> Texts:
     There are no quote rules: a quotation mark is a character of its sentence.
     """
     sentences, labels = [], []
-    lines = read_text(existing_file(file)).split("\n")
+    lines = read_text(existing_file("a part of CoLA", file)).split("\n")
     for number, line in enumerate(lines if lines[-1] else lines[:-1], start=1):
         columns = line.rstrip("\r").split("\t")
         if len(columns) != 4 or columns[1] not in ("0", "1"):

@@ -22,8 +22,8 @@ from gpattention.checks import check_choice
 from gpattention.data import corruptions as made
 from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
 from gpattention.data.datasets import Images
-from gpattention.data.files import existing_file, map_npy
-from gpattention.files import StrPath, file_digest, read_json, read_object, replaced, write_atomically
+from gpattention.data.files import map_npy
+from gpattention.files import StrPath, existing_file, file_digest, read_object, replaced, write_atomically
 
 FOLDERS = {"cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
 CORRUPTIONS = tuple(sorted(made.CORRUPTIONS))
@@ -98,7 +98,7 @@ class CorruptedImages:
         )
 
     def _array(self, name: str) -> np.ndarray:
-        return map_npy(existing_file(self.folder / f"{name}.npy"))
+        return map_npy(existing_file(name, self.folder / f"{name}.npy"))
 
 
 def load_corrupted(
@@ -143,7 +143,7 @@ def _origin(folder: Path) -> Origin | None:
     if not file.is_file():
         return None
     try:
-        record: Any = read_json(file)
+        record = read_object(file)
         recipe = record["recipe"]
         severities = tuple(int(severity) for severity in recipe["severities"])
         return Origin(str(record["name"]), str(recipe["frost"]), severities, int(recipe["seed"]))

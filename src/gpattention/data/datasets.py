@@ -160,15 +160,9 @@ def batches(
 
 
 def loader(
-    part: Part,
-    batch_size: int,
-    *,
-    workers: int = 2,
-    pin_memory: bool | None = None,
-    done: int = 0,
-    **order: Any,
+    part: Part, batch_size: int, *, workers: int = 2, done: int = 0, **order: Any
 ) -> "DataLoader[Batch]":
-    """One epoch of `Batch`es of a part on the CPU, the very batches of `batches`.
+    """One epoch of `Batch`es of a part on the CPU, the very batches of `batches`; pinned for a CUDA device.
 
     Images come as they are stored; bring them to the device, then call `ImageData.inputs`: 8-bit pixels
     are a quarter of the bytes.
@@ -177,7 +171,6 @@ def loader(
         part: `Images` or `Texts`.
         batch_size: items of all ranks together.
         workers: processes that cut batches; 0 cuts them in this one.
-        pin_memory: whether batches are pinned; as a rule, where there is a CUDA device.
         done: batches to leave out at the beginning, to continue an epoch.
         order: seed, epoch, shuffle, drop_last, rank and world_size as for `batches`; make a new loader for
             each epoch.
@@ -193,7 +186,7 @@ def loader(
         WholeBatches(part.batch, cuts),
         batch_size=None,  # an element is a batch already
         num_workers=check_count("workers", workers, least=0),
-        pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+        pin_memory=torch.cuda.is_available(),
     )
 
 
@@ -219,10 +212,6 @@ def _check_labels(labels: Tensor, n: int) -> None:
     check_labels(labels, n)
     if labels.dtype != torch.int64:
         raise ValueError(f"expected labels to be int64, got {labels.dtype}")
-
-
-def _bytes(*tensors: Tensor) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 _CHUNK = 4096  # images whose float64 copies are held at a time
@@ -369,11 +358,6 @@ class Images:
         n, *shape = self.images.shape
         return f"Images({n} of {'x'.join(map(str, shape))}, {self.images.dtype}, {self.images.device})"
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the part takes."""
-        return _bytes(self.images, self.labels)
-
     def select(self, items: Tensor) -> "Images":
         """A part of these images, in that order."""
         items = items.to(self.labels.device)
@@ -427,11 +411,6 @@ class Texts:
         """The sentences cut at white space: their words, if they are tokenized."""
         return [sentence.split() for sentence in self.sentences]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the tensors take."""
-        return _bytes(self.labels, *self.inputs.values())
-
     def encoded(self, encoder: Encoder) -> "Texts":
         """The same with the encoder's tensors as inputs."""
         inputs = {name: tensor.to(self.labels.device) for name, tensor in encoder(self.words).items()}
@@ -473,11 +452,6 @@ class _Splits(Generic[P]):
         known = {"train": self.train, "validation": self.validation, "test": self.test}
         return known | {f"ood/{name}": part for name, part in self.ood.items()}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the tensors of all parts take."""
-        return sum(part.nbytes for part in self.parts.values())
-
     def to(self, device: torch.device | str) -> Self:
         """The same with all tensors on another device."""
         return self.each(lambda part: part.to(device))
@@ -493,7 +467,7 @@ class _Splits(Generic[P]):
 class ImageData(_Splits[Images]):
     """An image classification dataset: images as stored, and how they become inputs.
 
-    A small dataset lives on the device (`data = data.to("cuda")`, see `nbytes`) and is cut by `batches`:
+    A small dataset lives on the device (`data = data.to("cuda")`) and is cut by `batches`:
 
     >>> for items in batches(len(data.train), 100, seed=0, epoch=epoch):
     ...     images, labels = data.train.images[items], data.train.labels[items]

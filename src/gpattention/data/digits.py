@@ -62,7 +62,7 @@ def load_digits(seed: int = 0, *, augment: bool = False) -> ImageData:
         "near": images[~known],
         "noise": noise(TEST, shape, seed),
         "patterns": patterns(TEST, shape, seed),
-        "inverted": inverted(tested.images),
+        "inverted": 255 - tested.images,  # black for white
         "shuffled": shuffled(tested.images, seed),
     }
     return ImageData(
@@ -113,11 +113,6 @@ def patterns(n: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
     light = dark + 96 + keyed(items, GENERATED, seed, 1, 5).view(n, 1, 1) % (160 - dark)
     grey = torch.where(cell, light, dark).to(torch.uint8)
     return grey[:, None].expand(n, channels, height, width).contiguous()
-
-
-def inverted(images: Tensor) -> Tensor:
-    """Black for white, [n, C, H, W] uint8."""
-    return 255 - images
 
 
 def shuffled(images: Tensor, seed: int = 0) -> Tensor:

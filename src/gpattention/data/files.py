@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -35,13 +35,6 @@ LARGEST = 8 << 30  # bytes of an array in an .npz
 RATIO, FREE = 500, 1 << 26  # what is packed may have so many times its file's size, and so many bytes anyway
 
 _BLOCK = 1 << 20
-
-
-def existing_file(file: Path) -> Path:
-    """The path, if a file is there."""
-    if not file.is_file():
-        raise FileNotFoundError(f"expected a file {file}, got nothing: is the dataset complete?")
-    return file
 
 
 @contextmanager
@@ -325,7 +318,6 @@ Fit = Literal["exact", "crop", "resize"]
 # not EPS, which is a program
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF", "GIF", "AVIF", "JPEG2000", "MPO", "ICO", "TGA", "DIB")
 PIXELS = 89_478_485  # a quarter of a gigabyte in colours; Pillow's own limit, above which it only warns
-FITS: tuple[Fit, ...] = ("exact", "crop", "resize")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 
 
@@ -350,25 +342,21 @@ def image_files(folder: Path) -> list[Path]:
     return sorted((f for f in found if f.is_file()), key=lambda file: file.relative_to(folder).parts)
 
 
-def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact", channels: int = 3) -> Tensor:
-    """Decoded images, [n, channels, size, size] uint8.
+def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact") -> Tensor:
+    """Decoded images in colour, [n, 3, size, size] uint8.
 
     Args:
         files: see `open_image`.
         size: side of the result.
         fit: "exact" refuses images of another size; "crop" cuts out the centre; "resize" brings the shorter
             side to `size` (bilinear, antialiased), then cuts out the centre.
-        channels: 3 for colours, 1 for grey.
     """
-    check_choice("fit", fit, FITS)
-    if channels not in (1, 3):
-        raise ValueError(f"expected channels to be 1 or 3, got {channels}")
+    check_choice("fit", fit, get_args(Fit))
     _pillow()
-    images = np.empty((len(files), size, size, channels), np.uint8)
+    images = np.empty((len(files), size, size, 3), np.uint8)
     for i, file in enumerate(files):
         with open_image(file) as opened:
-            image = _fitted(eight_bit(opened, channels), size, fit)
-            images[i] = np.asarray(image).reshape(size, size, channels)
+            images[i] = np.asarray(_fitted(eight_bit(opened, 3), size, fit))
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
@@ -405,16 +393,14 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_class_folders(
-    folder: Path, classes: Sequence[str], size: int, fit: Fit = "exact"
-) -> tuple[Tensor, Tensor]:
+def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> tuple[Tensor, Tensor]:
     """Images [n, 3, size, size] uint8 and labels [n] int64; label i is the folder `classes[i]`."""
     found = class_folders(folder)
     if set(found) != set(classes):
         odd = sorted(set(found) ^ set(classes))
         raise ValueError(f"{folder}: expected the folders {', '.join(classes)}, got a difference in {odd}")
     files = [(file, label) for label, name in enumerate(classes) for file in image_files(folder / name)]
-    images = read_images([file for file, _ in files], size, fit)
+    images = read_images([file for file, _ in files], size)
     return images, torch.tensor([label for _, label in files], dtype=torch.int64)
 
 

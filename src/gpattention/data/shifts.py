@@ -101,10 +101,9 @@ def _mapped(images: Tensor, yy: Tensor, yx: Tensor, xy: Tensor, xx: Tensor) -> T
 
 def _places(images: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of every pixel.  [B, H, W] each"""
-    height, width = images.shape[-2:]
-    y = torch.arange(height, device=images.device, dtype=torch.float64)[:, None]
-    x = torch.arange(width, device=images.device, dtype=torch.float64)
-    return y.expand(len(images), height, width), x.expand(len(images), height, width)
+    sides = [torch.arange(side, device=images.device, dtype=torch.float64) for side in images.shape[-2:]]
+    y, x = torch.meshgrid(*sides, indexing="ij")
+    return y.expand(len(images), -1, -1), x.expand(len(images), -1, -1)
 
 
 # red, green and blue to brightness and two axes of colour (NTSC)

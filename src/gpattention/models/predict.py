@@ -12,7 +12,7 @@ where a chunk's kernels take less time than starting them, it is captured as a C
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -87,24 +87,10 @@ def count_items(inputs: Inputs) -> int:
     return next(iter(counts.values()))
 
 
-def _hint(inputs: object) -> str:
-    """What whoever passed this may have meant."""
-    if type(inputs).__module__ == "numpy":
-        return ": torch.from_numpy makes a tensor of it"
-    kinds = {type(x).__name__ for x in inputs} if isinstance(inputs, list | tuple) else set()
-    if isinstance(inputs, str) or kinds == {"str"}:
-        return " of texts: a tokenizer makes tensors of them"
-    if kinds:
-        return f" of {', '.join(sorted(kinds))}: give each the name of the model's argument, in a mapping"
-    if isinstance(inputs, Iterable):
-        return ": pass its batches one by one, first_item= the items before"
-    return ""
-
-
 def _named(inputs: Inputs) -> dict[str, Tensor]:
     """The tensors by their names; `ValueError` for what are no tensors that lead with the items."""
     if not isinstance(inputs, Tensor) and (not isinstance(inputs, Mapping) or not inputs):
-        got = "an empty mapping" if isinstance(inputs, Mapping) else f"{type(inputs).__name__}{_hint(inputs)}"
+        got = "an empty mapping" if isinstance(inputs, Mapping) else type(inputs).__name__
         raise ValueError(f"expected inputs to be a tensor or a mapping of tensors, got {got}")
     named = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs)
     for name, x in named.items():

@@ -124,11 +124,7 @@ class Prediction:
         return self.logits.shape[1]
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> "Prediction":
-        if isinstance(index, int):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"expected an item below {len(self)}, got {index}")
-            index = slice(index, index + 1 or None)
-        where = index if isinstance(index, slice) else places_of(index, len(self))
+        where = places_of(index, len(self))
         return self._changed(self.logits[:, where], lambda x: x[where])
 
     @classmethod
@@ -185,8 +181,14 @@ def check_logits(logits: Tensor) -> None:
         raise NonFiniteError(f"logits hold {int((~finite).sum())} non-finite numbers")
 
 
-def places_of(index: Tensor | Sequence[int], items: int) -> Tensor:
-    """Item numbers [n], or a mask [B], which differs from them by its type alone: True is no item 1."""
+def places_of(index: int | slice | Tensor | Sequence[int], items: int) -> slice | Tensor:
+    """Item numbers [n], a slice, or a mask [B], told from numbers by its type alone: True is no item 1."""
+    if isinstance(index, slice):
+        return index
+    if isinstance(index, int):
+        if not -items <= index < items:
+            raise IndexError(f"expected an item below {items}, got {index}")
+        return slice(index, index + 1 or None)
     where = torch.as_tensor(index)
     if where.ndim == 1 and len(where) == 0 and not isinstance(index, Tensor):
         where = where.long()  # an empty list has no type of its own

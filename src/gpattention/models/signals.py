@@ -97,11 +97,8 @@ class Signals:
         return len(self.tokens)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> "Signals":
-        if isinstance(index, int):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"expected an item below {len(self)}, got {index}")
-            index = slice(index, index + 1 or None)
-        where = index if isinstance(index, slice) else places_of(index, len(self)).to(self.tokens.device)
+        where = places_of(index, len(self))
+        where = where.to(self.tokens.device) if isinstance(where, Tensor) else where
         return self._changed(lambda x: x[where])
 
     def to(self, device: torch.device | str) -> "Signals":

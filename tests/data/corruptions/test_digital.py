@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from gpattention.data.corruptions.digital import (
-    double,
-    frequencies,
-    from_frequencies,
-    halve,
-    quantisation_tables,
-    to_rgb,
-    to_ycbcr,
-)
 from tests.data.corruptions.pictures import pictures
-from tests.oracles.corruption_jpeg import TO_YCBCR, cosines
 
 QUALITIES = [int(c[0]) for c in CORRUPTIONS["jpeg_compression"].severities]
 
@@ -63,58 +53,3 @@ def test_is_what_pillow_makes(severity: int, size: tuple[int, int]) -> None:
         away = np.abs(after.permute(1, 2, 0).numpy() - decoded)
         # none with libjpeg-turbo; another libjpeg may round its transform otherwise
         assert away.mean() < 0.5
-
-
-def test_colours_are_rounded_to_the_nearest() -> None:
-    rgb = pictures(2).long()
-    there = np.einsum("kc,bcyx->kbyx", TO_YCBCR, rgb.numpy()) + np.array([0, 128, 128])[:, None, None, None]
-    for got, exact in zip(to_ycbcr(rgb), there, strict=True):
-        assert np.abs(got.numpy() - exact).max() < 0.5 + 1e-2
-    back = to_rgb(*to_ycbcr(rgb))
-    assert (back - rgb).abs().max() <= 2
-
-
-def test_halved_and_doubled_chrominance() -> None:
-    channel = torch.tensor([[[1, 2, 1, 2], [1, 2, 1, 2], [0, 4, 8, 8], [0, 4, 8, 8]]])
-    assert halve(channel)[..., :2].tolist() == [[[1, 2], [2, 8]]]  # 1.5 goes down, then up
-    flat = torch.full((1, 3, 5), 77)
-    assert torch.equal(double(flat), torch.full((1, 6, 10), 77))
-    step = double(torch.tensor([[[0, 160]]]))
-    assert step.tolist() == [[[0, 40, 120, 160]] * 2]
-
-
-@pytest.mark.parametrize(
-    ("quality", "first", "last"), [(50, 16, 99), (80, 6, 40), (25, 32, 198), (100, 1, 1)]
-)
-def test_tables_scale_with_quality(quality: int, first: int, last: int) -> None:
-    luminance, chrominance = quantisation_tables(quality)
-    assert luminance[0, 0] == first
-    assert luminance[7, 7] == last
-    assert chrominance.min() >= 1
-    assert torch.equal(chrominance, chrominance.T)
-
-
-@pytest.mark.parametrize("level", [0, 1, 127, 128, 255])
-def test_a_grey_image_keeps_its_grey_up_to_a_step(level: int) -> None:
-    grey = torch.full((1, 3, 24, 24), level, dtype=torch.uint8)
-    changed = corrupt(grey, "jpeg_compression", 5)
-    assert len(changed.unique()) == 1
-    # the mean is a multiple of an eighth of the first step, 20 at quality 40
-    assert (changed.int() - level).abs().max() <= 20 / 8 / 2 + 0.5
-
-
-def test_frequencies_are_eight_times_the_cosine_transform_and_come_back() -> None:
-    generator = torch.Generator().manual_seed(0)
-    blocks = torch.randint(-128, 128, (200, 8, 8), generator=generator)
-    away = np.abs(frequencies(blocks).numpy() - 8 * cosines() @ blocks.numpy() @ cosines().T)
-    assert away.max() < 2.5
-    assert away.mean() < 0.5
-    coefficients = torch.randint(-60, 60, (200, 8, 8), generator=generator.manual_seed(1))
-    exact = cosines().T @ coefficients.numpy() @ cosines()
-    assert np.abs(from_frequencies(coefficients).numpy() - exact).max() < 0.5 + 0.4
-
-
-def test_greys_turn_reddish_when_saturation_is_added() -> None:
-    grey = torch.full((1, 3, 8, 8), 100, dtype=torch.uint8)
-    red, green, blue = corrupt(grey, "saturate", 5)[0, :, 0, 0].tolist()
-    assert (red, green, blue) == (100, 80, 80)

@@ -1,7 +1,6 @@
 """The interface of embeddings, and their cache on disk."""
 
 import ast
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 from gpattention.gp import NonFiniteError
 from gpattention.models import embeddings
 from gpattention.models.embeddings import CachedEmbedding, ContextualEmbedding, NoEmbedding, pad
-from gpattention.models.embeddings.contextual import in_batches, require
+from gpattention.models.embeddings.contextual import require
 
 
 def test_no_embedding() -> None:
@@ -28,12 +27,6 @@ def test_no_embedding() -> None:
     padded = pad([torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])])
     assert padded.tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
     assert padded.dtype == torch.float32
-
-
-def test_batches_are_of_similar_length() -> None:
-    sentences = [["a"] * n for n in (5, 1, 4, 2, 3)]
-    assert in_batches(sentences, 2) == [[1, 3], [4, 2], [0]]
-    assert in_batches([], 2) == []
 
 
 def test_importing_needs_no_extra() -> None:
@@ -55,7 +48,6 @@ def test_an_extra_that_is_broken_is_not_called_missing(
         require("half_installed", extra="none", user="test")
 
 
-MAPS = Path("/proc/self/maps")
 SENTENCES = [["a", "b"], ["c"], ["a b"], ["a", "b"], ["d", "e", "f"]]
 
 
@@ -91,14 +83,6 @@ def test_computes_once(tmp_path: Path) -> None:
     assert cached.embed([]) == []
 
 
-def test_embeddings_do_not_mix(tmp_path: Path) -> None:
-    one, two = (CachedEmbedding(Counting(scale), tmp_path) for scale in (1.0, 2.0))
-    assert one.embed([["a"]])[0].tolist() == [[1, 0, 1]]
-    assert two.embed([["a"]])[0].tolist() == [[1, 0, 2]]
-    assert one.file(["a"]) != two.file(["a"])
-    assert len({one.file(s) for s in (["a", "b"], ["a b"], ["ab"], ["b", "a"])}) == 4
-
-
 def test_results_are_the_callers_own(tmp_path: Path) -> None:
     cached = CachedEmbedding(Counting(), tmp_path)
     cached.embed([["a"]])[0].zero_()
@@ -106,14 +90,6 @@ def test_results_are_the_callers_own(tmp_path: Path) -> None:
     twice[0].zero_()
     assert twice[1].tolist() == [[1, 0, 1]]
     assert cached.embed([["a"]])[0].tolist() == [[1, 0, 1]]
-
-
-@pytest.mark.skipif(not MAPS.exists(), reason="open memory maps are listed on Linux only")
-def test_no_file_stays_mapped(tmp_path: Path) -> None:
-    cached = CachedEmbedding(Counting(), tmp_path)
-    found = cached.embed(SENTENCES)
-    assert len(found) == 5
-    assert str(tmp_path) not in MAPS.read_text()
 
 
 def test_progress_and_interruption(tmp_path: Path) -> None:
@@ -208,14 +184,3 @@ def test_unsound_vectors_are_not_kept(given: Tensor, error: type, message: str, 
     with pytest.raises(error, match=re.escape(message)):
         cached.embed([["a"]])
     assert not cached.file(["a"]).exists()
-
-
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError("disk full")
-
-    cached = CachedEmbedding(Counting(), tmp_path)
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="disk full"):
-        cached.embed([["a"]])
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gpattention.models.embeddings import ContextualEmbedding, ElmoEmbedding
-from gpattention.models.embeddings.elmo import character_ids
 from tests.models.embeddings.elmo_files import OPTIONS, options, random_weights, shapes, write
 from tests.oracles.elmo import elmo
 
@@ -81,26 +80,6 @@ def test_a_sentence_is_embedded_alone(files: tuple[Path, Path], batch_size: int)
     again = embedding.embed(SENTENCES)  # no state is carried over
     assert [torch.equal(x, y) for x, y in zip(together, again, strict=True)] == [True] * 4
     assert embedding.embed([]) == []
-
-
-def test_context_matters_from_the_first_layer_up(files: tuple[Path, Path]) -> None:
-    words = ElmoEmbedding(*files, layer_weights=[0.0, -1e4, -1e4]).embed(SENTENCES)[3]  # cat cat cat sat sat
-    top = ElmoEmbedding(*files, layer_weights=[-1e4, -1e4, 0.0]).embed(SENTENCES)[3]
-    assert torch.equal(words[0], words[2])
-    assert (top[0] - top[2]).abs().max() > 1e-3
-
-
-def test_bytes_past_the_limit_are_not_read(files: tuple[Path, Path]) -> None:
-    embedding = ElmoEmbedding(*files)
-    same, other = embedding.embed([["b" * 48 + "tail"]])[0], embedding.embed([["b" * 47 + "tail"]])[0]
-    assert torch.equal(same, embedding.embed([["b" * 48]])[0])
-    assert (same - other).abs().max() > 1e-3
-
-
-def test_character_ids() -> None:
-    assert character_ids(tuple("é!".encode()), 7) == [259, 0xC3 + 1, 0xA9 + 1, ord("!") + 1, 260, 261, 261]
-    assert character_ids((256,), 4) == [259, 257, 260, 261]
-    assert character_ids(tuple(b"abcdef"), 5) == [259, 98, 99, 100, 260]
 
 
 def test_name_tells_contents_and_mixture_but_not_place(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -84,13 +84,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         for call in (built(sentences), partial(Vocabulary(("a",)).encode, sentences))
     ),
     (built(min_count=0), "min_count to be a whole number >= 1, got 0"),
-    (built(min_count="2"), "min_count to be a whole number >= 1, got '2'"),
     (built(max_size=9.5), "max_size to be a whole number, got 9.5"),
     (built(max_size=2), "max_size > 2, padding and unknown being two of them, got 2"),
     (built(lowercase="False"), "lowercase to be true or false, got 'False'"),
     (built(min_count=4), "a word that occurs 4 times (min_count), got 3 sentences with 7 different words"),
     (of("a", "b", "a"), "words to differ from each other, got 'a' more than once"),
-    (of("a", ""), "words[1] to be a non-empty string, got ''"),
     (of("a", "B", lowercase=True), "words[1] in lower case, got 'B'"),
 ]
 
@@ -207,19 +205,14 @@ def test_name_tells_what_is_embedded(tmp_path: Path) -> None:
 
 MALFORMED: list[tuple[tuple[str | bytes, ...], dict[str, Any], str]] = [
     ((*LINES, "short 1 2"), {}, "line 5: expected a word and 3 numbers, got 'short 1 2'"),
-    ((*LINES, ""), {}, "line 5: expected a word and 3 numbers, got ''"),
     ((*LINES, "bad 1 two 3"), {}, "line 5: expected 3 numbers after the word, got could not convert"),
     ((*LINES, "bad 1 nan 3"), {}, "line 5: expected finite numbers, got nan"),
     ((*LINES, "bad 1 1e39 3"), {}, "line 5: expected finite numbers, got 1e39"),
     ((*LINES, b"\xff 1 2 3"), {}, "line 5: expected a word in UTF-8, got '\ufffd 1 2 3'"),
-    ((*LINES, b"b 1 2 \xff"), {}, "line 5: expected 3 numbers after the word"),
     (("word" * 20,), {}, "line 1: expected a word and its numbers, got '" + "word" * 15 + "...'"),
-    (("", "a 1 2"), {}, "line 1: expected a word and its numbers, got ''"),
     (("5 3", *LINES), {}, "expected 5 words as its first line says, got 4: truncated?"),
     (("4 0", *LINES), {}, "line 1: expected a width >= 1 in the header, got 0"),
     (("9" * 5000 + " 3", *LINES), {}, "line 1: expected a count and a width in the header, got '999"),
-    (("3 " + "9" * 5000, *LINES), {}, "line 1: expected a count and a width in the header, got '3 999"),
-    (("0 3",), {}, "expected words and their numbers, got an empty file"),
     ((), {}, "expected words and their numbers, got an empty file"),
     (("4 3", *LINES), {"width": 5}, "line 1: expected width 5 in the header, got 3"),
     ((*LINES,), {"width": 5}, "line 1: expected a word and 5 numbers"),
