@@ -77,7 +77,7 @@ def test_covariance_is_that_of_the_dense_hessian(hessian: str, bias: bool) -> No
     assert laplace.prior_precision == delta
 
 
-def test_evidence_and_its_best_prior_precision() -> None:
+def test_the_prior_precision_maximises_the_evidence() -> None:
     model, phi = model_and_features()
     weight = weight_of(model)
     hessian, eye = dense_hessian(weight, phi), torch.eye(weight.numel(), dtype=phi.dtype)
@@ -87,9 +87,7 @@ def test_evidence_and_its_best_prior_precision() -> None:
         prior = -0.5 * delta * weight.square().sum() + 0.5 * weight.numel() * math.log(delta)
         return float(fitted + prior - 0.5 * torch.logdet(hessian + delta * eye))
 
-    laplace = LaplaceLastLayer(model).fit(X.double(), LABELS)
-    best = laplace.prior_precision
-    assert laplace.log_marginal_likelihood == pytest.approx(evidence(best), rel=1e-9)
+    best = LaplaceLastLayer(model).fit(X.double(), LABELS).prior_precision
     assert evidence(best) > max(evidence(0.9 * best), evidence(1.1 * best))
     slope = (evidence(best * 1.0001) - evidence(best / 1.0001)) / 2e-4
     assert abs(slope) < 1e-3
@@ -150,7 +148,7 @@ def test_it_classifies_and_its_prior_variance_is_the_best_tried() -> None:
 
 
 def test_weights_against_dense_references() -> None:
-    """The most probable weights have no slope; variance and evidence are those of dense matrices."""
+    """The most probable weights have no slope; the variance is that of dense matrices."""
     x, labels = clusters(0)
     layer = GPLastLayer(Plane(), features=20, lengthscale=1.5, prior_variance=4.0).fit(x, labels)
     phi = RandomFeatures.draw(2, 20, 1.5, 0, CPU)(x.double())  # [n, M]
@@ -159,14 +157,10 @@ def test_weights_against_dense_references() -> None:
     beta = torch.linalg.lstsq(phi, gaussian.mean).solution  # [M, C]
     slope = phi.mT @ (p - onehot) + beta / 4
     torch.testing.assert_close(slope, torch.zeros(20, 3).double(), rtol=0, atol=1e-3)
-    evidence = -torch.nn.functional.cross_entropy(gaussian.mean, labels, reduction="sum")
-    evidence -= beta.square().sum() / 8
     for c in range(3):
         precision = phi.mT @ ((p[:, c] * (1 - p[:, c]))[:, None] * phi) + eye / 4
         expected = torch.einsum("nm,mk,nk->n", phi, precision.inverse(), phi)
         torch.testing.assert_close(gaussian.variance[:, c], expected, rtol=1e-6, atol=1e-9)
-        evidence -= torch.logdet(4 * precision) / 2
-    assert layer.log_marginal_likelihood == pytest.approx(float(evidence), rel=1e-6)
 
 
 def test_random_features_approximate_the_kernel() -> None:

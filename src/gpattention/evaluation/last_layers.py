@@ -268,28 +268,20 @@ class LaplaceLastLayer(LastLayerPredictor):
         bias = [] if head.bias is None else [head.bias.detach().double()[:, None]]
         weight = torch.cat([head.weight.detach().double(), *bias], 1)  # [C, E], the bias as last column
         phi = self._phi(h)  # [n, E]
-        log_probs = (phi @ weight.mT).log_softmax(-1)  # [n, C]
         kind = FullCurvature if self.options["hessian"] == "full" else KronCurvature
-        curvature = kind.of(phi, log_probs.exp())
+        curvature = kind.of(phi, (phi @ weight.mT).softmax(-1))
         values, square = curvature.eigenvalues, float(weight.square().sum())
         delta = _best_prior_precision(values, square) if given is None else given
-        fitted = float(log_probs.gather(1, labels[:, None]).sum())
-        evidence = fitted - 0.5 * (delta * square + float((values / delta).log1p().sum()))
-        self._found = curvature, weight, delta, evidence
+        self._found = curvature, weight, delta
 
     @property
     def prior_precision(self) -> float:
         """Of every weight of the head."""
         return float(self._fitted()[2])
 
-    @property
-    def log_marginal_likelihood(self) -> float:
-        """Laplace's approximation of it at that prior precision, by which models may be compared."""
-        return float(self._fitted()[3])
-
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:
         """Mean of the trained head, covariance of its weights.  features [B, E]"""
-        curvature, weight, delta, _ = self._fitted()
+        curvature, weight, delta = self._fitted()
         phi = self._phi(features)  # [B, E]
         return LogitGaussian(phi @ weight.mT, curvature.logit_root(phi, delta))
 
@@ -358,22 +350,17 @@ class WeightPosterior:
     mean: Tensor  # [M, C]
     root: Tensor  # [C, M, M] lower Cholesky factor of each class's precision
     prior_variance: float
-    evidence: float  # Laplace's log marginal likelihood
 
     @classmethod
     def fit(cls, phi: Tensor, labels: Tensor, prior_variance: float, start: Tensor) -> "WeightPosterior":
         """Laplace around the most probable weights, class by class."""
         beta = _map_weights(phi, labels, prior_variance, start)  # [M, C]
-        log_probs = (phi @ beta).log_softmax(-1)  # [n, C]
-        weight = log_probs.exp() * (1 - log_probs.exp())  # [n, C]
+        probs = (phi @ beta).softmax(-1)  # [n, C]
+        weight = probs * (1 - probs)  # [n, C]
         prior = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device) / prior_variance  # [M, M]
         precision = torch.stack([phi.mT @ (w[:, None] * phi) + prior for w in weight.mT])  # [C, M, M]
         root = cholesky(precision, name="weight precision", noise=1 / prior_variance)
-        log_det = 2 * float(root.diagonal(dim1=-2, dim2=-1).log().sum())
-        log_det += beta.numel() * math.log(prior_variance)
-        fitted = float(log_probs.gather(1, labels[:, None]).sum())
-        evidence = fitted - 0.5 * (float(beta.square().sum()) / prior_variance + log_det)
-        return cls(beta, root, prior_variance, evidence)
+        return cls(beta, root, prior_variance)
 
     def logits(self, phi: Tensor) -> LogitGaussian:
         """At random features phi [B, M]."""
@@ -427,11 +414,6 @@ class GPLastLayer(LastLayerPredictor):
     def prior_variance(self) -> float:
         """Of a logit, far from all training items."""
         return float(self._fitted()[1].prior_variance)
-
-    @property
-    def log_marginal_likelihood(self) -> float:
-        """Laplace's approximation of it, with classes as if independent."""
-        return float(self._fitted()[1].evidence)
 
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:
         """Mean and variance of every logit, independent between classes.  features [B, E]"""

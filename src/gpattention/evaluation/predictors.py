@@ -99,7 +99,7 @@ class DeepEnsemble(BasePredictor):
 
     The members' logits are stacked on the sample axis.  M members that do not draw, or `samples=0`, give
     S = M; M members that draw `samples` each give S = M * `samples`, the first member's first.  Members
-    draw with different noise.  Layer variances are averaged if every member has them.
+    draw with different noise.
 
     Args:
         members: at least one predictor.
@@ -129,22 +129,12 @@ class DeepEnsemble(BasePredictor):
             wanted = "members of one (samples, classes), so that all weigh the same"
             raise ValueError(f"expected {wanted}, got {sizes}: with samples=0 no member draws")
         logits = torch.cat([part.logits for part in parts])  # [M S, B, C]
-        return Prediction.from_logits(logits, _mean_variances(parts))
+        return Prediction.from_logits(logits)
 
     def _part(self, request: Request, number: int) -> Progress | None:
         """One member's progress as the ensemble's."""
         whole = request.progress
         return None if whole is None else lambda done, total: whole(number * total + done, len(self) * total)
-
-
-def _mean_variances(parts: Sequence[Prediction]) -> tuple[Tensor | None, ...] | None:
-    """Layer by layer, where all members have one of the same shape."""
-    known = [part.variances for part in parts if part.variances is not None]
-    if len(known) < len(parts) or len({len(variances) for variances in known}) > 1:
-        return None
-    layers = [[variance for variance in layer if variance is not None] for layer in zip(*known, strict=True)]
-    alike = (len(x) == len(parts) and len({variance.shape for variance in x}) == 1 for x in layers)
-    return tuple(torch.stack(x).mean(0) if same else None for x, same in zip(layers, alike, strict=True))
 
 
 # Temperature scaling (Guo et al. 2017): one number, fitted on held-out items, that softens all logits

@@ -402,20 +402,17 @@ class Evaluation(Subject):
 
         `aside` is the folder to keep predictions in that are not of this run's own items.
         """
-        if (name, items.digest) not in self._kept:
-            key, cache = self._key(name, items), self.cache
-            found = cache.read(items.name, key)
-            if found is None and aside is not None:
-                cache = PredictionCache(aside)
-                found = cache.read(items.name, key)
+        found = self._kept.get((name, items.digest))
+        if found is None:
+            key, caches = self._key(name, items), [self.cache]
+            caches += [] if aside is None else [PredictionCache(aside)]
+            found = next((x for cache in caches if (x := cache.read(items.name, key)) is not None), None)
             if found is None:
                 found = self._predict(name, items)
-                cache.write(items.name, key, found)
+                caches[-1].write(items.name, key, found)
             found = found.to(self.device)
             if not items.name.startswith(f"{PREFIX}/"):  # too many to keep
                 self._kept[name, items.digest] = found
-        else:
-            found = self._kept[name, items.digest]
         self.steps.finish_one()
         return found
 

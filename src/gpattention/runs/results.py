@@ -33,6 +33,7 @@ COLUMNS = (
     "run", "recipe", "seed", "data", "attention", "suite", "set", "severity", "predictor", "metric", "score",
     "detail", "value", "items",
 )  # fmt: skip
+KEY = ("recipe", "suite", "set", "predictor", "metric")  # of a number over seeds; several differ by detail
 CONFIDENCE = 0.95  # of what is called clear
 HOW_CLEAR = "Student's t, 95 %"
 UNSEEN = "unseen_test_items"  # in the detail of an ensemble's records that leave test items out
@@ -469,24 +470,16 @@ class Results:
 
     def sets(self, recipe: str | None = None, suite: str | None = None) -> list[str]:
         """Sets that have any number, in the order of the records."""
-        return self._listed(recipe, suite, 0)
+        return self._listed("set", recipe, suite)
 
     def predictors(self, recipe: str | None = None, suite: str | None = None) -> list[str]:
         """Predictors that have any number, in the order of the records."""
-        return self._listed(recipe, suite, 1)
+        return self._listed("predictor", recipe, suite)
 
-    def _listed(self, recipe: str | None, suite: str | None, which: int) -> list[str]:
-        keys = [k for k in self._names if recipe in (None, k[0]) and suite in (None, k[1])]
-        return list(dict.fromkeys(name for key in keys for name in self._names[key][which]))
-
-    @cached_property
-    def _names(self) -> dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]]:
-        """Sets and predictors of each recipe and suite."""
-        found: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
-        for recipe, suite, place, predictor, _ in self._figures:
-            places, predictors = found.setdefault((recipe, suite), ({}, {}))
-            places[place] = predictors[predictor] = None
-        return found
+    def _listed(self, column: str, recipe: str | None, suite: str | None) -> list[str]:
+        place = KEY.index(column)
+        keys = (key for key in self._figures if recipe in (None, key[0]) and suite in (None, key[1]))
+        return list(dict.fromkeys(key[place] for key in keys))
 
     def figures(self, **wanted: str) -> Iterator[tuple[dict[str, Any], OverSeeds]]:
         """Numbers over their seeds, with what each is: recipe, suite, set, predictor, metric and detail.
@@ -514,8 +507,7 @@ class Results:
         """By recipe, suite, set, predictor and metric; several differ by their detail."""
         found: dict[tuple[str, ...], list[tuple[dict[str, Any], OverSeeds]]] = {}
         for what, figure in self._all:
-            key = tuple(what[name] for name in ("recipe", "suite", "set", "predictor", "metric"))
-            found.setdefault(key, []).append((what, figure))
+            found.setdefault(tuple(what[name] for name in KEY), []).append((what, figure))
         return found
 
     @cached_property
@@ -544,7 +536,7 @@ class Results:
             if suite == "corrupted" and place.count("/") == 1:  # a mean over fewer is another
                 for seed in values:
                     sets[seed] = tuple(sorted(parts.get((recipe, seed, predictor), {}).items())) or sets[seed]
-            what = {"recipe": recipe, "suite": suite, "set": place, "predictor": predictor, "metric": metric}
+            what = dict(zip(KEY, (recipe, suite, place, predictor, metric), strict=True))
             what |= {"score": score} if score else {}
             figure = OverSeeds({seed: fmean(several) for seed, several in values.items()}, sets)
             figures.append(({**what, **_detail(detail)}, figure))

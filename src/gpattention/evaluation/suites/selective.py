@@ -2,7 +2,7 @@
 
 Selective prediction (Geifman and El-Yaniv 2017): answer where the score says so, and hand the rest to
 somebody else.  Coverage is the fraction of items answered, risk the fraction of wrong answers among them;
-upper confidence bounds of a risk are exact (Clopper-Pearson) or Hoeffding's.
+upper confidence bounds of a risk are exact (Clopper-Pearson).
 
 Split-conformal prediction sets: sets of classes that hold the right one with a stated probability.  The
 threshold is the ceil((n + 1)(1 - alpha))-th smallest score of n held-out items; for a new item of the same
@@ -19,21 +19,17 @@ from torch import Tensor
 from gpattention.checks import check_choice, check_fraction, check_labels
 from gpattention.evaluation.predictions import Predicted
 from gpattention.evaluation.suites.findings import Findings, Subject, detail_of, numbers, thinned
-from gpattention.gp import ItemNoise
 from gpattention.metrics import aurc, risk_coverage
 from gpattention.metrics.classification import check_probs
 from gpattention.models import Prediction
 from gpattention.runs import Record
 
-BOUNDS = ("clopper-pearson", "hoeffding")
 
+def upper_bound(errors: Tensor, accepted: Tensor, delta: float) -> Tensor:
+    """Rates that the true ones exceed with probability at most `delta` each.  [K] from counts [K]
 
-def upper_bound(errors: Tensor, accepted: Tensor, delta: float, *, bound: str) -> Tensor:
-    """Rates that the true ones exceed with probability at most `delta` each.  [K] from counts [K]"""
-    if bound == "hoeffding":
-        counts = accepted.double()
-        return (errors / counts + (math.log(1 / delta) / (2 * counts)).sqrt()).clamp(max=1)
-    # Clopper-Pearson: the rate at which so few errors have probability `delta`, by bisection
+    Clopper and Pearson's: the rate at which so few errors have probability `delta`, by bisection.
+    """
     low, high = errors / accepted.double(), torch.ones_like(errors, dtype=torch.float64)
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -129,15 +125,14 @@ class SelectivePredictor:
     def fit(
         cls, prediction: Prediction, labels: Tensor, *, coverage: float | None = None,
         risk: float | None = None, score: str = "confidence", delta: float | None = None,
-        bound: str = "clopper-pearson",
     ) -> "SelectivePredictor":  # fmt: skip
         """On held-out items, for a coverage or for a risk.
 
         `coverage` gives the strictest threshold that accepts at least this fraction.  `risk` gives the
         largest coverage whose risk on these items is at most this; with `delta`, whose upper bound on the
         true risk is: then, except with probability `delta`, the risk on new items of the same kind is at
-        most `risk`.  The bound ("clopper-pearson" or "hoeffding") holds for 100 coverages at once, each
-        with delta / 100, since the largest is chosen after seeing the labels.
+        most `risk`.  The bound (Clopper and Pearson's) holds for 100 coverages at once, each with
+        delta / 100, since the largest is chosen after seeing the labels.
 
         Args:
             prediction: of B held-out items.
@@ -146,7 +141,6 @@ class SelectivePredictor:
             risk: fraction of wrong answers to allow; one of the two is given.
             score: confidence, entropy, expected_entropy or mutual_information.
             delta: how often the bound of a risk may fail.
-            bound: clopper-pearson or hoeffding.
 
         Returns:
             The threshold.
@@ -156,7 +150,6 @@ class SelectivePredictor:
         """
         if (coverage is None) == (risk is None):
             raise ValueError(f"expected one of coverage and risk, got coverage={coverage} and risk={risk}")
-        check_choice("bound", bound, BOUNDS)
         curve = risk_coverage_curve(prediction, labels, score=score)
         values, what = curve.risk, "risk"  # [K]
         if coverage is not None:
@@ -177,7 +170,7 @@ class SelectivePredictor:
                 tried = torch.searchsorted(curve.accepted, levels.to(curve.accepted)).unique()  # [L]
                 share = delta / len(tried)
                 values = torch.full_like(curve.risk, torch.inf)
-                values[tried] = upper_bound(curve.errors[tried], curve.accepted[tried], share, bound=bound)
+                values[tried] = upper_bound(curve.errors[tried], curve.accepted[tried], share)
             good, least = (values <= risk).nonzero(), int(values.argmin())
             if len(good) == 0:
                 best = f"the smallest {what} on these {len(prediction)} items is {float(values[least]):.4f}"
@@ -204,7 +197,6 @@ def _certainty(prediction: Prediction, score: str) -> Tensor:
 
 
 SET_SCORES = ("lac", "aps")
-_FITTING, _PREDICTING = 0, 1  # which noise: held-out and new items must not share any
 
 
 @dataclass(frozen=True)
@@ -217,8 +209,6 @@ class ConformalSets:
         threshold: of the scores.
         items: held-out items it was fitted on.
         classes: how many there are.
-        never_empty: whether the most probable class is added to empty sets.
-        seed: of the randomised sets.
     """
 
     score: str
@@ -226,29 +216,20 @@ class ConformalSets:
     threshold: float
     items: int
     classes: int
-    never_empty: bool = False
-    seed: int | None = None
 
     @classmethod
-    def fit(
-        cls, probs: Tensor, labels: Tensor, alpha: float, *, score: str = "lac", never_empty: bool = False,
-        seed: int | None = None,
-    ) -> "ConformalSets":  # fmt: skip
+    def fit(cls, probs: Tensor, labels: Tensor, alpha: float, *, score: str = "lac") -> "ConformalSets":
         """On held-out items.
 
         `"lac"` scores a class by 1 - p (Sadinle et al. 2019): the smallest sets on average, which may be
         empty.  `"aps"` scores it by the probability of all classes at least as probable, itself
-        included (Romano et al. 2020): larger for hard items.  `never_empty` adds the most probable class
-        to empty sets.  A `seed` randomises "aps", counting only a drawn part of the class itself: then the
-        coverage is not above 1 - alpha by more than 1 / (n + 1).
+        included (Romano et al. 2020): larger for hard items.
 
         Args:
             probs: [n, C] of held-out items.
             labels: [n].
             alpha: how often a set may miss the right class.
             score: lac or aps.
-            never_empty: whether empty sets get the most probable class.
-            seed: randomises "aps".
 
         Returns:
             What makes sets of new items.
@@ -260,52 +241,30 @@ class ConformalSets:
         check_fraction("alpha", alpha)
         check_probs(probs, least=0)  # too few for alpha are refused below
         check_labels(labels, len(probs), probs.shape[1])
-        if seed is not None and score != "aps":
-            raise ValueError(f"expected seed only with score='aps', got seed={seed} with score={score!r}")
         rank = math.ceil((len(probs) + 1) * (1 - alpha) - 1e-9)  # 10 * (1 - 0.1) must not round up to 10
         if rank > len(probs):
             least = f"at least {math.ceil(1 / alpha - 1 - 1e-9)} held-out items for alpha={alpha}"
             raise ValueError(f"expected {least}, got {len(probs)}")
-        noise = _uniform(seed, len(probs), 0, _FITTING, probs.device)
-        scores = _scores(probs, score, noise)  # [n, C]
+        scores = _scores(probs, score)  # [n, C]
         right = scores.gather(1, labels.to(probs.device, torch.int64)[:, None])[:, 0]  # [n]
         threshold = float(right.sort().values[rank - 1])
-        return cls(score, alpha, threshold, len(probs), probs.shape[1], never_empty, seed)
+        return cls(score, alpha, threshold, len(probs), probs.shape[1])
 
-    def sets(self, probs: Tensor, *, first_item: int = 0) -> Tensor:
-        """True for the classes in each item's set.  [B, C]
-
-        `first_item` numbers the items of randomised sets, for callers that bring them in parts.
-        """
+    def sets(self, probs: Tensor) -> Tensor:
+        """True for the classes in each item's set.  [B, C]"""
         check_probs(probs, least=0)
         if probs.shape[1] != self.classes:
             raise ValueError(f"expected probs of {self.classes} classes as fitted on, got {probs.shape[1]}")
-        noise = _uniform(self.seed, len(probs), first_item, _PREDICTING, probs.device)
-        inside = _scores(probs, self.score, noise) <= self.threshold  # [B, C]
-        if not self.never_empty:
-            return inside
-        best = torch.nn.functional.one_hot(probs.argmax(-1), self.classes).bool()  # [B, C]
-        return inside | (best & ~inside.any(-1, keepdim=True))
+        return _scores(probs, self.score) <= self.threshold
 
 
-def _scores(probs: Tensor, score: str, noise: Tensor | None) -> Tensor:
-    """How ill each class fits each item, in float64; `noise` [B] randomises "aps".  [B, C]"""
+def _scores(probs: Tensor, score: str) -> Tensor:
+    """How ill each class fits each item, in float64.  [B, C]"""
     p = probs.double()
     if score == "lac":
         return 1 - p
     falling, order = p.sort(dim=-1, descending=True, stable=True)  # [B, C]
-    before = falling.cumsum(-1) - falling  # [B, C] of the more probable classes
-    part = falling if noise is None else noise[:, None] * falling
-    return torch.empty_like(p).scatter_(-1, order, before + part)
-
-
-def _uniform(seed: int | None, count: int, first: int, kind: int, device: torch.device) -> Tensor | None:
-    """A number in (0, 1) for every item.  [B]"""
-    if seed is None:
-        return None
-    items = torch.arange(first, first + count, device=device)
-    noise = ItemNoise(seed, items, torch.full_like(items, kind))
-    return noise.uniform((count, 1), torch.float64, device)[:, 0]
+    return torch.empty_like(p).scatter_(-1, order, falling.cumsum(-1))
 
 
 # The suite: thresholds are chosen on validation items and evaluated on test items, as they would be in use
