@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -35,9 +34,8 @@ def row_by_row(model, inputs, samples: int, seed: int = 0, draw: str = "independ
         return model(rows.inputs, draw=draw, generator=rows.noise).logits
 
     with evaluating(model):
-        return collect(
-            forward, inputs, samples=samples, seed=seed, batch_size=1, device=torch.device("cpu")
-        )  # fmt: skip
+        options = {"samples": samples, "seed": seed, "batch_size": 1, "device": torch.device("cpu")}
+        return collect(lambda rows: (forward(rows), ()), inputs, **options)[0]
 
 
 def failing_capture(monkeypatch, failure: Exception) -> list[bool]:
@@ -286,22 +284,14 @@ def test_replays_on_a_gpu(kind: str) -> None:
 
 X = torch.randn(4, 3, 8, 8)
 
-NOT_INPUTS: list[tuple[Any, str]] = [
-    (X.numpy(), "got ndarray: torch.from_numpy"),
-    (np.float32(1), "got float32: torch.from_numpy"),
-    ((X, X), "got tuple of Tensor: .* in a mapping"),
-    (["a b", "c"], "got list of texts: a tokenizer"),
-    ("a b", "got str of texts: a tokenizer"),
-    (DataLoader(TensorDataset(X)), "got DataLoader: .* first_item="),
-    (None, "got NoneType$"),
-]
+NOT_INPUTS: list[Any] = [X.numpy(), (X, X), "a b", DataLoader(TensorDataset(X)), None]
 
 
-@pytest.mark.parametrize(("inputs", "message"), NOT_INPUTS, ids=lambda x: type(x).__name__)
-def test_other_inputs_are_refused(inputs: Any, message: str) -> None:
+@pytest.mark.parametrize("inputs", NOT_INPUTS, ids=lambda x: type(x).__name__)
+def test_other_inputs_are_refused(inputs: Any) -> None:
     model, handle = vision("cgp"), gpattention.attach(make("encoder").model)
     for call in (model.predict, handle.predict, handle.variances, handle.process_mean):
-        with pytest.raises(ValueError, match=f"inputs to be a tensor or a mapping of tensors, {message}"):
+        with pytest.raises(ValueError, match=f"inputs to be a tensor.*got {type(inputs).__name__}"):
             call(inputs)
 
 

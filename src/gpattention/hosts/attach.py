@@ -26,7 +26,6 @@ from gpattention.hosts.predict import (
     call_model,
     check_module,
     make_result,
-    run_samples,
     uncompiled,
 )
 from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
@@ -35,7 +34,7 @@ from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
 from gpattention.hosts.usual import Usual, fit_usual
 from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
 from gpattention.models import Prediction, Signals
-from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device
+from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device, run_samples
 from gpattention.strangeness import Explanation
 
 MAX_LOG_AMPLITUDE = 3.0
@@ -205,11 +204,8 @@ class Handle:
         self._check_attached()
         samples = check_count("samples", samples, least=0)
         seed = check_whole("seed", seed)
-        adaptive, own, runner = (
-            self._usual.temperature,
-            self._settings,
-            self._runner,
-        )  # once: a thread may change the settings meanwhile
+        # once: a thread may change the settings meanwhile
+        adaptive, own, runner = self._usual.temperature, self._settings, self._runner
         if variances:
             own.warn_unfitted(stacklevel=3)
         drawn = samples > 0 and own.any_drawn
@@ -222,9 +218,7 @@ class Handle:
             return runner.measure(rows.inputs, settings) if variances else (runner.answer(rows.inputs), ())
 
         rows: dict[str, Any] = {"batch_size": batch_size, "first_item": first_item, "progress": progress}
-        answers, means = run_samples(
-            self.model, answer, inputs, samples=count, seed=seed, variances=variances, **rows
-        )
+        answers, means = run_samples(self.model, answer, inputs, samples=count, seed=seed, **rows)
         answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
         assert runner.task is not None
         acting: dict[str, Any] = {}
@@ -233,7 +227,7 @@ class Handle:
             if adaptive is not None:
                 seen = attached_signals(runner, self._head, own, inputs, batch_size=batch_size)
                 acting["temperature"] = adaptive.temperature(answers, seen)[:, None]  # [B, 1]
-        return make_result(answers, runner.task, inputs, means, drawn=drawn, **acting)
+        return make_result(answers, runner.task, inputs, means if variances else None, drawn=drawn, **acting)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Variances of every token at every site, in one plain pass; also of sites that do not draw.
@@ -259,8 +253,8 @@ class Handle:
             return self._runner.measure(rows.inputs, settings)
 
         once: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size}
-        _, means = run_samples(self.model, answer, inputs, variances=True, **once)
-        return tuple(x for x in means or () if x is not None)
+        _, means = run_samples(self.model, answer, inputs, **once)
+        return tuple(x for x in means if x is not None)
 
     def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
         """What one plain pass says about every item: also of sites that do not draw.

@@ -150,13 +150,10 @@ def load_settings(folder: Path) -> tuple[list[str], Settings]:
         expected = f"expected the numbers that {RECORD_FILE} was written with, sha256 {record['sha256']}"
         raise ValueError(f"{path}: {expected}, got {digest}: save the settings again")
     try:
-        tensors = load(content)
-        parts = [
-            {n: f"frames.{i}.{n}" for n in Frame.__dataclass_fields__} for i in range(len(record["framed"]))
-        ]
-        framed = zip(parts, record["framed"], strict=True)
+        tensors, names = load(content), Frame.__dataclass_fields__
         frames = tuple(
-            Frame(**{n: tensors[key] for n, key in own.items()}) if on else None for own, on in framed
+            Frame(**{name: tensors[f"frames.{index}.{name}"] for name in names}) if framed else None
+            for index, framed in enumerate(record["framed"])
         )
         numbers = {name: tensors[name] for name in _NUMBERS}
     except (SafetensorError, KeyError) as error:
