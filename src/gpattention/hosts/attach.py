@@ -84,7 +84,6 @@ class Runner(Reader):
         """
         variances: list[Tensor | None] = [None] * len(self.sites)
         called: list[Site] = []
-        caps: dict[str, Any] = {"max_keys": self.max_keys, "max_log_amplitude": self.max_log_amplitude}
 
         def hook(site: Site, call: AttentionCall) -> Tensor:  # [B, H, Q, D]
             called.append(site)
@@ -92,8 +91,7 @@ class Runner(Reader):
                 return call.mean
             # how it depends on earlier draws is left out of gradients: they would cross Cholesky factors
             still = call.map(Tensor.detach) if torch.is_grad_enabled() else call
-            prior, frame = settings.prior(site.index, site.heads), settings.frame(site.index)
-            log_std = log_stddev(still, prior, frame, **caps)  # [B, H, Q]
+            log_std = self.log_std(site, still, settings)  # [B, H, Q]
             if keep:
                 variances[site.index] = (2 * log_std.detach()).exp()
             if noise is None:
@@ -109,6 +107,12 @@ class Runner(Reader):
                 "called none: a compiled model must be attached before it is compiled"
             )
         return answer, variances
+
+    def log_std(self, site: Site, call: AttentionCall, settings: Settings) -> Tensor:
+        """Of every token and head at a site.  [B, H, Q]"""
+        prior, frame = settings.prior(site.index, site.heads), settings.frame(site.index)
+        caps: dict[str, Any] = {"max_keys": self.max_keys, "max_log_amplitude": self.max_log_amplitude}
+        return log_stddev(call, prior, frame, **caps)
 
     def counting(self, seen: list[int]) -> Context:
         """Inside, every call of a site adds the number of its sequences."""
@@ -333,9 +337,8 @@ class Handle:
         adaptive = options.get("temperature") == "adaptive"
         chosen = FitOptions(**{**options, "temperature": True} if adaptive else options)
         batches = collect_batches(data, labels, chosen.items)
-        pairs = [(batch.inputs, batch.labels) for batch in batches]
         with torch.inference_mode(False):  # the fit differentiates, wherever it is called
-            fit = fit_settings(self._runner, self._settings, pairs, None, chosen)
+            fit = fit_settings(self._runner, self._settings, batches, chosen)
             fitted = Handle(self._runner, self.found)  # other threads have the old one until all is fitted
             fitted._settings, fitted._head = fit.settings, self._head
             usual = fit_usual(

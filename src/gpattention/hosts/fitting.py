@@ -161,11 +161,8 @@ class Fit:
         return "\n".join([*lines, *([self.reason] if self.reason else []), *self.on_bounds])
 
 
-def fit_settings(
-    runner: "Runner", start: Settings, data: Data, labels: Tensor | None, options: FitOptions
-) -> Fit:
+def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", options: FitOptions) -> Fit:
     """All candidates, fitted and compared."""
-    batches = collect_batches(data, labels, options.items)
     with evaluating(runner.model):
         device = runner.device(batches[0].inputs)
         answer = runner.answer(take(batches[0].inputs, torch.arange(1), device))  # shows the task
