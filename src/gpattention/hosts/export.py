@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from gpattention.attention import Attention, attention_class, list_attention
 from gpattention.hosts.attach import Handle
 from gpattention.hosts.families.base import AttentionCall, Site
-from gpattention.hosts.predict import call_model
+from gpattention.hosts.predict import call_model, check_module
 from gpattention.hosts.sites import hooked
 from gpattention.hosts.variance import log_stddev
 from gpattention.models.predict import Inputs, count_items, evaluating
@@ -82,8 +82,7 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX files need the extra 'onnx': pip install 'gpattention[onnx]'") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}: export its host")
+    check_module(model, ": export its host")
     _check_kinds(model)
     if count_items(example) < 2:
         raise ValueError("expected an example of at least 2 items, got 1: its batch size would become fixed")

@@ -142,12 +142,12 @@ def load_settings(folder: Path) -> tuple[list[str], Settings]:
             Frame(**{name: tensors[f"frames.{index}.{name}"] for name in names}) if framed else None
             for index, framed in enumerate(record["framed"])
         )
-        numbers = [tensors[name] for name in _NUMBERS]
+        scale, noise, power = (tensors[name] for name in _NUMBERS)
     except KeyError as error:
         raise ValueError(f"{path} does not hold the settings of an attached model: {error}") from error
     check_finite(path, tensors)
-    draws = tuple(record["draws"])
-    return record["sites"], Settings(*numbers, draws, record["temperature"], record["residual"], frames)
+    plain = (tuple(record["draws"]), record["temperature"], record["residual"])
+    return record["sites"], Settings(scale, noise, power, *plain, frames)
 
 
 def describe(model: str, found: Found, settings: Settings, *, attached: bool) -> str:
