@@ -285,9 +285,7 @@ def candidates(*result: Any) -> tuple[list[Candidate], list[Tensor]]:
     """Names, how many of two sites draw, mean log-likelihoods and margins; all differ by the same noise."""
     settings = gpattention.attach(Encoder()).settings
     made = [
-        Candidate(
-            name, replace(settings, draws=(drawn > 0, drawn > 1)), 0.0, -mean, 0.2 if mean == -0.56 else 0.01
-        )
+        Candidate(name, replace(settings, draws=(drawn > 0, drawn > 1)), 0.0, -mean, *(margin or [0.01]))
         for name, drawn, mean, *margin in result
     ]
     noise = 0.1 * torch.randn(100, generator=torch.Generator().manual_seed(0))
