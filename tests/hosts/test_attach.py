@@ -376,10 +376,6 @@ def test_padding_changes_nothing(name: str) -> None:
     torch.testing.assert_close(handle.predict(host.inputs, 3).logits, handle.predict(other, 3).logits)
     without = handle.variances({"input_ids": host.inputs["input_ids"]})[1]
     assert not torch.allclose(without[where], first[where])
-    if name == "bert":
-        longer = {name: nn.functional.pad(x, (0, 3)) for name, x in host.inputs.items()}
-        for short, long in zip(handle.variances(host.inputs), handle.variances(longer), strict=True):
-            torch.testing.assert_close(long[..., :TOKENS][where], short[where], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

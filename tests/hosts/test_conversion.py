@@ -312,17 +312,8 @@ def test_a_plain_model_saved_over_a_converted_one_is_named(family: str, tmp_path
             gpattention.from_pretrained(tmp_path, found)
     type(plain).from_pretrained(tmp_path)  # as the message says
     plain.base_model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no record of a conversion.*which .*Model\.from_pretrained"):
+    with pytest.raises(ValueError, match="no record of a conversion"):
         gpattention.from_pretrained(tmp_path)
-
-
-def test_a_folder_whose_record_was_written_over_is_named(tmp_path: Path) -> None:
-    saved(tmp_path, "bert")
-    plain: Any = make("bert").model
-    plain.config.save_pretrained(tmp_path)
-    for found in (None, type(plain)):
-        with pytest.raises(ValueError, match=r"config.json, model.safetensors\): its weights are those of"):
-            gpattention.from_pretrained(tmp_path, found)
 
 
 def test_weights_in_several_files_come_back(tmp_path: Path) -> None:

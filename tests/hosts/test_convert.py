@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import gpattention
-from gpattention.attention import Heads, SoftmaxAttention, build_attention
+from gpattention.attention import SoftmaxAttention, build_attention
 from gpattention.gp import NumericalError
 from gpattention.hosts.families import FAMILIES, own
 from gpattention.hosts.families.base import real_keys
 from gpattention.hosts.layers import converted_layers
-from gpattention.hosts.projected import KINDS, ProjectedCGP, ProjectedSGPA, projections
+from gpattention.hosts.projected import ProjectedCGP, ProjectedSGPA
 from gpattention.models import Prediction
 from tests.hosts.hosts import HOSTS, SIZES, Host, bert, logits, make
 
@@ -229,16 +229,6 @@ def test_our_transformers_in_other_models_draw_as_by_themselves() -> None:
     torch.testing.assert_close(result.logits, host.model.predict(host.inputs, 3).logits, rtol=0, atol=1e-5)
 
 
-def test_a_mistake_inside_a_constructor_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(KINDS["cgp"]):
-        def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
-            raise TypeError("a bug")
-
-    monkeypatch.setitem(KINDS, "cgp", Broken)
-    with pytest.raises(TypeError, match=r"^a bug$"):
-        gpattention.convert(make("encoder").model, noise=0.1)
-
-
 def attention(kind: str = "direct", **options: Any) -> Any:
     torch.manual_seed(0)
     holder = Holder(nn.MultiheadAttention(8, 2, batch_first=True, **options))
@@ -338,12 +328,6 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
 def test_refusals(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_heads_of_a_host_are_needed() -> None:
-    with pytest.raises(TypeError, match="projections of a host"):
-        projections(Heads(X, X, X[:, None], None, None, None))
-    assert "draw='independent'" in repr(converted_layers(converted())[0])
 
 
 def test_a_mask_of_padding_in_every_form() -> None:

@@ -10,8 +10,10 @@ import torch
 
 import gpattention
 from gpattention.hosts import Handle
-from gpattention.hosts.settings import NUMBERS_FILE, RECORD_FILE, Settings, load_settings, save_settings
+from gpattention.hosts.settings import Settings, load_settings, save_settings
 from tests.hosts.hosts import CLASSES, ITEMS, make
+
+RECORD_FILE, NUMBERS_FILE = "attached.json", "attached.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ FORMAT = "expected format 'gpattention-attached-1', got"
         (RECORD_FILE, {"framed": 0.5}, f"{RECORD_FILE}: expected framed to be a list of bool, got 0.5"),
         (RECORD_FILE, {"draws": 1}, f"{RECORD_FILE}: expected draws to be a list of bool, got 1"),
         (RECORD_FILE, {"sites": [1]}, rf"{RECORD_FILE}: expected sites to be a list of str, got \[1\]"),
-        (RECORD_FILE, "[]", f"{RECORD_FILE}: {FORMAT} 'list'"),
+        (RECORD_FILE, "[]", f"{RECORD_FILE}: expected an object"),
         (RECORD_FILE, "{", f"{RECORD_FILE} is not JSON"),
         (RECORD_FILE, None, f"no file .*{RECORD_FILE}"),
         (NUMBERS_FILE, None, f"no file .*{NUMBERS_FILE}"),

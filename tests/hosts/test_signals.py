@@ -1,6 +1,5 @@
 """Signals of attached and converted hosts, against a host hooked by hand and NumPy's arithmetic."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,11 @@ from torch.utils._pytree import tree_map
 import gpattention
 from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.sites import hooked
-from gpattention.models import Signals
 from tests.hosts import hosts
 from tests.hosts.hosts import CLASSES, ITEMS, REAL, TOKENS, bert, logits, some
 from tests.models.test_signals import same
 from tests.oracles.signals import entropy, unit_log_variance
-from tests.threads import at_once, state_of
+from tests.threads import state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 NOISE = 0.1  # sigma^2 before a fit
@@ -186,31 +184,6 @@ def test_refusals() -> None:
     handle.detach()
     with pytest.raises(ValueError, match="detached"):
         handle.signals(torch.randn(ITEMS, TOKENS, 16))
-
-
-@pytest.mark.parametrize("name", ["bert", "encoder", "timm", "own softmax"])
-def test_threads(name: str) -> None:
-    """Signals beside draws and plain passes of the same host."""
-    host = hosts.make(name)
-    handle = gpattention.attach(host.model.eval(), call=host.call)
-    inputs = [some(host.inputs, slice(i, None)) for i in range(3)]
-
-    def job(i: int) -> Any:
-        if i % 3 == 0:
-            return handle.signals(inputs[i % 2])
-        if i % 3 == 1:
-            return handle.predict(inputs[i % 2], samples=2, seed=i).logits
-        with torch.no_grad():
-            return logits(host, inputs[i % 2])
-
-    jobs = [partial(job, i) for i in range(9)]
-    before, alone = state_of(host.model), [each() for each in jobs]
-    for expected, found in zip(alone, at_once(jobs), strict=True):
-        if isinstance(expected, Signals):
-            same(found, expected)
-        else:
-            assert torch.equal(found, expected)
-    assert state_of(host.model) == before
 
 
 def test_half_precision_and_a_compiled_host() -> None:

@@ -25,6 +25,7 @@ from gpattention.hosts.predict import call_model
 from tests.hosts import hosts
 from tests.hosts.hosts import CLASSES, ITEMS, REAL, TOKENS, Encoder, Host, logits, some
 from tests.hosts.test_convert import Inside
+from tests.hosts.test_layers import Shared
 from tests.threads import TIMEOUT, Pause, at_once, paused, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -132,7 +133,8 @@ def test_a_handle_for_every_thread(name: str) -> None:
                 assert len(handle.sites) == host.sites
                 handle.settings = replace(handle.settings, scale=(1 + seed) * handle.settings.scale)
                 found += [handle.predict(host.inputs, 2, seed=1).logits, *handle.variances(host.inputs)]
-                found.append(handle.process_mean(host.inputs))
+                seen = handle.signals(host.inputs)
+                found += [handle.process_mean(host.inputs), seen.logits, seen.features, seen.variance]
         return found
 
     served = check_at_once(host, *(lambda seed=seed: serve(seed) for seed in range(4)))
@@ -361,23 +363,10 @@ def test_a_prediction_is_no_pass_to_be_remembered(name: str, kind: str) -> None:
     assert torch.equal(gpattention.regularizer(host.model), value)
 
 
-class Reused(nn.Module):
-    """One attention that is run twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = x + self.attention(x, x, x, need_weights=False)[0]
-        return x
-
-
 def test_a_part_called_alone_is_a_pass_of_its_own() -> None:
     """Layers remember one pass: what they kept before is over, graph and all."""
     torch.manual_seed(0)
-    model = gpattention.convert(nn.Sequential(Reused()), "direct", draw="none").train()
+    model = gpattention.convert(nn.Sequential(Shared()), "direct", draw="none").train()
     (part,), x = model, torch.randn(2, 3, 8)
     model(x)
     whole = gpattention.regularizer(model)

@@ -131,15 +131,6 @@ def test_padding_is_the_same_where_gradients_flow_and_without_the_fused_pass(fas
     assert (float(plain[PADDING[: len(x)]].abs().min()) == 0) == fast
 
 
-def test_a_forward_of_ones_own_is_put_back() -> None:
-    module = nn.MultiheadAttention(8, 2)
-    own = module.forward
-    module.forward = own  # type: ignore[method-assign]
-    with hooked(module, find_sites(module).sites, pass_on):
-        assert module.__dict__["forward"] is not own
-    assert module.__dict__["forward"] is own
-
-
 @pytest.mark.parametrize("shut", [-1e4, -1e9, float("-inf")])
 def test_numbers_that_shut_a_key_are_padding(shut: float) -> None:
     torch.manual_seed(0)

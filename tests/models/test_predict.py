@@ -34,9 +34,8 @@ def row_by_row(model, inputs, samples: int, seed: int = 0, draw: str = "independ
         return model(rows.inputs, draw=draw, generator=rows.noise).logits
 
     with evaluating(model):
-        return collect(
-            forward, inputs, samples=samples, seed=seed, batch_size=1, device=torch.device("cpu")
-        )  # fmt: skip
+        options = {"samples": samples, "seed": seed, "batch_size": 1, "device": torch.device("cpu")}
+        return collect(lambda rows: (forward(rows), ()), inputs, **options)[0]
 
 
 def failing_capture(monkeypatch, failure: Exception) -> list[bool]:

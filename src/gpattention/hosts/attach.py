@@ -26,7 +26,6 @@ from gpattention.hosts.predict import (
     call_model,
     check_module,
     make_result,
-    run_samples,
     uncompiled,
 )
 from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
@@ -35,7 +34,7 @@ from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
 from gpattention.hosts.usual import Usual, fit_usual
 from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
 from gpattention.models import Prediction, Signals
-from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device
+from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device, run_samples
 from gpattention.strangeness import Explanation
 
 MAX_LOG_AMPLITUDE = 3.0
@@ -85,7 +84,6 @@ class Runner(Reader):
         """
         variances: list[Tensor | None] = [None] * len(self.sites)
         called: list[Site] = []
-        caps: dict[str, Any] = {"max_keys": self.max_keys, "max_log_amplitude": self.max_log_amplitude}
 
         def hook(site: Site, call: AttentionCall) -> Tensor:  # [B, H, Q, D]
             called.append(site)
@@ -93,8 +91,7 @@ class Runner(Reader):
                 return call.mean
             # how it depends on earlier draws is left out of gradients: they would cross Cholesky factors
             still = call.map(Tensor.detach) if torch.is_grad_enabled() else call
-            prior, frame = settings.prior(site.index, site.heads), settings.frame(site.index)
-            log_std = log_stddev(still, prior, frame, **caps)  # [B, H, Q]
+            log_std = self.log_std(site, still, settings)  # [B, H, Q]
             if keep:
                 variances[site.index] = (2 * log_std.detach()).exp()
             if noise is None:
@@ -110,6 +107,12 @@ class Runner(Reader):
                 "called none: a compiled model must be attached before it is compiled"
             )
         return answer, variances
+
+    def log_std(self, site: Site, call: AttentionCall, settings: Settings) -> Tensor:
+        """Of every token and head at a site.  [B, H, Q]"""
+        prior, frame = settings.prior(site.index, site.heads), settings.frame(site.index)
+        caps: dict[str, Any] = {"max_keys": self.max_keys, "max_log_amplitude": self.max_log_amplitude}
+        return log_stddev(call, prior, frame, **caps)
 
     def counting(self, seen: list[int]) -> Context:
         """Inside, every call of a site adds the number of its sequences."""
@@ -205,11 +208,8 @@ class Handle:
         self._check_attached()
         samples = check_count("samples", samples, least=0)
         seed = check_whole("seed", seed)
-        adaptive, own, runner = (
-            self._usual.temperature,
-            self._settings,
-            self._runner,
-        )  # once: a thread may change the settings meanwhile
+        # once: a thread may change the settings meanwhile
+        adaptive, own, runner = self._usual.temperature, self._settings, self._runner
         if variances:
             own.warn_unfitted(stacklevel=3)
         drawn = samples > 0 and own.any_drawn
@@ -222,9 +222,7 @@ class Handle:
             return runner.measure(rows.inputs, settings) if variances else (runner.answer(rows.inputs), ())
 
         rows: dict[str, Any] = {"batch_size": batch_size, "first_item": first_item, "progress": progress}
-        answers, means = run_samples(
-            self.model, answer, inputs, samples=count, seed=seed, variances=variances, **rows
-        )
+        answers, means = run_samples(self.model, answer, inputs, samples=count, seed=seed, **rows)
         answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
         assert runner.task is not None
         acting: dict[str, Any] = {}
@@ -233,7 +231,7 @@ class Handle:
             if adaptive is not None:
                 seen = attached_signals(runner, self._head, own, inputs, batch_size=batch_size)
                 acting["temperature"] = adaptive.temperature(answers, seen)[:, None]  # [B, 1]
-        return make_result(answers, runner.task, inputs, means, drawn=drawn, **acting)
+        return make_result(answers, runner.task, inputs, means if variances else None, drawn=drawn, **acting)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Variances of every token at every site, in one plain pass; also of sites that do not draw.
@@ -259,8 +257,8 @@ class Handle:
             return self._runner.measure(rows.inputs, settings)
 
         once: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size}
-        _, means = run_samples(self.model, answer, inputs, variances=True, **once)
-        return tuple(x for x in means or () if x is not None)
+        _, means = run_samples(self.model, answer, inputs, **once)
+        return tuple(x for x in means if x is not None)
 
     def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
         """What one plain pass says about every item: also of sites that do not draw.
@@ -339,9 +337,8 @@ class Handle:
         adaptive = options.get("temperature") == "adaptive"
         chosen = FitOptions(**{**options, "temperature": True} if adaptive else options)
         batches = collect_batches(data, labels, chosen.items)
-        pairs = [(batch.inputs, batch.labels) for batch in batches]
         with torch.inference_mode(False):  # the fit differentiates, wherever it is called
-            fit = fit_settings(self._runner, self._settings, pairs, None, chosen)
+            fit = fit_settings(self._runner, self._settings, batches, chosen)
             fitted = Handle(self._runner, self.found)  # other threads have the old one until all is fitted
             fitted._settings, fitted._head = fit.settings, self._head
             usual = fit_usual(

@@ -145,43 +145,17 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 def plain_weights(folder: Path, record: Conversion) -> str:
     """What happened where a record stands beside a plain model's weights, and what helps; else nothing."""
-    names = _weight_names(folder)
+    names: list[str] = []
+    try:
+        for file in folder.glob("model*.safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                names += weights.keys()
+    except (OSError, SafetensorError):
+        return ""  # whoever loads them says what is wrong
     if not names or any(f".{ATTRIBUTE}." in name for name in names):
         return ""
     return (
         f". The folder holds the record of a conversion to {record.kind}, but the weights of a plain model, "
-        f"none under .{ATTRIBUTE}: a model that its own class had loaded was saved over the converted one. "
-        "Save the converted model there again; or load the plain one by its own class, which reads it, "
-        f"and convert it anew: gpattention.convert(model, {record.kind!r})"
+        f"none under .{ATTRIBUTE}: a plain model was saved over the converted one. Save that there again, or "
+        f"load the plain one by its own class and call gpattention.convert(model, {record.kind!r})"
     )
-
-
-def no_record(folder: Path, config: dict[str, Any]) -> str:
-    """What a folder without a record of a conversion holds, and what helps."""
-    files = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "no files"
-    found = f"neither {CONVERSION_FILE} nor {RECORD!r} in config.json, among {files}"
-    names = config.get("architectures")
-    helps = "save_pretrained of a converted model writes one"
-    if any(f".{ATTRIBUTE}." in name for name in _weight_names(folder)):
-        helps = (
-            "its weights are those of a converted model, and the file with its record was written over: "
-            "save the converted model there again"
-        )
-    elif isinstance(names, list) and names:
-        helps = (
-            f"it holds a plain model, which {names[0]}.from_pretrained(folder) reads "
-            "and gpattention.convert converts"
-        )
-    return f"expected {folder} to hold a converted model, got no record of a conversion ({found}): {helps}"
-
-
-def _weight_names(folder: Path) -> list[str]:
-    """Of every weight in a folder; empty where it holds none that can be read."""
-    index, file = folder / f"{WEIGHTS_FILE}.index.json", folder / WEIGHTS_FILE
-    try:
-        if index.is_file():
-            return list(read_object(index)["weight_map"])
-        with safe_open(file, framework="pt") as weights:
-            return list(weights.keys())
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-        return []  # whoever loads them says what is wrong

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from gpattention.attention.registry import make_attention
 from gpattention.hosts.conversion import (
+    RECORD,
     WEIGHTS_FILE,
     Conversion,
     add_saving,
     load_weights,
-    no_record,
     plain_weights,
     read_config,
     read_record,
@@ -188,7 +188,10 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
     if options:
         raise ValueError(f"expected no options for this folder, got {', '.join(options)}")
     if saved.record is None:
-        raise ValueError(no_record(folder, saved.config))
+        expected = f"expected {folder} to hold a converted model, got no record of a conversion"
+        found = f"{CONVERSION_FILE}, nor {RECORD!r} in config.json"
+        helps = "a plain model is read by its own class, and converted by gpattention.convert"
+        raise ValueError(f"{expected}, as save_pretrained writes one ({found}): {helps}")
     built = (family.new_host(saved) for family in FAMILIES.values())
     model = host if isinstance(host, nn.Module) else next((x for x in built if x is not None), None)
     if model is None:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from gpattention.attention import Attention, attention_class, list_attention
 from gpattention.hosts.attach import Handle
 from gpattention.hosts.families.base import AttentionCall, Site
-from gpattention.hosts.predict import call_model
+from gpattention.hosts.predict import call_model, check_module
 from gpattention.hosts.sites import hooked
 from gpattention.hosts.variance import log_stddev
 from gpattention.models.predict import Inputs, count_items, evaluating
@@ -42,10 +42,9 @@ def export_program(
     >>> program = gpattention.export_program(model, {"input_ids": ids, "attention_mask": mask})
     >>> torch.export.save(program, "model.pt2")
     """
-    items, inputs = count_items(example), _named(example)
+    items, (inputs, shapes) = count_items(example), _described(example, dynamic_length)
     if items == 1:  # torch.export would take a batch of one for a constant
         inputs = {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in inputs.items()}
-    shapes = {name: _dynamic_axes(x, dynamic_length) for name, x in inputs.items()}
     answers = _Answers(model, one_tensor=isinstance(example, Tensor))
     with evaluating(answers.model), torch.no_grad():
         answers.train(False)
@@ -82,14 +81,12 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX files need the extra 'onnx': pip install 'gpattention[onnx]'") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}: export its host")
+    check_module(model, ": export its host")
     _check_kinds(model)
     if count_items(example) < 2:
         raise ValueError("expected an example of at least 2 items, got 1: its batch size would become fixed")
-    path, inputs = Path(path), _named(example)
+    path, (inputs, shapes) = Path(path), _described(example, dynamic_length)
     path.parent.mkdir(parents=True, exist_ok=True)
-    shapes = {name: _dynamic_axes(x, dynamic_length) for name, x in inputs.items()}
     answers = _Answers(model, one_tensor=isinstance(example, Tensor))
     with evaluating(model):
         answers.train(False)
@@ -152,15 +149,15 @@ def read_answer(output: Any) -> Tensor:
     raise ValueError(f"expected a model that gives a tensor or logits, got {type(output).__name__}")
 
 
-def _named(example: Inputs) -> dict[str, Tensor]:
-    """The example as a mapping."""
-    return {"inputs": example} if isinstance(example, Tensor) else dict(example)
+def _described(example: Inputs, length: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The example as a mapping, and which axes of each tensor may be of any size.
 
-
-def _dynamic_axes(x: Tensor, length: bool) -> dict[int, Any]:
-    """Which axes of an input may be of any size: the batch, and where asked N of [B, N] or [B, N, E]."""
+    They are the batch, and where asked N of [B, N] or [B, N, E].
+    """
+    inputs = {"inputs": example} if isinstance(example, Tensor) else dict(example)
     batch, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO  # the second only if the model allows
-    return {0: batch, 1: tokens} if length and x.ndim in (2, 3) else {0: batch}
+    free = {0: batch, 1: tokens}
+    return inputs, {n: free if length and x.ndim in (2, 3) else {0: batch} for n, x in inputs.items()}
 
 
 def _check_kinds(model: nn.Module) -> None:

@@ -47,8 +47,9 @@ NOISES = (1e-3, 10.0)  # least and most noise variance
 LARGEST_SCALE = 30.0
 RESIDUALS = (math.exp(-20), math.exp(20))  # least and most residual variance
 # a scale of 0 is no bound: there a head draws nothing
-BOUNDS = {"scale": (None, LARGEST_SCALE), "noise": NOISES, "power": (0.0, 1.0)}
+BOUNDS: dict[str, tuple[float, ...]] = {"scale": (LARGEST_SCALE,), "noise": NOISES, "power": (0.0, 1.0)}
 ADVICE = "Fit to more items, or with fewer levels, or set handle.settings yourself."
+RESIDUAL_ADVICE = "Check that targets are not the model's own answers and have a usual scale."
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,8 @@ class Fit:
         return "\n".join([*lines, *([self.reason] if self.reason else []), *self.on_bounds])
 
 
-def fit_settings(
-    runner: "Runner", start: Settings, data: Data, labels: Tensor | None, options: FitOptions
-) -> Fit:
+def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", options: FitOptions) -> Fit:
     """All candidates, fitted and compared."""
-    batches = collect_batches(data, labels, options.items)
     with evaluating(runner.model):
         device = runner.device(batches[0].inputs)
         answer = runner.answer(take(batches[0].inputs, torch.arange(1), device))  # shows the task
@@ -616,20 +614,13 @@ def bounds_reached(settings: Settings, *, regression: bool = False) -> tuple[str
     The best value may lie beyond it, so that what was taken is no estimate.
     """
     drawing = [index for index in range(len(settings.draws)) if settings.drawn(index)]
+    numbers = {name: getattr(settings, name)[drawing].flatten().tolist() for name in BOUNDS}
     sentences = []
-    for name, (least, most) in BOUNDS.items():
-        values = getattr(settings, name)[drawing].flatten().tolist()
-        for bound in (x for x in (least, most) if x is not None):
+    for name, values in {**numbers, "residual": [settings.residual] if regression else []}.items():
+        for bound in BOUNDS.get(name, RESIDUALS):
             found = [x for x in values if math.isclose(x, bound, rel_tol=1e-4, abs_tol=0 if bound else 1e-4)]
             if found:
-                sentences.append(
-                    f"Fitted {name} lies on its bound: {found[0]:.4g} at {len(found)} of {len(values)} "
-                    f"heads, the bound is {bound:g}. {ADVICE}"
-                )
-    for bound in RESIDUALS if regression else ():
-        if math.isclose(settings.residual, bound, rel_tol=1e-4):
-            sentences.append(
-                f"Fitted residual lies on its bound: {settings.residual:.4g}, the bound is {bound:.4g}. "
-                "Check that targets are not the model's own answers and have a usual scale."
-            )
+                where = "" if name == "residual" else f" at {len(found)} of {len(values)} heads"
+                lies = f"Fitted {name} lies on its bound: {found[0]:.4g}{where}, the bound is {bound:.4g}."
+                sentences.append(f"{lies} {ADVICE if where else RESIDUAL_ADVICE}")
     return tuple(sentences)

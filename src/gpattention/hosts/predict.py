@@ -21,13 +21,10 @@ from gpattention.models.predict import (
     Inputs,
     Progress,
     Rows,
-    VarianceMeans,
+    Variances,
     count_items,
     device_of,
-    evaluating,
-    iterate_rows,
-    model_device,
-    run_rows,
+    run_samples,
     take,
 )
 from gpattention.models.prediction import differ, warn_undrawn
@@ -35,7 +32,6 @@ from gpattention.models.prediction import differ, warn_undrawn
 Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding"]
 TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding")
 Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
-Variances: TypeAlias = tuple[Tensor | None, ...]  # per layer or site [B, H, N], None where it has none
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,35 +313,6 @@ def _pooled(output: Any, inputs: Inputs) -> Tensor:
     return torch.where(real, states, 0.0).sum(1) / real.sum(1).clamp_min(1)
 
 
-def run_samples(
-    model: nn.Module,
-    answer: Callable[[Rows], tuple[Tensor, Sequence[Tensor | None]]],  # rows to answers and variances
-    inputs: Inputs,
-    *,
-    samples: int,
-    batch_size: int | None,
-    variances: bool,
-    **options: Any,  # of `iterate_rows`
-) -> tuple[Tensor, Variances | None]:
-    """All samples of all items [S, B, ...] in evaluation mode, and variances averaged over the samples."""
-    home, device = device_of(inputs), model_device(model, inputs)
-    options = {"samples": samples, "device": device, **options}
-
-    def run(rows_at_once: int) -> tuple[Tensor, Variances | None]:
-        parts: list[Tensor] = []
-        means = VarianceMeans(count_items(inputs), samples, home) if variances else None
-        for rows in iterate_rows(inputs, batch_size=rows_at_once, **options):
-            part, found = answer(rows)
-            parts.append(part.to(home))
-            if means is not None:
-                means.add(rows.items, found)
-        return torch.cat(parts), None if means is None else means.means()
-
-    with evaluating(model):
-        parts, means = run_rows(run, batch_size, device)
-    return parts.unflatten(0, (-1, samples)).transpose(0, 1), means
-
-
 def _requested(model: nn.Module, request: Request) -> Context:
     """Inside, and in this thread, converted layers do what is asked instead of what their mode says."""
 
@@ -410,12 +377,12 @@ def predict(
     drawing = samples > 0 and any(layer.attention.draws for layer in layers)
     reader = Reader(host, call or call_model, task, "predict")
 
-    def answer(rows: Rows) -> tuple[Tensor, list[Tensor | None]]:
+    def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
         request = Request("independent" if drawing else "none", rows.noise, variances)
         part = reader.read(host, rows.inputs, _requested(host, request))
         return part, [request.layer_variances.get(id(layer)) for layer in layers]
 
     count = samples if drawing else 1
-    answers, means = run_samples(host, answer, inputs, samples=count, seed=seed, variances=variances, **rows)
+    answers, means = run_samples(host, answer, inputs, samples=count, seed=seed, **rows)
     assert reader.task is not None
-    return make_result(answers.contiguous(), reader.task, inputs, means, drawn=drawing)
+    return make_result(answers, reader.task, inputs, means if variances else None, drawn=drawing)

@@ -314,8 +314,7 @@ KINDS: dict[str, type[Projected]] = {
 
 def projections(heads: Heads) -> tuple[Tensor, Tensor]:
     """Queries and keys of a host.  [B, H, N, D] each"""
-    if not isinstance(heads, ProjectedHeads):
-        raise TypeError(f"expected the projections of a host, got {type(heads).__name__}")
+    assert isinstance(heads, ProjectedHeads)
     return heads.q, heads.k
 
 

@@ -4,8 +4,6 @@ In a folder the numbers are safetensors, and what they belong to is JSON.  The f
 so that they may lie beside the model's.
 """
 
-import hashlib
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from gpattention.files import make_folder, read_json, write_atomically
 from gpattention.hosts.families.base import Site
 from gpattention.hosts.sites import Found, in_columns
 from gpattention.hosts.variance import Frame, Prior
 from gpattention.models.config import check_finite
+from gpattention.strangeness.strangeness import load_fitted, save_fitted
 
 SCALE, NOISE, POWER = 0.1, 0.1, 0.0  # before a fit
 
@@ -111,11 +107,9 @@ def initial_settings(sites: tuple[Site, ...]) -> Settings:
 
 
 FORMAT = "gpattention-attached-1"
-RECORD_FILE = "attached.json"
-NUMBERS_FILE = "attached.safetensors"
+NAME = "attached"  # of the two files
 _NUMBERS = ("scale", "noise", "power")  # tensors of the settings; the others are plain
-_PLAIN = ("draws", "temperature", "residual")
-_KEYS = {"format", "sites", "framed", "sha256", *_PLAIN}
+_LISTS = {"sites": str, "framed": bool, "draws": bool}
 
 
 def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> None:
@@ -124,61 +118,36 @@ def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> Non
     for index, frame in enumerate(settings.frames):
         if frame is not None:
             tensors |= {f"frames.{index}.{name}": x for name, x in vars(frame).items()}
-    # clones, since safetensors refuses tensors that share memory, as maps that change nothing may
-    numbers = save({name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()})
     record = {
-        "format": FORMAT,
         "sites": list(sites),
-        **{name: getattr(settings, name) for name in _PLAIN},
+        "draws": settings.draws,
+        "temperature": settings.temperature,
+        "residual": settings.residual,
         "framed": [frame is not None for frame in settings.frames],
-        "sha256": hashlib.sha256(numbers).hexdigest(),
     }
-    text = json.dumps(record, indent=2) + "\n"  # raises before anything is written
-    make_folder(folder)
-    write_atomically(folder / NUMBERS_FILE, numbers)
-    write_atomically(folder / RECORD_FILE, text.encode())
+    save_fitted(folder, NAME, FORMAT, record, tensors)
 
 
 def load_settings(folder: Path) -> tuple[list[str], Settings]:
     """The names of the sites and their settings; errors name file and field."""
-    record, path = _read_record(folder / RECORD_FILE), folder / NUMBERS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != record["sha256"]:
-        expected = f"expected the numbers that {RECORD_FILE} was written with, sha256 {record['sha256']}"
-        raise ValueError(f"{path}: {expected}, got {digest}: save the settings again")
-    try:
-        tensors = load(content)
-        parts = [
-            {n: f"frames.{i}.{n}" for n in Frame.__dataclass_fields__} for i in range(len(record["framed"]))
-        ]
-        framed = zip(parts, record["framed"], strict=True)
-        frames = tuple(
-            Frame(**{n: tensors[key] for n, key in own.items()}) if on else None for own, on in framed
-        )
-        numbers = {name: tensors[name] for name in _NUMBERS}
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path} does not hold the settings of an attached model: {error}") from error
-    check_finite(path, tensors)
-    plain = {name: record[name] for name in _PLAIN}
-    return record["sites"], Settings(**{**numbers, **plain, "draws": tuple(plain["draws"])}, frames=frames)
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    record = read_json(path)
-    found = record.get("format") if isinstance(record, dict) else type(record).__name__
-    if found != FORMAT:
-        raise ValueError(f"{path}: expected format {FORMAT!r}, got {found!r}")
-    if differ := sorted(set(record) ^ _KEYS):
-        known = ", ".join(sorted(_KEYS))
-        raise ValueError(f"{path}: expected the keys {known}, got a difference in {differ}")
-    for name, kind in {"sites": str, "framed": bool, "draws": bool}.items():
+    record, tensors = load_fitted(folder, NAME, FORMAT, (*_LISTS, "temperature", "residual"))
+    for name, kind in _LISTS.items():
         value = record[name]
         if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
-            raise ValueError(f"{path}: expected {name} to be a list of {kind.__name__}, got {value!r:.80}")
-    return record
+            where = folder / f"{NAME}.json"
+            raise ValueError(f"{where}: expected {name} to be a list of {kind.__name__}, got {value!r:.80}")
+    path, names = folder / f"{NAME}.safetensors", Frame.__dataclass_fields__
+    try:
+        frames = tuple(
+            Frame(**{name: tensors[f"frames.{index}.{name}"] for name in names}) if framed else None
+            for index, framed in enumerate(record["framed"])
+        )
+        scale, noise, power = (tensors[name] for name in _NUMBERS)
+    except KeyError as error:
+        raise ValueError(f"{path} does not hold the settings of an attached model: {error}") from error
+    check_finite(path, tensors)
+    plain = (tuple(record["draws"]), record["temperature"], record["residual"])
+    return record["sites"], Settings(scale, noise, power, *plain, frames)
 
 
 def describe(model: str, found: Found, settings: Settings, *, attached: bool) -> str:

@@ -20,7 +20,7 @@ from gpattention.hosts.layers import converted_layers
 from gpattention.hosts.predict import Call, Reader, Task, call_model, uncompiled
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.sites import hooked
-from gpattention.hosts.variance import log_stddev, query_mask
+from gpattention.hosts.variance import query_mask
 from gpattention.models import Signals, Transformer, Watch, measure_signals, watched
 from gpattention.models.predict import Inputs
 
@@ -90,7 +90,6 @@ def attached_signals(
     """
     ones = replace(settings, scale=torch.ones_like(settings.scale))
     moved: dict[torch.device, Settings] = {}
-    limits: dict[str, Any] = {"max_keys": runner.max_keys, "max_log_amplitude": runner.max_log_amplitude}
 
     def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
         device = runner.device(batch)
@@ -99,10 +98,7 @@ def attached_signals(
         def hook(site: Site, call: AttentionCall) -> Tensor:
             log_variance = None
             if watch.wants_variance:
-                prior, frame = own.prior(site.index, site.heads), own.frame(site.index)
-                parts = [
-                    log_stddev(part, prior, frame, **limits) for part in in_cache(call)
-                ]  # [b, H, Q] each
+                parts = [runner.log_std(site, part, own) for part in in_cache(call)]  # [b, H, Q] each
                 log_variance = 2 * torch.cat(parts)
             dot = call.form in ("softmax", "exp_dot")
             entropy = attention_entropy(call.q, call.k, dot=dot, mask=call.mask)  # [B, H, Q]

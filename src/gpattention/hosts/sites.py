@@ -84,8 +84,7 @@ def find_sites(model: nn.Module) -> Found:
             left_alone.append(LeftAlone(name, type(module).__name__, why or _NO_HEADS))
         else:
             parent = around[0] if around else None
-            place = (parent, name.rpartition(".")[0], len(sites))
-            sites.append(Site(name, module, family.name, *shape, *place))
+            sites.append(Site(name, module, family.name, *shape, parent, len(sites)))
     seen = [site.name for site in sites] + [alone.name for alone in left_alone]
     left_alone += _unknown_attention(modules, seen)
     order = {name: index for index, name in enumerate(modules)}

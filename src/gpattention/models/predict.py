@@ -37,6 +37,7 @@ from gpattention.numerics import checks_are_deferred
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Progress: TypeAlias = Callable[[int, int], object]
+Variances: TypeAlias = tuple[Tensor | None, ...]  # per layer or site [B, H, N], None where it has none
 T = TypeVar("T")
 _predicting: ContextVar[bool] = ContextVar("gpattention_predicting", default=False)
 
@@ -75,6 +76,10 @@ class Rows:
     numbers: Tensor  # [R] number of the item, which its noise is made from
     samples: Tensor  # [R] which of the item's samples it is
     noise: ItemNoise  # of R rows
+
+
+# rows to what the model says to them [R, ...], and the variances of its layers, where they are wanted
+Answer: TypeAlias = Callable[[Rows], tuple[Tensor, Sequence[Tensor | None]]]
 
 
 def count_items(inputs: Inputs) -> int:
@@ -163,16 +168,21 @@ def iterate_rows(
             progress(min(start + batch_size, total), total)
 
 
-def collect(forward: Callable[[Rows], Tensor], inputs: Inputs, *, samples: int, **options: Any) -> Tensor:
-    """Run all rows of `iterate_rows` and keep the [R, C] that `forward` gives, with the inputs.  [S, B, C]"""
-    parts = []
+def collect(answer: Answer, inputs: Inputs, *, samples: int, **options: Any) -> tuple[Tensor, Variances]:
+    """Run all rows of `iterate_rows`, and keep what comes where the inputs lie.
+
+    Answers [S, B, ...], and variances averaged over the samples.
+    """
+    home, parts = device_of(inputs), []
+    means = VarianceMeans(count_items(inputs), samples, home)
     for rows in iterate_rows(inputs, samples=samples, **options):
-        out = forward(rows)  # [R, C]
-        if out.ndim != 2 or len(out) != len(rows.items):
-            wanted, got = f"[{len(rows.items)}, C], one row per input", f"shape {tuple(out.shape)}"
+        out, variances = answer(rows)  # [R, ...]
+        if out.ndim < 2 or len(out) != len(rows.items):
+            wanted, got = f"[{len(rows.items)}, ...], one row per input", f"shape {tuple(out.shape)}"
             raise ValueError(f"expected the model to give {wanted}, got {got}")
-        parts.append(out.to(device_of(inputs)))
-    return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous()
+        parts.append(out.to(home))
+        means.add(rows.items, variances)
+    return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous(), means.means()
 
 
 def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.device) -> T:
@@ -193,18 +203,22 @@ def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.devi
     return run(FEWER)
 
 
-def predict_rows(
-    model: Any, forward: Callable[[Rows], Tensor], inputs: Inputs, *, batch_size: int | None = None,
-    **options: Any,
-) -> Tensor:  # fmt: skip
-    """`collect` of a model in evaluation mode, with as many rows at once as its device takes.  [S, B, C]"""
+def run_samples(
+    model: Any, answer: Answer, inputs: Inputs, *, batch_size: int | None = None, **options: Any
+) -> tuple[Tensor, Variances]:
+    """`collect` of a model in evaluation mode, with as many rows at once as its device takes."""
     device = model_device(model, inputs)
+
+    def run(rows: int) -> tuple[Tensor, Variances]:
+        return collect(answer, inputs, batch_size=rows, device=device, **options)
+
     with evaluating(model):
-        return run_rows(
-            lambda rows: collect(forward, inputs, batch_size=rows, device=device, **options),
-            batch_size,
-            device,
-        )
+        return run_rows(run, batch_size, device)
+
+
+def predict_rows(model: Any, forward: Callable[[Rows], Tensor], inputs: Inputs, **options: Any) -> Tensor:
+    """`run_samples` of what has no variances.  [S, B, C]"""
+    return run_samples(model, lambda rows: (forward(rows), ()), inputs, **options)[0]
 
 
 class VarianceMeans:
@@ -228,7 +242,7 @@ class VarianceMeans:
                 total = self._sums[place] = variance.new_zeros(self._items, *variance.shape[1:])
             total.index_add_(0, items, variance)
 
-    def means(self) -> tuple[Tensor | None, ...]:
+    def means(self) -> Variances:
         """Per layer [B, ...], None where it never gave a variance."""
         return tuple(total if total is None else total / self._samples for total in self._sums)
 
@@ -280,33 +294,25 @@ def predict(
     draw, need = draw if drawn else "none", ("logits", "variance") if variances else ("logits",)
     device = model_device(model, inputs)
 
-    def run_chunked(rows: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    def run_chunked(rows: int) -> tuple[Tensor, Variances]:
         request = Request(count, seed, draw, need, first_item)
         logits, sums = run_chunks(
             model, inputs, request, batch_size=rows, device=device, capture=capture, progress=progress
         )
         return logits, tuple(None if total is None else total / count for total in sums)
 
-    def run_by_rows(batch_size: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        means = VarianceMeans(count_items(inputs), count, device_of(inputs))
+    def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
+        output = model(rows.inputs, draw=draw, generator=rows.noise if drawn else None, need=need)
+        return output.logits, [layer.variance for layer in output.layers] if variances else ()
 
-        def forward(rows: Rows) -> Tensor:
-            output = model(rows.inputs, draw=draw, generator=rows.noise if drawn else None, need=need)
-            if variances:
-                means.add(rows.items, [layer.variance for layer in output.layers])
-            return output.logits
-
-        logits = collect(
-            forward, inputs, samples=count, seed=seed, batch_size=batch_size, device=device,
-            first_item=first_item, progress=progress,
-        )  # fmt: skip
-        return logits, means.means()
-
-    with evaluating(model):
-        shares = shares_samples(model)
-        if capture and not shares:
+    if not shares_samples(model):
+        if capture:
             raise ValueError(NO_CAPTURE.format("its forward pass does not take samples"))
-        logits, means = run_rows(run_chunked if shares else run_by_rows, batch_size, device)
+        rows: dict[str, Any] = {"samples": count, "seed": seed, "first_item": first_item}
+        logits, means = run_samples(model, answer, inputs, batch_size=batch_size, progress=progress, **rows)
+    else:
+        with evaluating(model):
+            logits, means = run_rows(run_chunked, batch_size, device)
     if variances and all(variance is None for variance in means):
         raise ValueError(f"variances=True, but none of the model's {len(means)} layers has a variance")
     return Prediction.from_logits(logits, means if variances else None, drawn=drawn)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MethodType
+from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
@@ -50,7 +50,6 @@ class Site:
         head_dim: width of a head.
         embed_dim: width of the tokens it reads.
         parent: the module that holds it, None for the model itself.
-        parent_name: path of the parent, "" for the model itself.
         index: its number among the sites of the model.
     """
 
@@ -61,13 +60,7 @@ class Site:
     head_dim: int
     embed_dim: int
     parent: nn.Module | None
-    parent_name: str
     index: int
-
-    @property
-    def attribute(self) -> str:
-        """Its name in the parent."""
-        return self.name.rpartition(".")[2]
 
     @property
     def kind(self) -> str:
@@ -223,6 +216,7 @@ _RELATIVE_SETTINGS = (
     "has_relative_attention_bias", "relative_attention", "use_relative_position_bias",
     "use_shared_relative_position_bias",
 )  # fmt: skip
+_NO_CODE = (lambda: None).__code__  # names nothing
 _RELATIVE_ARGUMENTS = ("position_bias", "relative_position_bias", "rel_pos", "shared_rel_pos_bias")
 
 
@@ -247,9 +241,10 @@ def _first_number(holder: object, names: tuple[str, ...]) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def forward_code(module: nn.Module) -> Any:
-    """The compiled body of the class's own forward, under any decorators; None for built-in ones."""
-    return getattr(inspect.unwrap(type(module).forward), "__code__", None)
+def forward_code(module: nn.Module) -> CodeType:
+    """The compiled body of the class's own forward, under any decorators; an empty one for built-in ones."""
+    code: CodeType = getattr(inspect.unwrap(type(module).forward), "__code__", _NO_CODE)
+    return code
 
 
 def is_patched(module: nn.Module) -> bool:
@@ -283,8 +278,7 @@ def attribute_reasons(module: nn.Module) -> list[str]:
 
 def bias_reasons(module: nn.Module) -> list[str]:
     """Refusals for terms beside the dot product, which attributes or arguments give away."""
-    code, config = forward_code(module), getattr(module, "config", None)
-    arguments = () if code is None else code.co_varnames
+    arguments, config = forward_code(module).co_varnames, getattr(module, "config", None)
     if "alibi" in arguments or type(module).__name__.startswith("Mpt"):  # MPT hands it on as a position bias
         return [ALIBI]
     held = any(getattr(module, name, None) is not None for name in _RELATIVE_ATTRIBUTES)

@@ -54,7 +54,7 @@ class HuggingFaceFamily(Family):
 
     def matches(self, module: nn.Module) -> bool:
         """By what its forward names."""
-        return hasattr(module, "config") and "ALL_ATTENTION_FUNCTIONS" in _names(module)
+        return hasattr(module, "config") and "ALL_ATTENTION_FUNCTIONS" in base.forward_code(module).co_names
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
         """By attributes, and by the masks that the modules around it make."""
@@ -81,8 +81,7 @@ class HuggingFaceFamily(Family):
                 expected = f"{site.name}: expected keys of the tokens it is called with"
                 raise ValueError(f"{expected}, got keys of fewer tokens, which {name} merges")
         code = base.forward_code(site.module)
-        names = () if code is None else (*code.co_names, *code.co_varnames)
-        if any("rotary" in name or "norm" in name for name in names):
+        if any("rotary" in name or "norm" in name for name in (*code.co_names, *code.co_varnames)):
             return None
         maps = (getattr(site.module, name, None) for name in _KEYS)
         return next((KeyProjection(linear) for linear in maps if is_plain_linear(linear)), None)
@@ -145,16 +144,10 @@ class HuggingFaceFamily(Family):
         return loaded
 
 
-def _names(module: nn.Module) -> tuple[str, ...]:
-    """Globals and attributes that its class's forward names."""
-    code = base.forward_code(module)
-    return () if code is None else code.co_names
-
-
 def _masks_causally(makers: Sequence[nn.Module]) -> bool:
     """Whether the nearest module around it that makes a mask makes causal ones only."""
     for maker in makers:
-        names = _names(maker)
+        names = base.forward_code(maker).co_names
         if "create_bidirectional_mask" in names:
             return False
         if "create_causal_mask" in names:
@@ -225,7 +218,7 @@ def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         helps = f"call model.set_attn_implementation({IMPLEMENTATION!r})"
         raise ValueError(f"{getattr(module, ATTRIBUTE).name}: {kept}, got {named!r}: {helps}")
     code = base.forward_code(module)
-    names = () if code is None else code.co_varnames[1 : code.co_argcount]
+    names = code.co_varnames[1 : code.co_argcount]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     tokens = args[0] if args else kwargs.get("hidden_states")
     if not isinstance(tokens, Tensor):

@@ -41,8 +41,7 @@ class TimmFamily(Family):
         assert isinstance(qkv, nn.Linear)
         if shape is not None and qkv.out_features != 3 * shape[0] * shape[1]:
             reasons.append(base.GROUPED)
-        code = base.forward_code(module)
-        if code is None or "scaled_dot_product_attention" not in code.co_names:
+        if "scaled_dot_product_attention" not in base.forward_code(module).co_names:
             reasons.append("its forward does not call scaled_dot_product_attention, where it would be met")
         return "; ".join(reasons) or None
 
