@@ -80,20 +80,6 @@ def test_only_what_is_named_is_computed(
 
 
 @every_posterior
-def test_an_output_alone_needs_fewer_factors(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x = build(variant), tokens()
-    calls: Counter[str] = Counter()
-    count(monkeypatch, calls, torch.linalg, "cholesky_ex")
-    module(x)
-    alone = calls.total()
-    module(x, need=("variance",))
-    both = calls.total() - alone
-    assert alone == both if variant.kind == "sgpa" else alone < both  # sgpa's factor serves both
-    if variant.kind in ("softmax-gp", "direct"):
-        assert alone == 0  # plain attention
-
-
-@every_posterior
 @every_way
 def test_draws_have_the_shape_of_the_mean_or_are_stacked(variant: Variant, draw: str) -> None:
     module, x = build(variant), tokens()

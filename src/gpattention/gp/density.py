@@ -59,14 +59,11 @@ class LogDensity:
         Returns:
             The same with counts of 1.
         """
-        one = torch.ones_like(self.real_queries)
-        return LogDensity(
-            query=self.query / (self.real_queries.clamp_min(1) * self.channels),
-            key=self.key / (self.real_keys.clamp_min(1) * self.channels),
-            real_queries=one,
-            real_keys=torch.ones_like(self.real_keys),
-            channels=1,
+        query, key = (
+            total / (real.clamp_min(1) * self.channels)
+            for total, real in ((self.query, self.real_queries), (self.key, self.real_keys))
         )
+        return LogDensity(query, key, torch.ones_like(self.real_queries), torch.ones_like(self.real_keys), 1)
 
 
 def as_log_density(t: Tokens, query: Tensor, key: Tensor) -> LogDensity:

@@ -118,8 +118,7 @@ def check_values(
         if fine:
             continue
         if name in parameters:
-            bad_value = float(x.detach()[~((x > 0) & x.isfinite())][0])
-            raise ValueError(f"expected {name} to be positive and finite, got {bad_value}")
+            check_positive(name, x)  # which raises with the value
         bad = int((~x.isfinite()).sum())
         if bad == 0:
             continue

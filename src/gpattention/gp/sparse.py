@@ -529,14 +529,14 @@ def density_from_sums(p: SCGPPosterior, *, bound: bool) -> LogDensity:
     else:  # log N(N; 0, sigma^2 I + Phi_q Phi_q^T) and log N(z_k; 0, sigma^2 I + Psi_k Psi_k^T)
         query = _evidence(p, *query_quadratic(p), sums.real_queries)
         terms = query, _evidence(p, _key_quadratic(p), p.L_Bl, sums.real_keys)
-    query, key = torch.broadcast_tensors(*terms)  # keys shared by a batch count in each sequence
-    return LogDensity(
-        query=counted_once(query, p.kind.group),
-        key=counted_once(key, p.kind.group),
-        real_queries=sums.real_queries,
-        real_keys=sums.real_keys,
-        channels=p.t.v.shape[-1],
-    )
+    return _of_all_tokens(p, *terms)
+
+
+def _of_all_tokens(p: SCGPPosterior, query: Tensor, key: Tensor) -> LogDensity:
+    """Both terms, which the processes of a group share."""
+    query, key = torch.broadcast_tensors(query, key)  # keys shared by a batch count in each sequence
+    query, key = counted_once(query, p.kind.group), counted_once(key, p.kind.group)
+    return LogDensity(query, key, *p.real_counts(), p.t.v.shape[-1])
 
 
 def bound(square: Tensor, traces: Tensor, D: int, noise: Tensor, real: Tensor) -> Tensor:
@@ -692,8 +692,7 @@ def scgp_density_of(
         )
     fused = p.fused("dtc") if objective == "dtc" else None
     if fused is not None and fused.query is not None and fused.key is not None:
-        query, key = (counted_once(x, p.kind.group) for x in torch.broadcast_tensors(fused.query, fused.key))
-        return LogDensity(query, key, *p.real_counts(), p.t.v.shape[-1])
+        return _of_all_tokens(p, fused.query, fused.key)
     p = p.plain
     if objective == "dtc" or objective == "dtc_bound":
         return density_from_sums(p, bound=objective == "dtc_bound")
