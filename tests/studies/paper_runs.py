@@ -113,11 +113,11 @@ def write_table_runs(
             write_run(folder, model["recipes"][0], records, suite=suite, seed=seed, **changes)
 
 
-def layer_records(values: Iterable[float], *, first: int = 0) -> list[Record]:
+def layer_records(values: Iterable[float]) -> list[Record]:
     """Similarities after attention, layer by layer; after the block they are halfway to 1."""
     return [
         Record("test", "model", "token_similarity", mean, {"layer": layer, "after": after})
-        for layer, value in enumerate(values, start=first)
+        for layer, value in enumerate(values)
         for after, mean in (("attention", value), ("block", (1 + value) / 2))
     ]
 

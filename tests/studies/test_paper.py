@@ -381,11 +381,10 @@ def test_cost_by_inducing_inputs(
     assert all(claim.paper is None and claim.paper_verdict is None for claim in table.claims)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_layers_count_from_one_however_they_are_numbered(first: int, tmp_path: Path) -> None:
+def test_layers_count_from_one(tmp_path: Path) -> None:
     values = [0.1, 0.2, 0.3, 0.4, 0.5]
     folders = [
-        write_run(tmp_path, "cifar10-cgpt", layer_records(of, first=first), suite="oversmoothing", seed=seed)
+        write_run(tmp_path, "cifar10-cgpt", layer_records(of), suite="oversmoothing", seed=seed)
         for seed, of in enumerate((values, [value + 0.2 for value in values]))
     ]
     one = group([read_run(folders[1])])  # of two runs in the folder one is asked for: its figures alone

@@ -19,7 +19,14 @@ from gpattention.runs.inputs import FILE, FOLDER, WORDS
 from gpattention.runs.recipe import recipe_toml
 from gpattention.runs.records import OTHER_WEIGHTS, recorded_settings
 from gpattention.runs.results import Group, Plain, Results, RunData, group
-from gpattention.runs.tables import markdown, markdown_cell, markdown_code, markdown_line, markdown_table
+from gpattention.runs.tables import (
+    latex,
+    markdown,
+    markdown_cell,
+    markdown_code,
+    markdown_line,
+    markdown_table,
+)
 from gpattention.studies import write_file
 from gpattention.training.folder import PARTS, SHARED, write_run_recipe
 
@@ -177,7 +184,7 @@ def page(template: str, /, **context: Any) -> str:
     pages = Environment(
         loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )  # fmt: skip
-    pages.filters |= {f.__name__: f for f in (markdown, markdown_code, markdown_line)}
+    pages.filters |= {f.__name__: f for f in (latex, markdown, markdown_code, markdown_line)}
     pages.filters["cell"] = markdown_cell
     return pages.get_template(template).render(context)
 

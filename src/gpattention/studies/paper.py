@@ -25,7 +25,6 @@ from gpattention.runs.results import HOW_CLEAR, Group, OverSeeds, Results, avera
 
 TABLES = ("table1", "table2", "table3", "table4", "table5")
 FIGURES = ("fig2", "fig3", "fig4")
-TOKENS = 64  # of a CIFAR image in the paper
 # endings of the names of shortened copies: the same model, and notes say what was shortened
 SHORTENED = re.compile(r"-(short|quick|small|reduced|\d+-?epochs?|limit-?\d+)$")
 Plain = Mapping[str, Any]
@@ -389,29 +388,12 @@ def find_value(spec: TableSpec, results: Results, recipe: str, measure: Measure,
             if "scores" in part:
                 found = _of_detector(spec, results, recipe, suite, measure, metric, part)
             else:
-                found = _of_record(results, recipe, suite, measure, metric, part), []
+                detail = {**measure.detail, **part.get("detail", {})}
+                figures = (results.find(recipe, suite, place, metric, **detail) for place in part["sets"])
+                found = next((figure for figure in figures if figure is not None), None), []
             if found[0] is not None:
                 return found
     return None, []
-
-
-def _of_record(
-    results: Results, recipe: str, suite: str, measure: Measure, metric: str, part: Plain
-) -> OverSeeds | None:
-    if "sets" in part:
-        found = (results.find(recipe, suite, place, metric) for place in part["sets"])
-        return next((figure for figure in found if figure is not None), None)
-    figures = list(results.figures(recipe=recipe, suite=suite, metric=metric, predictor="model"))
-    if "inducing" in part:
-        sizes = ((what.get("inducing"), what.get("tokens", TOKENS), figure) for what, figure in figures)
-        return next((figure for m, n, figure in sizes if (m, n) == (part["inducing"], TOKENS)), None)
-    # layers count from 1 here, whatever number the first one has in the records
-    by_layer = {
-        what["layer"]: figure
-        for what, figure in figures
-        if "layer" in what and all(what.get(name) == value for name, value in measure.detail.items())
-    }
-    return dict(enumerate((by_layer[layer] for layer in sorted(by_layer)), start=1)).get(part["layer"])
 
 
 def _of_detector(

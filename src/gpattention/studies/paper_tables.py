@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Any
 from gpattention.checks import check_choice
 from gpattention.reports.drawing import picture
 from gpattention.reports.style import GRID, INK, styles_for
-from gpattention.runs.tables import (
-    Bold,
-    csv_text,
-    latex,
-    latex_table,
-    markdown,
-    markdown_line,
-    markdown_table,
-)
+from gpattention.runs.tables import Bold, csv_text, latex_table, markdown_table
 from gpattention.studies import write_file
+from gpattention.studies.model_card import page
 from gpattention.studies.paper import FIGURES, Kind, Note, PaperCell, PaperTable, Winner
 
 if TYPE_CHECKING:
@@ -87,10 +80,6 @@ def _heads(table: PaperTable) -> list[str]:
     return [*table.headings, "", *(f"{table.across} {column}".strip() for column in table.columns)]
 
 
-def _legend_text(table: PaperTable) -> str:
-    return LEGEND if any(cell.paper is not None for cell in table.cells) else ""
-
-
 def to_markdown(table: PaperTable) -> str:
     """Render a table, its claims and its notes.
 
@@ -100,24 +89,9 @@ def to_markdown(table: PaperTable) -> str:
     Returns:
         A section of a Markdown page.
     """
-    claims = [
-        [
-            claim.text, "no figures" if claim.paper is None else f"{claim.paper}: {claim.paper_verdict}",
-            str(claim.ours), Bold(claim.verdict),
-        ]
-        for claim in table.claims
-    ]  # fmt: skip
-    parts = [
-        f"## {markdown(table.place)}: {markdown(table.title)}\n",
-        f"{markdown_line(table.share)} {_legend_text(table)}".rstrip() + "\n",
-        markdown_table(_heads(table), (line for _, line in _lines(table)), left=3),
-        markdown_table(["The paper says", "its own figures", "our figures", "ours"], claims, left=None),
-        *(
-            f"{HEADINGS[kind]}:\n\n" + "".join(f"- {markdown_line(text)}\n" for text in texts)
-            for kind, texts in gathered(table.notes).items()
-        ),
-    ]
-    return "\n".join(parts)
+    return _page(
+        "paper.md", table, markdown_table(_heads(table), (line for _, line in _lines(table)), left=3)
+    )
 
 
 def to_latex(table: PaperTable) -> str:
@@ -135,29 +109,14 @@ def to_latex(table: PaperTable) -> str:
     for first, line in _lines(table):
         blocks += [[]] if first else []
         blocks[-1].append(line)
-    below = [_legend_text(table)] if _legend_text(table) else []
-    for claim in table.claims:
-        theirs = "" if claim.paper is None else f"; its own figures: {claim.paper}, {claim.paper_verdict}"
-        below.append(f"The paper says: {claim.text}. Ours: {claim.ours}, {claim.verdict}{theirs}.")
-    notes = [
-        rf"\emph{{{latex(HEADINGS[kind])}}}: {latex('; '.join(texts))}.\par"
-        for kind, texts in gathered(table.notes).items()
-    ]
-    caption = f"{table.title}: beside {table.place} of the paper. {table.share}"
-    lines = [
-        r"\begin{table*}",
-        r"\centering",
-        rf"\caption{{{latex(caption)}}}",
-        r"\scriptsize",
-        latex_table(_heads(table), blocks, left=3),
-        r"\par\smallskip",
-        r"\begin{minipage}{\linewidth}\raggedright",
-        *(latex(text) + r"\par" for text in below),
-        *notes,
-        r"\end{minipage}",
-        r"\end{table*}",
-    ]
-    return "\n".join(lines) + "\n"
+    return _page("paper.tex", table, latex_table(_heads(table), blocks, left=3))
+
+
+def _page(template: str, table: PaperTable, figures: str) -> str:
+    """The figures with claims and notes below."""
+    legend = LEGEND if any(cell.paper is not None for cell in table.cells) else ""
+    notes = gathered(table.notes)
+    return page(template, table=table, figures=figures, legend=legend, notes=notes, headings=HEADINGS)
 
 
 def to_csv(table: PaperTable) -> str:

@@ -27,15 +27,15 @@ from gpattention.checks import check_name
 from gpattention.data import unpack as unpack_archive
 from gpattention.data.corruptions import SEVERITIES
 from gpattention.evaluation import predictor_order, score_name
-from gpattention.files import StrPath, make_folder, read_json, read_object, remove_leftovers
+from gpattention.files import StrPath, make_folder, read_object, remove_leftovers
 from gpattention.metrics import metric_of
 from gpattention.reports.drawing import picture
 from gpattention.reports.sections.calibration import pooled_bins
 from gpattention.reports.sections.shift import severities
 from gpattention.reports.style import styles_for
-from gpattention.runs import Recipe, compared, difference, difference_from, find_runs, read_run, read_suites
+from gpattention.runs import Recipe, compared, difference, difference_from, read_run
 from gpattention.runs.recipe import flat
-from gpattention.runs.records import recorded_settings, recorded_weights
+from gpattention.runs.records import recorded_settings
 from gpattention.runs.results import HOW_CLEAR, Column, Difference, Group, OverSeeds, Results, RunData
 from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_table, visible
 from gpattention.studies import model_card, write_file
@@ -233,23 +233,15 @@ def read_results(plan: Plan, runs: Path) -> PlanResults:
 
 
 def find_runs_of(plan: Plan, runs: Path) -> dict[str, RunData]:
-    """Runs of a plan that are evaluated or broke off, by the folders that the plan names.
-
-    A run that is not there may lie in a folder of another name, known by the name and seed of its recipe.
-    """
-    others: dict[tuple[str, int], Path] = {}
-    for folder in find_runs(runs, unfinished=True):
-        recipe = read_object(folder / "recipe.json", nonfinite=True)
-        others.setdefault((str(recipe.get("name")), int(recipe.get("seed", 0))), folder)
+    """Runs of a plan that are evaluated or broke off, by the folders that the plan names."""
+    if not runs.is_dir():
+        raise FileNotFoundError(f"no folder {runs}")
     found = {}
-    for training in plan.trainings:
-        folder = runs / training.folder
-        if not (folder / "recipe.json").is_file():
-            folder = others.get((training.model, training.seed), folder)
-        run = read_run(folder) if (folder / "recipe.json").is_file() else None
+    for name in (training.folder for training in plan.trainings):
+        run = read_run(runs / name) if (runs / name / "recipe.json").is_file() else None
         if run is not None and (run.suites or run.failure):
             _ = run.parsed  # a recipe that cannot be read is an error before any work
-            found[training.folder] = run
+            found[name] = run
     return found
 
 
@@ -293,18 +285,16 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...
 
 
 def _write_records(run: RunData, place: Path, archive: Path) -> None:
-    """In the place of those of an earlier call; of these, suites that the run folder lacks are kept."""
+    """In the place of those of an earlier call, which must not have suites that the run folder lacks."""
     folder, plain = Path(run.folder), {"recipe.json": run.recipe}
     for file in sorted((folder / "evaluation").glob("*.json")):
         plain[f"evaluation/{file.name}"] = suite = read_object(file, nonfinite=True)
         if suite["suite"] == "clean" and not run.texts:
             suite.get("curves", {}).pop("gallery", None)  # pixels: they are large, and no figure needs them
-    earlier = {f"evaluation/{file.name}": file for file in sorted((place / "evaluation").glob("*.json"))}
-    further = {name: file.read_bytes() for name, file in earlier.items() if name not in plain}
-    weights = None
-    if further:
-        _check_readable(archive, place)
-        weights = _weights(place)
+    earlier = sorted((place / "evaluation").glob("*.json"))
+    if lost := ", ".join(file.stem for file in earlier if f"evaluation/{file.name}" not in plain):
+        how = f"evaluate the run by {lost}, or remove the archive"
+        raise ValueError(f"{archive} has {lost} of {place.name}, which the run folder has not: {how}")
     shutil.rmtree(place, ignore_errors=True)
     (place / "evaluation").mkdir(parents=True)
     for name, content in plain.items():  # without spaces; numbers are the same, to the last digit
@@ -312,20 +302,6 @@ def _write_records(run: RunData, place: Path, archive: Path) -> None:
     for name in ("metrics.csv", "events.jsonl"):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, place / name)
-    if further and weights != _weights(place):
-        names = ", ".join(Path(name).stem for name in further)
-        raise ValueError(
-            f"{archive} has {names} of {place.name}, of other weights than in the run folder, which has "
-            f"not: evaluate the run by {names}, or remove the archive"
-        )
-    for name, records in further.items():
-        (place / name).write_bytes(records)
-
-
-def _weights(run: Path) -> tuple[Any, set[Any]]:
-    """What tells whether two records are of one run: its recipe, and the digests that were evaluated."""
-    digests = {recorded_weights(suite) for suite in read_suites(run).values()}
-    return read_json(run / "recipe.json", nonfinite=True), digests
 
 
 def packed(folder: Path) -> bytes:

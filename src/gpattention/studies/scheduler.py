@@ -68,7 +68,7 @@ def side_by_side(
     ready: Callable[[Task], bool] = lambda _: True,
     minutes: float | None = None,
 ) -> Iterator[tuple[Task, Any, float]]:
-    """Work on tasks in processes, `at_once` at a time; a single one works in this process unless `fresh`.
+    """Work on tasks in a process each, `at_once` at a time; if that is 1, in this one unless `fresh`.
 
     Args:
         work: what is done; it returns failures as answers.
@@ -76,8 +76,8 @@ def side_by_side(
         at_once: processes.
         when_stopped: how the message of the error ends that a signal raises.  Without it, a signal asks the
             processes to stop, nothing more is started, and their answers are yielded as always.
-        fresh: a new process for every task, with as many threads as it likes; else processes are used again
-            and have one thread each, as there are as many of them as cores.
+        fresh: a process also for a single one, with as many threads as it likes; else processes have one
+            thread each, as there are as many of them as cores.
         ready: whether a task can be started now.
         minutes: after which the processes are asked to stop, as by a signal.
 
@@ -113,18 +113,11 @@ def side_by_side(
                     return
                 answered = wait([worker.pipe for worker in workers], timeout=LOOK)
                 for worker in [each for each in workers if each.pipe in answered]:
-                    done, answer = worker.task, _answer(worker)
-                    seconds = time.monotonic() - worker.begin
-                    following = next((task for task in waiting if ready(task)), None)
-                    if following is not None and not fresh and worker.process.exitcode is None:
-                        waiting.remove(following)
-                        worker.task, worker.begin = following, time.monotonic()
-                        _send(worker.pipe, following)
-                    else:
-                        workers.remove(worker)
-                        worker.pipe.close()  # nothing more to do: the child goes
-                        worker.process.join(GRACE)
-                    yield done, answer, seconds
+                    answer, seconds = _answer(worker), time.monotonic() - worker.begin
+                    workers.remove(worker)
+                    worker.pipe.close()
+                    worker.process.join(GRACE)
+                    yield worker.task, answer, seconds
         finally:
             _end(workers)
 
@@ -144,31 +137,20 @@ def _start(work: Work, slot: int, task: Any, fresh: bool) -> _Worker:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     # no daemon: loaders have theirs
-    process = context.Process(target=_child, args=(theirs, work, slot, fresh))
+    process = context.Process(target=_child, args=(theirs, work, task, slot, fresh))
     process.start()
     theirs.close()  # the child's is the only one left: when it dies, ours sees the end
-    _send(ours, task)
     return _Worker(process, ours, slot, task, time.monotonic())
 
 
-def _send(pipe: Connection, task: Any) -> None:
-    with suppress(OSError):  # a child that is dead already shows when it is waited for
-        pipe.send(task)
-
-
-def _child(pipe: Connection, work: Work, slot: int, fresh: bool) -> None:
+def _child(pipe: Connection, work: Work, task: Any, slot: int, fresh: bool) -> None:
     # a terminal tells Ctrl-C to every process; the one that started this ends it, and tells of it once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not fresh:
         torch.set_num_threads(1)  # as many processes as cores: more threads would wait for each other
-    while True:  # until the other end closes
-        try:
-            task = pipe.recv()
-        except EOFError:
-            return
-        answer = work(task, slot)
-        with suppress(OSError):  # nobody listens any more
-            pipe.send(answer)
+    answer = work(task, slot)
+    with suppress(OSError):  # nobody listens any more
+        pipe.send(answer)
 
 
 def _answer(worker: _Worker) -> Any:
@@ -183,7 +165,7 @@ def _end(workers: Sequence[_Worker]) -> None:
     """Ask the processes to save what they train and stop, and wait for them: none is left behind."""
     for worker in workers:
         worker.process.terminate()
-        worker.pipe.close()  # after this task it finds no other
+        worker.pipe.close()
     for worker in workers:
         worker.process.join(GRACE)
         if worker.process.is_alive():
