@@ -94,7 +94,7 @@ def test_svg_colours_are_the_pages() -> None:
     assert {"--ink", "--quiet", "--grid", "--series-0"} <= set(re.findall(r"var\((--[\w-]+)\)", svg))
     assert set(re.findall(r"var\((--[\w-]+)\)", svg)) <= set(VARIABLES.values())
     assert "font-family" not in svg
-    assert "font-weight:bold" in svg or "font-weight:700" in svg
+    assert "font-weight: bold" in svg or "font-weight: 700" in svg
 
 
 @pytest.mark.parametrize("channels", [1, 3])
