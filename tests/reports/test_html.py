@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gpattention.reports import severity_figure
+from gpattention.reports.comparison import Table
 from gpattention.reports.drawing import figure_svg
-from gpattention.reports.html import Table, environment, lines_table, read_at, render
+from gpattention.reports.html import environment, lines_table, read_at, render
 from gpattention.reports.sections.calibration import pooled_bins
 from gpattention.reports.sections.gallery import png_data
 from gpattention.reports.style import VARIABLES
