@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gpattention.reports import severity_figure
+from gpattention.reports.comparison import Table
 from gpattention.reports.drawing import figure_svg
-from gpattention.reports.html import Table, environment, lines_table, read_at, render
+from gpattention.reports.html import environment, lines_table, read_at, render
 from gpattention.reports.sections.calibration import pooled_bins
 from gpattention.reports.sections.gallery import png_data
 from gpattention.reports.style import VARIABLES
@@ -94,7 +95,7 @@ def test_svg_colours_are_the_pages() -> None:
     assert {"--ink", "--quiet", "--grid", "--series-0"} <= set(re.findall(r"var\((--[\w-]+)\)", svg))
     assert set(re.findall(r"var\((--[\w-]+)\)", svg)) <= set(VARIABLES.values())
     assert "font-family" not in svg
-    assert "font-weight:bold" in svg or "font-weight:700" in svg
+    assert "font-weight: bold" in svg or "font-weight: 700" in svg
 
 
 @pytest.mark.parametrize("channels", [1, 3])

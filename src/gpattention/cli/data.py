@@ -13,7 +13,7 @@ import os
 from contextlib import closing
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -45,7 +45,13 @@ def list_datasets(json: Json = False, data: Data = None) -> None:
     """
     found = _statuses(data)
     if json:
-        print(dumps([_described(entry, found.get(entry.name)) for entry in known()], indent=2))
+        plain = []
+        for entry in known():
+            status = found.get(entry.name)
+            fields = {key: getattr(entry, key) for key in ("name", "kind", "about", "licence")}
+            where = None if status is None or status.where is None else str(status.where)
+            plain.append({**fields, "source": entry.page, "state": _state(entry, status), "where": where})
+        print(dumps(plain, indent=2))
         return
     print(f"{'name':<21}{'kind':<11}{'here':<12}what")
     for entry in known():
@@ -176,18 +182,6 @@ def _state(entry: Entry, status: Status | None) -> str:
     if status is None:
         return "bundled" if not entry.layouts else "?"
     return status.state
-
-
-def _described(entry: Entry, status: Status | None) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "kind": entry.kind,
-        "about": entry.about,
-        "licence": entry.licence,
-        "source": entry.page,
-        "state": _state(entry, status),
-        "where": None if status is None or status.where is None else str(status.where),
-    }
 
 
 def _lines(status: Status, entry: Entry) -> list[str]:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,15 @@ from gpattention.runs.tables import Bold, visible
 app = App()
 OUT_OF_DOMAIN = "ood/out-of-domain"
 OOD_SCORE = "entropy"  # the one score that the table shows; the files have all
+MEASURES = {"accuracy": "acc.", "nll": "NLL", "ece": "ECE", "mcc": "MCC"}
 COLUMNS = (
-    Column("clean", "test", "accuracy", head="accuracy"),
-    Column("clean", "test", "nll", head="NLL"),
-    Column("clean", "test", "ece", head="ECE"),
-    Column("clean", "test", "mcc", head="MCC"),
-    Column("clean", OUT_OF_DOMAIN, "accuracy", head="out acc."),
-    Column("clean", OUT_OF_DOMAIN, "nll", head="out NLL"),
-    Column("clean", OUT_OF_DOMAIN, "ece", head="out ECE"),
-    Column("clean", OUT_OF_DOMAIN, "mcc", head="out MCC"),
-    Column("corrupted", "corrupted/mean", "accuracy", head="corr. acc."),
-    Column("corrupted", "corrupted/mean", "nll", head="corr. NLL"),
-    Column("corrupted", "corrupted/mean", "ece", head="corr. ECE"),
+    *(Column("clean", "test", m, head=m if m == "accuracy" else short) for m, short in MEASURES.items()),
+    *(Column("clean", OUT_OF_DOMAIN, m, head=f"out {short}") for m, short in MEASURES.items()),
+    *(
+        Column("corrupted", "corrupted/mean", m, head=f"corr. {short}")
+        for m, short in MEASURES.items()
+        if m != "mcc"
+    ),
     Column("ood", "ood/*", "auroc", OOD_SCORE, head="OOD AUROC"),
     Column("selective", "test", "aurc", head="AURC"),
     Column("efficiency", "train", "train_epoch_seconds", head="s/epoch"),
@@ -115,94 +112,68 @@ def _bar(what: str) -> Bar:
 
 def _print_notes(found: dict[Path, dict[str, SuiteResult]]) -> None:
     """What is missing, reduced, regenerated or a stand-in: once, however many runs say it."""
-    notes: dict[str, list[str]] = {}
-    for suites in found.values():
-        for name, result in suites.items():
-            for note in result.notes:
-                of = notes.setdefault(note, [])
-                of += [] if name in of else [name]
+    notes: dict[str, dict[str, None]] = {}
+    for name, result in (pair for suites in found.values() for pair in suites.items()):
+        for note in result.notes:
+            notes.setdefault(note, {})[name] = None
     if notes:
-        print("\nnotes:")
-    for note, suites_of in notes.items():
-        say(f"  {', '.join(suites_of)}: {note}")
-    if notes:
-        print()
+        lines = (f"  {', '.join(suites_of)}: {note}" for note, suites_of in notes.items())
+        print("\nnotes:", *map(visible, lines), "", sep="\n")
 
 
 def _without_curves(result: SuiteResult) -> dict[str, Any]:
     return {key: value for key, value in result.to_dict().items() if key != "curves"}
 
 
-@dataclass(frozen=True)
-class Line:
-    """One row: whose numbers, on which data, and the number of each column."""
-
-    labels: tuple[str, str]
-    data: str
-    figures: tuple[OverSeeds | None, ...]
-
-
 def evaluation_table(runs: Mapping[str, Mapping[str, SuiteResult]], *, bold: bool) -> str:
     """A row for every run and predictor; the best of each column in bold, or with a star."""
     groups = [Group(name, (RunData(name, suites=suites),)) for name, suites in runs.items()]
-    return _by_data(("run", "prediction"), _lines(Results.of(groups), COLUMNS), bold=bold)
+    return _tables("run", Results.of(groups), COLUMNS, bold=bold)
 
 
 def seeds_table(results: Results, suites: Sequence[str], *, bold: bool) -> str:
     """Mean and standard error of recipes with several seeds; empty where there is none."""
-    columns = tuple(column for column in COLUMNS if column.suite in suites)
-    lines = [
-        Line(line.labels, line.data, tuple(x if x and x.count > 1 else None for x in line.figures))
-        for line in _lines(results, columns)
-    ]
-    lines = [line for line in lines if any(line.figures)]
-    if not lines:
-        return ""
-    return f"{SEEDS}\n{_by_data(('recipe', 'prediction'), lines, bold=bold, columns=columns)}"
+    columns = [column for column in COLUMNS if column.suite in suites]
+    drawn = _tables("recipe", results, columns, bold=bold, fewest=2)
+    return f"{SEEDS}\n{drawn}" if drawn else ""
 
 
-def _lines(results: Results, columns: Sequence[Column]) -> list[Line]:
-    frame = results.frame[["recipe", "data"]].drop_duplicates("recipe")
-    return [
-        Line((recipe, predictor), data, tuple(c.find(results, recipe, predictor) for c in columns))
-        for recipe, data in frame.itertuples(index=False)
-        for predictor in results.predictors(recipe)
-    ]
+def _tables(head: str, results: Results, columns: Sequence[Column], *, bold: bool, fewest: int = 1) -> str:
+    """A table for each data set: only numbers on the same data can be better than others.
+
+    Numbers of fewer than so many seeds, and lines without any number, are left out.
+    """
+    tables: dict[str, dict[tuple[str, str], list[OverSeeds | None]]] = {}
+    for recipe, data in results.frame[["recipe", "data"]].drop_duplicates("recipe").itertuples(index=False):
+        for predictor in results.predictors(recipe):
+            found = (column.find(results, recipe, predictor) for column in columns)
+            figures = [x if x and x.count >= fewest else None for x in found]
+            if any(figures):
+                tables.setdefault(data, {})[recipe, predictor] = figures
+    return "\n\n".join(_drawn(head, lines, columns, bold=bold) for lines in tables.values())
 
 
-def _by_data(
-    heads: tuple[str, str], lines: Sequence[Line], *, bold: bool, columns: Sequence[Column] = COLUMNS
-) -> str:
-    """A table for each data set: only numbers on the same data can be better than others."""
-    each = [[line for line in lines if line.data == data] for data in dict.fromkeys(x.data for x in lines)]
-    return "\n\n".join(_drawn(heads, some, columns, bold=bold) for some in each)
-
-
-def _drawn(heads: tuple[str, str], lines: Sequence[Line], columns: Sequence[Column], *, bold: bool) -> str:
-    filled = [i for i in range(len(columns)) if any(line.figures[i] for line in lines)]
-    sentences = any(columns[i].set == OUT_OF_DOMAIN for i in filled)
-    shown = [i for i in filled if sentences or columns[i].metric != "mcc"]
-    rivals = {i: compared([line.figures[i] for line in lines]) for i in shown}
-    best = {i: _best(columns[i], [lines[place].figures[i] for place in rivals[i]]) for i in shown}
-    rows, aside = [], dict[str, None]()
-    for place, line in enumerate(lines):
-        cells = []
-        for i in shown:
-            figure = line.figures[i]
+def _drawn(
+    head: str, lines: Mapping[tuple[str, str], Sequence[OverSeeds | None]], columns: Sequence[Column], *,
+    bold: bool,
+) -> str:  # fmt: skip
+    filled = [(c, of) for c, of in zip(columns, zip(*lines.values(), strict=True), strict=True) if any(of)]
+    sentences = any(column.set == OUT_OF_DOMAIN for column, _ in filled)
+    shown = [(column, of) for column, of in filled if sentences or column.metric != "mcc"]
+    rows = [[*labels] for labels in lines]
+    aside = dict[str, None]()
+    for column, figures in shown:
+        rivals = compared(figures)
+        means = {figures[place].mean for place in rivals}  # type: ignore[union-attr] # only what is there
+        best = column.shown.best(list(means)) if len(means) > 1 else None
+        for place, (row, figure) in enumerate(zip(rows, figures, strict=True)):
             text = "-" if figure is None else figure.text(3 if abs(figure.mean) < 100 else 0)
-            is_best = figure is not None and place in rivals[i] and figure.mean == best[i]
-            cells.append(Bold(text) if is_best else text)
-            if figure is not None and place not in rivals[i]:
-                aside[visible(f"{' '.join(line.labels)} ({figure.basis_text()})")] = None
-        rows.append([*line.labels, *cells])
-    drawn = table(
-        [*heads, *(columns[i].head for i in shown)], rows, right=range(2, 2 + len(shown)), bold=bold
-    )
-    notes = [NOTE] if any(columns[i].suite in ("ood", "corrupted") for i in shown) else []
+            is_best = figure is not None and place in rivals and figure.mean == best
+            row.append(Bold(text) if is_best else text)
+            if figure is not None and place not in rivals:
+                aside[visible(f"{' '.join(row[:2])} ({figure.basis_text()})")] = None
+    heads = [head, "prediction", *(column.head for column, _ in shown)]
+    drawn = table(heads, rows, right=range(2, len(heads)), bold=bold)
+    notes = [NOTE] if any(column.suite in ("ood", "corrupted") for column, _ in shown) else []
     notes += [f"on other items than most, so not compared: {', '.join(aside)}"] if aside else []
     return "\n".join([drawn, *notes])
-
-
-def _best(column: Column, figures: Sequence[OverSeeds | None]) -> float | None:
-    means = [figure.mean for figure in figures if figure is not None]
-    return column.shown.best(means) if len(set(means)) > 1 else None

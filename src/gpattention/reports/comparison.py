@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,14 @@ def number(value: Any) -> float | None:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Heads and rows; the first column names the row."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | float | None]]
+
+
+@dataclass(frozen=True, eq=False)
 class Model:
     """One recipe, trained with one or more seeds."""
 
@@ -46,9 +54,11 @@ class Model:
         """One number over all seeds; see `Results.find`."""
         return self.results.find(self.label, suite, set, metric, predictor, **detail)
 
-    def curves(self, suite: str, name: str) -> list[Any]:
-        """The curve of each seed that has it."""
-        found = (run.curve(suite, name) for run in self.runs)
+    def curves(self, suite: str, name: str, *path: str) -> list[Any]:
+        """The curve of each seed that has it, or what is in it under these keys."""
+        found = [run.curve(suite, name) for run in self.runs]
+        for key in path:
+            found = [(curve or {}).get(key) for curve in found]
         return [curve for curve in found if curve]
 
 
@@ -93,10 +103,20 @@ class Comparison:
         """The predictors that a suite evaluated: the model's own first, each before its temperature."""
         return sorted(self.results.predictors(suite=suite), key=predictor_order)
 
-    def numbers(self, suite: str) -> list[dict[str, Any]]:
-        """Every number of a suite, once: set, predictor, metric and detail."""
-        found = (what for what, _ in self.results.figures(suite=suite))
-        return list({str(what | {"recipe": ""}): what for what in found}.values())
+    def curves(self, suite: str, name: str, *path: str) -> dict[str, list[Any]]:
+        """The curve of each seed, of each model that has it."""
+        found = {model.label: model.curves(suite, name, *path) for model in self.models}
+        return {label: seeds for label, seeds in found.items() if seeds}
+
+    def numbers(
+        self, suite: str, head: str, named: Callable[[dict[str, Any]], str | None], **wanted: str
+    ) -> Table:
+        """Numbers of a suite, a column per model; `named` gives each its row, or None to leave it out."""
+        rows: dict[str, dict[str, str]] = {}
+        for what, figure in self.results.figures(suite=suite, **wanted):
+            if name := named(what):
+                rows.setdefault(name, {}).setdefault(what["recipe"], figure.text(None))
+        return Table([head, *self.labels], [[name, *map(of.get, self.labels)] for name, of in rows.items()])
 
     def what_is_missing(self, suite: str, what: str | None = None) -> tuple[str, str]:
         """Why there is nothing to show, and the command that changes it; `what` is a part of the suite."""

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from html import escape
 from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any, ParamSpec
-from xml.etree import ElementTree as Xml
 
 from gpattention.reports.style import GRID, INK, NEUTRAL, QUIET, VARIABLES, Style
 
@@ -42,11 +42,12 @@ SETTINGS: dict[str, Any] = {
     "path.simplify_threshold": 0.2,
 }
 
-# of SVG: what every element would repeat, and the page's style sheet says once
-LINK = "{http://www.w3.org/1999/xlink}href"
-REPEATED = re.compile(r"(stroke-linecap|stroke-linejoin|stroke-miterlimit|font-family): [^;]+(; |$)")
-FONT = re.compile(r"font: (?:(bold|\d+) )?([\d.]+)px [^;]+")
-LEVEL = re.compile(r"rotate\(-?0 [^)]*\)")
+# of a tag of SVG: a group's id, and what every element would repeat and the page's style sheet says once
+REPEATED = re.compile(
+    r'(?<=<g) id="[^"]*"|(stroke-linecap|stroke-linejoin|stroke-miterlimit|font-family): [^;"]+(; )?'
+    r'|transform="rotate\(-?0 [^"]*"|xlink:(?=href)'
+)
+PLACES = re.compile(r'(?<= )(d|x|y|transform|width|height)="[^"]*"')
 NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 
@@ -196,85 +197,18 @@ def figure_svg(figure: "Figure", name: str, alternative: str) -> str:
     file = StringIO()
     with drawing():
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    root = _plain(Xml.fromstring(file.getvalue()))
-    _drop(root, {"metadata", "style"})
-    _rename_ids(root, name)
-    for element in root.iter():
-        _recolour(element)
-        _round(element)
-    _flatten(root)
-    box = root.attrib["viewBox"]
-    root.attrib = {"viewBox": box, "role": "img", "aria-label": alternative, "focusable": "false"}
-    return Xml.tostring(root, encoding="unicode")
+    head, body = file.getvalue().split("</metadata>", 1)
+    body = re.sub(r"<style.*?</style>|\n\s+(?=<)", "", body)
+    # matplotlib escapes < and > in texts and attributes: what stands between them is a tag of its own
+    body = re.sub(r"<[^>]+>", lambda tag: _pages_own(tag[0], name), body)
+    box = re.search(r'viewBox="[^"]*"', head)
+    return f'<svg {box and box[0]} role="img" aria-label="{escape(alternative)}" focusable="false">{body}'
 
 
-def _plain(element: Xml.Element) -> Xml.Element:
-    """Without namespaces, which HTML knows by itself."""
-    attributes = {("href" if key == LINK else key): value for key, value in element.attrib.items()}
-    copy = Xml.Element(element.tag.rpartition("}")[2], attributes)
-    copy.text = element.text if element.text and element.text.strip() else None
-    copy.extend(_plain(child) for child in element)
-    return copy
-
-
-def _drop(element: Xml.Element, tags: set[str]) -> None:
-    for child in list(element):
-        if child.tag in tags:
-            element.remove(child)
-        else:
-            _drop(child, tags)
-            if child.tag == "defs" and len(child) == 0:
-                element.remove(child)
-
-
-def _rename_ids(root: Xml.Element, name: str) -> None:
-    """Only what is pointed at keeps an id: a marker, a clipping box."""
-    pointed = set()
-    for element in root.iter():
-        pointed |= set(re.findall(r"#([\w-]+)", element.get("href", "") + element.get("clip-path", "")))
-    short = {old: f"{name}-{i}" for i, old in enumerate(sorted(pointed))}
-    for element in root.iter():
-        if element.get("id") in short:
-            element.set("id", short[element.attrib["id"]])
-        else:
-            element.attrib.pop("id", None)
-        for key in ("href", "clip-path"):
-            if key in element.attrib:
-                element.set(key, re.sub(r"#([\w-]+)", lambda at: "#" + short[at[1]], element.attrib[key]))
-
-
-def _recolour(element: Xml.Element) -> None:
-    style = element.get("style")
-    if style is None:
-        return
-    style = REPEATED.sub("", style)
-    style = FONT.sub(lambda at: f"font-size: {at[2]}px" + (f"; font-weight: {at[1]}" if at[1] else ""), style)
+def _pages_own(tag: str, name: str) -> str:
+    """A tag with the page's colours and ids of its own; a tenth of a pixel is enough."""
+    tag = REPEATED.sub("", tag)
+    tag = PLACES.sub(lambda place: NUMBER.sub(lambda at: f"{float(at[0]):.1f}", place[0]), tag)
     for colour, variable in VARIABLES.items():
-        style = style.replace(colour, f"var({variable})")
-    style = style.strip().rstrip(";").replace(": ", ":").replace("; ", ";")
-    if style:
-        element.set("style", style)
-    else:
-        del element.attrib["style"]
-
-
-def _round(element: Xml.Element) -> None:
-    """A tenth of a pixel is enough."""
-    for key in ("d", "x", "y", "transform", "width", "height", "points"):
-        if key in element.attrib:
-            element.set(
-                key, NUMBER.sub(lambda at: f"{float(at[0]):.1f}".removesuffix(".0"), element.attrib[key])
-            )
-    if LEVEL.fullmatch(element.get("transform", "")):
-        del element.attrib["transform"]
-    if "d" in element.attrib:
-        element.set("d", re.sub(r"\s+", " ", element.attrib["d"]).strip())
-
-
-def _flatten(element: Xml.Element) -> None:
-    """Groups without any attribute say nothing."""
-    children: list[Xml.Element] = []
-    for child in element:
-        _flatten(child)
-        children.extend(child if child.tag == "g" and not child.attrib else [child])
-    element[:] = children
+        tag = tag.replace(colour, f"var({variable})")
+    return re.sub(r'( id="|href="#|url\(#)', rf"\1{name}-", tag).replace("\n", "")

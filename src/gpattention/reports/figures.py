@@ -38,8 +38,6 @@ Curves = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]  # by model: of e
 Histogram = Mapping[str, Sequence[float]]  # edges [K+1], in and out [K]
 FEW = 13  # points that are marked one by one
 STRIP = 40  # pixels of the strip of counts below a reliability diagram
-AXIS, HEAD, FOOT, SIDE = 18, 26, 22, 12  # pixels around histograms
-LOWEST, TALL = 36, 320  # of a histogram, and of the figure that few of them fill
 
 
 class Look(TypedDict, total=False):
@@ -466,30 +464,25 @@ def outlier_figure(histograms: Mapping[str, Histogram], *, x: str, **look: Unpac
         A matplotlib figure.
     """
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     title, styles = _look(look, histograms)
-    longest = max((len(shorten(label)) for label in histograms), default=0)
-    left = min(16 + 6.9 * longest, WIDTH * 0.42)
-    top = HEAD + (22 if title else 0)
-    high = max(LOWEST, (TALL - HEAD - FOOT) / max(len(histograms), 3) - AXIS)
-    whole = top + len(histograms) * (high + AXIS) + FOOT
-    figure = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
+    whole = 70 + max(250, 84 * len(histograms))
+    figure = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72, layout="constrained")
     figure.patch.set_alpha(0.0)
-    if title:
-        figure.text(SIDE / WIDTH, 1 - 18 / whole, shorten(title), color=INK, weight="bold")
-    _legend(figure, left, 1 - (top - 14) / whole)
-    for row, (label, histogram) in enumerate(histograms.items()):
-        bottom = whole - top - (row + 1) * high - row * AXIS
-        axes = figure.add_axes(
-            (left / WIDTH, bottom / whole, 1 - (left + drawing.RIGHT) / WIDTH, (high - 4) / whole)
-        )
+    figure.suptitle(shorten(title or ""), color=INK, weight="bold")
+    for axes, (label, histogram) in zip(
+        figure.subplots(len(histograms), squeeze=False).flat, histograms.items(), strict=True
+    ):
         dress(axes)
+        axes.set_title(shorten(label), loc="left", color=INK, fontsize=12)
         _draw_histogram(axes, histogram, styles[label])
-        figure.text(
-            (left - 8) / WIDTH, (bottom + high / 2 - 4) / whole, shorten(label), color=INK, ha="right",
-            va="center",
-        )  # fmt: skip
-    figure.text((left + WIDTH - drawing.RIGHT) / 2 / WIDTH, 5 / whole, x, color=INK, ha="center", va="bottom")
+    boxes = [
+        Patch(color=NEUTRAL, alpha=0.55, label="known"),
+        Patch(fill=False, edgecolor=INK, label="unknown"),
+    ]
+    figure.legend(handles=boxes, loc="outside upper left", ncols=2, frameon=False, labelcolor=INK)
+    figure.supxlabel(shorten(x), color=INK, fontsize=12.5)
     return figure
 
 
@@ -500,21 +493,7 @@ def _draw_histogram(axes: "Axes", histogram: Histogram, style: Style) -> None:
     axes.stairs(known, edges, fill=True, color=NEUTRAL, alpha=0.55, linewidth=0)
     axes.stairs(unknown, edges, fill=True, color=style.colour, alpha=0.3, linewidth=0)
     axes.stairs(unknown, edges, color=style.colour, linewidth=1.6)
-    axes.set_ylim(0, max([*known, *unknown, 1e-12]) * 1.05)
-    axes.set_xlim(edges[0], edges[-1])
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, max([*known, *unknown, 1e-12]) * 1.05))
     few_ticks(axes, x=5)
     axes.set_yticks([])
     axes.tick_params(labelsize=10, pad=3)
-
-
-def _legend(figure: "Figure", left: float, y: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    height = 9 / (figure.get_size_inches()[1] * 72)
-    for x, colour, word in ((left, NEUTRAL, "known"), (left + 78, INK, "unknown")):
-        box = Rectangle(
-            (x / WIDTH, y - height / 2), 14 / WIDTH, height, facecolor=colour if word == "known" else "none",
-            edgecolor=colour, alpha=0.7, linewidth=1.4, transform=figure.transFigure,
-        )  # fmt: skip
-        figure.add_artist(box)
-        figure.text((x + 20) / WIDTH, y, word, color=INK, va="center_baseline", fontsize=11.5)

@@ -4,13 +4,12 @@ Every text is escaped by jinja2, after control characters were made visible; onl
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpattention.reports.comparison import heading, listed
+from gpattention.reports.comparison import Table, heading, listed
 from gpattention.reports.drawing import figure_svg
 from gpattention.reports.figures import Points
 from gpattention.runs import OverSeeds
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASH = "\u2013"  # where nothing was measured
-
-
-@dataclass(frozen=True)
-class Table:
-    """Heads and rows; the first column names the row."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str | float | None]]
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from gpattention.evaluation import predictor_name
 from gpattention.metrics import metric_of
 from gpattention.reports import html
-from gpattention.reports.comparison import Comparison, Model, heading, listed, number
+from gpattention.reports.comparison import Comparison, Model, Table, heading, number
 from gpattention.reports.figures import reliability_figure, risk_coverage_figure
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ def reliability(comparison: Comparison, name: str) -> "Markup":
     panels: dict[str, Markup] = {}
     for predictor in comparison.predictors("clean"):
         drawn = [
-            _diagram(f"{name}-{len(panels)}-{j}", model, predictor, bins)
+            _diagram(f"{name}-{len(panels)}-{j}", model, predictor, pooled_bins(bins))
             for j, model in enumerate(comparison.models)
-            if (bins := _bins(model, predictor))
+            if (bins := model.curves("clean", "reliability", predictor))
         ]
         if drawn:
             panels[predictor_name(predictor)] = html.charts(*drawn)
@@ -39,18 +39,12 @@ def _diagram(name: str, model: Model, predictor: str, bins: Mapping[str, Sequenc
         [f"{edges[i]:.3g} to {edges[i + 1]:.3g}", bins["confidence"][i], bins["accuracy"][i], f"{count:g}"]
         for i, count in enumerate(bins["count"])
     ]
-    table = html.Table(["confidence", "mean confidence", "accuracy", "items"], rows)
+    table = Table(["confidence", "mean confidence", "accuracy", "items"], rows)
     return html.chart(
         name, reliability_figure(bins, style=model.style), table, title=html.render("swatch", model),
         caption=numbers,
         alternative=f"Reliability diagram of {model.label}, {predictor_name(predictor)}: {numbers}",
     )  # fmt: skip
-
-
-def _bins(model: Model, predictor: str) -> dict[str, list[Any]] | None:
-    """Bins of all seeds together; None where no run has them."""
-    found = [curve[predictor] for curve in model.curves("clean", "reliability") if predictor in curve]
-    return pooled_bins(found) if found else None
 
 
 def pooled_bins(several: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, list[Any]]:
@@ -70,43 +64,30 @@ def pooled_bins(several: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, lis
 
 def selective(comparison: Comparison, name: str) -> "Markup":
     """Risk against coverage for each predictor, then every number of the suite."""
-    drawable = {p for m in comparison.models for c in m.curves("selective", "risk_coverage") for p in c}
-    predictors = [p for p in comparison.predictors("selective") if p in drawable]
-    rows = []
-    for what in comparison.numbers("selective"):
-        set_, predictor, metric = (what[key] for key in ("set", "predictor", "metric"))
-        detail = {k: v for k, v in what.items() if k not in ("recipe", "suite", "set", "predictor", "metric")}
-        found = (m.find("selective", set_, metric, predictor, **detail) for m in comparison.models)
-        extra = "".join(f", {word} {value}" for word, value in detail.items())
-        row = f"{set_}, {predictor_name(predictor)}, {metric_of(metric).label}{extra}"
-        rows.append([row, *map(html.seeds_text, found)])
-    return html.join(
-        html.charts(*(_risk(f"{name}-{i}", comparison, predictor) for i, predictor in enumerate(predictors))),
-        html.folded(
-            "Conformal sets and coverage at a given risk",
-            html.Table(["set, prediction, metric", *comparison.labels], rows),
-        ),
-    )
+    predictors = comparison.predictors("selective")
+    drawn = (_risk(f"{name}-{i}", comparison, predictor) for i, predictor in enumerate(predictors))
+    table = comparison.numbers("selective", "set, prediction, metric", _row)
+    return html.join(html.charts(*drawn), html.folded("Conformal sets and coverage at a given risk", table))
 
 
-def _risk(name: str, comparison: Comparison, predictor: str) -> "Markup":
-    found = {}
-    for model in comparison.models:
-        whole = model.curves("selective", "risk_coverage")
-        if seeds := [curve[predictor] for curve in whole if curve.get(predictor)]:
-            found[model.label] = seeds
+def _row(what: Mapping[str, Any]) -> str:
+    named = f"{what['set']}, {predictor_name(what['predictor'])}, {metric_of(what['metric']).label}"
+    known = ("recipe", "suite", "set", "predictor", "metric")
+    return named + "".join(f", {word} {value}" for word, value in what.items() if word not in known)
+
+
+def _risk(name: str, comparison: Comparison, predictor: str) -> "Markup | None":
+    found = comparison.curves("selective", "risk_coverage", predictor)
+    if not found:
+        return None
     series = {
         label: [html.read_at(list(zip(c["coverage"], c["risk"], strict=True)), COVERAGES) for c in seeds]
         for label, seeds in found.items()
     }
-    at_half = {
-        label: [risk for line in lines for coverage, risk in line if coverage == 0.5]
-        for label, lines in series.items()
-    }
-    words = [f"{label} {sum(risks) / len(risks):.3g}" for label, risks in at_half.items() if risks]
+    halves = {label: [line[: len(COVERAGES) // 2] for line in lines] for label, lines in series.items()}
+    words = f"Error rate among the items answered, {predictor_name(predictor)}: at half of the items"
     return html.chart(
         name, risk_coverage_figure(found, styles=comparison.styles),
         html.lines_table("share answered", series), title=heading(predictor_name(predictor)),
-        alternative=f"Error rate among the items answered, {predictor_name(predictor)}: at half of the items "
-        f"{listed(words) if words else 'not measured'}",
+        alternative=f"{words} {html.last_values(halves)}",
     )  # fmt: skip

@@ -1,11 +1,10 @@
 """What runs over something: training over epochs, health and similarity over layers, cost over sizes."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpattention.metrics import metric_of
 from gpattention.reports import figures, html
-from gpattention.reports.comparison import Comparison, Model, heading, listed, number
+from gpattention.reports.comparison import Comparison, Model, Table, heading, listed, number
 from gpattention.reports.figures import Points, layer_points, training_points
 from gpattention.reports.style import NEUTRAL_STYLE
 from gpattention.runs import OverSeeds
@@ -27,6 +26,7 @@ SUMMED = (
     "Before alpha: a sequence's sum where the recipe has normalised = false, "
     "else per head, token and dimension."
 )
+ALIKE = "Mean cosine of pairs of tokens; 1 is all alike."
 ALL = "all models"  # where their lines are one and the same
 
 # key of a layer's health, name, what to know about it
@@ -44,7 +44,7 @@ HEALTH = (
     ("variance_correlation", "correlation with error", "Rank correlation of the variance and being wrong."),
 )
 COST = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_peak_mib")
-Layers = dict[str, list[list[dict[str, object]]]]  # by model, of each seed: the layers' health
+Layers = dict[str, list[list[dict[str, Any]]]]  # by model, of each seed: the layers' health
 
 
 def training(comparison: Comparison, name: str) -> "Markup":
@@ -97,11 +97,8 @@ def _training_chart(
 
 def health(comparison: Comparison, name: str) -> "Markup":
     """A chart per quantity of the attention layers; all of them as a table; what is worth a look."""
-    seeds: Layers = {
-        m.label: [curve for curve in m.curves("clean", "health") if isinstance(curve, list)]
-        for m in comparison.models
-    }
-    if not any(seeds.values()):
+    seeds: Layers = comparison.curves("clean", "health")
+    if not seeds:
         return html.render("missing", *comparison.what_is_missing("clean", "health by layer"))
     drawn = []
     for key, title, caption in HEALTH:
@@ -115,18 +112,13 @@ def health(comparison: Comparison, name: str) -> "Markup":
         for label, of_model in seeds.items()
         for layers in of_model
         for i, layer in enumerate(layers, 1)
-        for text in _problems(layer)
+        for text in layer.get("problems") or ()
     )
     return html.join(
         html.charts(*drawn),
         _all_layers(seeds),
         html.render("notes", "Worth a look", [(text, "") for text in problems]),
     )
-
-
-def _problems(layer: dict[str, object]) -> list[object]:
-    found = layer.get("problems")
-    return found if isinstance(found, list) else []
 
 
 def _all_layers(seeds: Layers) -> "Markup | None":
@@ -141,7 +133,7 @@ def _all_layers(seeds: Layers) -> "Markup | None":
             for i, layer in enumerate(layers, 1):
                 rows.append([f"{label}{which}, layer {i}", *(number(layer.get(key)) for key in keys)])
     return html.folded(
-        "Every layer and quantity", html.Table(["layer", *(k.replace("_", " ") for k in keys)], rows)
+        "Every layer and quantity", Table(["layer", *(k.replace("_", " ") for k in keys)], rows)
     )
 
 
@@ -149,15 +141,9 @@ def oversmoothing(comparison: Comparison, name: str) -> "Markup":
     """Similarity of the tokens after attention and after the block."""
     drawn = []
     for after in ("attention", "block"):
-        values = {
-            m.label: [curve[after] for curve in m.curves("oversmoothing", "similarity") if curve.get(after)]
-            for m in comparison.models
-        }
-        title, caption = (
-            f"token similarity after the {after}",
-            "Mean cosine of pairs of tokens; 1 is all alike.",
-        )
-        drawn.append(_layer_chart(f"{name}-{after}", comparison, values, title, caption))
+        values = comparison.curves("oversmoothing", "similarity", after)
+        title = f"token similarity after the {after}"
+        drawn.append(_layer_chart(f"{name}-{after}", comparison, values, title, ALIKE))
     return html.charts(*drawn)
 
 
@@ -176,8 +162,7 @@ def _layer_chart(
     return html.line_chart(name, figure, "layer", series, f"{title} by layer: in the last", title, caption)
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """One measurement of a model, in the unit of the metric's label."""
 
     inducing: float | None
@@ -217,7 +202,7 @@ def _bars(name: str, comparison: Comparison, metric: str) -> "Markup | None":
     values = {model: list(found.values.values()) for model, found in first.items()}
     figure = figures.bars_figure(values, x=label, styles=comparison.styles)
     alternative = f"Bars of {label}: {listed([f'{model} {text}' for model, text in rows])}"
-    table = html.Table(["model", label], rows)
+    table = Table(["model", label], rows)
     return html.chart(name, figure, table, title=heading(label), alternative=alternative)
 
 

@@ -1,12 +1,12 @@
 """Environment and configuration: what the numbers depend on."""
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpattention.reports.comparison import Comparison
-from gpattention.reports.html import Table, folded, join, render
+from gpattention.reports.comparison import Comparison, Table
+from gpattention.reports.html import folded, join, render
 from gpattention.runs import RunData
+from gpattention.runs.recipe import flat as flat_values
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 def content(comparison: Comparison, name: str) -> "Markup":
     """Software, what differs between the recipes, and every recipe in full."""
-    flat = {run.name: dict(_flat(run.recipe)) for run in comparison.runs}
+    flat = {
+        run.name: {
+            k: v if isinstance(v, str) else json.dumps(v, default=str)
+            for k, v in flat_values(run.recipe).items()
+        }
+        for run in comparison.runs
+    }
     keys = dict.fromkeys(key for values in flat.values() for key in values)
     table = [[key, *(of_run.get(key) for of_run in flat.values())] for key in keys]
     differing = [row for row in table if len(set(row[1:])) > 1]
@@ -54,14 +60,6 @@ def _merged(run: RunData) -> dict[str, str]:
                 continue
             found[str(key)] = text if before in (None, text) else f"{before}; {text}"
     return found
-
-
-def _flat(plain: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in plain.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _evaluations(comparison: Comparison) -> "Markup | None":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpattention.reports.comparison import Comparison, Model, number
-from gpattention.reports.html import DASH, Table, folded, join, render, tabs
+from gpattention.reports.html import DASH, render, tabs
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -70,7 +70,7 @@ def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup":
         for key, title, explained in GROUPS
         if gallery[key]
     ]
-    return join(render("gallery", scale, groups), _table(model, gallery))
+    return render("gallery", model.label, scale, groups)
 
 
 def _card(item: Item, scale: Scale) -> dict[str, Any]:
@@ -79,6 +79,8 @@ def _card(item: Item, scale: Scale) -> dict[str, Any]:
         "right": item.get("label") == item.get("predicted"),
         "confidence": _short(item.get("confidence")),
         "uncertainty": _short(item.get("uncertainty")),
+        "variances": [_short(variance) for variance in item.get("token_variance") or ()],
+        "names": item.get("words") or (),
         "source": None,
     }
     image = item.get("image")
@@ -87,7 +89,7 @@ def _card(item: Item, scale: Scale) -> dict[str, Any]:
     height, width = len(image), len(image[0])
     return card | {
         "source": png_data(image), "width": width, "height": height,
-        "tokens": len(item.get("token_variance") or ()), "patches": _patches(item, scale, width, height),
+        "patches": _patches(item, scale, width, height),
     }  # fmt: skip
 
 
@@ -133,21 +135,3 @@ def _shade(variance: Any, scale: tuple[float, float]) -> float:
 def _short(value: Any) -> str:
     known = number(value)
     return DASH if known is None else f"{known:.3f}"
-
-
-def _table(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup | None":
-    """The gallery in numbers: items, and every token's variance."""
-    rows = []
-    for key, title, _ in GROUPS:
-        for item in gallery[key]:
-            tokens = item.get("token_variance") or ()
-            names = item.get("words") or range(1, len(tokens) + 1)
-            each = ", ".join(f"{word}: {_short(v)}" for word, v in zip(names, tokens, strict=False))
-            rows.append(
-                [
-                    f"{title}, item {item.get('index')}", str(item.get("label")), str(item.get("predicted")),
-                    _short(item.get("confidence")), _short(item.get("uncertainty")), each or None,
-                ]
-            )  # fmt: skip
-    heads = ["item", "label", "predicted", "confidence", "uncertainty", "variance of each token"]
-    return folded(f"Gallery of {model.label} in numbers", Table(heads, rows))

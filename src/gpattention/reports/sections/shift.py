@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from gpattention.evaluation import SCORES, Strangeness, predictor_name, score_name
 from gpattention.metrics import metric_of
 from gpattention.reports import html
-from gpattention.reports.comparison import Comparison, Model, evaluate_command, heading, listed
+from gpattention.reports.comparison import Comparison, Model, Table, evaluate_command, heading, listed
 from gpattention.reports.figures import (
     corruption_figure,
     outlier_figure,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 CORRUPTED = ("accuracy", "nll", "ece")  # always together: a collapsed model has the lowest ECE
-CATEGORIES = ("noise", "blur", "weather", "digital", "extra", "mean")
 UNKNOWN = ("auroc", "aupr_in", "aupr_out", "fpr95")
 RATES = (0.01, 0.02, 0.05, *(i / 10 for i in range(1, 11)))  # where curves are read for their tables
 ALARMS = (0.01, 0.05)  # rates at which flags are counted
@@ -86,23 +85,21 @@ def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> 
     label = metric_of(metric).label
     return html.chart(
         name, corruption_figure(values, x=label, styles=comparison.styles),
-        html.Table(["corruption", *values], rows), title=heading(f"{label} by corruption"),
+        Table(["corruption", *values], rows), title=heading(f"{label} by corruption"),
         alternative=f"Dots of {label} by corruption, mean over the severities: {len(kinds)} corruptions, "
         f"{len(values)} models",
     )  # fmt: skip
 
 
 def _by_category(comparison: Comparison, predictor: str) -> "Markup | None":
-    rows = []
-    for category in CATEGORIES:
-        for metric in CORRUPTED:
-            place = f"corrupted/{category}"
-            found = [m.find("corrupted", place, metric, predictor) for m in comparison.models]
-            if any(found):
-                cells = (None if each is None else each.text() for each in found)
-                which = "all" if category == "mean" else category
-                rows.append([f"{which}, {metric_of(metric).label}", *cells])
-    return html.folded("Means by category", html.Table(["category, metric", *comparison.labels], rows))
+    def named(what: Mapping[str, Any]) -> str | None:
+        category = what["set"].removeprefix("corrupted/")
+        if "/" in category or what["metric"] not in CORRUPTED:
+            return None
+        return f"{'all' if category == 'mean' else category}, {metric_of(what['metric']).label}"
+
+    table = comparison.numbers("corrupted", "category, metric", named, predictor=predictor)
+    return html.folded("Means by category", table)
 
 
 def _parts(results: Results, recipe: str, place: int) -> list[str]:
@@ -114,11 +111,9 @@ def _parts(results: Results, recipe: str, place: int) -> list[str]:
 def outliers(comparison: Comparison, name: str) -> "Markup":
     """Histograms and ROC of every set of unknown data, a tab per score; p-values; then all numbers."""
     sets_of: dict[str, set[str]] = {}
-    for run in comparison.runs:
-        for curve in ("scores", "roc"):
-            for part, of_scores in (run.curve("ood", curve) or {}).items():
-                for score in of_scores:
-                    sets_of.setdefault(score, set()).add(part)
+    for whole in (run.curve("ood", curve) or {} for run in comparison.runs for curve in ("scores", "roc")):
+        for score, part in ((score, part) for part, of_scores in whole.items() for score in of_scores):
+            sets_of.setdefault(score, set()).add(part)
     panels = {}
     for i, score in enumerate(sorted(sets_of, key=_score_order)):
         sets = list(enumerate(sorted(sets_of[score])))
@@ -135,19 +130,9 @@ def outliers(comparison: Comparison, name: str) -> "Markup":
     )
 
 
-def _curves(comparison: Comparison, curve: str, part: str, score: str) -> dict[str, list[Mapping[str, Any]]]:
-    """The curve of each seed, for each model that has it."""
-    found = {}
-    for model in comparison.models:
-        of_sets = (whole.get(part, {}) for whole in model.curves("ood", curve))
-        seeds = [of_scores[score] for of_scores in of_sets if of_scores.get(score)]
-        if seeds:
-            found[model.label] = seeds
-    return found
-
-
 def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "Markup | None":
-    found = {label: seeds[0] for label, seeds in _curves(comparison, "scores", part, score).items()}
+    curves = comparison.curves("ood", "scores", part, score)
+    found = {label: seeds[0] for label, seeds in curves.items()}
     if not found:
         return None
     rows = [
@@ -158,7 +143,7 @@ def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "Ma
     seed = ", first seed" if comparison.several_seeds else ""
     return html.chart(
         name, outlier_figure(found, x=score_name(score), styles=comparison.styles),
-        html.Table(["model", score_name(score), "test set", _set_name(part)], rows),
+        Table(["model", score_name(score), "test set", _set_name(part)], rows),
         title=f"{_set_name(part)}: {score_name(score)}",
         caption=f"Grey: test set; colour: {_set_name(part)}{seed}.",
         alternative=f"Histograms of {score_name(score)} on the test set and on {_set_name(part)}: "
@@ -167,7 +152,7 @@ def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "Ma
 
 
 def _roc(name: str, comparison: Comparison, part: str, score: str) -> "Markup | None":
-    found = _curves(comparison, "roc", part, score)
+    found = comparison.curves("ood", "roc", part, score)
     if not found:
         return None
     series = {
@@ -205,7 +190,7 @@ def _p_values(name: str, comparison: Comparison) -> "Markup":
         for part in sets
         for rate in ALARMS
     ]
-    table = html.Table(["set, rate", *comparison.labels], rows)
+    table = Table(["set, rate", *comparison.labels], rows)
     flags = html.folded("Share of items that strangeness flags", table, open=True)
     return html.join(html.charts(*charts) if found else None, flags, missing)
 
@@ -248,16 +233,11 @@ def _aurocs(comparison: Comparison, part: str, score: str) -> str:
 
 def _numbers(comparison: Comparison, metric: str) -> "Markup | None":
     """One metric of every set and score; the AUROC is open to the eye, the others a click away."""
-    keys = dict.fromkeys(
-        (what["set"], what.get("score"))
-        for what in comparison.numbers("ood")
-        if what["metric"] == metric and what["predictor"] == "model"
-    )
-    rows = []
-    for part, score in sorted(keys, key=lambda key: (key[0], _score_order(str(key[1])))):
-        found = (m.find("ood", part, metric, score=score) for m in comparison.models)
-        rows.append([f"{_set_name(part)}, {score_name(str(score))}", *map(html.seeds_text, found)])
-    table = html.Table(["set, score", *comparison.labels], rows)
+
+    def named(what: Mapping[str, Any]) -> str:
+        return f"{_set_name(what['set'])}, {score_name(str(what.get('score')))}"
+
+    table = comparison.numbers("ood", "set, score", named, predictor="model", metric=metric)
     return html.folded(f"{metric_of(metric).label} of every set and score", table, open=metric == "auroc")
 
 

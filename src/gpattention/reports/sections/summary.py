@@ -1,12 +1,13 @@
 """The numbers first: every model in one table, accuracy and NLL always beside ECE."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpattention.evaluation import predictor_name
 from gpattention.metrics import metric_of
 from gpattention.reports.comparison import Comparison, Model, heading, listed
-from gpattention.reports.html import DASH, Table, folded, join, render, seeds_text, tabs
+from gpattention.reports.html import DASH, folded, join, render, tabs
 from gpattention.runs import Column, OverSeeds, compared
 
 if TYPE_CHECKING:
@@ -42,13 +43,7 @@ def content(comparison: Comparison, name: str) -> "Markup":
     panels = {predictor_name(p): _table(comparison, p) for p in predictors}
     best = "Best in bold. " if len(comparison.models) > 1 else ""
     other = OTHER_ITEMS if _mixed(comparison, predictors) else ""
-    rows = []
-    for what in comparison.numbers("clean"):
-        part, predictor, metric = (what[key] for key in ("set", "predictor", "metric"))
-        found = (model.find("clean", part, metric, predictor) for model in comparison.models)
-        row = f"{part}, {predictor_name(predictor)}, {metric_of(metric).label}"
-        rows.append([row, *map(seeds_text, found)])
-    numbers = Table(["set, prediction, metric", *comparison.labels], rows)
+    numbers = comparison.numbers("clean", "set, prediction, metric", _row)
     remarks = comparison.remarks("clean", beside=("corrupted", "ood"))
     return join(
         render("tiles", _tiles(comparison, predictors[0])),
@@ -57,6 +52,10 @@ def content(comparison: Comparison, name: str) -> "Markup":
         folded("All numbers of the clean suite", numbers),
         render("notes", "Read with this in mind", remarks),
     )
+
+
+def _row(what: dict[str, Any]) -> str:
+    return f"{what['set']}, {predictor_name(what['predictor'])}, {metric_of(what['metric']).label}"
 
 
 def summary_data(comparison: Comparison) -> dict[str, object]:
@@ -80,76 +79,62 @@ def _find(column: Column, model: Model, predictor: str) -> OverSeeds | None:
     return column.find(model.results, model.label, predictor)
 
 
-def _rivals(column: Column, comparison: Comparison, predictor: str) -> list[Model]:
-    """The models whose numbers can be compared, as they are of the same items."""
-    places = compared([_find(column, model, predictor) for model in comparison.models])
-    return [comparison.models[place] for place in sorted(places)]
-
-
-def _columns(comparison: Comparison, predictor: str) -> list[Column]:
+def _grid(comparison: Comparison, predictor: str) -> dict[Column, dict[Model, OverSeeds]]:
     """The columns that any model has; the MCC is for text, whose classes are of unequal size."""
-    return [
-        column
-        for column in COLUMNS
-        if (comparison.texts or column.metric != "mcc")
-        and any(_find(column, model, predictor) for model in comparison.models)
-    ]
+    columns = [column for column in COLUMNS if comparison.texts or column.metric != "mcc"]
+    found = {
+        column: {m: figure for m in comparison.models if (figure := _find(column, m, predictor)) is not None}
+        for column in columns
+    }
+    return {column: of_models for column, of_models in found.items() if of_models}
+
+
+def _rivals(figures: dict[Model, OverSeeds]) -> dict[Model, OverSeeds]:
+    """Those that can be compared, as they are of the same items."""
+    places = compared(list(figures.values()))
+    return {m: figure for place, (m, figure) in enumerate(figures.items()) if place in places}
 
 
 def _table(comparison: Comparison, predictor: str) -> "Markup":
     """One row per model, the best of each column in bold."""
-    columns = _columns(comparison, predictor)
-    rivals = {column: _rivals(column, comparison, predictor) for column in columns}
-    best = {column: _best_text(column, rivals[column], predictor) for column in columns}
-    groups = [(g, sum(c.group == g for c in columns)) for g in dict.fromkeys(c.group for c in columns)]
-
-    def cell(column: Column, model: Model) -> tuple[str, bool, str]:
-        found = _find(column, model, predictor)
-        if found is None:
-            return DASH, False, ""
-        if model not in rivals[column]:  # on other items than most of its column
-            return found.text(), False, found.basis_text()
-        return found.text(), f"{found.mean:.3f}" == best[column], ""
-
-    rows = [(model, [cell(column, model) for column in columns]) for model in comparison.models]
+    grid = _grid(comparison, predictor)
+    rows: list[tuple[Model, list[tuple[str, bool, str]]]] = [(model, []) for model in comparison.models]
+    for column, figures in grid.items():
+        rivals = _rivals(figures)
+        best = column.shown.best([each.mean for each in rivals.values()]) if len(rivals) > 1 else math.nan
+        for model, cells in rows:
+            found = figures.get(model)
+            # what looks equal is bold alike; what is on other items than most says on how many
+            bold = model in rivals and f"{rivals[model].mean:.3f}" == f"{best:.3f}"
+            aside = found.basis_text() if found and model not in rivals else ""
+            cells.append((found.text() if found else DASH, bold, aside))
+    groups = [(g, sum(c.group == g for c in grid)) for g in dict.fromkeys(c.group for c in grid)]
     caption = f"{comparison.data}: {predictor_name(predictor)}"
-    return render("summary_table", caption, groups, [column.shown for column in columns], rows)
-
-
-def _best_text(column: Column, rivals: Sequence[Model], predictor: str) -> str | None:
-    """The best mean as it is printed, so that what looks equal is bold alike; None for a single model."""
-    means = [found.mean for model in rivals if (found := _find(column, model, predictor)) is not None]
-    best = column.shown.best(means) if len(means) > 1 else None
-    return None if best is None else f"{best:.3f}"
+    return render("summary_table", caption, groups, [column.shown for column in grid], rows)
 
 
 def _mixed(comparison: Comparison, predictors: Sequence[str]) -> bool:
     """Whether any table has a column of numbers on different items."""
-    return any(
-        len({found.basis for m in comparison.models if (found := _find(column, m, predictor))}) > 1
-        for predictor in predictors
-        for column in _columns(comparison, predictor)
-    )
+    columns = (figures for predictor in predictors for figures in _grid(comparison, predictor).values())
+    return any(len({found.basis for found in figures.values()}) > 1 for figures in columns)
 
 
 def _tiles(comparison: Comparison, predictor: str) -> list[dict[str, Any]]:
     tiles = []
+    grid = {(c.group, c.metric): figures for c, figures in _grid(comparison, predictor).items()}
     for group, metric, what in TILES:
-        column = next(c for c in COLUMNS if (c.group, c.metric) == (group, metric))
-        rivals = _rivals(column, comparison, predictor)
-        known = [(m, found) for m in rivals if (found := _find(column, m, predictor)) is not None]
-        if not known:
+        rivals = _rivals(grid.get((group, metric), {}))
+        if not rivals:
             continue
         sign = -1 if metric_of(metric).larger else 1
-        model, found = min(known, key=lambda pair: sign * pair[1].mean)
+        model, found = min(rivals.items(), key=lambda pair: sign * pair[1].mean)
         company = ""
         if metric == "ece":  # an ECE never stands alone
-            beside = [c for c in COLUMNS if c.group == group and c.metric in ("accuracy", "nll")]
-            pairs = ((c.shown.label, _find(c, model, predictor)) for c in beside)
-            company = ", ".join(f"{label} {each.mean:.3f}" for label, each in pairs if each is not None)
+            beside = {m: grid.get((group, m), {}).get(model) for m in ("accuracy", "nll")}
+            company = ", ".join(f"{metric_of(m).label} {x.mean:.3f}" for m, x in beside.items() if x)
         tiles.append(
             {
-                "name": f"Best {what}" if len(known) > 1 else heading(what),
+                "name": f"Best {what}" if len(rivals) > 1 else heading(what),
                 "value": f"{found.mean:.3f}",
                 "error": None if found.error is None else f"{found.error:.3f}",
                 "model": model,
