@@ -164,7 +164,7 @@ def _drawn(
     aside = dict[str, None]()
     for column, figures in shown:
         rivals = compared(figures)
-        means = {figures[place].mean for place in rivals}  # type: ignore[union-attr] # only what is there
+        means = {figures[place].mean for place in rivals}  # only what is there
         best = column.shown.best(list(means)) if len(means) > 1 else None
         for place, (row, figure) in enumerate(zip(rows, figures, strict=True)):
             text = "-" if figure is None else figure.text(3 if abs(figure.mean) < 100 else 0)
