@@ -188,7 +188,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: of({}), "empty mapping"),
     (lambda: of({"x": X, "scale": X[:3, 0]}), "one number of items, got {'x': 11, 'scale': 3}"),
     (lambda: of({"scale": 1.0, "x": X}), "scale to be a tensor with the batch first, got float"),
-    (lambda: predict(Pooled(), X, samples=0), "to give [11, C], one row per input, got shape (3,)"),
+    (lambda: predict(Pooled(), X, samples=0), "to give [11, ...], one row per input, got shape (3,)"),
     (lambda: of()[11], "below 11, got 11"),
     (lambda: of()[[True, False]], "mask of 11 items, got shape (2,) and torch.bool"),
     (lambda: of()[[0.5]], "got shape (1,) and torch.float32"),

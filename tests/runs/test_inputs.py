@@ -146,7 +146,7 @@ def test_grey_of_16_bits_is_not_cut_off(tmp_path: Path) -> None:
     for made in (GREY, COLOUR):
         assert torch.equal(made.images([tmp_path / "x.png"]), made.images([tmp_path / "y.png"]))
     files = [tmp_path / "x.png", tmp_path / "y.png"]
-    assert torch.equal(*read_images(files, size=4, fit="crop", channels=1))
+    assert torch.equal(*read_images(files, size=4, fit="crop"))
     for kind in (np.int32, np.float32):
         Image.fromarray(pixels.astype(kind)).save(tmp_path / "x.tif")
         with pytest.raises(ValueError, match=r"x\.tif: .*pixels of 32 bits \(mode [IF]\)"):
