@@ -297,7 +297,8 @@ def validation_only(runs: list[dict[str, Any]]) -> list[str]:
         pairs = ("entropy + features + variance", "entropy + features")
         sides = [{run["seed"]: separation(run, score) for run in found} for score in pairs]
         gap = difference(OverSeeds(sides[0]), OverSeeds(sides[1]))
-        gains.append(f"{gap.mean:+.1f} ± {gap.error or 0:.1f}{', clear' if gap.clear else ''}")
+        spread = "" if len(found) == 1 else f" ± {gap.error or 0:.1f}"
+        gains.append(f"{gap.mean:+.1f}{spread}{', clear' if gap.clear else ''}")
     text += ["", *table("what the variance adds to entropy + features", columns, {"seed by seed": gains})]
     rows = {
         f"{metric}, temperature {name}": [
