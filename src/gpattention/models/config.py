@@ -5,7 +5,7 @@ A model's folder holds `config.json` and `model.safetensors`, whole or not at al
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -121,9 +121,7 @@ class TransformerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        plain["attention"] = [{"kind": a.kind, "options": dict(a.options)} for a in self.layers]
-        return {name: list(x) if isinstance(x, tuple) else x for name, x in plain.items()}
+        return {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:

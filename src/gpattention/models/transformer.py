@@ -180,29 +180,23 @@ def _feed_forward(stream: Stream, part: FeedForward, seed: Tensor | None, site: 
     return Stream(tokens, Added(z, part.back.bias, rate, site + 1))
 
 
-def why_not_fused_blocks(blocks: list[Block], norm: nn.Module, need: tuple[str, ...]) -> str | None:
-    """None where the blocks and the last LayerNorm run fused, else the reason.
+def are_fused(blocks: list[Block], norm: nn.Module, need: tuple[str, ...]) -> bool:
+    """Whether the blocks and the last LayerNorm run fused.
 
     The fused path reads parameters instead of calling modules, so it is for plain ones that nobody watches.
     """
     if torch.compiler.is_compiling():  # before anything is looked at: the compiler would guard it
-        return "the call is being compiled"
-    if "tokens" in need:
-        return "the tokens between layers are wanted"
-    if not _is_affine(norm):
-        return "the last LayerNorm is watched or was replaced"
-    weight = norm.weight
-    if weight.dtype != torch.float32 or autocast_is_on(weight.device):
-        return "they compute in float32"
-    if len(weight) > MOST_COLUMNS:
-        return f"a width of {len(weight)} is more than the {MOST_COLUMNS} of one program"
-    reason = why_not_fused_on(weight.device, weight.dtype)
-    for index, block in enumerate(blocks if reason is None else ()):
-        if is_watched(*block.modules()):
-            return f"a module of block {index} has hooks"
-        if not _is_plain_block(block):
-            return f"a module of block {index} was replaced"
-    return reason
+        return False
+    if "tokens" in need or not _is_affine(norm):
+        return False
+    device, dtype = norm.weight.device, norm.weight.dtype
+    return (
+        dtype == torch.float32
+        and not autocast_is_on(device)
+        and len(norm.weight) <= MOST_COLUMNS  # one program holds a whole row
+        and why_not_fused_on(device, dtype) is None
+        and all(_is_plain_block(block) for block in blocks)
+    )
 
 
 def _is_affine(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
@@ -224,6 +218,7 @@ def _is_plain_block(block: Block) -> bool:
         and type(part) is FeedForward
         and type(attention).forward is Attention.forward
         and attention.batch_first
+        and not is_watched(*block.modules())
         and all(_is_affine(norm) for norm in (block.norm, part.norm))
         and all(is_plain(linear, nn.Linear) for linear in (attention.output, part.into, part.back))
         and all(_may_drop(dropout) for dropout in (attention.dropout, part.dropout))
@@ -350,10 +345,16 @@ class Transformer(nn.Module):
             model = cls(cls.config_class.from_dict(config))
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from error
-        _check_tensors(folder / "model.safetensors", model, tensors)
+        file = folder / "model.safetensors"
         for name, own in (*model.named_parameters(), *model.named_buffers()):
-            own.data = own.data.to(tensors[name].dtype)  # the type it was saved in, or bits would be lost
-        model.load_state_dict(tensors)
+            kind = tensors.get(name, own).dtype
+            if own.is_floating_point() and not kind.is_floating_point:
+                raise ValueError(f"{file}: expected {name} of floating-point numbers, got {kind}")
+            own.data = own.data.to(kind)  # the type it was saved in, or bits would be lost
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ValueError(f"{file} does not fit its config: {error}") from error
         return model.eval()
 
     def _blocks(self) -> list[Block]:
@@ -370,7 +371,7 @@ class Transformer(nn.Module):
             kinds = ", ".join(sorted({block.attention.kind for block in blocks}))
             raise ValueError(f"draw={draw!r} asked of a model without posteriors (its layers: {kinds})")
         check_draw(draw, samples)
-        fused = why_not_fused_blocks(blocks, self.norm, need) is None
+        fused = are_fused(blocks, self.norm, need)
         dropouts = (module for module in self.modules() if isinstance(module, nn.Dropout))
         if fused and seed is None and any(rate_of(dropout) > 0 for dropout in dropouts):
             seed = torch.randint(-(2**62), 2**62, (), device=self.norm.weight.device)
@@ -378,9 +379,11 @@ class Transformer(nn.Module):
         layers, regularizers, before, parted = [], [], None, False
         for index, block in enumerate(blocks):
             parts = samples > 1 and not parted and block.attention.draws
-            options = {
-                **_request(block.attention, draw, need), "key_padding_mask": padding,
-                "samples": samples if parts else 1, "generator": generator,
+            drawing = block.attention.draws  # of a layer without a posterior nothing of it is asked
+            known = ("regularizer", "weights", *(("variance", "posterior") if drawing else ()))
+            options: dict[str, Any] = {
+                "draw": draw if drawing else "none", "need": ("output", *(n for n in need if n in known)),
+                "key_padding_mask": padding, "samples": samples if parts else 1, "generator": generator,
                 "before": before, "seed": seed, "site": first_site(index),
             }  # fmt: skip
             attended = tokens = None
@@ -419,13 +422,6 @@ class Transformer(nn.Module):
         return Stream(drop(self.dropout, tokens, seed, EMBEDDING_SITE)), padding
 
 
-def _request(attention: Attention, draw: Draw, need: tuple[str, ...]) -> dict[str, Any]:
-    """What is asked of one layer: nothing of a posterior if it has none."""
-    known = ("regularizer", "weights", *(("variance", "posterior") if attention.draws else ()))
-    asked = ("output", *(name for name in need if name in known))
-    return {"draw": draw if attention.draws else "none", "need": asked}
-
-
 @contextmanager
 def _named_failures(index: int, block: Block) -> Iterator[None]:
     """Numerical failures say in which layer they happened."""
@@ -434,22 +430,6 @@ def _named_failures(index: int, block: Block) -> Iterator[None]:
     except NumericalError as error:
         error.add_note(f"in layer {index} ({block.attention.kind}), where matrices are numbered [item, head]")
         raise
-
-
-def _check_tensors(file: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    wanted = model.state_dict()
-    missing, foreign = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
-    if missing or foreign:
-        which = f"missing {missing[:3]}, unexpected {foreign[:3]}"
-        raise ValueError(
-            f"{file} does not fit its config: {which} ({len(missing)} and {len(foreign)} in all)"
-        )
-    for name, tensor in tensors.items():
-        shape, floating = tuple(wanted[name].shape), wanted[name].is_floating_point()
-        if tensor.shape != shape:
-            raise ValueError(f"{file}: expected {name} of shape {shape}, got {tuple(tensor.shape)}")
-        if floating and not tensor.is_floating_point():
-            raise ValueError(f"{file}: expected {name} of floating-point numbers, got {tensor.dtype}")
 
 
 class VisionTransformer(Transformer):
