@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from gpattention.checks import check_count
 from gpattention.files import digest, existing_file, file_digest, read_json
-from gpattention.models.embeddings.contextual import Sentences, check_sentences, in_batches, require
+from gpattention.models.embeddings.contextual import Sentences, check_sentences, embed_in_batches, require
 
 CHARACTERS = 261  # the 256 bytes, begin and end of sentence and of word, and padding within a word
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PAD_WORD = range(256, 261)
@@ -227,11 +227,7 @@ class ElmoEmbedding:
     def embed(self, sentences: Sentences) -> list[Tensor]:
         """One [n_words, width] tensor per sentence."""
         check_sentences(sentences)
-        found: dict[int, Tensor] = {}
-        for batch in in_batches(sentences, self._batch_size):
-            vectors = self._embed_batch([sentences[i] for i in batch])
-            found |= zip(batch, vectors, strict=True)
-        return [found[i] for i in range(len(sentences))]
+        return embed_in_batches(sentences, self._batch_size, self._embed_batch)
 
     def _embed_batch(self, sentences: Sentences) -> list[Tensor]:
         lengths = [2 + len(sentence) for sentence in sentences]  # with begin and end of sentence
