@@ -116,15 +116,12 @@ class TestHealth:
 
     @every_kind
     def test_every_kind_and_its_table(self, kind: str) -> None:
-        model = text(kind)
-        report = model.health(WORDS)
-        lines = report.table().splitlines()
-        assert len(lines) == 3
-        assert lines[0].split()[:3] == ["layer", "kind", "kappa_qk"]
-        for i, (line, found) in enumerate(zip(lines[1:], report.layers, strict=True)):
+        report = text(kind).health(WORDS)
+        head, *lines = report.table().splitlines()
+        assert head.split()[:3] == ["layer", "kind", "kappa_qk"]
+        for i, (line, found) in enumerate(zip(lines, report.layers, strict=True)):
             cells = line.split()
-            assert cells[:3] == [str(i), kind, f"{found.kappa_qk:.4g}"]
-            assert len(cells) == 11
+            assert (cells[:3], len(cells)) == ([str(i), kind, f"{found.kappa_qk:.4g}"], 11)
             assert (cells[-1] == "-") == (found.floor_share is None)
             assert 0 < found.kappa_qk < 1
             assert 0 < found.mean_ratio < 10
@@ -186,13 +183,13 @@ class TestErrorCorrelation:
     @pytest.mark.parametrize("stack", [("softmax",), ("kernel", "cgp")], ids="-".join)
     def test_layers_without_a_variance(self, stack: tuple[str, ...]) -> None:
         model = vision(*stack)
-        report = measure_health(model, images(8), self.LABELS)
-        wrong = (model.predict(images(8)).label != self.LABELS).numpy()
-        entropy = model.predict(images(8)).entropy
-        assert report.error_correlation == pytest.approx(spearmanr(entropy, wrong).statistic)
-        assert [x is None for x in report.variance_correlation] == [not a.draws for a in attentions(model)]
-        assert [x.stddev_ratio is None for x in report.layers] == [not a.draws for a in attentions(model)]
-        assert rank_correlation(entropy, torch.full_like(entropy, 0.1)) == 0.0
+        report, prediction = measure_health(model, images(8), self.LABELS), model.predict(images(8))
+        wrong = (prediction.label != self.LABELS).numpy()
+        assert report.error_correlation == pytest.approx(spearmanr(prediction.entropy, wrong).statistic)
+        silent = [not attention.draws for attention in attentions(model)]
+        assert [x is None for x in report.variance_correlation] == silent
+        assert [x.stddev_ratio is None for x in report.layers] == silent
+        assert rank_correlation(prediction.entropy, torch.full_like(prediction.entropy, 0.1)) == 0.0
 
 
 def cosine_by_loops(tokens: Tensor, lengths: tuple[int, ...]) -> float:

@@ -14,7 +14,7 @@ import gpattention
 from gpattention import gp
 from gpattention.evaluation import MCDropout
 from gpattention.models import predict
-from gpattention.models.predict import VarianceMeans, collect, cut, evaluating, run_rows
+from gpattention.models.predict import VarianceMeans, run_rows, run_samples
 from gpattention.numerics import cholesky
 from tests.hosts.hosts import make
 from tests.models.graph_stand_in import stand_in
@@ -34,9 +34,7 @@ def row_by_row(model, inputs, samples: int, seed: int = 0, draw: str = "independ
         found = model(rows.inputs, draw=draw, generator=rows.noise, need=("logits", "variance"))
         return found.logits, [layer.variance for layer in found.layers]
 
-    with evaluating(model):
-        options = {"samples": samples, "seed": seed, "batch_size": 1, "device": torch.device("cpu")}
-        return collect(forward, inputs, **options)
+    return run_samples(model, forward, inputs, samples=samples, seed=seed, batch_size=1)
 
 
 def check_rows(model, inputs, *, draw: str = "independent") -> None:
@@ -70,23 +68,6 @@ def failing_capture(monkeypatch, failure: Exception) -> list[bool]:
     return tried
 
 
-class TestCutting:
-    @pytest.mark.parametrize(
-        ("items", "samples", "batch"), [(1, 1, 1), (7, 3, 10), (7, 3, 2), (2, 5, 4), (4, 10, 40)]
-    )
-    def test_every_row_once_and_never_too_many(self, items: int, samples: int, batch: int) -> None:
-        chunks = list(cut(items, samples, batch))
-        seen = torch.zeros(samples, items, dtype=torch.long)
-        for chunk in chunks:
-            items, samples_of = chunk
-            seen[samples_of.start : samples_of.stop, items.start : items.stop] += 1
-            assert len(items) * len(samples_of) <= batch
-        assert torch.equal(seen, torch.ones_like(seen))
-
-    def test_samples_stay_together_where_they_fit(self) -> None:
-        assert list(cut(5, 3, 8)) == [(range(i, min(i + 2, 5)), range(3)) for i in (0, 2, 4)]
-
-
 class TestDraws:
     @pytest.mark.parametrize("stack", [s for s in STACKS if set(s) & set(DRAWING)], ids="-".join)
     @pytest.mark.parametrize("draw", ["independent", "joint"])
@@ -115,8 +96,10 @@ class TestDraws:
         monkeypatch.setattr(
             model.blocks[0].attention, "forward", lambda x, **o: (rows.append(len(x)), forward(x, **o))[1]
         )
-        predict(model, IMAGES, samples=4, batch_size=8)
-        assert rows == [2, 2, 1]
+        for batch_size, expected in ((8, [2, 2, 1]), (4, [1] * 5), (3, [1] * 10), (100, [5])):
+            predict(model, IMAGES, samples=4, batch_size=batch_size)
+            assert rows == expected
+            rows.clear()
 
 
 class TestReplays:

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from gpattention import gp
 from gpattention.models import Transformer
 from tests.models.small_models import DRAWING, KINDS, STACKS, images, seeded, sentences, text, vision
+from tests.threads import state_of
 
 X = images(5, dtype=torch.float32)
 WORDS = sentences(6, 3, 5, 2, 6)
@@ -42,18 +43,14 @@ class TestPredict:
     def test_nothing_is_left_behind(self, samples: int) -> None:
         model = vision("cgp", "softmax", "sgpa", dropout=0.5, dtype=torch.float32).train()
         model.blocks[1].eval()
-        modes = [module.training for module in model.modules()]
-        torch.manual_seed(3)
-        state = torch.get_rng_state()
+        before = state_of(model)  # random numbers too
         found = model.predict(X, samples=samples)
-        assert torch.equal(torch.get_rng_state(), state)
-        assert [module.training for module in model.modules()] == modes
+        with pytest.raises(ValueError, match="expected images of shape"):
+            model.predict(X[:, :2], samples=samples)
+        assert state_of(model) == before
         assert not found.logits.requires_grad
         (found.logits * torch.ones(3, requires_grad=True)).sum().backward()  # no inference tensors
         assert [name for name, p in model.named_parameters() if p.grad is not None] == []
-        with pytest.raises(ValueError, match="expected images of shape"):
-            model.predict(X[:, :2], samples=samples)
-        assert [module.training for module in model.modules()] == modes
 
 
 class Logits(nn.Module):

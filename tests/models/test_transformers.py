@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import gelu
 from torch.testing import assert_close
 
@@ -50,34 +50,6 @@ class TestPaperSizes:
             rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
             assert rates == [0.1] * (1 + 2 * depth)
             assert model(inputs).logits.shape == (len(inputs), model.config.classes)
-
-    @every_kind
-    def test_parameter_counts(self, kind: str) -> None:
-        E, H = 128, 4
-        around = (3 * 16 * E + E) + 64 * E + E + 2 * E + (10 * E + 10)
-        block = 2 * 2 * E + 2 * linear(E) + attention_parameters(kind, E, H)
-        assert parameters(VisionTransformer(VisionConfig(attention=kind))) == around + 5 * block
-        E = 256
-        around = 10_000 * 128 + (128 * E + E) + 128 * E + 2 * E + (2 * E + 2)
-        block = 2 * 2 * E + 2 * linear(E) + attention_parameters(kind, E, H)
-        assert parameters(TextTransformer(TextConfig(attention=kind))) == around + 2 * block
-
-
-def linear(width: int) -> int:
-    return width * width + width
-
-
-def attention_parameters(kind: str, E: int, H: int) -> int:
-    """With 32 inducing inputs where the kind has them."""
-    m, D = 32, E // H
-    projections = {"cgp": 5, "scgp": 5, "sgpa": 3}.get(kind, 4) * linear(E)
-    scales = 2 * H if kind in ("cgp", "direct", "scgp", "softmax-gp") else 0  # noise and prior scale
-    inducing = {"scgp": H * m * D, "sgpa": H * m * E + H * m * D + H * D * m * m + H * D * m}.get(kind, 0)
-    return projections + scales + inducing
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class TestComputation:
@@ -208,18 +180,15 @@ class TestNeed:
                     assert getattr(layer, name).shape == shapes[name]
 
     @every_stack
-    def test_regularizer_sums_normalised_layers(self, stack: tuple[str, ...]) -> None:
-        model = text(*stack)
-        parts: list[Tensor] = []
+    def test_regularizer_sums_layers_divided_by_heads_words_and_width(self, stack: tuple[str, ...]) -> None:
+        model, parts = text(*stack), []
 
         def by_hand(attention: Any, args: Any, kwargs: Any) -> None:
-            heads, _ = attention._heads(
-                args[0], None, None, kwargs["key_padding_mask"], None, kwargs.get("inducing")
-            )
+            given = (kwargs["key_padding_mask"], None, kwargs.get("inducing"))
+            heads, _ = attention._heads(args[0], None, None, *given)
             if attention.regularizer != "none":
-                posterior = attention._posterior(heads)
-                total = attention._regularizer(heads, posterior, None).expand(3, 2)  # [B, H]
-                parts.append(total.sum() / (2 * 14 * 8))  # heads, real words, width
+                total = attention._regularizer(heads, attention._posterior(heads), None)
+                parts.append(total.expand(3, 2).sum() / (2 * 14 * 8))  # [B, H]
 
         for attention in attentions(model):
             attention.register_forward_pre_hook(by_hand, with_kwargs=True)

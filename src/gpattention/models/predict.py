@@ -167,23 +167,6 @@ def iterate_rows(
             progress(min(start + batch_size, total), total)
 
 
-def collect(answer: Answer, inputs: Inputs, *, samples: int, **options: Any) -> tuple[Tensor, Variances]:
-    """Run all rows of `iterate_rows`, and keep what comes where the inputs lie.
-
-    Answers [S, B, ...], and variances averaged over the samples.
-    """
-    home, parts = device_of(inputs), []
-    means = VarianceMeans(count_items(inputs), samples, home)
-    for rows in iterate_rows(inputs, samples=samples, **options):
-        out, variances = answer(rows)  # [R, ...]
-        if out.ndim < 2 or len(out) != len(rows.items):
-            wanted, got = f"[{len(rows.items)}, ...], one row per input", f"shape {tuple(out.shape)}"
-            raise ValueError(f"expected the model to give {wanted}, got {got}")
-        parts.append(out.to(home))
-        means.add(rows.items, variances)
-    return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous(), means.means()
-
-
 def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.device) -> T:
     """`run(rows)` with the rows given; else with those of the device, and fewer if memory does not suffice.
 
@@ -203,13 +186,24 @@ def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.devi
 
 
 def run_samples(
-    model: Any, answer: Answer, inputs: Inputs, *, batch_size: int | None = None, **options: Any
+    model: Any, answer: Answer, inputs: Inputs, *, samples: int, batch_size: int | None = None, **options: Any
 ) -> tuple[Tensor, Variances]:
-    """`collect` of a model in evaluation mode, with as many rows at once as its device takes."""
-    device = model_device(model, inputs)
+    """All rows of `iterate_rows` in evaluation mode, as many at once as the device takes.
 
-    def run(rows: int) -> tuple[Tensor, Variances]:
-        return collect(answer, inputs, batch_size=rows, device=device, **options)
+    Answers [S, B, ...], and variances averaged over the samples, where the inputs lie.
+    """
+    device, home = model_device(model, inputs), device_of(inputs)
+
+    def run(most: int) -> tuple[Tensor, Variances]:
+        parts, means = [], VarianceMeans(count_items(inputs), samples, home)
+        for rows in iterate_rows(inputs, samples=samples, batch_size=most, device=device, **options):
+            out, variances = answer(rows)  # [R, ...]
+            if out.ndim < 2 or len(out) != len(rows.items):
+                wanted, got = f"[{len(rows.items)}, ...], one row per input", f"shape {tuple(out.shape)}"
+                raise ValueError(f"expected the model to give {wanted}, got {got}")
+            parts.append(out.to(home))
+            means.add(rows.items, variances)
+        return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous(), means.means()
 
     with evaluating(model):
         return run_rows(run, batch_size, device)
@@ -323,6 +317,7 @@ ChunkOutput: TypeAlias = tuple[Tensor, list[Tensor | None]]
 
 def cut(items: int, samples: int, batch_size: int) -> list[Chunk]:
     """Chunks of at most `batch_size` rows; an item's samples are parted only where they do not fit."""
+    # samples of an item share what is before the first draw, so that they are kept together
     wide, deep = max(batch_size // samples, 1), min(samples, batch_size)
     return [
         (range(start, min(start + wide, items)), range(first, min(first + deep, samples)))

@@ -14,18 +14,14 @@ from torch import Tensor, nn
 from gpattention import gp
 from gpattention.attention.projections import projected_together
 from gpattention.ops.layers import (
-    MOST_PROGRAMS,
     Added,
-    finish_sums,
     gather_and_sum,
     gather_and_sum_reference,
     gelu_linear,
     gelu_linear_reference,
-    programs,
     residual_norm,
     residual_norm_reference,
     seeded_dropout,
-    tile,
 )
 from tests.models.small_models import images, layer, sentences, text, vision
 
@@ -139,20 +135,6 @@ def test_a_program_takes_several_tiles_where_there_are_many(monkeypatch: pytest.
     monkeypatch.setattr("gpattention.ops.layers.MOST_PROGRAMS", 3)
     for problem in (norm((9, 5), 250, "added", 0.2), gelu((70,), 10, 4, 0.2), sums(450, 17)):
         problem.check()
-
-
-def test_tiles_cover_all_rows() -> None:
-    for rows, columns in ((1, 1), (6400, 128), (10**6, 1000), (7, 1024)):
-        height, width = tile(columns)
-        tiles, count = programs(rows, height)
-        assert width >= columns
-        assert (tiles - 1) * height < rows <= tiles * height
-        assert 1 <= count <= min(tiles, MOST_PROGRAMS)
-
-
-def test_partial_sums_keep_their_shape() -> None:
-    (partial,) = random((5, 3, 11))
-    torch.testing.assert_close(finish_sums(partial.to(DEVICE)).cpu(), partial.sum(0))
 
 
 @pytest.mark.parametrize("read", [0, 1], ids=["the stream alone", "what was normalised alone"])
