@@ -221,6 +221,7 @@ def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Ma
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
     text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
+    # in this order: whoever finds a config finds its weights
     write_atomically(folder / "model.safetensors", save(plain))
     write_atomically(folder / "config.json", text.encode())
     (folder / CONVERSION_FILE).unlink(missing_ok=True)

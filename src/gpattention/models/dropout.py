@@ -175,6 +175,7 @@ def item_masks(noise: ItemNoise, own: list[bool]) -> Hook:
             return None
         whole, rate = isinstance(dropout.module, _CHANNELS), dropout.rate
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole else tuple(x.shape)
+        # torch's own dropout has the batch's numbers, which change with how it is cut
         keep = noise.uniform(shape, torch.float32, x.device) >= rate  # [R, ...]
         return torch.where(keep, x / (1 - rate), 0.0) if rate < 1 else torch.zeros_like(x)
 

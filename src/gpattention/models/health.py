@@ -115,6 +115,7 @@ def _floor_share(attention: Attention, heads: Heads, posterior: Posterior | None
     if density is None or not isinstance(noise, Positive):
         return None
     above = -density.per_token().query - noise_floor(noise())  # [B, H] nats above the floor
+    # rounding may put a collapsed layer below its floor
     return float((-above.clamp_min(0)).exp().mean())
 
 
@@ -209,6 +210,7 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
     def correlation(variance: Tensor | None, padding: Tensor | None) -> float | None:
         if variance is None:
             return None
+        # SGPA has a variance for every channel
         variance = variance.mean(-1) if variance.ndim == 4 else variance  # [B, H, N]
         real = variance.shape[-1] if padding is None else (~padding).sum(-1).clamp_min(1).to(variance.device)
         return rank_correlation(variance.mean(1).sum(-1) / real, wrong)  # padded tokens have a variance of 0

@@ -52,7 +52,7 @@ class Items:
         forms = {(type(x), len(x) if isinstance(x, tuple) else None) for x in found}
         plain = not isinstance(first, bool | tuple | Tensor)
         if len(forms) > 1 or (plain and any(x != first for x in found)):
-            raise ValueError(f"expected parts of one {name}, got {[str(x)[:40] for x in found]}")
+            raise ValueError(f"expected parts with the same {name}, got {[str(x)[:40] for x in found]}")
         if isinstance(first, bool):  # of draws: all of them are
             return all(found)
         if isinstance(first, tuple):

@@ -212,12 +212,14 @@ def profile_temperature(logits: Tensor, labels: Tensor) -> TemperatureProfile:
         curve = temperature_curve(logits, labels)
         edge = math.log(LIMIT)
         grid = torch.linspace(-edge, edge, _GRID if len(logits) > 1 else 3, dtype=torch.float64).tolist()
+        # of one sample there is one minimum, which the two ends and 1 enclose
         best = least_of(curve, grid)
 
         def excess(x: float) -> float:
             """Above 0 outside the interval."""
             return 2 * len(labels) * (curve(x)[0] - lowest) - QUANTILE
 
+        # `excess` reads it when it is called, below
         lowest = curve(best)[0]
         places = sorted({*grid, best})
         ends = (_first_inside(excess, places), _first_inside(excess, places[::-1]))
@@ -229,6 +231,7 @@ def profile_temperature(logits: Tensor, labels: Tensor) -> TemperatureProfile:
 
 def temperature_curve(logits: Tensor, labels: Tensor) -> Curve:
     """Mean negative log-likelihood, and its slope, over the logarithm of the temperature."""
+    # no exponential overflows, however small the temperature
     behind = logits - logits.amax(-1, keepdim=True)  # [S, M, C] the most probable class at 0
     right = behind.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]  # [S, M]
 

@@ -243,6 +243,7 @@ def _see(watch: Watch, module: Attention, name: str, own: Handler, heads: Heads,
     log_variance = entropy = None
     if isinstance(answer, Posterior) and watch.wants_variance:
         log_variance = answer.log_variance  # [B, H, Q] or [B, H, Q, D]
+        # SGPA has one for every channel
         log_variance = log_variance.mean(-1) if log_variance.ndim == 4 else log_variance
     if compared is not None:
         q, k, dot = compared

@@ -134,6 +134,7 @@ class Block(nn.Module):
         """
         inducing = self.attention.inducing_tokens()  # [H, m, E]
         if inducing is not None and before is not None:
+            # they are tokens, and have been through the layer below as all tokens have
             options["inducing"] = self.norm(inducing + before.feed_forward(inducing, seed, site + 3))
         seeded = seed is not None and type(self.attention).forward is Attention.forward
         # third-party kinds need not know `finish`
@@ -373,11 +374,13 @@ class Transformer(nn.Module):
         check_draw(draw, samples)
         fused = are_fused(blocks, self.norm, need)
         dropouts = (module for module in self.modules() if isinstance(module, nn.Dropout))
+        # kernels mask by a seed; torch's generator draws it, so that `manual_seed` decides as ever
         if fused and seed is None and any(rate_of(dropout) > 0 for dropout in dropouts):
             seed = torch.randint(-(2**62), 2**62, (), device=self.norm.weight.device)
         stream, padding = self._stream(inputs, seed, fused=fused)
         layers, regularizers, before, parted = [], [], None, False
         for index, block in enumerate(blocks):
+            # until the first layer that draws, all samples are one computation
             parts = samples > 1 and not parted and block.attention.draws
             drawing = block.attention.draws  # of a layer without a posterior nothing of it is asked
             known = ("regularizer", "weights", *(("variance", "posterior") if drawing else ()))
@@ -403,6 +406,7 @@ class Transformer(nn.Module):
             layers.append(LayerOutput(attention.variance, attention.weights, attention.posterior, *states))
             regularizers += [] if attention.regularizer is None else [attention.regularizer]
             before = block
+        # what the last block left to be added is added here
         normed = stream.settle(self.norm, seed)[1] if fused else self.norm(stream.tokens)
         total = torch.stack(regularizers).sum() if regularizers else None
         return self.pool(normed, padding), tuple(layers), total
@@ -410,6 +414,7 @@ class Transformer(nn.Module):
     def _stream(self, inputs: Inputs, seed: Tensor | None, *, fused: bool) -> tuple[Stream, Tensor | None]:
         """The tokens that the first block reads, their last sum open if `fused`, and the padding mask."""
         own = type(self).embed is Transformer.embed
+        # an embedding of a subclass's own must be called, and so must a dropout that somebody watches
         unsummed = self._unsummed(inputs) if fused and own and _may_drop(self.dropout) else None
         if unsummed is not None:
             x, bias, positions, padding = unsummed

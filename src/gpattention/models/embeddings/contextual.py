@@ -166,6 +166,7 @@ class CachedEmbedding:
         """One [n_words, width] tensor per sentence."""
         check_sentences(sentences)
         files = [self.file(sentence) for sentence in sentences]
+        # by file: a sentence that comes twice is computed once
         missing = {file: s for file, s in zip(files, sentences, strict=True) if not file.exists()}
         self._compute(list(missing.items()))
         return [self._load(file, sentence) for file, sentence in zip(files, sentences, strict=True)]
