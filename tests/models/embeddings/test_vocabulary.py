@@ -178,6 +178,7 @@ test_refusals = refusals([
             (("4 0", *LINES), {}, "line 1: .*header, got '4 0'"),
             (("9" * 5000 + " 3", *LINES), {}, "line 1: .*header, got '999"),
             ((), {}, "an empty file"),
+            (("", *LINES), {}, "line 1: expected a word and its numbers"),
             (("4 3", *LINES), {"width": 5}, "line 1: .*width 5 in the header, got '4 3'"),
             ((*LINES,), {"width": 5}, "line 1: expected a word and 5 numbers"),
         )

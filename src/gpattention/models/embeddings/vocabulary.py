@@ -244,7 +244,7 @@ def _header(line: bytes, width: int | None, where: str) -> tuple[int | None, int
     fields = line.split()
     # A word and one number look the same, but only if vectors have one number.
     if len(fields) != 2 or width == 1 or not all(field.isdigit() for field in fields):
-        return None, width or len(fields) - 1
+        return None, width or max(len(fields) - 1, 0)
     # Python refuses to read numbers of thousands of digits, with a message of its own
     count, found = (int(field[:16]) for field in fields)
     if found < 1 or width not in (None, found) or count >= 10**15:
