@@ -42,18 +42,15 @@ def test_masks_of_other_seeds_and_sites_and_of_neighbours_are_unrelated() -> Non
     assert max(abs(float(share) - 0.5) for share in shares) < 4 * 0.5 / SHAPE.numel() ** 0.5
 
 
-def test_a_mask_does_not_depend_on_the_shape_but_on_the_place() -> None:
-    flat = keep_mask(torch.Size([60]), 0.3, seed(9), 2)
-    assert torch.equal(keep_mask(torch.Size([3, 4, 5]), 0.3, seed(9), 2).flatten(), flat)
-    assert torch.equal(keep_mask(torch.Size([7]), 0.3, seed(9), 2), flat[:7])
-
-
 def test_what_is_kept_is_scaled() -> None:
     x = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
     kept = keep_mask(x.shape, 0.2, seed(1), 1)
     torch.testing.assert_close(seeded_dropout(x, 0.2, seed(1), 1), torch.where(kept, x / 0.8, 0.0))
     assert seeded_dropout(x, 0.0, seed(1), 1) is x
     assert not bool(seeded_dropout(x, 1.0, seed(1), 1).any())
+    # a mask does not depend on the shape but on the place
+    assert torch.equal(keep_mask(torch.Size([5, 4, 30]), 0.2, seed(1), 1).view(20, 30), kept)
+    assert torch.equal(keep_mask(torch.Size([7]), 0.2, seed(1), 1), kept[0, :7])
 
 
 def test_modules_drop_by_themselves_without_a_seed_and_where_somebody_watches() -> None:

@@ -3,7 +3,6 @@
 import importlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import gpattention
 from gpattention import gp
 from gpattention.evaluation import MCDropout
 from gpattention.models import predict
-from gpattention.models.predict import VarianceMeans, collect, cut, evaluating, run_rows
+from gpattention.models.predict import VarianceMeans, run_rows, run_samples
 from gpattention.numerics import cholesky
 from tests.hosts.hosts import make
 from tests.models.graph_stand_in import stand_in
@@ -25,17 +24,32 @@ from tests.threads import Pause, paused
 
 running = importlib.import_module("gpattention.models.predict")  # the function has its name too
 IMAGES = normal(5, 3, 8, 8, seed=3, dtype=torch.float64)
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def row_by_row(model, inputs, samples: int, seed: int = 0, draw: str = "independent") -> torch.Tensor:
-    """[S, B, C] with one forward pass a row, which is how the draws are defined."""
+def row_by_row(model, inputs, samples: int, seed: int = 0, draw: str = "independent"):
+    """[S, B, C] with one forward pass a row, which is how the draws are defined, and the variances."""
 
     def forward(rows):
-        return model(rows.inputs, draw=draw, generator=rows.noise).logits
+        found = model(rows.inputs, draw=draw, generator=rows.noise, need=("logits", "variance"))
+        return found.logits, [layer.variance for layer in found.layers]
 
-    with evaluating(model):
-        options = {"samples": samples, "seed": seed, "batch_size": 1, "device": torch.device("cpu")}
-        return collect(lambda rows: (forward(rows), ()), inputs, **options)[0]
+    return run_samples(model, forward, inputs, samples=samples, seed=seed, batch_size=1)
+
+
+def check_rows(model, inputs, *, draw: str = "independent") -> None:
+    """However the rows are cut, draws and variances are those of rows alone."""
+    logits, variances = row_by_row(model, inputs, 3, 5, draw)
+    for batch_size in (1, 2, 7, None):
+        asked = {"samples": 3, "seed": 5, "draw": draw, "batch_size": batch_size, "variances": True}
+        found = predict(model, inputs, **asked)
+        assert_close(found.logits, logits, **CLOSE)
+        for a, b in zip(found.variances, variances, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                assert_close(a, b, **CLOSE)
+    if isinstance(inputs, torch.Tensor):
+        assert_close(predict(model, inputs[2:], first_item=2, **asked).logits, logits[:, 2:], **CLOSE)
 
 
 def failing_capture(monkeypatch, failure: Exception) -> list[bool]:
@@ -54,44 +68,23 @@ def failing_capture(monkeypatch, failure: Exception) -> list[bool]:
     return tried
 
 
-class TestCutting:
-    @pytest.mark.parametrize(
-        ("items", "samples", "batch"), [(1, 1, 1), (7, 3, 10), (7, 3, 2), (2, 5, 4), (4, 10, 40)]
-    )
-    def test_every_row_once_and_never_too_many(self, items: int, samples: int, batch: int) -> None:
-        chunks = list(cut(items, samples, batch))
-        seen = torch.zeros(samples, items, dtype=torch.long)
-        for chunk in chunks:
-            items, samples_of = chunk
-            seen[samples_of.start : samples_of.stop, items.start : items.stop] += 1
-            assert len(items) * len(samples_of) <= batch
-        assert torch.equal(seen, torch.ones_like(seen))
-
-    def test_samples_stay_together_where_they_fit(self) -> None:
-        assert list(cut(5, 3, 8)) == [(range(i, min(i + 2, 5)), range(3)) for i in (0, 2, 4)]
-
-
 class TestDraws:
     @pytest.mark.parametrize("stack", [s for s in STACKS if set(s) & set(DRAWING)], ids="-".join)
     @pytest.mark.parametrize("draw", ["independent", "joint"])
     def test_are_those_of_rows(self, stack: tuple[str, ...], draw) -> None:
-        model = vision(*stack)
-        found = predict(model, IMAGES, samples=3, seed=5, draw=draw, batch_size=7).logits
-        torch.testing.assert_close(found, row_by_row(model, IMAGES, 3, 5, draw), rtol=1e-9, atol=1e-9)
+        check_rows(vision(*stack), IMAGES, draw=draw)
 
     def test_of_padded_text(self) -> None:
         words = torch.randint(1, 20, (4, 9), generator=seeded(0))
         inputs = {"tokens": words, "padding_mask": torch.arange(9) >= torch.tensor([[9], [3], [5], [1]])}
         inputs["contextual"] = normal(4, 9, 4, dtype=torch.float64)
-        model = text("softmax", "cgp", contextual_width=4)
-        found = predict(model, inputs, samples=3, batch_size=6).logits
-        torch.testing.assert_close(found, row_by_row(model, inputs, 3), rtol=1e-9, atol=1e-9)
+        check_rows(text("softmax", "cgp", contextual_width=4), inputs)
 
     def test_variances_before_the_samples_part_count_once_for_all(self) -> None:
         model = vision("cgp", "softmax", "scgp", depth=3)
         found = predict(model, IMAGES, samples=3, variances=True).variances
         first = predict(model, IMAGES, samples=0, variances=True).variances
-        torch.testing.assert_close(found[0], first[0], rtol=1e-9, atol=1e-12)
+        assert_close(found[0], first[0], rtol=1e-9, atol=1e-12)
         assert found[1] is None
         assert found[2].shape == first[2].shape
         with pytest.raises(ValueError, match="none of the model's 2 layers has a variance"):
@@ -103,8 +96,10 @@ class TestDraws:
         monkeypatch.setattr(
             model.blocks[0].attention, "forward", lambda x, **o: (rows.append(len(x)), forward(x, **o))[1]
         )
-        predict(model, IMAGES, samples=4, batch_size=8)
-        assert rows == [2, 2, 1]
+        for batch_size, expected in ((8, [2, 2, 1]), (4, [1] * 5), (3, [1] * 10), (100, [5])):
+            predict(model, IMAGES, samples=4, batch_size=batch_size)
+            assert rows == expected
+            rows.clear()
 
 
 class TestReplays:
@@ -117,9 +112,9 @@ class TestReplays:
         found = predict(
             model, images, samples=samples, batch_size=batch_size, variances=True, capture=True
         )  # fmt: skip
-        torch.testing.assert_close(found.logits, plain.logits, rtol=1e-12, atol=1e-12)
+        assert_close(found.logits, plain.logits, rtol=1e-12, atol=1e-12)
         for a, b in zip(found.variances, plain.variances, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            assert_close(a, b, rtol=1e-12, atol=1e-12)
         assert [tape.replays > 0 for tape in tapes] == [True]
 
     def test_are_made_where_starting_kernels_takes_the_time(self, monkeypatch) -> None:
@@ -182,32 +177,23 @@ class TestReplays:
             predict(vision("direct"), IMAGES, samples=3, batch_size=3, capture=capture)
         assert raised.value is failure
 
-    def test_where_they_are_allowed(self, monkeypatch) -> None:
-        refusal = running.why_not_captured
-        model, gpu = vision("cgp"), torch.device("cuda")
+    def test_where_they_are_refused(self, monkeypatch) -> None:
+        refusal, model, gpu = running.why_not_captured, vision("cgp"), torch.device("cuda")
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        assert "computes on cpu" in refusal(model, torch.device("cpu"))
         assert refusal(model, gpu) is None
         handle = model.norm.register_forward_hook(lambda *_: None)
         assert refusal(model, gpu).startswith("norm has forward hooks")
         handle.remove()
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "is_autocast_enabled", lambda _: True)
-            assert "autocast is on" in refusal(model, gpu)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert "captured already" in refusal(model, gpu)
-
-    @pytest.mark.parametrize(
-        ("model", "inputs", "reason"),
-        [
-            (vision("cgp"), IMAGES, "it computes on cpu, and only CUDA has graphs"),
+        for module, name in ((torch, "is_autocast_enabled"), (torch.cuda, "is_current_stream_capturing")):
+            monkeypatch.setattr(module, name, lambda *_: True)
+            assert ("autocast" in refusal(model, gpu)) == (module is torch)
+            monkeypatch.setattr(module, name, lambda *_: False)
+        for other, inputs, reason in (
+            (model, IMAGES, "it computes on cpu, and only CUDA has graphs"),
             (StubModel(), normal(4, 5), "its forward pass does not take samples"),
-        ],
-        ids=["transformer", "row by row"],
-    )
-    def test_insisting_on_them_where_there_are_none_is_refused(self, model, inputs, reason: str) -> None:
-        with pytest.raises(ValueError, match=f"expected capture=None or False .* got True: {reason}"):
-            predict(model, inputs, samples=2, capture=True)
+        ):
+            with pytest.raises(ValueError, match=rf"capture=None or False .* got True: {reason}"):
+                predict(other, inputs, samples=2, capture=True)
 
 
 class TestFailures:
@@ -246,11 +232,11 @@ def test_replays_on_a_gpu(kind: str) -> None:
     images = normal(67, 3, 8, 8, seed=1)
     plain = predict(model, images.cuda(), samples=4, batch_size=16, capture=False, variances=model.draws)
     found = predict(model, images.cuda(), samples=4, batch_size=16, capture=True, variances=model.draws)
-    torch.testing.assert_close(found.logits, plain.logits, rtol=1e-5, atol=1e-5)
+    assert_close(found.logits, plain.logits, rtol=1e-5, atol=1e-5)
     with torch.autocast("cuda"), pytest.raises(ValueError, match="got True: autocast is on"):
         predict(model, images.cuda(), samples=4, capture=True)
     slow = predict(model.cpu(), images, samples=4)
-    torch.testing.assert_close(found.logits.cpu(), slow.logits, rtol=1e-3, atol=1e-3)
+    assert_close(found.logits.cpu(), slow.logits, rtol=1e-3, atol=1e-3)
     assert sum(gp.health().values()) == 0
 
 
@@ -265,25 +251,6 @@ def test_other_inputs_are_refused(inputs: Any) -> None:
     for call in (model.predict, handle.predict, handle.variances, handle.process_mean):
         with pytest.raises(ValueError, match=f"inputs to be a tensor .*, got {type(inputs).__name__}$"):
             call(inputs)
-
-
-@pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that would take 5 rows and has memory for 2."""
-    monkeypatch.setitem(running.ROWS, "cpu", 5)
-    monkeypatch.setattr(running, "FEWER", 2)
-
-
-def limited(forward: Callable[..., Any], seen: list[int]) -> Callable[..., Any]:
-    """The forward pass for at most 2 rows."""
-
-    def limit(x: Any, *arguments: Any, **options: Any) -> Any:
-        seen.append(len(x))
-        if len(x) > 2:
-            raise torch.OutOfMemoryError
-        return forward(x, *arguments, **options)
-
-    return limit
 
 
 def test_fewer_are_tried_once_and_only_where_nobody_asked() -> None:
@@ -301,40 +268,27 @@ def test_fewer_are_tried_once_and_only_where_nobody_asked() -> None:
         assert tried == expected
 
 
-@pytest.mark.usefixtures("small_memory")
-class TestMemoryThatDoesNotSuffice:
-    def test_of_any_classifier(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model, x, seen = StubModel(), normal(4, 5), []
-        asked = {"samples": 3, "variances": True}
-        whole = predict(model, x, batch_size=100, **asked)
-        monkeypatch.setattr(model, "forward", limited(model.forward, seen))
-        found = predict(model, x, **asked)
-        assert seen == [5, *[2] * 6]
-        torch.testing.assert_close(found.logits, whole.logits)
-        torch.testing.assert_close(found.variances[1], whole.variances[1])
-        with pytest.raises(torch.OutOfMemoryError):
-            predict(model, x, batch_size=3, **asked)
+def test_fewer_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that would take 5 rows and has memory for 2."""
+    monkeypatch.setitem(running.ROWS, "cpu", 5)
+    monkeypatch.setattr(running, "FEWER", 2)
+    model, x, seen = StubModel(), normal(4, 5), []
+    asked = {"samples": 3, "variances": True}
+    whole, forward = predict(model, x, batch_size=100, **asked), model.forward
 
-    def test_of_hosts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for way in ("attach", "convert"):
-            host, seen = make("encoder"), []
-            handle = gpattention.attach(host.model) if way == "attach" else None
-            model = host.model if handle else gpattention.convert(host.model)
-            call = (
-                handle.predict if handle else lambda *a, model=model, **o: gpattention.predict(model, *a, **o)
-            )
-            whole = call(host.inputs, samples=2, variances=True, batch_size=100)
-            monkeypatch.setattr(model, "forward", limited(model.forward, seen))
-            found = call(host.inputs, samples=2, variances=True)
-            assert (seen[0], max(seen[1:])) == (5, 2)
-            torch.testing.assert_close(found.logits, whole.logits)
-            for mine, theirs in zip(found.variances, whole.variances, strict=True):
-                torch.testing.assert_close(mine, theirs)
-            if handle:
-                for mine, theirs in zip(
-                    handle.variances(host.inputs), handle.variances(host.inputs, batch_size=2), strict=True
-                ):
-                    assert torch.equal(mine, theirs)
+    def limited(x: torch.Tensor, **options: Any) -> Any:
+        seen.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError
+        return forward(x, **options)
+
+    monkeypatch.setattr(model, "forward", limited)
+    found = predict(model, x, **asked)
+    assert seen == [5, *[2] * 6]
+    assert_close(found.logits, whole.logits)
+    assert_close(found.variances[1], whole.variances[1])
+    with pytest.raises(torch.OutOfMemoryError):
+        predict(model, x, batch_size=3, **asked)
 
 
 def test_half_precision_is_summed_in_single_and_double_stays() -> None:
@@ -347,7 +301,6 @@ def test_half_precision_is_summed_in_single_and_double_stays() -> None:
 
 
 SHORT, LONG = (sentences(6, 3, 5, to=length) for length in (6, 9))
-CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 @pytest.mark.parametrize("draw", ["independent", "joint"])

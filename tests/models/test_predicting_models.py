@@ -9,43 +9,21 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from gpattention import gp
-from gpattention.models import Prediction, Transformer
-from tests.models.small_models import DRAWING, KINDS, MIXES, STACKS, images, seeded, sentences, text, vision
+from gpattention.models import Transformer
+from tests.models.small_models import DRAWING, KINDS, STACKS, images, seeded, sentences, text, vision
+from tests.threads import state_of
 
 X = images(5, dtype=torch.float32)
 WORDS = sentences(6, 3, 5, 2, 6)
-EPSILON = 1e-6  # float32 sums of a batch and of its parts differ in their last bits
 both_models = pytest.mark.parametrize("make", [vision, text])
 every_stack = pytest.mark.parametrize("stack", STACKS, ids="+".join)
-drawing_stacks = pytest.mark.parametrize("stack", [*((kind,) for kind in DRAWING), *MIXES], ids="+".join)
 
 
 def inputs_of(make: Any) -> Tensor:
     return X if make is vision else WORDS
 
 
-def same(a: Prediction, b: Prediction, tolerance: float = EPSILON) -> None:
-    assert a.logits.shape == b.logits.shape
-    assert_close(a.probs, b.probs, rtol=0, atol=tolerance)
-    for ours, theirs in zip(a.variances or (), b.variances or (), strict=True):
-        assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
 class TestPredict:
-    @both_models
-    @drawing_stacks
-    def test_chunks_change_nothing(self, make: Any, stack: tuple[str, ...]) -> None:
-        model, inputs = make(*stack, dtype=torch.float32), inputs_of(make)
-        whole = model.predict(inputs, samples=3, seed=4, variances=True)
-        assert (whole.samples, len(whole), whole.classes) == (3, 5, 3)
-        assert whole.mutual_information.min().item() > 0
-        for batch_size in (1, 2, 4, 7):
-            same(model.predict(inputs, samples=3, seed=4, variances=True, batch_size=batch_size), whole)
-        for first, last in ((0, 2), (2, 5), (4, 5)):
-            part = model.predict(inputs[first:last], samples=3, seed=4, first_item=first, variances=True)
-            same(part, whole[first:last])
-        assert (model.predict(inputs, samples=3, seed=5).probs - whole.probs).abs().max().item() > 1e-3
-
     @both_models
     @every_stack
     def test_no_samples_is_the_mean_pass(self, make: Any, stack: tuple[str, ...]) -> None:
@@ -65,18 +43,14 @@ class TestPredict:
     def test_nothing_is_left_behind(self, samples: int) -> None:
         model = vision("cgp", "softmax", "sgpa", dropout=0.5, dtype=torch.float32).train()
         model.blocks[1].eval()
-        modes = [module.training for module in model.modules()]
-        torch.manual_seed(3)
-        state = torch.get_rng_state()
+        before = state_of(model)  # random numbers too
         found = model.predict(X, samples=samples)
-        assert torch.equal(torch.get_rng_state(), state)
-        assert [module.training for module in model.modules()] == modes
+        with pytest.raises(ValueError, match="expected images of shape"):
+            model.predict(X[:, :2], samples=samples)
+        assert state_of(model) == before
         assert not found.logits.requires_grad
         (found.logits * torch.ones(3, requires_grad=True)).sum().backward()  # no inference tensors
         assert [name for name, p in model.named_parameters() if p.grad is not None] == []
-        with pytest.raises(ValueError, match="expected images of shape"):
-            model.predict(X[:, :2], samples=samples)
-        assert [module.training for module in model.modules()] == modes
 
 
 class Logits(nn.Module):

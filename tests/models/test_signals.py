@@ -15,6 +15,7 @@ from gpattention.evaluation.last_layers import extract_features
 from gpattention.models import Signals, TextTransformer
 from tests.models.small_models import KINDS, attentions, images, layer, sentences, text, vision
 from tests.oracles.signals import entropy
+from tests.refusals import refusals
 from tests.threads import at_once
 
 NAMES = ("blocks.0 head 0", "blocks.0 head 1", "blocks.1 head 0")
@@ -34,66 +35,58 @@ def some(items: int, length: int = 4, *, seed: int = 0) -> Signals:
     )  # fmt: skip
 
 
-def equal(a: Signals, b: Signals) -> bool:
+def same(a: Signals, b: Signals, tolerance: float = 0.0) -> None:
     x, y = a.to_dict(), b.to_dict()
-    return all(torch.equal(x[n], y[n]) if isinstance(x[n], torch.Tensor) else x[n] == y[n] for n in x)
+    for name, found in x.items():
+        if isinstance(found, Tensor):
+            assert_close(found, y[name], atol=tolerance, rtol=0)
+        else:
+            assert found == y[name]
 
 
 def test_items_are_taken_and_joined() -> None:
     whole = some(7)
-    assert len(whole) == 7
     parts = [whole[:2], whole[torch.tensor([2, 3])], whole[4], whole[torch.arange(7) > 4]]
     assert [len(part) for part in parts] == [2, 2, 1, 2]
-    assert equal(Signals.cat(parts), whole)
-    assert equal(Signals(**whole.to_dict()), whole)
-    assert equal(whole.to("cpu"), whole)
+    same(Signals.cat(parts), whole)
+    same(Signals(**whole.to_dict()), whole.to("cpu"))
     assert torch.equal(whole[-1].logits, whole.logits[6:])
-    with pytest.raises(IndexError, match="below 7, got 7"):
-        whole[7]
-
-
-def test_joined_per_token_signals_are_padded() -> None:
-    short, long = some(2, 3), some(3, 6, seed=1)
-    joined = Signals.cat([short, long])
-    assert joined.token_mask.shape == (5, 6)
+    longer = some(3, 6, seed=1)
+    joined = Signals.cat([whole, longer])  # what is said of tokens is padded
     assert torch.equal(joined.token_mask.sum(-1), joined.tokens)
-    assert torch.equal(joined.token_variance[:2, :3], short.token_variance)
-    assert not joined.token_variance[:2, 3:].any()
-    assert torch.equal(joined.token_attention_entropy[2:], long.token_attention_entropy)
+    assert torch.equal(joined.token_variance[:7, :4], whole.token_variance)
+    assert not joined.token_variance[:7, 4:].any()
+    assert torch.equal(joined.token_attention_entropy[7:], longer.token_attention_entropy)
 
 
-@pytest.mark.parametrize(("field", "value", "message"), [
-    ("logits", None, "expected logits to be a tensor"),
-    (
-        "logits",
-        torch.zeros(2, 2),
-        r"expected logits to be floating-point of shape \[3, any\], got \(2, 2\)",
-    ),
-    ("features", torch.zeros(3, dtype=torch.int64), "expected features to be floating"),
-    ("variance", torch.zeros(3, 2), r"variance .*\[3, 3\], got \(3, 2\)"),
-    ("attention_entropy", torch.zeros(3, 3), r"attention_entropy .*\[3, 2\]"),
-    ("attention_entropy", [1.0], "attention_entropy to be a tensor, got list"),
-    ("tokens", torch.zeros(3), "tokens to be int64"),
-    ("token_mask", None, "token_mask to be given beside token_variance"),
-    ("token_mask", torch.zeros(3, 4), "token_mask to be bool"),
-    ("token_variance", torch.zeros(3, 5, 3), r"token_variance .*\[3, 4, 3\]"),
+def put(**change: Any) -> Signals:
+    return replace(some(3), **change)
+
+
+test_refusals = refusals([
+    (lambda: put(logits=None), "logits", "got NoneType"),
+    (lambda: put(logits=torch.zeros(2, 2)), "logits", r"\[3, any\], got \(2, 2\)"),
+    (lambda: put(features=torch.zeros(3, dtype=torch.int64)), "features to be floating", "int64"),
+    (lambda: put(variance=torch.zeros(3, 2)), "variance", r"\[3, 3\], got \(3, 2\)"),
+    (lambda: put(attention_entropy=torch.zeros(3, 3)), "attention_entropy", r"\[3, 2\]"),
+    (lambda: put(attention_entropy=[1.0]), "attention_entropy", "got list"),
+    (lambda: put(tokens=torch.zeros(3)), "tokens to be torch.int64", "float32"),
+    (lambda: put(token_mask=None), "token_mask", "token_variance"),
+    (lambda: put(token_mask=torch.zeros(3, 4)), "token_mask to be torch.bool", "float32"),
+    (lambda: put(token_variance=torch.zeros(3, 5, 3)), "token_variance", r"\[3, 4, 3\]"),
+    (lambda: Signals.cat([]), "Signals", "got none"),
+    (lambda: Signals.cat([some(3), put(variance=None, token_variance=None)]), "variance", "None"),
+    (lambda: Signals.cat([some(3), put(sites=("a", "b", "c"))]), "sites", "'a'"),
+    (lambda: Signals.cat([some(3), put(features=torch.zeros(3, 4))]), "features", r"\(4,\), \(5,\)"),
+    (lambda: text("cgp").signals("words"), "inputs", "got str"),
+    (lambda: text("cgp").signals(3), "inputs", "got int"),
+    (lambda: text("cgp").signals([3]), "batches", "got int"),
+    (lambda: text("cgp").signals([]), "Signals", "got none"),
 ])  # fmt: skip
-def test_refusals(field: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(some(3), **{field: value})
-
-
-def test_parts_that_do_not_join() -> None:
-    whole = some(3)
-    with pytest.raises(ValueError, match="at least one part"):
-        Signals.cat([])
-    with pytest.raises(ValueError, match="same sites and kinds"):
-        Signals.cat([whole, replace(whole, variance=None)])
-    with pytest.raises(ValueError, match="features of one width"):
-        Signals.cat([whole, replace(whole, features=torch.zeros(3, 4))])
 
 
 LENGTHS = (6, 3, 5)
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 VARIANTS = {kind: layer(kind) for kind in KINDS}
 for kind in ("cgp", "direct", "kernel", "scgp"):
     VARIANTS[f"{kind} unnormalised"] = layer(kind, normalize="none")
@@ -103,16 +96,6 @@ for kernel in ("ard_rbf", "exp_dot"):
     VARIANTS[f"kernel {kernel}"] = layer("kernel", kernel=kernel)
     VARIANTS[f"sgpa {kernel}"] = layer("sgpa", kernel=kernel)
 every_variant = pytest.mark.parametrize("name", VARIANTS)
-
-
-def same(a: Signals, b: Signals, tolerance: float = 0.0) -> None:
-    x, y = a.to_dict(), b.to_dict()
-    assert (x["sites"], x["entropy_sites"]) == (y["sites"], y["entropy_sites"])
-    for name, found in x.items():
-        if isinstance(found, Tensor):
-            assert_close(found, y[name], atol=tolerance, rtol=0)
-        else:
-            assert found == y[name]
 
 
 def attended(model: TextTransformer, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -176,31 +159,21 @@ def test_profiles_are_those_of_the_definition(name: str) -> None:
 
 
 @every_variant
-def test_padding_changes_nothing(name: str) -> None:
-    model = text(VARIANTS[name], dtype=torch.float32)
+def test_padding_changes_nothing_and_profiles_are_means_of_tokens(name: str) -> None:
+    model = text(VARIANTS[name])
     short, long = (model.signals(sentences(*LENGTHS, to=to), per_token=True) for to in (6, 9))
-    for field in ("logits", "features", "variance", "attention_entropy", "tokens"):
-        assert_close(getattr(short, field), getattr(long, field), atol=1e-5, rtol=0)
-    for field in ("token_mask", "token_variance", "token_attention_entropy"):
-        a, b = getattr(short, field), getattr(long, field)
-        assert (a is None) == (b is None)
-        if a is not None:
-            assert_close(a, b[:, :6], atol=1e-5, rtol=0)
-            assert not b[:, 6:].any()
-
-
-@every_variant
-def test_means_of_tokens_are_the_profile(name: str) -> None:
-    found = text(VARIANTS[name]).signals(sentences(*LENGTHS), per_token=True)
-    assert found.token_mask is not None
-    assert torch.equal(found.token_mask, torch.arange(6) < found.tokens[:, None])
-    for profile, tokens in (
-        (found.variance, found.token_variance),
-        (found.attention_entropy, found.token_attention_entropy),
-    ):
-        assert (profile is None) == (tokens is None)
-        if profile is not None and tokens is not None:
-            assert_close(tokens.sum(1) / found.tokens[:, None], profile)
+    assert torch.equal(short.token_mask, torch.arange(6) < short.tokens[:, None])
+    for field in ("logits", "features", "tokens"):
+        assert_close(getattr(long, field), getattr(short, field), **CLOSE)
+    for field in ("variance", "attention_entropy"):
+        profile, tokens, padded = (getattr(*x) for x in (
+            (short, field), (short, f"token_{field}"), (long, f"token_{field}")
+        ))  # fmt: skip
+        assert (profile is None) == (tokens is None) == (padded is None)
+        if profile is not None:
+            assert_close(tokens.sum(1) / short.tokens[:, None], profile, **CLOSE)
+            assert_close(padded[:, :6], tokens, **CLOSE)
+            assert not padded[:, 6:].any()
 
 
 def test_mixed_layers_and_images() -> None:
@@ -222,27 +195,12 @@ def test_batches_and_loaders() -> None:
     labels = torch.arange(7)
     for loader in (
         [inputs[:4], inputs[4:]],
-        [(inputs[:4], labels[:4]), (inputs[4:], labels[4:])],
         ({"tokens": x, "labels": labels[: len(x)]} for x in (inputs[:4], inputs[4:])),
         torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=2),
     ):
         same(model.signals(loader, per_token=True), whole, 1e-9)
     lengths = [sentences(6, 3), sentences(2, 2, to=3)]  # of different lengths
     assert len(model.signals(lengths, per_token=True)) == 4
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ("words", "loader of them, got str"),
-        (3, "got int"),
-        ([3], "batches of tensors"),
-        ([], "at least one part"),
-    ],
-)
-def test_other_inputs_are_refused(inputs: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        text("cgp").signals(inputs)
 
 
 def test_mode_and_weights_are_left_alone() -> None:

@@ -17,12 +17,12 @@ from tests.models.small_models import (
     STACKS,
     attentions,
     images,
-    layer,
     seeded,
     sentences,
     text,
     vision,
 )
+from tests.refusals import refusals
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_drawing_kind = pytest.mark.parametrize("kind", DRAWING)
@@ -50,34 +50,6 @@ class TestPaperSizes:
             rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
             assert rates == [0.1] * (1 + 2 * depth)
             assert model(inputs).logits.shape == (len(inputs), model.config.classes)
-
-    @every_kind
-    def test_parameter_counts(self, kind: str) -> None:
-        E, H = 128, 4
-        around = (3 * 16 * E + E) + 64 * E + E + 2 * E + (10 * E + 10)
-        block = 2 * 2 * E + 2 * linear(E) + attention_parameters(kind, E, H)
-        assert parameters(VisionTransformer(VisionConfig(attention=kind))) == around + 5 * block
-        E = 256
-        around = 10_000 * 128 + (128 * E + E) + 128 * E + 2 * E + (2 * E + 2)
-        block = 2 * 2 * E + 2 * linear(E) + attention_parameters(kind, E, H)
-        assert parameters(TextTransformer(TextConfig(attention=kind))) == around + 2 * block
-
-
-def linear(width: int) -> int:
-    return width * width + width
-
-
-def attention_parameters(kind: str, E: int, H: int) -> int:
-    """With 32 inducing inputs where the kind has them."""
-    m, D = 32, E // H
-    projections = {"cgp": 5, "scgp": 5, "sgpa": 3}.get(kind, 4) * linear(E)
-    scales = 2 * H if kind in ("cgp", "direct", "scgp", "softmax-gp") else 0  # noise and prior scale
-    inducing = {"scgp": H * m * D, "sgpa": H * m * E + H * m * D + H * D * m * m + H * D * m}.get(kind, 0)
-    return projections + scales + inducing
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class TestComputation:
@@ -124,23 +96,17 @@ class TestComputation:
         assert_close(model.head(model.features(inputs)), expected)
         assert (output.regularizer, len(output.layers)) == (None, len(model.blocks))
 
-    def test_sequence_pooling(self) -> None:
-        model, tokens = vision(), torch.randn(2, 4, 16, generator=seeded(7), dtype=torch.float64)
-        for b in range(2):
-            score = [(model.attend.weight[0] @ t).item() for t in tokens[b]]
-            total = sum(math.exp(s) for s in score)
-            expected = sum(math.exp(s) / total * t for s, t in zip(score, tokens[b], strict=True))
-            assert_close(model.pool(tokens, None)[b], expected)
-
-    def test_mean_over_real_words(self) -> None:
-        model, tokens = text(), torch.randn(3, 6, 16, generator=seeded(7), dtype=torch.float64)
+    def test_pooling(self) -> None:
+        images_of, words_of = vision(), text()
+        tokens = torch.randn(3, 6, 16, generator=seeded(7), dtype=torch.float64)
+        scores = torch.exp(tokens @ images_of.attend.weight[0])[..., None]  # [B, N, 1]
+        assert_close(images_of.pool(tokens, None), (scores * tokens).sum(1) / scores.sum(1))
         padding = PADDED == 0
         padding[2] = True  # nothing real: the mean is zero
-        found = model.pool(torch.where(padding[..., None], math.nan, tokens), padding)
-        assert_close(
-            found, torch.stack([tokens[0].mean(0), tokens[1, :3].mean(0), torch.zeros_like(found[2])])
-        )
-        assert_close(model.pool(tokens, None), tokens.mean(1))
+        found = words_of.pool(torch.where(padding[..., None], math.nan, tokens), padding)
+        rows = [tokens[0].mean(0), tokens[1, :3].mean(0), torch.zeros_like(found[2])]
+        assert_close(found, torch.stack(rows))
+        assert_close(words_of.pool(tokens, None), tokens.mean(1))
 
     @every_kind
     def test_dropout_only_in_training(self, kind: str) -> None:
@@ -194,17 +160,41 @@ class TestDraws:
                     a = a if len(a) == 12 else a.repeat(4, *[1] * (a.ndim - 1))
                     assert_close(a, b)
 
-    def test_distribution_of_the_samples(self) -> None:
-        model, S = vision(attention=layer("cgp"), depth=1), 4000
-        mean = model(images(1), need=("tokens", "variance")).layers[0]
-        drawn = model(images(1), draw="independent", samples=S, generator=seeded(0), need=("tokens",))
-        attended = drawn.layers[0].attended  # [S, N, E]
-        weight = model.blocks[0].attention.output.weight.square().unflatten(1, (2, 8)).sum(-1)  # [E, H]
-        variance = mean.variance[0].T @ weight.T  # [N, E]
-        error = (attended.mean(0) - mean.attended[0]) / (variance / S).sqrt()
-        assert error.abs().max().item() < 4.5  # of 64 standard normal numbers
-        ratio = attended.var(0) / variance
-        assert (ratio - 1).abs().max().item() < 4.5 * math.sqrt(2 / S)
+
+class TestNeed:
+    @every_stack
+    def test_only_what_was_asked(self, stack: tuple[str, ...]) -> None:
+        model = text(*stack)
+        fields = ("variance", "weights", "posterior", "attended", "tokens")
+        for asked in ("logits", "regularizer", "variance", "weights", "posterior", "tokens"):
+            output = model(PADDED, need=("logits", asked))
+            assert (output.regularizer is None) == (asked != "regularizer")
+            for attention, layer in zip(attentions(model), output.layers, strict=True):
+                expected = {"tokens": {"tokens", "attended"}}.get(asked, {asked})
+                if not attention.draws:
+                    expected = expected - {"variance", "posterior"}
+                assert {name for name in fields if getattr(layer, name) is not None} == expected & set(fields)
+                channels = (8,) if attention.kind == "sgpa" else ()
+                shapes = {"variance": (3, 2, 6, *channels), "weights": (3, 2, 6, 6), "tokens": (3, 6, 16)}
+                for name in expected & set(shapes):
+                    assert getattr(layer, name).shape == shapes[name]
+
+    @every_stack
+    def test_regularizer_sums_layers_divided_by_heads_words_and_width(self, stack: tuple[str, ...]) -> None:
+        model, parts = text(*stack), []
+
+        def by_hand(attention: Any, args: Any, kwargs: Any) -> None:
+            given = (kwargs["key_padding_mask"], None, kwargs.get("inducing"))
+            heads, _ = attention._heads(args[0], None, None, *given)
+            if attention.regularizer != "none":
+                total = attention._regularizer(heads, attention._posterior(heads), None)
+                parts.append(total.expand(3, 2).sum() / (2 * 14 * 8))  # [B, H]
+
+        for attention in attentions(model):
+            attention.register_forward_pre_hook(by_hand, with_kwargs=True)
+        found = model(PADDED, need=("logits", "regularizer")).regularizer
+        assert len(parts) == sum(attention.regularizer != "none" for attention in attentions(model))
+        assert_close(found, sum(parts, torch.zeros((), dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("regularizer", [False, True])
@@ -225,3 +215,39 @@ def test_shapes_without_values(stack: tuple[str, ...], regularizer: bool) -> Non
             assert found.logits.is_meta
             assert (found.logits.shape, found.logits.dtype) == (expected.logits.shape, expected.logits.dtype)
             (found.logits.sum() + (found.regularizer if regularizer else 0.0)).backward()
+
+
+X = images()
+
+
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32, torch.float64])
+def test_images_come_in_the_type_of_the_weights(weights: torch.dtype) -> None:
+    """A run with --precision 64-true leaves a model of float64, and its data are float32."""
+    model = vision("cgp").to(weights).eval()
+    expected = model(X.to(weights)).logits
+    for given in (torch.float32, torch.float64):
+        found = model(X.float().to(given)).logits
+        assert found.dtype == weights
+        assert_close(found, expected, atol=1e-2 if weights == torch.float16 else 1e-5, rtol=0)
+
+
+CONTEXTUAL = torch.zeros(3, 6, 4, dtype=torch.float64)
+test_refusals = refusals([
+    (lambda: vision()(X[:, :2]), "images", r"\['B', 3, 8, 8\], got \(3, 2, 8, 8\)"),
+    (lambda: vision()({"images": X}), "images", "got dict"),
+    (lambda: vision()(X.byte()), "images", "got torch.uint8"),
+    (lambda: vision()(X, need=("logits", "entropy")), "need", "got 'entropy'"),
+    (lambda: vision()(X, need="logits"), "need", "got the text 'logits'"),
+    (lambda: vision()(X, draw="both"), "draw", "got 'both'"),
+    (lambda: vision()(X, samples=0, draw="joint"), "samples", "got 0"),
+    (lambda: vision("softmax")(X, samples=3), "samples=3", "draw"),
+    (lambda: vision("softmax")(X, draw="joint"), "draw='joint'", "softmax"),
+    (lambda: text()(sentences(4, to=10)), "max_length=9", "got 10"),
+    (lambda: text()(PADDED[0]), r"tokens \[B, N\]", r"got \(6,\) torch.int64"),
+    (lambda: text()(PADDED + 1000), "tokens from 0 to 19", "got 10"),
+    (lambda: text()({"words": PADDED}), "'tokens'", r"got \['words'\]"),
+    (lambda: text()({"tokens": PADDED, "contextual": CONTEXTUAL}), "contextual", r"got \(3, 6, 4\)"),
+    (lambda: text(contextual_width=4)(PADDED), "contextual", r"\(3, 6, 4\), got None"),
+    (lambda: text()({"tokens": PADDED, "padding_mask": PADDED}), "padding_mask", "torch.int64"),
+    (lambda: text()({"tokens": PADDED, "padding_mask": PADDED[:, 1:] == 0}), "padding_mask", r"\(3, 5\)"),
+])  # fmt: skip

@@ -5,7 +5,7 @@ A model's folder holds `config.json` and `model.safetensors`, whole or not at al
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,11 @@ from gpattention.files import make_folder, read_object, write_atomically
 FORMAT_VERSION = 1
 MAX_DEPTH = 10_000
 CONVERSION_FILE = "conversion.json"  # written beside the two by whoever converts a model's attention
+
+
+def _paired(x: Any) -> Any:
+    """JSON knows no tuples: a pair is a pair however it was written."""
+    return tuple(map(plain, x)) if isinstance(x, list | tuple) else plain(x)
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,7 @@ class AttentionConfig:
         taken = {"embed_dim", "num_heads", "dropout", "batch_first", "device", "dtype"} & set(self.options)
         if taken:
             raise ValueError(f"the model sets {', '.join(sorted(taken))} itself: leave it out of the options")
-        # JSON knows no tuples: a pair is a pair however it was written
-        options = {
-            name: tuple(map(plain, x)) if isinstance(x, list | tuple) else plain(x)
-            for name, x in self.options.items()
-        }
-        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "options", {name: _paired(x) for name, x in self.options.items()})
 
     @property
     def regularizer(self) -> str:
@@ -104,6 +104,7 @@ class TransformerConfig:
         count = embedding + self.depth * block + (self.classes + 2) * width + self.classes
         what = f"{type(self).__name__} of width {width}, depth {self.depth}"
         check_parameters(count, what)
+        # building attention to count it takes time, so that only what may be too large is counted exactly
         if count + sum(most_parameters(width, self.heads, a.options) for a in self.layers) > MAX_PARAMETERS:
             sizes = {
                 text: count_parameters(attention_class(a.kind), width, self.heads, a.options)
@@ -121,9 +122,7 @@ class TransformerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        plain["attention"] = [{"kind": a.kind, "options": dict(a.options)} for a in self.layers]
-        return {name: list(x) if isinstance(x, tuple) else x for name, x in plain.items()}
+        return {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
@@ -138,8 +137,6 @@ class TransformerConfig:
             if not isinstance(given, list | tuple):
                 raise ValueError(f"expected attention to be a list of one entry per layer, got {given!r}")
             values["attention"] = tuple(_attention_from(x) for x in given)
-        if isinstance(values.get("image_size"), list):
-            values["image_size"] = tuple(values["image_size"])
         return cls(**values)
 
 
@@ -161,9 +158,7 @@ class VisionConfig(TransformerConfig):
         super().__post_init__()
         for name in ("channels", "patch"):
             self._count(name, 1)
-        sides = self.image_size
-        whole = tuple(map(plain, sides)) if isinstance(sides, tuple) else plain(sides)
-        object.__setattr__(self, "image_size", whole)
+        object.__setattr__(self, "image_size", _paired(self.image_size))
         if len(self.sides) != 2 or not all(type(side) is int for side in self.sides):
             raise ValueError(f"expected image_size to be one whole number or two, got {self.image_size!r}")
         if any(side < 1 or side % self.patch for side in self.sides):
@@ -226,6 +221,7 @@ def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Ma
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
     text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
+    # in this order: whoever finds a config finds its weights
     write_atomically(folder / "model.safetensors", save(plain))
     write_atomically(folder / "config.json", text.encode())
     (folder / CONVERSION_FILE).unlink(missing_ok=True)

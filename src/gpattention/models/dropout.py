@@ -27,16 +27,13 @@ from gpattention.models.predict import Inputs, count_items, device_of, model_dev
 
 def plain_passes(model: Any, met: Iterable[nn.Module]) -> dict[tuple[nn.Module, str], Handler]:
     """Handlers (see `concurrency`) of all encoders and encoder layers that hold one of the modules met."""
-    wanted = set(met)
-    handlers: dict[tuple[nn.Module, str], Handler] = {}
+    wanted, handlers = set(met), {}
+    ours = {nn.TransformerEncoderLayer.forward: _layer, nn.TransformerEncoder.forward: _encoder}
     for module in model.modules():
-        if not isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
-            continue
-        if wanted.isdisjoint(module.modules()):
-            continue
-        ours = {nn.TransformerEncoderLayer.forward: _layer, nn.TransformerEncoder.forward: _encoder}
-        own = ours.get(type(module).forward)  # subclasses may have passes of their own
-        handlers[module, "forward"] = _unfused if own is None else partial(own, module)
+        encodes = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder)
+        if encodes and not wanted.isdisjoint(module.modules()):
+            own = ours.get(type(module).forward)  # subclasses may have passes of their own
+            handlers[module, "forward"] = _unfused if own is None else partial(own, module)
     return handlers
 
 
@@ -96,7 +93,6 @@ def _dropped(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor | None
     return None if bool(gaps.any()) else dropped
 
 
-Hook: TypeAlias = Callable[[str, float, nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels of [B, C, ...]
 
 
@@ -108,13 +104,15 @@ class Dropout:
     rate: float
 
 
+# a module's name, what it is, and what it gave; gives what it should have given, or None
+Hook: TypeAlias = Callable[[str, Dropout, Tensor], Tensor | None]
+
+
 def find_dropouts(model: Any, rate: float | None = None) -> dict[str, Dropout]:
     """Every dropout module with a rate above 0, or all of them at `rate` if given."""
     found: dict[str, Dropout] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, _DropoutNd):
-            continue
-        own = module.p if rate is None else rate
+        own = (module.p if rate is None else rate) if isinstance(module, _DropoutNd) else 0
         if own > 0 and not isinstance(module, (nn.Dropout, *_CHANNELS)):
             raise ValueError(f"expected nn.Dropout as {name!r}, got {type(module).__name__} with p={own}")
         if own > 0:
@@ -125,18 +123,17 @@ def find_dropouts(model: Any, rate: float | None = None) -> dict[str, Dropout]:
 @contextmanager
 def hooked(model: Any, dropouts: Mapping[str, Dropout], hook: Hook) -> Iterator[None]:
     """Run the hook after every dropout that this thread calls."""
+
+    def drop(name: str, dropout: Dropout, own: Handler, x: Tensor) -> Tensor:
+        output: Tensor = own(x)
+        dropped = hook(name, dropout, output)
+        return output if dropped is None else dropped
+
     handlers = plain_passes(model, [dropout.module for dropout in dropouts.values()])
     for name, dropout in dropouts.items():
-        called = partial(hook, name, dropout.rate, dropout.module)
-        handlers[dropout.module, "forward"] = partial(_drop, called)
+        handlers[dropout.module, "forward"] = partial(drop, name, dropout)
     with handling(handlers):
         yield
-
-
-def _drop(hook: Callable[..., Tensor | None], own: Handler, x: Tensor) -> Tensor:
-    output: Tensor = own(x)
-    dropped = hook((x,), output)
-    return output if dropped is None else dropped
 
 
 def calls_of_items(
@@ -147,19 +144,17 @@ def calls_of_items(
     One shape cannot tell: a batch of 4 rows looks like 4 heads.  So two batch sizes are tried.
     """
     count_items(inputs)
-    passes: list[list[tuple[str, int]]] = []
-    for rows in (2, 3):
-        calls: list[tuple[str, int]] = []
+    device = model_device(model, inputs)
 
-        def note(name: str, rate: float, module: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> None:
-            calls.append((name, len(x) if x.ndim else 0))  # noqa: B023 called in this turn of the loop
-
+    def calls(rows: int) -> list[tuple[str, int]]:
+        seen: list[tuple[str, int]] = []
         first = torch.zeros(rows, dtype=torch.int64, device=device_of(inputs))  # [R] the first item
-        with hooked(model, dropouts, note):
-            forward(take(inputs, first, model_device(model, inputs)))
-        passes.append(calls)
+        with hooked(model, dropouts, lambda name, _, x: seen.append((name, len(x) if x.ndim else 0))):
+            forward(take(inputs, first, device))
+        return seen
+
     own = []
-    for (name, two), (_, three) in zip(*passes, strict=True):
+    for (name, two), (_, three) in zip(calls(2), calls(3), strict=True):
         if two != three and (two, three) != (2, 3):
             wanted = "to lead with the batch, so that each item has its own mask"
             got = f"{two} rows for a batch of 2 and {three} for 3"
@@ -175,11 +170,12 @@ def item_masks(noise: ItemNoise, own: list[bool]) -> Hook:
     """A hook that gives what dropout gives in training, with the items' own masks."""
     calls = iter(own)
 
-    def drop(name: str, rate: float, module: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> Tensor | None:
+    def drop(name: str, dropout: Dropout, x: Tensor) -> Tensor | None:
         if not next(calls):
             return None
-        whole = isinstance(module, _CHANNELS)
+        whole, rate = isinstance(dropout.module, _CHANNELS), dropout.rate
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole else tuple(x.shape)
+        # torch's own dropout has the batch's numbers, which change with how it is cut
         keep = noise.uniform(shape, torch.float32, x.device) >= rate  # [R, ...]
         return torch.where(keep, x / (1 - rate), 0.0) if rate < 1 else torch.zeros_like(x)
 

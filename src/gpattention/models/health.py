@@ -115,24 +115,26 @@ def _floor_share(attention: Attention, heads: Heads, posterior: Posterior | None
     if density is None or not isinstance(noise, Positive):
         return None
     above = -density.per_token().query - noise_floor(noise())  # [B, H] nats above the floor
+    # rounding may put a collapsed layer below its floor
     return float((-above.clamp_min(0)).exp().mean())
 
 
 def _mean(x: Tensor, heads: Heads) -> float:
     """Mean over real queries of [B, H, N]."""
-    if heads.query_mask is None:
-        return float(x.mean())
-    kept = heads.query_mask.expand_as(x)
-    return float(torch.where(kept, x, 0.0).sum() / kept.sum().clamp_min(1))
+    return float(x.mean()) if heads.query_mask is None else _mean_where(x, heads.query_mask)
 
 
 def _pair_mean(kappa: Tensor, heads: Heads) -> float:
     """Mean over pairs of different real tokens of [B, H, N, N]."""
-    n = kappa.shape[-1]
-    pairs = ~torch.eye(n, dtype=torch.bool, device=kappa.device).expand_as(kappa)
+    pairs = ~torch.eye(kappa.shape[-1], dtype=torch.bool, device=kappa.device)
     if heads.mask is not None:
         pairs = pairs & heads.mask[..., None, :] & heads.mask[..., None]
-    return float(torch.where(pairs, kappa, 0.0).sum() / pairs.sum().clamp_min(1))
+    return _mean_where(kappa, pairs)
+
+
+def _mean_where(x: Tensor, kept: Tensor) -> float:
+    kept = kept.expand_as(x)
+    return float(torch.where(kept, x, 0.0).sum() / kept.sum().clamp_min(1))
 
 
 @dataclass(frozen=True)
@@ -195,43 +197,38 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     with evaluating(model), handling({(each, "forward"): partial(remember, each) for each in attentions}):
         model(inputs)
-    passed = [{name: kwargs.get(name) for name in ("key_padding_mask", "inducing")} for _, _, kwargs in calls]
-    layers = tuple(diagnose(call[0], call[1], **given) for call, given in zip(calls, passed, strict=True))
+    layers = tuple(
+        diagnose(attention, x, key_padding_mask=given.get("key_padding_mask"), inducing=given.get("inducing"))
+        for attention, x, given in calls
+    )
+    nothing: tuple[Any, ...] = (None,) * len(layers)
     if labels is None:
-        return HealthReport(layers, None, tuple(None for _ in layers))
+        return HealthReport(layers, None, nothing)
     prediction = predict(model, inputs, samples=10, variances=model.draws)
     wrong = (prediction.label != labels.to(prediction.label.device)).double()
-    variances = prediction.variances or tuple(None for _ in layers)
-    by_layer = (
-        _layer_correlation(variance, given["key_padding_mask"], wrong)
-        for variance, given in zip(variances, passed, strict=True)
-    )
+
+    def correlation(variance: Tensor | None, padding: Tensor | None) -> float | None:
+        if variance is None:
+            return None
+        # SGPA has a variance for every channel
+        variance = variance.mean(-1) if variance.ndim == 4 else variance  # [B, H, N]
+        real = variance.shape[-1] if padding is None else (~padding).sum(-1).clamp_min(1).to(variance.device)
+        return rank_correlation(variance.mean(1).sum(-1) / real, wrong)  # padded tokens have a variance of 0
+
+    paddings = [given.get("key_padding_mask") for _, _, given in calls]
+    by_layer = map(correlation, prediction.variances or nothing, paddings)
     return HealthReport(layers, rank_correlation(prediction.entropy, wrong), tuple(by_layer))
-
-
-def _layer_correlation(variance: Tensor | None, padding: Tensor | None, wrong: Tensor) -> float | None:
-    """Of the variance [B, H, N] or [B, H, N, D], 0 at padded tokens, averaged over heads and real ones."""
-    if variance is None:
-        return None
-    variance = variance.mean(-1) if variance.ndim == 4 else variance  # [B, H, N]
-    padding = torch.zeros_like(variance[:, 0], dtype=torch.bool) if padding is None else padding
-    mean = variance.mean(1).sum(-1) / (~padding).sum(-1).clamp_min(1).to(variance.device)  # [B]
-    return rank_correlation(mean, wrong)
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
     """Spearman's: the correlation of ranks, ties sharing theirs; 0 where one of them is constant."""
-    a, b = (_ranks(t.double()) for t in (x, y))
-    a, b = a - a.mean(), b - b.mean()
-    scale = a.norm() * b.norm()
-    return float((a @ b) / scale) if float(scale) > 0 else 0.0
+    return float(torch.corrcoef(torch.stack([_ranks(x), _ranks(y)]))[0, 1].nan_to_num(0.0))
 
 
 def _ranks(x: Tensor) -> Tensor:
     """Average ranks.  [n]"""
-    _, group, counts = torch.unique(x, return_inverse=True, return_counts=True)
-    ends = counts.cumsum(0).double()
-    return (ends - (counts.double() - 1) / 2)[group]
+    _, group, counts = torch.unique(x.double(), return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts.double() - 1) / 2)[group]
 
 
 @dataclass(frozen=True)

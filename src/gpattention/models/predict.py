@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -154,11 +155,10 @@ def iterate_rows(
     `first_item` is the number of the first item, for callers that bring the items in parts;
     `progress(done, total)` is called after every chunk with numbers of rows.
     """
-    samples = check_count("samples", samples, least=1)
-    batch_size = check_count("batch_size", batch_size, least=1)
     first_item = check_count("first_item", first_item, least=0)
     total = count_items(inputs) * samples
     for start in range(0, total, batch_size):
+        # item by item, so that the samples of one lie side by side
         row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
         items = row // samples  # [R]
         numbers, sample = (items + first_item).to(device), (row % samples).to(device)  # [R], [R]
@@ -166,23 +166,6 @@ def iterate_rows(
         yield Rows(take(inputs, items, device), items, numbers, sample, noise)
         if progress is not None:
             progress(min(start + batch_size, total), total)
-
-
-def collect(answer: Answer, inputs: Inputs, *, samples: int, **options: Any) -> tuple[Tensor, Variances]:
-    """Run all rows of `iterate_rows`, and keep what comes where the inputs lie.
-
-    Answers [S, B, ...], and variances averaged over the samples.
-    """
-    home, parts = device_of(inputs), []
-    means = VarianceMeans(count_items(inputs), samples, home)
-    for rows in iterate_rows(inputs, samples=samples, **options):
-        out, variances = answer(rows)  # [R, ...]
-        if out.ndim < 2 or len(out) != len(rows.items):
-            wanted, got = f"[{len(rows.items)}, ...], one row per input", f"shape {tuple(out.shape)}"
-            raise ValueError(f"expected the model to give {wanted}, got {got}")
-        parts.append(out.to(home))
-        means.add(rows.items, variances)
-    return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous(), means.means()
 
 
 def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.device) -> T:
@@ -204,13 +187,24 @@ def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.devi
 
 
 def run_samples(
-    model: Any, answer: Answer, inputs: Inputs, *, batch_size: int | None = None, **options: Any
+    model: Any, answer: Answer, inputs: Inputs, *, samples: int, batch_size: int | None = None, **options: Any
 ) -> tuple[Tensor, Variances]:
-    """`collect` of a model in evaluation mode, with as many rows at once as its device takes."""
-    device = model_device(model, inputs)
+    """All rows of `iterate_rows` in evaluation mode, as many at once as the device takes.
 
-    def run(rows: int) -> tuple[Tensor, Variances]:
-        return collect(answer, inputs, batch_size=rows, device=device, **options)
+    Answers [S, B, ...], and variances averaged over the samples, where the inputs lie.
+    """
+    device, home = model_device(model, inputs), device_of(inputs)
+
+    def run(most: int) -> tuple[Tensor, Variances]:
+        parts, means = [], VarianceMeans(count_items(inputs), samples, home)
+        for rows in iterate_rows(inputs, samples=samples, batch_size=most, device=device, **options):
+            out, variances = answer(rows)  # [R, ...]
+            if out.ndim < 2 or len(out) != len(rows.items):
+                wanted, got = f"[{len(rows.items)}, ...], one row per input", f"shape {tuple(out.shape)}"
+                raise ValueError(f"expected the model to give {wanted}, got {got}")
+            parts.append(out.to(home))
+            means.add(rows.items, variances)
+        return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous(), means.means()
 
     with evaluating(model):
         return run_rows(run, batch_size, device)
@@ -237,9 +231,11 @@ class VarianceMeans:
             if len(variance) != len(items):
                 got = f"shape {tuple(variance.shape)}: are batches the first axis of the inputs?"
                 raise ValueError(f"expected the variances of {len(items)} rows, got {got}")
+            # in bfloat16 a sum of 300 ones stays at 256
             variance = variance.to(self._device, torch.promote_types(variance.dtype, torch.float32))
             if total is None:
                 total = self._sums[place] = variance.new_zeros(self._items, *variance.shape[1:])
+            # rows of one item, its samples, are added up in one place
             total.index_add_(0, items, variance)
 
     def means(self) -> Variances:
@@ -294,13 +290,6 @@ def predict(
     draw, need = draw if drawn else "none", ("logits", "variance") if variances else ("logits",)
     device = model_device(model, inputs)
 
-    def run_chunked(rows: int) -> tuple[Tensor, Variances]:
-        request = Request(count, seed, draw, need, first_item)
-        logits, sums = run_chunks(
-            model, inputs, request, batch_size=rows, device=device, capture=capture, progress=progress
-        )
-        return logits, tuple(None if total is None else total / count for total in sums)
-
     def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
         output = model(rows.inputs, draw=draw, generator=rows.noise if drawn else None, need=need)
         return output.logits, [layer.variance for layer in output.layers] if variances else ()
@@ -311,8 +300,9 @@ def predict(
         rows: dict[str, Any] = {"samples": count, "seed": seed, "first_item": first_item}
         logits, means = run_samples(model, answer, inputs, batch_size=batch_size, progress=progress, **rows)
     else:
-        with evaluating(model):
-            logits, means = run_rows(run_chunked, batch_size, device)
+        chunks = partial(Chunks, model, inputs, device, count, seed, draw, need, first_item, capture)
+        with evaluating(model):  # chunks are made anew for every number of rows
+            logits, means = run_rows(lambda rows: chunks().run(rows, progress), batch_size, device)
     if variances and all(variance is None for variance in means):
         raise ValueError(f"variances=True, but none of the model's {len(means)} layers has a variance")
     return Prediction.from_logits(logits, means if variances else None, drawn=drawn)
@@ -323,24 +313,14 @@ def shares_samples(model: Any) -> bool:
     return "samples" in inspect.signature(getattr(model, "forward", model)).parameters
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked of the model for every chunk."""
-
-    samples: int
-    seed: int
-    draw: str  # "none" where nothing is drawn
-    need: tuple[str, ...]
-    first_item: int = 0  # number of the first item, which keys its noise
-
-
 Chunk: TypeAlias = tuple[range, range]  # some items, and some of their samples
 # logits [S, I, C] of a chunk, and per layer its variances [I, ...] summed over the samples
-ChunkOutput: TypeAlias = tuple[Tensor, tuple[Tensor | None, ...]]
+ChunkOutput: TypeAlias = tuple[Tensor, list[Tensor | None]]
 
 
 def cut(items: int, samples: int, batch_size: int) -> list[Chunk]:
     """Chunks of at most `batch_size` rows; an item's samples are parted only where they do not fit."""
+    # samples of an item share what is before the first draw, so that they are kept together
     wide, deep = max(batch_size // samples, 1), min(samples, batch_size)
     return [
         (range(start, min(start + wide, items)), range(first, min(first + deep, samples)))
@@ -365,89 +345,80 @@ class SharedNoise:
         return self._rows.normal((1, draws * batch, *rest), dtype, device).reshape(shape)
 
 
-def run_chunks(
-    model: Any, inputs: Inputs, request: Request, *, batch_size: int, device: torch.device,
-    capture: bool | None = None, progress: Progress | None = None,
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
-    """Logits [S, B, C] of all samples, and each layer's variances [B, ...] summed over them.
+@dataclass(eq=False)
+class Chunks:
+    """Runs a model that takes `samples` chunk by chunk: by plain calls, or as replays of a captured one.
 
     The model is in evaluation mode and gradients are off.
     """
-    count = count_items(inputs)
-    chunks = cut(count, request.samples, batch_size)
-    refusal = why_not_captured(model, device)
-    if capture and refusal is not None:
-        raise ValueError(NO_CAPTURE.format(refusal))
-    capturing = refusal is None and (_is_alone() if capture is None else capture)
-    runner = _Runner(model, inputs, request, device)
-    runner.full_rows = max(len(items) * len(samples) for items, samples in chunks) if capturing else None
-    # a CPU reads its results for nothing, and can say at once which matrix failed
-    deferred = _defers_checks(device)
-    counted = sum(health().values()) if deferred else 0
-    logits: Tensor | None = None  # [S, B, C]
-    sums: list[Tensor | None] = []
-    done = 0
-    with deferred_checks() if deferred else nullcontext():
-        for index, chunk in enumerate(chunks):
-            items, samples = (slice(part.start, part.stop) for part in chunk)
-            given, variances = runner.run(chunk, len(chunks) - index, forced=bool(capture))
-            if logits is None:
-                logits = given.new_empty(request.samples, count, given.shape[-1])
-                sums = [None if x is None else x.new_zeros(count, *x.shape[1:]) for x in variances]
-            logits[samples, items] = given[:, : len(chunk[0])]  # what a replay does not fill is left out
-            for total, variance in zip(sums, variances, strict=True):
-                if total is not None and variance is not None:
-                    total[items] += variance[: len(chunk[0])]
-            done += len(chunk[0]) * len(chunk[1])
-            if progress is not None:
-                progress(done, count * request.samples)
-    assert logits is not None
-    if deferred:
-        _explain_failure(runner, chunks, logits, clear=counted == 0)
-    where = device_of(inputs)
-    return logits.to(where), tuple(x if x is None else x.to(where) for x in sums)
 
-
-class _Runner:
-    """Runs chunks: as plain calls, or as replays of one that was captured."""
-
+    model: Any
+    inputs: Inputs
+    device: torch.device
+    samples: int
+    seed: int
+    draw: str  # "none" where nothing is drawn
+    need: tuple[str, ...]
+    first_item: int  # number of the first item, which keys its noise
+    capture: bool | None
     full_rows: int | None = None  # of the chunks that may be captured; None where none may
+    _graph: Any = None
+    _read: Any = None  # what replays read: inputs, numbers of items, numbers of samples
+    _given: Any = None  # and what they write: a `ChunkOutput`
+    _runs: int = 0
 
-    def __init__(self, model: Any, inputs: Inputs, request: Request, device: torch.device) -> None:
-        self._model, self._inputs, self._request, self._device = model, inputs, request, device
-        self._graph: Any = None
-        self._read: tuple[Inputs, Tensor, Tensor]  # what replays read
-        self._given: ChunkOutput  # and what they write
-        self._runs = 0
+    def run(self, batch_size: int, progress: Progress | None) -> tuple[Tensor, Variances]:
+        """Logits [S, B, C] of all samples, and each layer's variances [B, ...] averaged over them."""
+        count, home = count_items(self.inputs), device_of(self.inputs)
+        chunks = cut(count, self.samples, batch_size)
+        refusal = why_not_captured(self.model, self.device)
+        if self.capture and refusal is not None:
+            raise ValueError(NO_CAPTURE.format(refusal))
+        if refusal is None and (_is_alone() if self.capture is None else self.capture):
+            self.full_rows = max(len(items) * len(samples) for items, samples in chunks)
+        # a CPU reads its results for nothing, and can say at once which matrix failed
+        deferred = _defers_checks(self.device)
+        counted = sum(health().values()) if deferred else 0
+        logits, means, done = torch.empty(0), VarianceMeans(count, self.samples, self.device), 0
+        with deferred_checks() if deferred else nullcontext():
+            for index, (items, samples) in enumerate(chunks):
+                given, sums = self._run(items, samples, left=len(chunks) - index)
+                if index == 0:
+                    logits = given.new_empty(self.samples, count, given.shape[-1])
+                # what a replay does not fill is left out
+                logits[samples.start : samples.stop, items.start : items.stop] = given[:, : len(items)]
+                places = torch.arange(items.start, items.stop, device=self.device)
+                means.add(places, [x if x is None else x[: len(items)] for x in sums])
+                done += len(items) * len(samples)
+                if progress is not None:
+                    progress(done, count * self.samples)
+        if deferred:
+            self._explain_failure(chunks, logits, clear=counted == 0)
+        return logits.to(home), tuple(x if x is None else x.to(home) for x in means.means())
 
-    def run(self, chunk: Chunk, left: int, *, forced: bool = False) -> ChunkOutput:
+    def _run(self, items: range, samples: range, left: int) -> ChunkOutput:
         """One chunk, where `left` are still to run with it."""
-        items, samples = chunk
+        given = self._arguments(items, samples)
         if self._graph is not None and len(samples) == len(self._read[2]):  # sums over samples hold all
-            return self._replay(*self._arguments(chunk))
-        if len(items) * len(samples) != self.full_rows:
-            return self.eagerly(chunk)
-        self._runs += 1
-        if self._runs != 2 or not (forced or left > WORTH):  # the first set libraries up
-            return self.eagerly(chunk)
-        torch.cuda.synchronize(self._device)
+            return self._replay(*given)
+        full = len(items) * len(samples) == self.full_rows
+        self._runs += full
+        # the first call sets libraries up, so that the second is the one to time
+        if not full or self._runs != 2 or not (self.capture or left > WORTH):
+            return self._forward(*given)
+        torch.cuda.synchronize(self.device)
         start = time.perf_counter()
-        given = self.eagerly(chunk)
+        found = self._forward(*given)
         launched = time.perf_counter()
-        torch.cuda.synchronize(self._device)
-        if forced or launched - start > LAUNCH_BOUND * (time.perf_counter() - start):
-            self._capture(chunk, forced=forced)
-        return given
+        torch.cuda.synchronize(self.device)
+        if self.capture or launched - start > LAUNCH_BOUND * (time.perf_counter() - start):
+            self._capture(*given)
+        return found
 
-    def eagerly(self, chunk: Chunk) -> ChunkOutput:
-        """Plain calls."""
-        return self._forward(*self._arguments(chunk))
-
-    def _capture(self, chunk: Chunk, *, forced: bool) -> None:
-        """Unless it is forced, a model with an operation that waits for the device runs eagerly."""
-        inputs, *numbers = self._arguments(chunk)
+    def _capture(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> None:
+        """Unless it is insisted on, a model with an operation that waits for the device runs eagerly."""
         own = inputs.clone() if isinstance(inputs, Tensor) else {n: x.clone() for n, x in inputs.items()}
-        self._read = (own, numbers[0], numbers[1])
+        self._read = (own, numbers, samples)
         graph = torch.cuda.CUDAGraph()
         try:
             # other threads, say one that pins memory for a loader, may go on
@@ -457,7 +428,7 @@ class _Runner:
         except (torch.OutOfMemoryError, NumericalError):  # fewer rows may help, or nothing: not plain calls
             raise
         except RuntimeError as error:
-            if forced:
+            if self.capture:
                 raise RuntimeError(NO_CAPTURE.format(str(error).partition("\n")[0])) from error
             self.full_rows = None
 
@@ -469,25 +440,36 @@ class _Runner:
         self._read[1][: len(numbers)].copy_(numbers)
         self._read[2].copy_(samples)
         self._graph.replay()
-        return self._given
+        given: ChunkOutput = self._given
+        return given
 
-    def _arguments(self, chunk: Chunk) -> tuple[Inputs, Tensor, Tensor]:
-        items, samples = chunk
-        first = self._request.first_item
-        numbers = torch.arange(items.start + first, items.stop + first, device=self._device)
-        which = torch.arange(samples.start, samples.stop, device=self._device)
-        return take(self._inputs, slice(items.start, items.stop), self._device), numbers, which
+    def _arguments(self, items: range, samples: range) -> tuple[Inputs, Tensor, Tensor]:
+        numbers = torch.arange(items.start, items.stop, device=self.device) + self.first_item
+        which = torch.arange(samples.start, samples.stop, device=self.device)
+        return take(self.inputs, slice(items.start, items.stop), self.device), numbers, which
 
     def _forward(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> ChunkOutput:
-        request, count = self._request, len(samples)
-        drawing: dict[str, Any] = {}
-        if request.draw != "none":
-            noise = SharedNoise(request.seed, numbers, samples)
-            drawing = {"draw": request.draw, "samples": count, "generator": noise}
-        out = self._model(inputs, need=request.need, **drawing)
-        layers = out.layers if "variance" in request.need else ()
-        sums = tuple(_summed(layer.variance, len(numbers), count) for layer in layers)
+        count, drawing = len(samples), {}
+        if self.draw != "none":
+            noise = SharedNoise(self.seed, numbers, samples)
+            drawing = {"draw": self.draw, "samples": count, "generator": noise}
+        out = self.model(inputs, need=self.need, **drawing)
+        layers = out.layers if "variance" in self.need else ()
+        sums = [_summed(layer.variance, len(numbers), count) for layer in layers]
         return out.logits if count > 1 else out.logits[None], sums
+
+    def _explain_failure(self, chunks: list[Chunk], logits: Tensor, *, clear: bool) -> None:
+        """Where logits are not finite, run their chunk again with checks, which say what failed and where."""
+        fine = logits.isfinite().all(-1)  # [S, B]
+        if bool(fine.all()):
+            return
+        if clear:  # it is reported below; the counter starts anew
+            with suppress(NotPositiveDefiniteError):
+                check_health()
+        for items, samples in chunks:
+            if not bool(fine[samples.start : samples.stop, items.start : items.stop].all()):
+                self._forward(*self._arguments(items, samples))
+                return
 
 
 def _summed(variance: Tensor | None, items: int, samples: int) -> Tensor | None:
@@ -531,18 +513,3 @@ def _made_by(thread: threading.Thread) -> str:
 
 def _defers_checks(device: torch.device) -> bool:
     return device.type == "cuda" and not checks_are_deferred()
-
-
-def _explain_failure(runner: _Runner, chunks: list[Chunk], logits: Tensor, *, clear: bool) -> None:
-    """Where logits are not finite, run their chunk again with checks, which say what failed and where."""
-    fine = logits.isfinite().all(-1)  # [S, B]
-    if bool(fine.all()):
-        return
-    if clear:  # it is reported below; the counter starts anew
-        with suppress(NotPositiveDefiniteError):
-            check_health()
-    for chunk in chunks:
-        items, samples = chunk
-        if not bool(fine[samples.start : samples.stop, items.start : items.stop].all()):
-            runner.eagerly(chunk)
-            return

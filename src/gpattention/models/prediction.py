@@ -20,8 +20,8 @@ sharpening makes items surer that nobody has labels of, foreign ones most of all
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import TypeAlias
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from gpattention.checks import check_tensor
 from gpattention.gp import NonFiniteError
+from gpattention.models.items import Items
 
 LIMIT = 100.0  # temperatures lie between 1 / LIMIT and LIMIT
 QUANTILE = 3.84  # of chi-squared with one degree of freedom, at 95 %
@@ -40,7 +41,7 @@ Curve: TypeAlias = Callable[[float], tuple[float, float]]  # a number to a value
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class Prediction(Items):
     """Predicted classes of B items from S draws of their logits; made by `from_logits`.
 
     Entropies are in nats.  Indexing with a slice, a mask or item numbers gives the prediction of those
@@ -69,6 +70,7 @@ class Prediction:
     expected_entropy: Tensor
     variances: tuple[Tensor | None, ...] | None = None
     drawn: bool = True
+    _axes = {"logits": 1}  # noqa: RUF012
 
     @classmethod
     def from_logits(
@@ -123,33 +125,6 @@ class Prediction:
     def __len__(self) -> int:
         return self.logits.shape[1]
 
-    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> "Prediction":
-        where = places_of(index, len(self))
-        return self._changed(self.logits[:, where], lambda x: x[where])
-
-    @classmethod
-    def cat(cls, parts: Sequence["Prediction"]) -> "Prediction":
-        """The items of all parts, in order; the parts have one number of samples and of classes."""
-        if not parts:
-            raise ValueError("expected at least one prediction, got none")
-        sizes = sorted({(part.samples, part.classes) for part in parts})
-        if len(sizes) > 1:
-            raise ValueError(f"expected predictions of one (samples, classes), got {sizes}")
-        items = {name: torch.cat([getattr(part, name) for part in parts]) for name in _PER_ITEM}
-        logits = torch.cat([part.logits for part in parts], 1)
-        variances, drawn = _cat_variances([part.variances for part in parts]), all(p.drawn for p in parts)
-        return cls(logits=logits, variances=variances, drawn=drawn, **items)
-
-    def to(self, device: torch.device | str) -> "Prediction":
-        """The same on another device."""
-        return self._changed(self.logits.to(device), lambda x: x.to(device))
-
-    def _changed(self, logits: Tensor, change: Callable[[Tensor], Tensor]) -> "Prediction":
-        """Other logits, and `change` of everything that leads with the items."""
-        items = {name: change(getattr(self, name)) for name in _PER_ITEM}
-        variances = self.variances and tuple(v if v is None else change(v) for v in self.variances)
-        return Prediction(logits=logits, variances=variances, drawn=self.drawn, **items)
-
 
 def differ(draws: Tensor) -> bool:
     """Whether there are several draws, not all the same; of no items several are enough.  [S, ...]"""
@@ -179,39 +154,6 @@ def check_logits(logits: Tensor) -> None:
     finite = logits.isfinite()
     if not bool(finite.all()):
         raise NonFiniteError(f"logits hold {int((~finite).sum())} non-finite numbers")
-
-
-def places_of(index: int | slice | Tensor | Sequence[int], items: int) -> slice | Tensor:
-    """Item numbers [n], a slice, or a mask [B], told from numbers by its type alone: True is no item 1."""
-    if isinstance(index, slice):
-        return index
-    if isinstance(index, int):
-        if not -items <= index < items:
-            raise IndexError(f"expected an item below {items}, got {index}")
-        return slice(index, index + 1 or None)
-    where = torch.as_tensor(index)
-    if where.ndim == 1 and len(where) == 0 and not isinstance(index, Tensor):
-        where = where.long()  # an empty list has no type of its own
-    mask = where.dtype == torch.bool
-    if where.is_floating_point() or where.ndim > 1 or (mask and where.shape != (items,)):
-        got = f"shape {tuple(where.shape)} and {where.dtype}"
-        raise IndexError(f"expected item numbers or a mask of {items} items, got {got}")
-    # a lone number gives a prediction of one item; torch would read bytes as a mask
-    return where if mask else where.reshape(-1).long()
-
-
-_PER_ITEM = [field.name for field in fields(Prediction) if field.name not in ("logits", "variances", "drawn")]
-
-
-def _cat_variances(parts: Sequence[tuple[Tensor | None, ...] | None]) -> tuple[Tensor | None, ...] | None:
-    """Layer by layer; all parts have variances of the same layers, or none does."""
-    if all(part is None for part in parts):
-        return None
-    present = [part and [v is not None for v in part] for part in parts]  # which layers have a variance
-    if any(layers != present[0] for layers in present):
-        raise ValueError(f"expected predictions with variances of the same layers, got {present}")
-    layers = zip(*(part for part in parts if part is not None), strict=True)
-    return tuple(None if layer[0] is None else torch.cat(layer) for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -270,12 +212,14 @@ def profile_temperature(logits: Tensor, labels: Tensor) -> TemperatureProfile:
         curve = temperature_curve(logits, labels)
         edge = math.log(LIMIT)
         grid = torch.linspace(-edge, edge, _GRID if len(logits) > 1 else 3, dtype=torch.float64).tolist()
+        # of one sample there is one minimum, which the two ends and 1 enclose
         best = least_of(curve, grid)
 
         def excess(x: float) -> float:
             """Above 0 outside the interval."""
             return 2 * len(labels) * (curve(x)[0] - lowest) - QUANTILE
 
+        # `excess` reads it when it is called, below
         lowest = curve(best)[0]
         places = sorted({*grid, best})
         ends = (_first_inside(excess, places), _first_inside(excess, places[::-1]))
@@ -287,6 +231,7 @@ def profile_temperature(logits: Tensor, labels: Tensor) -> TemperatureProfile:
 
 def temperature_curve(logits: Tensor, labels: Tensor) -> Curve:
     """Mean negative log-likelihood, and its slope, over the logarithm of the temperature."""
+    # no exponential overflows, however small the temperature
     behind = logits - logits.amax(-1, keepdim=True)  # [S, M, C] the most probable class at 0
     right = behind.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]  # [S, M]
 

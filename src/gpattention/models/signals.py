@@ -14,20 +14,20 @@ is known to the calling thread alone (`concurrency`).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from gpattention.attention import Attention, Heads
 from gpattention.checks import check_tensor
 from gpattention.concurrency import Handler, handling
 from gpattention.gp import Posterior, attention_entropy
+from gpattention.models.items import Items
 from gpattention.models.predict import (
     Inputs,
     count_items,
@@ -37,11 +37,10 @@ from gpattention.models.predict import (
     run_rows,
     take,
 )
-from gpattention.models.prediction import places_of
 
 
 @dataclass(frozen=True, eq=False)
-class Signals:
+class Signals(Items):
     """Signals of B items; indexing with a slice, a mask or item numbers gives those of these items.
 
     Attributes:
@@ -68,95 +67,41 @@ class Signals:
     token_mask: Tensor | None = None
     token_variance: Tensor | None = None
     token_attention_entropy: Tensor | None = None
+    _padded = ("token_mask", "token_variance", "token_attention_entropy")
 
     def __post_init__(self) -> None:
+        names = tuple(self.entropy_sites) or (() if self.attention_entropy is None else tuple(self.sites))
         object.__setattr__(self, "sites", tuple(self.sites))
-        names = tuple(self.entropy_sites) or (() if self.attention_entropy is None else self.sites)
         object.__setattr__(self, "entropy_sites", names)
         check_tensor("tokens", self.tokens)
-        if self.tokens.ndim != 1 or self.tokens.dtype != torch.int64:
-            raise ValueError(
-                f"expected tokens to be int64 [items], "
-                f"got shape {tuple(self.tokens.shape)} and {self.tokens.dtype}"
-            )
-        items, columns = len(self), {"variance": len(self.sites), "attention_entropy": len(names)}
-        for name in ("logits", "features", "variance", "attention_entropy"):
-            if (value := getattr(self, name)) is not None:
-                _check_shape(name, value, (items, columns.get(name)))
-            elif name in ("logits", "features"):
-                raise ValueError(f"expected {name} to be a tensor, got None")
-        length = None if self.token_mask is None else self.token_mask.shape[-1]
-        for name in _PER_TOKEN:
-            if (value := getattr(self, name)) is not None:
-                wide = () if name == "token_mask" else (columns[name.removeprefix("token_")],)
-                _check_shape(name, value, (items, length, *wide), floating=name != "token_mask")
-                if length is None:
+        items, length = self.tokens.shape[:1], None if self.token_mask is None else self.token_mask.shape[-1]
+        sizes: dict[str, tuple[int | None, ...]] = {  # of an item; None is any
+            "tokens": (), "logits": (None,), "features": (None,), "variance": (len(self.sites),),
+            "attention_entropy": (len(names),), "token_mask": (length,),
+            "token_variance": (length, len(self.sites)), "token_attention_entropy": (length, len(names)),
+        }  # fmt: skip
+        for name, size in sizes.items():
+            if (value := getattr(self, name)) is not None or name in ("logits", "features"):
+                _check_shape(name, value, (*items, *size))
+                if name.startswith("token_") and length is None:
                     raise ValueError(f"expected token_mask to be given beside {name}, got None")
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> "Signals":
-        where = places_of(index, len(self))
-        where = where.to(self.tokens.device) if isinstance(where, Tensor) else where
-        return self._changed(lambda x: x[where])
-
-    def to(self, device: torch.device | str) -> "Signals":
-        """The same on another device."""
-        return self._changed(lambda x: x.to(device))
-
-    @classmethod
-    def cat(cls, parts: Sequence["Signals"]) -> "Signals":
-        """The items of all parts, in order: of one model, each with the same signals.
-
-        Per-token signals are padded to the longest part.
-        """
-        if not parts:
-            raise ValueError("expected at least one part, got none")
-        forms = [(p.sites, p.entropy_sites, [getattr(p, name) is None for name in _TENSORS]) for p in parts]
-        if any(form != forms[0] for form in forms):
-            raise ValueError(
-                f"expected signals of the same sites and kinds, got {len(parts)} parts that differ in them"
-            )
-        joined: dict[str, Any] = {}
-        for name in _TENSORS:
-            found = [getattr(part, name) for part in parts]
-            if found[0] is None:
-                continue
-            if name in _PER_TOKEN:
-                longest = max(x.shape[1] for x in found)
-                found = [pad(x, (0,) * (2 * x.ndim - 3) + (longest - x.shape[1],)) for x in found]
-            widths = sorted({tuple(x.shape[1:]) for x in found})
-            if len(widths) > 1:
-                raise ValueError(f"expected {name} of one width in all parts, got {widths}")
-            joined[name] = torch.cat(found)
-        return replace(parts[0], **joined)
-
     def to_dict(self) -> dict[str, Any]:
         """All fields by name: `Signals(**signals.to_dict())` makes the same again."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Signals":
-        changed: dict[str, Any] = {
-            name: change(x) for name in _TENSORS if (x := getattr(self, name)) is not None
-        }
-        return replace(self, **changed)
+        return dict(vars(self))
 
 
-def _check_shape(name: str, value: Any, shape: tuple[int | None, ...], *, floating: bool = True) -> None:
-    """Of the sizes given, None being any; floating-point, or truth values."""
+def _check_shape(name: str, value: Any, shape: tuple[int | None, ...]) -> None:
     check_tensor(name, value)
+    kind = {"tokens": torch.int64, "token_mask": torch.bool}.get(name)
     fits = value.ndim == len(shape) and all(b in (None, a) for a, b in zip(value.shape, shape, strict=True))
-    if not fits or not (value.is_floating_point() if floating else value.dtype == torch.bool):
-        expected = ", ".join("any" if size is None else str(size) for size in shape)
-        kind = "floating-point" if floating else "bool"
-        raise ValueError(
-            f"expected {name} to be {kind} of shape [{expected}], got {tuple(value.shape)} and {value.dtype}"
-        )
-
-
-_PER_TOKEN = ("token_mask", "token_variance", "token_attention_entropy")
-_TENSORS = [f.name for f in fields(Signals) if f.name not in ("sites", "entropy_sites")]
+    if not fits or not (value.is_floating_point() if kind is None else value.dtype == kind):
+        expected = f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
+        got = f"{tuple(value.shape)} and {value.dtype}"
+        raise ValueError(f"expected {name} to be {kind or 'floating-point'} of shape {expected}, got {got}")
 
 
 # How they are measured
@@ -298,6 +243,7 @@ def _see(watch: Watch, module: Attention, name: str, own: Handler, heads: Heads,
     log_variance = entropy = None
     if isinstance(answer, Posterior) and watch.wants_variance:
         log_variance = answer.log_variance  # [B, H, Q] or [B, H, Q, D]
+        # SGPA has one for every channel
         log_variance = log_variance.mean(-1) if log_variance.ndim == 4 else log_variance
     if compared is not None:
         q, k, dot = compared

@@ -134,6 +134,7 @@ class Block(nn.Module):
         """
         inducing = self.attention.inducing_tokens()  # [H, m, E]
         if inducing is not None and before is not None:
+            # they are tokens, and have been through the layer below as all tokens have
             options["inducing"] = self.norm(inducing + before.feed_forward(inducing, seed, site + 3))
         seeded = seed is not None and type(self.attention).forward is Attention.forward
         # third-party kinds need not know `finish`
@@ -180,29 +181,23 @@ def _feed_forward(stream: Stream, part: FeedForward, seed: Tensor | None, site: 
     return Stream(tokens, Added(z, part.back.bias, rate, site + 1))
 
 
-def why_not_fused_blocks(blocks: list[Block], norm: nn.Module, need: tuple[str, ...]) -> str | None:
-    """None where the blocks and the last LayerNorm run fused, else the reason.
+def are_fused(blocks: list[Block], norm: nn.Module, need: tuple[str, ...]) -> bool:
+    """Whether the blocks and the last LayerNorm run fused.
 
     The fused path reads parameters instead of calling modules, so it is for plain ones that nobody watches.
     """
     if torch.compiler.is_compiling():  # before anything is looked at: the compiler would guard it
-        return "the call is being compiled"
-    if "tokens" in need:
-        return "the tokens between layers are wanted"
-    if not _is_affine(norm):
-        return "the last LayerNorm is watched or was replaced"
-    weight = norm.weight
-    if weight.dtype != torch.float32 or autocast_is_on(weight.device):
-        return "they compute in float32"
-    if len(weight) > MOST_COLUMNS:
-        return f"a width of {len(weight)} is more than the {MOST_COLUMNS} of one program"
-    reason = why_not_fused_on(weight.device, weight.dtype)
-    for index, block in enumerate(blocks if reason is None else ()):
-        if is_watched(*block.modules()):
-            return f"a module of block {index} has hooks"
-        if not _is_plain_block(block):
-            return f"a module of block {index} was replaced"
-    return reason
+        return False
+    if "tokens" in need or not _is_affine(norm):
+        return False
+    device, dtype = norm.weight.device, norm.weight.dtype
+    return (
+        dtype == torch.float32
+        and not autocast_is_on(device)
+        and len(norm.weight) <= MOST_COLUMNS  # one program holds a whole row
+        and why_not_fused_on(device, dtype) is None
+        and all(_is_plain_block(block) for block in blocks)
+    )
 
 
 def _is_affine(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
@@ -224,6 +219,7 @@ def _is_plain_block(block: Block) -> bool:
         and type(part) is FeedForward
         and type(attention).forward is Attention.forward
         and attention.batch_first
+        and not is_watched(*block.modules())
         and all(_is_affine(norm) for norm in (block.norm, part.norm))
         and all(is_plain(linear, nn.Linear) for linear in (attention.output, part.into, part.back))
         and all(_may_drop(dropout) for dropout in (attention.dropout, part.dropout))
@@ -350,10 +346,16 @@ class Transformer(nn.Module):
             model = cls(cls.config_class.from_dict(config))
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from error
-        _check_tensors(folder / "model.safetensors", model, tensors)
+        file = folder / "model.safetensors"
         for name, own in (*model.named_parameters(), *model.named_buffers()):
-            own.data = own.data.to(tensors[name].dtype)  # the type it was saved in, or bits would be lost
-        model.load_state_dict(tensors)
+            kind = tensors.get(name, own).dtype
+            if own.is_floating_point() and not kind.is_floating_point:
+                raise ValueError(f"{file}: expected {name} of floating-point numbers, got {kind}")
+            own.data = own.data.to(kind)  # the type it was saved in, or bits would be lost
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ValueError(f"{file} does not fit its config: {error}") from error
         return model.eval()
 
     def _blocks(self) -> list[Block]:
@@ -370,17 +372,21 @@ class Transformer(nn.Module):
             kinds = ", ".join(sorted({block.attention.kind for block in blocks}))
             raise ValueError(f"draw={draw!r} asked of a model without posteriors (its layers: {kinds})")
         check_draw(draw, samples)
-        fused = why_not_fused_blocks(blocks, self.norm, need) is None
+        fused = are_fused(blocks, self.norm, need)
         dropouts = (module for module in self.modules() if isinstance(module, nn.Dropout))
+        # kernels mask by a seed; torch's generator draws it, so that `manual_seed` decides as ever
         if fused and seed is None and any(rate_of(dropout) > 0 for dropout in dropouts):
             seed = torch.randint(-(2**62), 2**62, (), device=self.norm.weight.device)
         stream, padding = self._stream(inputs, seed, fused=fused)
         layers, regularizers, before, parted = [], [], None, False
         for index, block in enumerate(blocks):
+            # until the first layer that draws, all samples are one computation
             parts = samples > 1 and not parted and block.attention.draws
-            options = {
-                **_request(block.attention, draw, need), "key_padding_mask": padding,
-                "samples": samples if parts else 1, "generator": generator,
+            drawing = block.attention.draws  # of a layer without a posterior nothing of it is asked
+            known = ("regularizer", "weights", *(("variance", "posterior") if drawing else ()))
+            options: dict[str, Any] = {
+                "draw": draw if drawing else "none", "need": ("output", *(n for n in need if n in known)),
+                "key_padding_mask": padding, "samples": samples if parts else 1, "generator": generator,
                 "before": before, "seed": seed, "site": first_site(index),
             }  # fmt: skip
             attended = tokens = None
@@ -400,6 +406,7 @@ class Transformer(nn.Module):
             layers.append(LayerOutput(attention.variance, attention.weights, attention.posterior, *states))
             regularizers += [] if attention.regularizer is None else [attention.regularizer]
             before = block
+        # what the last block left to be added is added here
         normed = stream.settle(self.norm, seed)[1] if fused else self.norm(stream.tokens)
         total = torch.stack(regularizers).sum() if regularizers else None
         return self.pool(normed, padding), tuple(layers), total
@@ -407,6 +414,7 @@ class Transformer(nn.Module):
     def _stream(self, inputs: Inputs, seed: Tensor | None, *, fused: bool) -> tuple[Stream, Tensor | None]:
         """The tokens that the first block reads, their last sum open if `fused`, and the padding mask."""
         own = type(self).embed is Transformer.embed
+        # an embedding of a subclass's own must be called, and so must a dropout that somebody watches
         unsummed = self._unsummed(inputs) if fused and own and _may_drop(self.dropout) else None
         if unsummed is not None:
             x, bias, positions, padding = unsummed
@@ -419,13 +427,6 @@ class Transformer(nn.Module):
         return Stream(drop(self.dropout, tokens, seed, EMBEDDING_SITE)), padding
 
 
-def _request(attention: Attention, draw: Draw, need: tuple[str, ...]) -> dict[str, Any]:
-    """What is asked of one layer: nothing of a posterior if it has none."""
-    known = ("regularizer", "weights", *(("variance", "posterior") if attention.draws else ()))
-    asked = ("output", *(name for name in need if name in known))
-    return {"draw": draw if attention.draws else "none", "need": asked}
-
-
 @contextmanager
 def _named_failures(index: int, block: Block) -> Iterator[None]:
     """Numerical failures say in which layer they happened."""
@@ -434,22 +435,6 @@ def _named_failures(index: int, block: Block) -> Iterator[None]:
     except NumericalError as error:
         error.add_note(f"in layer {index} ({block.attention.kind}), where matrices are numbered [item, head]")
         raise
-
-
-def _check_tensors(file: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    wanted = model.state_dict()
-    missing, foreign = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
-    if missing or foreign:
-        which = f"missing {missing[:3]}, unexpected {foreign[:3]}"
-        raise ValueError(
-            f"{file} does not fit its config: {which} ({len(missing)} and {len(foreign)} in all)"
-        )
-    for name, tensor in tensors.items():
-        shape, floating = tuple(wanted[name].shape), wanted[name].is_floating_point()
-        if tensor.shape != shape:
-            raise ValueError(f"{file}: expected {name} of shape {shape}, got {tuple(tensor.shape)}")
-        if floating and not tensor.is_floating_point():
-            raise ValueError(f"{file}: expected {name} of floating-point numbers, got {tensor.dtype}")
 
 
 class VisionTransformer(Transformer):

@@ -1,11 +1,10 @@
 """Hidden states of a tiny local BERT and RoBERTa against the models called by hand."""
 
 import logging
-import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,59 +92,46 @@ def test_name_tells_contents_and_layer(bert: Path, tmp_path: Path) -> None:
     assert isinstance(HuggingFaceEmbedding(bert), ContextualEmbedding)
 
 
-def test_refused_sentences_and_arguments(bert: Path) -> None:
-    embedding = HuggingFaceEmbedding(bert)
-    assert embedding.embed([["cat"] * 10])[0].shape == (10, 8)  # 12 with [CLS] and [SEP]
-    with pytest.raises(ValueError, match=r"at most 12 subwords, got 14 in sentences\[1\] of 6 words"):
-        embedding.embed([["cat"], ["cats"] * 6])
-    with pytest.raises(ValueError, match="at most 3 subwords, got 4"):
-        HuggingFaceEmbedding(bert, max_length=3).embed([["cat"], ["cats"]])
-    message = "got sentences[1][0] = '\\u200b', of which it leaves nothing"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        embedding.embed([["cat"], ["\u200b", "cat"]])
-    for name, value, expected in (
-        ("layer", 3, r"in \[-3, 2\]"), ("layer", -4, r"in \[-3, 2\]"),
-        ("max_length", 0, "to be a whole number >= 1"), ("batch_size", 0, "to be a whole number >= 1"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"expected {name} {expected}, got {value}"):
-            HuggingFaceEmbedding(bert, **{name: value})  # type: ignore[arg-type]
+def copied(bert: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """The model with its weights changed."""
+    folder = shutil.copytree(bert, folder / "bert")
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
-def test_missing_weights_are_not_drawn_at_random(bert: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "bert"
-    shutil.copytree(bert, folder)
-    weights = load_file(folder / "model.safetensors")
-    without_pooler = {name: x for name, x in weights.items() if "pooler" not in name}
-    save_file(without_pooler, folder / "model.safetensors", {"format": "pt"})
+def test_a_pooler_is_not_needed(bert: Path, tmp_path: Path) -> None:
+    folder = copied(bert, tmp_path, lambda x: [x.pop(name) for name in list(x) if "pooler" in name])
     for x, y in zip(HuggingFaceEmbedding(folder).embed(SENTENCES), by_hand(bert, -1), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
-    gone = "encoder.layer.1.output.dense.bias"
-    del without_pooler[gone]
-    save_file(without_pooler, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=rf"every weight of BertModel, .* shape for \['{re.escape(gone)}'\]"):
-        HuggingFaceEmbedding(folder)
 
 
-def test_weights_that_are_not_finite_are_refused(bert: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(bert, tmp_path / "bert")
-    tensors = load_file(folder / "model.safetensors")
-    name = next(name for name in tensors if "embeddings" in name)
-    tensors[name][0] = torch.nan
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=rf"{folder}: expected finite numbers, got nan in .*embeddings"):
-        HuggingFaceEmbedding(folder)
-    (folder / "config.json").write_text("[" * 5000)
-    with pytest.raises(ValueError, match=rf"{folder}/config\.json is not JSON"):
-        HuggingFaceEmbedding(folder)
-
-
-def test_folders(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"expected folder to be a local one with a config\.json, got bert"
+def test_refusals(bert: Path, tmp_path: Path) -> None:
+    embedding = HuggingFaceEmbedding(bert)
+    assert embedding.embed([["cat"] * 10])[0].shape == (10, 8)  # 12 with [CLS] and [SEP]
+    gone, words = "encoder.layer.1.output.dense.bias", "embeddings.word_embeddings.weight"
+    (broken := shutil.copytree(bert, tmp_path / "broken")).joinpath("config.json").write_text("[" * 5000)
+    for call, message in (
+        (lambda: embedding.embed([["cat"], ["cats"] * 6]), "at most 12 subwords, got 14 of 6 words"),
+        (lambda: HuggingFaceEmbedding(bert, max_length=3).embed([["cat"], ["cats"]]), "3 subwords, got 4"),
+        (lambda: embedding.embed([["cat"], ["\u200b", "cat"]]), r"got '\\u200b', which it drops"),
+        (lambda: HuggingFaceEmbedding(bert, layer=3), r"layer in \[-3, 2\], got 3"),
+        (lambda: HuggingFaceEmbedding(bert, layer=-4), r"layer in \[-3, 2\], got -4"),
+        (lambda: HuggingFaceEmbedding(bert, max_length=0), "max_length .* got 0"),
+        (lambda: HuggingFaceEmbedding(bert, batch_size=0), "batch_size .* got 0"),
+        (lambda: HuggingFaceEmbedding(copied(bert, tmp_path / "gone", lambda x: x.pop(gone))), gone),
+        (
+            lambda: HuggingFaceEmbedding(copied(bert, tmp_path / "nan", lambda x: x[words].fill_(torch.nan))),
+            "nan/bert: expected finite numbers, got nan in .*embeddings",
+        ),
+        (lambda: HuggingFaceEmbedding(broken), r"broken/config\.json is not JSON"),
+        (lambda: HuggingFaceEmbedding(make_bert(tmp_path / "unpadded", pad_token=None)), "a padding token"),
     ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(FileNotFoundError, match=r"folder .* got bert"):
         HuggingFaceEmbedding("bert-base-uncased")  # never looked for on the network
-    with pytest.raises(ValueError, match="expected a fast tokenizer with a padding token, got"):
-        HuggingFaceEmbedding(make_bert(tmp_path / "unpadded", pad_token=None))
 
 
 def test_byte_level_tokenizers_see_the_spaces(tmp_path: Path) -> None:

@@ -115,10 +115,16 @@ def pad(vectors: Sequence[Tensor]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(vectors), batch_first=True)
 
 
-def in_batches(sentences: Sentences, size: int) -> list[list[int]]:
-    """Positions of the sentences in batches of similar length, so that little of a batch is padding."""
+def embed_in_batches(
+    sentences: Sentences, size: int, embed: Callable[[Sentences], list[Tensor]]
+) -> list[Tensor]:
+    """`embed` of batches of similar length, so that little of a batch is padding, in the order given."""
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
-    return [order[i : i + size] for i in range(0, len(order), size)]
+    found: dict[int, Tensor] = {}
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        found |= zip(batch, embed([sentences[i] for i in batch]), strict=True)
+    return [found[i] for i in range(len(sentences))]
 
 
 _FORMAT = "gpattention.embedding"
@@ -160,6 +166,7 @@ class CachedEmbedding:
         """One [n_words, width] tensor per sentence."""
         check_sentences(sentences)
         files = [self.file(sentence) for sentence in sentences]
+        # by file: a sentence that comes twice is computed once
         missing = {file: s for file, s in zip(files, sentences, strict=True) if not file.exists()}
         self._compute(list(missing.items()))
         return [self._load(file, sentence) for file, sentence in zip(files, sentences, strict=True)]
@@ -171,22 +178,21 @@ class CachedEmbedding:
             batch = missing[start : start + self._batch_size]
             vectors = self._embedding.embed([sentence for _, sentence in batch])
             for (file, sentence), x in zip(batch, vectors, strict=True):
-                self._check(x, sentence)
-                x = x.detach().cpu().contiguous()
-                make_folder(file.parent)
-                label = self._label(sentence) | {"sha256": _sum(x)}
-                write_atomically(file, save({_TENSOR: x}, metadata=label))
+                self._keep(file, sentence, x.detach().cpu().contiguous())
         if total:
             self._progress(total, total)
 
-    def _check(self, x: Tensor, sentence: Sequence[str]) -> None:
-        """What is not sound must not be kept."""
+    def _keep(self, file: Path, sentence: Sequence[str], x: Tensor) -> None:
+        """What is not sound is not kept."""
         expected = (len(sentence), self.width)
-        if tuple(x.shape) != expected or x.dtype != torch.float32:
+        if x.shape != expected or x.dtype != torch.float32:
             wanted = f"{expected} vectors of float32 for {list(sentence)}"
             raise ValueError(f"expected {self.name} to give {wanted}, got {tuple(x.shape)} and {x.dtype}")
         if not bool(x.isfinite().all()):
             raise NonFiniteError(f"{self.name} gives non-finite numbers for {list(sentence)}")
+        make_folder(file.parent)
+        label = self._label(sentence) | {"sha256": _sum(x)}
+        write_atomically(file, save({_TENSOR: x}, metadata=label))
 
     def _label(self, sentence: Sequence[str]) -> dict[str, str]:
         named = {"embedding": self.name, "sentence": _key(sentence)}

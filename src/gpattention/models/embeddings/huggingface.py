@@ -1,6 +1,7 @@
 """Frozen hidden states of an encoder in a local Hugging Face folder."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from gpattention.checks import check_count
 from gpattention.files import digest, file_digest, read_object
 from gpattention.models.config import check_finite
-from gpattention.models.embeddings.contextual import Sentences, check_sentences, in_batches, require
+from gpattention.models.embeddings.contextual import Sentences, check_sentences, embed_in_batches, require
 
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}  # what models and tokenizers are made of
 
@@ -58,35 +59,27 @@ class HuggingFaceEmbedding:
     def embed(self, sentences: Sentences) -> list[Tensor]:
         """One [n_words, width] tensor per sentence."""
         check_sentences(sentences)
-        batches = in_batches(sentences, self._batch_size)
-        encoded = [self._encode(sentences, batch) for batch in batches]  # refuse before computing
-        found: dict[int, Tensor] = {}
-        for batch, (inputs, firsts) in zip(batches, encoded, strict=True):
-            result = self._model(**inputs.to(self._device), output_hidden_states=True)
-            states = result.hidden_states[self._layer].cpu()  # [B, subwords, width]
-            found |= {i: states[row, firsts[row]] for row, i in enumerate(batch)}
-        return [found[i] for i in range(len(sentences))]
+        return embed_in_batches(sentences, self._batch_size, self._embed_batch)
 
-    def _encode(self, sentences: Sentences, batch: list[int]) -> tuple[Any, list[list[int]]]:
-        """Model inputs of a batch, and the position of the first subword of each word."""
-        chosen = [list(sentences[i]) for i in batch]
-        inputs = self._tokenizer(chosen, is_split_into_words=True, padding=True, return_tensors="pt")
-        firsts = []
-        for row, i in enumerate(batch):
-            length = int(inputs["attention_mask"][row].sum())
-            if length > self._max_length:
-                got = f"{length} in sentences[{i}] of {len(sentences[i])} words: split it"
-                raise ValueError(f"expected sentences of at most {self._max_length} subwords, got {got}")
-            first: dict[int, int] = {}
-            for position, word in enumerate(inputs.word_ids(row)):
-                if word is not None:
-                    first.setdefault(word, position)
-            for j, word in enumerate(sentences[i]):
-                if j not in first:
-                    got = f"sentences[{i}][{j}] = {word!r}, of which it leaves nothing"
-                    raise ValueError(f"expected words that the tokenizer knows to split, got {got}")
-            firsts.append([first[j] for j in range(len(sentences[i]))])
-        return inputs, firsts
+    def _embed_batch(self, sentences: Sentences) -> list[Tensor]:
+        split: dict[str, Any] = {"is_split_into_words": True, "padding": True, "return_tensors": "pt"}
+        inputs = self._tokenizer([list(words) for words in sentences], **split)
+        firsts = [self._firsts(inputs, row, words) for row, words in enumerate(sentences)]
+        result = self._model(**inputs.to(self._device), output_hidden_states=True)
+        states = result.hidden_states[self._layer].cpu()  # [B, subwords, width]
+        return [x[first] for x, first in zip(states, firsts, strict=True)]
+
+    def _firsts(self, inputs: Any, row: int, words: Sequence[str]) -> list[int]:
+        """The position of the first subword of each word of a sentence."""
+        length = int(inputs["attention_mask"][row].sum())
+        if length > self._max_length:
+            got = f"{length} of {len(words)} words in {' '.join(words)[:60]!r}: split it"
+            raise ValueError(f"expected sentences of at most {self._max_length} subwords, got {got}")
+        found = {word: at for at, word in reversed([*enumerate(inputs.word_ids(row))])}
+        for place, word in enumerate(words):
+            if place not in found:
+                raise ValueError(f"expected words that the tokenizer can split, got {word!r}, which it drops")
+        return [found[place] for place in range(len(words))]
 
 
 def _load_tokenizer(transformers: Any, folder: Path) -> Any:

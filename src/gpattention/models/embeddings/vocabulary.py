@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpattention.checks import check_count, check_whole
-from gpattention.files import digest, existing_file, make_folder, read_json, write_atomically
+from gpattention.files import digest, existing_file, make_folder, read_object, write_atomically
 from gpattention.models.embeddings.contextual import Sentences, check_sentences
 
 PADDING = 0  # index of the token that fills short sentences up
@@ -140,12 +140,10 @@ class Vocabulary:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote; `ValueError` for anything else."""
         file = existing_file("path", path)
-        content = read_json(file)
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f"{file} is not a vocabulary: expected a JSON object with format {_FORMAT!r}")
-        if content.get("version") != _VERSION:
-            got = content.get("version")
-            raise ValueError(f"{file}: expected a vocabulary of version {_VERSION}, got {got!r}")
+        content = read_object(file)
+        for key, expected in (("format", _FORMAT), ("version", _VERSION)):
+            if content.get(key) != expected:
+                raise ValueError(f"{file}: expected {key} {expected!r}, got {content.get(key)!r}")
         kept, lowercase = content.get("words"), content.get("lowercase")
         if not isinstance(kept, list) or not isinstance(lowercase, bool):
             got = f"{type(kept).__name__} and {type(lowercase).__name__}"
@@ -203,10 +201,7 @@ class GloveEmbedding:
 
 
 def _read(file: Path, width: int | None, wanted: set[bytes] | None) -> tuple[dict[str, int], Tensor]:
-    """Rows of the words, and [words + 1, width] vectors whose last row is zero.
-
-    A word written twice keeps its first vector: these files are sorted by frequency.
-    """
+    """Rows of the words, and [words + 1, width] vectors whose last row is zero."""
     rows: dict[str, int] = {}
     vectors: list[np.ndarray] = []
     promised, count = None, 0
@@ -218,55 +213,44 @@ def _read(file: Path, width: int | None, wanted: set[bytes] | None) -> tuple[dic
                 promised, width = _header(line, width, where)
                 if promised is not None:
                     continue
-            if width is None:
+            if not width:
                 raise ValueError(f"{where}: expected a word and its numbers, got {_shown(line)}")
-            fields = line.rsplit(maxsplit=width)
-            if len(fields) != width + 1:
+            word, *numbers = line.rsplit(maxsplit=width) or [b""]
+            if len(numbers) != width:
                 raise ValueError(f"{where}: expected a word and {width} numbers, got {_shown(line)}")
             count += 1
-            if wanted is not None and fields[0] not in wanted:
+            if wanted is not None and word not in wanted:
                 continue
-            vector = _numbers(fields[1:], where)  # [width]
             try:
-                word = fields[0].decode()
-            except UnicodeDecodeError:
-                raise ValueError(f"{where}: expected a word in UTF-8, got {_shown(line)}") from None
-            if rows.setdefault(word, len(vectors)) == len(vectors):
+                with np.errstate(over="ignore"):
+                    vector = np.array([float(x) for x in numbers], dtype=np.float32)  # [width]
+                spelled = word.decode()
+            except ValueError as error:  # of a word in another encoding, too
+                raise ValueError(f"{where}: expected a word in UTF-8 and {width} numbers: {error}") from None
+            if not np.isfinite(vector).all():
+                raise ValueError(f"{where}: expected finite numbers, got {_shown(line)}")
+            # A word written twice keeps its first vector: these files are sorted by frequency.
+            if rows.setdefault(spelled, len(vectors)) == len(vectors):
                 vectors.append(vector)
-    if count == 0 or width is None:
+    if not count or not width:
         raise ValueError(f"{file}: expected words and their numbers, got an empty file")
-    if promised is not None and promised != count:
+    if promised not in (None, count):
         raise ValueError(f"{file}: expected {promised} words as its first line says, got {count}: truncated?")
-    vectors.append(np.zeros(width, dtype=np.float32))
-    return rows, torch.from_numpy(np.stack(vectors))
+    return rows, torch.from_numpy(np.stack([*vectors, np.zeros(width, dtype=np.float32)]))
 
 
-def _header(line: bytes, width: int | None, where: str) -> tuple[int | None, int | None]:
+def _header(line: bytes, width: int | None, where: str) -> tuple[int | None, int]:
     """Number of words and width of a first line "count width"; else what is known without it."""
     fields = line.split()
     # A word and one number look the same, but only if vectors have one number.
     if len(fields) != 2 or width == 1 or not all(field.isdigit() for field in fields):
-        return None, width if width is not None else (max(len(fields) - 1, 0) or None)
-    if max(map(len, fields)) > 15:
-        raise ValueError(f"{where}: expected a count and a width in the header, got {_shown(line)}")
-    count, found = int(fields[0]), int(fields[1])
-    if found < 1 or (width is not None and found != width):
-        expected = "a width >= 1" if width is None else f"width {width}"
-        raise ValueError(f"{where}: expected {expected} in the header, got {found}")
+        return None, width or max(len(fields) - 1, 0)
+    # Python refuses to read numbers of thousands of digits, with a message of its own
+    count, found = (int(field[:16]) for field in fields)
+    if found < 1 or width not in (None, found) or count >= 10**15:
+        wanted = "a width" if width is None else f"the width {width}"
+        raise ValueError(f"{where}: expected a count and {wanted} in the header, got {_shown(line)}")
     return count, found
-
-
-def _numbers(fields: list[bytes], where: str) -> np.ndarray:
-    """The numbers of one line.  [width]"""
-    try:
-        with np.errstate(over="ignore"):
-            vector = np.array([float(field) for field in fields], dtype=np.float32)
-    except ValueError as error:
-        raise ValueError(f"{where}: expected {len(fields)} numbers after the word, got {error}") from None
-    if not np.isfinite(vector).all():
-        bad = fields[int(np.flatnonzero(~np.isfinite(vector))[0])].decode(errors="replace")
-        raise ValueError(f"{where}: expected finite numbers, got {bad}")
-    return vector
 
 
 def _shown(line: bytes) -> str:
