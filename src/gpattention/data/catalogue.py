@@ -21,6 +21,7 @@ from gpattention.files import StrPath
 
 VARIABLE = "GPATTENTION_DATA"
 GIGABYTE = 1 << 30
+SUBSET = "pass subset=True (data.options.subset=true in a recipe) if that is meant"  # what an error advises
 KINDS = ("images", "corrupted", "text", "ood")  # in the order in which `known` lists them
 
 State = Literal["bundled", "present", "subset", "incomplete", "missing"]

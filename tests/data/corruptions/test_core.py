@@ -1,6 +1,7 @@
 """What holds for every corruption: its definition, batches, types, seeds, sizes, severities, chance."""
 
 import hashlib
+import io
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -12,7 +13,6 @@ from torch import Tensor
 from gpattention.data import corruptions
 from gpattention.data.corruptions import CATEGORIES, CORRUPTIONS, SEVERITIES, corrupt
 from gpattention.data.corruptions.core import RandomFields
-from gpattention.data.corruptions.digital import quantisation_tables
 from gpattention.data.corruptions.weather import generated_pictures, plasma_side
 from tests.data.corruptions.pictures import pictures
 from tests.oracles import corruptions as plain
@@ -58,7 +58,10 @@ def _fog(x: Array, c: tuple[float, ...], r: Numbers) -> Array:
 
 
 def _jpeg(x: Array, c: tuple[float, ...], r: Numbers) -> Array:
-    return jpeg(np.round(255 * x), *(t.numpy() for t in quantisation_tables(int(c[0])))) / 255
+    image_module, file, levels = pytest.importorskip("PIL.Image"), io.BytesIO(), np.round(255 * x)
+    image_module.fromarray(levels.astype(np.uint8)).save(file, "JPEG", quality=int(c[0]))
+    tables = image_module.open(file).quantization  # of the standard, scaled by quality
+    return jpeg(levels, *(np.array(tables[i]).reshape(8, 8) for i in (0, 1))) / 255
 
 
 # x: the image, c: the constants, r: the random numbers
@@ -112,7 +115,7 @@ def test_agrees_with_the_definition(name: str, severity: int, shape: tuple[int, 
     floats = corrupt(image.double() / 255, name, severity, seed=SEED, first_item=ITEM)
     away = np.abs(floats[0].permute(1, 2, 0).numpy() - expected) * 255
     levels = corrupt(image, name, severity, seed=SEED, first_item=ITEM)[0].permute(1, 2, 0).numpy()
-    if name == "jpeg_compression":  # libjpeg's integers against an exact transform: see test_digital
+    if name == "jpeg_compression":  # libjpeg's integers against an exact transform
         assert away.mean() < 1
         assert np.mean(away > 4) < 0.05
     else:
