@@ -50,10 +50,8 @@ def data_root(root: StrPath | None = None) -> Path:
     """
     given = os.environ.get(VARIABLE) if root is None else root
     if not given:
-        raise NoRootError(
-            "expected the folder of the datasets, got none: name it with root (--data on the command line) "
-            f"or the environment variable {VARIABLE}"
-        )
+        ways = f"root (--data on the command line) or the environment variable {VARIABLE}"
+        raise NoRootError(f"expected the folder of the datasets, got none: name it with {ways}")
     folder = Path(given).expanduser()
     if not folder.is_dir():
         said = f"the environment variable {VARIABLE}" if root is None else "root (--data on the command line)"
@@ -168,8 +166,7 @@ def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) 
     given = {key: value for key, value in {"root": root, "seed": seed}.items() if key in parameters}
     allowed = {p.name: p.annotation for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for option, value in options.items():
-        if option not in allowed:
-            raise ValueError(f"expected options of {name} among {', '.join(allowed)}, got {option!r}")
+        check_choice(f"an option of {name}", option, allowed)
         if allowed[option] is bool and not isinstance(value, bool):  # a recipe's text 'False' would be true
             raise ValueError(f"expected option {option} of {name} to be true or false, got {value!r}")
     return entry.load(**given, **options)
@@ -251,15 +248,13 @@ def _state_of(entry: Entry, layout: Layout, folder: Path) -> Status:
 
 
 def _missing(layout: Layout, folder: Path) -> tuple[str, ...]:
-    paths = [f"{layout.folder}/{path}" for path in layout.paths] or [layout.folder]
-    return tuple(path for path in paths if not _there(folder / path))
+    """What is not there, or has nothing in it."""
 
+    def empty(path: Path) -> bool:
+        return not (any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size)
 
-def _there(path: Path) -> bool:
-    """A file with something in it, or a folder with something in it."""
-    if path.is_dir():
-        return next(path.iterdir(), None) is not None
-    return path.is_file() and path.stat().st_size > 0
+    names = [f"{layout.folder}/{path}" for path in layout.paths] or [layout.folder]
+    return tuple(name for name in names if empty(folder / name))
 
 
 def _how(entry: Entry) -> str:
@@ -268,10 +263,8 @@ def _how(entry: Entry) -> str:
         return ""
     if archive.url is not None:
         return f"get({entry.name!r}, root) downloads {archive.url}"
-    return (
-        f"put {archive.file} (md5 {archive.md5}, linked from {entry.page}) into the root, "
-        f"then get({entry.name!r}, root) unpacks it"
-    )
+    file = f"{archive.file} (md5 {archive.md5}, linked from {entry.page})"
+    return f"put {file} into the root, then get({entry.name!r}, root) unpacks it"
 
 
 def get(
