@@ -237,7 +237,7 @@ test_bad_requests_write_nothing = refusals([
 
 def test_the_published_folder_is_not_touched(tmp_path: Path) -> None:
     np.save(tmp_path / "fog.npy", np.zeros(3))
-    with pytest.raises(ValueError, match="folder: expected .*with fog.npy"):
+    with pytest.raises(ValueError, match=r"folder: expected .*with fog\.npy"):
         regenerate(IMAGES, LABELS, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["fog.npy"]
 

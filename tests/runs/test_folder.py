@@ -1,6 +1,5 @@
 """Training by recipe, and run folders read again."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -167,23 +166,6 @@ def test_damaged_runs_are_refused(digits_run: Path, tmp_path: Path) -> None:
         (folder / "events.jsonl").write_text(content)
         with pytest.raises(ValueError, match=message):
             open_run(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "when"),
-    [
-        ({"phases": {"kernel_epochs": 1, "epochs": 1}}, "at the first validation of its second phase"),
-        ({"phases": {"kernel_epochs": 0, "epochs": 1}}, "at its first validation"),
-        ({"phases": {"kernel_epochs": 1, "epochs": 0}}, "at its first validation"),
-        ({"checkpoint": {"select": "last"}}, "at its end, as checkpoint.select is 'last'"),
-    ],
-)
-def test_a_run_without_a_model_says_when_it_has_one(
-    changes: dict[str, Any], when: str, tmp_path: Path
-) -> None:
-    (tmp_path / "recipe.json").write_text(json.dumps(digits(**changes).to_dict()))
-    with pytest.raises(FileNotFoundError, match=f"got none: the run writes it {when}; "):
-        open_run(tmp_path)
 
 
 def test_a_shared_model_is_opened_as_a_run_without_records(digits_run: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from gpattention.runs import (
     with_seed,
     write_recipe,
 )
-from gpattention.runs.recipe import check_types, recipe_toml, toml_value
+from gpattention.runs.recipe import recipe_toml, toml_value
 from gpattention.studies.demo import MODELS, demo_recipe
 from gpattention.training import build_kernel_model, build_model, needs_warm_start
 
@@ -134,20 +134,6 @@ def test_values_are_kept_as_their_fields_say() -> None:
     assert model.options == {"noise": 0.1}
     assert (type(optimizer.learning_rate), type(optimizer.clip)) == (float, float)
     assert OptimizerRecipe(clip=None).clip is None
-
-
-def test_an_annotation_that_cannot_be_checked_is_an_error() -> None:
-    @dataclass(frozen=True)
-    class New:
-        shape: tuple[int, ...] = (1,)
-
-    @dataclass(frozen=True)
-    class Either:
-        size: int | str = 1
-
-    for made in (New(), Either()):
-        with pytest.raises(TypeError, match=r"expected new\.(shape|size) to have an annotation that can be"):
-            check_types(made, "new")
 
 
 @pytest.mark.parametrize("attention", ["softmax", "softmax-gp", "kernel"])

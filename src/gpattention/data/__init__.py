@@ -46,7 +46,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 __all__ = [
     "CIFAR10", "CIFAR100", "NO_CLASS", "OOD_SETS", "TEXT_SHIFTS", "VARIABLE", "Archive", "Batch", "Cifar",
-    "CorruptedImages", "CropAndFlip", "Entry", "ImageData", "Images", "NoRootError", "Normalisation", "Part",
+    "CorruptedImages", "CropAndFlip", "Entry", "ImageData", "Images", "NoRootError", "Normalisation",
     "Regenerated", "Status", "TextData", "TextShift", "Texts", "batches", "check",
     "data_root", "entry_of", "get", "image_files", "known", "load", "load_cifar", "load_cola",
     "load_corrupted", "load_digits", "load_ood", "loader", "open_image", "regenerate", "shift_texts",

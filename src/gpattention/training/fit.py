@@ -279,10 +279,8 @@ def kernel_config(recipe: Recipe) -> AttentionConfig:
     if kernel is not None:
         return AttentionConfig("kernel", {**kernel, **recipe.phases.kernel_options})
     if recipe.phases.kernel_options:
-        raise ValueError(
-            f"expected phases.kernel_options to be empty for {kind!r} attention, which is its own first "
-            f"phase, got {dict(recipe.phases.kernel_options)}"
-        )
+        wanted = f"phases.kernel_options to be empty for {kind!r} attention, which is its own first phase"
+        raise ValueError(f"expected {wanted}, got {dict(recipe.phases.kernel_options)}")
     return AttentionConfig(kind, options)
 
 
@@ -315,10 +313,8 @@ def _refuse_weights(recipe: Recipe) -> None:
     for name, choices in allowed.items():
         if getattr(given, name) not in choices:
             words = " or ".join(f"{choice}" for choice in dict.fromkeys(choices))
-            raise ValueError(
-                f"expected regularizer.{name} to be {words} for {recipe.model.attention!r} attention without "
-                f"a regulariser, since it would have no effect, got {getattr(given, name)}"
-            )
+            why = f"as {recipe.model.attention!r} attention has no regulariser"
+            raise ValueError(f"expected regularizer.{name} to be {words}, {why}, got {getattr(given, name)}")
 
 
 def _transformer(recipe: Recipe, facts: Mapping[str, Any], attention: AttentionConfig) -> Transformer:
@@ -416,10 +412,8 @@ def _check_same(recipe: Recipe, other: Recipe, source: Path) -> None:
     own, theirs = first_phase(recipe), first_phase(other)
     for name in sorted(set(own) | set(theirs)):
         if own.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the first phase of {source} is another one: expected {name} to be {own.get(name)!r}, "
-                f"got {theirs.get(name)!r}"
-            )
+            wanted = f"{name} to be {own.get(name)!r}, got {theirs.get(name)!r}"
+            raise ValueError(f"the first phase of {source} is another one: expected {wanted}")
 
 
 # Training
