@@ -221,7 +221,7 @@ def read_rows(file: Path) -> tuple[dict[str, Any], ...]:
                 raise ValueError("expected as many cells as in its first line")
             rows.append({name: _value(text) for name, text in row.items()})
     except (csv.Error, ValueError) as error:
-        raise ValueError(f"{file}, line {table.line_num}: {error}") from None
+        raise ValueError(f"{file}, line {table.reader.line_num}: {error}") from None
     return tuple(rows)
 
 
