@@ -10,11 +10,9 @@ from gpattention.models import TextTransformer, VisionTransformer
 from gpattention.runs import (
     Recipe,
     find_runs,
-    load_preprocessing,
     open_run,
     open_trained,
     prepare,
-    recipe_from_dict,
 )
 from gpattention.studies.model_card import write_model_card
 from gpattention.training import CheckpointError, train_recipe
@@ -25,26 +23,18 @@ SMALL = tiny_runs.MODEL
 
 
 def digits(**changes: Any) -> Recipe:
-    plain = {
-        "name": "small",
-        "model": {"attention": "softmax", "config": SMALL},
-        "optimizer": {"batch_size": 400, "learning_rate": 5e-3},
-        "phases": {"epochs": 2},
-    }
-    return recipe_from_dict({**plain, **changes})
+    usual: dict[str, Any] = {"optimizer": {"batch_size": 400, "learning_rate": 5e-3}, "phases": {"epochs": 2}}
+    return tiny_runs.digits_recipe("softmax", **usual | changes)
 
 
 def cola(attention: str = "softmax", epochs: int = 1) -> Recipe:
-    return recipe_from_dict(
-        {
-            "name": "tiny",
-            "data": {"name": "cola", "options": {"subset": True, "contextual": {"kind": "none"}}},
-            "model": {"type": "text", "attention": attention, "config": {**SMALL, "dropout": 0.0}},
-            "optimizer": {"batch_size": 10, "learning_rate": 1e-2},
-            "phases": {"kernel_epochs": 0, "epochs": epochs},
-            "checkpoint": {"every": epochs, "select": "last"},
-        }
-    )
+    changes = {
+        "data.options.contextual": {"kind": "none"}, "model.attention": attention,
+        "model.config": {**SMALL, "dropout": 0.0}, "optimizer.batch_size": 10,
+        "optimizer.learning_rate": 1e-2, "phases.epochs": epochs, "checkpoint.every": epochs,
+        "checkpoint.select": "last",
+    }  # fmt: skip
+    return tiny_runs.cola_recipe().replace(changes)
 
 
 @pytest.fixture(scope="module")
@@ -192,23 +182,3 @@ def test_a_first_phase_taken_over(tmp_path: Path) -> None:
     assert trained("direct", "taken", first_phase=tmp_path / "cgp") == whole
     assert open_run(tmp_path / "taken").preprocessing.kind == "images"
     assert trained("direct", "taken", resume=True, first_phase=tmp_path / "not looked at") == whole
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"channels": 1', '"channels": "x"', "expected channels"),
-        ('"channels"', '"chanels"', "no 'channels'"),
-        ('"size": [', '"size": 3, "sizes": [', "does not say what inputs"),
-    ],
-)
-def test_preprocessing_that_does_not_say_what_it_should_is_named(
-    old: str, new: str, message: str, digits_run: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "preprocessing" / "preprocessing.json"
-    place.parent.mkdir()
-    text = (digits_run / "preprocessing" / place.name).read_text().replace("[\n", "[").replace(old, new)
-    assert new in text
-    place.write_text(text)
-    with pytest.raises(ValueError, match=f"{place} .*{message}"):
-        load_preprocessing(tmp_path)

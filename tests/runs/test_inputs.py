@@ -219,17 +219,25 @@ def test_pixels_of_another_range_are_refused(
     assert COLOUR.images(image.half()).isfinite().all()
 
 
+KNOWN = '"format": "gpattention-preprocessing-1"'
+DAMAGED = {
+    "{": "is not JSON",
+    "[]": "of kind images or texts",
+    '{"format": "other", "kind": "images"}': "of kind images or texts",
+    f"{{{KNOWN}}}": "of kind images or texts",
+    f'{{{KNOWN}, "kind": "images"}}': "does not say what inputs are made of: no 'classes'",
+    f'{{{KNOWN}, "kind": "images", "classes": ["a"], "size": 3}}': "does not say what inputs",
+    f'{{{KNOWN}, "kind": "images", "classes": [], "size": [1, 1], "channels": "x"}}': "expected channels",
+}
+
+
 def test_damaged_preprocessing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"preprocessing\.json"):
         load_preprocessing(tmp_path)
     GREY.save(tmp_path)
-    for content, message in (
-        ("{", "is not JSON"), ("[]", "of kind images or texts"),
-        ('{"format": "other", "kind": "images"}', "of kind images or texts"),
-        ('{"format": "gpattention-preprocessing-1"}', "of kind images or texts"),
-    ):  # fmt: skip
+    for content, message in DAMAGED.items():
         (tmp_path / "preprocessing" / "preprocessing.json").write_text(content)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=rf"preprocessing\.json.*{message}"):
             load_preprocessing(tmp_path)
 
 
