@@ -233,6 +233,7 @@ def status_of(entry: Entry, folder: Path) -> Status:
     if not begun:
         return Status(entry.name, "missing", None, _missing(entry.layouts[0], folder), _how(entry))
     found = [_state_of(entry, layout, folder) for layout in begun]
+    # one whole layout will do, whatever was begun beside it
     return min(found, key=lambda status: ("present", "subset", "incomplete").index(status.state))
 
 
@@ -382,6 +383,7 @@ def _fetch(url: str, part: Path, limit: int, timeout: float, progress: Progress 
             return  # nothing is left to send: the checksum will tell whether the part is the whole
         raise
     with answer:
+        # a server may ignore the range, or send another one
         if not (answer.status == http.client.PARTIAL_CONTENT and _begins_at(answer, have)):
             have = 0  # the server sends the whole
         length = answer.headers.get("Content-Length")

@@ -83,6 +83,8 @@ _CODES = [getattr(pickle, instruction)[0] for instruction in _INSTRUCTIONS.split
 class _Unpickler(pickle._Unpickler):
     """Python's machine with fewer instructions: what a file names is described, and nothing is called."""
 
+    stack: list[Any]  # not of the stubs of typing
+    pop_mark: Callable[[], list[Any]]
     calls = 0
 
     def find_class(self, module: str, name: str) -> _Name:
@@ -245,7 +247,7 @@ def read_cifar(kind: Cifar, root: Path) -> Read:
     if [] not in lost:
         raise FileNotFoundError(f"expected {lost[0][0]}, got nothing: is the dataset complete?")
     layout, read = begun[lost.index([])]
-    return read(kind, root / layout.folder)  # type: ignore[no-any-return]
+    return read(kind, root / layout.folder)
 
 
 def _read_python(kind: Cifar, folder: Path) -> Read:

@@ -99,6 +99,7 @@ class CorruptedImages:
         if rows != TEST and not self.subset:
             raise ValueError(f"{self.folder}: expected {TEST} images of each severity, got {rows}: {SUBSET}")
         place = self.severities.index(severity)
+        # a slice of mapped arrays: only these rows are read from the disk
         chosen = slice(place * rows, (place + 1) * rows)
         return Images(
             torch.from_numpy(images[chosen]).permute(0, 3, 1, 2),

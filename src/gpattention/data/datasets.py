@@ -167,11 +167,12 @@ def loader(
     Raises:
         ValueError: if a number is out of its range.
     """
+    # all cuts are made here: workers draw nothing, so that their number changes nothing
     cuts = batches(len(part), batch_size, **order)[check_count("done", done, least=0) :]
     return DataLoader(
         cuts,  # type: ignore[arg-type]
         batch_size=None,  # an element is a batch already: one indexing instead of one per item
-        collate_fn=part.batch,
+        collate_fn=part.batch,  # type: ignore[arg-type]
         num_workers=check_count("workers", workers, least=0),
         pin_memory=torch.cuda.is_available(),
     )
@@ -280,6 +281,7 @@ class CropAndFlip:
             mirrored = integers(items, 2, FLIP, self.seed, epoch).bool()[:, None]
             columns = torch.where(mirrored, width - 1 - columns, columns)
         columns = columns + left[:, None]
+        # one gather from padded images: a loop over items would wait for a GPU again and again
         padded = pad(images, (self.padding,) * 4)
         which = torch.arange(len(items), device=images.device)[:, None, None]
         taken = padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]]  # [B, H, W, C]

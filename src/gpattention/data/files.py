@@ -87,6 +87,7 @@ def unpack(
             names = _write(archive, staging, limit, files)
         if check is not None:
             check(names)
+        # all of them before the first is moved: an archive is unpacked as a whole or not at all
         for name in names:
             _check_place(archive, folder, folder / name)
         for name in names:
@@ -373,7 +374,7 @@ def eight_bit(image: "Image", channels: int) -> "Image":
     """
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of 32 bits (mode {image.mode}), whose range is not known: save 8 or 16")
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16"):  # also big-endian
         image = pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("RGB" if channels == 3 else "L")
 

@@ -180,7 +180,7 @@ def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
         ValueError: a file is damaged.
     """
     found: dict[Path, Path] = {}
-    for folder in folders:
+    for folder in folders:  # by the real path: a run may be given twice, or through a link
         below = find_runs(folder, unfinished=True)
         if not below:
             raise FileNotFoundError(f"expected a run in or below {folder}, got no recipe.json there")

@@ -466,6 +466,7 @@ class TextPreprocessing(Preprocessing):
 
     def save(self, folder: Path) -> None:
         """Write both files, the vocabulary first."""
+        # the file that names it comes last: a folder that was killed between them has no preprocessing
         self.encoder.vocabulary.save(folder / FOLDER / WORDS)
         super().save(folder)
 

@@ -204,7 +204,7 @@ def validate(fabric: Any, model: Transformer, data: TrainingData) -> tuple[float
     """
     items = torch.arange(count_items(data.validation)).tensor_split(fabric.world_size)[fabric.global_rank]
     sums = torch.zeros(3, dtype=torch.float64)  # right, negative log-likelihood, items
-    if len(items):
+    if len(items):  # a process may have no share of few items, and must add its zeros all the same
         device = next(model.parameters()).device
         prediction = model.predict(take(data.validation, items, device), samples=0)
         labels = data.validation_labels[items].to(prediction.label.device)
@@ -506,12 +506,15 @@ class _Run:
         kept = list_checkpoints(self.folder / "checkpoints") if resume else []
         checkpoint = read_checkpoint(kept[-1]) if kept else None
         phase = self.schedule.phase(0) if checkpoint is None else self._restore(checkpoint.state)
-        torch.manual_seed(self.recipe.seed)
+        torch.manual_seed(
+            self.recipe.seed
+        )  # also when resumed: the model is built before its weights are put in
         self._enter(phase)
         if self.fabric.world_size > 1:  # dropout differs between processes, the first weights do not
             torch.manual_seed(self.recipe.seed * 1_000_003 + self.fabric.global_rank)
         if checkpoint is not None:
             unpack(checkpoint, self.model, self.engine.optimizer, self.fabric.global_rank)
+            # without the rows after the checkpoint, which are computed once more
             self._write(write_metrics, self.folder, self.rows)
         if resume:
             self._event("resumed", step=self.step)
@@ -590,7 +593,7 @@ class _Run:
         if not needs_warm_start(self.recipe):
             self._keep_training("gp")
             return
-        self._save(first_phase=True)
+        self._save(first_phase=True)  # before the model of phase 2 draws its weights: others go on from here
         kernel = self.model
         self._enter("gp")
         report = warm_start(self.model, kernel, inputs=self.feed.first(HEALTH_ITEMS))
@@ -665,6 +668,7 @@ class _Run:
     def _validate(self, epoch: int, log: Callable[[Mapping[str, Any]], None]) -> None:
         self._collect()
         accuracy, nll = validate(self.fabric, self.model, self.data)
+        # kernel attention has no density, whose floor could be watched
         limit = self.recipe.regularizer.floor_warning
         share = floor_share(self.model, self.data, self.step, limit) if self.phase == "gp" else None
         loss, regularizer = self.sums.means(self.fabric)
@@ -683,13 +687,14 @@ class _Run:
         if self.on_validation is not None:
             self.on_validation(row)
         score = -nll if self.recipe.checkpoint.select == "best-nll" else accuracy
+        # weights of phase 1 are those of another model, unless there is no phase 2
         if (self.phase == "gp" or self.recipe.phases.epochs == 0) and score > self.best:
             self.best = score
             if self.recipe.checkpoint.select != "last":
                 self._write(self.model.save_pretrained, self.folder / "model")
 
     def _counters(self) -> dict[str, Any]:
-        best = None if self.best == -math.inf else self.best
+        best = None if self.best == -math.inf else self.best  # JSON has no infinity
         sums = asdict(self.sums)
         return {"step": self.step, "phase": self.phase, "best": best, "rows": self.rows, "sums": sums}
 
