@@ -71,7 +71,6 @@ class Feed:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
         order = torch.randperm(self.items, generator=generator)
         size, accumulate = self.recipe.optimizer.batch_size, self.recipe.optimizer.accumulate
-        # every process draws the same order: batches do not depend on how many share them
         used = order[: self.steps_per_epoch * accumulate * size]
         shares = used.view(-1, self.world_size, size // self.world_size)[within * accumulate :, self.rank]
         if not self.streams:
