@@ -276,7 +276,9 @@ def _read_folders(kind: Cifar, folder: Path) -> Read:
         names = sorted(f.name for f in part.iterdir() if f.is_dir() and not f.name.startswith("."))
         classes = classes or _class_names(part, names, kind)
         if odd := set(names) ^ set(classes):
-            raise ValueError(f"{part}: expected the folders {', '.join(classes)}, got a difference in {odd}")
+            raise ValueError(
+                f"{part}: expected the folders {', '.join(classes)}, got a difference in {sorted(odd)}"
+            )
         files = [(file, label) for label, name in enumerate(classes) for file in image_files(part / name)]
         labels = torch.tensor([label for _, label in files], dtype=torch.int64)
         parts.append(Images(read_images([file for file, _ in files], SIDE), labels))
