@@ -56,28 +56,21 @@ def test_an_equation_keeps_its_number_and_has_an_anchor(hook: ModuleType) -> Non
     assert "<mo>&lt;</mo>" in made
 
 
-@pytest.mark.parametrize(
-    ("tex", "part"),
-    [
-        (r"\mathbb E", "\N{MATHEMATICAL DOUBLE-STRUCK CAPITAL E}"),
-        (r"\mathbb R", "\N{DOUBLE-STRUCK CAPITAL R}"),
-        (
-            r"\mathcal{GP}",
-            "<mi>\N{MATHEMATICAL SCRIPT CAPITAL G}</mi><mi>\N{MATHEMATICAL SCRIPT CAPITAL P}</mi>",
-        ),
-        (r"\mathbf x", "\N{MATHEMATICAL BOLD SMALL X}"),
-        (r"\mathrm{Cov}(a)", "<mi>Cov</mi>"),
-        (r"\mathrm{var}_i x", "<mi>var</mi>"),
-        (r"\log p", '<mi>log</mi><mspace width="0.17em" /><mi>p</mi>'),
-        (r"\log(p)", "<mi>log</mi><mo"),
-        (r"a\sim b", "<mo>\N{TILDE OPERATOR}</mo>"),
-        (r"\tilde a", ">~</mo></mover>"),
-        (r"\boxed{a}", '<mrow class="boxed">'),
-        (r"\lVert a\rVert", '<mo stretchy="false">‖</mo>'),
-    ],
-)
-def test_what_is_rewritten(hook: ModuleType, tex: str, part: str) -> None:
-    assert part in hook.mathml(tex, display=False)
+WRITTEN = {
+    r"\mathbb E": "\N{MATHEMATICAL DOUBLE-STRUCK CAPITAL E}", r"\mathbb R": "\N{DOUBLE-STRUCK CAPITAL R}",
+    r"\mathcal{G}": "<mi>\N{MATHEMATICAL SCRIPT CAPITAL G}</mi>",
+    r"\mathbf x": "\N{MATHEMATICAL BOLD SMALL X}", r"\mathrm{var}_i x": "<mi>var</mi>",
+    r"\log p": '<mi>log</mi><mspace width="0.17em" /><mi>p</mi>', r"\log(p)": "<mi>log</mi><mo",
+    r"a\sim b": "<mo>\N{TILDE OPERATOR}</mo>", r"\tilde a": ">~</mo></mover>",
+    r"\boxed{a}": '<mrow class="boxed">',
+    r"\lVert a\rVert": '<mo stretchy="false">\N{DOUBLE VERTICAL LINE}</mo>',
+}  # fmt: skip
+
+
+def test_what_is_rewritten(hook: ModuleType) -> None:
+    for tex, part in WRITTEN.items():
+        assert part in hook.mathml(tex, display=False), tex
+    assert hook.on_page_content("<p>5 $ and 6 $</p>") == "<p>5 $ and 6 $</p>"
 
 
 def test_a_formula_that_cannot_be_read_is_refused(hook: ModuleType) -> None:
@@ -85,7 +78,3 @@ def test_a_formula_that_cannot_be_read_is_refused(hook: ModuleType) -> None:
         hook.mathml(r"\nosuchcommand{a}", display=False)
     with pytest.raises(ValueError, match="expected a formula"):
         hook.mathml(r"a_b_c", display=False)
-
-
-def test_pages_without_formulas_are_left_alone(hook: ModuleType) -> None:
-    assert hook.on_page_content("<p>5 $ and 6 $</p>") == "<p>5 $ and 6 $</p>"

@@ -1,6 +1,7 @@
 """Writers of tiny datasets in the official layouts, pickles as Python 2 wrote them."""
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,33 +49,37 @@ def cifar_pickle(x: np.ndarray, labels: list[int], key: str = "labels", **extra:
     return mapped(content | extra | {"data": array(x), "filenames": listed([string("a.png")] * len(x))})
 
 
-def write_cifar10_python(root: Path, each: int = 4) -> tuple[np.ndarray, list[int]]:
-    """Five batches and a test batch of `each` images; pixels [6 each, 3072] and labels."""
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    x = pixels(6 * each)
-    labels = [(3 * i) % 10 for i in range(6 * each)]
+def _cifar10(each: int) -> Iterator[tuple[str, np.ndarray, list[int]]]:
+    """Five batches and a test batch of `each` images: name, pixels and labels of each."""
+    x, labels = pixels(6 * each), [(3 * i) % 10 for i in range(6 * each)]
     for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
         rows = slice(i * each, (i + 1) * each)
-        (folder / name).write_bytes(cifar_pickle(x[rows], labels[rows]))
+        yield name, x[rows], labels[rows]
+
+
+def _joined(batches: list[tuple[str, np.ndarray, list[int]]]) -> tuple[np.ndarray, list[int]]:
+    return np.concatenate([x for _, x, _ in batches]), [y for *_, labels in batches for y in labels]
+
+
+def write_cifar10_python(root: Path, each: int = 4) -> tuple[np.ndarray, list[int]]:
+    """Pixels [6 each, 3072] and labels."""
+    folder, batches = root / "cifar-10-batches-py", list(_cifar10(each))
+    folder.mkdir(parents=True)
+    for name, x, labels in batches:
+        (folder / name).write_bytes(cifar_pickle(x, labels))
     names = listed([string(name) for name in CIFAR10_CLASSES])
-    (folder / "batches.meta").write_bytes(
-        mapped({"num_cases_per_batch": integer(10000), "label_names": names})
-    )
-    return x, labels
+    meta = {"num_cases_per_batch": integer(10000), "label_names": names}
+    (folder / "batches.meta").write_bytes(mapped(meta))
+    return _joined(batches)
 
 
 def write_cifar10_binary(root: Path, each: int = 4) -> tuple[np.ndarray, list[int]]:
-    folder = root / "cifar-10-batches-bin"
+    folder, batches = root / "cifar-10-batches-bin", list(_cifar10(each))
     folder.mkdir(parents=True)
-    x = pixels(6 * each)
-    labels = [(3 * i) % 10 for i in range(6 * each)]
-    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
-        rows = slice(i * each, (i + 1) * each)
-        column = np.array(labels[rows], np.uint8)[:, None]
-        np.concatenate([column, x[rows]], 1).tofile(folder / f"{name}.bin")
+    for name, x, labels in batches:
+        np.concatenate([np.array(labels, np.uint8)[:, None], x], 1).tofile(folder / f"{name}.bin")
     (folder / "batches.meta.txt").write_text("\n".join(CIFAR10_CLASSES) + "\n\n")
-    return x, labels
+    return _joined(batches)
 
 
 def write_cifar100_python(root: Path, n: int = 6) -> tuple[np.ndarray, list[int]]:

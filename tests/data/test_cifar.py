@@ -134,13 +134,13 @@ test_refusals = refusals([
     (lambda root: whole_binary(root, normalisation="mine"), "normalisation", "'mine'"),
     (lambda root: changed_binary(root, BATCH, lambda x: x[:-1]), rf"{BATCH}: .* 3073 bytes", "12291"),
     (lambda root: changed_binary(root, BATCH, lambda x: b"\x0a" + x[1:]), rf"{BATCH}: .*labels", "10"),
-    (lambda root: changed_binary(root, "batches.meta.txt", lambda _: b"cat dog"), "10 class names", "2"),
-    (lambda root: changed_python(root, mapped({"data": string("x")})), "'data' to be an array", "'labels'"),
+    (lambda root: changed_binary(root, "batches.meta.txt", lambda _: b"cat dog"), "10 class names", "'dog'"),
+    (lambda root: changed_python(root, mapped({"data": string("x")})), "'data' to be an array", "'data'"),
     (lambda root: changed_python(root, cifar_pickle(pixels(2)[:, :10], [1, 2])), "3072", r"\(2, 10\)"),
-    (lambda root: changed_python(root, cifar_pickle(pixels(2), [1])), "one label per image", "1 for 2"),
-    (lambda root: changed_python(root, mapped(STRANGE)), "'labels' to be whole numbers", ""),
+    (lambda root: changed_python(root, cifar_pickle(pixels(2), [1])), r"labels .*\[2\]", r"\(1,\)"),
+    (lambda root: changed_python(root, mapped(STRANGE)), "'labels' to be a list of whole numbers", ""),
     (lambda root: changed_folders(root, "test/cat", "test/zebra"), "the folders airplane", "zebra"),
-    (lambda root: changed_folders(root, "train/cat", "cat"), "10 class names", "9"),
+    (lambda root: changed_folders(root, "train/cat", "cat"), "10 class names", "'bird', 'deer'"),
 ])  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +79,7 @@ RECORD = r"regenerated\.json: expected the record of"
 test_refusals = refusals([
     (lambda root: part_of(root, subset=False), "10000 images of each severity", "1: pass subset"),
     (lambda root: part_of(root, "rain"), "corruption to be one of brightness", "rain"),
-    (lambda root: part_of(root, severity=0), "severity from 1 to 5", "0"),
+    (lambda root: part_of(root, severity=0), "severity to be one of 1, 2, 3, 4, 5", "0"),
     (lambda root: part_of(root, fog=np.zeros((5, 32, 32, 3))), r"fog to be uint8 \[n, 32,", "float64"),
     (lambda root: part_of(root, fog=b"no array"), r"fog.npy: expected a NumPy array", ""),
     (lambda root: load_corrupted("cifar10", root), "name to be one of cifar10-c, cifar100-c", "cifar10"),
@@ -104,7 +103,7 @@ def test_a_regenerated_set_says_so_wherever_it_stands(tmp_path: Path) -> None:
             part = data.part("contrast", severity)
             assert part.images.equal(corrupt(images, "contrast", severity, seed=4))
             assert part.labels.tolist() == [3, 1]
-        with pytest.raises(ValueError, match="severity among 2, 5, got 3"):
+        with pytest.raises(ValueError, match="severity to be one of 2, 5, got 3"):
             data.part("contrast", 3)
 
 
@@ -115,7 +114,6 @@ def record(folder: Path) -> dict:
 def test_all_of_it(tmp_path: Path) -> None:
     done = regenerate(IMAGES, LABELS, tmp_path / "new" / "folder", seed=4)
     folder = done.folder
-    assert done.name == "CIFAR-10-C (regenerated)"
     assert done.corruptions == tuple(corruptions.CORRUPTIONS)
     expected = {f"{name}.npy" for name in CORRUPTIONS} | {"labels.npy", "regenerated.json"}
     assert {file.name for file in folder.iterdir()} == expected
@@ -239,16 +237,11 @@ test_bad_requests_write_nothing = refusals([
 
 def test_the_published_folder_is_not_touched(tmp_path: Path) -> None:
     np.save(tmp_path / "fog.npy", np.zeros(3))
-    with pytest.raises(ValueError, match=r"folder: expected .*with fog.npy; these may be the published"):
+    with pytest.raises(ValueError, match=r"folder: expected .*with fog\.npy"):
         regenerate(IMAGES, LABELS, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["fog.npy"]
 
 
-def test_many_classes_and_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(corrupted, "version", missing)
+def test_labels_of_many_classes(tmp_path: Path) -> None:
     regenerate(IMAGES, LABELS + 300, tmp_path, names=["contrast"], severities=[1])
     assert np.load(tmp_path / "labels.npy").tolist() == (LABELS + 300).tolist()
-    assert record(tmp_path)["made_by"]["gpattention"] == "not installed"

@@ -138,21 +138,6 @@ def test_sound_arrays_come_back(save, order: str, tmp_path: Path) -> None:
     assert np.array_equal(map_npy(tmp_path / "x.npy"), x)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_damaged_arrays_are_refused(seed: int, tmp_path: Path) -> None:
-    chance, file = random.Random(seed), tmp_path / "x.npz"
-    np.savez_compressed(file, images=IMAGES)
-    whole = file.read_bytes()
-    for _ in range(300):
-        changed = bytearray(whole)
-        changed[chance.randrange(len(whole))] = chance.randrange(256)
-        file.write_bytes(changed)
-        try:
-            assert np.array_equal(read_npz(file, "images"), IMAGES)
-        except ValueError as error:
-            assert str(error).startswith(str(file))  # noqa: PT017 - or it does not matter
-
-
 # --- images -------------------------------------------------------------------------------------------------
 
 
@@ -194,24 +179,6 @@ def test_bad_images_are_named_with_their_file(name: str, tmp_path: Path) -> None
     if name != "a line":  # which is one, for pictures of any size
         with pytest.raises(ValueError, match=r"b\.png: expected an image"):
             read_pictures(tmp_path)
-
-
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF", "GIF"])
-def test_damaged_images_are_told(form: str, tmp_path: Path) -> None:
-    chance, file = random.Random(0), tmp_path / "x.png"
-    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    Image.fromarray(pixels).save(file, form)
-    whole = file.read_bytes()
-    assert read_images([file]).shape == (1, 3, 32, 32)  # whatever the file is called
-    for turn in range(60):
-        changed = bytearray(whole[: chance.randrange(len(whole))] if turn % 3 == 0 else whole)
-        for _ in range(3 if changed else 0):
-            changed[chance.randrange(min(len(changed), 200))] = chance.randrange(256)
-        file.write_bytes(changed)
-        try:
-            assert read_images([file]).shape == (1, 3, 32, 32)
-        except ValueError as error:
-            assert str(error).startswith(f"{file}: expected an image file that fits, got ")  # noqa: PT017
 
 
 def test_fits(tmp_path: Path) -> None:
@@ -290,9 +257,9 @@ UNPACKED = {"a/x.txt": b"one", "a/b/y.txt": b"two", "z.txt": b""}
 
 
 def refused(archive: Path, match: str, left: dict[str, bytes] | None = None, **options: object) -> None:
-    """The archive is refused, and nothing but what was there is left."""
+    """The archive is refused by its name, and nothing but what was there is left."""
     out = archive.parent / "out"
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=rf"{archive.name}: expected .*{match}"):
         unpack(archive, out, **options)
     assert everything(out) == (left or {})
 
@@ -312,23 +279,16 @@ def test_files_are_replaced_and_others_stay(mode: str, tmp_path: Path) -> None:
     assert everything(out) == UNPACKED | {"a/mine.txt": b"mine"}
 
 
-LONG = "at most 255 bytes in paths of at most 1024"
+OUTSIDE, SIGNS, LONG = "a name outside", "a name with control characters", "a name longer than"
 NAMES = {
-    **dict.fromkeys(
-        ["../evil", "a/../../evil", "/evil", "..\\evil", "C:\\evil", "C:/evil", "a/.."],
-        "names inside the folder",
-    ),
-    "a\nb": "x: expected names without control characters, got 'a\\\\nb'",
-    "a\x1b[31mb": "x: expected names without control characters",
-    "a\u202egnp.exe": "x: expected names without control characters",
-    "x" * 300: f"x: expected names .*{LONG}",
-    "\u00e9" * 128: f"x: expected names .*{LONG}",
-    "/".join("x" * 200 for _ in range(6)): f"x: expected names .*{LONG}",
-}
+    "../evil": OUTSIDE, "a/../../evil": OUTSIDE, "/evil": OUTSIDE, "..\\evil": OUTSIDE, "C:\\evil": OUTSIDE,
+    "C:/evil": OUTSIDE, "a/..": OUTSIDE, "a\nb": SIGNS, "a\x1b[31mb": SIGNS, "a\u202egnp.exe": SIGNS,
+    "x" * 300: LONG, "\u00e9" * 128: LONG, "/".join("x" * 200 for _ in range(6)): LONG,
+}  # fmt: skip
 
 
 @both
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_names_stay_inside_and_can_be_shown(write, name: str, tmp_path: Path) -> None:
     refused(write(tmp_path / "x", *GOOD, (name, b"!")), NAMES[name])
     assert set(everything(tmp_path)) == {"x"}
@@ -348,32 +308,29 @@ def test_no_links_or_devices(kind: bytes, target: str, tmp_path: Path) -> None:
         archive = zipped(tmp_path / "x", *GOOD, (link, target.encode()))
     else:
         archive = tarred(tmp_path / "x", *GOOD, special("name", kind, target), ("name/inside", b"!"))
-    refused(archive, "expected plain files, got a link or a device: 'name'")
+    refused(archive, "got a link or a device: 'name'")
 
 
 @both
 def test_limits(write, tmp_path: Path) -> None:
     archive = write(tmp_path / "x", ("a", bytes(3_000_000)), ("b", b"!"))
     unpack(archive, tmp_path / "enough", limit=3_000_001, files=2)
-    refused(archive, "at most 3000000 bytes, got more", limit=3_000_000)
-    refused(archive, "at most 1 files, got more", files=1)
+    refused(archive, "more than 3000000", limit=3_000_000)
+    refused(archive, "more than 1 files", files=1)
     folders = [special(f"d{i}", tarfile.DIRTYPE) for i in range(20)]  # count too
-    refused(tarred(tmp_path / "y", *folders), "expected at most 10 files, got more", files=10)
+    refused(tarred(tmp_path / "y", *folders), "more than 10 files", files=10)
 
 
 def test_names_differ_from_each_other(tmp_path: Path) -> None:
     for second in ("a", "a/b"):
         archive = tarred(tmp_path / "x", ("a", b"1"), (second, b"2"))
-        refused(archive, rf"expected every name once, got '{second}' twice, or below")
+        refused(archive, f"the name '{second}' twice, or below")
 
 
 def flipped(content: bytes, place: int) -> bytes:
     changed = bytearray(content)
     changed[place] ^= 1
     return bytes(changed)
-
-
-SOUND = r"x: expected a sound .tar, .tar.gz, .tar.xz or .zip.*, got"
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
@@ -405,9 +362,9 @@ def test_damage_anywhere_is_told_or_does_not_matter(mode: str, tmp_path: Path) -
 def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
     archive = tarred(tmp_path / "x", ("a", b"1" * 512), ("b", b"2"), mode="w")
     archive.write_bytes(flipped(archive.read_bytes(), 1024))  # the name of the second
-    refused(archive, f"{SOUND} bad checksum instead of a file or the end")
+    refused(archive, "got bad checksum instead of a file or the end")
     archive.write_bytes(archive.read_bytes()[:1024])  # after the first, in the right place for a cut
-    refused(archive, f"{SOUND} empty header instead of a file or the end")
+    refused(archive, "got empty header instead of a file or the end")
 
 
 def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
@@ -417,7 +374,7 @@ def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
     victim.write_bytes(b"mine")
     (out / "a").symlink_to(outside)
     archive = tarred(tmp_path / "x", *GOOD)
-    refused(archive, r"expected folders in .*out, got a link to follow: .*out/a")
+    refused(archive, "a folder .*out/a, got a link")
     assert everything(outside) == {}
     (out / "a").unlink()
     (out / "z.txt").symlink_to(victim)  # in a file's own place: the link goes, not the file
@@ -431,10 +388,10 @@ def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
 def test_files_and_folders_in_each_others_place(tmp_path: Path) -> None:
     archive, out = tarred(tmp_path / "x", *GOOD), tmp_path / "out"
     (out / "z.txt").mkdir(parents=True)
-    refused(archive, "expected a file or nothing at")
+    refused(archive, "a file or nothing at")
     (out / "z.txt").rmdir()
     (out / "a").write_bytes(b"mine")
-    refused(archive, "expected a folder .*out/a, got a file", {"a": b"mine"})
+    refused(archive, "a folder .*out/a, got a link or a file", {"a": b"mine"})
 
 
 def test_archives_that_grow_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +399,7 @@ def test_archives_that_grow_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyP
     content = ("a", bytes(20 << 20))
     made = [tarred(tmp_path / mode, content, mode=f"w:{mode}") for mode in ("gz", "xz", "bz2")]
     for archive in (*made, zipped(tmp_path / "x.zip", content)):
-        refused(archive, "at most 500 times its own size to come out of it, got more")
+        refused(archive, "more than 500 times its own size")
 
 
 def test_archives_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,18 +408,14 @@ def test_archives_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.Mon
     head.type, head.size = tarfile.GNUTYPE_LONGNAME, 200 << 20
     (tmp_path / "x").write_bytes(gzip.compress(head.tobuf(tarfile.GNU_FORMAT) + b"x" * head.size, 9))
     with memory_below(50_000):
-        refused(tmp_path / "x", "at most 1048576 bytes between two files, got more")
+        refused(tmp_path / "x", "more than 1048576 bytes between two files")
     monkeypatch.setattr(files, "_MEMORY", 1 << 20)
     asks_for_9_mb = tarred(tmp_path / "x", *GOOD, mode="w:xz")
-    refused(asks_for_9_mb, f"{SOUND} Memory usage limit exceeded")
+    refused(asks_for_9_mb, "got Memory usage limit exceeded")
 
 
 def test_names_can_be_refused_before_anything_is_moved(tmp_path: Path) -> None:
-    found: list[str] = []
-
     def refuse(names: list[str]) -> None:
-        found.extend(names)
-        raise ValueError("not these")
+        raise ValueError(f"x: expected none of {names}")
 
-    refused(tarred(tmp_path / "x", *GOOD), "not these", check=refuse)
-    assert found == ["a/x.txt", "a/b/y.txt", "z.txt"]
+    refused(tarred(tmp_path / "x", *GOOD), r"none of \['a/x.txt', 'a/b/y.txt', 'z.txt'\]", check=refuse)

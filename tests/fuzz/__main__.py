@@ -95,18 +95,10 @@ def tell(tallies: list[Tally]) -> int:
     for row in (heads, *rows):
         out.write("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) + "\n")
     for tally in tallies:
-        others = {k: n for k, n in sorted(tally.counts.items()) if k not in heads}
-        if others:
-            out.write(f"{tally.area}: " + ", ".join(f"{n} {k}" for k, n in others.items()) + "\n")
-    for tally in tallies:
         for kind, what in tally.faults[:SHOWN]:
             out.write(f"\n{tally.area}, {kind}: {what}\n")
-        if len(tally.faults) > SHOWN:
-            out.write(f"\n{tally.area}: {len(tally.faults) - SHOWN} more\n")
-    out.write("\n")
     totals = {kind: sum(t.counts.get(kind, 0) for t in tallies) for kind in FAULTS}
-    for kind, number in totals.items():
-        out.write(f"{kind}: {number}\n")
+    out.write("\n" + "".join(f"{kind}: {number}\n" for kind, number in totals.items()))
     return 1 if any(totals.values()) else 0
 
 

@@ -77,44 +77,8 @@ def train(
         setattr(os, name, guarded(getattr(os, name), inside))
     os.fsync = guarded(os.fsync, regular)
     Path.open = guarded(Path.open, lambda path, mode="r", *_: inside(path) and mode not in ("r", "rb"))  # type: ignore[method-assign]
-    if at and how == "half":  # half of what a write is given is on the disk
-        kill_in_write(folder, at)
     fit(recipe(attention, select), toy_data(), folder, resume=resume)
     return count
-
-
-def kill_in_write(folder: Path, at: int) -> None:
-    """Files opened to be written are wrapped: the n-th opened one dies when half of it is written."""
-    opened, count = Path.open, 0
-
-    class Half:
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def write(self, content: Any) -> None:
-            self.file.write(content[: len(content) // 2])
-            self.file.flush()
-            os._exit(KILLED)
-
-        def __enter__(self) -> "Half":
-            self.file.__enter__()
-            return self
-
-        def __exit__(self, *about: object) -> None:
-            self.file.__exit__(*about)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-    def opening(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        file = opened(path, mode, *arguments, **options)
-        if mode not in ("r", "rb") and path.is_relative_to(folder) and path.name != ".lock":
-            count += 1
-            return Half(file) if count == at else file
-        return file
-
-    Path.open = opening  # type: ignore[method-assign, assignment]
 
 
 def check(r: random.Random, tally: Tally) -> None:
@@ -125,8 +89,8 @@ def check(r: random.Random, tally: Tally) -> None:
         folder = inner / "run"
         before = listing(inner.parents[2], but=folder)
         for _ in range(r.choice([1, 1, 2])):
-            how = r.choice(["before", "after", "full", "half"])
-            at = r.randint(1, max(1, operations // 3 if how == "half" else operations))
+            how = r.choice(["before", "after", "full"])
+            at = r.randint(1, operations)
             resume = (folder / "recipe.json").is_file()
             if not resume:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -137,9 +101,7 @@ def check(r: random.Random, tally: Tally) -> None:
             if how == "full":
                 tally.add("full disks")
                 if left := sorted(set(leftovers(folder)) - set(earlier)):
-                    tally.fault(
-                        WRONG, f"{attention} {select}: a full disk at operation {at} leaves {left[0]}"
-                    )
+                    tally.fault(WRONG, f"{attention} {select}: full at operation {at} leaves {left[0]}")
         resume = (folder / "recipe.json").is_file()
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from gpattention import gp
 from gpattention.attention import attention_class, build_attention, list_attention
-from gpattention.models import AttentionConfig, TextConfig, TextTransformer, VisionConfig, VisionTransformer
+from gpattention.models import (
+    AttentionConfig,
+    TextConfig,
+    TextTransformer,
+    VisionConfig,
+    VisionTransformer,
+    predict,
+)
 from tests.attention.by_hand import heads_by_hand
 from tests.attention.variants import VARIANTS, build, padding, tokens
 from tests.fuzz.tally import BITS, WRONG, Tally, torch_generator
@@ -188,9 +195,9 @@ def check_model(r: random.Random, tally: Tally) -> None:
     asked = {"samples": samples if draw != "none" and model.draws else 1, "seed": seed, "draw": draw}
     asked["draw"] = draw if model.draws else "none"
     try:
-        first = gp_predict(model, inputs, **asked)
-        again = gp_predict(loaded, inputs, **asked)
-        one_by_one = gp_predict(model, inputs, batch_size=1, **asked)
+        first = predict(model, inputs, **asked)
+        again = predict(loaded, inputs, **asked)
+        one_by_one = predict(model, inputs, batch_size=1, **asked)
     except gp.NumericalError:
         tally.add("refusals")
         return
@@ -206,12 +213,6 @@ def check_model(r: random.Random, tally: Tally) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
             tally.fault(WRONG, f"{config}: the gradient of {name} is not finite")
-
-
-def gp_predict(model: Any, inputs: Tensor, **options: Any) -> Any:
-    from gpattention.models import predict
-
-    return predict(model, inputs, **options)
 
 
 def check_bad_options(r: random.Random, tally: Tally) -> None:

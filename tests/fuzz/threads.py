@@ -43,7 +43,7 @@ def check(r: random.Random, tally: Tally) -> None:
     wanted = [outcome(call) for call in plan]
     before = state_of(model)  # a bare pass of a converted model has left its regulariser there
     tally.add("calls", len(plan))
-    way = r.choice(["threads", "threads", "executor", "asyncio", "pool"])
+    way = r.choice(["threads", "threads", "executor", "asyncio"])
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH)
     try:
@@ -163,11 +163,6 @@ def in_threads(plan: list[Call], threads: int) -> list[Tensor | str]:
     return [found[i % threads][i] for i in range(len(plan))]
 
 
-def in_pool(plan: list[Call], threads: int) -> list[Tensor | str]:
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(outcome, plan))
-
-
 def in_executor(plan: list[Call], threads: int) -> list[Tensor | str]:
     """The main thread calls as well."""
     with ThreadPoolExecutor(threads) as pool:
@@ -182,7 +177,7 @@ def in_asyncio(plan: list[Call], threads: int) -> list[Tensor | str]:
     return asyncio.run(gather())
 
 
-WAYS = {"threads": in_threads, "pool": in_pool, "executor": in_executor, "asyncio": in_asyncio}
+WAYS = {"threads": in_threads, "executor": in_executor, "asyncio": in_asyncio}
 
 
 # --- what must be as before ---------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Training by recipe, and run folders read again."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ from gpattention.models import TextTransformer, VisionTransformer
 from gpattention.runs import (
     Recipe,
     find_runs,
-    load_preprocessing,
     open_run,
     open_trained,
     prepare,
-    recipe_from_dict,
 )
 from gpattention.studies.model_card import write_model_card
 from gpattention.training import CheckpointError, train_recipe
@@ -26,26 +23,18 @@ SMALL = tiny_runs.MODEL
 
 
 def digits(**changes: Any) -> Recipe:
-    plain = {
-        "name": "small",
-        "model": {"attention": "softmax", "config": SMALL},
-        "optimizer": {"batch_size": 400, "learning_rate": 5e-3},
-        "phases": {"epochs": 2},
-    }
-    return recipe_from_dict({**plain, **changes})
+    usual: dict[str, Any] = {"optimizer": {"batch_size": 400, "learning_rate": 5e-3}, "phases": {"epochs": 2}}
+    return tiny_runs.digits_recipe("softmax", **usual | changes)
 
 
 def cola(attention: str = "softmax", epochs: int = 1) -> Recipe:
-    return recipe_from_dict(
-        {
-            "name": "tiny",
-            "data": {"name": "cola", "options": {"subset": True, "contextual": {"kind": "none"}}},
-            "model": {"type": "text", "attention": attention, "config": {**SMALL, "dropout": 0.0}},
-            "optimizer": {"batch_size": 10, "learning_rate": 1e-2},
-            "phases": {"kernel_epochs": 0, "epochs": epochs},
-            "checkpoint": {"every": epochs, "select": "last"},
-        }
-    )
+    changes = {
+        "data.options.contextual": {"kind": "none"}, "model.attention": attention,
+        "model.config": {**SMALL, "dropout": 0.0}, "optimizer.batch_size": 10,
+        "optimizer.learning_rate": 1e-2, "phases.epochs": epochs, "checkpoint.every": epochs,
+        "checkpoint.select": "last",
+    }  # fmt: skip
+    return tiny_runs.cola_recipe().replace(changes)
 
 
 @pytest.fixture(scope="module")
@@ -169,23 +158,6 @@ def test_damaged_runs_are_refused(digits_run: Path, tmp_path: Path) -> None:
             open_run(folder)
 
 
-@pytest.mark.parametrize(
-    ("changes", "when"),
-    [
-        ({"phases": {"kernel_epochs": 1, "epochs": 1}}, "at the first validation of its second phase"),
-        ({"phases": {"kernel_epochs": 0, "epochs": 1}}, "at its first validation"),
-        ({"phases": {"kernel_epochs": 1, "epochs": 0}}, "at its first validation"),
-        ({"checkpoint": {"select": "last"}}, "at its end, as checkpoint.select is 'last'"),
-    ],
-)
-def test_a_run_without_a_model_says_when_it_has_one(
-    changes: dict[str, Any], when: str, tmp_path: Path
-) -> None:
-    (tmp_path / "recipe.json").write_text(json.dumps(digits(**changes).to_dict()))
-    with pytest.raises(FileNotFoundError, match=f"got none: the run writes it {when}; "):
-        open_run(tmp_path)
-
-
 def test_a_shared_model_is_opened_as_a_run_without_records(digits_run: Path, tmp_path: Path) -> None:
     card = tmp_path / "card"
     write_model_card(digits_run, card)
@@ -210,23 +182,3 @@ def test_a_first_phase_taken_over(tmp_path: Path) -> None:
     assert trained("direct", "taken", first_phase=tmp_path / "cgp") == whole
     assert open_run(tmp_path / "taken").preprocessing.kind == "images"
     assert trained("direct", "taken", resume=True, first_phase=tmp_path / "not looked at") == whole
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"channels": 1', '"channels": "x"', "expected channels"),
-        ('"channels"', '"chanels"', "no 'channels'"),
-        ('"size": [', '"size": 3, "sizes": [', "does not say what inputs"),
-    ],
-)
-def test_preprocessing_that_does_not_say_what_it_should_is_named(
-    old: str, new: str, message: str, digits_run: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "preprocessing" / "preprocessing.json"
-    place.parent.mkdir()
-    text = (digits_run / "preprocessing" / place.name).read_text().replace("[\n", "[").replace(old, new)
-    assert new in text
-    place.write_text(text)
-    with pytest.raises(ValueError, match=f"{place} .*{message}"):
-        load_preprocessing(tmp_path)

@@ -31,10 +31,8 @@ from gpattention.data.datasets import (
     ImageData,
     Images,
     Normalisation,
-    Part,
     TextData,
     Texts,
-    WholeBatches,
     batches,
     loader,
 )
@@ -48,8 +46,8 @@ for _module in pkgutil.iter_modules(__path__):
 
 __all__ = [
     "CIFAR10", "CIFAR100", "NO_CLASS", "OOD_SETS", "TEXT_SHIFTS", "VARIABLE", "Archive", "Batch", "Cifar",
-    "CorruptedImages", "CropAndFlip", "Entry", "ImageData", "Images", "NoRootError", "Normalisation", "Part",
-    "Regenerated", "Status", "TextData", "TextShift", "Texts", "WholeBatches", "batches", "check",
+    "CorruptedImages", "CropAndFlip", "Entry", "ImageData", "Images", "NoRootError", "Normalisation",
+    "Regenerated", "Status", "TextData", "TextShift", "Texts", "batches", "check",
     "data_root", "entry_of", "get", "image_files", "known", "load", "load_cifar", "load_cola",
     "load_corrupted", "load_digits", "load_ood", "loader", "open_image", "regenerate", "shift_texts",
     "status_of", "unpack",

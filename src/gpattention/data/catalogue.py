@@ -21,6 +21,7 @@ from gpattention.files import StrPath
 
 VARIABLE = "GPATTENTION_DATA"
 GIGABYTE = 1 << 30
+SUBSET = "pass subset=True (data.options.subset=true in a recipe) if that is meant"  # what an error advises
 KINDS = ("images", "corrupted", "text", "ood")  # in the order in which `known` lists them
 
 State = Literal["bundled", "present", "subset", "incomplete", "missing"]
@@ -49,10 +50,8 @@ def data_root(root: StrPath | None = None) -> Path:
     """
     given = os.environ.get(VARIABLE) if root is None else root
     if not given:
-        raise NoRootError(
-            "expected the folder of the datasets, got none: name it with root (--data on the command line) "
-            f"or the environment variable {VARIABLE}"
-        )
+        ways = f"root (--data on the command line) or the environment variable {VARIABLE}"
+        raise NoRootError(f"expected the folder of the datasets, got none: name it with {ways}")
     folder = Path(given).expanduser()
     if not folder.is_dir():
         said = f"the environment variable {VARIABLE}" if root is None else "root (--data on the command line)"
@@ -167,8 +166,7 @@ def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) 
     given = {key: value for key, value in {"root": root, "seed": seed}.items() if key in parameters}
     allowed = {p.name: p.annotation for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for option, value in options.items():
-        if option not in allowed:
-            raise ValueError(f"expected options of {name} among {', '.join(allowed)}, got {option!r}")
+        check_choice(f"an option of {name}", option, allowed)
         if allowed[option] is bool and not isinstance(value, bool):  # a recipe's text 'False' would be true
             raise ValueError(f"expected option {option} of {name} to be true or false, got {value!r}")
     return entry.load(**given, **options)
@@ -235,6 +233,7 @@ def status_of(entry: Entry, folder: Path) -> Status:
     if not begun:
         return Status(entry.name, "missing", None, _missing(entry.layouts[0], folder), _how(entry))
     found = [_state_of(entry, layout, folder) for layout in begun]
+    # one whole layout will do, whatever was begun beside it
     return min(found, key=lambda status: ("present", "subset", "incomplete").index(status.state))
 
 
@@ -250,15 +249,13 @@ def _state_of(entry: Entry, layout: Layout, folder: Path) -> Status:
 
 
 def _missing(layout: Layout, folder: Path) -> tuple[str, ...]:
-    paths = [f"{layout.folder}/{path}" for path in layout.paths] or [layout.folder]
-    return tuple(path for path in paths if not _there(folder / path))
+    """What is not there, or has nothing in it."""
 
+    def empty(path: Path) -> bool:
+        return not (any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size)
 
-def _there(path: Path) -> bool:
-    """A file with something in it, or a folder with something in it."""
-    if path.is_dir():
-        return next(path.iterdir(), None) is not None
-    return path.is_file() and path.stat().st_size > 0
+    names = [f"{layout.folder}/{path}" for path in layout.paths] or [layout.folder]
+    return tuple(name for name in names if empty(folder / name))
 
 
 def _how(entry: Entry) -> str:
@@ -267,10 +264,8 @@ def _how(entry: Entry) -> str:
         return ""
     if archive.url is not None:
         return f"get({entry.name!r}, root) downloads {archive.url}"
-    return (
-        f"put {archive.file} (md5 {archive.md5}, linked from {entry.page}) into the root, "
-        f"then get({entry.name!r}, root) unpacks it"
-    )
+    file = f"{archive.file} (md5 {archive.md5}, linked from {entry.page})"
+    return f"put {file} into the root, then get({entry.name!r}, root) unpacks it"
 
 
 def get(
@@ -388,6 +383,7 @@ def _fetch(url: str, part: Path, limit: int, timeout: float, progress: Progress 
             return  # nothing is left to send: the checksum will tell whether the part is the whole
         raise
     with answer:
+        # a server may ignore the range, or send another one
         if not (answer.status == http.client.PARTIAL_CONTENT and _begins_at(answer, have)):
             have = 0  # the server sends the whole
         length = answer.headers.get("Content-Length")

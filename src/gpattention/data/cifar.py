@@ -1,19 +1,20 @@
 """CIFAR-10 and CIFAR-100: as their authors publish them and as folders of images, split as in the paper.
 
 The published files are pickles, and a pickle is a program.  Python's own machine calls whatever the file
-names, and can be made to build, out of a few hundred bytes, what takes for ever to look at.  The one here
-knows the instructions for numbers, strings, lists, tuples and dictionaries, and the three names of NumPy by
-which these files describe an array of bytes; everything else is refused.  Every instruction takes time in
+names, and can be made to build, out of a few hundred bytes, what takes for ever to look at.  Here it keeps
+the instructions for numbers, strings, lists, tuples and dictionaries, and the three names of NumPy by which
+these files describe an array of bytes; everything else is refused.  Every instruction takes time in
 proportion to its bytes.
 """
 
-import pickletools
-from collections.abc import Iterable
+import io
+import pickle
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from gpattention.checks import check_choice, check_count, check_labels
-from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
 from gpattention.data.datasets import CropAndFlip, ImageData, Images, Normalisation, split
-from gpattention.data.files import class_folders, read_class_folders
+from gpattention.data.files import image_files, read_images
 from gpattention.data.ood import load_ood, ood_name
 from gpattention.files import StrPath, read_text
 
@@ -36,19 +37,19 @@ _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): "_reconstruct",
     ("numpy._core.multiarray", "_reconstruct"): "_reconstruct",
 }
-_VALUES = {
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
-}  # fmt: skip
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_MARK = object()
+# of pickle's instructions, those that put down, remember and join values; those that call are ours
+_INSTRUCTIONS = """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT
+    STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8
+    BINBYTES SHORT_BINBYTES BINBYTES8 PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET
+    EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT GLOBAL STACK_GLOBAL
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
+class _Name(str):
     """One of NumPy's three."""
 
-    name: str
+    __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +67,7 @@ def read_pickle(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: expected at most {LARGEST} bytes, got {file.stat().st_size}")
     raw = file.read_bytes()
     try:
-        content = _Machine().run(raw)
+        content = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
         if isinstance(content, dict):
             checked = _Plain(2 * len(raw))
             return {checked.string(key): checked.value(value) for key, value in content.items()}
@@ -76,106 +77,61 @@ def read_pickle(file: Path) -> dict[str, Any]:
     raise ValueError(f"{file}: expected a CIFAR pickle of a dictionary, got {type(content).__name__}")
 
 
-class _Machine:
-    """A stack, and the values that the file remembers by number."""
+_CODES = [getattr(pickle, instruction)[0] for instruction in _INSTRUCTIONS.split()]
 
-    def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
-        self._calls = 0
 
-    def run(self, raw: bytes) -> Any:
-        """What the program leaves."""
-        for instruction, argument, _ in pickletools.genops(raw):
-            if instruction.name == "STOP":
-                return self._pop()
-            self._step(instruction.name, argument)
-        raise UnpicklingError("no end")
+class _Unpickler(pickle._Unpickler):
+    """Python's machine with fewer instructions: what a file names is described, and nothing is called."""
 
-    def _step(self, instruction: str, argument: Any) -> None:
-        push = self._stack.append
-        match instruction:
-            case value if value in _VALUES:
-                push(argument)
-            case constant if constant in _CONSTANTS:
-                push(_CONSTANTS[constant])
-            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":  # of Python 2: bytes
-                push(argument.encode("latin-1"))
-            case "PROTO" | "FRAME":
-                pass
-            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                push(self._pop())
-                self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                push(self._memo[argument])
-            case "MARK":
-                push(_MARK)
-            case "EMPTY_LIST" | "EMPTY_DICT":
-                push([] if instruction == "EMPTY_LIST" else {})
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                push(tuple(self._pop(int(instruction[-1]))))
-            case "TUPLE" | "LIST" | "DICT":
-                made: dict[str, Any] = {"TUPLE": tuple, "LIST": list, "DICT": _mapping}
-                push(made[instruction](self._marked()))
-            case "APPEND" | "APPENDS":
-                items = [self._pop()] if instruction == "APPEND" else self._marked()
-                self._top(list).extend(items)
-            case "SETITEM" | "SETITEMS":
-                more = _mapping(self._pop(2) if instruction == "SETITEM" else self._marked())
-                self._top(dict).update(more)
-            case "GLOBAL":
-                push(_named(*argument.split(" ", 1)))
-            case "STACK_GLOBAL":
-                push(_named(*self._pop(2)))
-            case "REDUCE":
-                self._describe(*self._pop(2))
-            case "BUILD":
-                state = self._pop()
-                self._top(_Described).state = state
-            case _:
-                raise UnpicklingError(f"the instruction {instruction}")
+    stack: list[Any]  # not of the stubs of typing
+    pop_mark: Callable[[], list[Any]]
+    calls = 0
 
-    def _pop(self, count: int = 0) -> Any:
-        """The value on top, or a list of the `count` on top."""
-        found = [self._stack.pop() for _ in range(count or 1)][::-1]
-        if any(each is _MARK for each in found):
-            raise UnpicklingError("a mark in the place of a value")
-        return found if count else found[0]
+    def find_class(self, module: str, name: str) -> _Name:
+        if (module, name) not in _NAMES:
+            raise UnpicklingError(f"expected arrays, lists and strings only, got {module[:80]}.{name[:80]}")
+        return _Name(_NAMES[module, name])
 
-    def _top(self, kind: type) -> Any:
-        if not self._stack or type(self._stack[-1]) is not kind:
-            raise UnpicklingError(f"no {kind.__name__} where one is to be filled")
-        return self._stack[-1]
-
-    def _marked(self) -> list[Any]:
-        """What was put down since the last mark."""
-        found = []
-        while (each := self._stack.pop()) is not _MARK:
-            found.append(each)
-        return found[::-1]
-
-    def _describe(self, called: Any, arguments: Any) -> None:
-        self._calls += 1
-        if self._calls > CALLS:
+    def _call(self) -> None:
+        arguments, called = self.stack.pop(), self.stack.pop()
+        self.calls += 1
+        if self.calls > CALLS:
             raise UnpicklingError(f"more than {CALLS} arrays and types")
-        if type(called) is not _Name or called.name == "ndarray" or type(arguments) is not tuple:
+        if type(called) is not _Name or called == "ndarray" or type(arguments) is not tuple:
             raise UnpicklingError("the call of something else than an array or a type")
-        self._stack.append(_Described(called.name, arguments))
+        self.stack.append(_Described(called, arguments))
 
+    def _build(self) -> None:
+        state = self.stack.pop()
+        if type(self.stack[-1]) is not _Described:
+            raise UnpicklingError("no array where one is to be filled")
+        self.stack[-1].state = state
 
-def _mapping(values: list[Any]) -> dict[Any, Any]:
-    # the hash of a tuple of tuples would take for ever
-    if len(values) % 2 or not all(type(key) in (bytes, str) for key in values[::2]):
-        raise UnpicklingError("keys that are no strings")
-    return dict(zip(values[::2], values[1::2], strict=True))
+    def _dict(self) -> None:
+        items = self.pop_mark()
+        self.stack.append({})
+        self._fill(items)
 
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._fill([key, value])
 
-def _named(module: object, name: object) -> _Name:
-    if type(module) is not str or type(name) is not str:
-        raise UnpicklingError("a name that is no string")
-    if (module, name) not in _NAMES:
-        raise UnpicklingError(f"expected NumPy arrays, lists and strings only, got {module[:80]}.{name[:80]}")
-    return _Name(_NAMES[module, name])
+    def _set_items(self) -> None:
+        self._fill(self.pop_mark())
+
+    def _fill(self, values: list[Any]) -> None:
+        # the hash of a tuple of tuples would take for ever
+        if len(values) % 2 or not all(type(key) in (bytes, str) for key in values[::2]):
+            raise UnpicklingError("keys that are no strings")
+        if type(self.stack[-1]) is not dict:
+            raise UnpicklingError("no dictionary where one is to be filled")
+        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        **{code: pickle._Unpickler.dispatch[code] for code in _CODES},
+        pickle.REDUCE[0]: _call, pickle.BUILD[0]: _build, pickle.DICT[0]: _dict,
+        pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items,
+    }  # fmt: skip
 
 
 class _Plain:
@@ -197,9 +153,7 @@ class _Plain:
             return self.string(value)
         if value is None or type(value) in (bool, int, float):
             return value
-        raise ValueError(
-            f"expected arrays, and lists of numbers and strings, got {type(value).__name__.strip('_')}"
-        )
+        raise ValueError(f"expected arrays, and lists of numbers and strings, got {type(value).__name__}")
 
     def string(self, value: bytes | str) -> str:
         """Decoded, whatever it holds."""
@@ -212,7 +166,7 @@ class _Plain:
 def _array(described: _Described) -> np.ndarray:
     state = described.state
     if described.name != "_reconstruct" or not (type(state) is tuple and len(state) == 5):
-        raise ValueError(f"expected the state of an array, got {type(state).__name__.strip('_')}")
+        raise ValueError(f"expected the state of an array, got {type(state).__name__}")
     _, shape, kind, fortran, raw = state
     code = kind.arguments[0] if type(kind) is _Described and kind.name == "dtype" and kind.arguments else None
     if code not in ("u1", "|u1", b"u1", b"|u1") or type(raw) is not bytes:
@@ -288,33 +242,47 @@ def read_cifar(kind: Cifar, root: Path) -> Read:
             f"expected {kind.python}, {kind.binary} or {kind.name}/train in {root}, got none of them: "
             f"see get({kind.name!r}, root)"
         )
-    missing = [[p for p in layout.paths if not (root / layout.folder / p).exists()] for layout, _ in begun]
-    chosen = missing.index([]) if [] in missing else 0
-    layout, read = begun[chosen]
-    folder = root / layout.folder
-    if missing[chosen]:
-        lost = folder / missing[chosen][0]
-        raise FileNotFoundError(f"expected {lost}, got nothing: is the dataset complete?")
-    return read(kind, folder)
+    lost = [[root / each.folder / p for p in each.paths] for each, _ in begun]
+    lost = [[path for path in paths if not path.exists()] for paths in lost]
+    if [] not in lost:
+        raise FileNotFoundError(f"expected {lost[0][0]}, got nothing: is the dataset complete?")
+    layout, read = begun[lost.index([])]
+    return read(kind, root / layout.folder)
 
 
 def _read_python(kind: Cifar, folder: Path) -> Read:
     file, key = kind.python_meta
-    names = read_pickle(folder / file).get(key)
-    train = [_pickled(folder / name, kind) for name in kind.train]
-    return _joined(train), _pickled(folder / kind.test, kind), _class_names(folder / file, names, kind)
+    names = _class_names(folder / file, read_pickle(folder / file).get(key), kind)
+    return *_joined([_pickled(folder / name, kind) for name in (*kind.train, kind.test)]), names
 
 
 def _read_binary(kind: Cifar, folder: Path) -> Read:
     meta = folder / kind.binary_meta
-    train = [_binary(folder / f"{name}.bin", kind) for name in kind.train]
-    test = _binary(folder / f"{kind.test}.bin", kind)
-    return _joined(train), test, _class_names(meta, read_text(meta).split(), kind)
+    names = _class_names(meta, read_text(meta).split(), kind)
+    return *_joined([_binary(folder / f"{name}.bin", kind) for name in (*kind.train, kind.test)]), names
+
+
+def _joined(parts: list[Images]) -> tuple[Images, Images]:
+    """All but the last as one, and the last, which are the test images."""
+    *train, test = parts
+    labels = torch.cat([part.labels for part in train])
+    return Images(torch.cat([part.images for part in train]), labels), test
 
 
 def _read_folders(kind: Cifar, folder: Path) -> Read:
-    classes = _class_names(folder / "train", list(class_folders(folder / "train")), kind)
-    train, test = (Images(*read_class_folders(folder / part, classes, SIDE)) for part in ("train", "test"))
+    parts: list[Images] = []
+    classes: tuple[str, ...] = ()
+    for part in (folder / "train", folder / "test"):
+        names = sorted(f.name for f in part.iterdir() if f.is_dir() and not f.name.startswith("."))
+        classes = classes or _class_names(part, names, kind)
+        if odd := set(names) ^ set(classes):
+            raise ValueError(
+                f"{part}: expected the folders {', '.join(classes)}, got a difference in {sorted(odd)}"
+            )
+        files = [(file, label) for label, name in enumerate(classes) for file in image_files(part / name)]
+        labels = torch.tensor([label for _, label in files], dtype=torch.int64)
+        parts.append(Images(read_images([file for file, _ in files], SIDE), labels))
+    train, test = parts
     return train, test.select(_taking_turns(test.labels)), classes
 
 
@@ -327,14 +295,11 @@ def _taking_turns(labels: Tensor) -> Tensor:
 def _pickled(file: Path, kind: Cifar) -> Images:
     content = read_pickle(file)
     pixels, labels = content.get("data"), content.get(kind.labels)
-    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
-        raise ValueError(
-            f"{file}: expected 'data' to be an array and {kind.labels!r} a list, got {sorted(content)}"
-        )
-    if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise ValueError(f"{file}: expected 'data' of shape [n, {_PIXELS}], got {pixels.shape}")
-    if not all(isinstance(label, int) for label in labels):
-        raise ValueError(f"{file}: expected {kind.labels!r} to be whole numbers")
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
+        shown = pixels.shape if isinstance(pixels, np.ndarray) else sorted(content)
+        raise ValueError(f"{file}: expected 'data' to be an array of shape [n, {_PIXELS}], got {shown}")
+    if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+        raise ValueError(f"{file}: expected {kind.labels!r} to be a list of whole numbers")
     return _images(file, torch.tensor(pixels), torch.tensor(labels, dtype=torch.int64), kind)
 
 
@@ -348,8 +313,6 @@ def _binary(file: Path, kind: Cifar) -> Images:
 
 
 def _images(file: Path, pixels: Tensor, labels: Tensor, kind: Cifar) -> Images:
-    if len(labels) != len(pixels):
-        raise ValueError(f"{file}: expected one label per image, got {len(labels)} for {len(pixels)} images")
     try:
         check_labels(labels, len(pixels), kind.classes)
     except ValueError as error:
@@ -357,14 +320,9 @@ def _images(file: Path, pixels: Tensor, labels: Tensor, kind: Cifar) -> Images:
     return Images(pixels.reshape(-1, 3, SIDE, SIDE), labels)
 
 
-def _joined(parts: list[Images]) -> Images:
-    return Images(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
-
-
 def _class_names(file: Path, names: object, kind: Cifar) -> tuple[str, ...]:
     if not isinstance(names, list) or len(names) != kind.classes:
-        got = len(names) if isinstance(names, list) else names
-        raise ValueError(f"{file}: expected {kind.classes} class names, got {got}")
+        raise ValueError(f"{file}: expected {kind.classes} class names, got {names}")
     return tuple(str(name) for name in names)
 
 
@@ -405,13 +363,10 @@ def load_cifar(
     train, test, classes = read_cifar(kind, folder)
     whole = (len(train), len(test)) == (TRAIN, TEST)
     if not whole and not subset:
-        raise ValueError(
-            f"expected {TRAIN} training and {TEST} test images of {kind.name}, got {len(train)} "
-            f"and {len(test)}: pass subset=True (data.options.subset=true in a recipe) if that is meant"
-        )
-    if validation is None:
-        validation = VALIDATION if whole else max(1, len(train) // 10)
-    validation = check_count("validation", validation)
+        wanted = f"{TRAIN} training and {TEST} test images of {kind.name}"
+        raise ValueError(f"expected {wanted}, got {len(train)} and {len(test)}: {SUBSET}")
+    usual = VALIDATION if whole else max(1, len(train) // 10)
+    validation = usual if validation is None else check_count("validation", validation)
     if validation >= len(train):
         raise ValueError(f"expected validation to be at most {len(train) - 1}, got {validation}")
     parts = split(len(train), (len(train) - validation, validation), seed)

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from gpattention.checks import check_choice
-from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
 from gpattention.data.datasets import TextData, Texts, split
 from gpattention.files import StrPath, existing_file, read_text
 
@@ -45,18 +45,14 @@ def load_cola(
     place = data_root(root)
     found = [place / name for name in FOLDERS if (place / name).is_dir()]
     if not found:
-        raise FileNotFoundError(
-            f"expected {' or '.join(FOLDERS)} in {place}, got none of them: see get('cola', root)"
-        )
+        wanted = " or ".join(FOLDERS)
+        raise FileNotFoundError(f"expected {wanted} in {place}, got none of them: see get('cola', root)")
     folder = found[0] / form
     parts = [read_cola(folder / name) for name in FILES]
     rows = tuple(len(part) for part in parts)
     whole = rows == ROWS
     if not whole and not subset:
-        raise ValueError(
-            f"{folder}: expected {ROWS} sentences, got {rows}: "
-            "pass subset=True (data.options.subset=true in a recipe) if that is meant"
-        )
+        raise ValueError(f"{folder}: expected {ROWS} sentences, got {rows}: {SUBSET}")
     first, second, outside = parts
     pooled = Texts(first.sentences + second.sentences, torch.cat([first.labels, second.labels]))
     chosen = TRAIN if whole else len(pooled) * 4 // 5
@@ -83,10 +79,8 @@ def read_cola(file: Path) -> Texts:
     for number, line in enumerate(lines if lines[-1] else lines[:-1], start=1):
         columns = line.rstrip("\r").split("\t")
         if len(columns) != 4 or columns[1] not in ("0", "1"):
-            raise ValueError(
-                f"{file}, line {number}: expected source, label 0 or 1, mark and sentence with tabs "
-                f"between them, got {line[:80]!r}"
-            )
+            wanted = "source, label 0 or 1, mark and sentence with tabs between them"
+            raise ValueError(f"{file}, line {number}: expected {wanted}, got {line[:80]!r}")
         sentences.append(columns[3])
         labels.append(int(columns[1]))
     return Texts(tuple(sentences), torch.tensor(labels, dtype=torch.int64))

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,9 +17,10 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
+import gpattention
 from gpattention.checks import check_choice
 from gpattention.data import corruptions as made
-from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
 from gpattention.data.datasets import Images
 from gpattention.data.files import map_npy
 from gpattention.files import StrPath, existing_file, file_digest, read_object, replaced, write_atomically
@@ -37,12 +37,24 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a folder's `regenerated.json` says: these are not the published arrays."""
+class Regenerated:
+    """A folder of regenerated corruptions: `<corruption>.npy`, uint8 [severities x N, H, W, 3], severity
+    after severity, and `labels.npy`; what its `regenerated.json` says.
 
-    name: str  # such as "CIFAR-10-C (regenerated)"
-    frost: str  # "generated pictures" or "given pictures, sha256 ..."
+    Attributes:
+        name: of the set; says that it is regenerated.
+        folder: where it lies.
+        severities: which.
+        corruptions: which.
+        frost: "generated pictures" or "given pictures, sha256 ...".
+        seed: of all random numbers.
+    """
+
+    name: str
+    folder: Path
     severities: tuple[int, ...]
+    corruptions: tuple[str, ...]
+    frost: str
     seed: int
 
 
@@ -62,7 +74,7 @@ class CorruptedImages:
     folder: Path
     corruptions: tuple[str, ...]
     subset: bool = False
-    regenerated: Origin | None = None
+    regenerated: Regenerated | None = None
 
     @property
     def severities(self) -> tuple[int, ...]:
@@ -74,23 +86,20 @@ class CorruptedImages:
         check_choice("corruption", corruption, self.corruptions)
         count = len(self.severities)
         if severity not in self.severities:
-            choices = "from 1 to 5" if count == 5 else f"among {', '.join(map(str, self.severities))}"
-            raise ValueError(f"expected severity {choices}, got {severity}")
+            choices = ", ".join(map(str, self.severities))
+            raise ValueError(f"expected severity to be one of {choices}, got {severity}")
         images = self._array(corruption)
         labels = self._array("labels")
         good = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3) and len(images) % count == 0
         if not good or labels.shape != images.shape[:1]:
-            raise ValueError(
-                f"{self.folder}: expected {corruption} to be uint8 [n, 32, 32, 3] and labels [n], n in "
-                f"{count} severities, got {images.dtype} {images.shape} and {labels.shape}"
-            )
+            wanted = f"{corruption} to be uint8 [n, 32, 32, 3] and labels [n], n in {count} severities"
+            got = f"{images.dtype} {images.shape} and {labels.shape}"
+            raise ValueError(f"{self.folder}: expected {wanted}, got {got}")
         rows = len(images) // count
         if rows != TEST and not self.subset:
-            raise ValueError(
-                f"{self.folder}: expected {TEST} images of each severity, got {rows}: "
-                "pass subset=True if that is meant"
-            )
+            raise ValueError(f"{self.folder}: expected {TEST} images of each severity, got {rows}: {SUBSET}")
         place = self.severities.index(severity)
+        # a slice of mapped arrays: only these rows are read from the disk
         chosen = slice(place * rows, (place + 1) * rows)
         return Images(
             torch.from_numpy(images[chosen]).permute(0, 3, 1, 2),
@@ -127,17 +136,15 @@ def load_corrupted(
     if not place.is_dir():
         raise FileNotFoundError(f"expected {name} in {place}, got no such folder: see get({name!r}, root)")
     found = tuple(c for c in CORRUPTIONS if (place / f"{c}.npy").is_file())
-    missing = [c for c in CORRUPTIONS if c not in found]
+    missing = ", ".join(c for c in CORRUPTIONS if c not in found)
     if missing and not (subset and found):
-        raise FileNotFoundError(
-            f"{place}: expected {len(CORRUPTIONS)} corruptions, got no {', '.join(missing)}"
-        )
-    origin = _origin(place)
+        raise FileNotFoundError(f"{place}: expected {len(CORRUPTIONS)} corruptions, got no {missing}")
+    origin = _origin(place, found)
     called = name if origin is None else f"{name}-regenerated"
     return CorruptedImages(called if folder is None else place.name, place, found, subset, origin)
 
 
-def _origin(folder: Path) -> Origin | None:
+def _origin(folder: Path, found: tuple[str, ...]) -> Regenerated | None:
     """What the folder says about itself; the published one says nothing."""
     file = folder / RECORD
     if not file.is_file():
@@ -145,30 +152,11 @@ def _origin(folder: Path) -> Origin | None:
     try:
         record = read_object(file)
         recipe = record["recipe"]
-        severities = tuple(int(severity) for severity in recipe["severities"])
-        return Origin(str(record["name"]), str(recipe["frost"]), severities, int(recipe["seed"]))
+        levels = tuple(int(severity) for severity in recipe["severities"])
+        name, frost, seed = str(record["name"]), str(recipe["frost"]), int(recipe["seed"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file}: expected the record of regenerated corruptions, got {error!r}") from None
-
-
-@dataclass(frozen=True)
-class Regenerated:
-    """A folder of regenerated corruptions: `<corruption>.npy`, uint8 [severities x N, H, W, 3], severity
-    after severity, and `labels.npy`.
-
-    Attributes:
-        name: of the set; says that it is regenerated.
-        folder: where it lies.
-        severities: which.
-        corruptions: which.
-        frost: "generated pictures" or "given pictures, sha256 ...".
-    """
-
-    name: str
-    folder: Path
-    severities: tuple[int, ...]
-    corruptions: tuple[str, ...]
-    frost: str
+    return Regenerated(name, folder, levels, found, frost, seed)
 
 
 def regenerate(
@@ -249,7 +237,7 @@ def regenerate(
                 progress(each, shape[0], shape[0])
         else:
             _write_and_enter(path, partial(write, each), record)
-    return Regenerated(name, folder, severities, wanted, about_frost)
+    return Regenerated(name, folder, severities, wanted, about_frost, seed)
 
 
 def named_frost(pictures: Sequence[Tensor] | None) -> str:
@@ -264,9 +252,8 @@ def _check(
     if images.dtype != torch.uint8 or len(images) == 0:
         raise ValueError(f"images: expected some, of type uint8, got {len(images)} of {images.dtype}")
     if labels.shape != images.shape[:1] or labels.is_floating_point():
-        raise ValueError(
-            f"labels: expected integers of shape [{len(images)}], got {labels.dtype} of {tuple(labels.shape)}"
-        )
+        shape = tuple(labels.shape)
+        raise ValueError(f"labels: expected integers of shape [{len(images)}], got {labels.dtype} of {shape}")
     if not source:
         raise ValueError("source: expected the name of the clean test set, got ''")
     if not severities or list(severities) != sorted(set(severities)):
@@ -286,26 +273,20 @@ def _open_record(folder: Path, name: str, recipe: dict[str, Any]) -> dict[str, A
             raise ValueError(f"{path}: expected an object with the objects 'recipe' and 'files'")
         for field in sorted({*recipe, *found}):
             if found.get(field) != recipe.get(field):
-                raise ValueError(
-                    f"{path}: expected {field} {recipe.get(field)!r}, got {found.get(field)!r}; "
-                    "regenerate with another recipe into another folder"
-                )
+                wanted, got = recipe.get(field), found.get(field)
+                raise ValueError(f"{path}: expected {field} {wanted!r}, got {got!r}: take another folder")
         return record
     folder.mkdir(parents=True, exist_ok=True)
-    strangers = sorted(each.name for each in folder.glob("*.npy"))
-    if strangers:
-        raise ValueError(
-            f"folder: expected one with a {RECORD} or without arrays, got {folder} with "
-            f"{', '.join(strangers)}; these may be the published ones"
-        )
-    try:
-        library = version("gpattention")
-    except PackageNotFoundError:
-        library = "not installed"
+    if strangers := ", ".join(sorted(each.name for each in folder.glob("*.npy"))):  # the published ones?
+        raise ValueError(f"folder: expected one with a {RECORD} or no arrays, got {folder} with {strangers}")
     record = {
         "name": name,
         "note": "Regenerated from the clean test set with the published severities; not the published files.",
-        "made_by": {"gpattention": library, "torch": torch.__version__, "numpy": np.__version__},
+        "made_by": {
+            "gpattention": gpattention.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
         "recipe": recipe,
         "files": {},
     }

@@ -9,12 +9,12 @@ batch size, device, number of ranks and version.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from gpattention.checks import check_count, check_labels
 
@@ -100,20 +100,6 @@ class Batch(NamedTuple):
         return [self.items, *inputs, self.labels]
 
 
-class Part(Protocol):
-    """Items that can be taken by batches: `Images` and `Texts`."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, items: Tensor) -> Batch:
-        """Those items, on the device where the part lies."""
-        ...
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same on another device."""
-        ...
-
-
 def batches(
     n: int,
     batch_size: int,
@@ -160,7 +146,7 @@ def batches(
 
 
 def loader(
-    part: Part, batch_size: int, *, workers: int = 2, done: int = 0, **order: Any
+    part: "Images | Texts", batch_size: int, *, workers: int = 2, done: int = 0, **order: Any
 ) -> "DataLoader[Batch]":
     """One epoch of `Batch`es of a part on the CPU, the very batches of `batches`; pinned for a CUDA device.
 
@@ -181,31 +167,15 @@ def loader(
     Raises:
         ValueError: if a number is out of its range.
     """
+    # all cuts are made here: workers draw nothing, so that their number changes nothing
     cuts = batches(len(part), batch_size, **order)[check_count("done", done, least=0) :]
     return DataLoader(
-        WholeBatches(part.batch, cuts),
-        batch_size=None,  # an element is a batch already
+        cuts,  # type: ignore[arg-type]
+        batch_size=None,  # an element is a batch already: one indexing instead of one per item
+        collate_fn=part.batch,  # type: ignore[arg-type]
         num_workers=check_count("workers", workers, least=0),
         pin_memory=torch.cuda.is_available(),
     )
-
-
-class WholeBatches(Dataset[Batch]):
-    """A dataset whose elements are whole batches: one indexing instead of one per item.
-
-    Args:
-        take: makes a batch of the indices of its items.
-        cuts: indices of each batch, [size] int64.
-    """
-
-    def __init__(self, take: Callable[[Tensor], Batch], cuts: Sequence[Tensor]) -> None:
-        self._take, self._cuts = take, cuts
-
-    def __len__(self) -> int:
-        return len(self._cuts)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._take(self._cuts[index])
 
 
 def _check_labels(labels: Tensor, n: int) -> None:
@@ -233,9 +203,7 @@ class Normalisation:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
-            raise ValueError(
-                f"expected mean and std to have one number per channel, got {self.mean} and {self.std}"
-            )
+            raise ValueError(f"expected one number per channel in mean and std, got {self.mean}, {self.std}")
         if not all(s > 0 for s in self.std):
             raise ValueError(f"expected std > 0 in every channel, got {self.std}")
 
@@ -260,10 +228,9 @@ class Normalisation:
 
     def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Model inputs of the same shape; 8-bit images are divided by 255 first, others are in [0, 1]."""
-        if images.ndim < 3 or images.shape[-3] != len(self.mean):
-            raise ValueError(
-                f"expected images of shape [..., {len(self.mean)}, H, W], got {tuple(images.shape)}"
-            )
+        channels = len(self.mean)
+        if images.ndim < 3 or images.shape[-3] != channels:
+            raise ValueError(f"expected images of shape [..., {channels}, H, W], got {tuple(images.shape)}")
         top = 255.0 if images.dtype == torch.uint8 else 1.0
         shift, scale = _constants(self.mean, self.std, top, dtype, images.device)
         return (images.to(dtype) - shift) * scale
@@ -301,10 +268,8 @@ class CropAndFlip:
     def __call__(self, images: Tensor, items: Tensor, epoch: int) -> Tensor:
         """New images [B, C, H, W] of the same type; before normalisation, so that black is 0."""
         if images.ndim != 4 or items.shape != images.shape[:1]:
-            raise ValueError(
-                "expected images [B, C, H, W] and items [B], "
-                f"got {tuple(images.shape)} and {tuple(items.shape)}"
-            )
+            shapes = f"{tuple(images.shape)} and {tuple(items.shape)}"
+            raise ValueError(f"expected images [B, C, H, W] and items [B], got {shapes}")
         items = items.to(images.device)
         height, width = images.shape[-2:]
         shifts = 2 * self.padding + 1
@@ -316,6 +281,7 @@ class CropAndFlip:
             mirrored = integers(items, 2, FLIP, self.seed, epoch).bool()[:, None]
             columns = torch.where(mirrored, width - 1 - columns, columns)
         columns = columns + left[:, None]
+        # one gather from padded images: a loop over items would wait for a GPU again and again
         padded = pad(images, (self.padding,) * 4)
         which = torch.arange(len(items), device=images.device)[:, None, None]
         taken = padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]]  # [B, H, W, C]
@@ -340,10 +306,9 @@ class Images:
     def __post_init__(self) -> None:
         good = self.images.dtype == torch.uint8 or self.images.is_floating_point()
         if self.images.ndim != 4 or not good:
-            raise ValueError(
-                "expected images to be uint8 or floating-point of shape [n, C, H, W], "
-                f"got {self.images.dtype} of shape {tuple(self.images.shape)}"
-            )
+            wanted = "uint8 or floating-point of shape [n, C, H, W]"
+            got = f"{self.images.dtype} of shape {tuple(self.images.shape)}"
+            raise ValueError(f"expected images to be {wanted}, got {got}")
         _check_labels(self.labels, len(self.images))
 
     @classmethod
@@ -394,10 +359,8 @@ class Texts:
         _check_labels(self.labels, len(self.sentences))
         for name, tensor in self.inputs.items():
             if tensor.ndim == 0 or len(tensor) != len(self):
-                raise ValueError(
-                    f"expected inputs[{name!r}] to have {len(self)} rows, one per sentence, "
-                    f"got shape {tuple(tensor.shape)}"
-                )
+                wanted = f"{len(self)} rows, one per sentence"
+                raise ValueError(f"expected inputs[{name!r}] to have {wanted}, got {tuple(tensor.shape)}")
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -500,13 +463,11 @@ class ImageData(_Splits[Images]):
     augmentation: CropAndFlip | None = None
 
     def __post_init__(self) -> None:
-        shape = self.train.images.shape[1:]
+        shape = tuple(self.train.images.shape[1:])
         for name, part in self.parts.items():
-            if part.images.shape[1:] != shape:
-                raise ValueError(
-                    f"expected images of shape {tuple(shape)} as in train, "
-                    f"got {tuple(part.images.shape[1:])} in {name}"
-                )
+            found = tuple(part.images.shape[1:])
+            if found != shape:
+                raise ValueError(f"expected images of shape {shape} as in train, got {found} in {name}")
 
     @property
     def channels(self) -> int:

@@ -39,23 +39,20 @@ _BLOCK = 1 << 20
 
 @contextmanager
 def _named(file: StrPath, what: str) -> Iterator[None]:
-    """Turn what goes wrong in the body into a `ValueError` that names the file."""
+    """Turn what a damaged file makes of the body, which can be almost any error, into one that names it."""
     try:
         yield
-    except Exception as error:  # a damaged file can raise almost anything
-        if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read
+    except Exception as error:
+        # a missing file or a full disk; damage has no number, or EINVAL for a place outside the file
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        raise ValueError(f"{file}: expected {what}, got {error or type(error).__name__}") from None
+        raise ValueError(f"{file}: expected {what}, got {str(error) or type(error).__name__}") from None
 
 
 _HEADERS = 1 << 20  # bytes of a tar between the contents of two files: long names are read into memory
 _MEMORY = 1 << 28  # bytes that xz may ask for
 _NAME, _PATH = 255, 1024  # bytes of a file's name and of its whole path
 _ZIP = (b"PK\3\4", b"PK\5\6")
-
-
-class _RefusedError(ValueError):
-    """What this module says, unlike what its libraries say of a damaged archive."""
 
 
 def unpack(
@@ -86,20 +83,11 @@ def unpack(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as temporary:
         staging = Path(temporary)
-        try:
+        with _named(archive, "a sound .tar, .tar.gz, .tar.bz2, .tar.xz or .zip"):
             names = _write(archive, staging, limit, files)
-        except _RefusedError as error:
-            raise ValueError(f"{archive}: expected {error}") from None
-        except Exception as error:  # a damaged archive can raise almost anything
-            # a full disk; the errors of gzip and bz2 have no number, a place outside the archive has EINVAL
-            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise
-            message = str(error) or type(error).__name__
-            raise ValueError(
-                f"{archive}: expected a sound .tar, .tar.gz, .tar.xz or .zip, got {message}"
-            ) from None
         if check is not None:
             check(names)
+        # all of them before the first is moved: an archive is unpacked as a whole or not at all
         for name in names:
             _check_place(archive, folder, folder / name)
         for name in names:
@@ -118,13 +106,13 @@ def _write(archive: Path, staging: Path, limit: int, files: int) -> list[str]:
             target.parent.mkdir(parents=True, exist_ok=True)
             out = target.open("xb")
         except (FileExistsError, NotADirectoryError):
-            raise _RefusedError(f"every name once, got {name!r} twice, or below itself") from None
+            raise ValueError(f"the name {name!r} twice, or below itself") from None
         with content, out:
             # what is read counts, not what the archive says
             while block := content.read(_BLOCK):
                 size += len(block)
                 if size > limit:
-                    raise _RefusedError(f"at most {limit} bytes, got more")
+                    raise ValueError(f"more than {limit} bytes")
                 _check_ratio(archive, size)
                 out.write(block)
         names.append(target.relative_to(staging).as_posix())
@@ -133,7 +121,7 @@ def _write(archive: Path, staging: Path, limit: int, files: int) -> list[str]:
 
 def _check_ratio(archive: Path, size: int) -> None:
     if size > FREE and size > RATIO * archive.stat().st_size:
-        raise _RefusedError(f"at most {RATIO} times its own size to come out of it, got more")
+        raise ValueError(f"more than {RATIO} times its own size")
 
 
 def _tarred(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[bytes]]]:
@@ -143,12 +131,12 @@ def _tarred(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[byt
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
             for count, member in enumerate(tar, start=1):
                 if count > files:  # folders too, or there could be any number of them
-                    raise _RefusedError(f"at most {files} files, got more")
+                    raise ValueError(f"more than {files} files")
                 if not member.isdir():
                     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-                        raise _RefusedError(f"plain files, got a link or a device: {member.name!r}")
+                        raise ValueError(f"a link or a device: {member.name!r}")
                     if not 0 <= member.size <= limit:
-                        raise _RefusedError(f"at most {limit} bytes, got {member.size}")
+                        raise ValueError(f"{member.size} bytes, more than {limit}")
                     stream.room = member.size + _HEADERS
                     content = tar.extractfile(member)
                     assert content is not None
@@ -221,7 +209,7 @@ class _Bounded:
         self.room -= len(found)
         self._given += len(found)
         if self.room < 0:
-            raise _RefusedError(f"at most {_HEADERS} bytes between two files, got more")
+            raise ValueError(f"more than {_HEADERS} bytes between two files")
         _check_ratio(self._archive, self._given)
         return found
 
@@ -229,17 +217,17 @@ class _Bounded:
 def _zipped(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(archive) as zipped:
         if len(zipped.infolist()) > files:
-            raise _RefusedError(f"at most {files} files, got more")
+            raise ValueError(f"more than {files} files")
         for member in zipped.infolist():
             if member.is_dir():
                 continue
             kind = (member.external_attr >> 16) & 0o170000  # as Unix writes it; 0 where it did not
             if kind not in (0, 0o100000):
-                raise _RefusedError(f"plain files, got a link or a device: {member.filename!r}")
+                raise ValueError(f"a link or a device: {member.filename!r}")
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise _RefusedError(f"files stored or deflated, got {member.filename!r}")
+                raise ValueError(f"{member.filename!r}, neither stored nor deflated")
             if member.file_size > limit:
-                raise _RefusedError(f"at most {limit} bytes, got {member.file_size}")
+                raise ValueError(f"{member.file_size} bytes, more than {limit}")
             yield member.filename, zipped.open(member)
 
 
@@ -247,14 +235,11 @@ def _inside(name: str) -> Path:
     """The name as a relative path below the folder."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or not path.parts or ":" in path.parts[0]:
-        raise _RefusedError(f"names inside the folder, got {name!r}")
+        raise ValueError(f"a name outside the folder: {name!r}")
     if not name.isprintable():
-        raise _RefusedError(f"names without control characters, got {name[:_NAME]!r}")
+        raise ValueError(f"a name with control characters: {name[:_NAME]!r}")
     if len(name.encode()) > _PATH or any(len(each.encode()) > _NAME for each in path.parts):
-        raise _RefusedError(
-            f"names of at most {_NAME} bytes in paths of at most {_PATH}, "
-            f"got {name[:60]!r}... of {len(name.encode())}"
-        )
+        raise ValueError(f"a name longer than file systems have it: {name[:60]!r}...")
     return Path(*path.parts)
 
 
@@ -262,10 +247,8 @@ def _check_place(archive: Path, folder: Path, place: Path) -> None:
     """A link that somebody put into the folder could lead anywhere; a link in the file's own place goes."""
     for above in place.relative_to(folder).parents:
         there = folder / above
-        if there.is_symlink() and above.parts:
-            raise ValueError(f"{archive}: expected folders in {folder}, got a link to follow: {there}")
-        if there.exists() and not there.is_dir():
-            raise ValueError(f"{archive}: expected a folder {there}, got a file of that name")
+        if (there.is_symlink() and above.parts) or (there.exists() and not there.is_dir()):
+            raise ValueError(f"{archive}: expected a folder {there}, got a link or a file of that name")
     if place.is_dir() and not place.is_symlink():
         raise ValueError(f"{archive}: expected a file or nothing at {place}, got a folder of that name")
 
@@ -296,9 +279,7 @@ def map_npy(file: Path) -> np.ndarray:
         with file.open("rb") as stream:
             shape, kind, begin = _header(stream)
         if math.prod(shape) * kind.itemsize != file.stat().st_size - begin:
-            raise ValueError(
-                f"a header of shape {shape} and type {kind} that does not fit the size of the file"
-            )
+            raise ValueError(f"a header of shape {shape} and type {kind}, which do not fit the file's size")
         return npy.open_memmap(file, mode="c")
 
 
@@ -352,7 +333,7 @@ def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact") -> Te
             side to `size` (bilinear, antialiased), then cuts out the centre.
     """
     check_choice("fit", fit, get_args(Fit))
-    _pillow()
+    pillow()
     images = np.empty((len(files), size, size, 3), np.uint8)
     for i, file in enumerate(files):
         with open_image(file) as opened:
@@ -375,33 +356,14 @@ def open_image(file: StrPath) -> "Iterator[Image]":
             decoded; and for formats that Pillow has other programs decode.
         ImportError: without Pillow.
     """
-    pillow = _pillow()
-    pillow.init()
-    formats = [each for each in FORMATS if each in pillow.OPEN]
-    with _named(file, "an image file that fits"), pillow.open(file, formats=formats) as opened:
+    image_module = pillow()
+    image_module.init()
+    formats = [each for each in FORMATS if each in image_module.OPEN]
+    with _named(file, "an image file that fits"), image_module.open(file, formats=formats) as opened:
         width, height = opened.size
         if width * height > PIXELS:
             raise ValueError(f"{width} x {height} pixels, more than {PIXELS}")
         yield opened
-
-
-def class_folders(folder: Path) -> tuple[str, ...]:
-    """Names of the folders in a folder, sorted: one class each."""
-    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
-    if not names:
-        raise ValueError(f"{folder}: expected a folder for every class, got none")
-    return tuple(names)
-
-
-def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> tuple[Tensor, Tensor]:
-    """Images [n, 3, size, size] uint8 and labels [n] int64; label i is the folder `classes[i]`."""
-    found = class_folders(folder)
-    if set(found) != set(classes):
-        odd = sorted(set(found) ^ set(classes))
-        raise ValueError(f"{folder}: expected the folders {', '.join(classes)}, got a difference in {odd}")
-    files = [(file, label) for label, name in enumerate(classes) for file in image_files(folder / name)]
-    images = read_images([file for file, _ in files], size)
-    return images, torch.tensor([label for _, label in files], dtype=torch.int64)
 
 
 def eight_bit(image: "Image", channels: int) -> "Image":
@@ -412,8 +374,8 @@ def eight_bit(image: "Image", channels: int) -> "Image":
     """
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of 32 bits (mode {image.mode}), whose range is not known: save 8 or 16")
-    if image.mode.startswith("I;16"):
-        image = _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode.startswith("I;16"):  # also big-endian
+        image = pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("RGB" if channels == 3 else "L")
 
 
@@ -424,7 +386,7 @@ def _fitted(image: "Image", size: int, fit: Fit) -> "Image":
         width, height = (round(side * size / short) for side in (width, height))
         if width * height > PIXELS:  # of a line of pixels
             raise ValueError(f"sides of {image.size}, which would grow to {width} x {height} pixels")
-        image = image.resize((width, height), _pillow().Resampling.BILINEAR)
+        image = image.resize((width, height), pillow().Resampling.BILINEAR)
     if (width, height) == (size, size):
         return image
     if fit == "exact" or min(width, height) < size:
@@ -433,12 +395,10 @@ def _fitted(image: "Image", size: int, fit: Fit) -> "Image":
     return image.crop((left, top, left + size, top + size))
 
 
-def _pillow() -> ModuleType:
+def pillow() -> ModuleType:
     """Pillow, once an image file is to be decoded."""
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError(
-            "expected Pillow to decode image files, got no such package: pip install 'gpattention[train]'"
-        ) from None
+        raise ImportError("image files need Pillow: pip install 'gpattention[train]'") from None
     return Image

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpattention.data.catalogue import GIGABYTE, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
 from gpattention.data.datasets import Images
 from gpattention.data.files import Fit, image_files, read_images, read_npz
 from gpattention.files import StrPath
@@ -50,10 +50,7 @@ def load_ood(
         raise FileNotFoundError(f"expected the images of {source} in {folder}, got no such folder")
     files = image_files(folder)
     if len(files) != known.images and not (subset and files):
-        raise ValueError(
-            f"{folder}: expected {known.images} images of {source}, got {len(files)}: "
-            "pass subset=True if that is meant"
-        )
+        raise ValueError(f"{folder}: expected {known.images} images of {source}, got {len(files)}: {SUBSET}")
     return Images.unlabelled(read_images(files, size, fit or ("resize" if source == "textures" else "crop")))
 
 
@@ -68,10 +65,9 @@ def ood_name(source: str, images: Images) -> str:
 def _place(source: str, root: StrPath | None) -> Path:
     """The folder or file that is meant: a path, or a name in the root's folder `ood`."""
     path = Path(source).expanduser()
-    if path.exists() and (path.is_absolute() or len(path.parts) > 1 or path.suffix == ".npz"):
-        return path
+    named = len(path.parts) == 1 and not path.is_absolute()  # such as svhn, in whatever folder one stands
     tried = [path]
-    if len(path.parts) == 1:
+    if named and not (path.suffix == ".npz" and path.exists()):
         below = data_root(root) / "ood"
         tried = [below / source, below / f"{source}.npz"]
     for place in tried:
@@ -93,10 +89,8 @@ def _read(place: Path, size: int, fit: Fit) -> Tensor:
         raise ValueError(f"expected source to be a folder or an .npz file, got {place}")
     images = read_npz(place, "images")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
-        raise ValueError(
-            f"{place}: expected images to be uint8 of shape [n, {size}, {size}, 3], "
-            f"got {images.dtype} of shape {images.shape}"
-        )
+        wanted = f"images to be uint8 of shape [n, {size}, {size}, 3]"
+        raise ValueError(f"{place}: expected {wanted}, got {images.dtype} of shape {images.shape}")
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 

@@ -79,7 +79,7 @@ def open_run(folder: StrPath) -> Run:
     recipe = read_recipe(folder)
     if not (folder / "model" / CONFIG).is_file():
         raise FileNotFoundError(
-            f"expected a model in {folder / 'model'}, got none: the run writes it {_first_written(recipe)}; "
+            f"expected a model in {folder / 'model'}, got none: the run writes it in its last phase; "
             f"gpattention train --resume --run {shlex.quote(str(folder))} goes on with it"
         )
     rows, events = read_rows(folder / "metrics.csv"), read_events(folder)
@@ -180,7 +180,7 @@ def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
         ValueError: a file is damaged.
     """
     found: dict[Path, Path] = {}
-    for folder in folders:
+    for folder in folders:  # by the real path: a run may be given twice, or through a link
         below = find_runs(folder, unfinished=True)
         if not below:
             raise FileNotFoundError(f"expected a run in or below {folder}, got no recipe.json there")
@@ -213,17 +213,15 @@ def read_rows(file: Path) -> tuple[dict[str, Any], ...]:
     """Rows of metrics.csv, numbers as numbers; empty if absent."""
     if not file.is_file():
         return ()
-    table = csv.reader(io.StringIO(read_text(file), newline=""))
+    table = csv.DictReader(io.StringIO(read_text(file), newline=""))
     rows: list[dict[str, Any]] = []
     try:
-        names = next(table, [])
-        for cells in table:
-            if cells and len(cells) != len(names):
-                raise ValueError(f"expected {len(names)} cells as in its first line, got {len(cells)}")
-            if cells:
-                rows.append({name: _value(text) for name, text in zip(names, cells, strict=True)})
+        for row in table:
+            if None in row or None in row.values():  # more cells, or fewer
+                raise ValueError("expected as many cells as in its first line")
+            rows.append({name: _value(text) for name, text in row.items()})
     except (csv.Error, ValueError) as error:
-        raise ValueError(f"{file}, line {table.line_num}: {error}") from None
+        raise ValueError(f"{file}, line {table.reader.line_num}: {error}") from None
     return tuple(rows)
 
 
@@ -233,15 +231,6 @@ def _value(text: str) -> int | float | str | None:
         with suppress(ValueError):
             return kind(text)
     return text or None
-
-
-def _first_written(recipe: Recipe) -> str:
-    """When a run has a model for the first time."""
-    if recipe.checkpoint.select == "last":
-        return "at its end, as checkpoint.select is 'last'"
-    if recipe.phases.epochs == 0 or recipe.phases.kernel_epochs == 0:
-        return "at its first validation"
-    return "at the first validation of its second phase"
 
 
 def _model(folder: Path) -> Transformer:

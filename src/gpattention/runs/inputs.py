@@ -163,10 +163,17 @@ def open_contextual(
 def find_path(path: str, root: StrPath | None = None) -> Path:
     """`package:NAME/inside`, a path from here, or one in the folder of the datasets."""
     if path.startswith(PACKAGE):
-        return _in_package(path)
-    given = Path(path).expanduser()
-    above = os.environ.get(VARIABLE) if root is None else root
-    places = [given] if above is None or given.is_absolute() else [given, Path(above).expanduser() / given]
+        name, _, inside = path.removeprefix(PACKAGE).partition("/")
+        spec = find_spec(name) if name.isidentifier() else None
+        folders = None if spec is None else spec.submodule_search_locations
+        if not folders:
+            raise FileNotFoundError(f"expected contextual.path to name an installed package, got {path!r}")
+        places = [Path(folders[0]) / inside]
+    else:
+        given, above = Path(path).expanduser(), os.environ.get(VARIABLE) if root is None else root
+        places = (
+            [given] if above is None or given.is_absolute() else [given, Path(above).expanduser() / given]
+        )
     for place in places:
         if place.exists():
             return place
@@ -182,18 +189,6 @@ def cache_folder(wanted: Contextual) -> Path:
         return Path(chosen) / "embeddings"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "gpattention" / "embeddings"
-
-
-def _in_package(path: str) -> Path:
-    name, _, inside = path.removeprefix(PACKAGE).partition("/")
-    spec = find_spec(name) if name.isidentifier() else None
-    folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    if not folders:
-        raise FileNotFoundError(f"expected contextual.path to name an installed package, got {path!r}")
-    found = Path(folders[0]) / inside
-    if not found.exists():
-        raise FileNotFoundError(f"expected contextual.path to be in its package, got {path!r}: no {found}")
-    return found
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -471,6 +466,7 @@ class TextPreprocessing(Preprocessing):
 
     def save(self, folder: Path) -> None:
         """Write both files, the vocabulary first."""
+        # the file that names it comes last: a folder that was killed between them has no preprocessing
         self.encoder.vocabulary.save(folder / FOLDER / WORDS)
         super().save(folder)
 

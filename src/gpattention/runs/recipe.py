@@ -34,20 +34,37 @@ def field_types(cls: type[Any]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def check_types(data: Any, section: str = "") -> None:
-    """Refuse a value that is not of its field's type, with `section.field` as its name; for `__post_init__`.
+def at_least(least: float, default: Any) -> Any:
+    """A field of numbers that are not smaller."""
+    return field(default=default, metadata={"least": least})
+
+
+class Section:
+    """A table of a recipe, and the recipe itself: every value is of its field's type, and not too small.
 
     A whole number where a fraction is allowed becomes one; a table is copied, so that nobody changes it.
     """
-    for name, kind in field_types(type(data)).items():
-        where = f"{section}.{name}" if section else name
-        object.__setattr__(data, name, _typed(getattr(data, name), kind, where))
+
+    _before = ""  # the names of its values
+
+    def __init_subclass__(cls, section: str) -> None:
+        cls._before = f"{section}." if section else ""
+
+    def __post_init__(self) -> None:
+        kinds = field_types(type(self))
+        for each in fields(self):  # type: ignore[arg-type]
+            where = f"{self._before}{each.name}"
+            value = _typed(getattr(self, each.name), kinds[each.name], where)
+            least = each.metadata.get("least")
+            if least is not None and not value >= least:  # also for NaN
+                raise ValueError(f"expected {where} >= {least}, got {value}")
+            object.__setattr__(self, each.name, value)
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
     value, origin, arguments = plain(value), get_origin(kind), get_args(kind)
-    if NoneType in arguments and len(arguments) == 2:
-        return None if value is None else _typed(value, arguments[arguments[0] is NoneType], where)
+    if NoneType in arguments:
+        return None if value is None else _typed(value, arguments[0], where)
     kind = origin if origin is Mapping else kind
     if origin is Literal:
         fits, wanted = value in arguments, f"one of {', '.join(map(str, arguments))}"
@@ -55,10 +72,8 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
         allowed = (int, float) if kind is float else kind
         fits = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
         wanted = _WORDS[kind]
-    elif is_dataclass(kind) and isinstance(kind, type):
-        fits, wanted = isinstance(value, kind), f"a {kind.__name__}"
     else:
-        raise TypeError(f"expected {where} to have an annotation that can be checked, got {kind}")
+        fits, wanted = isinstance(value, kind), f"a {kind.__name__}"
     if not fits:
         raise ValueError(f"expected {where} to be {wanted}, got {value!r}")
     if kind is Mapping:
@@ -81,7 +96,7 @@ def check_seed(name: str, seed: int) -> None:
 
 
 @dataclass(frozen=True)
-class DataRecipe:
+class DataRecipe(Section, section="data"):
     """Which data set, and the options of its loader.
 
     Attributes:
@@ -94,15 +109,11 @@ class DataRecipe:
     name: str = "digits"
     options: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
-    workers: int = 2
-
-    def __post_init__(self) -> None:
-        check_types(self, "data")
-        _at_least(0, "data", workers=self.workers)
+    workers: int = at_least(0, 2)
 
 
 @dataclass(frozen=True)
-class ModelRecipe:
+class ModelRecipe(Section, section="model"):
     """A transformer: its config's fields, and the attention of every layer.
 
     Attributes:
@@ -117,12 +128,9 @@ class ModelRecipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_types(self, "model")
-
 
 @dataclass(frozen=True)
-class OptimizerRecipe:
+class OptimizerRecipe(Section, section="optimizer"):
     """An optimiser with a learning rate that falls linearly over both phases.
 
     Attributes:
@@ -142,19 +150,17 @@ class OptimizerRecipe:
     learning_rate: float = 5e-4
     final_learning_rate: float = 1e-5
     restart: bool = False
-    batch_size: int = 100
-    accumulate: int = 1
+    batch_size: int = at_least(1, 100)
+    accumulate: int = at_least(1, 1)
     clip: float | None = None
     keyed_dropout: bool = False
 
     def __post_init__(self) -> None:
-        check_types(self, "optimizer")
-        _at_least(1, "optimizer", batch_size=self.batch_size, accumulate=self.accumulate)
-        if not 0 <= self.final_learning_rate <= self.learning_rate:
-            raise ValueError(
-                "expected 0 <= optimizer.final_learning_rate <= optimizer.learning_rate, got "
-                f"{self.final_learning_rate} and {self.learning_rate}"
-            )
+        super().__post_init__()
+        first, last = self.learning_rate, self.final_learning_rate
+        if not 0 <= last <= first:
+            wanted = "0 <= optimizer.final_learning_rate <= optimizer.learning_rate"
+            raise ValueError(f"expected {wanted}, got {last} and {first}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"expected optimizer.clip > 0, got {self.clip}")
         check_choice("optimizer.name", self.name, OPTIMIZERS)
@@ -163,9 +169,8 @@ class OptimizerRecipe:
         try:
             self.build([torch.zeros(1)])  # torch knows which values there are
         except (ValueError, TypeError, IndexError) as error:
-            raise ValueError(
-                f"expected optimizer.options that {self.name} takes, got {dict(self.options)}: {error}"
-            ) from None
+            options = f"optimizer.options that {self.name} takes"
+            raise ValueError(f"expected {options}, got {dict(self.options)}: {error}") from None
 
     def build(self, parameters: Any, *, captured: bool = False) -> torch.optim.Optimizer:
         """The optimiser.
@@ -185,7 +190,7 @@ class OptimizerRecipe:
 
 
 @dataclass(frozen=True)
-class PhaseRecipe:
+class PhaseRecipe(Section, section="phases"):
     """Kernel attention first, then the Gaussian process from its weights.
 
     Attributes:
@@ -195,20 +200,19 @@ class PhaseRecipe:
         kernel_options: of the attention of phase 1.
     """
 
-    kernel_epochs: int = 0
-    epochs: int = 10
+    kernel_epochs: int = at_least(0, 0)
+    epochs: int = at_least(0, 10)
     draw: Literal["none", "independent", "joint"] = "independent"
     kernel_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_types(self, "phases")
-        _at_least(0, "phases", kernel_epochs=self.kernel_epochs, epochs=self.epochs)
+        super().__post_init__()
         if self.kernel_epochs + self.epochs < 1:
             raise ValueError("expected at least one epoch in the two phases, got 0")
 
 
 @dataclass(frozen=True)
-class RegularizerRecipe:
+class RegularizerRecipe(Section, section="regularizer"):
     """The weight alpha of the regulariser, linear from start to end over phase 2.
 
     Attributes:
@@ -218,18 +222,14 @@ class RegularizerRecipe:
         floor_warning: warn when a layer's share of its noise floor passes this.
     """
 
-    start: float = 0.0
-    end: float = 0.01
+    start: float = at_least(0, 0.0)
+    end: float = at_least(0, 0.01)
     normalised: bool = True
     floor_warning: float = 0.9
 
-    def __post_init__(self) -> None:
-        check_types(self, "regularizer")
-        _at_least(0, "regularizer", start=self.start, end=self.end)
-
 
 @dataclass(frozen=True)
-class CheckpointRecipe:
+class CheckpointRecipe(Section, section="checkpoint"):
     """What is kept of a run.
 
     Attributes:
@@ -238,17 +238,13 @@ class CheckpointRecipe:
         select: the weights that are kept: of the best validation, by accuracy or by NLL, or the last.
     """
 
-    every: int = 1
-    keep: int = 2
+    every: int = at_least(1, 1)
+    keep: int = at_least(1, 2)
     select: Literal["best", "best-nll", "last"] = "best"
-
-    def __post_init__(self) -> None:
-        check_types(self, "checkpoint")
-        _at_least(1, "checkpoint", every=self.every, keep=self.keep)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Section, section=""):
     """Everything a run depends on but the code.
 
     Attributes:
@@ -272,7 +268,7 @@ class Recipe:
     checkpoint: CheckpointRecipe = field(default_factory=CheckpointRecipe)
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_name("name", self.name)
 
     @property
@@ -409,12 +405,6 @@ def _build(cls: type[T], plain: Mapping[str, Any], *, where: str) -> T:
             raise ValueError(f"unknown key {where + key!r}{hint}")
         values[key] = _build(kinds[key], value, where=f"{where}{key}.") if is_dataclass(kinds[key]) else value
     return cls(**values)
-
-
-def _at_least(least: int, section: str, **numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number >= least:  # also for NaN
-            raise ValueError(f"expected {section}.{name} >= {least}, got {number}")
 
 
 def _plain(x: Any) -> Any:

@@ -172,6 +172,7 @@ def difference(one: OverSeeds, other: OverSeeds) -> Difference:
         Their difference, with its standard error and whether it is clear.
     """
     shared = [seed for seed in one.values if seed in other.values]
+    # a few seeds in common would throw the others away
     if shared and len(shared) in (one.count, other.count):
         gaps = OverSeeds({seed: one.values[seed] - other.values[seed] for seed in shared})
         return Difference(gaps.mean, gaps.error, gaps.count - 1, "paired" if len(shared) > 1 else "unknown")
@@ -365,7 +366,7 @@ def group(runs: Iterable[RunData]) -> list[Group]:
     values: dict[str, dict[str, Any]] = {}
     for run in runs:
         own = _recipe_values(run)
-        key = json.dumps(own, sort_keys=True, default=str)
+        key = json.dumps(own, sort_keys=True, default=str)  # hashable, whatever options are
         values.setdefault(key, own)
         found.setdefault(key, []).append(run)
     names = {key: name_without_seed(_name(of[0])) for key, of in found.items()}
@@ -524,7 +525,7 @@ class Results:
             count, detail = None if row.items is None else int(row.items), row.detail or "{}"
             key = (row.recipe, row.suite, row.set, row.predictor, row.metric, row.score or "", detail)
             values, sets = found.setdefault(key, ({}, {}))
-            values.setdefault(seed, []).append(float(row.value))
+            values.setdefault(seed, []).append(float(row.value))  # trained twice: a seed counts once
             unseen = _detail(detail).get(UNSEEN) if row.suite == "ood" else None  # the other set is whole
             sets[seed] = ((row.set, count), *((("test", unseen),) if unseen is not None else ()))
             if row.suite == "efficiency":  # is of no items

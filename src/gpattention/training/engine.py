@@ -155,6 +155,7 @@ class EagerEngine:
         try:
             shares = self._objective.token_shares([batch.inputs for batch in batches])
             for index, (batch, share) in enumerate(zip(batches, shares, strict=True)):
+                # gradients are averaged over processes once an update, with its last batch
                 waiting = index + 1 < len(batches) and self._fabric.world_size > 1
                 with self._fabric.no_backward_sync(self._module, enabled=waiting):
                     total, regularizer = self._module(
@@ -255,6 +256,7 @@ class GraphEngine:
     def _load(self, batches: Sequence[Batch], controls: Controls) -> None:
         if not self._batches:
             self._batches = [batch.map(torch.clone) for batch in batches]
+        # into the tensors that the graph reads: a replay knows addresses, not names
         for own, new in zip(self._batches, batches, strict=True):
             for mine, given in zip(own.tensors, new.tensors, strict=True):
                 mine.copy_(given)

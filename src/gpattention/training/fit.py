@@ -204,7 +204,7 @@ def validate(fabric: Any, model: Transformer, data: TrainingData) -> tuple[float
     """
     items = torch.arange(count_items(data.validation)).tensor_split(fabric.world_size)[fabric.global_rank]
     sums = torch.zeros(3, dtype=torch.float64)  # right, negative log-likelihood, items
-    if len(items):
+    if len(items):  # a process may have no share of few items, and must add its zeros all the same
         device = next(model.parameters()).device
         prediction = model.predict(take(data.validation, items, device), samples=0)
         labels = data.validation_labels[items].to(prediction.label.device)
@@ -279,10 +279,8 @@ def kernel_config(recipe: Recipe) -> AttentionConfig:
     if kernel is not None:
         return AttentionConfig("kernel", {**kernel, **recipe.phases.kernel_options})
     if recipe.phases.kernel_options:
-        raise ValueError(
-            f"expected phases.kernel_options to be empty for {kind!r} attention, which is its own first "
-            f"phase, got {dict(recipe.phases.kernel_options)}"
-        )
+        wanted = f"phases.kernel_options to be empty for {kind!r} attention, which is its own first phase"
+        raise ValueError(f"expected {wanted}, got {dict(recipe.phases.kernel_options)}")
     return AttentionConfig(kind, options)
 
 
@@ -315,10 +313,8 @@ def _refuse_weights(recipe: Recipe) -> None:
     for name, choices in allowed.items():
         if getattr(given, name) not in choices:
             words = " or ".join(f"{choice}" for choice in dict.fromkeys(choices))
-            raise ValueError(
-                f"expected regularizer.{name} to be {words} for {recipe.model.attention!r} attention without "
-                f"a regulariser, since it would have no effect, got {getattr(given, name)}"
-            )
+            why = f"as {recipe.model.attention!r} attention has no regulariser"
+            raise ValueError(f"expected regularizer.{name} to be {words}, {why}, got {getattr(given, name)}")
 
 
 def _transformer(recipe: Recipe, facts: Mapping[str, Any], attention: AttentionConfig) -> Transformer:
@@ -416,10 +412,8 @@ def _check_same(recipe: Recipe, other: Recipe, source: Path) -> None:
     own, theirs = first_phase(recipe), first_phase(other)
     for name in sorted(set(own) | set(theirs)):
         if own.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the first phase of {source} is another one: expected {name} to be {own.get(name)!r}, "
-                f"got {theirs.get(name)!r}"
-            )
+            wanted = f"{name} to be {own.get(name)!r}, got {theirs.get(name)!r}"
+            raise ValueError(f"the first phase of {source} is another one: expected {wanted}")
 
 
 # Training
@@ -512,12 +506,15 @@ class _Run:
         kept = list_checkpoints(self.folder / "checkpoints") if resume else []
         checkpoint = read_checkpoint(kept[-1]) if kept else None
         phase = self.schedule.phase(0) if checkpoint is None else self._restore(checkpoint.state)
-        torch.manual_seed(self.recipe.seed)
+        torch.manual_seed(
+            self.recipe.seed
+        )  # also when resumed: the model is built before its weights are put in
         self._enter(phase)
         if self.fabric.world_size > 1:  # dropout differs between processes, the first weights do not
             torch.manual_seed(self.recipe.seed * 1_000_003 + self.fabric.global_rank)
         if checkpoint is not None:
             unpack(checkpoint, self.model, self.engine.optimizer, self.fabric.global_rank)
+            # without the rows after the checkpoint, which are computed once more
             self._write(write_metrics, self.folder, self.rows)
         if resume:
             self._event("resumed", step=self.step)
@@ -596,7 +593,7 @@ class _Run:
         if not needs_warm_start(self.recipe):
             self._keep_training("gp")
             return
-        self._save(first_phase=True)
+        self._save(first_phase=True)  # before the model of phase 2 draws its weights: others go on from here
         kernel = self.model
         self._enter("gp")
         report = warm_start(self.model, kernel, inputs=self.feed.first(HEALTH_ITEMS))
@@ -671,6 +668,7 @@ class _Run:
     def _validate(self, epoch: int, log: Callable[[Mapping[str, Any]], None]) -> None:
         self._collect()
         accuracy, nll = validate(self.fabric, self.model, self.data)
+        # kernel attention has no density, whose floor could be watched
         limit = self.recipe.regularizer.floor_warning
         share = floor_share(self.model, self.data, self.step, limit) if self.phase == "gp" else None
         loss, regularizer = self.sums.means(self.fabric)
@@ -689,13 +687,14 @@ class _Run:
         if self.on_validation is not None:
             self.on_validation(row)
         score = -nll if self.recipe.checkpoint.select == "best-nll" else accuracy
+        # weights of phase 1 are those of another model, unless there is no phase 2
         if (self.phase == "gp" or self.recipe.phases.epochs == 0) and score > self.best:
             self.best = score
             if self.recipe.checkpoint.select != "last":
                 self._write(self.model.save_pretrained, self.folder / "model")
 
     def _counters(self) -> dict[str, Any]:
-        best = None if self.best == -math.inf else self.best
+        best = None if self.best == -math.inf else self.best  # JSON has no infinity
         sums = asdict(self.sums)
         return {"step": self.step, "phase": self.phase, "best": best, "rows": self.rows, "sums": sums}
 

@@ -223,6 +223,7 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: i
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     content = save(tensors, {"format": FORMAT, "state": json.dumps(checkpoint.state)})
     digest = hashlib.sha256(content).hexdigest()
+    # the checksum first: a checkpoint that is listed has one, whenever the process is killed
     write_atomically(path.with_suffix(".sha256"), f"{digest}\n".encode())
     write_atomically(path, content)
     for old in list_checkpoints(folder)[:-keep]:
@@ -274,6 +275,7 @@ def pack(
         tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(x) for name, x in entries.items()}
     for rank, states in enumerate(random):
         tensors |= {f"random.{rank}.{name}": x for name, x in states.items()}
+    # safetensors refuses tensors that share memory, as tied weights do
     return Checkpoint({name: x.clone() for name, x in tensors.items()}, dict(counters))
 
 

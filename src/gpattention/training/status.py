@@ -144,5 +144,6 @@ def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
 def _left(row: Mapping[str, Any] | None, epochs: int, rate: float | None, now: float) -> float | None:
     if row is None or not rate:
         return None
+    # steps of an epoch depend on the data, which are not opened here: the row says how many its epochs had
     steps = row["step"] / row["epoch"] * epochs - row["step"]
     return max(steps / rate - max(now - row["time"], 0.0), 0.0)

@@ -8,7 +8,7 @@ from scipy import ndimage
 from gpattention.data.corruptions import CORRUPTIONS, corrupt
 from gpattention.data.corruptions.blur import disk
 from gpattention.data.corruptions.core import correlate, gaussian_filter, magnify_centre, sample_linearly
-from gpattention.data.corruptions.digital import box_resize, places_before
+from gpattention.data.corruptions.digital import places_before
 from gpattention.data.corruptions.weather import canny, distance, equalize, shrunk_pictures
 
 from .pictures import pictures
@@ -114,16 +114,3 @@ def test_colours_are_scikit_images(name: str) -> None:
             hsv[:, 1] = np.clip(hsv[:, 1] * constants[0] + constants[1], 0, 1)
         theirs = torch.from_numpy(color.hsv2rgb(hsv, channel_axis=1))
         close(corrupt(images, name, severity), theirs, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("size", [(32, 32), (33, 47), (8, 9)], ids=str)
-def test_box_resize_is_pillows(size: tuple[int, int]) -> None:
-    image_module = pytest.importorskip("PIL.Image")
-    levels = pictures(4, *size)
-    for factor in (0.95, 0.9, 0.85, 0.75, 0.65, 1.4):
-        height, width = int(size[0] * factor), int(size[1] * factor)
-        ours = box_resize(levels.double(), height, width)
-        for before, after in zip(levels, ours, strict=True):
-            picture = image_module.fromarray(before.permute(1, 2, 0).contiguous().numpy())
-            theirs = np.asarray(picture.resize((width, height), image_module.BOX))
-            assert np.array_equal(after.permute(1, 2, 0).numpy(), theirs)

@@ -1,18 +1,12 @@
-"""JPEG: bit for bit what libjpeg makes of it, and each step against its definition; saturation of greys."""
+"""JPEG: bit for bit what libjpeg-turbo makes of it, whatever Pillow is installed."""
 
 import hashlib
-import io
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from tests.data.corruptions.pictures import pictures
-
-QUALITIES = [int(c[0]) for c in CORRUPTIONS["jpeg_compression"].severities]
-
+from gpattention.data.corruptions import SEVERITIES, corrupt
 
 # SHA-256 of what Pillow 13.0.0 (libjpeg-turbo) decodes of `pattern()` after encoding it, by severity
 BY_PILLOW = {
@@ -36,20 +30,3 @@ def pattern() -> Tensor:
 def test_is_what_pillow_made(severity: int) -> None:
     made = corrupt(pattern(), "jpeg_compression", severity)[0].permute(1, 2, 0).contiguous()
     assert hashlib.sha256(made.numpy().tobytes()).hexdigest() == BY_PILLOW[severity]
-
-
-@pytest.mark.parametrize("size", [(32, 32), (33, 47)], ids=str)
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_is_what_pillow_makes(severity: int, size: tuple[int, int]) -> None:
-    image_module = pytest.importorskip("PIL.Image")
-    images = pictures(8, *size)
-    made = corrupt(images, "jpeg_compression", severity)
-    for before, after in zip(images, made, strict=True):
-        file = io.BytesIO()
-        image_module.fromarray(before.permute(1, 2, 0).contiguous().numpy()).save(
-            file, "JPEG", quality=QUALITIES[severity - 1]
-        )
-        decoded = np.asarray(image_module.open(file)).astype(int)
-        away = np.abs(after.permute(1, 2, 0).numpy() - decoded)
-        # none with libjpeg-turbo; another libjpeg may round its transform otherwise
-        assert away.mean() < 0.5
