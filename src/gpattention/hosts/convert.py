@@ -145,14 +145,12 @@ def regularizer(model: nn.Module) -> Tensor:
     values = [value for layer in layers for value in layer.regularizers]
     if not values:
         raise ValueError("expected a forward pass in training mode before, got none")
-    learning = [layer for layer in layers if layer.attention.regularizer != "none" and layer.regularizers]
-    lost = learning and not any(value.requires_grad for layer in learning for value in layer.regularizers)
+    learning = [x for layer in layers if layer.attention.regularizer != "none" for x in layer.regularizers]
     trainable = any(p.requires_grad for layer in layers for p in layer.parameters())
+    lost = learning and not any(value.requires_grad for value in learning)
     if lost and trainable and torch.is_grad_enabled():
-        raise ValueError(
-            "expected regularisers with gradients, got a forward pass without: gradient checkpointing needs "
-            "use_reentrant=False, e.g. gradient_checkpointing_kwargs={'use_reentrant': False}"
-        )
+        helps = "gradient_checkpointing_kwargs={'use_reentrant': False}, that is use_reentrant=False"
+        raise ValueError(f"expected regularisers with gradients, got a forward pass without: pass {helps}")
     return torch.stack([value.float() for value in values]).sum()
 
 
@@ -181,22 +179,19 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     saved = SavedModel(folder, read_config(folder), read_record(folder), _convert_again, host, options)
-    loaded = (family.load(saved) for family in FAMILIES.values())
-    model = next((found for found in loaded if found is not None), None)
-    if model is not None:
-        return model.eval()
+    for family in FAMILIES.values():
+        if (whole := family.load(saved)) is not None:
+            return whole.eval()
     if options:
         raise ValueError(f"expected no options for this folder, got {', '.join(options)}")
     if saved.record is None:
-        expected = f"expected {folder} to hold a converted model, got no record of a conversion"
-        found = f"{CONVERSION_FILE}, nor {RECORD!r} in config.json"
+        wanted = f"expected {folder} to hold {CONVERSION_FILE}, or {RECORD!r} in config.json"
         helps = "a plain model is read by its own class, and converted by gpattention.convert"
-        raise ValueError(f"{expected}, as save_pretrained writes one ({found}): {helps}")
+        raise ValueError(f"{wanted}, got no record of a conversion: {helps}")
     built = (family.new_host(saved) for family in FAMILIES.values())
     model = host if isinstance(host, nn.Module) else next((x for x in built if x is not None), None)
     if model is None:
-        got = f"the class {host.__name__}" if isinstance(host, type) else repr(host)
-        expected = f"expected the host of {folder}, built as before the conversion, got {got}"
+        expected = f"expected the host of {folder}, built as before the conversion, got {host!r}"
         raise ValueError(f"{expected}: gpattention.from_pretrained(folder, host)")
     _convert_again(model, saved.record, folder / CONVERSION_FILE)
     try:
@@ -211,8 +206,9 @@ def _convert_again(model: nn.Module, record: Conversion, source: Path) -> None:
     if conversion_of(model) is not None:
         raise ValueError("expected a host as before the conversion, got one that is converted")
     try:
-        how: dict[str, Any] = {"draw": record.draw, "layers": record.layers, "seed": record.seed}
-        convert(model, record.kind, **how, **record.options)
+        convert(
+            model, record.kind, draw=record.draw, layers=record.layers, seed=record.seed, **record.options
+        )
     except ValueError as error:
         expected = f"expected the record of a conversion of this {type(model).__name__}"
         raise ValueError(f"{source}: {expected}, got one that it does not take: {error}") from error
@@ -256,9 +252,9 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     if isinstance(layers, str):
         raise ValueError(f"expected layers to be several names, got one string {layers!r}")
     names, known = list(layers), [site.name for site in sites]
-    if unknown := [name for name in names if name not in known]:
-        named = ", ".join(known) or "those of softmax attention, of which there is none"
-        raise ValueError(f"expected layers among {named}, got {unknown[0]!r}")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"expected layers among {', '.join(known) or 'none'}, got {name!r}")
     return [site for site in sites if site.name in names]
 
 
@@ -295,13 +291,11 @@ def _layer(site: Site, record: Conversion) -> ConvertedAttention:
 
 def _place_inducing(model: nn.Module, example: Inputs, seed: int) -> None:
     """Run an example in evaluation mode; every layer places its inducing inputs when it comes to it."""
-    layers = converted_layers(model)
+    kinds = [layer.attention for layer in converted_layers(model)]
     generator = torch.Generator().manual_seed(seed)
-    try:
-        for layer in layers:
-            layer.attention.placing = generator
-        with evaluating(model):
-            call_model(model, example)
-    finally:
-        for layer in layers:
-            layer.attention.placing = None
+    for attention in kinds:
+        attention.placing = generator
+    with evaluating(model):  # where it raises, the whole conversion is undone
+        call_model(model, example)
+    for attention in kinds:
+        attention.placing = None

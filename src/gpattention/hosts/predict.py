@@ -6,7 +6,7 @@ passed, all shapes are as expected and every number is wrong; with fewer rows th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -213,22 +213,19 @@ class Reader:
         """What the model answers to one batch on its device, within a context, read as the task says."""
         with context:
             output = self.call(model, inputs)
-        if self.task is None:
-            self.task = _find_task(self.model, output)
+        self.task = self.task or _find_task(self.model, output)
         answer, items = _read(output, self.task, inputs), count_items(inputs)
         if len(answer) != items:
-            expected = f"expected one answer for each of {items} inputs, got shape {tuple(answer.shape)}"
-            raise ValueError(f"{expected}: {self._hint}")
+            self._refuse(f"for each of {items} inputs", f"shape {tuple(answer.shape)}")
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
-        ambiguous = items > 1 and any(items in x.shape[1:] for x in tensors)
-        if ambiguous and not self._batch_first:
+        if not self._batch_first and items > 1 and any(items in x.shape[1:] for x in tensors):
             self._check_batch_first(inputs)
-            self._batch_first = True
+            self._batch_first = True  # seen once, as it costs two passes
         return answer
 
-    @property
-    def _hint(self) -> str:
-        return f"where batches are not the first axis, pass call= to {self.function}"
+    def _refuse(self, wanted: str, found: str) -> NoReturn:
+        helps = f"where batches are not the first axis, pass call= to {self.function}"
+        raise ValueError(f"expected one answer {wanted}, got {found}: {helps}")
 
     def counting(self, seen: list[int]) -> Context:
         """Inside, every call of converted attention adds the number of its sequences."""
@@ -243,48 +240,47 @@ class Reader:
     def _check_batch_first(self, inputs: Inputs) -> None:
         """Run one row and two: answers, and the sequences that attention sees, must double."""
         assert self.task is not None
-        device, model = device_of(inputs), uncompiled(self.model)
-        answers, sequences = [], []
-        for count in (1, 2):
-            rows = take(inputs, torch.arange(count, device=device), device)
-            seen: list[int] = []
+        answers = list[int]()
+        sequences: list[list[int]] = [[], []]
+        for count, seen in zip((1, 2), sequences, strict=True):
+            rows = take(inputs, slice(count), device_of(inputs))
             with self.counting(seen):
-                answers.append(len(_read(self.call(model, rows), self.task, rows)))
-            sequences.append(seen)
-        if answers != [1, 2] or [2 * count for count in sequences[0]] != sequences[1]:
-            expected = f"expected one answer for each of 1 and 2 inputs, got {answers[0]} and {answers[1]}"
-            seen_by = f"attention over {sequences[0]} and {sequences[1]} sequences"
-            raise ValueError(f"{expected}, from {seen_by}: {self._hint}")
+                answers.append(len(_read(self.call(uncompiled(self.model), rows), self.task, rows)))
+        one, two = sequences
+        if answers != [1, 2] or [2 * count for count in one] != two:
+            found = f"{answers[0]} and {answers[1]}, from attention over {one} and {two} sequences"
+            self._refuse("for each of 1 and 2 inputs", found)
 
 
 def _find_task(model: nn.Module, output: Any) -> Task:
     """From what the model says of itself, else from the shape of its output."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
-    logits = _logits(output)
-    if logits is None:
+    if (logits := _logits(output)) is None:
         return "embedding"
     if problem == "multi_label_classification":
         raise ValueError(f"expected one class per item, got problem_type={problem!r}: pass task= and call=")
-    if logits.ndim == 3 and problem != "regression":
-        return "tokens"
-    classes = problem != "regression" and logits.ndim == 2 and logits.shape[-1] > 1
-    return "classification" if classes else "regression"
+    if problem == "regression" or logits.ndim == 1 or (logits.shape[-1] == 1 and logits.ndim == 2):
+        return "regression"
+    return "tokens" if logits.ndim == 3 else "classification"
 
 
 def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
     """Logits [B, C] or [B, N, C], values [B, D], or pooled embeddings [B, E]."""
-    logits = _logits(output)
     if task == "embedding":
         return _pooled(output, inputs)
-    if logits is None:
-        expected = f"expected an output with logits for task={task!r}, got {type(output).__name__}"
-        raise ValueError(f"{expected}: pass call=, which gives a tensor")
+    if (logits := _logits(output)) is None:
+        raise _unread(output, f"logits for task={task!r}")
     if task == "regression" and logits.ndim == 1:
         logits = logits[:, None]
     wanted = 3 if task == "tokens" else 2
     if logits.ndim != wanted:
         raise ValueError(f"expected logits of {wanted} axes for task={task!r}, got {tuple(logits.shape)}")
     return logits
+
+
+def _unread(output: Any, part: str) -> ValueError:
+    found = type(output).__name__
+    return ValueError(f"expected an output with {part}, got {found}: pass call=, which gives a tensor")
 
 
 def _real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
@@ -305,8 +301,7 @@ def _pooled(output: Any, inputs: Inputs) -> Tensor:
     """The mean over the real tokens' last states, or what was given as [B, E] already.  [B, E]"""
     states = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
     if not isinstance(states, Tensor):
-        expected = f"expected an output with last_hidden_state, got {type(output).__name__}"
-        raise ValueError(f"{expected}: pass call=, which gives a tensor [B, E]")
+        raise _unread(output, "last_hidden_state")
     if states.ndim == 2:
         return states
     real = _real_tokens(inputs, tuple(states.shape[:2])).to(states.device)[..., None]  # [B, N, 1]

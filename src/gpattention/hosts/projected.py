@@ -17,19 +17,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Generator, Tensor, nn
 
-from gpattention.attention import (
-    Attention,
-    CGPAttention,
-    DirectAttention,
-    GaussianAttention,
-    Heads,
-    KernelAttention,
-    SCGPAttention,
-    SGPAAttention,
-    SoftmaxGPAttention,
-)
+from gpattention import attention, gp
 from gpattention.attention.scgp import LearnedInducing
-from gpattention.gp import keep_rows, key_log_amplitude, query_log_amplitude, real_mean
 from gpattention.numerics import compute_dtype, full_precision
 
 CANDIDATES = 4096  # tokens of an example that inducing inputs are chosen from
@@ -38,7 +27,7 @@ CANDIDATES = 4096  # tokens of an example that inducing inputs are chosen from
 def shift_queries(q: Tensor, k: Tensor, mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
     """q - qbar + kbar, whose distances to k are those of both sides about their own means.  [B, H, Q, D]"""
     dtype, q, k = q.dtype, q.to(compute_dtype(q.dtype)), k.to(compute_dtype(k.dtype))
-    return (q + (real_mean(k, mask) - real_mean(q, query_mask))).to(dtype)
+    return (q + (gp.real_mean(k, mask) - gp.real_mean(q, query_mask))).to(dtype)
 
 
 @full_precision
@@ -56,11 +45,11 @@ def softmax_log_amplitudes(
     [B, H, Q] and [B, H, K]; both are 0 at padded tokens.
     """
     q, k = q.to(compute_dtype(q.dtype)), k.to(compute_dtype(k.dtype))
-    q, k = keep_rows(q, query_mask), keep_rows(k, mask)
-    q_bar, k_bar = real_mean(q, query_mask), real_mean(k, mask)  # [B, H, 1, D]
+    q, k = gp.keep_rows(q, query_mask), gp.keep_rows(k, mask)
+    q_bar, k_bar = gp.real_mean(q, query_mask), gp.real_mean(k, mask)  # [B, H, 1, D]
     log_t, most = scale.to(q.dtype).log()[:, None], math.log(max_stddev)
-    log_a = (log_t + query_log_amplitude(q, k, q - q_bar, k_bar, mask=mask)).clamp_max(most)  # [B, H, Q]
-    log_b = key_log_amplitude(k, k - k_bar, q_bar, k_bar)  # [B, H, K]
+    log_a = (log_t + gp.query_log_amplitude(q, k, q - q_bar, k_bar, mask=mask)).clamp_max(most)  # [B, H, Q]
+    log_b = gp.key_log_amplitude(k, k - k_bar, q_bar, k_bar)  # [B, H, K]
     if query_mask is not None:
         log_a = torch.where(query_mask, log_a, 0.0)
     if mask is not None:
@@ -91,7 +80,7 @@ def _far_apart(x: Tensor, count: int, generator: Generator) -> Tensor:
     nearest = (x - x[0]).square().sum(-1)  # [R]
     scale = x.std(0).clamp_min(1e-3) if len(x) > 1 else torch.ones_like(x[0])
     while len(chosen) < count:
-        chances = nearest.cpu()
+        chances = nearest.cpu()  # the generator is the CPU's
         if float(chances.max()) < 1e-6:  # fewer tokens than points: near one of them
             noise = torch.randn(x.shape[1], generator=generator, dtype=x.dtype).to(x)
             point = chosen[len(chosen) % len(x) % len(chosen)] + 0.3 * scale * noise
@@ -109,10 +98,13 @@ class LatentProjection(nn.Linear):
     """
 
     def __init__(self, keys: "KeyProjection", heads: int, scale: float) -> None:
-        weight, bias = keys.linear.weight, keys.linear.bias
+        weight, bias = keys.weight, keys.bias
         made: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, **made)
-        copy_(self, weight, bias)
+        with torch.no_grad():
+            self.weight.copy_(weight)
+            if bias is not None:
+                self.bias.copy_(bias)
         self.norm = deepcopy(keys.norm)
         self.heads, self.scale = heads, scale
 
@@ -129,46 +121,31 @@ def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
-def as_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear map with these values."""
-    made: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, **made)
-    copy_(linear, weight, bias)
-    return linear
-
-
-@torch.no_grad()
-def copy_(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Give a linear map these values."""
-    linear.weight.copy_(weight)
-    if bias is not None:
-        linear.bias.copy_(bias)
-
-
 @dataclass(frozen=True, eq=False)
 class KeyProjection:
     """How a host comes from tokens to keys."""
 
-    linear: nn.Linear
+    weight: Tensor  # [H D, E]
+    bias: Tensor | None  # [H D]
     norm: nn.Module | None = None  # of every head, afterwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectedHeads(Heads):
+class ProjectedHeads(attention.Heads):
     """`Heads` whose queries and keys are projected already; the kernel sees q and k as they are."""
 
     q: Tensor  # [B, H, Q, D]
     k: Tensor  # [B, H, K, D]
 
     @classmethod
-    def scaled(cls, heads: Heads, q: Tensor, k: Tensor, shrink: float) -> "ProjectedHeads":
+    def scaled(cls, heads: attention.Heads, q: Tensor, k: Tensor, shrink: float) -> "ProjectedHeads":
         """The host's queries and keys as the kernel sees them (eq. 21): q . k is the host's logit."""
         dtype = compute_dtype(q.dtype)
         tokens = (heads.queries, heads.keys, heads.v.to(dtype), heads.mask, heads.query_mask, None)
         return cls(*tokens, q=q.to(dtype) * shrink, k=k.to(dtype) * shrink)
 
 
-class Projected(Attention):
+class Projected(attention.Attention):
     """Base: no projection of its own but the latent one."""
 
     placing: Generator | None = None  # while an example runs: inducing inputs go where its tokens are
@@ -181,28 +158,33 @@ class Projected(Attention):
     def start(self, keys: KeyProjection | None, scale: float) -> None:
         """Take the host's key projection, times `scale`, as the start of what is learned from tokens."""
 
+    def _from_keys(self, keys: KeyProjection | None, scale: float, part: str) -> LatentProjection:
+        if keys is None:
+            raise ValueError(f"{self.kind!r} attention starts its {part} from the host's keys")
+        return LatentProjection(keys, self.num_heads, scale)
 
-class _ProjectedGaussian(Projected, GaussianAttention):
+
+class _ProjectedGaussian(Projected, attention.GaussianAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, normalize: str = "softmax", **options: Any) -> None:
         if normalize not in ("softmax", "rows", "none"):
             raise ValueError(f"expected normalize to be 'softmax', 'rows' or 'none', got {normalize!r}")
         # eq. 21 has the prior scale of eq. 25, and its values are the dual ones
-        known = {"softmax": "rows"}.get(normalize, normalize)
-        super().__init__(embed_dim, num_heads, normalize=known, **options)
+        self._from_softmax = normalize == "softmax"
+        super().__init__(
+            embed_dim, num_heads, normalize="rows" if normalize == "softmax" else normalize, **options
+        )
         self.normalize = normalize  # type: ignore[assignment]
 
-    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
+    def _projected(self, heads: attention.Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
-        if self._from_softmax:
-            q = shift_queries(q, k, heads.mask, heads.query_mask)
-        return q, k
+        return (shift_queries(q, k, heads.mask, heads.query_mask) if self._from_softmax else q), k
 
-    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
+    def _compared(self, heads: attention.Heads) -> tuple[Tensor, Tensor, bool] | None:
         found = super()._compared(heads)
         return (*projections(heads), True) if self._from_softmax and found is not None else found
 
     def _amplitudes(
-        self, q: Tensor, k: Tensor, heads: Heads, *, causal: bool
+        self, q: Tensor, k: Tensor, heads: attention.Heads, *, causal: bool
     ) -> tuple[Tensor, dict[str, Any]]:
         if not self._from_softmax:
             return super()._amplitudes(q, k, heads, causal=causal)
@@ -214,42 +196,32 @@ class _ProjectedGaussian(Projected, GaussianAttention):
         values = heads.v * (log_b.exp() / t.to(log_b.dtype)[:, None])[..., None]  # [B, H, K, D]
         return values, {"noise": self.noise(), "log_amplitude": log_a, **masks}
 
-    @property
-    def _from_softmax(self) -> bool:
-        return str(self.normalize) == "softmax"
-
     def start(self, keys: KeyProjection | None, scale: float) -> None:
-        latent = getattr(self, "latent", None)
-        if latent is None:
-            return
-        if keys is None:
-            raise ValueError(f"{self.kind!r} attention starts its latent projection from the host's keys")
-        self.add_module("latent", LatentProjection(keys, self.num_heads, scale))
+        if hasattr(self, "latent"):
+            self.add_module("latent", self._from_keys(keys, scale, "latent projection"))
 
 
-class ProjectedDirect(_ProjectedGaussian, DirectAttention):
+class ProjectedDirect(_ProjectedGaussian, attention.DirectAttention):
     """`direct` for a host."""
 
 
-class ProjectedCGP(_ProjectedGaussian, CGPAttention):
+class ProjectedCGP(_ProjectedGaussian, attention.CGPAttention):
     """`cgp` for a host."""
 
 
-class ProjectedSCGP(_ProjectedGaussian, SCGPAttention):
+class ProjectedSCGP(_ProjectedGaussian, attention.SCGPAttention):
     """`scgp` for a host; its inducing inputs start where the latent projection puts random tokens."""
 
     def start(self, keys: KeyProjection | None, scale: float) -> None:
         """Latent projection from the keys', inducing inputs from the latent projection."""
         super().start(keys, scale)
         for inducing in (self.inducing_q, self.inducing_k):
-            if inducing is None:
-                continue
             if isinstance(inducing, LearnedInducing):
                 spread_points_(inducing.points, self.latent)
-            else:
+            elif inducing is not None:
                 spread_points_(inducing.offsets, self.latent, about_zero=True)
 
-    def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def _sparse(self, heads: attention.Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         if self.placing is not None:
             o = self._split(self.latent(heads.keys))  # [B, H, N, D]
             for inducing in (self.inducing_q, self.inducing_k):
@@ -258,7 +230,7 @@ class ProjectedSCGP(_ProjectedGaussian, SCGPAttention):
         return super()._sparse(heads)
 
 
-class ProjectedKernel(Projected, KernelAttention):
+class ProjectedKernel(Projected, attention.KernelAttention):
     """`kernel` for a host."""
 
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
@@ -270,22 +242,22 @@ class ProjectedKernel(Projected, KernelAttention):
         if self.kernel == "exp_dot":
             self.lengthscale.set(1.0)
 
-    def _scaled(self, heads: Heads) -> tuple[Tensor, Tensor]:
+    def _scaled(self, heads: attention.Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
         queries, keys = (x.transpose(-3, -2).flatten(-2) for x in (q, k))  # [B, N, H D]
         return super()._scaled(replace(heads, queries=queries, keys=keys))
 
 
-class ProjectedSoftmaxGP(Projected, SoftmaxGPAttention):
+class ProjectedSoftmaxGP(Projected, attention.SoftmaxGPAttention):
     """`softmax-gp` for a host: its mean is the host's."""
 
-    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
+    def _projected(self, heads: attention.Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
         grow = q.shape[-1] ** 0.25  # eq. 21 divides by it
         return q * grow, k * grow
 
 
-class ProjectedSGPA(Projected, SGPAAttention):
+class ProjectedSGPA(Projected, attention.SGPAAttention):
     """`sgpa` for a host: its queries are its keys too; inducing keys live where the queries do."""
 
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
@@ -295,11 +267,9 @@ class ProjectedSGPA(Projected, SGPAAttention):
 
     def start(self, keys: KeyProjection | None, scale: float) -> None:
         """Inducing keys where the host's keys put random tokens."""
-        if keys is None:
-            raise ValueError(f"{self.kind!r} attention starts its inducing keys from the host's keys")
-        spread_points_(self.inducing, LatentProjection(keys, self.num_heads, scale))
+        spread_points_(self.inducing, self._from_keys(keys, scale, "inducing keys"))
 
-    def _arguments(self, heads: Heads) -> tuple[Tensor, ...]:
+    def _arguments(self, heads: attention.Heads) -> tuple[Tensor, ...]:
         q, _ = projections(heads)
         if self.placing is not None:
             place_points_(self.inducing, q, heads.mask, self.placing)
@@ -312,7 +282,7 @@ KINDS: dict[str, type[Projected]] = {
 }  # fmt: skip
 
 
-def projections(heads: Heads) -> tuple[Tensor, Tensor]:
+def projections(heads: attention.Heads) -> tuple[Tensor, Tensor]:
     """Queries and keys of a host.  [B, H, N, D] each"""
     assert isinstance(heads, ProjectedHeads)
     return heads.q, heads.k

@@ -84,7 +84,7 @@ class HuggingFaceFamily(Family):
         if any("rotary" in name or "norm" in name for name in (*code.co_names, *code.co_varnames)):
             return None
         maps = (getattr(site.module, name, None) for name in _KEYS)
-        return next((KeyProjection(linear) for linear in maps if is_plain_linear(linear)), None)
+        return next((KeyProjection(x.weight, x.bias) for x in maps if is_plain_linear(x)), None)
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Give the module its layer."""

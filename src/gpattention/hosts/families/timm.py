@@ -12,7 +12,7 @@ from gpattention.concurrency import Handler
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, Site
 from gpattention.hosts.layers import ATTRIBUTE, ConvertedAttention, inherit, take_place
-from gpattention.hosts.projected import KeyProjection, as_linear, is_plain_linear
+from gpattention.hosts.projected import KeyProjection, is_plain_linear
 
 _KNOWN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
 
@@ -58,9 +58,8 @@ class TimmFamily(Family):
         qkv, norm = site.module.qkv, getattr(site.module, "k_norm", None)
         if not is_plain_linear(qkv):
             return None
-        norm = norm if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) else None
         bias = None if qkv.bias is None else qkv.bias.chunk(3)[1]
-        return KeyProjection(as_linear(qkv.weight.chunk(3)[1], bias), norm)
+        return KeyProjection(qkv.weight.chunk(3)[1], bias, None if isinstance(norm, nn.Identity) else norm)
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Put the converted module where the old one was."""
