@@ -205,8 +205,7 @@ class Handle:
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
         self._check_attached()
-        samples = check_count("samples", samples, least=0)
-        seed = check_whole("seed", seed)
+        samples, seed = check_count("samples", samples, least=0), check_whole("seed", seed)
         # once: a thread may change the settings meanwhile
         adaptive, own, runner = self._usual.temperature, self._settings, self._runner
         if variances:
@@ -257,6 +256,7 @@ class Handle:
         def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
             return self._runner.measure(rows.inputs, settings)
 
+        # one sample, without noise
         _, means = run_samples(self.model, answer, inputs, samples=1, seed=0, batch_size=batch_size)
         return tuple(x for x in means if x is not None)
 

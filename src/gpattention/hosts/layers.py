@@ -153,8 +153,7 @@ class Passes:
     the pass before.
     """
 
-    def __init__(self) -> None:
-        self._outermost: nn.Module | None = None
+    _outermost: nn.Module | None = None
 
     def watch(self, model: nn.Module, layers: Iterable[ConvertedAttention]) -> None:
         """Have all modules that hold one of these layers watched."""

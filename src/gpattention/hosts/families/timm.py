@@ -71,8 +71,7 @@ def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs
     with mode:
         result = type(site.module).forward(_fused(site.module), *args, **kwargs)
     if mode.calls != 1:
-        expected = "its forward to call scaled_dot_product_attention once"
-        raise ValueError(f"{site.title}: expected {expected}, got {mode.calls} calls")
+        raise ValueError(f"{site.title}: expected one call of scaled_dot_product_attention, got {mode.calls}")
     return result
 
 
@@ -99,12 +98,11 @@ class _AttentionMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         if func is not scaled_dot_product_attention:
             return result
         self.calls += 1
-        return self._attention(result, *args, **kwargs)
+        return self._attention(result, *args, **(kwargs or {}))
 
     def _attention(
         self,

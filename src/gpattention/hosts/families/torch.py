@@ -138,7 +138,7 @@ def _real_keys(name: str, padding: Tensor | None, attn_mask: Tensor | None, is_c
     masks = [] if padding is None else [padding]  # [B, K]
     if attn_mask is not None or is_causal:
         if attn_mask is None or attn_mask.ndim > 2:
-            found = "causal attention" if attn_mask is None else "an attn_mask per head"
+            found = "is_causal=True (causal attention)" if attn_mask is None else "an attn_mask per head"
             raise base.refused_call(name, "a key_padding_mask", found)
         masks.append(attn_mask[None, None])  # [1, 1, Q, K]
     # PyTorch's bool masks say True = ignore
