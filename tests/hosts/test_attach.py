@@ -107,7 +107,7 @@ def test_variances_are_no_score_before_a_fit() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted.warn_unfitted(stacklevel=2)
-    with pytest.warns(UserWarning, match="chose no draws, so that variances are no score"):
+    with pytest.warns(UserWarning, match="chose no draws are no score"):
         replace(fitted, scale=torch.zeros_like(fitted.scale)).warn_unfitted(stacklevel=2)
 
 

@@ -310,7 +310,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: predict(convert(questions(), "direct"), IDS), "gives a tensor"),
     (lambda: ProjectedCGP(8, 2).start(None, 1.0), "latent projection from"),
     (lambda: ProjectedSGPA(8, 2).start(None, 1.0), "inducing keys from"),
-    (lambda: attention()(X, X, X, attn_mask=torch.ones(3, 3).bool().triu(1)), "attn_mask"),
+    (lambda: attention()(X, X, X, attn_mask=torch.ones(3, 3).bool().triu(1)), "differs between queries"),
     (lambda: attention()(X, X, X, is_causal=True), "causal"),
     (lambda: attention()(X, X, X, key_padding_mask=torch.full((2, 3), 0.5)), "adds numbers"),
     (lambda: attention("sgpa")(X, KEYS, KEYS), "its keys are its queries"),

@@ -3,7 +3,8 @@
 Features are what the head reads; the head is the linear map that a first pass calls last.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,12 @@ class Head:
 
         linears = [self.module] if self.module else [m for m in host.modules() if isinstance(m, nn.Linear)]
 
-        with handling({(linear, "forward"): partial(see, linear) for linear in linears}):
-            answer = reader.read(host, inputs, watching)
+        @contextmanager
+        def both() -> Iterator[None]:  # around this pass alone: the reader may run others to look at shapes
+            with watching, handling({(linear, "forward"): partial(see, linear) for linear in linears}):
+                yield
+
+        answer = reader.read(host, inputs, both())
         if reader.task == "embedding":
             return answer[:, :0], answer
         outputs, wanted = [y.shape[-1] for _, _, y in seen], answer.shape[-1]

@@ -158,7 +158,7 @@ def _change(site: Site) -> tuple[Hashable, Callable[[], Undo]]:
     if named == "eager" and _EAGER in file:
         return replacing(file, _EAGER, _asking)
     if named != "sdpa":
-        expected = f"expected the attention implementation of {site.name} to be sdpa or eager, which it has"
+        expected = f"expected the attention implementation of {site.name} to be sdpa or eager"
         raise ValueError(f"{expected}, got {named!r}: call model.set_attn_implementation('sdpa')")
     interface = file["ALL_ATTENTION_FUNCTIONS"]
     # its own table comes before the one of all interfaces, which other files read too
