@@ -254,25 +254,6 @@ def host(request: pytest.FixtureRequest) -> Host:
     return make(request.param)
 
 
-def test_every_site_is_found_and_called(host: Host) -> None:
-    heard = []
-
-    def hook(site: Site, call: AttentionCall) -> Tensor:
-        heard.append(site.name)
-        assert call.q.shape[1] == call.mean.shape[1] == site.heads
-        assert call.mean.shape[-1] == site.head_dim
-        return call.mean
-
-    handle = gpattention.attach(host.model.eval())
-    assert len(handle.sites) == host.sites
-    with torch.no_grad(), hooked(host.model, handle.sites, hook):
-        logits(host)
-    assert heard == [site.name for site in handle.sites]
-    for site, variance in zip(handle.sites, handle.variances(host.inputs), strict=True):
-        assert variance.shape[:2] == (ITEMS, site.heads)
-        assert bool((variance > 0).all())
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_the_host_means_pass_unchanged(host: Host, training: bool) -> None:
     handle = gpattention.attach(host.model.train(training))

@@ -252,19 +252,12 @@ def bert_attention(tokens: Any, *, sliced: bool = False, **options: Any) -> Any:
     return module(tokens, **options)
 
 
-class Buffered(nn.Module):
-    """A linear map whose weight is no parameter, as that of a quantised one."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.register_buffer("weight", linear.weight.detach())
-
-
 def quantised() -> nn.Module:
+    """Weights that are no parameters."""
     model = bert()
-    for layer in model.bert.encoder.layer:
-        for name in ("query", "key", "value"):
-            setattr(layer.attention.self, name, Buffered(getattr(layer.attention.self, name)))
+    for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
+        for name in ("weight", "bias"):
+            linear.register_buffer(name, linear._parameters.pop(name))
     return model
 
 

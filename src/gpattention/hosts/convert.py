@@ -15,16 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.attention.registry import make_attention
-from gpattention.hosts.conversion import (
-    RECORD,
-    WEIGHTS_FILE,
-    Conversion,
-    add_saving,
-    load_weights,
-    plain_weights,
-    read_config,
-    read_record,
-)
+from gpattention.hosts import conversion
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Host, SavedModel, Site
 from gpattention.hosts.layers import ConvertedAttention, Passes, TrainingDraw, converted_layers
@@ -80,7 +71,7 @@ def convert(
     check_module(model)
     if conversion_of(model) is not None:
         raise ValueError("expected a model that is not converted yet, got one that is")
-    record = Conversion(kind, draw=draw, seed=seed, options=options)
+    record = conversion.Conversion(kind, draw=draw, seed=seed, options=options)
     found = find_sites(model)
     sites = _chosen(found.sites, layers)
     if not sites:
@@ -102,7 +93,7 @@ def convert(
     return model
 
 
-def conversion_of(model: nn.Module) -> Conversion | None:
+def conversion_of(model: nn.Module) -> conversion.Conversion | None:
     """The record of a conversion.
 
     Args:
@@ -112,7 +103,7 @@ def conversion_of(model: nn.Module) -> Conversion | None:
         What `convert` did to it, None for a model that was not converted.
     """
     record = model.__dict__.get(_RECORD)
-    return record if isinstance(record, Conversion) else None
+    return record if isinstance(record, conversion.Conversion) else None
 
 
 def regularizer(model: nn.Module) -> Tensor:
@@ -178,14 +169,16 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
-    saved = SavedModel(folder, read_config(folder), read_record(folder), _convert_again, host, options)
+    saved = SavedModel(
+        folder, conversion.read_config(folder), conversion.read_record(folder), _convert_again, host, options
+    )
     for family in FAMILIES.values():
         if (whole := family.load(saved)) is not None:
             return whole.eval()
     if options:
         raise ValueError(f"expected no options for this folder, got {', '.join(options)}")
     if saved.record is None:
-        wanted = f"expected {folder} to hold {CONVERSION_FILE}, or {RECORD!r} in config.json"
+        wanted = f"expected {folder} to hold {CONVERSION_FILE}, or {conversion.RECORD!r} in config.json"
         helps = "a plain model is read by its own class, and converted by gpattention.convert"
         raise ValueError(f"{wanted}, got no record of a conversion: {helps}")
     built = (family.new_host(saved) for family in FAMILIES.values())
@@ -195,13 +188,13 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
         raise ValueError(f"{expected}: gpattention.from_pretrained(folder, host)")
     _convert_again(model, saved.record, folder / CONVERSION_FILE)
     try:
-        load_weights(model, folder / WEIGHTS_FILE)
+        conversion.load_weights(model, folder / conversion.WEIGHTS_FILE)
     except ValueError as error:
-        raise ValueError(f"{error}{plain_weights(folder, saved.record)}") from error
+        raise ValueError(f"{error}{conversion.plain_weights(folder, saved.record)}") from error
     return model.eval()
 
 
-def _convert_again(model: nn.Module, record: Conversion, source: Path) -> None:
+def _convert_again(model: nn.Module, record: conversion.Conversion, source: Path) -> None:
     """Do a recorded conversion on a host of the same build; `source` is the file that holds the record."""
     if conversion_of(model) is not None:
         raise ValueError("expected a host as before the conversion, got one that is converted")
@@ -258,7 +251,7 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     return [site for site in sites if site.name in names]
 
 
-def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
+def _swap(model: nn.Module, sites: list[Site], record: conversion.Conversion) -> None:
     """Convert site by site, and have the record saved with the model."""
     if any(site.parent is None and FAMILIES[site.family].replaces for site in sites):
         raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
@@ -269,10 +262,10 @@ def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
     by_family = {name: [site for site in sites if site.family == name] for name in FAMILIES}
     stored = [FAMILIES[name].finish(model, chosen, record) for name, chosen in by_family.items() if chosen]
     if not any(stored):
-        add_saving(model, record)
+        conversion.add_saving(model, record)
 
 
-def _layer(site: Site, record: Conversion) -> ConvertedAttention:
+def _layer(site: Site, record: conversion.Conversion) -> ConvertedAttention:
     family = FAMILIES[site.family]
     parameter = next(site.module.parameters(), None)
     if parameter is None:

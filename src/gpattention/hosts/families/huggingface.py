@@ -267,16 +267,7 @@ def _converted_attention(
     return attended
 
 
-def _padding(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    **kwargs: Any,
-) -> Tensor | None:
+def _padding(*, kv_length: int, attention_mask: Tensor | None = None, **others: Any) -> Tensor | None:
     """The mask function of transformers' shape: padding [B, K] (True = real), else every pair of tokens.
 
     Causal and windowed masks are for attention of the same configuration that was left alone; a converted
@@ -284,13 +275,11 @@ def _padding(
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirectional_mask_function
 
-    if mask_function is not bidirectional_mask_function:
+    if others.get("mask_function") is not bidirectional_mask_function:
         # never skipped: attention that is given no mask is free to look everywhere
-        allowed = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        pairs: Tensor = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **allowed
-        )
-        return pairs
+        others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        pairs: Callable[..., Tensor] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+        return pairs(kv_length=kv_length, attention_mask=attention_mask, **others)
     return None if attention_mask is None else attention_mask[:, -kv_length:].to(torch.bool)
 
 

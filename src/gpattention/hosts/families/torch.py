@@ -6,7 +6,7 @@ under their old names; encoder layers leave them to themselves, since they say t
 separate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -70,35 +70,53 @@ class TorchFamily(Family):
                 module.use_nested_tensor = False
 
 
-def _forward(
-    site: Site,
-    hook: AttentionHook,
-    own: Handler,
-    query: Tensor,
+def _answer(
+    module: Any,
+    name: str,
+    attend: Callable[..., tuple[Tensor, Tensor | None]],
+    query: Tensor,  # [B, Q, E] or, as nn.MultiheadAttention has it, [Q, B, E] or [Q, E]
     key: Tensor,
     value: Tensor,
-    key_padding_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,  # [B, K]
     need_weights: bool = True,
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    module: Any = site.module
+    """A call of `nn.MultiheadAttention`; `attend` makes heads [B, Q, H, D], and weights where wanted."""
     tokens, padding = _batched(module, key_padding_mask, query, key, value)
-    real = _real_keys(site.title, padding, attn_mask, is_causal)  # [B, K] or None
-    q, k, v = _projected(module, *tokens)  # [B, H, N, D]
+    real = _real_keys(name, padding, attn_mask, is_causal)  # [B, K] or None
+    heads, weights = attend(tokens, *_projected(module, *tokens), real, need_weights)
+    return _returned(module, heads, weights, query.ndim == 3, average_attn_weights)
+
+
+def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs: Any) -> Any:
+    return _answer(site.module, site.title, partial(_hooked, site, hook), *args, **kwargs)
+
+
+def _hooked(
+    site: Site,
+    hook: AttentionHook,
+    _: object,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    real: Tensor | None,
+    need: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What the module itself does, and then the hook."""
+    module: Any = site.module
     attend = None if real is None else real[:, None, None]  # [B, 1, 1, K]
     rate = module.dropout if module.training else 0.0
     weights = None
-    if need_weights:
+    if need:
         logits = (q * q.shape[-1] ** -0.5) @ k.mT
         logits = logits if attend is None else logits.masked_fill(~attend, -torch.inf)
         weights = dropout(logits.softmax(-1), rate)  # [B, H, Q, K]
         mean = weights @ v
     else:
         mean = scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=rate)
-    drawn = hook(site, AttentionCall.scaled(mean, q, k, v, real))
-    return _returned(module, drawn.transpose(1, 2), weights, query.ndim == 3, average_attn_weights)
+    return hook(site, AttentionCall.scaled(mean, q, k, v, real)).transpose(1, 2), weights
 
 
 def _batched(module: Any, padding: Tensor | None, *tokens: Tensor) -> tuple[list[Tensor], Tensor | None]:
@@ -165,21 +183,12 @@ class ConvertedMultihead(nn.Module):
         super().__init__()
         inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
 
-    def forward(
-        self,
-        query: Tensor,  # [B, Q, E] or, as nn.MultiheadAttention has it, [Q, B, E] or [Q, E]
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,  # [B, K]
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention`; a mask that differs between queries is refused."""
-        layer = getattr(self, ATTRIBUTE)
-        tokens, padding = _batched(self, key_padding_mask, query, key, value)
-        real = _real_keys(layer.name, padding, attn_mask, is_causal)
+        return _answer(self, getattr(self, ATTRIBUTE).name, self._attend, *args, **kwargs)
+
+    def _attend(
+        self, tokens: list[Tensor], q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, need: bool
+    ) -> Any:
         own = {"queries": tokens[0], "keys": tokens[1], "real": real}
-        heads, weights = layer(*_projected(self, *tokens), **own, need_weights=need_weights)
-        return _returned(self, heads, weights, query.ndim == 3, average_attn_weights)
+        return getattr(self, ATTRIBUTE)(q, k, v, **own, need_weights=need)
