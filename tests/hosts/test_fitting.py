@@ -158,7 +158,7 @@ def test_settings_on_their_bounds_are_named() -> None:
         numbers = getattr(settings, name).clone()
         numbers[0, 1] = value
         (result,) = bounds_reached(replace(settings, **{name: numbers}))
-        assert f"Fitted {name} lies on its bound: {value:.4g} at 1 of 4 heads" in result
+        assert f"Fitted {name} lies on its bound, {value:.4g} at 1 of 4 heads" in result
         assert bounds_reached(replace(settings, **{name: numbers}, draws=(False, True))) == ()
 
 
@@ -189,7 +189,7 @@ def test_regression_fits_the_residual() -> None:
     assert fit.chosen == "plain"  # whose variance is that of all errors
     result = handle.predict(x, samples=5).variance
     torch.testing.assert_close(result, squares.mean().expand_as(result), rtol=1e-4, atol=0)
-    with pytest.warns(UserWarning, match="residual lies on its bound: 2.061e-09, the bound is 2.061e-09"):
+    with pytest.warns(UserWarning, match="residual lies on its bound, 2.061e-09"):
         fit = handle.fit(x, own, **NO_LEVELS)
     assert len(fit.on_bounds) == 1
 
@@ -328,15 +328,15 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit_classes(X, Y[:2]), "a label for each of 20 .*got 2"),
     (lambda: fit_classes(X, Y.float()), "whole numbers.*got torch.float32"),
     (lambda: fit_classes(X, Y > 0), "whole numbers.*got torch.bool"),
-    (lambda: fit_classes(X, nn.functional.one_hot(Y)), r"labels of shape \[B\], .*got shape \(20, 3\)"),
+    (lambda: fit_classes(X, nn.functional.one_hot(Y)), r"labels of shape \[B\], got shape \(20, 3\)"),
     (lambda: fit_classes(X, Y - 1), "labels from 0 to 2, or -100 .*got -1"),
     (lambda: fit_classes(X, Y + 5), "labels from 0 to 2, or -100 .*got 5"),
     (lambda: fit_classes(X, Y.tolist()), "labels to be a tensor .*got list"),
     (lambda: fit_classes(X, torch.tensor(1)), r"labels to be a tensor .*got a tensor of shape \(\)"),
-    (lambda: fit_tokens(Y), r"labels of shape \[B, N\], .*got shape \(20,\)"),
+    (lambda: fit_tokens(Y), r"labels of shape \[B, N\], got shape \(20,\)"),
     (lambda: fit_tokens(torch.zeros(20, 3, dtype=torch.long)), "labels of 4 tokens like the answers, got 3"),
-    (lambda: fit_values(torch.randn(4, 2)), r"\[B\] or \[B, 1\], .*got \(4, 2\)"),
-    (lambda: fit_values(torch.randn(4), 2), r"\[B, 2\], .*got \(4,\)"),
+    (lambda: fit_values(torch.randn(4, 2)), r"\[B, 1\], got shape \(4, 2\)"),
+    (lambda: fit_values(torch.randn(4), 2), r"\[B, 2\], got shape \(4,\)"),
     (lambda: fit_values(torch.tensor([1.0, torch.nan])), "finite numbers, got 1 that are not"),
 ]
 

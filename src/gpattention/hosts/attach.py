@@ -20,9 +20,8 @@ from gpattention.hosts.fitting import Data, Fit, FitOptions, collect_batches, fi
 from gpattention.hosts.predict import (
     Call,
     Reader,
+    Result,
     Task,
-    TokenPrediction,
-    Values,
     call_model,
     check_module,
     make_result,
@@ -180,7 +179,7 @@ class Handle:
         variances: bool = False,
         first_item: int = 0,
         progress: Progress | None = None,
-    ) -> Prediction | TokenPrediction | Values:
+    ) -> Result:
         """Predict with uncertainty, in evaluation mode and without gradients.
 
         The draws of item i depend on `seed` and `first_item` + i alone.
@@ -521,9 +520,7 @@ def attach(
     max_keys = check_count("max_keys", max_keys, least=1)
     found = find_sites(model)
     if not found.sites:
-        expected = (
-            f"expected a model with softmax attention, got {type(model).__name__} with none to attach to"
-        )
+        expected = f"expected a model with softmax attention, got {type(model).__name__} with none"
         raise ValueError(f"{expected}:\n{found}\nwhat would be found: {FOUND_FORMS}")
     runner = Runner(model, call or call_model, task, "attach", found.sites, max_keys, max_log_amplitude)
     return Handle(runner, found)

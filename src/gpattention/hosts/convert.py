@@ -140,8 +140,8 @@ def regularizer(model: nn.Module) -> Tensor:
     trainable = any(p.requires_grad for layer in layers for p in layer.parameters())
     lost = learning and not any(value.requires_grad for value in learning)
     if lost and trainable and torch.is_grad_enabled():
-        helps = "gradient_checkpointing_kwargs={'use_reentrant': False}, that is use_reentrant=False"
-        raise ValueError(f"expected regularisers with gradients, got a forward pass without: pass {helps}")
+        helps = "gradient checkpointing needs use_reentrant=False"
+        raise ValueError(f"expected regularisers with gradients, got a forward pass without: {helps}")
     return torch.stack([value.float() for value in values]).sum()
 
 

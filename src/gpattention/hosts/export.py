@@ -157,6 +157,5 @@ def _check_kinds(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Attention) and not module.exportable:
             known = ", ".join(kind for kind in list_attention() if attention_class(kind).exportable)
-            why = "its mean needs the factor of a matrix, which ONNX cannot compute; export_program can"
-            got = f"got {module.kind!r} in {name}: {why}"
-            raise ValueError(f"expected attention of kinds {known} for ONNX, {got}")
+            helps = "ONNX cannot factor a matrix, export_program can"
+            raise ValueError(f"expected kinds {known} for ONNX, got {module.kind!r} in {name}: {helps}")

@@ -43,8 +43,9 @@ LARGEST_SCALE = 30.0
 RESIDUALS = (math.exp(-20), math.exp(20))  # least and most residual variance
 # a scale of 0 is no bound: there a head draws nothing
 BOUNDS: dict[str, tuple[float, ...]] = {"scale": (LARGEST_SCALE,), "noise": NOISES, "power": (0.0, 1.0)}
-ADVICE = "Fit to more items, or with fewer levels, or set handle.settings yourself."
-RESIDUAL_ADVICE = "Check that targets are not the model's own answers and have a usual scale."
+ADVICE = (
+    "Check that labels and answers belong together, or fit to more items, or set handle.settings yourself."
+)
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,7 @@ def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", opti
         device = runner.device(batches[0].inputs)
         answer = runner.answer(take(batches[0].inputs, torch.arange(1), device))  # shows the task
         if runner.task is None or runner.task == "embedding":
-            expected = "expected a model with logits or values to fit to labels, got embeddings"
-            raise ValueError(f"{expected}: set handle.settings, or attach a head")
+            raise ValueError("expected a model with logits or values to fit to labels, got embeddings")
         for batch in batches:
             check_labels(batch.labels, tuple(answer.shape[1:]), runner.task)
         if runner.task != "regression":  # items without a label that counts have no likelihood
@@ -269,15 +269,15 @@ def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
     """Of one batch; `answer` is the shape of what the model says to one item: [C], [N, C] or [D]."""
     width, shape = answer[-1], tuple(labels.shape)
     if task == "regression":
-        if shape[1:] != (width,) and not (labels.ndim == 1 and width == 1):
-            one = "[B] or [B, 1]" if width == 1 else f"[B, {width}]"
-            raise ValueError(f"expected labels of shape {one}, the values of every item, got {shape}")
+        axes, fits = f"[B, {width}]", shape[1:] == (width,) or (labels.ndim == 1 and width == 1)
+    else:
+        axes, fits = "[B, N]" if task == "tokens" else "[B]", labels.ndim == len(answer)
+    if not fits:
+        raise ValueError(f"expected labels of shape {axes}, got shape {shape}")
+    if task == "regression":
         if bad := int((~labels.isfinite()).sum()):
             raise ValueError(f"expected labels to be finite numbers, got {bad} that are not")
         return
-    axes = "[B, N], a class for every token" if task == "tokens" else "[B], a class for every item"
-    if labels.ndim != len(answer):
-        raise ValueError(f"expected labels of shape {axes}, got shape {shape}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"expected labels to be whole numbers, an index of a class each, got {labels.dtype}")
     labels = labels.long()  # IGNORED is no number of an unsigned type
@@ -548,8 +548,7 @@ def _concluded(
     profile, reached = profile_temperature(*scorer.answers(settings, batches)), bounds_reached(settings)
     if profile.on_bound and profile.wrong:
         taken = f"{profile.on_bound:g}; {profile.temperature:.3g} is taken"
-        helps = "Check that labels and logits belong together, or fit to more items."
-        reached += (f"The best temperature lies on its bound, {taken}. {helps}",)
+        reached += (f"The best temperature lies on its bound, {taken}. {ADVICE}",)
     if chosen.name != "plain":
         return replace(settings, temperature=profile.temperature), profile.reason, reached
     kept = "The temperature is 1: a fitted one does no better on the items kept back."
@@ -570,6 +569,5 @@ def bounds_reached(settings: Settings) -> tuple[str, ...]:
             found = [x for x in values if math.isclose(x, bound, rel_tol=1e-4, abs_tol=0 if bound else 1e-4)]
             if found:
                 where = "" if name == "residual" else f" at {len(found)} of {len(values)} heads"
-                lies = f"Fitted {name} lies on its bound: {found[0]:.4g}{where}, the bound is {bound:.4g}."
-                sentences.append(f"{lies} {ADVICE if where else RESIDUAL_ADVICE}")
+                sentences.append(f"Fitted {name} lies on its bound, {bound:.4g}{where}. {ADVICE}")
     return tuple(sentences)

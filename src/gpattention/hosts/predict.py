@@ -17,16 +17,7 @@ from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.layers import Request, converted_layers
 from gpattention.models import Prediction, Transformer
-from gpattention.models.predict import (
-    Inputs,
-    Progress,
-    Rows,
-    Variances,
-    count_items,
-    device_of,
-    run_samples,
-    take,
-)
+from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, run_samples, take
 from gpattention.models.prediction import differ, warn_undrawn
 
 Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding"]
@@ -149,16 +140,19 @@ class TokenPrediction:
         return len(self.real)
 
 
+Result: TypeAlias = Prediction | TokenPrediction | Values
+
+
 def make_result(
     answers: Tensor,  # [S, B, ...]
     task: Task,
     inputs: Inputs,
-    variances: Variances | None,
+    variances: tuple[Tensor | None, ...] | None,
     *,
     drawn: bool,
     temperature: float | Tensor = 1.0,  # one, or [B, 1] of classes
     residual: float = 0.0,
-) -> Prediction | TokenPrediction | Values:
+) -> Result:
     """What was drawn, as the task has it."""
     if task == "classification":
         return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
@@ -332,7 +326,7 @@ def predict(
     variances: bool = False,
     first_item: int = 0,
     progress: Progress | None = None,
-) -> Prediction | TokenPrediction | Values:
+) -> Result:
     """What a converted model predicts, with uncertainty: as the handle of `attach` does.
 
     The model runs in evaluation mode and without gradients.  The draws of item i depend on `seed` and

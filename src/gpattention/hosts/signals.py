@@ -57,9 +57,7 @@ class Head:
             return answer[:, :0], answer
         outputs, wanted = [y.shape[-1] for _, _, y in seen], answer.shape[-1]
         if outputs != [wanted]:
-            expected = (
-                f"expected the model's last linear map, its head, to have {wanted} outputs, got {outputs}"
-            )
+            expected = f"expected the head, the last linear map, to have {wanted} outputs, got {outputs}"
             raise ValueError(f"{expected}: pass task='embedding' and a call= that gives the features")
         self.module = seen[0][0]
         return answer, seen[0][1]
