@@ -96,8 +96,9 @@ def _save_converted(model: nn.Module, record: Conversion, folder: str | Path, **
     """The host's own files, or `model.safetensors` where it writes none, and `conversion.json`."""
     folder = Path(folder)
     make_folder(folder)
-    if hasattr(type(model), "save_pretrained"):  # not the one that stands on the instance, which is this
-        type(model).save_pretrained(model, folder, **options)
+    host_saves = getattr(type(model), "save_pretrained", None)  # that of the instance is this very function
+    if host_saves is not None:
+        host_saves(model, folder, **options)
     else:
         with replaced(folder / WEIGHTS_FILE) as file, torch.no_grad():
             save_model(model, file.name)

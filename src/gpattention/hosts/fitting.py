@@ -344,7 +344,8 @@ class Scorer:
                     nll = -log_likelihood(answers, labels, self.task, **logs).mean()
                 return float(nll), float(torch.autograd.grad(nll, x)[0])
 
-            grid = torch.linspace(*map(math.log, RESIDUALS), 81, dtype=torch.float64)
+            least, most = map(math.log, RESIDUALS)
+            grid = torch.linspace(least, most, 81, dtype=torch.float64)
             settings = replace(settings, residual=math.exp(least_of(curve, grid.tolist())))
         elif self.options.temperature and tempers:
             settings = replace(settings, temperature=profile_temperature(answers, labels).temperature)
@@ -431,7 +432,9 @@ def _free_numbers(scorer: Scorer, settings: Settings, level: Level) -> dict[str,
 
 def _with_numbers(settings: Settings, numbers: Mapping[str, Tensor]) -> Settings:
     """The settings that free numbers make."""
-    last = {n: float(numbers[n].detach().exp()) for n in ("temperature", "residual") if n in numbers}
+    last: dict[str, Any] = {
+        n: float(numbers[n].detach().exp()) for n in ("temperature", "residual") if n in numbers
+    }
     return replace(
         settings,
         scale=numbers["scale"].exp().clamp_max(LARGEST_SCALE).expand_as(settings.scale).clone(),

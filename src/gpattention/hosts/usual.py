@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpattention.hosts.attach import Handle
 
 # what is kept, by the name of its files
-PARTS = {"strangeness": Strangeness, "adaptive_temperature": AdaptiveTemperature}
+PARTS: dict[str, Any] = {"strangeness": Strangeness, "adaptive_temperature": AdaptiveTemperature}
 NOT_FITTED = "expected a handle that was fitted, got one that was not: call handle.fit(held_out, labels)"
 
 

@@ -117,11 +117,11 @@ def measure_frames(
 def _frame(sums: Mapping[str, Any], alignment: Alignment) -> Frame:
     """Origins, maps and unit of one site, its mean amplitude still 0."""
     q0, k0 = (sums[name] / sums[f"{name} count"] for name in ("q", "k"))  # [H, C]
-    covariances = (
+    of_q, of_k = (
         sums[f"{name} square"] / sums[f"{name} count"] - mean[..., :, None] * mean[..., None, :]
         for name, mean in (("q", q0), ("k", k0))
     )
-    maps = aligning_maps(*covariances, alignment)
+    maps = aligning_maps(of_q, of_k, alignment)
     unit = (sums["v square"] / sums["k count"]).clamp_min(1e-12).sqrt()  # [H]
     return Frame(*(x.float() for x in (q0, k0, *maps, unit, torch.zeros_like(unit))))
 
