@@ -17,8 +17,19 @@ from typing import Any, TypeGuard
 import torch
 from torch import Generator, Tensor, nn
 
-from gpattention import attention, gp
+from gpattention.attention import (
+    Attention,
+    CGPAttention,
+    DirectAttention,
+    GaussianAttention,
+    Heads,
+    KernelAttention,
+    SCGPAttention,
+    SGPAAttention,
+    SoftmaxGPAttention,
+)
 from gpattention.attention.scgp import LearnedInducing
+from gpattention.gp import keep_rows, key_log_amplitude, query_log_amplitude, real_mean
 from gpattention.numerics import compute_dtype, full_precision
 
 CANDIDATES = 4096  # tokens of an example that inducing inputs are chosen from
@@ -27,7 +38,7 @@ CANDIDATES = 4096  # tokens of an example that inducing inputs are chosen from
 def shift_queries(q: Tensor, k: Tensor, mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
     """q - qbar + kbar, whose distances to k are those of both sides about their own means.  [B, H, Q, D]"""
     dtype, q, k = q.dtype, q.to(compute_dtype(q.dtype)), k.to(compute_dtype(k.dtype))
-    return (q + (gp.real_mean(k, mask) - gp.real_mean(q, query_mask))).to(dtype)
+    return (q + (real_mean(k, mask) - real_mean(q, query_mask))).to(dtype)
 
 
 @full_precision
@@ -45,11 +56,11 @@ def softmax_log_amplitudes(
     [B, H, Q] and [B, H, K]; both are 0 at padded tokens.
     """
     q, k = q.to(compute_dtype(q.dtype)), k.to(compute_dtype(k.dtype))
-    q, k = gp.keep_rows(q, query_mask), gp.keep_rows(k, mask)
-    q_bar, k_bar = gp.real_mean(q, query_mask), gp.real_mean(k, mask)  # [B, H, 1, D]
+    q, k = keep_rows(q, query_mask), keep_rows(k, mask)
+    q_bar, k_bar = real_mean(q, query_mask), real_mean(k, mask)  # [B, H, 1, D]
     log_t, most = scale.to(q.dtype).log()[:, None], math.log(max_stddev)
-    log_a = (log_t + gp.query_log_amplitude(q, k, q - q_bar, k_bar, mask=mask)).clamp_max(most)  # [B, H, Q]
-    log_b = gp.key_log_amplitude(k, k - k_bar, q_bar, k_bar)  # [B, H, K]
+    log_a = (log_t + query_log_amplitude(q, k, q - q_bar, k_bar, mask=mask)).clamp_max(most)  # [B, H, Q]
+    log_b = key_log_amplitude(k, k - k_bar, q_bar, k_bar)  # [B, H, K]
     if query_mask is not None:
         log_a = torch.where(query_mask, log_a, 0.0)
     if mask is not None:
@@ -131,21 +142,21 @@ class KeyProjection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectedHeads(attention.Heads):
+class ProjectedHeads(Heads):
     """`Heads` whose queries and keys are projected already; the kernel sees q and k as they are."""
 
     q: Tensor  # [B, H, Q, D]
     k: Tensor  # [B, H, K, D]
 
     @classmethod
-    def scaled(cls, heads: attention.Heads, q: Tensor, k: Tensor, shrink: float) -> "ProjectedHeads":
+    def scaled(cls, heads: Heads, q: Tensor, k: Tensor, shrink: float) -> "ProjectedHeads":
         """The host's queries and keys as the kernel sees them (eq. 21): q . k is the host's logit."""
         dtype = compute_dtype(q.dtype)
         tokens = (heads.queries, heads.keys, heads.v.to(dtype), heads.mask, heads.query_mask, None)
         return cls(*tokens, q=q.to(dtype) * shrink, k=k.to(dtype) * shrink)
 
 
-class Projected(attention.Attention):
+class Projected(Attention):
     """Base: no projection of its own but the latent one."""
 
     placing: Generator | None = None  # while an example runs: inducing inputs go where its tokens are
@@ -164,7 +175,7 @@ class Projected(attention.Attention):
         return LatentProjection(keys, self.num_heads, scale)
 
 
-class _ProjectedGaussian(Projected, attention.GaussianAttention):
+class _ProjectedGaussian(Projected, GaussianAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, normalize: str = "softmax", **options: Any) -> None:
         if normalize not in ("softmax", "rows", "none"):
             raise ValueError(f"expected normalize to be 'softmax', 'rows' or 'none', got {normalize!r}")
@@ -175,16 +186,16 @@ class _ProjectedGaussian(Projected, attention.GaussianAttention):
         )
         self.normalize = normalize  # type: ignore[assignment]
 
-    def _projected(self, heads: attention.Heads) -> tuple[Tensor, Tensor]:
+    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
         return (shift_queries(q, k, heads.mask, heads.query_mask) if self._from_softmax else q), k
 
-    def _compared(self, heads: attention.Heads) -> tuple[Tensor, Tensor, bool] | None:
+    def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
         found = super()._compared(heads)
         return (*projections(heads), True) if self._from_softmax and found is not None else found
 
     def _amplitudes(
-        self, q: Tensor, k: Tensor, heads: attention.Heads, *, causal: bool
+        self, q: Tensor, k: Tensor, heads: Heads, *, causal: bool
     ) -> tuple[Tensor, dict[str, Any]]:
         if not self._from_softmax:
             return super()._amplitudes(q, k, heads, causal=causal)
@@ -201,15 +212,15 @@ class _ProjectedGaussian(Projected, attention.GaussianAttention):
             self.add_module("latent", self._from_keys(keys, scale, "latent projection"))
 
 
-class ProjectedDirect(_ProjectedGaussian, attention.DirectAttention):
+class ProjectedDirect(_ProjectedGaussian, DirectAttention):
     """`direct` for a host."""
 
 
-class ProjectedCGP(_ProjectedGaussian, attention.CGPAttention):
+class ProjectedCGP(_ProjectedGaussian, CGPAttention):
     """`cgp` for a host."""
 
 
-class ProjectedSCGP(_ProjectedGaussian, attention.SCGPAttention):
+class ProjectedSCGP(_ProjectedGaussian, SCGPAttention):
     """`scgp` for a host; its inducing inputs start where the latent projection puts random tokens."""
 
     def start(self, keys: KeyProjection | None, scale: float) -> None:
@@ -221,7 +232,7 @@ class ProjectedSCGP(_ProjectedGaussian, attention.SCGPAttention):
             elif inducing is not None:
                 spread_points_(inducing.offsets, self.latent, about_zero=True)
 
-    def _sparse(self, heads: attention.Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         if self.placing is not None:
             o = self._split(self.latent(heads.keys))  # [B, H, N, D]
             for inducing in (self.inducing_q, self.inducing_k):
@@ -230,7 +241,7 @@ class ProjectedSCGP(_ProjectedGaussian, attention.SCGPAttention):
         return super()._sparse(heads)
 
 
-class ProjectedKernel(Projected, attention.KernelAttention):
+class ProjectedKernel(Projected, KernelAttention):
     """`kernel` for a host."""
 
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
@@ -242,22 +253,22 @@ class ProjectedKernel(Projected, attention.KernelAttention):
         if self.kernel == "exp_dot":
             self.lengthscale.set(1.0)
 
-    def _scaled(self, heads: attention.Heads) -> tuple[Tensor, Tensor]:
+    def _scaled(self, heads: Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
         queries, keys = (x.transpose(-3, -2).flatten(-2) for x in (q, k))  # [B, N, H D]
         return super()._scaled(replace(heads, queries=queries, keys=keys))
 
 
-class ProjectedSoftmaxGP(Projected, attention.SoftmaxGPAttention):
+class ProjectedSoftmaxGP(Projected, SoftmaxGPAttention):
     """`softmax-gp` for a host: its mean is the host's."""
 
-    def _projected(self, heads: attention.Heads) -> tuple[Tensor, Tensor]:
+    def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
         grow = q.shape[-1] ** 0.25  # eq. 21 divides by it
         return q * grow, k * grow
 
 
-class ProjectedSGPA(Projected, attention.SGPAAttention):
+class ProjectedSGPA(Projected, SGPAAttention):
     """`sgpa` for a host: its queries are its keys too; inducing keys live where the queries do."""
 
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
@@ -269,7 +280,7 @@ class ProjectedSGPA(Projected, attention.SGPAAttention):
         """Inducing keys where the host's keys put random tokens."""
         spread_points_(self.inducing, self._from_keys(keys, scale, "inducing keys"))
 
-    def _arguments(self, heads: attention.Heads) -> tuple[Tensor, ...]:
+    def _arguments(self, heads: Heads) -> tuple[Tensor, ...]:
         q, _ = projections(heads)
         if self.placing is not None:
             place_points_(self.inducing, q, heads.mask, self.placing)
@@ -282,7 +293,7 @@ KINDS: dict[str, type[Projected]] = {
 }  # fmt: skip
 
 
-def projections(heads: attention.Heads) -> tuple[Tensor, Tensor]:
+def projections(heads: Heads) -> tuple[Tensor, Tensor]:
     """Queries and keys of a host.  [B, H, N, D] each"""
     assert isinstance(heads, ProjectedHeads)
     return heads.q, heads.k

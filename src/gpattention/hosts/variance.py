@@ -29,7 +29,19 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gpattention import gp
+from gpattention.gp import (
+    UnitProcess,
+    direct_posterior,
+    distance_log_amplitude,
+    fill_rows,
+    keep_rows,
+    key_log_amplitude,
+    query_exponent,
+    query_log_amplitude,
+    real_mean,
+    unit_variance,
+    why_not_fused,
+)
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Site
 from gpattention.numerics import compute_dtype, full_precision
 
@@ -165,7 +177,7 @@ def log_stddev(
     if call.form != "rbf" and used:
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
         if frame is None:
-            a0 = gp.real_mean(amplitude[..., None], query_mask(call))[..., 0]  # [B, H, 1]
+            a0 = real_mean(amplitude[..., None], query_mask(call))[..., 0]  # [B, H, 1]
         else:
             a0 = frame.log_amplitude.to(amplitude)[:, None]  # [H, 1]
         # no cap is an infinite one
@@ -195,23 +207,23 @@ def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
     dtype = compute_dtype(call.q.dtype)
     q, k, v = (
         call.q.to(dtype),
-        gp.keep_rows(call.k.to(dtype), call.mask),
-        gp.keep_rows(call.v.to(dtype), call.mask),
+        keep_rows(call.k.to(dtype), call.mask),
+        keep_rows(call.v.to(dtype), call.mask),
     )
     if frame is None:
-        power = gp.real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
+        power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
         log_unit = 0.5 * power.clamp_min(1e-12).log()
-        q0, k0 = gp.real_mean(q, query_mask(call)), gp.real_mean(k, call.mask)
+        q0, k0 = real_mean(q, query_mask(call)), real_mean(k, call.mask)
     else:
         log_unit = frame.unit.to(q)[:, None].log()
         q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:, None]
     if call.form in ("rows", "rbf"):  # distances, which know no origin
-        return KernelInputs(q, k, q, gp.fill_rows(k, k0, call.mask), q0, k0, call.mask, log_unit)
+        return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask, log_unit)
     if frame is None:
         x, y = q - q0, k - k0
     else:
         x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)
-    return KernelInputs(q, k, x, gp.keep_rows(y, call.mask), q0, k0, call.mask, log_unit)
+    return KernelInputs(q, k, x, keep_rows(y, call.mask), q0, k0, call.mask, log_unit)
 
 
 def _unit_variance(
@@ -222,13 +234,13 @@ def _unit_variance(
 ) -> Tensor:
     """u_i of eq. 22.  [B, H, Q]"""
     tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
-    if gp.why_not_fused(x, tokens=tokens, channels=channels) is None:
+    if why_not_fused(x, tokens=tokens, channels=channels) is None:
         none = torch.zeros_like(y[..., :1])  # of values: the mean is the host's
         # says in full that every query counts, as padding too has a spread  [B, 1, Q]
         everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])
         masks: dict[str, Any] = {"mask": mask, "query_mask": everyone}
-        return gp.direct_posterior(x, y, none, noise=noise.to(x), **masks, with_variance=True).variance
-    return gp.unit_variance(gp.UnitProcess(x, y, noise.to(x)[:, None, None], mask))
+        return direct_posterior(x, y, none, noise=noise.to(x), **masks, with_variance=True).variance
+    return unit_variance(UnitProcess(x, y, noise.to(x)[:, None, None], mask))
 
 
 def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor | None]:
@@ -249,10 +261,10 @@ def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor |
 def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
     """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
     if call.form == "rows":
-        return gp.distance_log_amplitude(inputs.x, inputs.y, mask=inputs.mask)
+        return distance_log_amplitude(inputs.x, inputs.y, mask=inputs.mask)
     if call.form == "exp_dot":
-        return gp.query_exponent(inputs.q, inputs.x, inputs.k0)
-    return gp.query_log_amplitude(inputs.q, inputs.k, inputs.x, inputs.k0, mask=inputs.mask)
+        return query_exponent(inputs.q, inputs.x, inputs.k0)
+    return query_log_amplitude(inputs.q, inputs.k, inputs.x, inputs.k0, mask=inputs.mask)
 
 
 def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
@@ -266,12 +278,12 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
     if call.form != "rbf":
         exponent = exponent + log_amplitude(call, inputs)[..., None]
     if call.form in ("softmax", "exp_dot"):
-        exponent = exponent + gp.key_log_amplitude(inputs.k, inputs.y, inputs.q0, inputs.k0)[..., None, :]
+        exponent = exponent + key_log_amplitude(inputs.k, inputs.y, inputs.q0, inputs.k0)[..., None, :]
     if call.amplitude is not None:
         exponent = exponent + call.amplitude.to(exponent)[:, None, None].log()
     if call.mask is not None:
         exponent = exponent.masked_fill(~call.mask[..., None, :], -torch.inf)
-    return exponent.exp() @ gp.keep_rows(call.v, call.mask)
+    return exponent.exp() @ keep_rows(call.v, call.mask)
 
 
 def query_mask(call: AttentionCall) -> Tensor | None:

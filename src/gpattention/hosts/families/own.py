@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpattention import attention, models
+from gpattention.attention import (
+    Attention,
+    AttentionOutput,
+    GaussianAttention,
+    Heads,
+    SoftmaxAttention,
+    attention_class,
+    list_attention,
+)
 from gpattention.attention.base import Source
 from gpattention.concurrency import Handler
 from gpattention.gp import LogDensity, Posterior, keep_rows
@@ -28,11 +36,19 @@ from gpattention.hosts.layers import (
     take_place,
 )
 from gpattention.hosts.projected import KeyProjection, ProjectedHeads, is_plain_linear
+from gpattention.models import (
+    AttentionConfig,
+    ModelOutput,
+    TextTransformer,
+    Transformer,
+    VisionTransformer,
+    warm_start,
+)
 from gpattention.models.config import load_folder
 from gpattention.models.predict import is_predicting
 
-_MODELS: dict[str, type[models.Transformer]] = {
-    "VisionTransformer": models.VisionTransformer, "TextTransformer": models.TextTransformer,
+_MODELS: dict[str, type[Transformer]] = {
+    "VisionTransformer": VisionTransformer, "TextTransformer": TextTransformer,
 }  # fmt: skip
 _REMEMBERED = "_gpattention_regularizer"  # where a transformer of ours keeps that of its last output
 
@@ -46,11 +62,11 @@ class OwnFamily(Family):
 
     def matches(self, module: nn.Module) -> bool:
         """All kinds."""
-        return isinstance(module, attention.Attention)
+        return isinstance(module, Attention)
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
         """Kinds with a posterior, those without a process, and causal attention."""
-        assert isinstance(module, attention.Attention)
+        assert isinstance(module, Attention)
         if module.draws:
             return f"{module.kind!r} attention has a posterior of its own"
         if not module.attachable:
@@ -68,18 +84,18 @@ class OwnFamily(Family):
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Put the converted module where the old one was."""
-        assert isinstance(site.module, attention.SoftmaxAttention)
+        assert isinstance(site.module, SoftmaxAttention)
         take_place(model, site.module, ConvertedOwn(site.module, layer))
 
     def convert_whole(self, model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> bool:
         """Swap kernel attention for `kind` by `warm_start`; the model's own config says it afterwards."""
-        own = {site.module.kind for site in sites if isinstance(site.module, attention.Attention)}
+        own = {site.module.kind for site in sites if isinstance(site.module, Attention)}
         if not (own := own - {"softmax"}):
             return False
         source = own.pop()
-        if not isinstance(model, models.Transformer) or len(sites) != len(model.blocks):
+        if not isinstance(model, Transformer) or len(sites) != len(model.blocks):
             raise ValueError(f"expected a whole transformer to convert from {source} attention, got a part")
-        classes = {name: attention.attention_class(name) for name in attention.list_attention()}
+        classes = {name: attention_class(name) for name in list_attention()}
         fits = [name for name, cls in classes.items() if source in cls.converts_from]
         if kind not in fits:
             raise ValueError(f"expected kind among {', '.join(fits)} for {source} attention, got {kind!r}")
@@ -89,10 +105,10 @@ class OwnFamily(Family):
         prior_scale = given.pop("prior_scale", 1.0) if given.get("normalize") == "none" else 1.0
         if not prior_scale > 0:
             raise ValueError(f"expected prior_scale > 0, got {prior_scale}")
-        layers = (models.AttentionConfig(kind, given),) * len(sites)
+        layers = (AttentionConfig(kind, given),) * len(sites)
         target = type(model)(replace(model.config, attention=layers))
         target.to(next(model.parameters()))
-        models.warm_start(target, model)
+        warm_start(target, model)
         for ours, new in zip(model._blocks(), target._blocks(), strict=True):
             if prior_scale != 1:
                 _start_at(new.attention, prior_scale)
@@ -113,7 +129,7 @@ class OwnFamily(Family):
 
     def regularizer(self, model: nn.Module) -> Tensor | None:
         """What our transformers remember of their last outputs; attention of ours alone remembers nothing."""
-        ours = [module for module in model.modules() if isinstance(module, models.Transformer)]
+        ours = [module for module in model.modules() if isinstance(module, Transformer)]
         values = [vars(module)[_REMEMBERED].regularizer for module in ours if _REMEMBERED in vars(module)]
         if any(value is not None for value in values):
             return torch.stack([value for value in values if value is not None]).sum()
@@ -141,71 +157,71 @@ class OwnFamily(Family):
         return cls(cls.config_class.from_dict(config))
 
 
-def _model_class(saved: SavedModel) -> type[models.Transformer] | None:
+def _model_class(saved: SavedModel) -> type[Transformer] | None:
     name = saved.config.get("model")
     return _MODELS.get(name) if isinstance(name, str) else None
 
 
-def _mean(site: Site, hook: AttentionHook, own: Handler, heads: attention.Heads) -> Tensor:
+def _mean(site: Site, hook: AttentionHook, own: Handler, heads: Heads) -> Tensor:
     module: Any = site.module
     mean, process = own(heads), module._mean_process(heads)
     call = AttentionCall(mean, process.q, process.k, heads.v, heads.mask, process.form, process.amplitude)
     return keep_rows(hook(site, call), heads.query_mask)
 
 
-class ConvertedOwn(attention.Attention):
+class ConvertedOwn(Attention):
     """Takes the place, the call and the projections of a `SoftmaxAttention`; the converted layer answers."""
 
-    def __init__(self, host: attention.SoftmaxAttention, layer: ConvertedAttention) -> None:
+    def __init__(self, host: SoftmaxAttention, layer: ConvertedAttention) -> None:
         nn.Module.__init__(self)
         inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
         # of the instance, where other kinds have all but the regulariser of their class
         for name in ("kind", "draws", "crosses", "exportable", "regularizer"):
             setattr(self, name, getattr(layer.attention, name))
 
-    def _host_heads(self, heads: attention.Heads) -> ProjectedHeads:
+    def _host_heads(self, heads: Heads) -> ProjectedHeads:
         q = self._split(self.query(heads.queries))  # type: ignore[operator]
         k = self._split(self.key(heads.keys))  # type: ignore[operator]
         return ProjectedHeads.scaled(heads, q, k, self.head_dim**-0.25)
 
     @property
-    def _answering(self) -> attention.Attention:
+    def _answering(self) -> Attention:
         layer = getattr(self, ATTRIBUTE)
         assert isinstance(layer, ConvertedAttention)
         return layer.attention
 
-    def _mean(self, heads: attention.Heads) -> Tensor:
+    def _mean(self, heads: Heads) -> Tensor:
         return self._answering._mean(self._host_heads(heads))
 
-    def _weights(self, heads: attention.Heads) -> Tensor:
+    def _weights(self, heads: Heads) -> Tensor:
         return self._answering._weights(self._host_heads(heads))
 
-    def _posterior(self, heads: attention.Heads, *, with_variance: bool = False) -> Posterior:
+    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
         return self._answering._posterior(self._host_heads(heads), with_variance=with_variance)
 
-    def _regularizer(self, heads: attention.Heads, posterior: Posterior, generator: Source) -> Tensor:
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
         return self._answering._regularizer(self._host_heads(heads), posterior, generator)
 
-    def _log_density(self, heads: attention.Heads, posterior: Posterior) -> LogDensity | None:
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
         return self._answering._log_density(self._host_heads(heads), posterior)
 
-    def _kernel_inputs(self, heads: attention.Heads) -> tuple[Tensor, Tensor]:
+    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
         return self._answering._kernel_inputs(self._host_heads(heads))
 
 
 def _answer(module: ConvertedOwn, request: Request, own: Handler, *args: Any, **kwargs: Any) -> Any:
     need = (*kwargs.get("need", ("output",)), *(("variance",) if request.variances else ()))
     asked = {"draw": request.draw, "generator": request.generator, "need": tuple(dict.fromkeys(need))}
-    output: attention.AttentionOutput = own(*args, **{**kwargs, **asked})
+    output: AttentionOutput = own(*args, **{**kwargs, **asked})
     if request.variances:
         request.layer_variances[id(getattr(module, ATTRIBUTE))] = output.variance
     return output
 
 
 @torch.no_grad()
-def _start_at(module: attention.Attention, prior_scale: float) -> None:
+def _start_at(module: Attention, prior_scale: float) -> None:
     """s_q times t and V over t leave s_q s_k kappa V as it is and scale the draws."""
-    assert isinstance(module, attention.GaussianAttention)
+    assert isinstance(module, GaussianAttention)
     module.scale_q.set(module.scale_q() * prior_scale)
     for parameter in module.value.parameters():
         parameter.div_(prior_scale)
@@ -222,7 +238,7 @@ class _Remembered:
 
 
 def _watch_outputs(model: nn.Module) -> None:
-    if isinstance(model, models.Transformer):
+    if isinstance(model, Transformer):
         model.register_forward_hook(_remember_output)
 
 
@@ -230,7 +246,7 @@ def _remember_output(model: nn.Module, _: Any, output: Any) -> None:
     """Forward hook of our own transformers; predictions ask for no regulariser and change nothing."""
     if is_predicting():
         return
-    value = output.regularizer if isinstance(output, models.ModelOutput) else None
+    value = output.regularizer if isinstance(output, ModelOutput) else None
     if value is not None:
         model.__dict__[_REMEMBERED] = _Remembered(value)
     else:  # no trace, as threads that only predict leave none
