@@ -45,7 +45,7 @@ def test_hosts_of_columns_are_refused(
     adopt: Any, tokens: int, batch: int, samples: int, pooled: bool
 ) -> None:
     if pooled or tokens != 6:  # states of as many tokens are no answers of as many items
-        with pytest.raises(ValueError, match="batches (are not )?the first axis"):
+        with pytest.raises(ValueError, match=r"batches (are not )?the first axis"):
             adopt(Columns(pooled))(torch.randn(tokens, batch, 8), samples)
 
 
