@@ -32,9 +32,6 @@ from tests.cli.parsing import parsed
 ROOT = Path(__file__).parent.parent
 BUILT_IN = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 ELSEWHERE = {  # run by tests of their own, or formulae in the words of Python
-    "docs/attach.md": "tests/hosts/test_pages.py",
-    "docs/convert.md": "tests/hosts/test_pages.py",
-    "docs/export.md": "tests/hosts/test_pages.py",
     "docs/scaling.md": "tests/attention/test_sharded_docs.py",
     "docs/derivations/row-normalised.md": None,
 }

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import gpattention
+from gpattention import models
 from gpattention.attention import SoftmaxAttention, build_attention
-from gpattention.gp import NumericalError
-from gpattention.hosts.families import FAMILIES, own
+from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import real_keys
 from gpattention.hosts.layers import converted_layers
 from gpattention.hosts.projected import ProjectedCGP, ProjectedSGPA
@@ -252,19 +252,12 @@ def bert_attention(tokens: Any, *, sliced: bool = False, **options: Any) -> Any:
     return module(tokens, **options)
 
 
-class Buffered(nn.Module):
-    """A linear map whose weight is no parameter, as that of a quantised one."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.register_buffer("weight", linear.weight.detach())
-
-
 def quantised() -> nn.Module:
+    """Weights that are no parameters."""
     model = bert()
-    for layer in model.bert.encoder.layer:
-        for name in ("query", "key", "value"):
-            setattr(layer.attention.self, name, Buffered(getattr(layer.attention.self, name)))
+    for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
+        for name in ("weight", "bias"):
+            linear.register_buffer(name, linear._parameters.pop(name))
     return model
 
 
@@ -310,7 +303,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: predict(convert(questions(), "direct"), IDS), "gives a tensor"),
     (lambda: ProjectedCGP(8, 2).start(None, 1.0), "latent projection from"),
     (lambda: ProjectedSGPA(8, 2).start(None, 1.0), "inducing keys from"),
-    (lambda: attention()(X, X, X, attn_mask=torch.ones(3, 3).bool().triu(1)), "attn_mask"),
+    (lambda: attention()(X, X, X, attn_mask=torch.ones(3, 3).bool().triu(1)), "differs between queries"),
     (lambda: attention()(X, X, X, is_causal=True), "causal"),
     (lambda: attention()(X, X, X, key_padding_mask=torch.full((2, 3), 0.5)), "adds numbers"),
     (lambda: attention("sgpa")(X, KEYS, KEYS), "its keys are its queries"),
@@ -474,14 +467,14 @@ def test_refusals_change_nothing(family: str) -> None:
 
 CONVERTING = sys.modules["gpattention.hosts.convert"]  # the package exports the function of that name
 STEPS = {
-    "place": [*((type(family), "place") for family in FAMILIES.values()), (own, "warm_start")],
-    "finish": [*((type(family), "finish") for family in FAMILIES.values()), (own, "warm_start")],
+    "place": [*((type(family), "place") for family in FAMILIES.values()), (models, "warm_start")],
+    "finish": [*((type(family), "finish") for family in FAMILIES.values()), (models, "warm_start")],
     "hook": [(nn.Module, "register_forward_pre_hook"), (nn.Module, "register_forward_hook")],
     "example": [(CONVERTING, "_place_inducing")],
 }
 
 
-@pytest.mark.parametrize("error", [ValueError, NumericalError, KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("family", [name for name in HOSTS if "exp_dot" not in name])  # no kind takes those
 def test_failures_on_the_way_change_nothing(
@@ -505,24 +498,6 @@ def test_failures_on_the_way_change_nothing(
     monkeypatch.undo()
     gpattention.convert(host.model, "cgp", example=host.inputs)
     assert torch.isfinite(logits(host)).all()
-
-
-def test_hooks_can_be_removed_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = make("encoder")
-    attention = host.model.get_submodule("encoder.layers.0.self_attn")
-    calls: list[int] = []
-    kept = attention.register_forward_pre_hook(lambda *_: calls.append(1))
-
-    def fails(*_: object) -> None:
-        raise ValueError("on the way")
-
-    monkeypatch.setattr(CONVERTING, "_place_inducing", fails)
-    check_undone(host, ValueError, "on the way", lambda: gpattention.convert(host.model, example=host.inputs))
-    assert calls
-    kept.remove()
-    calls.clear()
-    logits(host)
-    assert not calls
 
 
 def pyramid() -> Host:

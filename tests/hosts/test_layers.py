@@ -82,17 +82,6 @@ def test_it_is_the_kl_of_every_layer() -> None:
         assert torch.allclose(found, expected.float(), rtol=1e-5)
 
 
-def test_a_layer_that_runs_twice_counts_twice() -> None:
-    model = gpattention.convert(Shared(), "direct", draw="none").train()
-    x = torch.randn(2, 3, 8)
-    model(x)
-    assert len(converted_layers(model)[0].regularizers) == 2
-    first = gpattention.regularizer(model)
-    assert torch.equal(gpattention.regularizer(model), first)
-    model(x)
-    assert torch.equal(gpattention.regularizer(model), first)  # the pass before is forgotten
-
-
 @pytest.mark.parametrize("kind", ["direct", "scgp"])
 def test_checkpointing_changes_nothing(kind: str) -> None:
     x = torch.randn(2, 3, 8)

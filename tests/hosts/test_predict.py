@@ -35,24 +35,18 @@ def converted(model: nn.Module, **options: Any) -> Callable[..., Any]:
     return lambda x, samples: gpattention.predict(model, x, samples, **options)
 
 
-SHAPES = [(2, 6, 3), (5, 5, 0), (5, 5, 1)]  # as many columns as rows
-CASES = [
-    *(
-        (*shape, pooled, "batches are not the first axis, pass call=")
-        for shape in SHAPES
-        for pooled in (0, 1)
-    ),
-    *((6, 5, samples, 1, "first axis") for samples in (0, 3)),
-]
-
-
-@pytest.mark.parametrize(("tokens", "batch", "samples", "pooled", "message"), CASES)
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "batch", "samples"),
+    [(2, 6, 3), (5, 5, 0), (5, 5, 1), (6, 5, 3)],  # as many columns as rows, but for the last
+)
 @pytest.mark.parametrize("adopt", [attached, converted])
 def test_hosts_of_columns_are_refused(
-    adopt: Any, tokens: int, batch: int, samples: int, pooled: int, message: str
+    adopt: Any, tokens: int, batch: int, samples: int, pooled: bool
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        adopt(Columns(bool(pooled)))(torch.randn(tokens, batch, 8), samples)
+    if pooled or tokens != 6:  # states of as many tokens are no answers of as many items
+        with pytest.raises(ValueError, match=r"batches (are not )?the first axis"):
+            adopt(Columns(pooled))(torch.randn(tokens, batch, 8), samples)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 3])

@@ -68,14 +68,14 @@ def test_masks_of_both_kinds(padding: torch.dtype) -> None:
     check(module, (x, x, x), {"attn_mask": pairs, "need_weights": False})
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [({"is_causal": True}, "is_causal"), ({"attn_mask": torch.zeros(4, 4, 4).bool()}, "per head")],
-)
-def test_other_masks_are_refused(given: dict[str, Any], message: str) -> None:
+def test_other_masks_are_refused() -> None:
     module, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 4, 8)
-    with hooked(module, find_sites(module).sites, pass_on), pytest.raises(ValueError, match=message):
-        module(x, x, x, **given)
+    for given, message in (
+        ({"is_causal": True}, "is_causal"),
+        ({"attn_mask": x[:, :4, :4, None]}, "per head"),
+    ):
+        with hooked(module, find_sites(module).sites, pass_on), pytest.raises(ValueError, match=message):
+            module(x, x, x, **given)
 
 
 def encoder(**options: Any) -> nn.TransformerEncoder:

@@ -1,6 +1,5 @@
 """Strangeness and an adaptive temperature of attached hosts: fitted along, saved, refused where missing."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import gpattention
-from gpattention.data import TEXT_SHIFTS, shift_texts
 from gpattention.strangeness import AdaptiveTemperature, Strangeness
 from tests.hosts import hosts
 from tests.hosts.hosts import CLASSES, TOKENS, Encoder
@@ -91,42 +89,6 @@ def test_shifts_and_an_adaptive_temperature(tmp_path: Path) -> None:
     assert torch.equal(again.predict(inputs, samples=2, seed=0).logits, found.logits)
     together = at_once([lambda: handle.flag(inputs, rate=0.1)] * 4)
     assert all(torch.equal(each, together[0]) for each in together)
-
-
-def test_texts_under_shift() -> None:
-    """Two calls from a text classifier and its tokenizer to flags."""
-    generator, vocabulary = random.Random(0), ["a", "cat", "dog", "sat", "ran", "home", "The", "on"]
-    texts = [" ".join(generator.choices(vocabulary, k=generator.randint(2, 6))) for _ in range(ITEMS)]
-
-    def tokenized(texts: list[str]) -> dict[str, Tensor]:
-        rows = [[1, *(3 + vocabulary.index(w) if w in vocabulary else 2 for w in t.split())] for t in texts]
-        tokens = [torch.tensor(row) for row in rows]
-        input_ids = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-        return {"input_ids": input_ids, "attention_mask": (input_ids > 0).long()}
-
-    inputs = tokenized(texts)
-    shifted = {name: tokenized(shift_texts(texts, name, 2)) for name in TEXT_SHIFTS}
-    lengths = {found["input_ids"].shape[1] for found in shifted.values()}
-    assert len(lengths) > 1  # padding is each set's own
-    model = hosts.make("bert").model.eval()
-    handle = gpattention.attach(model)
-    with torch.no_grad():
-        labels = model(**inputs).logits.argmax(-1)
-    labels[::4] = torch.randint(CLASSES, (ITEMS // 4,), generator=torch.Generator().manual_seed(0))
-    handle.fit(inputs, labels, shifted=shifted, temperature="adaptive", **FAST)
-    signals, items = handle.signals(inputs), torch.arange(ITEMS)
-    expected = Strangeness.fit(
-        signals, labels, shifted={name: handle.signals(found) for name, found in shifted.items()},
-        origins=items, head=(model.classifier.weight.detach(), model.classifier.bias.detach()),
-    )  # fmt: skip
-    found = handle._usual.fitted()
-    assert set(found.judged) == set(TEXT_SHIFTS)
-    assert torch.allclose(found.weights, expected.weights)
-    typed = shift_texts(texts, "typos", 3, seed=1)
-    assert (
-        handle.flag(tokenized(typed), rate=0.1).float().mean() > handle.flag(inputs, rate=0.1).float().mean()
-    )
-    assert handle.predict(tokenized(typed), samples=2).logits.isfinite().all()
 
 
 def test_refusals() -> None:

@@ -20,9 +20,8 @@ from gpattention.hosts.fitting import Data, Fit, FitOptions, collect_batches, fi
 from gpattention.hosts.predict import (
     Call,
     Reader,
+    Result,
     Task,
-    TokenPrediction,
-    Values,
     call_model,
     check_module,
     make_result,
@@ -65,22 +64,23 @@ class Runner(Reader):
         """
         if not settings.any_drawn:
             return self.answer(rows.inputs), [None] * len(self.sites)
+        # of its own for every site: which others draw, and how items are cut into batches, changes nothing
         seeds = [seed + (index + 1) * _SITE_SEEDS for index in range(len(self.sites))]
         noise = [ItemNoise(own, rows.numbers, rows.samples) for own in seeds]
-        return self._observe(rows.inputs, settings, noise, keep=keep_variances)
+        return self.measure(rows.inputs, settings, noise, keep=keep_variances)
 
-    def measure(self, inputs: Inputs, settings: Settings) -> tuple[Tensor, list[Tensor | None]]:
-        """The host's own answers, and the variances of all sites, also of those that do not draw."""
-        return self._observe(inputs, settings, None, keep=True)
-
-    def _observe(
-        self, inputs: Inputs, settings: Settings, noise: Sequence[ItemNoise] | None, *, keep: bool
+    def measure(
+        self,
+        inputs: Inputs,
+        settings: Settings,
+        noise: Sequence[ItemNoise] | None = None,
+        *,
+        keep: bool = True,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """One hooked pass: the answers and, where kept, variances of the sites, [B, H, N] each.
 
-        With noise, a draw of its deviation is added to every mean, token by token.  Every site has noise of
-        its own, made from the seed, the item and the sample: which other sites draw, and how items are cut
-        into batches, changes nothing.
+        Without noise, answers are the host's own, and sites that do not draw are measured too.  With it, a
+        draw of its deviation is added to every mean, token by token.
         """
         variances: list[Tensor | None] = [None] * len(self.sites)
         called: list[Site] = []
@@ -102,10 +102,8 @@ class Runner(Reader):
 
         answer = self.answer(inputs, hook)
         if not called:
-            raise ValueError(
-                f"expected the model to call one of its {len(self.sites)} sites, got a forward pass that "
-                "called none: a compiled model must be attached before it is compiled"
-            )
+            expected = f"expected the model to call one of its {len(self.sites)} sites"
+            raise ValueError(f"{expected}, got a forward pass that called none: attach before you compile")
         return answer, variances
 
     def log_std(self, site: Site, call: AttentionCall, settings: Settings) -> Tensor:
@@ -181,7 +179,7 @@ class Handle:
         variances: bool = False,
         first_item: int = 0,
         progress: Progress | None = None,
-    ) -> Prediction | TokenPrediction | Values:
+    ) -> Result:
         """Predict with uncertainty, in evaluation mode and without gradients.
 
         The draws of item i depend on `seed` and `first_item` + i alone.
@@ -206,8 +204,7 @@ class Handle:
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
         self._check_attached()
-        samples = check_count("samples", samples, least=0)
-        seed = check_whole("seed", seed)
+        samples, seed = check_count("samples", samples, least=0), check_whole("seed", seed)
         # once: a thread may change the settings meanwhile
         adaptive, own, runner = self._usual.temperature, self._settings, self._runner
         if variances:
@@ -221,12 +218,14 @@ class Handle:
                 return runner.draw(rows, settings, seed=seed, keep_variances=variances)
             return runner.measure(rows.inputs, settings) if variances else (runner.answer(rows.inputs), ())
 
-        rows: dict[str, Any] = {"batch_size": batch_size, "first_item": first_item, "progress": progress}
-        answers, means = run_samples(self.model, answer, inputs, samples=count, seed=seed, **rows)
+        answers, means = run_samples(
+            self.model, answer, inputs, samples=count, seed=seed, batch_size=batch_size,
+            first_item=first_item, progress=progress,
+        )  # fmt: skip
         answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
         assert runner.task is not None
         acting: dict[str, Any] = {}
-        if samples > 0:
+        if samples > 0:  # the mean is the model itself, which nothing divides
             acting = {"temperature": own.temperature, "residual": own.residual}
             if adaptive is not None:
                 seen = attached_signals(runner, self._head, own, inputs, batch_size=batch_size)
@@ -256,8 +255,8 @@ class Handle:
         def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
             return self._runner.measure(rows.inputs, settings)
 
-        once: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size}
-        _, means = run_samples(self.model, answer, inputs, **once)
+        # one sample, without noise
+        _, means = run_samples(self.model, answer, inputs, samples=1, seed=0, batch_size=batch_size)
         return tuple(x for x in means if x is not None)
 
     def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
@@ -393,11 +392,10 @@ class Handle:
         Returns:
             [S, B, C] on the CPU.
         """
-        bare = Handle(self._runner, self.found)
-        bare._settings, parts, seen = replace(self._settings, temperature=1.0), [], 0
+        bare, parts, seen = Handle(self._runner, self.found), list[Tensor](), 0
+        bare._settings = replace(self._settings, temperature=1.0)
         for batch in batches:
-            count = samples if self._settings.any_drawn else 1
-            found = bare.predict(batch, count, seed, first_item=seen)
+            found = bare.predict(batch, samples if bare._settings.any_drawn else 1, seed, first_item=seen)
             assert isinstance(found, Prediction)
             parts.append(found.logits.cpu())
             seen += len(found)
@@ -522,9 +520,7 @@ def attach(
     max_keys = check_count("max_keys", max_keys, least=1)
     found = find_sites(model)
     if not found.sites:
-        reasons = "".join(f"\n  {a.name or '(the model)'} ({a.kind}): {a.why}" for a in found.left_alone)
-        expected = "expected a model with softmax attention that has a Gaussian process behind it"
-        got = f"got {type(model).__name__} with none{':' if reasons else ''}{reasons}"
-        raise ValueError(f"{expected}, {got}\nwhat would be found: {FOUND_FORMS}")
+        expected = f"expected a model with softmax attention, got {type(model).__name__} with none"
+        raise ValueError(f"{expected}:\n{found}\nwhat would be found: {FOUND_FORMS}")
     runner = Runner(model, call or call_model, task, "attach", found.sites, max_keys, max_log_amplitude)
     return Handle(runner, found)

@@ -55,8 +55,7 @@ class Conversion:
         check_choice("kind", self.kind, tuple(KINDS))
         check_choice("draw", self.draw, get_args(TrainingDraw))
         object.__setattr__(self, "seed", check_whole("seed", self.seed))
-        taken = sorted(_HOST_OPTIONS & set(self.options))
-        if taken:
+        if taken := sorted(_HOST_OPTIONS & set(self.options)):
             raise ValueError(f"the host decides {', '.join(taken)}: expected options without, got {taken}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,22 +65,19 @@ class Conversion:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Conversion":
         """The inverse of `to_dict`; what it does not know is refused."""
-        values = dict(plain)
-        version = values.pop("format_version", None)
-        if version != FORMAT_VERSION:
+        values = {"options": {}, "layers": (), "left_alone": (), **plain}
+        if (version := values.pop("format_version", None)) != FORMAT_VERSION:
             raise ValueError(f"expected format_version {FORMAT_VERSION} of a conversion, got {version!r}")
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown or "kind" not in values:
             raise ValueError(f"expected a conversion with a kind and no other keys, got {unknown or plain!r}")
-        values = {"options": {}, "layers": (), "left_alone": (), **values}
         for name, kind in (("options", Mapping), ("layers", Sequence), ("left_alone", Sequence)):
             if not isinstance(values[name], kind):
                 raise ValueError(f"expected {name} to be a {kind.__name__.lower()}, got {values[name]!r}")
-        options = values["options"].items()
-        values["options"] = {name: tuple(x) if isinstance(x, list) else x for name, x in options}
-        values["layers"] = tuple(values["layers"])
-        values["left_alone"] = tuple((name, why) for name, why in values["left_alone"])
-        return cls(**values)
+        # JSON knows lists only
+        options = {name: tuple(x) if isinstance(x, list) else x for name, x in values["options"].items()}
+        alone = tuple((name, why) for name, why in values["left_alone"])
+        return cls(**{**values, "options": options, "layers": tuple(values["layers"]), "left_alone": alone})
 
     def __str__(self) -> str:
         alone = len(self.left_alone)
@@ -100,7 +96,7 @@ def _save_converted(model: nn.Module, record: Conversion, folder: str | Path, **
     """The host's own files, or `model.safetensors` where it writes none, and `conversion.json`."""
     folder = Path(folder)
     make_folder(folder)
-    host_saves = getattr(type(model), "save_pretrained", None)
+    host_saves = getattr(type(model), "save_pretrained", None)  # that of the instance is this very function
     if host_saves is not None:
         host_saves(model, folder, **options)
     else:
@@ -133,11 +129,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
     tensors = load_tensors(path)
     # a mask of minus infinity is a buffer of many hosts
     check_finite(path, tensors, infinite={name for name, _ in model.named_buffers()})
-    types = {name: tensor.dtype for name, tensor in tensors.items()}
     try:
         for name, own in (*model.named_parameters(), *model.named_buffers()):
-            if name in types:
-                own.data = own.data.to(types[name])
+            if name in tensors:
+                own.data = own.data.to(tensors[name].dtype)
         load_model(model, path, strict=True)
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit the model: {error}") from error
@@ -154,8 +149,6 @@ def plain_weights(folder: Path, record: Conversion) -> str:
         return ""  # whoever loads them says what is wrong
     if not names or any(f".{ATTRIBUTE}." in name for name in names):
         return ""
-    return (
-        f". The folder holds the record of a conversion to {record.kind}, but the weights of a plain model, "
-        f"none under .{ATTRIBUTE}: a plain model was saved over the converted one. Save that there again, or "
-        f"load the plain one by its own class and call gpattention.convert(model, {record.kind!r})"
-    )
+    happened = "Its weights are the weights of a plain model, saved over the converted one"
+    helps = f"load it by its own class and call gpattention.convert(model, {record.kind!r})"
+    return f". {happened}: {helps}, or save the converted one again"

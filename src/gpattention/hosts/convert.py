@@ -15,16 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.attention.registry import make_attention
-from gpattention.hosts.conversion import (
-    RECORD,
-    WEIGHTS_FILE,
-    Conversion,
-    add_saving,
-    load_weights,
-    plain_weights,
-    read_config,
-    read_record,
-)
+from gpattention.hosts import conversion
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Host, SavedModel, Site
 from gpattention.hosts.layers import ConvertedAttention, Passes, TrainingDraw, converted_layers
@@ -80,7 +71,7 @@ def convert(
     check_module(model)
     if conversion_of(model) is not None:
         raise ValueError("expected a model that is not converted yet, got one that is")
-    record = Conversion(kind, draw=draw, seed=seed, options=options)
+    record = conversion.Conversion(kind, draw=draw, seed=seed, options=options)
     found = find_sites(model)
     sites = _chosen(found.sites, layers)
     if not sites:
@@ -102,7 +93,7 @@ def convert(
     return model
 
 
-def conversion_of(model: nn.Module) -> Conversion | None:
+def conversion_of(model: nn.Module) -> conversion.Conversion | None:
     """The record of a conversion.
 
     Args:
@@ -112,7 +103,7 @@ def conversion_of(model: nn.Module) -> Conversion | None:
         What `convert` did to it, None for a model that was not converted.
     """
     record = model.__dict__.get(_RECORD)
-    return record if isinstance(record, Conversion) else None
+    return record if isinstance(record, conversion.Conversion) else None
 
 
 def regularizer(model: nn.Module) -> Tensor:
@@ -145,14 +136,12 @@ def regularizer(model: nn.Module) -> Tensor:
     values = [value for layer in layers for value in layer.regularizers]
     if not values:
         raise ValueError("expected a forward pass in training mode before, got none")
-    learning = [layer for layer in layers if layer.attention.regularizer != "none" and layer.regularizers]
-    lost = learning and not any(value.requires_grad for layer in learning for value in layer.regularizers)
+    learning = [x for layer in layers if layer.attention.regularizer != "none" for x in layer.regularizers]
     trainable = any(p.requires_grad for layer in layers for p in layer.parameters())
+    lost = learning and not any(value.requires_grad for value in learning)
     if lost and trainable and torch.is_grad_enabled():
-        raise ValueError(
-            "expected regularisers with gradients, got a forward pass without: gradient checkpointing needs "
-            "use_reentrant=False, e.g. gradient_checkpointing_kwargs={'use_reentrant': False}"
-        )
+        helps = "gradient checkpointing needs use_reentrant=False"
+        raise ValueError(f"expected regularisers with gradients, got a forward pass without: {helps}")
     return torch.stack([value.float() for value in values]).sum()
 
 
@@ -180,39 +169,39 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
-    saved = SavedModel(folder, read_config(folder), read_record(folder), _convert_again, host, options)
-    loaded = (family.load(saved) for family in FAMILIES.values())
-    model = next((found for found in loaded if found is not None), None)
-    if model is not None:
-        return model.eval()
+    saved = SavedModel(
+        folder, conversion.read_config(folder), conversion.read_record(folder), _convert_again, host, options
+    )
+    for family in FAMILIES.values():
+        if (whole := family.load(saved)) is not None:
+            return whole.eval()
     if options:
         raise ValueError(f"expected no options for this folder, got {', '.join(options)}")
     if saved.record is None:
-        expected = f"expected {folder} to hold a converted model, got no record of a conversion"
-        found = f"{CONVERSION_FILE}, nor {RECORD!r} in config.json"
+        wanted = f"expected {folder} to hold {CONVERSION_FILE}, or {conversion.RECORD!r} in config.json"
         helps = "a plain model is read by its own class, and converted by gpattention.convert"
-        raise ValueError(f"{expected}, as save_pretrained writes one ({found}): {helps}")
+        raise ValueError(f"{wanted}, got no record of a conversion: {helps}")
     built = (family.new_host(saved) for family in FAMILIES.values())
     model = host if isinstance(host, nn.Module) else next((x for x in built if x is not None), None)
     if model is None:
-        got = f"the class {host.__name__}" if isinstance(host, type) else repr(host)
-        expected = f"expected the host of {folder}, built as before the conversion, got {got}"
+        expected = f"expected the host of {folder}, built as before the conversion, got {host!r}"
         raise ValueError(f"{expected}: gpattention.from_pretrained(folder, host)")
     _convert_again(model, saved.record, folder / CONVERSION_FILE)
     try:
-        load_weights(model, folder / WEIGHTS_FILE)
+        conversion.load_weights(model, folder / conversion.WEIGHTS_FILE)
     except ValueError as error:
-        raise ValueError(f"{error}{plain_weights(folder, saved.record)}") from error
+        raise ValueError(f"{error}{conversion.plain_weights(folder, saved.record)}") from error
     return model.eval()
 
 
-def _convert_again(model: nn.Module, record: Conversion, source: Path) -> None:
+def _convert_again(model: nn.Module, record: conversion.Conversion, source: Path) -> None:
     """Do a recorded conversion on a host of the same build; `source` is the file that holds the record."""
     if conversion_of(model) is not None:
         raise ValueError("expected a host as before the conversion, got one that is converted")
     try:
-        how: dict[str, Any] = {"draw": record.draw, "layers": record.layers, "seed": record.seed}
-        convert(model, record.kind, **how, **record.options)
+        convert(
+            model, record.kind, draw=record.draw, layers=record.layers, seed=record.seed, **record.options
+        )
     except ValueError as error:
         expected = f"expected the record of a conversion of this {type(model).__name__}"
         raise ValueError(f"{source}: {expected}, got one that it does not take: {error}") from error
@@ -256,13 +245,13 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     if isinstance(layers, str):
         raise ValueError(f"expected layers to be several names, got one string {layers!r}")
     names, known = list(layers), [site.name for site in sites]
-    if unknown := [name for name in names if name not in known]:
-        named = ", ".join(known) or "those of softmax attention, of which there is none"
-        raise ValueError(f"expected layers among {named}, got {unknown[0]!r}")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"expected layers among {', '.join(known) or 'none'}, got {name!r}")
     return [site for site in sites if site.name in names]
 
 
-def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
+def _swap(model: nn.Module, sites: list[Site], record: conversion.Conversion) -> None:
     """Convert site by site, and have the record saved with the model."""
     if any(site.parent is None and FAMILIES[site.family].replaces for site in sites):
         raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
@@ -273,10 +262,10 @@ def _swap(model: nn.Module, sites: list[Site], record: Conversion) -> None:
     by_family = {name: [site for site in sites if site.family == name] for name in FAMILIES}
     stored = [FAMILIES[name].finish(model, chosen, record) for name, chosen in by_family.items() if chosen]
     if not any(stored):
-        add_saving(model, record)
+        conversion.add_saving(model, record)
 
 
-def _layer(site: Site, record: Conversion) -> ConvertedAttention:
+def _layer(site: Site, record: conversion.Conversion) -> ConvertedAttention:
     family = FAMILIES[site.family]
     parameter = next(site.module.parameters(), None)
     if parameter is None:
@@ -295,13 +284,11 @@ def _layer(site: Site, record: Conversion) -> ConvertedAttention:
 
 def _place_inducing(model: nn.Module, example: Inputs, seed: int) -> None:
     """Run an example in evaluation mode; every layer places its inducing inputs when it comes to it."""
-    layers = converted_layers(model)
+    kinds = [layer.attention for layer in converted_layers(model)]
     generator = torch.Generator().manual_seed(seed)
-    try:
-        for layer in layers:
-            layer.attention.placing = generator
-        with evaluating(model):
-            call_model(model, example)
-    finally:
-        for layer in layers:
-            layer.attention.placing = None
+    for attention in kinds:
+        attention.placing = generator
+    with evaluating(model):  # where it raises, the whole conversion is undone
+        call_model(model, example)
+    for attention in kinds:
+        attention.placing = None

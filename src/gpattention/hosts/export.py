@@ -1,7 +1,6 @@
 """Converted and attached models as programs of `torch.export`, and as ONNX files."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from gpattention.hosts.attach import Handle
 from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.predict import call_model, check_module
 from gpattention.hosts.sites import hooked
-from gpattention.hosts.variance import log_stddev
 from gpattention.models.predict import Inputs, count_items, evaluating
 
 
@@ -122,17 +120,12 @@ def _measuring(handle: Handle) -> Callable[[Inputs], tuple[Tensor, ...]]:
     It reads no value of any tensor.
     """
     runner, settings = handle._runner, handle.settings
-    priors = [settings.prior(site.index, site.heads) for site in handle.sites]
-    # a power that is learned is always used: whether it is 0 would have to be read
-    priors = [replace(prior, power=prior.power.detach().clone().requires_grad_()) for prior in priors]
-    caps: dict[str, Any] = {"max_keys": runner.max_keys, "max_log_amplitude": runner.max_log_amplitude}
 
     def answer(inputs: Inputs) -> tuple[Tensor, ...]:
         variances: list[Tensor] = []
 
         def hook(site: Site, call: AttentionCall) -> Tensor:
-            log_std = log_stddev(call, priors[site.index], settings.frame(site.index), **caps)
-            variances.append((2 * log_std).exp())
+            variances.append((2 * runner.log_std(site, call, settings)).exp())
             return call.mean
 
         with hooked(runner.model, runner.sites, hook):
@@ -164,6 +157,5 @@ def _check_kinds(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Attention) and not module.exportable:
             known = ", ".join(kind for kind in list_attention() if attention_class(kind).exportable)
-            why = "its mean needs the factor of a matrix, which ONNX cannot compute; export_program can"
-            got = f"got {module.kind!r} in {name}: {why}"
-            raise ValueError(f"expected attention of kinds {known} for ONNX, {got}")
+            helps = "ONNX cannot factor a matrix, export_program can"
+            raise ValueError(f"expected kinds {known} for ONNX, got {module.kind!r} in {name}: {helps}")

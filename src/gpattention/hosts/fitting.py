@@ -21,14 +21,9 @@ from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.hosts.families.base import AttentionHook
 from gpattention.hosts.predict import Task
 from gpattention.hosts.settings import Settings
-from gpattention.hosts.variance import ALIGNMENTS, Alignment, Frame, measure_frames
+from gpattention.hosts.variance import ALIGNMENTS, Alignment, measure_frames
 from gpattention.models.predict import Inputs, count_items, device_of, evaluating, iterate_rows, take
-from gpattention.models.prediction import (
-    TemperatureProfile,
-    label_log_likelihoods,
-    least_of,
-    profile_temperature,
-)
+from gpattention.models.prediction import label_log_likelihoods, least_of, profile_temperature
 
 if TYPE_CHECKING:
     from gpattention.hosts.attach import Runner
@@ -48,8 +43,9 @@ LARGEST_SCALE = 30.0
 RESIDUALS = (math.exp(-20), math.exp(20))  # least and most residual variance
 # a scale of 0 is no bound: there a head draws nothing
 BOUNDS: dict[str, tuple[float, ...]] = {"scale": (LARGEST_SCALE,), "noise": NOISES, "power": (0.0, 1.0)}
-ADVICE = "Fit to more items, or with fewer levels, or set handle.settings yourself."
-RESIDUAL_ADVICE = "Check that targets are not the model's own answers and have a usual scale."
+ADVICE = (
+    "Check that labels and answers belong together, or fit to more items, or set handle.settings yourself."
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class FitOptions:
         levels: which candidates to fit, of "global", "sites" and "heads".
         select: whether to choose sites greedily too.
         temperature: whether drawn logits are divided by a fitted temperature.
-        alignment: the map A between queries and keys: "full", "isotropic" or "none" (see `variance`).
+        alignment: the map A between queries and keys: "full" or "none" (see `variance`).
         items: most items used, from the first on.
         batch_size: items of a gradient step.
         rows: most rows (samples times items) that run at once.
@@ -96,16 +92,12 @@ class FitOptions:
             check_choice("levels", level, LEVELS)
         check_choice("alignment", self.alignment, ALIGNMENTS)
 
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Tell the caller how far a stage is."""
-        if self.progress is not None:
-            self.progress(stage, done, total)
-
     def reported(self, stage: str, parts: Sequence[T]) -> Iterator[T]:
-        """The parts of a stage, each reported when the next is asked for."""
+        """The parts of a stage, each reported to the caller when the next is asked for."""
         for done, part in enumerate(parts):
             yield part
-            self.report(stage, done + 1, len(parts))
+            if self.progress is not None:
+                self.progress(stage, done + 1, len(parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,21 +160,26 @@ def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", opti
         device = runner.device(batches[0].inputs)
         answer = runner.answer(take(batches[0].inputs, torch.arange(1), device))  # shows the task
         if runner.task is None or runner.task == "embedding":
-            expected = "expected a model with logits or values to fit to labels, got embeddings"
-            raise ValueError(f"{expected}: set handle.settings, or attach a head")
+            raise ValueError("expected a model with logits or values to fit to labels, got embeddings")
         for batch in batches:
             check_labels(batch.labels, tuple(answer.shape[1:]), runner.task)
         if runner.task != "regression":  # items without a label that counts have no likelihood
             batches = _those(batches, lambda b: (b.labels.long() != IGNORED).reshape(len(b), -1).any(1))
             if not batches:
                 raise ValueError(f"expected labels of at least 4 items, got {IGNORED} for all of them")
-        # three of every five items to fit to, two to choose by
+        # three of every five items to fit to, two to choose by: in turn, since data may be sorted
         fitted = _those(batches, lambda b: b.numbers % 5 < 3)
         kept_back = _those(batches, lambda b: b.numbers % 5 >= 3)
         if not kept_back:
             count = sum(map(len, batches))
             raise ValueError(f"expected at least 4 items to fit to and choose by, got {count}")
-        frames = _measure(runner, fitted, options)
+
+        def run(hook: AttentionHook) -> None:
+            for batch in options.reported("frames", fitted):
+                for items in torch.arange(len(batch)).split(options.rows):
+                    runner.answer(take(batch.inputs, items, device), hook)
+
+        frames = measure_frames(runner.sites, options.alignment, run)
         settings = replace(start.to(device), frames=frames, draws=(True,) * len(runner.sites))
         scorer = Scorer(runner, options, runner.task)
         fit = _choose(scorer, _candidates(scorer, settings, fitted), fitted, kept_back)
@@ -220,7 +217,7 @@ def _those(batches: Iterable[Batch], chosen: Callable[[Batch], Tensor]) -> list[
 
 
 def _first(batches: Iterable[Batch], most: int | None) -> Iterator[Batch]:
-    """The first items, `most` of them; no batch is asked for beyond."""
+    """The first items, `most` of them; no batch is asked for beyond, as a loader may be endless."""
     left = math.inf if most is None else most
     for batch in batches:
         yield batch if len(batch) <= left else batch.select(torch.arange(left))
@@ -272,16 +269,15 @@ def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
     """Of one batch; `answer` is the shape of what the model says to one item: [C], [N, C] or [D]."""
     width, shape = answer[-1], tuple(labels.shape)
     if task == "regression":
-        if shape[1:] != (width,) and not (labels.ndim == 1 and width == 1):
-            one = "[B] or [B, 1]" if width == 1 else f"[B, {width}]"
-            raise ValueError(f"expected labels of shape {one}, the values of every item, got {shape}")
+        axes, fits = f"[B, {width}]", shape[1:] == (width,) or (labels.ndim == 1 and width == 1)
+    else:
+        axes, fits = "[B, N]" if task == "tokens" else "[B]", labels.ndim == len(answer)
+    if not fits:
+        raise ValueError(f"expected labels of shape {axes}, got shape {shape}")
+    if task == "regression":
         if bad := int((~labels.isfinite()).sum()):
             raise ValueError(f"expected labels to be finite numbers, got {bad} that are not")
         return
-    axes = "[B, N], a class for every token" if task == "tokens" else "[B], a class for every item"
-    if labels.ndim != (2 if task == "tokens" else 1):
-        answers = f"for a model that answers {list(answer)} to an item"
-        raise ValueError(f"expected labels of shape {axes}, {answers}, got shape {shape}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"expected labels to be whole numbers, an index of a class each, got {labels.dtype}")
     labels = labels.long()  # IGNORED is no number of an unsigned type
@@ -291,44 +287,10 @@ def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
         raise ValueError(f"expected labels {known}, got {int(wrong[0])}")
 
 
-def _measure(runner: "Runner", batches: list[Batch], options: FitOptions) -> tuple[Frame, ...]:
-    """Frames of all sites, by two runs over the data."""
-    done: list[Batch] = []
-
-    def run(hook: AttentionHook) -> None:
-        for batch in batches:
-            for items in torch.arange(len(batch)).split(options.rows):
-                runner.answer(take(batch.inputs, items, runner.device(batch.inputs)), hook)
-            done.append(batch)
-            options.report("frames", len(done), 2 * len(batches))
-
-    return measure_frames(runner.sites, options.alignment, run)
-
-
-def log_likelihood(
-    answers: Tensor,  # [S, B, C], [S, B, N, C] or [S, B, D]
-    labels: Tensor,  # [B], [B, N] or [B, D]
-    task: Task,
-    *,
-    log_temperature: Tensor,
-    log_residual: Tensor,
-) -> Tensor:
-    """log of the sample-averaged probability of every labelled item or token, or of the values.  [M]"""
+def _comparable(answers: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """Logits [S, M, C] and classes [M] of items or tokens that have a label; or values and their targets."""
     if task == "regression":
-        spread, error = _spread_and_error(answers, labels)
-        variance = spread + log_residual.exp()
-        return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
-    return label_log_likelihoods(*labelled(answers, labels, task), log_temperature)
-
-
-def _spread_and_error(answers: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Variance of the drawn values, and squared error of their mean.  [B, D] each"""
-    spread = answers.var(0) if len(answers) > 1 else torch.zeros_like(answers[0])
-    return spread, (targets.to(answers.dtype).reshape(answers.shape[1:]) - answers.mean(0)).square()
-
-
-def labelled(answers: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """Logits [S, M, C] and classes [M] of the items or tokens that have a label."""
+        return answers, labels.to(answers.dtype).reshape(answers.shape[1:])
     if task == "tokens":
         if labels.shape[1] != answers.shape[2]:  # which batches of other lengths may not share
             own, found = answers.shape[2], labels.shape[1]
@@ -337,6 +299,23 @@ def labelled(answers: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tenso
     labels = labels.long()  # gather takes no other
     known = labels != IGNORED
     return answers[:, known], labels[known]
+
+
+def log_likelihood(
+    answers: Tensor,  # [S, M, C] or [S, B, D]
+    labels: Tensor,  # [M] or [B, D]
+    task: Task,
+    *,
+    log_temperature: Tensor,
+    log_residual: Tensor,
+) -> Tensor:
+    """log of the sample-averaged probability of every label, or of the values of every item.  [M]"""
+    if task != "regression":
+        return label_log_likelihoods(answers, labels, log_temperature)
+    spread = answers.var(0) if len(answers) > 1 else torch.zeros_like(answers[0])  # [B, D]
+    variance = spread + log_residual.exp()
+    error = (labels - answers.mean(0)).square()
+    return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,67 +327,57 @@ class Scorer:
     task: Task  # what the model answers
 
     def finish(
-        self, settings: Settings, batches: list[Batch], *, tempers: bool = True
+        self, settings: Settings, batches: Iterable[Batch], *, tempers: bool = True
     ) -> tuple[Settings, float]:
         """Fit the number that acts on the drawn answers: their temperature, or the residual variance.
 
         Returns the settings with it and their mean negative log-likelihood.
         """
-        answers = self.answers(settings, batches)
+        answers, labels = self.answers(settings, batches)
         if self.task == "regression":
-            values = torch.cat([a for a, _ in answers], 1)  # [S, B, D]
-            spread, error = _spread_and_error(values, torch.cat([y.reshape(len(y), -1) for _, y in answers]))
 
-            def curve(log_residual: float) -> tuple[float, float]:  # mean NLL and its slope
-                residual = math.exp(log_residual)
-                variance = spread + residual
-                each = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi))  # [B, D]
-                slope = 0.5 * (1 - error / variance) * residual / variance  # [B, D]
-                return float(each.sum(-1).mean()), float(slope.sum(-1).mean())
+            def curve(log_residual: float) -> tuple[float, float]:
+                """Mean negative log-likelihood, and its slope."""
+                x = torch.tensor(log_residual, dtype=torch.float64, requires_grad=True)
+                with torch.enable_grad():
+                    logs = {"log_temperature": x, "log_residual": x}
+                    nll = -log_likelihood(answers, labels, self.task, **logs).mean()
+                return float(nll), float(torch.autograd.grad(nll, x)[0])
 
             least, most = map(math.log, RESIDUALS)
             grid = torch.linspace(least, most, 81, dtype=torch.float64)
             settings = replace(settings, residual=math.exp(least_of(curve, grid.tolist())))
         elif self.options.temperature and tempers:
-            settings = replace(settings, temperature=self.profile(answers).temperature)
-        return settings, -float(self.score(answers, settings).mean())
+            settings = replace(settings, temperature=profile_temperature(answers, labels).temperature)
+        return settings, -float(self.score(settings, answers, labels).mean())
 
-    def first(self, batches: list[Batch]) -> list[Batch]:
-        """The first items, enough for a coarse look."""
-        return list(_first(batches, COARSE_ITEMS))
-
-    def profile(self, answers: list[tuple[Tensor, Tensor]]) -> TemperatureProfile:
-        """What the labels say about the temperature of the drawn logits."""
-        logits, labels = zip(*(labelled(a, y, self.task) for a, y in answers), strict=True)
-        return profile_temperature(torch.cat(logits, 1), torch.cat(labels))
-
-    def answers(self, settings: Settings, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
-        """Answers [S, B, ...] in float64 and labels of every batch."""
-        samples, seed = self.options.samples if settings.any_drawn else 1, self.options.seed
+    def answers(self, settings: Settings, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        """Answers of all batches in float64, and labels, as `log_likelihood` takes them."""
+        samples, options = self.options.samples if settings.any_drawn else 1, self.options
         with torch.no_grad():
-            drawn = (self.draw(settings, b, samples, seed, self.options.rows) for b in batches)
-            return [(answers.double(), labels) for answers, labels in drawn]
+            drawn = [self.draw(settings, b, samples, options.seed, options.rows) for b in batches]
+        return torch.cat([answers.double() for answers, _ in drawn], 1), torch.cat([y for _, y in drawn])
 
     def draw(
         self, settings: Settings, batch: Batch, samples: int, seed: int, rows_at_once: int
     ) -> tuple[Tensor, Tensor]:
-        """Answers [S, B, ...] and labels of one batch."""
+        """Answers and labels of one batch."""
         device = self.runner.device(batch.inputs)
         chunks = iterate_rows(
             batch.inputs, samples=samples, seed=seed, batch_size=rows_at_once, device=device,
             first_item=batch.first_item,
         )  # fmt: skip
         parts = [self.runner.draw(rows, settings, seed=seed)[0] for rows in chunks]
-        answers = torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1)
-        return answers, batch.labels.to(answers.device)
+        answers = torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1)  # [S, B, ...]
+        return _comparable(answers, batch.labels.to(answers.device), self.task)
 
-    def score(self, answers: list[tuple[Tensor, Tensor]], settings: Settings) -> Tensor:
+    def score(self, settings: Settings, answers: Tensor, labels: Tensor) -> Tensor:
         """log-likelihood of every labelled item or token.  [M]"""
         logs = {
             f"log_{name}": torch.tensor(max(getattr(settings, name), 1e-12), dtype=torch.float64).log()
             for name in ("temperature", "residual")
         }
-        return torch.cat([log_likelihood(a, labels, self.task, **logs) for a, labels in answers])
+        return log_likelihood(answers, labels, self.task, **logs)
 
 
 def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> list[tuple[str, Settings]]:
@@ -418,7 +387,7 @@ def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> lis
     found = [("plain", replace(silent, temperature=1.0))]
     if options.temperature and scorer.task != "regression":
         found.append(("temperature", silent))
-    best = _coarse(settings, scorer, batches)
+    best = _coarse(scorer, settings, batches)
     for level in options.levels:
         best = _descend(scorer, best, batches, level)
         found.append((level, best))
@@ -426,26 +395,23 @@ def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> lis
         drawing = _greedy_sites(scorer, best, batches)
         if any(drawing) and not all(drawing):
             chosen = replace(best, draws=drawing)
-            chosen = _descend(scorer, chosen, batches, options.levels[-1], "selected")
-            found.append(("selected", chosen))
+            found.append(("selected", _descend(scorer, chosen, batches, options.levels[-1], "selected")))
     return found
 
 
-def _coarse(settings: Settings, scorer: Scorer, batches: list[Batch]) -> Settings:
-    """The best of a few scales and powers for all heads."""
-    like = settings.scale
+def _coarse(scorer: Scorer, settings: Settings, batches: list[Batch]) -> Settings:
+    """The best of a few scales and powers for all heads: the likelihood has more than one hill."""
+    like, first = settings.scale, list(_first(batches, COARSE_ITEMS))
     trials = [
         replace(settings, scale=torch.full_like(like, scale), power=torch.full_like(like, power))
         for power in START_POWERS
         for scale in SCALES
     ]
-    first, shown = scorer.first(batches), scorer.options.reported("start", trials)
-    scores = [-scorer.finish(trial, first)[1] for trial in shown]
-    return trials[max(range(len(trials)), key=lambda i: scores[i])]
+    return min(scorer.options.reported("start", trials), key=lambda trial: scorer.finish(trial, first)[1])
 
 
-def _free_numbers(settings: Settings, level: Level) -> dict[str, Tensor]:
-    """Unconstrained numbers behind the settings, shared as the level says."""
+def _free_numbers(scorer: Scorer, settings: Settings, level: Level) -> dict[str, Tensor]:
+    """Unconstrained numbers behind the settings, shared as the level says, and the one that acts on draws."""
 
     def share(x: Tensor, *, by_head: bool = False) -> Tensor:
         if level == "global":
@@ -453,24 +419,28 @@ def _free_numbers(settings: Settings, level: Level) -> dict[str, Tensor]:
         return x.clone() if by_head else x.mean(1, keepdim=True)
 
     numbers = {
-        "log_scale": share(settings.scale.clamp_min(1e-4).log(), by_head=level == "heads"),
-        "log_noise": share(settings.noise.log()),
-        "logit_power": share(settings.power.clamp(0.02, 0.98).logit()),
-        "log_temperature": torch.tensor(settings.temperature).log(),
-        "log_residual": torch.tensor(max(settings.residual, 1e-3)).log(),
+        "scale": share(settings.scale.clamp_min(1e-4).log(), by_head=level == "heads"),
+        "noise": share(settings.noise.log()),
+        "power": share(settings.power.clamp(0.02, 0.98).logit()),
     }
+    if scorer.task == "regression":
+        numbers["residual"] = torch.tensor(max(settings.residual, 1e-3)).log()
+    elif scorer.options.temperature:
+        numbers["temperature"] = torch.tensor(settings.temperature).log()
     return {name: x.requires_grad_() for name, x in numbers.items()}
 
 
 def _with_numbers(settings: Settings, numbers: Mapping[str, Tensor]) -> Settings:
     """The settings that free numbers make."""
+    last: dict[str, Any] = {
+        n: float(numbers[n].detach().exp()) for n in ("temperature", "residual") if n in numbers
+    }
     return replace(
         settings,
-        scale=numbers["log_scale"].exp().clamp_max(LARGEST_SCALE).expand_as(settings.scale),
-        noise=numbers["log_noise"].exp().clamp(*NOISES).expand_as(settings.scale),
-        power=numbers["logit_power"].sigmoid().expand_as(settings.scale),
-        temperature=float(numbers["log_temperature"].detach().exp()),
-        residual=float(numbers["log_residual"].detach().exp()),
+        scale=numbers["scale"].exp().clamp_max(LARGEST_SCALE).expand_as(settings.scale).clone(),
+        noise=numbers["noise"].exp().clamp(*NOISES).expand_as(settings.scale).clone(),
+        power=numbers["power"].sigmoid().expand_as(settings.scale).clone(),
+        **last,
     )
 
 
@@ -478,43 +448,32 @@ def _descend(
     scorer: Scorer, settings: Settings, batches: list[Batch], level: Level, title: str | None = None
 ) -> Settings:
     """Adam on small batches with fresh draws; the numbers of the last half of the steps are averaged."""
-    options = scorer.options
-    settings, _ = scorer.finish(settings, scorer.first(batches))
-    numbers = _free_numbers(settings, level)
-    learnt, temperature = list(numbers.values()), numbers["log_temperature"]
+    options, kept = scorer.options, list[list[Tensor]]()
+    settings, _ = scorer.finish(settings, _first(batches, COARSE_ITEMS))
+    numbers = _free_numbers(scorer, settings, level)
+    learnt = list(numbers.values())
     optimiser = torch.optim.Adam(learnt, lr=options.learning_rate, betas=(0.8, 0.95))
-    # a temperature that was not shown to be below 1 is not learnt below 1 either
-    coldest = min(0.0, float(temperature.detach()))
-    kept: list[list[Tensor]] = []
+    fixed = {n: torch.tensor(max(getattr(settings, n), 1e-12)).log() for n in ("temperature", "residual")}
+    samples = max(2, options.samples // 2)  # gradients need fewer than comparisons
     small = _endless(batches, options.batch_size, options.seed)
     for step, batch in zip(options.reported(title or level, range(options.steps)), small, strict=False):
+        seed = options.seed + 1 + step  # apart from the seed that candidates are compared with
         with torch.enable_grad():
-            loss = _loss(scorer, _with_numbers(settings, numbers), numbers, batch, step)
+            own = _with_numbers(settings, numbers)
+            answers, labels = scorer.draw(own, batch, samples, seed, len(batch) * samples)
+            logs = {f"log_{n}": numbers.get(n, x).to(answers.device) for n, x in fixed.items()}
+            loss = -log_likelihood(answers, labels, scorer.task, **logs).mean()
             # not backward(), which would leave gradients on the host's weights
-            gradients = torch.autograd.grad(loss, learnt, allow_unused=True)
-        for own, gradient in zip(learnt, gradients, strict=True):
-            own.grad = gradient
-        if not options.temperature:
-            temperature.grad = None
+            gradients = torch.autograd.grad(loss, learnt)
+        for number, gradient in zip(learnt, gradients, strict=True):
+            number.grad = gradient
         optimiser.step()
-        temperature.data.clamp_(min=coldest)
+        if "temperature" in numbers:  # one that was not shown to be below 1 is not learnt below 1 either
+            numbers["temperature"].data.clamp_(min=min(0.0, math.log(settings.temperature)))
         if step >= options.steps // 2:
             kept.append([x.detach().clone() for x in learnt])
     means = (torch.stack(values).mean(0) for values in zip(*kept, strict=True))
-    found = _with_numbers(settings, dict(zip(numbers, means, strict=True)))
-    shared = {name: getattr(found, name).clone() for name in ("scale", "noise", "power")}
-    return replace(found, **shared, residual=found.residual if scorer.task == "regression" else 0.0)
-
-
-def _loss(
-    scorer: Scorer, settings: Settings, numbers: Mapping[str, Tensor], batch: Batch, step: int
-) -> Tensor:
-    """Negative log-likelihood of one small batch, with draws of its own."""
-    samples = max(2, scorer.options.samples // 2)  # gradients need fewer than comparisons
-    seed = scorer.options.seed + 1 + step  # apart from the seed that candidates are compared with
-    answers, labels = scorer.draw(settings, batch, samples, seed, len(batch) * samples)
-    logs = {name: numbers[name].to(answers.device) for name in ("log_temperature", "log_residual")}
-    return -log_likelihood(answers, labels, scorer.task, **logs).mean()
+    return _with_numbers(settings, dict(zip(numbers, means, strict=True)))
 
 
 def _endless(batches: list[Batch], size: int, seed: int) -> Iterator[Batch]:
@@ -528,24 +487,19 @@ def _endless(batches: list[Batch], size: int, seed: int) -> Iterator[Batch]:
 
 def _greedy_sites(scorer: Scorer, settings: Settings, batches: list[Batch]) -> tuple[bool, ...]:
     """Sites in the order of what each gains alone, kept where it adds to those before."""
-    count, first, report = len(settings.draws), scorer.first(batches), scorer.options.report
+    sites, first = range(len(settings.draws)), list(_first(batches, COARSE_ITEMS))
 
-    def score(sites: list[int]) -> float:
-        drawing = tuple(index in sites for index in range(count))
-        return -scorer.finish(replace(settings, draws=drawing), first)[1]
+    def nll(drawing: list[int]) -> float:
+        return scorer.finish(replace(settings, draws=tuple(i in drawing for i in sites)), first)[1]
 
-    alone = []
-    for index in range(count):
-        alone.append(score([index]))
-        report("selection", index + 1, 2 * count)
+    alone = [nll([index]) for index in scorer.options.reported("selection", sites)]
     kept: list[int] = []
-    best = score([])
-    for done, index in enumerate(sorted(range(count), key=lambda i: -alone[i])):
-        gained = score([*kept, index])
-        if gained > best:
-            kept, best = [*kept, index], gained
-        report("selection", count + done + 1, 2 * count)
-    return tuple(index in kept for index in range(count))
+    best = nll([])
+    order = sorted(sites, key=alone.__getitem__)
+    for index in scorer.options.reported("selection, together", order):
+        if (found := nll([*kept, index])) < best:
+            kept, best = [*kept, index], found
+    return tuple(index in kept for index in sites)
 
 
 def _choose(
@@ -556,17 +510,17 @@ def _choose(
     for name, settings in scorer.options.reported("choice", proposed):
         own, nll = scorer.finish(settings, fitted, tempers=name != "plain")
         finished.append((name, own, nll))
-        scores.append(scorer.score(scorer.answers(own, kept_back), own))  # [M]
+        scores.append(scorer.score(own, *scorer.answers(own, kept_back)))  # [M]
     best = max(scores, key=lambda score: float(score.mean()))
     candidates = [
         Candidate(*done, -float(score.mean()), _margin(best - score))
         for done, score in zip(finished, scores, strict=True)
     ]
     chosen = candidates[_chosen(candidates, scores, best)]
-    settings, reason, on_bounds = _concluded(scorer, chosen, [*fitted, *kept_back])
     drawn = "draws gain" if chosen.draws else "no candidate that draws gains"
-    reason = f"{chosen.name}: {drawn} more than {CLEAR:g} standard errors on the items kept back. {reason}"
-    return Fit(tuple(candidates), chosen.name, settings, reason.strip(), on_bounds)
+    reason = f"{chosen.name}: {drawn} more than {CLEAR:g} standard errors on the items kept back."
+    settings, why, on_bounds = _concluded(scorer, chosen, [*fitted, *kept_back])
+    return Fit(tuple(candidates), chosen.name, settings, f"{reason} {why}".strip(), on_bounds)
 
 
 def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:
@@ -590,37 +544,33 @@ def _concluded(
     scorer: Scorer, chosen: Candidate, batches: list[Batch]
 ) -> tuple[Settings, str, tuple[str, ...]]:
     """The chosen settings with their last number, why it is that, and what lies on a bound."""
-    regression = scorer.task == "regression"
-    if regression or not scorer.options.temperature:
-        settings, _ = scorer.finish(chosen.settings, batches)
-        return settings, "", bounds_reached(settings, regression=regression)
-    profile = scorer.profile(scorer.answers(chosen.settings, batches))
-    reached = bounds_reached(chosen.settings)
+    settings = chosen.settings
+    if scorer.task == "regression" or not scorer.options.temperature:
+        settings, _ = scorer.finish(settings, batches)
+        return settings, "", bounds_reached(settings)
+    profile, reached = profile_temperature(*scorer.answers(settings, batches)), bounds_reached(settings)
     if profile.on_bound and profile.wrong:
-        reached += (
-            f"The best temperature lies on its bound, {profile.on_bound:g}; {profile.temperature:.3g} is "
-            f"taken. {'Logits tell no more than guessing' if profile.optimum > 1 else 'Logits are tiny'}: "
-            "check that labels and logits belong together, or fit to more items.",
-        )
+        taken = f"{profile.on_bound:g}; {profile.temperature:.3g} is taken"
+        reached += (f"The best temperature lies on its bound, {taken}. {ADVICE}",)
     if chosen.name != "plain":
-        return replace(chosen.settings, temperature=profile.temperature), profile.reason, reached
+        return replace(settings, temperature=profile.temperature), profile.reason, reached
     kept = "The temperature is 1: a fitted one does no better on the items kept back."
-    return chosen.settings, profile.reason if profile.temperature == 1 else kept, reached
+    return settings, profile.reason if profile.temperature == 1 else kept, reached
 
 
-def bounds_reached(settings: Settings, *, regression: bool = False) -> tuple[str, ...]:
+def bounds_reached(settings: Settings) -> tuple[str, ...]:
     """A sentence for every kind of number of the sites that draw, or residual variance, that lies on a bound.
 
     The best value may lie beyond it, so that what was taken is no estimate.
     """
     drawing = [index for index in range(len(settings.draws)) if settings.drawn(index)]
     numbers = {name: getattr(settings, name)[drawing].flatten().tolist() for name in BOUNDS}
+    numbers["residual"] = [settings.residual] if settings.residual else []  # of regression alone
     sentences = []
-    for name, values in {**numbers, "residual": [settings.residual] if regression else []}.items():
+    for name, values in numbers.items():
         for bound in BOUNDS.get(name, RESIDUALS):
             found = [x for x in values if math.isclose(x, bound, rel_tol=1e-4, abs_tol=0 if bound else 1e-4)]
             if found:
                 where = "" if name == "residual" else f" at {len(found)} of {len(values)} heads"
-                lies = f"Fitted {name} lies on its bound: {found[0]:.4g}{where}, the bound is {bound:.4g}."
-                sentences.append(f"{lies} {ADVICE if where else RESIDUAL_ADVICE}")
+                sentences.append(f"Fitted {name} lies on its bound, {bound:.4g}{where}. {ADVICE}")
     return tuple(sentences)

@@ -90,11 +90,11 @@ class ConvertedAttention(nn.Module):
         """Projections as the kernel sees them (eq. 21): q . k is the host's logit."""
         if queries is not keys and not self.attention.crosses:
             raise ValueError(f"{self.kind!r} attention is self-attention: its keys are its queries")
-        mask = None if real is None else real[:, None]  # [B, 1, K]
-        query_mask = mask
-        if queries is not keys and mask is not None:
-            query_mask = mask.new_ones(queries.shape[0], 1, queries.shape[1])
-        if mask is not None:  # the gradient of a weight is 0 times what is written there
+        mask = query_mask = None if real is None else real[:, None]  # [B, 1, K]
+        if mask is not None:
+            if queries is not keys:
+                query_mask = mask.new_ones(queries.shape[0], 1, queries.shape[1])
+            # the gradient of a weight is 0 times what is written there
             keys = torch.where(mask[:, 0, :, None], keys, 0.0)
         heads = Heads(queries, keys, v, mask, query_mask, None)
         return ProjectedHeads.scaled(heads, q, k, self.logit_scale**0.5)
@@ -153,8 +153,7 @@ class Passes:
     the pass before.
     """
 
-    def __init__(self) -> None:
-        self._outermost: nn.Module | None = None
+    _outermost: nn.Module | None = None
 
     def watch(self, model: nn.Module, layers: Iterable[ConvertedAttention]) -> None:
         """Have all modules that hold one of these layers watched."""

@@ -6,7 +6,7 @@ passed, all shapes are as expected and every number is wrong; with fewer rows th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,7 @@ from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.layers import Request, converted_layers
 from gpattention.models import Prediction, Transformer
-from gpattention.models.predict import (
-    Inputs,
-    Progress,
-    Rows,
-    Variances,
-    count_items,
-    device_of,
-    run_samples,
-    take,
-)
+from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, run_samples, take
 from gpattention.models.prediction import differ, warn_undrawn
 
 Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding"]
@@ -149,16 +140,19 @@ class TokenPrediction:
         return len(self.real)
 
 
+Result: TypeAlias = Prediction | TokenPrediction | Values
+
+
 def make_result(
     answers: Tensor,  # [S, B, ...]
     task: Task,
     inputs: Inputs,
-    variances: Variances | None,
+    variances: tuple[Tensor | None, ...] | None,
     *,
     drawn: bool,
     temperature: float | Tensor = 1.0,  # one, or [B, 1] of classes
     residual: float = 0.0,
-) -> Prediction | TokenPrediction | Values:
+) -> Result:
     """What was drawn, as the task has it."""
     if task == "classification":
         return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
@@ -213,22 +207,19 @@ class Reader:
         """What the model answers to one batch on its device, within a context, read as the task says."""
         with context:
             output = self.call(model, inputs)
-        if self.task is None:
-            self.task = _find_task(self.model, output)
+        self.task = self.task or _find_task(self.model, output)
         answer, items = _read(output, self.task, inputs), count_items(inputs)
         if len(answer) != items:
-            expected = f"expected one answer for each of {items} inputs, got shape {tuple(answer.shape)}"
-            raise ValueError(f"{expected}: {self._hint}")
+            self._refuse(f"for each of {items} inputs", f"shape {tuple(answer.shape)}")
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
-        ambiguous = items > 1 and any(items in x.shape[1:] for x in tensors)
-        if ambiguous and not self._batch_first:
+        if not self._batch_first and items > 1 and any(items in x.shape[1:] for x in tensors):
             self._check_batch_first(inputs)
-            self._batch_first = True
+            self._batch_first = True  # seen once, as it costs two passes
         return answer
 
-    @property
-    def _hint(self) -> str:
-        return f"where batches are not the first axis, pass call= to {self.function}"
+    def _refuse(self, wanted: str, found: str) -> NoReturn:
+        helps = f"where batches are not the first axis, pass call= to {self.function}"
+        raise ValueError(f"expected one answer {wanted}, got {found}: {helps}")
 
     def counting(self, seen: list[int]) -> Context:
         """Inside, every call of converted attention adds the number of its sequences."""
@@ -243,48 +234,47 @@ class Reader:
     def _check_batch_first(self, inputs: Inputs) -> None:
         """Run one row and two: answers, and the sequences that attention sees, must double."""
         assert self.task is not None
-        device, model = device_of(inputs), uncompiled(self.model)
-        answers, sequences = [], []
-        for count in (1, 2):
-            rows = take(inputs, torch.arange(count, device=device), device)
-            seen: list[int] = []
+        answers = list[int]()
+        sequences: list[list[int]] = [[], []]
+        for count, seen in zip((1, 2), sequences, strict=True):
+            rows = take(inputs, slice(count), device_of(inputs))
             with self.counting(seen):
-                answers.append(len(_read(self.call(model, rows), self.task, rows)))
-            sequences.append(seen)
-        if answers != [1, 2] or [2 * count for count in sequences[0]] != sequences[1]:
-            expected = f"expected one answer for each of 1 and 2 inputs, got {answers[0]} and {answers[1]}"
-            seen_by = f"attention over {sequences[0]} and {sequences[1]} sequences"
-            raise ValueError(f"{expected}, from {seen_by}: {self._hint}")
+                answers.append(len(_read(self.call(uncompiled(self.model), rows), self.task, rows)))
+        one, two = sequences
+        if answers != [1, 2] or [2 * count for count in one] != two:
+            found = f"{answers[0]} and {answers[1]}, from attention over {one} and {two} sequences"
+            self._refuse("for each of 1 and 2 inputs", found)
 
 
 def _find_task(model: nn.Module, output: Any) -> Task:
     """From what the model says of itself, else from the shape of its output."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
-    logits = _logits(output)
-    if logits is None:
+    if (logits := _logits(output)) is None:
         return "embedding"
     if problem == "multi_label_classification":
         raise ValueError(f"expected one class per item, got problem_type={problem!r}: pass task= and call=")
-    if logits.ndim == 3 and problem != "regression":
-        return "tokens"
-    classes = problem != "regression" and logits.ndim == 2 and logits.shape[-1] > 1
-    return "classification" if classes else "regression"
+    if problem == "regression" or logits.ndim == 1 or (logits.shape[-1] == 1 and logits.ndim == 2):
+        return "regression"
+    return "tokens" if logits.ndim == 3 else "classification"
 
 
 def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
     """Logits [B, C] or [B, N, C], values [B, D], or pooled embeddings [B, E]."""
-    logits = _logits(output)
     if task == "embedding":
         return _pooled(output, inputs)
-    if logits is None:
-        expected = f"expected an output with logits for task={task!r}, got {type(output).__name__}"
-        raise ValueError(f"{expected}: pass call=, which gives a tensor")
+    if (logits := _logits(output)) is None:
+        raise _unread(output, f"logits for task={task!r}")
     if task == "regression" and logits.ndim == 1:
         logits = logits[:, None]
     wanted = 3 if task == "tokens" else 2
     if logits.ndim != wanted:
         raise ValueError(f"expected logits of {wanted} axes for task={task!r}, got {tuple(logits.shape)}")
     return logits
+
+
+def _unread(output: Any, part: str) -> ValueError:
+    found = type(output).__name__
+    return ValueError(f"expected an output with {part}, got {found}: pass call=, which gives a tensor")
 
 
 def _real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
@@ -305,8 +295,7 @@ def _pooled(output: Any, inputs: Inputs) -> Tensor:
     """The mean over the real tokens' last states, or what was given as [B, E] already.  [B, E]"""
     states = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
     if not isinstance(states, Tensor):
-        expected = f"expected an output with last_hidden_state, got {type(output).__name__}"
-        raise ValueError(f"{expected}: pass call=, which gives a tensor [B, E]")
+        raise _unread(output, "last_hidden_state")
     if states.ndim == 2:
         return states
     real = _real_tokens(inputs, tuple(states.shape[:2])).to(states.device)[..., None]  # [B, N, 1]
@@ -337,7 +326,7 @@ def predict(
     variances: bool = False,
     first_item: int = 0,
     progress: Progress | None = None,
-) -> Prediction | TokenPrediction | Values:
+) -> Result:
     """What a converted model predicts, with uncertainty: as the handle of `attach` does.
 
     The model runs in evaluation mode and without gradients.  The draws of item i depend on `seed` and

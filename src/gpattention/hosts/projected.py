@@ -91,7 +91,7 @@ def _far_apart(x: Tensor, count: int, generator: Generator) -> Tensor:
     nearest = (x - x[0]).square().sum(-1)  # [R]
     scale = x.std(0).clamp_min(1e-3) if len(x) > 1 else torch.ones_like(x[0])
     while len(chosen) < count:
-        chances = nearest.cpu()
+        chances = nearest.cpu()  # the generator is the CPU's
         if float(chances.max()) < 1e-6:  # fewer tokens than points: near one of them
             noise = torch.randn(x.shape[1], generator=generator, dtype=x.dtype).to(x)
             point = chosen[len(chosen) % len(x) % len(chosen)] + 0.3 * scale * noise
@@ -109,10 +109,13 @@ class LatentProjection(nn.Linear):
     """
 
     def __init__(self, keys: "KeyProjection", heads: int, scale: float) -> None:
-        weight, bias = keys.linear.weight, keys.linear.bias
+        weight, bias = keys.weight, keys.bias
         made: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, **made)
-        copy_(self, weight, bias)
+        with torch.no_grad():
+            self.weight.copy_(weight)
+            if bias is not None:
+                self.bias.copy_(bias)
         self.norm = deepcopy(keys.norm)
         self.heads, self.scale = heads, scale
 
@@ -129,27 +132,12 @@ def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
-def as_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear map with these values."""
-    made: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, **made)
-    copy_(linear, weight, bias)
-    return linear
-
-
-@torch.no_grad()
-def copy_(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Give a linear map these values."""
-    linear.weight.copy_(weight)
-    if bias is not None:
-        linear.bias.copy_(bias)
-
-
 @dataclass(frozen=True, eq=False)
 class KeyProjection:
     """How a host comes from tokens to keys."""
 
-    linear: nn.Linear
+    weight: Tensor  # [H D, E]
+    bias: Tensor | None  # [H D]
     norm: nn.Module | None = None  # of every head, afterwards
 
 
@@ -181,21 +169,26 @@ class Projected(Attention):
     def start(self, keys: KeyProjection | None, scale: float) -> None:
         """Take the host's key projection, times `scale`, as the start of what is learned from tokens."""
 
+    def _from_keys(self, keys: KeyProjection | None, scale: float, part: str) -> LatentProjection:
+        if keys is None:
+            raise ValueError(f"{self.kind!r} attention starts its {part} from the host's keys")
+        return LatentProjection(keys, self.num_heads, scale)
+
 
 class _ProjectedGaussian(Projected, GaussianAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, normalize: str = "softmax", **options: Any) -> None:
         if normalize not in ("softmax", "rows", "none"):
             raise ValueError(f"expected normalize to be 'softmax', 'rows' or 'none', got {normalize!r}")
         # eq. 21 has the prior scale of eq. 25, and its values are the dual ones
-        known = {"softmax": "rows"}.get(normalize, normalize)
-        super().__init__(embed_dim, num_heads, normalize=known, **options)
+        self._from_softmax = normalize == "softmax"
+        super().__init__(
+            embed_dim, num_heads, normalize="rows" if normalize == "softmax" else normalize, **options
+        )
         self.normalize = normalize  # type: ignore[assignment]
 
     def _projected(self, heads: Heads) -> tuple[Tensor, Tensor]:
         q, k = projections(heads)
-        if self._from_softmax:
-            q = shift_queries(q, k, heads.mask, heads.query_mask)
-        return q, k
+        return (shift_queries(q, k, heads.mask, heads.query_mask) if self._from_softmax else q), k
 
     def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
         found = super()._compared(heads)
@@ -214,17 +207,9 @@ class _ProjectedGaussian(Projected, GaussianAttention):
         values = heads.v * (log_b.exp() / t.to(log_b.dtype)[:, None])[..., None]  # [B, H, K, D]
         return values, {"noise": self.noise(), "log_amplitude": log_a, **masks}
 
-    @property
-    def _from_softmax(self) -> bool:
-        return str(self.normalize) == "softmax"
-
     def start(self, keys: KeyProjection | None, scale: float) -> None:
-        latent = getattr(self, "latent", None)
-        if latent is None:
-            return
-        if keys is None:
-            raise ValueError(f"{self.kind!r} attention starts its latent projection from the host's keys")
-        self.add_module("latent", LatentProjection(keys, self.num_heads, scale))
+        if hasattr(self, "latent"):
+            self.add_module("latent", self._from_keys(keys, scale, "latent projection"))
 
 
 class ProjectedDirect(_ProjectedGaussian, DirectAttention):
@@ -242,11 +227,9 @@ class ProjectedSCGP(_ProjectedGaussian, SCGPAttention):
         """Latent projection from the keys', inducing inputs from the latent projection."""
         super().start(keys, scale)
         for inducing in (self.inducing_q, self.inducing_k):
-            if inducing is None:
-                continue
             if isinstance(inducing, LearnedInducing):
                 spread_points_(inducing.points, self.latent)
-            else:
+            elif inducing is not None:
                 spread_points_(inducing.offsets, self.latent, about_zero=True)
 
     def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
@@ -295,9 +278,7 @@ class ProjectedSGPA(Projected, SGPAAttention):
 
     def start(self, keys: KeyProjection | None, scale: float) -> None:
         """Inducing keys where the host's keys put random tokens."""
-        if keys is None:
-            raise ValueError(f"{self.kind!r} attention starts its inducing keys from the host's keys")
-        spread_points_(self.inducing, LatentProjection(keys, self.num_heads, scale))
+        spread_points_(self.inducing, self._from_keys(keys, scale, "inducing keys"))
 
     def _arguments(self, heads: Heads) -> tuple[Tensor, ...]:
         q, _ = projections(heads)

@@ -69,15 +69,12 @@ class Settings:
     def warn_unfitted(self, stacklevel: int) -> None:
         """Say that variances by these settings are no score yet, or none at all."""
         if not self.fitted:
-            why = (
-                "variances of a handle that was not fitted are no score: they may rank items the wrong way "
-                "round. handle.fit(held_out, labels) fits them"
-            )
+            which, helps = "of a handle that was not fitted", "call handle.fit(held_out, labels)"
         elif not self.any_drawn:
-            why = "the fit chose no draws, so that variances are no score: entropy and confidence are"
+            which, helps = "after a fit that chose no draws", "entropy and confidence are"
         else:
             return
-        warnings.warn(why, stacklevel=stacklevel)
+        warnings.warn(f"variances {which} are no score: {helps}", stacklevel=stacklevel)
 
     def to(self, device: torch.device | str) -> "Settings":
         """The same on another device."""
@@ -92,8 +89,7 @@ class Settings:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "Settings":
         """What `state_dict` gave."""
-        missing = sorted(set(cls.__dataclass_fields__) ^ set(state))
-        if missing:
+        if missing := sorted(set(cls.__dataclass_fields__) ^ set(state)):
             raise ValueError(f"expected the state of settings, got one that differs in {', '.join(missing)}")
         frames = tuple(None if frame is None else Frame(**frame) for frame in state["frames"])
         return cls(**{**state, "draws": tuple(state["draws"]), "frames": frames})
@@ -118,14 +114,9 @@ def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> Non
     for index, frame in enumerate(settings.frames):
         if frame is not None:
             tensors |= {f"frames.{index}.{name}": x for name, x in vars(frame).items()}
-    record = {
-        "sites": list(sites),
-        "draws": settings.draws,
-        "temperature": settings.temperature,
-        "residual": settings.residual,
-        "framed": [frame is not None for frame in settings.frames],
-    }
-    save_fitted(folder, NAME, FORMAT, record, tensors)
+    framed = [frame is not None for frame in settings.frames]
+    plain = {name: getattr(settings, name) for name in ("draws", "temperature", "residual")}
+    save_fitted(folder, NAME, FORMAT, {"sites": list(sites), "framed": framed, **plain}, tensors)
 
 
 def load_settings(folder: Path) -> tuple[list[str], Settings]:

@@ -4,7 +4,7 @@ Features are what the head reads; the head is the linear map that a first pass c
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gpattention.attention import Attention
 from gpattention.concurrency import Handler, handling
 from gpattention.gp import attention_entropy
-from gpattention.hosts.families.base import AttentionCall, Site
+from gpattention.hosts.families.base import AttentionCall, Context, Site
 from gpattention.hosts.layers import converted_layers
 from gpattention.hosts.predict import Call, Reader, Task, call_model, uncompiled
 from gpattention.hosts.settings import Settings
@@ -36,9 +36,7 @@ class Head:
 
     module: nn.Linear | None = None
 
-    def answer(
-        self, reader: Reader, inputs: Inputs, watching: AbstractContextManager[None]
-    ) -> tuple[Tensor, Tensor]:
+    def answer(self, reader: Reader, inputs: Inputs, watching: Context) -> tuple[Tensor, Tensor]:
         """One pass: logits, and what the head read.  An embedding is read by no head."""
         host = uncompiled(reader.model)
         seen: list[tuple[nn.Linear, Tensor, Tensor]] = []  # the last call alone
@@ -50,19 +48,17 @@ class Head:
         linears = [self.module] if self.module else [m for m in host.modules() if isinstance(m, nn.Linear)]
 
         @contextmanager
-        def both() -> Iterator[None]:
+        def both() -> Iterator[None]:  # around this pass alone: the reader may run others to look at shapes
             with watching, handling({(linear, "forward"): partial(see, linear) for linear in linears}):
                 yield
 
         answer = reader.read(host, inputs, both())
         if reader.task == "embedding":
             return answer[:, :0], answer
-        outputs = [y.shape[-1] for _, _, y in seen]
-        if outputs != [answer.shape[-1]]:
-            raise ValueError(
-                f"expected the model's last linear map, its head, to have {answer.shape[-1]} outputs, as its "
-                f"answer has, got {outputs}: pass task='embedding' and a call= that gives the features"
-            )
+        outputs, wanted = [y.shape[-1] for _, _, y in seen], answer.shape[-1]
+        if outputs != [wanted]:
+            expected = f"expected the head, the last linear map, to have {wanted} outputs, got {outputs}"
+            raise ValueError(f"{expected}: pass task='embedding' and a call= that gives the features")
         self.module = seen[0][0]
         return answer, seen[0][1]
 

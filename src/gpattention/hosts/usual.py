@@ -6,7 +6,7 @@ Both are fitted to the held-out items that the draws are fitted to; shifted item
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from gpattention.strangeness import AdaptiveTemperature, Strangeness
 if TYPE_CHECKING:
     from gpattention.hosts.attach import Handle
 
+# what is kept, by the name of its files
+PARTS: dict[str, Any] = {"strangeness": Strangeness, "adaptive_temperature": AdaptiveTemperature}
 NOT_FITTED = "expected a handle that was fitted, got one that was not: call handle.fit(held_out, labels)"
 
 
@@ -37,8 +39,6 @@ class Usual:
     temperature: AdaptiveTemperature | None = None
     why_not: str = NOT_FITTED
 
-    FILES: ClassVar[tuple[str, ...]] = ("strangeness", "adaptive_temperature")
-
     def fitted(self) -> Strangeness:
         """The strangeness; `ValueError` says why there is none."""
         if self.strangeness is None:
@@ -47,7 +47,7 @@ class Usual:
 
     def save(self, folder: Path) -> None:
         """Write what there is, and remove what an earlier save may have left."""
-        for name, found in zip(self.FILES, (self.strangeness, self.temperature), strict=True):
+        for name, found in zip(PARTS, (self.strangeness, self.temperature), strict=True):
             if found is not None:
                 found.save(folder)
                 continue
@@ -57,11 +57,10 @@ class Usual:
     @classmethod
     def load(cls, folder: Path) -> "Usual":
         """Whatever `save` wrote."""
-        there = [(folder / f"{name}.json").is_file() for name in cls.FILES]
-        return cls(
-            Strangeness.load(folder) if there[0] else None,
-            AdaptiveTemperature.load(folder) if there[1] else None,
-        )
+        parts: list[Any] = [
+            part.load(folder) if (folder / f"{name}.json").is_file() else None for name, part in PARTS.items()
+        ]
+        return cls(*parts)
 
 
 def fit_usual(
@@ -80,25 +79,21 @@ def fit_usual(
     """
     labels = _class_labels(handle, batches)
     if adaptive and (shifted is None or labels is None):
+        got = "no shifted items" if shifted is None else "none"
         raise ValueError(
-            "expected shifted= items, and a class for each item, to fit temperature='adaptive' to, got "
-            f"{'no shifted items' if shifted is None else 'none'}"
+            f"expected shifted= items, and a class for each, for temperature='adaptive', got {got}"
         )
+    sets = {name: _inputs(found) for name, found in (shifted or {}).items()}
     try:
         signals = handle.signals([batch.inputs for batch in batches])
-        changed = {
-            name: (inputs := _inputs(found), handle.signals(inputs)[: len(signals)])
-            for name, found in (shifted or {}).items()
-        }
-        for name, (_, found) in changed.items():
+        changed = {name: handle.signals(inputs)[: len(signals)] for name, inputs in sets.items()}
+        items = f"the {len(signals)} held-out items in their order"
+        for name, found in changed.items():
             if len(found) != len(signals):
-                raise ValueError(
-                    f"expected shifted {name!r} to be the {len(signals)} held-out items in their order, "
-                    f"got {len(found)}"
-                )
+                raise ValueError(f"expected shifted {name!r} to be {items}, got {len(found)}")
         strangeness = Strangeness.fit(
-            signals, labels, shifted={name: found for name, (_, found) in changed.items()} or None,
-            origins=torch.arange(len(signals)) if changed else None, head=_linear(handle), seed=seed,
+            signals, labels, shifted=changed or None, head=_linear(handle), seed=seed,
+            origins=torch.arange(len(signals)) if changed else None,
         )  # fmt: skip
     except (ValueError, NumericalError) as error:
         if shifted is not None:
@@ -112,7 +107,7 @@ def fit_usual(
 
     temperature = AdaptiveTemperature.fit(
         drawn([batch.inputs for batch in batches]), signals, labels, seed=seed,
-        shifted={name: (drawn(inputs), found, labels) for name, (inputs, found) in changed.items()},
+        shifted={name: (drawn(sets[name]), found, labels) for name, found in changed.items()},
     )  # fmt: skip
     return Usual(strangeness, temperature)
 

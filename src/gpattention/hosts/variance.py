@@ -45,8 +45,9 @@ from gpattention.gp import (
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Site
 from gpattention.numerics import compute_dtype, full_precision
 
-Alignment: TypeAlias = Literal["none", "isotropic", "full"]
-ALIGNMENTS: tuple[Alignment, ...] = ("none", "isotropic", "full")
+Alignment: TypeAlias = Literal["none", "full"]
+ALIGNMENTS: tuple[Alignment, ...] = ("none", "full")
+MAX_KEYS = 256  # keys that are conditioned on by default
 RIDGE = 1e-2  # of the mean variance, added to each covariance: directions that carry none have no A
 
 
@@ -76,16 +77,13 @@ def aligning_maps(
     eye = torch.eye(width, dtype=covariance_q.dtype, device=covariance_q.device).expand_as(covariance_q)
     if alignment == "none":
         return eye, eye
-    trace_q, trace_k = (c.diagonal(dim1=-2, dim2=-1).sum(-1) for c in (covariance_q, covariance_k))  # [H]
-    if alignment == "isotropic":
-        ratio = (trace_k / trace_q.clamp_min(1e-12)).clamp(1e-6, 1e6) ** 0.25  # [H]
-        return eye * ratio[:, None, None], eye / ratio[:, None, None]
-    covariance_q, covariance_k = (
-        covariance + eye * (RIDGE * trace / width).clamp_min(1e-12)[:, None, None]
-        for covariance, trace in ((covariance_q, trace_q), (covariance_k, trace_k))
-    )
-    root, unroot = _power(covariance_q, 0.5), _power(covariance_q, -0.5)
-    mean = unroot @ _power(root @ covariance_k @ root, 0.5) @ unroot  # S = Sigma_q^-1 # Sigma_k
+
+    def ridged(covariance: Tensor) -> Tensor:
+        variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)  # [H]
+        return covariance + eye * (RIDGE * variance).clamp_min(1e-12)[:, None, None]
+
+    root, unroot = _power(ridged(covariance_q), 0.5), _power(ridged(covariance_q), -0.5)
+    mean = unroot @ _power(root @ ridged(covariance_k) @ root, 0.5) @ unroot  # S = Sigma_q^-1 # Sigma_k
     return _power(mean, 0.5), _power(mean, -0.5)
 
 
@@ -130,13 +128,12 @@ def measure_frames(
 
 def _frame(sums: Mapping[str, Any], alignment: Alignment) -> Frame:
     """Origins, maps and unit of one site, its mean amplitude still 0."""
-    moments = []
-    for name in ("q", "k"):
-        count = sums[f"{name} count"]
-        mean, second = sums[name] / count, sums[f"{name} square"] / count  # [H, C], [H, C, C]
-        moments.append((mean, second - mean[..., :, None] * mean[..., None, :]))
-    (q0, covariance_q), (k0, covariance_k) = moments
-    maps = aligning_maps(covariance_q, covariance_k, alignment)
+    q0, k0 = (sums[name] / sums[f"{name} count"] for name in ("q", "k"))  # [H, C]
+    of_q, of_k = (
+        sums[f"{name} square"] / sums[f"{name} count"] - mean[..., :, None] * mean[..., None, :]
+        for name, mean in (("q", q0), ("k", k0))
+    )
+    maps = aligning_maps(of_q, of_k, alignment)
     unit = (sums["v square"] / sums["k count"]).clamp_min(1e-12).sqrt()  # [H]
     return Frame(*(x.float() for x in (q0, k0, *maps, unit, torch.zeros_like(unit))))
 
@@ -145,9 +142,6 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
     """Of a symmetric positive definite matrix.  [H, C, C]"""
     values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
     return (vectors * values.clamp_min(1e-12)[..., None, :] ** exponent) @ vectors.mT
-
-
-MAX_KEYS = 256  # keys that are conditioned on by default
 
 
 @dataclass(frozen=True)
@@ -175,18 +169,20 @@ def log_stddev(
     gamma (log a_i - a0).
     """
     inputs = kernel_inputs(call, frame)
-    y, mask = inputs.y, inputs.mask
-    if y.shape[-2] > max_keys:
-        y, mask = thinned(y, mask, max_keys)
+    y, mask = thinned(inputs.y, inputs.mask, max_keys)
     u = _unit_variance(inputs.x, y, mask, prior.noise)  # [B, H, Q]
     log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + inputs.log_unit  # [B, H, Q]
-    used = prior.power.requires_grad or bool((prior.power != 0).any())
+    # a power of 0, as before a fit, spares the amplitude; a program that is exported cannot look at it
+    used = torch.compiler.is_compiling() or prior.power.requires_grad or bool((prior.power != 0).any())
     if call.form != "rbf" and used:
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
-        tempered = prior.power.to(u)[:, None] * (amplitude - _reference(call, amplitude, frame))
-        if max_log_amplitude is not None:
-            tempered = tempered.clamp_max(max_log_amplitude)
-        log_std = log_std + tempered
+        if frame is None:
+            a0 = real_mean(amplitude[..., None], query_mask(call))[..., 0]  # [B, H, 1]
+        else:
+            a0 = frame.log_amplitude.to(amplitude)[:, None]  # [H, 1]
+        # no cap is an infinite one
+        most = torch.inf if max_log_amplitude is None else max_log_amplitude
+        log_std = log_std + (prior.power.to(u)[:, None] * (amplitude - a0)).clamp_max(most)
     if inputs.mask is None:
         return log_std
     return torch.where(inputs.mask.any(-1, keepdim=True), log_std, -torch.inf)
@@ -209,7 +205,11 @@ class KernelInputs:
 def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
     """Centre and align the queries and keys; padding counts for nothing, whatever is written there."""
     dtype = compute_dtype(call.q.dtype)
-    q, k, v = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask), keep_rows(call.v.to(dtype), call.mask)
+    q, k, v = (
+        call.q.to(dtype),
+        keep_rows(call.k.to(dtype), call.mask),
+        keep_rows(call.v.to(dtype), call.mask),
+    )
     if frame is None:
         power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
         log_unit = 0.5 * power.clamp_min(1e-12).log()
@@ -244,7 +244,9 @@ def _unit_variance(
 
 
 def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor | None]:
-    """`most` of the real keys, evenly spaced.  [B, H, most, C], [B, 1, most]"""
+    """At most `most` of the real keys, evenly spaced.  [B, H, most, C], [B, 1, most]"""
+    if y.shape[-2] <= most:
+        return y, mask
     place = torch.arange(most, device=y.device)
     if mask is None:
         return y[..., place * y.shape[-2] // most, :], None
@@ -258,12 +260,11 @@ def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor |
 
 def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
     """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
-    q, k, x, k0, mask = inputs.q, inputs.k, inputs.x, inputs.k0, inputs.mask
     if call.form == "rows":
-        return distance_log_amplitude(x, inputs.y, mask=mask)
+        return distance_log_amplitude(inputs.x, inputs.y, mask=inputs.mask)
     if call.form == "exp_dot":
-        return query_exponent(q, x, k0)
-    return query_log_amplitude(q, k, x, k0, mask=mask)
+        return query_exponent(inputs.q, inputs.x, inputs.k0)
+    return query_log_amplitude(inputs.q, inputs.k, inputs.x, inputs.k0, mask=inputs.mask)
 
 
 def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
@@ -283,13 +284,6 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
     if call.mask is not None:
         exponent = exponent.masked_fill(~call.mask[..., None, :], -torch.inf)
     return exponent.exp() @ keep_rows(call.v, call.mask)
-
-
-def _reference(call: AttentionCall, amplitude: Tensor, frame: Frame | None) -> Tensor:
-    """a0: the mean of log a_i, over calibration data or over the tokens at hand.  [H, 1] or [B, H, 1]"""
-    if frame is not None:
-        return frame.log_amplitude.to(amplitude)[:, None]
-    return real_mean(amplitude[..., None], query_mask(call))[..., 0]
 
 
 def query_mask(call: AttentionCall) -> Tensor | None:

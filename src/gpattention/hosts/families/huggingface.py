@@ -84,12 +84,13 @@ class HuggingFaceFamily(Family):
         if any("rotary" in name or "norm" in name for name in (*code.co_names, *code.co_varnames)):
             return None
         maps = (getattr(site.module, name, None) for name in _KEYS)
-        return next((KeyProjection(linear) for linear in maps if is_plain_linear(linear)), None)
+        return next((KeyProjection(x.weight, x.bias) for x in maps if is_plain_linear(x)), None)
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Give the module its layer."""
         site.module.add_module(ATTRIBUTE, layer)
         site.module.register_forward_pre_hook(_leave_tokens, with_kwargs=True)
+        # also where the module raised before anybody took them
         site.module.register_forward_hook(_clear_tokens, always_call=True)
 
     def finish(self, model: nn.Module, sites: list[Site], record: Conversion) -> bool:
@@ -120,24 +121,20 @@ class HuggingFaceFamily(Family):
         if not isinstance(config.get(RECORD), dict) or (saved.record and isinstance(host, nn.Module)):
             return None
         if isinstance(host, nn.Module):
-            expected = f"expected no host for {folder}, whose config.json names it"
-            helps = f"call gpattention.from_pretrained({str(folder)!r})"
-            raise ValueError(f"{expected}, got a {type(host).__name__}: {helps}")
+            got = f"got a {type(host).__name__}: call gpattention.from_pretrained({str(folder)!r})"
+            raise ValueError(f"expected no host for {folder}, whose config.json names it, {got}")
         record = Conversion.from_dict(config[RECORD])
         # the host's own attention first, instead of SAVED_IMPLEMENTATION
         options = {"attn_implementation": None, **saved.options}
         converting = _converting(host or _named_class(saved), saved, record)
         try:
             model, loading = converting.from_pretrained(folder, output_loading_info=True, **options)
+            names = ("missing_keys", "unexpected_keys", "mismatched_keys")
+            wrong = {name: sorted(map(str, loading[name])) for name in names}
+            if any(wrong.values()):
+                raise ValueError(f"{folder}: expected weights that fit the model, got {wrong}")
         except ValueError as error:
-            if happened := plain_weights(folder, record):
-                raise ValueError(f"{error}{happened}") from error
-            raise
-        names = ("missing_keys", "unexpected_keys", "mismatched_keys")
-        wrong = {name: sorted(map(str, loading[name])) for name in names}
-        if any(wrong.values()):
-            happened = plain_weights(folder, record)
-            raise ValueError(f"{folder}: expected weights that fit the model, got {wrong}{happened}")
+            raise ValueError(f"{error}{plain_weights(folder, record)}") from error
         loaded: nn.Module = model
         buffers = dict(loaded.named_buffers())
         check_finite(folder, {**dict(loaded.named_parameters()), **buffers}, infinite=buffers)
@@ -146,13 +143,9 @@ class HuggingFaceFamily(Family):
 
 def _masks_causally(makers: Sequence[nn.Module]) -> bool:
     """Whether the nearest module around it that makes a mask makes causal ones only."""
-    for maker in makers:
-        names = base.forward_code(maker).co_names
-        if "create_bidirectional_mask" in names:
-            return False
-        if "create_causal_mask" in names:
-            return True
-    return False
+    masks = {"create_bidirectional_mask", "create_causal_mask"}
+    found = (masks & set(base.forward_code(maker).co_names) for maker in makers)
+    return next(filter(None, found), None) == {"create_causal_mask"}
 
 
 def _change(site: Site) -> tuple[Hashable, Callable[[], Undo]]:
@@ -161,18 +154,15 @@ def _change(site: Site) -> tuple[Hashable, Callable[[], Undo]]:
     if named == IMPLEMENTATION:
         expected = "expected a model of which nothing is converted"
         raise ValueError(f"{expected}, got one whose {site.name} alone is not: convert all of it, or none")
-    helps = "call model.set_attn_implementation('sdpa')"
-    if named not in ("sdpa", "eager"):
-        expected = f"expected the attention implementation of {site.name} to be sdpa or eager"
-        raise ValueError(f"{expected}, got {named!r}: {helps}")
     file: dict[str, Any] = inspect.unwrap(type(site.module).forward).__globals__
-    if named != "eager":
-        interface = file["ALL_ATTENTION_FUNCTIONS"]
-        # its own table comes before the one of all interfaces, which other files read too
-        return replacing(interface._local_mapping, named, lambda own: _asking(own or interface[named]))
-    if _EAGER not in file:
-        raise ValueError(f"{type(site.module).__name__} has no eager attention beside it: {helps}")
-    return replacing(file, _EAGER, _asking)
+    if named == "eager" and _EAGER in file:
+        return replacing(file, _EAGER, _asking)
+    if named != "sdpa":
+        expected = f"expected the attention implementation of {site.name} to be sdpa or eager"
+        raise ValueError(f"{expected}, got {named!r}: call model.set_attn_implementation('sdpa')")
+    interface = file["ALL_ATTENTION_FUNCTIONS"]
+    # its own table comes before the one of all interfaces, which other files read too
+    return replacing(interface._local_mapping, named, lambda own: _asking(own or interface[named]))
 
 
 def _asking(own: Handler) -> Handler:
@@ -214,9 +204,8 @@ def _hooked_attention(
 def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     named = getattr(module.config, "_attn_implementation", None)
     if named != IMPLEMENTATION:  # the host's own attention would run, without a word
-        kept = f"expected the attention implementation of a converted host to stay {IMPLEMENTATION!r}"
-        helps = f"call model.set_attn_implementation({IMPLEMENTATION!r})"
-        raise ValueError(f"{getattr(module, ATTRIBUTE).name}: {kept}, got {named!r}: {helps}")
+        expected = f"expected the attention implementation of a converted host to stay {IMPLEMENTATION!r}"
+        raise ValueError(f"{getattr(module, ATTRIBUTE).name}: {expected}, got {named!r}: set it back")
     code = base.forward_code(module)
     names = code.co_varnames[1 : code.co_argcount]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -232,8 +221,7 @@ def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _clear_tokens(module: nn.Module, *_: object) -> None:
-    """Also where the module raised before anybody took them."""
-    _taken_tokens(module)
+    _taken_tokens(module)  # whose result a hook would put in place of the output
 
 
 def _taken_tokens(module: nn.Module) -> _Tokens | None:
@@ -279,16 +267,7 @@ def _converted_attention(
     return attended
 
 
-def _padding(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    **kwargs: Any,
-) -> Tensor | None:
+def _padding(*, kv_length: int, attention_mask: Tensor | None = None, **others: Any) -> Tensor | None:
     """The mask function of transformers' shape: padding [B, K] (True = real), else every pair of tokens.
 
     Causal and windowed masks are for attention of the same configuration that was left alone; a converted
@@ -296,13 +275,11 @@ def _padding(
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirectional_mask_function
 
-    if mask_function is not bidirectional_mask_function:
+    if others.get("mask_function") is not bidirectional_mask_function:
         # never skipped: attention that is given no mask is free to look everywhere
-        allowed = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        pairs: Tensor = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **allowed
-        )
-        return pairs
+        others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        pairs: Callable[..., Tensor] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+        return pairs(kv_length=kv_length, attention_mask=attention_mask, **others)
     return None if attention_mask is None else attention_mask[:, -kv_length:].to(torch.bool)
 
 
@@ -311,11 +288,10 @@ def _named_class(saved: SavedModel) -> Any:
     import transformers
 
     names = saved.config.get("architectures") or []
-    found = getattr(transformers, names[0], None) if names else None
-    if found is None:
-        expected = f"{saved.folder / 'config.json'}: expected architectures to name a class of transformers"
-        raise ValueError(f"{expected}, got {names}: gpattention.from_pretrained(folder, Class) names another")
-    return found
+    if names and hasattr(transformers, names[0]):
+        return getattr(transformers, names[0])
+    expected = f"{saved.folder / 'config.json'}: expected architectures to name a class of transformers"
+    raise ValueError(f"{expected}, got {names}: gpattention.from_pretrained(folder, Class) names another")
 
 
 def _converting(cls: Any, saved: SavedModel, record: Conversion) -> Any:
@@ -323,9 +299,8 @@ def _converting(cls: Any, saved: SavedModel, record: Conversion) -> Any:
     import transformers
 
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        known = saved.config.get("architectures") or []
-        expected = f"expected the host's class to be one of transformers' models, such as {known}"
-        raise ValueError(f"{expected}, got {cls!r}: call gpattention.from_pretrained({str(saved.folder)!r})")
+        expected = f"a class of transformers' models, such as {saved.config.get('architectures')}"
+        raise ValueError(f"expected the host of {saved.folder} to be {expected}, got {cls!r}")
     source: Path = saved.folder / "config.json"
 
     class Converting(cls):  # type: ignore[misc]

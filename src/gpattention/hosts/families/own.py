@@ -47,7 +47,9 @@ from gpattention.models import (
 from gpattention.models.config import load_folder
 from gpattention.models.predict import is_predicting
 
-_MODELS: dict[str, type[Transformer]] = {c.__name__: c for c in (VisionTransformer, TextTransformer)}
+_MODELS: dict[str, type[Transformer]] = {
+    "VisionTransformer": VisionTransformer, "TextTransformer": TextTransformer,
+}  # fmt: skip
 _REMEMBERED = "_gpattention_regularizer"  # where a transformer of ours keeps that of its last output
 
 
@@ -78,7 +80,7 @@ class OwnFamily(Family):
     def key_projection(self, site: Site) -> KeyProjection | None:
         """The host's map to keys."""
         key = getattr(site.module, "key", None)
-        return KeyProjection(key) if is_plain_linear(key) else None
+        return KeyProjection(key.weight, key.bias) if is_plain_linear(key) else None
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Put the converted module where the old one was."""
@@ -87,17 +89,19 @@ class OwnFamily(Family):
 
     def convert_whole(self, model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> bool:
         """Swap kernel attention for `kind` by `warm_start`; the model's own config says it afterwards."""
-        own = {site.module.kind for site in sites if isinstance(site.module, Attention)} - {"softmax"}
-        if not own:
+        own = {site.module.kind for site in sites if isinstance(site.module, Attention)}
+        if not (own := own - {"softmax"}):
             return False
         source = own.pop()
         if not isinstance(model, Transformer) or len(sites) != len(model.blocks):
             raise ValueError(f"expected a whole transformer to convert from {source} attention, got a part")
-        fits = [name for name in list_attention() if source in attention_class(name).converts_from]
+        classes = {name: attention_class(name) for name in list_attention()}
+        fits = [name for name, cls in classes.items() if source in cls.converts_from]
         if kind not in fits:
             raise ValueError(f"expected kind among {', '.join(fits)} for {source} attention, got {kind!r}")
-        normalize = {getattr(site.module, "normalize", None) for site in sites}.pop()
-        given = {"normalize": normalize, **options} if kind != "sgpa" else dict(options)
+        given = dict(options)
+        if kind != "sgpa":  # which divides no rows
+            given = {"normalize": getattr(sites[0].module, "normalize", None), **given}
         prior_scale = given.pop("prior_scale", 1.0) if given.get("normalize") == "none" else 1.0
         if not prior_scale > 0:
             raise ValueError(f"expected prior_scale > 0, got {prior_scale}")
@@ -125,16 +129,13 @@ class OwnFamily(Family):
 
     def regularizer(self, model: nn.Module) -> Tensor | None:
         """What our transformers remember of their last outputs; attention of ours alone remembers nothing."""
-        models = [module for module in model.modules() if isinstance(module, Transformer)]
-        found = [vars(module).get(_REMEMBERED, _Remembered()).regularizer for module in models]
-        values = [value for value in found if value is not None]
-        if values:
-            return torch.stack(values).sum()
-        if models:
+        ours = [module for module in model.modules() if isinstance(module, Transformer)]
+        values = [vars(module)[_REMEMBERED].regularizer for module in ours if _REMEMBERED in vars(module)]
+        if any(value is not None for value in values):
+            return torch.stack([value for value in values if value is not None]).sum()
+        if ours:
             how = "model(x, draw='independent', need=('logits', 'regularizer')) of a converted transformer"
-            raise ValueError(
-                f"expected a forward pass that was asked for the regulariser, got none: call {how}"
-            )
+            raise ValueError(f"expected a forward pass asked for the regulariser, got none: call {how}")
         own = any(isinstance(module, ConvertedOwn) for module in model.modules())
         if own and not any(layer.regularizers for layer in converted_layers(model)):
             how = "attention(x, draw='independent', need=('output', 'regularizer'))"
@@ -150,8 +151,7 @@ class OwnFamily(Family):
 
     def new_host(self, saved: SavedModel) -> nn.Module | None:
         """A transformer of ours as it was before the conversion."""
-        cls = _model_class(saved)
-        if cls is None:
+        if (cls := _model_class(saved)) is None:
             return None
         config, _ = load_folder(saved.folder, cls.__name__)
         return cls(cls.config_class.from_dict(config))
@@ -219,11 +219,11 @@ def _answer(module: ConvertedOwn, request: Request, own: Handler, *args: Any, **
 
 
 @torch.no_grad()
-def _start_at(attention: Attention, prior_scale: float) -> None:
+def _start_at(module: Attention, prior_scale: float) -> None:
     """s_q times t and V over t leave s_q s_k kappa V as it is and scale the draws."""
-    assert isinstance(attention, GaussianAttention)
-    attention.scale_q.set(attention.scale_q() * prior_scale)
-    for parameter in attention.value.parameters():
+    assert isinstance(module, GaussianAttention)
+    module.scale_q.set(module.scale_q() * prior_scale)
+    for parameter in module.value.parameters():
         parameter.div_(prior_scale)
 
 

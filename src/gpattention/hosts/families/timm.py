@@ -12,7 +12,7 @@ from gpattention.concurrency import Handler
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, Site
 from gpattention.hosts.layers import ATTRIBUTE, ConvertedAttention, inherit, take_place
-from gpattention.hosts.projected import KeyProjection, as_linear, is_plain_linear
+from gpattention.hosts.projected import KeyProjection, is_plain_linear
 
 _KNOWN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
 
@@ -58,9 +58,8 @@ class TimmFamily(Family):
         qkv, norm = site.module.qkv, getattr(site.module, "k_norm", None)
         if not is_plain_linear(qkv):
             return None
-        norm = norm if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) else None
         bias = None if qkv.bias is None else qkv.bias.chunk(3)[1]
-        return KeyProjection(as_linear(qkv.weight.chunk(3)[1], bias), norm)
+        return KeyProjection(qkv.weight.chunk(3)[1], bias, None if isinstance(norm, nn.Identity) else norm)
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Put the converted module where the old one was."""
@@ -72,8 +71,7 @@ def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs
     with mode:
         result = type(site.module).forward(_fused(site.module), *args, **kwargs)
     if mode.calls != 1:
-        expected = "its forward to call scaled_dot_product_attention once"
-        raise ValueError(f"{site.title}: expected {expected}, got {mode.calls} calls")
+        raise ValueError(f"{site.title}: expected one call of scaled_dot_product_attention, got {mode.calls}")
     return result
 
 
@@ -100,12 +98,11 @@ class _AttentionMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         if func is not scaled_dot_product_attention:
             return result
         self.calls += 1
-        return self._attention(result, *args, **kwargs)
+        return self._attention(result, *args, **(kwargs or {}))
 
     def _attention(
         self,

@@ -6,8 +6,8 @@ under their old names; encoder layers leave them to themselves, since they say t
 separate.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from gpattention.concurrency import Handler
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, Site
 from gpattention.hosts.layers import ATTRIBUTE, ConvertedAttention, inherit, take_place
-from gpattention.hosts.projected import KeyProjection, as_linear
+from gpattention.hosts.projected import KeyProjection
 from gpattention.models.dropout import plain_passes
 
 _COMPUTED = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
@@ -41,8 +41,8 @@ class TorchFamily(Family):
             return base.CAUSAL if around[0].self_attn is module else base.CROSS
         if type(module).forward is not nn.MultiheadAttention.forward or base.is_patched(module):
             return "it has a forward of its own, which would be passed over"
-        biased = module.bias_k is not None or module.bias_v is not None
-        option = "add_bias_kv" if biased else "add_zero_attn" if module.add_zero_attn else None
+        option = "add_zero_attn" if module.add_zero_attn else None
+        option = "add_bias_kv" if module.bias_k is not None else option
         return option and f"{option}=True appends a key that belongs to no token"
 
     def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
@@ -54,15 +54,12 @@ class TorchFamily(Family):
         """The host's map to keys, as a module of its own."""
         made = getattr(site.module, "parametrizations", None)
         parametrized = set(made) if isinstance(made, nn.ModuleDict) else set()
-        computed = sorted(_COMPUTED & set(site.module.__dict__) | parametrized)
-        if computed:  # only parameters can be taken over
-            raise ValueError(
-                f"{site.name}: expected {', '.join(computed)} to be parameters, got pruned or parametrized "
-                "ones: make that permanent first (torch.nn.utils.prune.remove, "
-                "torch.nn.utils.parametrize.remove_parametrizations)"
-            )
+        # only parameters can be taken over
+        if computed := ", ".join(sorted(_COMPUTED & set(vars(site.module)) | parametrized)):
+            got = "got pruned or parametrized ones: make that permanent first, by torch.nn.utils"
+            raise ValueError(f"{site.name}: expected {computed} to be parameters, {got}")
         weights, biases = _split_projections(site.module)
-        return KeyProjection(as_linear(weights[1], biases[1]))
+        return KeyProjection(weights[1], biases[1])
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Put the converted module where the old one was, and keep encoders from nesting their tensors."""
@@ -73,37 +70,53 @@ class TorchFamily(Family):
                 module.use_nested_tensor = False
 
 
-def _forward(
-    site: Site,
-    hook: AttentionHook,
-    own: Handler,
-    query: Tensor,
+def _answer(
+    module: Any,
+    name: str,
+    attend: Callable[..., tuple[Tensor, Tensor | None]],
+    query: Tensor,  # [B, Q, E] or, as nn.MultiheadAttention has it, [Q, B, E] or [Q, E]
     key: Tensor,
     value: Tensor,
-    key_padding_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,  # [B, K]
     need_weights: bool = True,
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    module: Any = site.module
+    """A call of `nn.MultiheadAttention`; `attend` makes heads [B, Q, H, D], and weights where wanted."""
     tokens, padding = _batched(module, key_padding_mask, query, key, value)
-    real = _real_keys(site, padding, attn_mask, is_causal)  # [B, K] or None
-    q, k, v = (_heads(x, module.num_heads) for x in _projected(module, *tokens))  # [B, H, N, D]
+    real = _real_keys(name, padding, attn_mask, is_causal)  # [B, K] or None
+    heads, weights = attend(tokens, *_projected(module, *tokens), real, need_weights)
+    return _returned(module, heads, weights, query.ndim == 3, average_attn_weights)
+
+
+def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs: Any) -> Any:
+    return _answer(site.module, site.title, partial(_hooked, site, hook), *args, **kwargs)
+
+
+def _hooked(
+    site: Site,
+    hook: AttentionHook,
+    _: object,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    real: Tensor | None,
+    need: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What the module itself does, and then the hook."""
+    module: Any = site.module
     attend = None if real is None else real[:, None, None]  # [B, 1, 1, K]
     rate = module.dropout if module.training else 0.0
     weights = None
-    if need_weights:
+    if need:
         logits = (q * q.shape[-1] ** -0.5) @ k.mT
         logits = logits if attend is None else logits.masked_fill(~attend, -torch.inf)
         weights = dropout(logits.softmax(-1), rate)  # [B, H, Q, K]
         mean = weights @ v
     else:
         mean = scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=rate)
-    drawn = hook(site, AttentionCall.scaled(mean, q, k, v, real))
-    # tokens first in memory, as PyTorch leaves it: dropout after it then hits the same entries
-    output = module.out_proj(drawn.permute(2, 0, 1, 3).flatten(2))  # [Q, B, E]
-    return _returned(module, output.transpose(0, 1), weights, query.ndim == 3, average_attn_weights)
+    return hook(site, AttentionCall.scaled(mean, q, k, v, real)).transpose(1, 2), weights
 
 
 def _batched(module: Any, padding: Tensor | None, *tokens: Tensor) -> tuple[list[Tensor], Tensor | None]:
@@ -116,48 +129,39 @@ def _batched(module: Any, padding: Tensor | None, *tokens: Tensor) -> tuple[list
 
 
 def _returned(
-    module: Any, output: Tensor, weights: Tensor | None, batched: bool, average: bool
+    module: Any, heads: Tensor, weights: Tensor | None, batched: bool, average: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs [B, Q, E] and weights [B, H, Q, K] in the shapes that the caller expects."""
+    """Outputs from heads [B, Q, H, D], and weights [B, H, Q, K], in the shapes that the caller expects."""
+    # tokens first in memory, as PyTorch leaves it: dropout after it then hits the same entries
+    output = module.out_proj(heads.transpose(0, 1).flatten(2))  # [Q, B, E]
     if weights is not None and average:
         weights = weights.mean(1)
     if not batched:
-        return output[0], None if weights is None else weights[0]
-    return output if module.batch_first else output.transpose(0, 1), weights
+        return output[:, 0], None if weights is None else weights[0]
+    return output.transpose(0, 1) if module.batch_first else output, weights
 
 
-def _projected(module: Any, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
-    """[B, N, E] each."""
+def _projected(module: Any, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    """Queries, keys and values of the heads.  [B, H, N, D] each"""
     if module._qkv_same_embed_dim and query is key and key is value:
         # one product, as PyTorch itself makes it
-        return linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
-    return [linear(x, w, b) for x, w, b in zip((query, key, value), *_split_projections(module), strict=True)]
+        found = linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+    else:
+        found = tuple(map(linear, (query, key, value), *_split_projections(module)))
+    return [x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in found]
 
 
-def _heads(x: Tensor, heads: int) -> Tensor:
-    """[B, N, E] -> [B, H, N, D]"""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _real_keys(
-    site: Site, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
-) -> Tensor | None:
-    """[B, K]"""
-    pairs = None
+def _real_keys(name: str, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """Keys that both masks leave.  [B, K]"""
+    masks = [] if padding is None else [padding]  # [B, K]
     if attn_mask is not None or is_causal:
         if attn_mask is None or attn_mask.ndim > 2:
-            found = "is_causal=True" if attn_mask is None else "an attn_mask per head"
-            raise base.refused_call(site.title, "a key_padding_mask", found)
-        pairs = base.real_keys(_attended(attn_mask)[None, None], site.title)  # [1, K]
-    if padding is None:
-        return pairs
-    real = base.real_keys(_attended(padding), site.title)
-    return real if pairs is None else real & pairs
-
-
-def _attended(mask: Tensor) -> Tensor:
-    """PyTorch's bool masks say True = ignore."""
-    return ~mask if mask.dtype == torch.bool else mask
+            found = "is_causal=True (causal attention)" if attn_mask is None else "an attn_mask per head"
+            raise base.refused_call(name, "a key_padding_mask", found)
+        masks.append(attn_mask[None, None])  # [1, 1, Q, K]
+    # PyTorch's bool masks say True = ignore
+    real = [base.real_keys(~mask if mask.dtype == torch.bool else mask, name) for mask in masks]
+    return reduce(torch.logical_and, real) if real else None
 
 
 def _split_projections(module: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
@@ -179,28 +183,12 @@ class ConvertedMultihead(nn.Module):
         super().__init__()
         inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
 
-    def forward(
-        self,
-        query: Tensor,  # [B, Q, E] or, as nn.MultiheadAttention has it, [Q, B, E] or [Q, E]
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,  # [B, K]
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention`; a mask of pairs is refused."""
-        layer = getattr(self, ATTRIBUTE)
-        if attn_mask is not None or is_causal:
-            raise base.refused_call(
-                layer.name, "a key_padding_mask alone", "causal attention or an attn_mask"
-            )
-        tokens, padding = _batched(self, key_padding_mask, query, key, value)
-        maps = zip(tokens, *_split_projections(self), strict=True)
-        q, k, v = (_heads(linear(x, weight, bias), self.num_heads) for x, weight, bias in maps)
-        real = None if padding is None else base.real_keys(_attended(padding), layer.name)
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention`; a mask that differs between queries is refused."""
+        return _answer(self, getattr(self, ATTRIBUTE).name, self._attend, *args, **kwargs)
+
+    def _attend(
+        self, tokens: list[Tensor], q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, need: bool
+    ) -> Any:
         own = {"queries": tokens[0], "keys": tokens[1], "real": real}
-        heads, weights = layer(q, k, v, **own, need_weights=need_weights)
-        output = self.out_proj(heads.flatten(2))  # [B, Q, E]
-        return _returned(self, output, weights, query.ndim == 3, average_attn_weights)
+        return getattr(self, ATTRIBUTE)(q, k, v, **own, need_weights=need)
