@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import gpattention
-from gpattention import models
 from gpattention.attention import SoftmaxAttention, build_attention
-from gpattention.hosts.families import FAMILIES
+from gpattention.hosts.families import FAMILIES, own
 from gpattention.hosts.families.base import real_keys
 from gpattention.hosts.layers import converted_layers
 from gpattention.hosts.projected import ProjectedCGP, ProjectedSGPA
@@ -467,8 +466,8 @@ def test_refusals_change_nothing(family: str) -> None:
 
 CONVERTING = sys.modules["gpattention.hosts.convert"]  # the package exports the function of that name
 STEPS = {
-    "place": [*((type(family), "place") for family in FAMILIES.values()), (models, "warm_start")],
-    "finish": [*((type(family), "finish") for family in FAMILIES.values()), (models, "warm_start")],
+    "place": [*((type(family), "place") for family in FAMILIES.values()), (own, "warm_start")],
+    "finish": [*((type(family), "finish") for family in FAMILIES.values()), (own, "warm_start")],
     "hook": [(nn.Module, "register_forward_pre_hook"), (nn.Module, "register_forward_hook")],
     "example": [(CONVERTING, "_place_inducing")],
 }

@@ -128,6 +128,15 @@ def test_nothing_is_sharpened_where_every_item_is_right() -> None:
     assert fit.reason in repr(fit)
 
 
+@pytest.mark.parametrize(("items", "factor", "shown"), [(40, 0.8, False), (400, 0.6, True)])
+def test_sharpening_must_be_shown(items: int, factor: float, shown: bool) -> None:
+    model = Loud(factor)  # too unsure
+    fit = gpattention.attach(model).fit(labelled(model, items, 5), **GLOBAL)
+    assert (fit.settings.temperature < 1) == shown
+    assert ("excludes 1" if shown else "holds 1") in fit.reason
+    assert fit.on_bounds == ()
+
+
 def test_a_temperature_on_its_bound_is_named() -> None:
     """Labels that have nothing to do with a sure model: no temperature inside the bounds is best."""
     model = Loud(6.0)
