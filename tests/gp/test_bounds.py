@@ -8,7 +8,18 @@ import torch
 
 from gpattention import gp
 from tests.gp import calls
-from tests.gp.calls import MODEL, NOISE, SCALE_K, SCALE_Q, Call, close, over, padding
+from tests.gp.calls import (
+    MODEL,
+    NOISE,
+    SCALE_K,
+    SCALE_Q,
+    Call,
+    cgp_log_density,
+    close,
+    over,
+    padding,
+    scgp_kl,
+)
 from tests.gp.samples import Sample, sample
 
 SEEDS = range(12)
@@ -46,7 +57,7 @@ def test_noise_floor_is_below_monte_carlo_estimates(prior: str) -> None:
     for seed in SEEDS:
         s = sample(queries=5, seed=seed)
         options = {"objective": "monte_carlo", "latent_prior": prior, "generator": calls.seeded(seed)}
-        found = gp.cgp_log_density(s.q, s.k, s.o, 0.1 * s.v, **options, **MODEL).per_token()
+        found = cgp_log_density(s.q, s.k, s.o, 0.1 * s.v, **options, **MODEL).per_token()
         assert -found.query > gp.noise_floor(NOISE)
         assert -found.key > gp.noise_floor(NOISE)
 
@@ -99,7 +110,7 @@ def test_divergence_vanishes_with_the_square_of_the_query_amplitude_and_without_
 def test_sparse_divergence_vanishes_for_keys_far_from_one_shared_inducing_set() -> None:
     # z_k tells nothing, so z_o has its sparse prior and so has z_q
     s = sample(seed=7)
-    kl = gp.scgp_kl(s.q, s.k + 100.0, s.o, s.v, s.inducing_q, delta=0.0, **MODEL)
+    kl = scgp_kl(s.q, s.k + 100.0, s.o, s.v, s.inducing_q, delta=0.0, **MODEL)
     close(kl, torch.zeros_like(kl), **ZERO)
 
 

@@ -12,6 +12,15 @@ from torch import Tensor
 from gpattention import gp
 from gpattention.gp.inputs import check_values, prepare
 from gpattention.numerics import cholesky
+from tests.gp.calls import (
+    cgp_kl,
+    cgp_log_density,
+    direct_kl,
+    direct_log_density,
+    scgp_kl,
+    scgp_log_density,
+    sgpa_kl,
+)
 from tests.gp.samples import Sample, sample
 
 Call = Callable[..., Any]
@@ -41,15 +50,15 @@ def callers(names: str, *functions: Call) -> list[Call]:
 
 
 SCGP = "q k o v inducing_q inducing_k"
-direct, direct_density, direct_kl = callers("q k v", gp.direct_posterior, gp.direct_log_density, gp.direct_kl)
-cgp, cgp_density, cgp_kl = callers("q k o v", gp.cgp_posterior, gp.cgp_log_density, gp.cgp_kl)
-scgp, scgp_density, scgp_kl = callers(SCGP, gp.scgp_posterior, gp.scgp_log_density, gp.scgp_kl)
+direct, direct_density, direct_kl = callers("q k v", gp.direct_posterior, direct_log_density, direct_kl)
+cgp, cgp_density, cgp_kl = callers("q k o v", gp.cgp_posterior, cgp_log_density, cgp_kl)
+scgp, scgp_density, scgp_kl = callers(SCGP, gp.scgp_posterior, scgp_log_density, scgp_kl)
 (softmax,) = callers("q k v", gp.softmax_posterior)
 causal_cgp = caller(gp.causal_cgp_posterior, "q k o v", SQUARE, noise=0.1)
 row = caller(gp.row_log_amplitude, "q k")
 sparse_row = caller(gp.sparse_row_log_amplitude, "q k inducing_q")
 sgpa = caller(gp.sgpa_posterior, "q v inducing_k", SQUARE, **FREE)
-sgpa_kl = caller(gp.sgpa_kl, "q v inducing_k", SQUARE, **FREE)
+sgpa_kl = caller(sgpa_kl, "q v inducing_k", SQUARE, **FREE)
 MODELS = {
     "direct": direct, "direct density": direct_density, "direct kl": direct_kl,
     "cgp": cgp, "cgp density": cgp_density, "cgp kl": cgp_kl,
@@ -346,8 +355,8 @@ def in_sequence(state: gp.CausalCGPState, *tokens: Tensor) -> None:
 
 KEYS_WITHOUT_A_FACTOR: dict[str, Callable[..., Any]] = {
     "direct": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).variance,
-    "direct kl": lambda q, k, o, v, **x: gp.direct_kl(q, k, v, **x),
-    "direct joint": lambda q, k, o, v, **x: gp.direct_log_density(q, k, v, objective="joint", **x),
+    "direct kl": lambda q, k, o, v, **x: direct_kl(q, k, v, **x),
+    "direct joint": lambda q, k, o, v, **x: direct_log_density(q, k, v, objective="joint", **x),
     "cgp": lambda *t, **x: gp.cgp_posterior(*t, **x).variance,
     "cgp together": lambda *t, **x: gp.cgp_posterior(*t, with_variance=True, **x),
     "cgp covariance": lambda *t, **x: gp.cgp_posterior(*t, **x).covariance(),

@@ -14,7 +14,21 @@ from torch import Tensor
 
 from gpattention import gp
 from tests.gp import calls
-from tests.gp.calls import MODEL, NOISE, SCALE_K, SCALE_Q, Call, change, close, over, padding, same, tensors
+from tests.gp.calls import (
+    MODEL,
+    NOISE,
+    SCALE_K,
+    SCALE_Q,
+    Call,
+    change,
+    close,
+    over,
+    padding,
+    same,
+    scgp_kl,
+    scgp_log_density,
+    tensors,
+)
 from tests.gp.samples import SHARED, Sample, sample
 
 B, H = 2, 3
@@ -139,7 +153,7 @@ def test_default_scales_are_one(call: Call) -> None:
     close(bare.variance, call(s, scale_q=1.0, scale_k=1.0).variance, atol=0.0, rtol=0.0)
 
 
-@pytest.mark.parametrize("function", [gp.scgp_posterior, gp.scgp_kl, gp.scgp_log_density])
+@pytest.mark.parametrize("function", [gp.scgp_posterior, scgp_kl, scgp_log_density])
 def test_one_inducing_set_for_both_stages_is_the_same_set_twice(function: Callable[..., Any]) -> None:
     s = sample(seed=19)
     once = function(s.q, s.k, s.o, s.v, s.inducing_q, **MODEL)

@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 from gpattention import gp
 from gpattention.gp import CausalCGPState, LogDensity, Posterior
-from tests.gp.calls import CGP, EVERY, POSTERIORS, SPARSE_DENSITIES, Call, over, tensors
+from tests.gp.calls import CGP, EVERY, POSTERIORS, SPARSE_DENSITIES, Call, cgp_log_density, over, tensors
 from tests.gp.samples import Sample, sample
 
 # a sample as compilers take it
 Inputs = namedtuple("Inputs", [f.name for f in fields(Sample)])
 Outputs = tuple[Tensor, ...]
-COST = Call(gp.cgp_log_density, CGP, {"noise": 0.1}, {"objective": "monte_carlo"})
+COST = Call(cgp_log_density, CGP, {"noise": 0.1}, {"objective": "monte_carlo"})
 CASES = EVERY | {"density-cgp-monte_carlo": COST}
 SPARSE = [name for name in SPARSE_DENSITIES if name != "density-scgp-dual"]
 COMMON = [

@@ -12,7 +12,6 @@ from torch import distributed as dist
 from torch.testing import assert_close
 
 from gpattention import gp
-from gpattention.gp import scgp_density_of, scgp_kl_of
 from gpattention.ops import (
     ShardNoise,
     check_group,
@@ -21,6 +20,7 @@ from gpattention.ops import (
     sum_gradients,
     sum_over_shards,
 )
+from tests.gp.calls import scgp_kl, scgp_log_density
 from tests.processes import group_of_one, in_processes, same_but_rounding, spied
 
 BATCH, HEADS, WIDTH, CHANNELS, M, L = 2, 3, 4, 5, 6, 4
@@ -122,9 +122,9 @@ def evaluate(
             "variance": posterior.variance[..., None],
             "independent": posterior.sample(2, generator=noise()),
             "joint": posterior.sample(2, generator=noise(), joint=True),
-            "regularizer": scgp_kl_of(posterior)
+            "regularizer": posterior.kl()
             if case.objective == "kl"
-            else scgp_density_of(posterior, case.objective).total,  # type: ignore[arg-type]
+            else posterior.log_density(case.objective).total,  # type: ignore[arg-type]
         }
     own = ("mean", "variance", "independent", "joint")
     loss = sum(numbers[name].sin().sum() for name in own)
@@ -177,7 +177,7 @@ def refusals(rank: int, count: int = 4) -> dict[str, str]:
     return {
         "generator": refused(posterior.sample, generator=seeded),
         "joint": refused(posterior.sample, joint=True),
-        "objective": refused(scgp_density_of, posterior, "double_jensen"),
+        "objective": refused(posterior.log_density, "double_jensen"),
         "group": refused(gp.scgp_posterior, *tensors, noise=0.1, group="world"),
         "group of rows": refused(gp.sparse_row_log_amplitude, *tensors[:2], tensors[-1], group="world"),
     }
@@ -270,7 +270,7 @@ def functions_of_a_group(rank: int) -> dict[str, Tensor]:
 def functions(tokens: dict[str, Tensor], shared: dict[str, Tensor], group: Any) -> dict[str, Tensor]:
     arguments = {name: x[..., 0] if name in ("log_amplitude", "mask", "query_mask") else x
                  for name, x in tokens.items()}  # fmt: skip
-    density = gp.scgp_log_density(**arguments, **shared, group=group)  # type: ignore[arg-type]
+    density = scgp_log_density(**arguments, **shared, group=group)  # type: ignore[arg-type]
     rows = {name: arguments[name] for name in ("q", "k", "mask", "query_mask")}
     rows |= {"inducing": shared["inducing_k"], "scale": shared["scale_q"]}
     amplitude = gp.sparse_row_log_amplitude(**rows, max_log_amplitude=0.5, floor=0.1, group=group)
@@ -278,7 +278,7 @@ def functions(tokens: dict[str, Tensor], shared: dict[str, Tensor], group: Any) 
     return {
         "query": density.per_token().query,
         "key": density.per_token().key,
-        "kl": gp.scgp_kl(**arguments, **shared, group=group),  # type: ignore[arg-type]
+        "kl": scgp_kl(**arguments, **shared, group=group),  # type: ignore[arg-type]
         "amplitude": total,
     }
 

@@ -9,20 +9,13 @@ from gpattention.gp.amplitude import row_log_amplitude, sparse_row_log_amplitude
 from gpattention.gp.causal import CausalCGPState, CausalRow, causal_cgp_posterior
 from gpattention.gp.correlated import (
     CGPPosterior,
-    cgp_density_of,
-    cgp_kl,
-    cgp_kl_of,
-    cgp_log_density,
     cgp_posterior,
 )
 from gpattention.gp.density import LogDensity, noise_floor
 from gpattention.gp.direct import (
     DirectPosterior,
+    ExactPosterior,
     UnitProcess,
-    direct_density_of,
-    direct_kl,
-    direct_kl_of,
-    direct_log_density,
     direct_posterior,
     unit_variance,
 )
@@ -45,13 +38,9 @@ from gpattention.gp.softmax import (
 )
 from gpattention.gp.sparse import (
     SCGPPosterior,
-    scgp_density_of,
-    scgp_kl,
-    scgp_kl_of,
-    scgp_log_density,
     scgp_posterior,
 )
-from gpattention.gp.variational import SGPAPosterior, sgpa_kl, sgpa_posterior
+from gpattention.gp.variational import SGPAPosterior, sgpa_posterior
 from gpattention.numerics import (
     NonFiniteError,
     NotPositiveDefiniteError,
@@ -70,6 +59,7 @@ __all__ = [
     "CausalCGPState",
     "CausalRow",
     "DirectPosterior",
+    "ExactPosterior",
     "ItemNoise",
     "LogDensity",
     "NoiseSource",
@@ -86,17 +76,9 @@ __all__ = [
     "ard_rbf",
     "attention_entropy",
     "causal_cgp_posterior",
-    "cgp_density_of",
-    "cgp_kl",
-    "cgp_kl_of",
-    "cgp_log_density",
     "cgp_posterior",
     "check_health",
     "deferred_checks",
-    "direct_density_of",
-    "direct_kl",
-    "direct_kl_of",
-    "direct_log_density",
     "direct_posterior",
     "distance_log_amplitude",
     "exp_dot",
@@ -113,12 +95,7 @@ __all__ = [
     "rbf",
     "real_mean",
     "row_log_amplitude",
-    "scgp_density_of",
-    "scgp_kl",
-    "scgp_kl_of",
-    "scgp_log_density",
     "scgp_posterior",
-    "sgpa_kl",
     "sgpa_posterior",
     "softmax_attention",
     "softmax_posterior",

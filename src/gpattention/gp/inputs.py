@@ -9,7 +9,6 @@ multiplied, so NaN in them is harmless forward and backward.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -165,32 +164,6 @@ def check_positive(name: str, value: Tensor) -> None:
 Scalar = Tensor | float  # one number, or one per leading axis
 
 
-class Given(TypedDict, total=False):
-    """What every GP posterior takes beside its tokens, for functions that hand it on to one.
-
-    Attributes:
-        noise: sigma^2, one number or one per leading axis.
-        scale_q: amplitude s_q of the queries.
-        scale_k: amplitude s_k of the keys.
-        mask: which keys are real.  [..., K]
-        query_mask: which queries are real; `mask` when None and the numbers agree.  [..., Q]
-        log_amplitude: of the query process per token.  [..., Q]
-    """
-
-    noise: Required[Scalar]
-    scale_q: Scalar
-    scale_k: Scalar
-    mask: Tensor | None
-    query_mask: Tensor | None
-    log_amplitude: Tensor | None
-
-
-def refuse_others(function: str, given: Mapping[str, object], known: Any) -> None:
-    """`TypeError` for keywords that this TypedDict does not have: the posterior would take some of them."""
-    for name in sorted(set(given) - (known.__required_keys__ | known.__optional_keys__)):
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-
-
 def prepare(
     q: Tensor,
     k: Tensor,
@@ -206,16 +179,14 @@ def prepare(
     log_amplitude: Tensor | None = None,
     causal: bool = False,
     scale_name: str = "scale_q",
-    also_finite: Mapping[str, Tensor] | None = None,
     mask_tokens: bool = True,
     distances: bool = True,
 ) -> Tokens:
     """Check everything, then raise and mask.  Errors name argument, value and expectation.
 
-    `scale_name` is what the caller calls `scale_q`; `also_finite` are searched for NaN and no more.
-    `mask_tokens=False` leaves whatever is written at padded ones: for fused kernels, which mask what they
-    read.  `masked` does it later.  Without `distances` between tokens as they came, these may
-    lie anywhere.
+    `scale_name` is what the caller calls `scale_q`.  `mask_tokens=False` leaves whatever is written at
+    padded ones, for fused kernels, which mask what they read; `masked` does it later.  Without `distances`
+    between tokens as they came, these may lie anywhere.
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     for name, x in tokens.items():
@@ -251,10 +222,7 @@ def prepare(
         masks = {"q": query_mask} | dict.fromkeys(("k", "o", "v"), mask)
         inputs = {name: x for name, x in {**tokens, **inducing}.items() if name != "v"}
         check_values(
-            {
-                name: keep_rows(x, masks.get(name))
-                for name, x in {**tokens, **inducing, **(also_finite or {})}.items()
-            },
+            {name: keep_rows(x, masks.get(name)) for name, x in {**tokens, **inducing}.items()},
             parameters,
             log_amplitude,
             _spread(inputs, masks) if dtype == torch.float32 and distances else None,

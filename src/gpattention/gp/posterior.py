@@ -4,11 +4,12 @@ Only the mean is computed at construction.  Variance and covariance are computed
 for, from the factors the mean already needed.
 """
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Generator, Tensor
 
+from gpattention.gp.density import LogDensity
 from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
 from gpattention.numerics import Cost, UndefinedCovarianceError, cholesky, full_precision, kept
 from gpattention.ops import ItemNoise, NoiseSource, standard_normal, why_not_fused
@@ -87,6 +88,36 @@ class Posterior:
     def computed_covariance(self) -> Tensor:
         """The same in the type that it was computed in."""
         return self._full_covariance()
+
+    def log_density(self, *args: Any, **options: Any) -> LogDensity:
+        """log p of the outputs and of what was observed, in models that define it (section 2).
+
+        Args:
+            *args: the objective.
+            **options: as the model's own posterior documents them.
+
+        Returns:
+            Both terms.
+
+        Raises:
+            NotImplementedError: the model has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no log density")
+
+    def kl(self, *args: Any, **options: Any) -> Tensor:
+        """The divergence from the prior, in models that define it (section 11).
+
+        Args:
+            *args: as the model's own posterior documents them.
+            **options: likewise.
+
+        Returns:
+            [...].
+
+        Raises:
+            NotImplementedError: the model has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no divergence from its prior")
 
     @full_precision
     def sample(

@@ -22,13 +22,14 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.density import lowrank_root
 from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_counts, within_bounds
-from gpattention.gp.inputs import Scalar, check_delta, expanded, keep_rows, prepare, real_mean, with_diagonal
+from gpattention.gp.inputs import Scalar, check_delta, expanded, keep_rows, prepare, real_mean
 from gpattention.gp.kernels import log_kappa
 from gpattention.gp.means import softmax_attention
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.sparse import features, inducing_root
-from gpattention.numerics import Tokens, cholesky, full_precision, kept
+from gpattention.numerics import Tokens, full_precision, kept
 from gpattention.ops import NoiseSource
 
 _ROWS = 1024  # queries whose logits are formed at once
@@ -248,8 +249,7 @@ class SoftmaxPosterior(UnitDirect):
         L = inducing_root(inducing, self._delta)
         phi_q = features(p.q, inducing, L, p.query_mask)
         phi_k = features(p.k, inducing, L, p.mask)  # [..., K, l]
-        B = with_diagonal(phi_k.mT @ phi_k / p.noise, 1.0)
-        return L, phi_q, cholesky(B, name="I + Phi_k^T Phi_k / noise", noise=p.noise)
+        return L, phi_q, lowrank_root(phi_k.mT @ phi_k, p.noise, "Phi_k^T Phi_k")
 
     @full_precision
     def _find_unit_variance(self) -> Tensor:

@@ -82,45 +82,6 @@ def sgpa_posterior(
     )  # fmt: skip
 
 
-@full_precision
-def sgpa_kl(
-    q: Tensor,  # [..., N, C]
-    v: Tensor,  # [..., N, D]
-    inducing_k: Tensor,  # [..., m, C]
-    inducing_v: Tensor,  # [..., m, D]
-    scale_tril: Tensor,  # [..., D, m, m]
-    *,
-    kernel: Kernel = rbf,
-    jitter: float = 1e-6,
-    mask: Tensor | None = None,  # [..., N] True = real
-) -> Tensor:
-    """KL of the variational posterior from the prior (eq. 20), per sequence and head.
-
-    The v_b term uses the inducing Gram without jitter, as SGPA's authors do.
-
-    Args:
-        q: tokens, which are queries and keys.
-        v: values.
-        inducing_k: inducing inputs.
-        inducing_v: their values.
-        scale_tril: factors of the variational covariances, one per value channel.
-        kernel: as in `sgpa_posterior`.
-        jitter: perturbation of the inducing Gram matrix.
-        mask: which tokens are real.
-
-    Returns:
-        [...].
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
-    """
-    posterior = SGPAPosterior(
-        q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask
-    )
-    return posterior.kl()
-
-
 class Factors(NamedTuple):
     """Masked tokens and the matrices of eq. 19."""
 
@@ -273,6 +234,8 @@ class SGPAPosterior(Posterior):
     @full_precision
     def kl(self) -> Tensor:
         """The divergence from the prior (eq. 20) per sequence and head.
+
+        The v_b term uses the inducing Gram without jitter, as SGPA's authors do.
 
         Returns:
             [...].
