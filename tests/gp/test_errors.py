@@ -355,8 +355,8 @@ def in_sequence(state: gp.CausalCGPState, *tokens: Tensor) -> None:
 
 KEYS_WITHOUT_A_FACTOR: dict[str, Callable[..., Any]] = {
     "direct": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).variance,
-    "direct kl": lambda q, k, o, v, **x: direct_kl(q, k, v, **x),
-    "direct joint": lambda q, k, o, v, **x: direct_log_density(q, k, v, objective="joint", **x),
+    "direct kl": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).kl(),
+    "direct joint": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).log_density("joint"),
     "cgp": lambda *t, **x: gp.cgp_posterior(*t, **x).variance,
     "cgp together": lambda *t, **x: gp.cgp_posterior(*t, with_variance=True, **x),
     "cgp covariance": lambda *t, **x: gp.cgp_posterior(*t, **x).covariance(),

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from gpattention import gp
 from gpattention.gp.sparse import latent_trace
 from gpattention.numerics import _LEVELS, full_precision
-from tests.gp.calls import cgp_log_density
 from tests.gp.samples import Sample, sample
 from tests.threads import Pause, at_once, paused
 
@@ -21,7 +20,9 @@ WRITTEN_OUT: dict[str, Callable[[Sample], Tensor]] = {  # by autograd functions 
     "cgp moments": lambda s: cgp_moments(
         gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.01, with_variance=True)
     ),
-    "density": lambda s: cgp_log_density(s.q, s.k, s.o, s.v, noise=0.01).query.sum(),
+    "density": lambda s: (
+        gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.01, with_variance=True).log_density().query.sum()
+    ),
     "latent trace": lambda s: latent_trace(s.o, s.v.mT, chunk=7).square().sum(),
 }
 
