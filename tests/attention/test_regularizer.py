@@ -136,14 +136,6 @@ def test_defaults() -> None:
         assert build(variant).regularizer == ("none" if variant.causal else chosen[variant.kind])
 
 
-def test_no_regularizer_is_zero() -> None:
-    for variant in VARIANTS:
-        module = build(variant, regularizer="none")
-        found = module(tokens(), need=("regularizer",)).regularizer
-        assert found.shape == ()
-        assert float(found) == 0
-
-
 def test_normalisation() -> None:
     total = torch.arange(6, dtype=torch.float64).view(3, 2)
     for count in (3, torch.tensor(3.0)):

@@ -113,8 +113,8 @@ def test_tokens_that_are_no_matrix(call: Call) -> None:
         ({"inducing_q": S.inducing_q.to("meta")}, "expected inducing_q on cpu like q, got meta"),
         ({"inducing_k": S.inducing_k[0]}, r"expected inducing_k .* got shape \(3,\)"),
         ({"k": S.k[:, :2]}, r"leading axes that broadcast together, got q \(2, 3, 5, 3\), k \(2, 2, 7, 3\)"),
-        ({"log_amplitude": tensor(1.0, 2.0)}, r"expected log_amplitude of shape \[..., 5\] .* got \(2,\)"),
-        ({"log_amplitude": torch.zeros(4, 1, 5)}, r"log_amplitude .* leading axes \(2, 3\), got \(4, 1, 5\)"),
+        ({"log_amplitude": tensor(1.0, 2.0)}, r"expected log_amplitude of shape .* got shape \(2,\)"),
+        ({"log_amplitude": torch.zeros(4, 1, 5)}, r"log_amplitude .* \(2, 3\), got shape \(4, 1, 5\)"),
     ],
 )
 @pytest.mark.parametrize("call", [scgp, scgp_density, scgp_kl], ids=["posterior", "density", "kl"])
@@ -189,7 +189,7 @@ def test_observation_noise_may_be_zero_but_not_negative(call: Call) -> None:
         (cgp, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
         (direct, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
         (softmax, {"centre": "mean"}, "expected centre 'tokens', 'none' or a pair .* got 'mean'"),
-        (softmax, {"centre": (S.q[0, 0, 0, :2],) * 2}, r"centre of the queries .*\[..., 3\], got \(2,\)"),
+        (softmax, {"centre": (S.q[0, 0, 0, :2],) * 2}, r"centre of the queries .*3\], got shape \(2,\)"),
         (softmax, {"inducing": S.inducing_k[:, :2]}, r"expected inducing of width 3 .* got shape \(6, 2\)"),
         (softmax, {"inducing": S.inducing_k[0]}, r"expected inducing to be .* got shape \(3,\)"),
         (sparse_row, {"floor": NAN}, "expected floor > 0, got nan"),
@@ -197,8 +197,8 @@ def test_observation_noise_may_be_zero_but_not_negative(call: Call) -> None:
         (gp.noise_floor, {"noise": tensor(0.1, -0.5).requires_grad_()}, "expected noise >= 0, got -0.5"),
         (gp.noise_floor, {"noise": 1.0, "observation_noise": -2.0}, "observation_noise >= 0, got -2"),
         (cgp, {"log_amplitude": tensor(0, 0, 0, 0, 400).requires_grad_()}, "reaches 400.0, .* most 354"),
-        (sgpa, {"inducing_v": tensor(0)[None]}, r"inducing_v of shape \[..., 6, 4\], got \(1, 1\)"),
-        (sgpa_kl, {"scale_tril": tensor(0)}, r"scale_tril of shape \[..., 4, 6, 6\], got \(1,\)"),
+        (sgpa, {"inducing_v": tensor(0)[None]}, r"inducing_v .*4\], got shape \(1, 1\)"),
+        (sgpa_kl, {"scale_tril": tensor(0)}, r"scale_tril .*6\], got shape \(1,\)"),
     ],
 )  # fmt: skip
 def test_options(call: Call, changes: dict[str, Any], match: str) -> None:
@@ -235,9 +235,9 @@ def test_kernels() -> None:
         refused("x has width 3 but y has width 2", kernel, S.q, S.k[..., :2])
     for kernel in (gp.ard_rbf, gp.exp_dot):
         for bad in (0.0, -1.0, NAN):
-            refused(f"expected lengthscale > 0, got {bad}", kernel, S.q, S.k, lengthscale=bad)
-            refused(f"expected variance > 0, got {bad}", kernel, S.q, S.k, variance=bad)
-        refused(r"lengthscale of shape \[..., 3\], got \(2,\)", kernel, S.q, S.k, lengthscale=tensor(1, 2))
+            refused(f"expected lengthscale .*, got {bad}", kernel, S.q, S.k, lengthscale=bad)
+            refused(f"expected variance .*, got {bad}", kernel, S.q, S.k, variance=bad)
+        refused(r"lengthscale .*3\], got shape \(2,\)", kernel, S.q, S.k, lengthscale=tensor(1, 2))
 
 
 READS = {"direct": "q k v log_amplitude", "cgp": "q k o v log_amplitude", "softmax": "q k v"}

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpattention import gp
 from tests.gp.calls import sgpa_kl
 from tests.gp.oracle_pairs import PAIRS
 from tests.gp.samples import SHARED, Sample, sample
@@ -112,20 +111,6 @@ def test_fully_masked_sequences_give_zeros_and_finite_gradients(name: str) -> No
         INPUTS, torch.autograd.grad(total(list(results)), leaves, allow_unused=True), strict=True
     ):
         assert g is None or bool(g.isfinite().all()), field
-
-
-def test_queries_without_keys_fall_back_to_the_prior() -> None:
-    s = sample(2, queries=5, keys=6)
-    none = torch.zeros(2, 6, dtype=torch.bool)
-    for p in (
-        gp.direct_posterior(s.q, s.k, s.v, noise=0.1, scale_q=2.0, mask=none),
-        gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.1, scale_q=2.0, mask=none),
-    ):
-        assert bool((p.mean == 0).all())
-        torch.testing.assert_close(p.variance, torch.full((2, 5), 4.0, dtype=torch.float64))
-    p = gp.softmax_posterior(s.q, s.k, s.v, noise=0.1, mask=none)
-    assert bool((p.mean == 0).all())
-    assert bool((p.variance == 0).all())
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

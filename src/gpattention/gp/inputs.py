@@ -143,11 +143,8 @@ def check_amplitude(log_amplitude: Tensor) -> None:
 def check_amplitude_shape(log_amplitude: Tensor, lead: torch.Size, q: Tensor) -> None:
     """[..., Q] that broadcasts against the leading axes."""
     fits = log_amplitude.ndim > 0 and log_amplitude.shape[-1] == q.shape[-2]
-    if not fits or not broadcasts_into(log_amplitude.shape[:-1], lead):
-        raise ValueError(
-            f"expected log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against the "
-            f"leading axes {tuple(lead)}, got {tuple(log_amplitude.shape)}"
-        )
+    expected = f"log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against {tuple(lead)}"
+    expect(fits and broadcasts_into(log_amplitude.shape[:-1], lead), expected, log_amplitude)
 
 
 def check_positive(name: str, value: Tensor) -> None:
@@ -375,8 +372,7 @@ def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
         return t.noise
     if not isinstance(observation_noise, Tensor):
         check_observation_noise(observation_noise)
-        if observation_noise == 0:
-            return torch.zeros_like(t.noise)
+        return torch.full_like(t.noise, observation_noise)
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
     if not checks_are_deferred(tau) and not bool(((tau >= 0) & tau.isfinite()).all()):

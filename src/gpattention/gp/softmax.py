@@ -24,7 +24,7 @@ from torch.linalg import solve_triangular
 
 from gpattention.gp.density import lowrank_root
 from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_counts, within_bounds
-from gpattention.gp.inputs import Scalar, check_delta, expanded, keep_rows, prepare, real_mean
+from gpattention.gp.inputs import Scalar, check_delta, expanded, expect, keep_rows, prepare, real_mean
 from gpattention.gp.kernels import log_kappa
 from gpattention.gp.means import softmax_attention
 from gpattention.gp.posterior import Posterior
@@ -202,7 +202,7 @@ def softmax_posterior(
     mean = softmax_attention(*expanded(q, k, t.v), mask=t.mask, query_mask=t.query_mask, causal=causal)
     q, k = q * shrink, k * shrink
     q_bar, k_bar = _centres(q, k, t, centre, causal, shrink)  # each [..., 1, C]
-    sees_key = _sees_a_key(t, causal)  # [..., Q] or None
+    sees_key = sees_a_key(t, causal)  # [..., Q] or None
     process = UnitProcess(
         keep_rows(q - q_bar, sees_key), keep_rows(k - k_bar, t.mask), t.noise, t.mask, sees_key, causal
     )
@@ -281,7 +281,7 @@ class SoftmaxPosterior(UnitDirect):
         return self._amplify(f[..., m:, :] - phi_q @ (white - put_back))
 
 
-def _sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
+def sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
     """Real queries with at least one real key before them.  [..., Q]"""
     if t.mask is None:
         return t.query_mask
@@ -304,10 +304,7 @@ def _centres(
         centre = "none" if causal else "tokens"
     if isinstance(centre, tuple):
         for name, c in zip(("queries", "keys"), centre, strict=True):
-            if c.shape[-1:] != q.shape[-1:]:
-                raise ValueError(
-                    f"expected centre of the {name} of shape [..., {q.shape[-1]}], got {tuple(c.shape)}"
-                )
+            expect(c.shape[-1:] == q.shape[-1:], f"centre of the {name} of shape [..., {q.shape[-1]}]", c)
         q_bar, k_bar = (c.to(q.dtype)[..., None, :] * shrink for c in centre)
         return q_bar, k_bar
     if centre == "none":

@@ -261,10 +261,8 @@ def _check(
     expect(v.shape[-2] == q.shape[-2], f"v with {q.shape[-2]} tokens like q", v)
     check_mask("mask", mask, common_lead({**tokens, **inducing}), q)
     m, D = inducing_k.shape[-2], v.shape[-1]
-    if inducing_v.shape[-2:] != (m, D):
-        raise ValueError(f"expected inducing_v of shape [..., {m}, {D}], got {tuple(inducing_v.shape)}")
-    if scale_tril.shape[-3:] != (D, m, m):
-        raise ValueError(f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}")
+    expect(inducing_v.shape[-2:] == (m, D), f"inducing_v of shape [..., {m}, {D}]", inducing_v)
+    expect(scale_tril.shape[-3:] == (D, m, m), f"scale_tril of shape [..., {D}, {m}, {m}]", scale_tril)
     finite = {**tokens, **inducing, "inducing_v": inducing_v, "scale_tril": scale_tril}
     if not checks_are_deferred(q):
         check_values(
