@@ -20,9 +20,6 @@ WRITTEN_OUT: dict[str, Callable[[Sample], Tensor]] = {  # by autograd functions 
     "cgp moments": lambda s: cgp_moments(
         gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.01, with_variance=True)
     ),
-    "density": lambda s: (
-        gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.01, with_variance=True).log_density().query.sum()
-    ),
     "latent trace": lambda s: latent_trace(s.o, s.v.mT, chunk=7).square().sum(),
 }
 

@@ -7,10 +7,9 @@ Row sums are those of kappa(q, k), which are positive; the sums of the CGP surro
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from gpattention.gp.inputs import Scalar, check_delta, keep_rows, masked, prepare
+from gpattention.gp.inputs import Scalar, check_delta, keep_real, keep_rows, masked, prepare
 from gpattention.gp.kernels import cross_gram, log_kappa
 from gpattention.gp.softmax import log_sum_exp, sees_a_key
 from gpattention.gp.sparse import inducing_root
@@ -136,4 +135,4 @@ def _sparse_row_sum(t: Tokens, delta: float, group: "ProcessGroup | None") -> Te
 def _finish(log_amplitude: Tensor, keep: Tensor | None, most: float | None) -> Tensor:
     if most is not None:
         log_amplitude = log_amplitude.clamp_max(most)
-    return log_amplitude if keep is None else torch.where(keep, log_amplitude, 0.0)
+    return keep_real(log_amplitude, keep)

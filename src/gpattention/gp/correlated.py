@@ -40,7 +40,6 @@ from gpattention.gp.density import (
     as_log_density,
     gaussian_log_density,
     log_det,
-    prior_log_density,
     quadratic_log_density,
 )
 from gpattention.gp.direct import ExactPosterior, amplified_gram, log_query_scale, prior_draw
@@ -83,16 +82,8 @@ def _right_lower(X: Tensor, L: Tensor) -> Tensor:
 
 class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        M: Tensor,
-        K_qo: Tensor,
-        K_ok: Tensor,
-        v: Tensor,
-        M_k: Tensor,
-        noise: Tensor,
-        key_noise: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        M, K_qo, K_ok, v, M_k, noise, key_noise = given
         L = cholesky(M, name="K_o + noise I", noise=noise)
         L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise)
         W = _right_upper(K_qo, L)  # [..., Q, K]
@@ -389,8 +380,8 @@ class _Side:
 
     def marginal(self) -> Tensor:
         """Eq. 10.  [...]"""
-        name = f"marginal covariance of the {self.name}"
-        return prior_log_density(self.X, self.marginal_covariance(), self.real, name=name, noise=self.tau)
+        L = self.root(self.marginal_covariance(), "marginal covariance")
+        return gaussian_log_density(self.X, L, self.real)
 
     def jensen(self) -> Tensor:
         """Eq. 9.  [...]"""

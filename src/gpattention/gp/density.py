@@ -8,23 +8,18 @@ A posterior's KL divergence from its prior is bounded below by 0:
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.inputs import Scalar, check_positive, expanded, with_diagonal
+from gpattention.gp.inputs import Scalar, check_positive, with_diagonal
 from gpattention.numerics import (
     Tokens,
     checks_are_deferred,
     cholesky,
     compute_dtype,
-    full_precision,
-    inverse,
-    once_differentiable,
     solve,
-    wants_plain_operations,
 )
 
 
@@ -80,47 +75,6 @@ def gaussian_log_density(
     """sum over channels of log N(x; 0, L L^T), padding adding nothing.  [...]"""
     quadratic = solve_triangular(L, X, upper=False).square().sum((-2, -1))
     return quadratic_log_density(quadratic, log_det(L), real, X)
-
-
-def prior_log_density(
-    X: Tensor,  # [..., N, D], zero at padded tokens
-    C: Tensor,  # [..., N, N] covariance, identity at padded tokens
-    real: Tensor,  # [...]
-    *,
-    name: str,
-    noise: Tensor,
-) -> Tensor:
-    """The same from the covariance itself, with its gradient written out.  [...]"""
-    X, C = expanded(X, C)
-    if wants_plain_operations():
-        return gaussian_log_density(X, cholesky(C, name=name, noise=noise), real)
-    cost: Tensor = _GaussianCost.apply(X, C, name, noise)  # type: ignore[no-untyped-call]
-    return -0.5 * (cost + X.shape[-1] * real * math.log(2 * math.pi))
-
-
-class _GaussianCost(torch.autograd.Function):
-    """sum over channels of x^T C^-1 x + log det C; with Y = C^-1 X:  dX = 2 Y,  dC = D C^-1 - Y Y^T."""
-
-    @staticmethod
-    def forward(ctx: Any, X: Tensor, C: Tensor, name: str, noise: Tensor) -> Tensor:
-        L = cholesky(C, name=name, noise=noise)
-        white = solve_triangular(L.mT, X.mT, upper=True, left=False)  # [..., D, N]
-        ctx.save_for_backward(L, white)
-        return white.square().sum((-2, -1)) + X.shape[-1] * log_det(L)
-
-    @staticmethod
-    @once_differentiable
-    @full_precision
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        L, white = ctx.saved_tensors
-        g = grads[0][..., None, None]
-        Y = solve_triangular(L, white, upper=False, left=False)  # [..., D, N]
-        dX = dC = None
-        if ctx.needs_input_grad[0]:
-            dX = 2 * g * Y.mT
-        if ctx.needs_input_grad[1]:
-            dC = g * (Y.shape[-2] * inverse(L) - Y.mT @ Y)
-        return dX, dC, None, None
 
 
 def quadratic_log_density(quadratic: Tensor, log_det: Tensor, real: Tensor, X: Tensor) -> Tensor:

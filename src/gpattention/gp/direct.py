@@ -28,6 +28,7 @@ from gpattention.gp.inputs import (
     Scalar,
     check_choice,
     keep_columns,
+    keep_real,
     keep_rows,
     key_noise,
     masked,
@@ -148,8 +149,7 @@ class UnitDirect(Posterior):
         return torch.where(self._query_mask, log_variance, -torch.inf)
 
     def _stddev(self) -> Tensor:
-        stddev = (self._log_scale + 0.5 * self._unit_variance.log()).exp()
-        return stddev if self._query_mask is None else torch.where(self._query_mask, stddev, 0.0)
+        return keep_real((self._log_scale + 0.5 * self._unit_variance.log()).exp(), self._query_mask)
 
     def _spread(self) -> tuple[Tensor, bool]:
         return self._stddev(), False  # whose square may overflow

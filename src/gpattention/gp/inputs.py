@@ -212,9 +212,7 @@ def prepare(
         for name, value in (("noise", noise), (scale_name, scale_q), ("scale_k", scale_k))
     }
     if log_amplitude is not None:
-        log_amplitude = log_amplitude.to(dtype)
-        if query_mask is not None:
-            log_amplitude = torch.where(query_mask, log_amplitude, 0.0)
+        log_amplitude = keep_real(log_amplitude.to(dtype), query_mask)
     if not checks_are_deferred(q):
         masks = {"q": query_mask} | dict.fromkeys(("k", "o", "v"), mask)
         inputs = {name: x for name, x in {**tokens, **inducing}.items() if name != "v"}
@@ -301,6 +299,11 @@ def fill_rows(x: Tensor, row: Tensor, mask: Tensor | None) -> Tensor:
         [..., N, X].
     """
     return x if mask is None else torch.where(mask[..., None], x, row)
+
+
+def keep_real(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Numbers of padded tokens overwritten with 0.  [..., N]"""
+    return x if mask is None else torch.where(mask, x, 0.0)
 
 
 def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:

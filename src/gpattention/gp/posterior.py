@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from gpattention.gp.density import LogDensity
-from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
+from gpattention.gp.inputs import keep_real, keep_rows, with_diagonal
 from gpattention.numerics import Cost, UndefinedCovarianceError, cholesky, full_precision, kept
 from gpattention.ops import ItemNoise, NoiseSource, standard_normal, why_not_fused
 from gpattention.ops.draws import draws_fit, fused_draw, fused_item_draw
@@ -70,8 +70,7 @@ class Posterior:
         Where the posterior's is no smaller, the keys had nothing to say about a query.
         """
         prior = self._prior_stddev().expand(self._mean.shape[:-1])
-        prior = prior if self._query_mask is None else torch.where(self._query_mask, prior, 0.0)
-        return prior.to(self._dtype)
+        return keep_real(prior, self._query_mask).to(self._dtype)
 
     @full_precision
     def covariance(self) -> Tensor:
@@ -168,7 +167,7 @@ class Posterior:
         variance = self._raw_variance()
         if variance.ndim == self._mean.ndim:  # one per channel
             return keep_rows(variance, self._query_mask)
-        return keep_columns(variance[..., None, :], self._query_mask)[..., 0, :]
+        return keep_real(variance, self._query_mask)
 
     def _log_variance(self) -> Tensor:
         real = self._real_like(self._variance)

@@ -51,7 +51,7 @@ from gpattention.gp.inputs import (
     check_choice,
     check_delta,
     expanded,
-    keep_columns,
+    keep_real,
     keep_rows,
     masked,
     prepare,
@@ -109,7 +109,7 @@ def missed_variance(t: Tokens, Phi_q: Tensor) -> Tensor:
     missed = prior - Phi_q.square().sum(-1)
     # never negative but for rounding, since K_mm + delta I >= K_mm: lifted in value, with its own gradient
     missed = missed + (-missed).clamp_min(0.0).detach()
-    return keep_columns(missed[..., None, :], t.query_mask)[..., 0, :]
+    return keep_real(missed, t.query_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,8 +387,7 @@ class SCGPPosterior(Posterior):
 
     def _noise_per_query(self) -> Tensor:
         """sigma^2 at real queries, 0 at padded ones.  [..., Q]"""
-        noise = self.t.noise[..., 0].expand(*self._mean.shape[:-1])
-        return noise if self.t.query_mask is None else torch.where(self.t.query_mask, noise, 0.0)
+        return keep_real(self.t.noise[..., 0].expand(*self._mean.shape[:-1]), self.t.query_mask)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         deviation = self.Phi_q @ (self.R_c @ self._shared_normal(n, self.R_c.shape[-1], generator))
