@@ -44,11 +44,6 @@ class Posterior:
         return self._mean.to(self._dtype)
 
     @property
-    def computed_mean(self) -> Tensor:
-        """The mean in the type that it was computed in, for densities of it.  [..., Q, D]"""
-        return self._mean
-
-    @property
     def variance(self) -> Tensor:
         """Predictive variance of every query token.  [..., Q]; SGPA: [..., Q, D]"""
         return self._variance.to(self._dtype)
@@ -82,11 +77,7 @@ class Posterior:
         Raises:
             UndefinedCovarianceError: the attention is causal.
         """
-        return self.computed_covariance().to(self._dtype)
-
-    def computed_covariance(self) -> Tensor:
-        """The same in the type that it was computed in."""
-        return self._full_covariance()
+        return self._full_covariance().to(self._dtype)
 
     def log_density(self, *args: Any, **options: Any) -> LogDensity:
         """log p of the outputs and of what was observed, in models that define it (section 2).

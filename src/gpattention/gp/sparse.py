@@ -369,7 +369,9 @@ class SCGPPosterior(Posterior):
 
     def _own_variance(self) -> Tensor | None:
         """What is each query's alone: sigma^2 and what the inducing values miss.  [..., Q]"""
-        noise = self._noise_per_query() if self.kind.include_noise else None
+        noise = None
+        if self.kind.include_noise:
+            noise = keep_real(self.t.noise[..., 0].expand(*self._mean.shape[:-1]), self.t.query_mask)
         if self.kind.conditional == "deterministic":
             return noise
         missed = missed_variance(self.t, self.Phi_q)
@@ -384,10 +386,6 @@ class SCGPPosterior(Posterior):
         F = self.Phi_q @ self.R_c  # [..., Q, m]
         own = self._own_variance()
         return F @ F.mT if own is None else F @ F.mT + torch.diag_embed(own)
-
-    def _noise_per_query(self) -> Tensor:
-        """sigma^2 at real queries, 0 at padded ones.  [..., Q]"""
-        return keep_real(self.t.noise[..., 0].expand(*self._mean.shape[:-1]), self.t.query_mask)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         deviation = self.Phi_q @ (self.R_c @ self._shared_normal(n, self.R_c.shape[-1], generator))
@@ -605,10 +603,7 @@ def _key_quadratic(p: SCGPPosterior) -> Tensor:
     if p.kind.values == "dual":
         return scalar * p.density_sums.VV + P.square().sum((-2, -1))
     w = solve(P / p.t.noise, p.L_Bl)  # [..., l, D]
-    if p.kind.group is None:
-        fit = (p.t.v - p.Psi_k @ w).square().sum((-2, -1))
-    else:
-        fit = _fit_from_sums(p, w)
+    fit = (p.t.v - p.Psi_k @ w).square().sum((-2, -1)) if p.kind.group is None else _fit_from_sums(p, w)
     return fit / scalar + w.square().sum((-2, -1))
 
 
