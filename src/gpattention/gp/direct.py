@@ -388,24 +388,16 @@ def prior_draw(
 
     Each set has numbers of its own, so that padding behind one moves those of no other.
     """
-    lead = broadcast(*(x.shape[:-2] for x in inputs), *(m.shape[:-1] for m in masks if m is not None))
-    together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
-    root = prior_root(gram(together.double()), _together(inputs, masks, lead))  # [..., sum N, sum N]
-    noise = [posterior._normal(n, x.shape[-2], generator) for x in inputs]
-    return root.to(together.dtype) @ torch.cat(noise, -2)
-
-
-def _together(
-    inputs: tuple[Tensor, ...], masks: tuple[Tensor | None, ...], lead: torch.Size
-) -> Tensor | None:
-    """One mask over several token sets.  [..., sum N]"""
-    if all(mask is None for mask in masks):
-        return None
     real = [
         x.new_ones(x.shape[-2], dtype=torch.bool) if mask is None else mask
         for x, mask in zip(inputs, masks, strict=True)
     ]
-    return torch.cat([mask.expand(*lead, mask.shape[-1]) for mask in real], -1)
+    lead = broadcast(*(x.shape[:-2] for x in inputs), *(mask.shape[:-1] for mask in real))
+    together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
+    mask = torch.cat([mask.expand(*lead, mask.shape[-1]) for mask in real], -1)  # [..., sum N]
+    root = prior_root(gram(together.double()), mask)  # [..., sum N, sum N]
+    noise = [posterior._normal(n, x.shape[-2], generator) for x in inputs]
+    return root.to(together.dtype) @ torch.cat(noise, -2)
 
 
 @full_precision

@@ -244,7 +244,7 @@ class SoftmaxPosterior(UnitDirect):
         return self._log_t + query_log_amplitude(q, k, p.q, k_bar, mask=p.mask, causal=p.causal)
 
     def _features(self, inducing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """L_l, Phi_q = kappa_ql L_l^-T and L_B.  [..., l, l], [..., Q, l], [..., l, l]"""
+        """L_l, Phi_q = kappa_ql L_l^-T and L_B (section 10).  [..., l, l], [..., Q, l], [..., l, l]"""
         p = self._given
         L = inducing_root(inducing, self._delta)
         phi_q = features(p.q, inducing, L, p.query_mask)

@@ -22,6 +22,7 @@ from gpattention.gp.inputs import (
     check_values,
     common_lead,
     expect,
+    fill_rows,
     keep_columns,
     keep_rows,
     real_mean,
@@ -173,9 +174,7 @@ class SGPAPosterior(Posterior):
         Kernels need not be translation invariant, so nothing is centred here; one that centres its
         arguments about their mean finds that of real tokens, where zeros would cost it digits.
         """
-        if self.mask is None:
-            return self.q
-        return torch.where(self.mask[..., None], self.q, real_mean(self.q.detach(), self.mask))
+        return fill_rows(self.q, real_mean(self.q.detach(), self.mask), self.mask)
 
     @kept
     @full_precision
