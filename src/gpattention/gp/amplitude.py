@@ -65,6 +65,7 @@ def row_log_amplitude(
         return fused_row_log_amplitude(t, max_log_amplitude)
     t = masked(t)
     log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
+    # a query that sees no key has no row sum: amplitude 1 leaves it the prior
     return _finish(t.scale_q[..., 0].log() - log_sum, sees_a_key(t, causal), max_log_amplitude)
 
 

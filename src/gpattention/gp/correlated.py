@@ -102,6 +102,7 @@ class _Moments(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         L, L_k, A, F_t, K_ok, v, P, squares, noise = ctx.saved_tensors
         g, w, c = grads  # [..., Q, D], [..., Q], [...]
+        # the key factor's solve is shared: X serves dA, dK_ok and dM_k
         X = _right_lower(F_t, L_k)  # [..., Q, K]  G M_k^-1
         wX = w[..., None] * X  # [..., Q, K]
         back = A.mT @ g  # [..., K, D]
@@ -187,6 +188,7 @@ class CGPPosterior(ExactPosterior):
         t = self.t
         if with_variance:
             return t.amplify(self._moments[0])
+        # L and W stay for a covariance, density or KL that is asked for later
         Y = solve_triangular(self.L, self.K_ok @ t.v, upper=False)  # [..., K, D]
         return t.amplify(self.W @ Y)  # eq. 4
 
@@ -224,7 +226,7 @@ class CGPPosterior(ExactPosterior):
         Together, which is cheaper than one after the other.
         """
         t = self.t
-        if wants_plain_operations():
+        if wants_plain_operations():  # which see through no gradient of our own
             A, F_t = self.explained
             u = 1 - t.noise[..., 0] * A.square().sum(-1) - F_t.square().sum(-1)
             Y = solve_triangular(self.L, self.K_ok @ t.v, upper=False)  # [..., K, D]

@@ -99,7 +99,7 @@ def lowrank_log_density(
     squares; the usual |x|^2 - |L_B^-1 F^T x|^2 / noise loses every digit when x lies in F's span.
     """
     L_B = lowrank_root(F.mT @ F, noise, "F^T F")  # [..., m, m]
-    w = solve(F.mT @ X / noise, L_B)  # [..., m, D]
+    w = solve(F.mT @ X / noise, L_B)  # [..., m, D]  the minimum itself, so that both terms are squares
     fit = (X - F @ w).square().sum((-2, -1)) / noise[..., 0, 0]
     quadratic = fit + w.square().sum((-2, -1))
     scalar = noise[..., 0, 0]

@@ -94,7 +94,8 @@ def _exponents(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     of_x, of_y = _or_lost(of_x), _or_lost(of_y)
     left = torch.cat([x, of_x, torch.ones_like(of_x)], -1)  # [..., N, C + 2]
     right = torch.cat([y, -torch.ones_like(of_y), -of_y], -1)  # [..., M, C + 2]
-    # one product for all of it: no further pass over a matrix of twice the size
+    # one product for all of it: no further pass over a matrix of twice the size; in float64 nothing of the
+    # two squares is lost before they cancel
     return (left @ right.mT).to(dtype).clamp_max(0)
 
 

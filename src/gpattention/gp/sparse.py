@@ -559,6 +559,7 @@ class FusedSCGPPosterior(SCGPPosterior):
         if objective != "dtc" or options.get("features") is not None:
             return self.plain.log_density(objective, **options)
         fused = self.fused("dtc")
+        # asked for, so there: the types cannot say it
         assert fused.query is not None
         assert fused.key is not None
         return self._of_all_tokens(fused.query, fused.key)
