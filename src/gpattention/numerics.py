@@ -245,7 +245,7 @@ def cholesky(
         lost = int((~A.isfinite()).sum())
         if lost:  # more noise would not help
             raise NonFiniteError(f"{name} holds {lost} non-finite numbers: so does what it was made of")
-        raise NotPositiveDefiniteError(_describe(info, A.shape[-1], A.dtype, name, noise))
+        report_failures(info, A.shape[-1], A.dtype, name=name, noise=noise)
     return L
 
 
@@ -258,8 +258,19 @@ def report_failures(
     noise: Tensor | float,
 ) -> None:
     """Raise `NotPositiveDefiniteError` if a factorisation of n x n matrices failed; reads the device."""
-    if bool((info != 0).any()):
-        raise NotPositiveDefiniteError(_describe(info, n, dtype, name, noise))
+    failed = info != 0
+    if not bool(failed.any()):
+        return
+    pivots = torch.where(failed, info, n + 1).reshape(-1)
+    worst = int(pivots.argmin())
+    place = [int(i) for i in torch.unravel_index(torch.tensor(worst), info.shape)]
+    raise NotPositiveDefiniteError(
+        f"{int(failed.sum())} of {failed.numel()} matrices {name} ({n} x {n}, "
+        f"{str(dtype).removeprefix('torch.')}) are not positive definite; the earliest pivot to "
+        f"fail is number {int(pivots[worst])} of matrix {place}, smallest noise "
+        f"{float(torch.as_tensor(noise).detach().min()):.1e}. "
+        "Raise the noise (1e-4 is safe in float32 up to 1024 tokens) or compute in float64."
+    )
 
 
 def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
@@ -294,20 +305,6 @@ def _(failed: Tensor) -> Tensor:
 @_count_failures.register_vmap
 def _(info: object, in_dims: tuple[int | None], failed: Tensor) -> tuple[Tensor, int | None]:
     return _count_failures(failed), in_dims[0]  # each of the matrices mapped over counts
-
-
-def _describe(info: Tensor, n: int, dtype: torch.dtype, name: str, noise: Tensor | float) -> str:
-    failed = info != 0
-    pivots = torch.where(failed, info, n + 1).reshape(-1)
-    worst = int(pivots.argmin())
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), info.shape))
-    least = float(torch.as_tensor(noise).detach().min())
-    return (
-        f"{int(failed.sum())} of {failed.numel()} matrices {name} ({n} x {n}, "
-        f"{str(dtype).removeprefix('torch.')}) are not positive definite; the earliest pivot to "
-        f"fail is number {int(pivots[worst])} of matrix {list(place)}, smallest noise {least:.1e}. "
-        "Raise the noise (1e-4 is safe in float32 up to 1024 tokens) or compute in float64."
-    )
 
 
 def solve(B: Tensor, L: Tensor) -> Tensor:

@@ -181,19 +181,6 @@ def test_each_option_has_an_effect_or_is_refused(kind: str, monkeypatch: pytest.
                 assert alike(results(kind, options), plain) == refused, (mode, name)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["direct", "cgp", "scgp"])
-def test_defaults_written_out_are_no_mistake(kind: str, way: str) -> None:
-    usual = {
-        "scale": 1.0,
-        "learn_scale": True,
-        "prior_scale": 0.2,
-        "learn_prior_scale": True,
-        "max_stddev": 2,
-    }
-    build_attention(kind, embed_dim=EMBED, num_heads=HEADS, normalize=way, **usual)
-
-
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_every_parameter_is_used(variant: Variant) -> None:
     module = build(variant)

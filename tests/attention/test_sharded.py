@@ -176,14 +176,6 @@ def unsharded(case: Case) -> dict[str, Tensor]:
 
 
 @every_case
-def test_a_group_of_one_is_one_process(name: str, tmp_path: Path) -> None:
-    with group_of_one(tmp_path) as group:
-        found, _ = sharded(NAMED[name], 0, 1, group)
-    for field, expected in unsharded(NAMED[name]).items():
-        same_but_rounding(found[field], expected, field)
-
-
-@every_case
 @both_counts
 def test_shards_agree_with_one_process(processes: list[Any], name: str, count: int) -> None:
     expected = unsharded(NAMED[name])

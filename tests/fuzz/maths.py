@@ -16,6 +16,15 @@ from torch import Tensor
 
 from gpattention import gp
 from tests.fuzz.tally import WRONG, Tally, torch_generator
+from tests.gp.calls import (
+    cgp_kl,
+    cgp_log_density,
+    direct_kl,
+    direct_log_density,
+    scgp_kl,
+    scgp_log_density,
+    sgpa_kl,
+)
 from tests.oracles import amplitude, densities, divergences, exact, kernels, sgpa, softmax, sparse
 
 DOUBLE, SINGLE = 1e-9, 1e-4  # relative to the largest number of a result
@@ -107,22 +116,22 @@ FUNCTIONS = {
         {"kernel": tuple(KERNELS), "jitter": (1e-6, 1e-4)}, square=True, near=True,
     ),
     "cgp density": Function(
-        gp.cgp_log_density, densities.cgp_log_density, CGP, density=True,
+        cgp_log_density, densities.cgp_log_density, CGP, density=True,
         choices={"objective": ("marginal", "jensen", "joint"), "latent_prior": ("noisy", "latent"), **TAU},
     ),
     "direct density": Function(
-        gp.direct_log_density, densities.direct_log_density, DIRECT, density=True,
+        direct_log_density, densities.direct_log_density, DIRECT, density=True,
         choices={"objective": ("marginal", "joint"), **TAU},
     ),
     "scgp density": Function(
-        gp.scgp_log_density, densities.scgp_log_density, SCGP, density=True,
+        scgp_log_density, densities.scgp_log_density, SCGP, density=True,
         choices={"objective": SCGP_OBJECTIVES, **VALUES},
     ),
-    "cgp kl": Function(gp.cgp_kl, divergences.cgp_kl, CGP, choices=TAU, density=True),
-    "direct kl": Function(gp.direct_kl, divergences.direct_kl, DIRECT, choices=TAU, density=True),
-    "scgp kl": Function(gp.scgp_kl, divergences.scgp_kl, SCGP, choices=VALUES, density=True),
+    "cgp kl": Function(cgp_kl, divergences.cgp_kl, CGP, choices=TAU, density=True),
+    "direct kl": Function(direct_kl, divergences.direct_kl, DIRECT, choices=TAU, density=True),
+    "scgp kl": Function(scgp_kl, divergences.scgp_kl, SCGP, choices=VALUES, density=True),
     "sgpa kl": Function(
-        gp.sgpa_kl, sgpa.sgpa_kl, SGPA, ("mask",), (),
+        sgpa_kl, sgpa.sgpa_kl, SGPA, ("mask",), (),
         {"kernel": tuple(KERNELS), "jitter": (1e-6, 1e-4)}, square=True, near=True, density=True,
     ),
     "rows": Function(

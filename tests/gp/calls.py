@@ -13,6 +13,26 @@ from torch import Tensor
 from gpattention import gp
 from tests.gp.samples import SHARED, Sample, sample
 
+ASKED = ("objective", "latent_prior", "observation_noise", "samples", "generator", "chunk", "features")
+
+
+def asking(posterior: Callable[..., gp.Posterior], what: str) -> Callable[..., Any]:
+    """Density or divergence of tokens: `posterior(...).what()`, each with the options it takes."""
+
+    def answer(*tensors: Tensor, **options: Any) -> Any:
+        asked = {name: options.pop(name) for name in ASKED if name in options}
+        return getattr(posterior(*tensors, **options), what)(**asked)
+
+    return answer
+
+
+cgp_log_density, direct_log_density, scgp_log_density = (
+    asking(p, "log_density") for p in (gp.cgp_posterior, gp.direct_posterior, gp.scgp_posterior)
+)
+cgp_kl, direct_kl, scgp_kl, sgpa_kl = (
+    asking(p, "kl") for p in (gp.cgp_posterior, gp.direct_posterior, gp.scgp_posterior, gp.sgpa_posterior)
+)
+
 NOISE, SCALE_Q, SCALE_K, PRIOR_SCALE = 0.2, 1.3, 0.7, 1.7
 SCALES = {"scale_q": SCALE_Q, "scale_k": SCALE_K}
 MODEL = {"noise": NOISE, **SCALES}
@@ -103,28 +123,28 @@ POSTERIORS = JOINT_POSTERIORS | CAUSAL_POSTERIORS
 
 SCGP_OBJECTIVES = ("dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed")
 EXACT_DENSITIES = {
-    f"density-direct-{objective}": _direct(gp.direct_log_density, options={"objective": objective})
+    f"density-direct-{objective}": _direct(direct_log_density, options={"objective": objective})
     for objective in ("marginal", "joint")
 } | {
     f"density-cgp-{objective}-{prior}": _cgp(
-        gp.cgp_log_density, options={"objective": objective, "latent_prior": prior}
+        cgp_log_density, options={"objective": objective, "latent_prior": prior}
     )
     for objective in ("marginal", "jensen", "joint")
     for prior in ("noisy", "latent")
 }
 SPARSE_DENSITIES = {
-    f"density-scgp-{objective}": _scgp(gp.scgp_log_density, options={"objective": objective})
+    f"density-scgp-{objective}": _scgp(scgp_log_density, options={"objective": objective})
     for objective in SCGP_OBJECTIVES
-} | {"density-scgp-dual": _scgp(gp.scgp_log_density, options={"objective": "marginal", "values": "dual"})}
+} | {"density-scgp-dual": _scgp(scgp_log_density, options={"objective": "marginal", "values": "dual"})}
 DENSITIES = EXACT_DENSITIES | SPARSE_DENSITIES
 
-EXACT_KLS = {"kl-direct": _direct(gp.direct_kl, options={}), "kl-cgp": _cgp(gp.cgp_kl, options={})}
+EXACT_KLS = {"kl-direct": _direct(direct_kl, options={}), "kl-cgp": _cgp(cgp_kl, options={})}
 SCGP_KLS = {
-    "kl-scgp": _scgp(gp.scgp_kl, options={}),
-    "kl-scgp-dual": _scgp(gp.scgp_kl, options={"values": "dual"}),
-    "kl-scgp-shared": _scgp(gp.scgp_kl, arguments=(*CGP, "inducing_q"), options={}),
+    "kl-scgp": _scgp(scgp_kl, options={}),
+    "kl-scgp-dual": _scgp(scgp_kl, options={"values": "dual"}),
+    "kl-scgp-shared": _scgp(scgp_kl, arguments=(*CGP, "inducing_q"), options={}),
 }
-KLS = EXACT_KLS | SCGP_KLS | {"kl-sgpa": _sgpa(gp.sgpa_kl, options={})}
+KLS = EXACT_KLS | SCGP_KLS | {"kl-sgpa": _sgpa(sgpa_kl, options={})}
 
 _rows = partial(Call, arguments=("q", "k"), parameters={"scale": SCALE_Q}, extras=("mask", "query_mask"))
 CAUSAL_AMPLITUDE = {"amplitude-causal": _rows(gp.row_log_amplitude, options={"causal": True}, square=True)}

@@ -10,6 +10,15 @@ import numpy as np
 from torch import Tensor
 
 from gpattention import gp
+from tests.gp.calls import (
+    cgp_kl,
+    cgp_log_density,
+    direct_kl,
+    direct_log_density,
+    scgp_kl,
+    scgp_log_density,
+    sgpa_kl,
+)
 from tests.gp.samples import Sample
 from tests.oracles import amplitude, densities, divergences, exact, kernels, sgpa, softmax, sparse
 
@@ -100,7 +109,7 @@ PAIRS: dict[str, Pair] = {
         gp.causal_cgp_posterior, exact.causal_cgp_posterior, optional=ROWS, covariance=False
     ),
     "sgpa": _sgpa(gp.sgpa_posterior, sgpa.sgpa_posterior),
-    "sgpa kl": _sgpa(gp.sgpa_kl, sgpa.sgpa_kl),
+    "sgpa kl": _sgpa(sgpa_kl, sgpa.sgpa_kl),
     "row amplitude": _rows(gp.row_log_amplitude, amplitude.row_log_amplitude, scale=1.7),
     "row amplitude causal": _rows(
         gp.row_log_amplitude, amplitude.row_log_amplitude, optional=("mask",), causal=True
@@ -108,9 +117,9 @@ PAIRS: dict[str, Pair] = {
     "row amplitude sparse": _rows(
         gp.sparse_row_log_amplitude, amplitude.sparse_row_log_amplitude, fields="q k inducing_k", scale=1.7
     ),
-    "cgp kl": _cgp(gp.cgp_kl, divergences.cgp_kl),
-    "cgp kl tau": _cgp(gp.cgp_kl, divergences.cgp_kl, observation_noise=0.3),
-    "direct kl": _direct(gp.direct_kl, divergences.direct_kl),
+    "cgp kl": _cgp(cgp_kl, divergences.cgp_kl),
+    "cgp kl tau": _cgp(cgp_kl, divergences.cgp_kl, observation_noise=0.3),
+    "direct kl": _direct(direct_kl, divergences.direct_kl),
     "scgp shared": _scgp(gp.scgp_posterior, sparse.scgp_posterior, fields=f"{CGP} inducing_q"),
 }  # fmt: skip
 for values in ("paper", "dual"):
@@ -120,19 +129,19 @@ for values in ("paper", "dual"):
             gp.scgp_posterior, sparse.scgp_posterior, values=values, include_noise=include,
             conditional=conditional,
         )  # fmt: skip
-    PAIRS[f"scgp kl {values}"] = _scgp(gp.scgp_kl, divergences.scgp_kl, values=values)
+    PAIRS[f"scgp kl {values}"] = _scgp(scgp_kl, divergences.scgp_kl, values=values)
     for objective in ("dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed"):
         PAIRS[f"scgp {objective} {values}"] = _scgp(
-            gp.scgp_log_density, densities.scgp_log_density, values=values, objective=objective
+            scgp_log_density, densities.scgp_log_density, values=values, objective=objective
         )
 for objective, prior, tau in product(("marginal", "jensen", "joint"), ("noisy", "latent"), (None, 0.3, 0.0)):
     PAIRS[f"cgp {objective} {prior} {tau}"] = _cgp(
-        gp.cgp_log_density, densities.cgp_log_density, objective=objective, latent_prior=prior,
+        cgp_log_density, densities.cgp_log_density, objective=objective, latent_prior=prior,
         observation_noise=tau,
     )  # fmt: skip
 for objective, tau in product(("marginal", "joint"), (None, 0.3)):
     PAIRS[f"direct {objective} {tau}"] = _direct(
-        gp.direct_log_density, densities.direct_log_density, objective=objective, observation_noise=tau
+        direct_log_density, densities.direct_log_density, objective=objective, observation_noise=tau
     )
 for kind in ("ard_rbf", "exp_dot"):
     ours, theirs = (partial(getattr(by, kind), lengthscale=0.8, variance=1.4) for by in (gp, kernels))

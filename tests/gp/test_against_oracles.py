@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from gpattention import gp
+from gpattention.gp import reference
 from tests.gp.oracle_pairs import PAIRS, Pair
 from tests.gp.samples import Sample, sample
-from tests.oracles import kernels
+from tests.oracles import exact, kernels
 
 LEAD = (2, 2)
 
@@ -61,6 +62,14 @@ def test_float32_is_close_to_the_oracle(name: str) -> None:
     s = sample(*LEAD, dtype=torch.float32)
     use = ("mask", "query_mask", "log_amplitude")
     assert_equal_to_oracle(PAIRS[name], s, use, 0.05, rtol=float32_tolerance(name))
+
+
+def test_the_slow_way_equals_the_oracle() -> None:
+    s, options = sample(*LEAD), {"noise": 0.05, "scale_q": 1.3, "scale_k": 0.7}
+    found = reference.cgp_moments(s.q, s.k, s.o, s.v, **options)
+    wanted = exact.cgp_posterior(*(s.at(1, 0)[name] for name in "qkov"), **options)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours[1, 0], theirs, rtol=0, atol=1e-9)
 
 
 def test_kernels_equal_the_oracle() -> None:

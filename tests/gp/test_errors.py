@@ -12,6 +12,13 @@ from torch import Tensor
 from gpattention import gp
 from gpattention.gp.inputs import check_values, prepare
 from gpattention.numerics import cholesky
+from tests.gp.calls import (
+    cgp_kl,
+    cgp_log_density,
+    direct_kl,
+    direct_log_density,
+    scgp_log_density,
+)
 from tests.gp.samples import Sample, sample
 
 Call = Callable[..., Any]
@@ -41,22 +48,17 @@ def callers(names: str, *functions: Call) -> list[Call]:
 
 
 SCGP = "q k o v inducing_q inducing_k"
-direct, direct_density, direct_kl = callers("q k v", gp.direct_posterior, gp.direct_log_density, gp.direct_kl)
-cgp, cgp_density, cgp_kl = callers("q k o v", gp.cgp_posterior, gp.cgp_log_density, gp.cgp_kl)
-scgp, scgp_density, scgp_kl = callers(SCGP, gp.scgp_posterior, gp.scgp_log_density, gp.scgp_kl)
+direct, direct_density, direct_kl = callers("q k v", gp.direct_posterior, direct_log_density, direct_kl)
+cgp, cgp_density, cgp_kl = callers("q k o v", gp.cgp_posterior, cgp_log_density, cgp_kl)
+scgp, scgp_density = callers(SCGP, gp.scgp_posterior, scgp_log_density)
 (softmax,) = callers("q k v", gp.softmax_posterior)
 causal_cgp = caller(gp.causal_cgp_posterior, "q k o v", SQUARE, noise=0.1)
 row = caller(gp.row_log_amplitude, "q k")
 sparse_row = caller(gp.sparse_row_log_amplitude, "q k inducing_q")
 sgpa = caller(gp.sgpa_posterior, "q v inducing_k", SQUARE, **FREE)
-sgpa_kl = caller(gp.sgpa_kl, "q v inducing_k", SQUARE, **FREE)
-MODELS = {
-    "direct": direct, "direct density": direct_density, "direct kl": direct_kl,
-    "cgp": cgp, "cgp density": cgp_density, "cgp kl": cgp_kl,
-    "scgp": scgp, "scgp density": scgp_density, "scgp kl": scgp_kl,
-}  # fmt: skip
+MODELS = {"direct": direct, "cgp": cgp, "scgp": scgp}
 OTHERS = {"softmax": softmax, "causal cgp": causal_cgp, "row": row, "sparse row": sparse_row, "sgpa": sgpa}
-EVERY = MODELS | OTHERS | {"sgpa kl": sgpa_kl}
+EVERY = MODELS | OTHERS
 every_call = pytest.mark.parametrize("call", EVERY.values(), ids=EVERY)
 every_model = pytest.mark.parametrize("call", MODELS.values(), ids=MODELS)
 
@@ -104,13 +106,12 @@ def test_tokens_that_are_no_matrix(call: Call) -> None:
         ({"inducing_q": S.inducing_q.to("meta")}, "expected inducing_q on cpu like q, got meta"),
         ({"inducing_k": S.inducing_k[0]}, r"expected inducing_k .* got shape \(3,\)"),
         ({"k": S.k[:, :2]}, r"leading axes that broadcast together, got q \(2, 3, 5, 3\), k \(2, 2, 7, 3\)"),
-        ({"log_amplitude": tensor(1.0, 2.0)}, r"expected log_amplitude of shape \[..., 5\] .* got \(2,\)"),
-        ({"log_amplitude": torch.zeros(4, 1, 5)}, r"log_amplitude .* leading axes \(2, 3\), got \(4, 1, 5\)"),
+        ({"log_amplitude": tensor(1.0, 2.0)}, r"expected log_amplitude of shape .* got shape \(2,\)"),
+        ({"log_amplitude": torch.zeros(4, 1, 5)}, r"log_amplitude .* \(2, 3\), got shape \(4, 1, 5\)"),
     ],
 )
-@pytest.mark.parametrize("call", [scgp, scgp_density, scgp_kl], ids=["posterior", "density", "kl"])
-def test_inputs_that_do_not_fit_together(call: Call, changes: dict, match: str) -> None:
-    refused(match, call, **changes)
+def test_inputs_that_do_not_fit_together(changes: dict, match: str) -> None:
+    refused(match, scgp, **changes)
 
 
 TWICE = sample(2, 2, queries=7, keys=7, inducing=(5, 6))  # B == H, where a [B, N] mask would broadcast
@@ -180,7 +181,7 @@ def test_observation_noise_may_be_zero_but_not_negative(call: Call) -> None:
         (cgp, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
         (direct, {"with_cost": "elbo"}, "expected with_cost to be one of none, marginal, kl, got 'elbo'"),
         (softmax, {"centre": "mean"}, "expected centre 'tokens', 'none' or a pair .* got 'mean'"),
-        (softmax, {"centre": (S.q[0, 0, 0, :2],) * 2}, r"centre of the queries .*\[..., 3\], got \(2,\)"),
+        (softmax, {"centre": (S.q[0, 0, 0, :2],) * 2}, r"centre of the queries .*3\], got shape \(2,\)"),
         (softmax, {"inducing": S.inducing_k[:, :2]}, r"expected inducing of width 3 .* got shape \(6, 2\)"),
         (softmax, {"inducing": S.inducing_k[0]}, r"expected inducing to be .* got shape \(3,\)"),
         (sparse_row, {"floor": NAN}, "expected floor > 0, got nan"),
@@ -188,8 +189,8 @@ def test_observation_noise_may_be_zero_but_not_negative(call: Call) -> None:
         (gp.noise_floor, {"noise": tensor(0.1, -0.5).requires_grad_()}, "expected noise >= 0, got -0.5"),
         (gp.noise_floor, {"noise": 1.0, "observation_noise": -2.0}, "observation_noise >= 0, got -2"),
         (cgp, {"log_amplitude": tensor(0, 0, 0, 0, 400).requires_grad_()}, "reaches 400.0, .* most 354"),
-        (sgpa, {"inducing_v": tensor(0)[None]}, r"inducing_v of shape \[..., 6, 4\], got \(1, 1\)"),
-        (sgpa_kl, {"scale_tril": tensor(0)}, r"scale_tril of shape \[..., 4, 6, 6\], got \(1,\)"),
+        (sgpa, {"inducing_v": tensor(0)[None]}, r"inducing_v .*4\], got shape \(1, 1\)"),
+        (sgpa, {"scale_tril": tensor(0)}, r"scale_tril .*6\], got shape \(1,\)"),
     ],
 )  # fmt: skip
 def test_options(call: Call, changes: dict[str, Any], match: str) -> None:
@@ -198,11 +199,10 @@ def test_options(call: Call, changes: dict[str, Any], match: str) -> None:
 
 @pytest.mark.parametrize("bad", [-1e-6, 1.0, NAN])
 def test_delta_and_jitter_stay_below_the_unit_diagonal(bad: float) -> None:
-    for call in (scgp, scgp_density, scgp_kl, sparse_row, softmax):
+    for call in (scgp, sparse_row, softmax):
         refused(rf"expected delta in \[0, 1\), got {bad}", call, delta=bad)
-    for call in (sgpa, sgpa_kl):
-        refused(rf"expected jitter in \(0, 1\), got {bad}", call, jitter=bad)
-        refused(r"expected jitter in \(0, 1\), got 0.0", call, jitter=0.0)
+    for jitter in (bad, 0.0):
+        refused(rf"expected jitter in \(0, 1\), got {jitter}", sgpa, jitter=jitter)
 
 
 def test_forms_that_do_not_exist() -> None:
@@ -226,9 +226,9 @@ def test_kernels() -> None:
         refused("x has width 3 but y has width 2", kernel, S.q, S.k[..., :2])
     for kernel in (gp.ard_rbf, gp.exp_dot):
         for bad in (0.0, -1.0, NAN):
-            refused(f"expected lengthscale > 0, got {bad}", kernel, S.q, S.k, lengthscale=bad)
-            refused(f"expected variance > 0, got {bad}", kernel, S.q, S.k, variance=bad)
-        refused(r"lengthscale of shape \[..., 3\], got \(2,\)", kernel, S.q, S.k, lengthscale=tensor(1, 2))
+            refused(f"expected lengthscale .*, got {bad}", kernel, S.q, S.k, lengthscale=bad)
+            refused(f"expected variance .*, got {bad}", kernel, S.q, S.k, variance=bad)
+        refused(r"lengthscale .*3\], got shape \(2,\)", kernel, S.q, S.k, lengthscale=tensor(1, 2))
 
 
 READS = {"direct": "q k v log_amplitude", "cgp": "q k o v log_amplitude", "softmax": "q k v"}
@@ -254,7 +254,7 @@ def test_numbers_that_are_not_finite(name: str, bad: float) -> None:
 
 
 def test_parameters_without_tokens_must_be_finite() -> None:
-    inducing = {scgp: "inducing_q", scgp_kl: "inducing_k", softmax: "inducing", sgpa_kl: "inducing_k"}
+    inducing = {scgp: "inducing_q", softmax: "inducing", sgpa: "inducing_k"}
     for call, name in inducing.items():
         clean = S.inducing_k if name == "inducing_k" else S.inducing_q
         dirty = clean.clone().index_fill_(0, torch.tensor([1]), NAN)
@@ -346,8 +346,8 @@ def in_sequence(state: gp.CausalCGPState, *tokens: Tensor) -> None:
 
 KEYS_WITHOUT_A_FACTOR: dict[str, Callable[..., Any]] = {
     "direct": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).variance,
-    "direct kl": lambda q, k, o, v, **x: gp.direct_kl(q, k, v, **x),
-    "direct joint": lambda q, k, o, v, **x: gp.direct_log_density(q, k, v, objective="joint", **x),
+    "direct kl": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).kl(),
+    "direct joint": lambda q, k, o, v, **x: gp.direct_posterior(q, k, v, **x).log_density("joint"),
     "cgp": lambda *t, **x: gp.cgp_posterior(*t, **x).variance,
     "cgp together": lambda *t, **x: gp.cgp_posterior(*t, with_variance=True, **x),
     "cgp covariance": lambda *t, **x: gp.cgp_posterior(*t, **x).covariance(),

@@ -19,7 +19,7 @@ from gpattention.attention import build_attention
 from gpattention.gp import kernel_attention
 from gpattention.numerics import FARTHEST
 from tests.attention.variants import VARIANTS, Variant, every
-from tests.gp.calls import change
+from tests.gp.calls import cgp_kl, cgp_log_density, change, scgp_log_density
 from tests.gp.oracle_pairs import PAIRS
 from tests.gp.samples import Sample, sample
 from tests.gp.test_against_oracles import LEAD, assert_equal_to_oracle, float32_tolerance
@@ -144,15 +144,15 @@ CALLS = {
     "direct": made(gp.direct_posterior, "q k v", noise=NOISE, with_variance=True),
     "scgp": made(gp.scgp_posterior, "q k o v m", noise=NOISE),
     "sgpa": made(sgpa, "k v m"),
-    "density": made(gp.cgp_log_density, "q k o v", noise=NOISE),
-    "kl": made(gp.cgp_kl, "q k o v", noise=NOISE),
+    "density": made(cgp_log_density, "q k o v", noise=NOISE),
+    "kl": made(cgp_kl, "q k o v", noise=NOISE),
     "amplitude": made(gp.row_log_amplitude, "q k"),
     "sparse amplitude": made(gp.sparse_row_log_amplitude, "q k m"),
     "rows": made(attention, "q k v", normalised=True),
     "kernel": made(attention, "q k v", normalised=False),
 }
 PLAIN_ONLY = {
-    "jensen": made(gp.scgp_log_density, "q k o v m", noise=NOISE, objective="jensen"),
+    "jensen": made(scgp_log_density, "q k o v m", noise=NOISE, objective="jensen"),
     "causal": made(gp.causal_cgp_posterior, "q k o v", noise=NOISE),
 }
 EVERY = CALLS | PLAIN_ONLY

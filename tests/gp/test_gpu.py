@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpattention import gp
+from tests.gp.calls import cgp_kl, cgp_log_density, scgp_log_density
 from tests.gp.oracle_pairs import OPTIONAL, PAIRS
 from tests.gp.samples import Sample, sample
 from tests.ops.comparison import captured
@@ -60,9 +61,9 @@ def test_deferred_checks_do_not_synchronise(model: str) -> None:
         elif model == "direct":
             p = gp.direct_posterior(s.q, s.k, s.v, noise=noise, mask=s.mask)
         elif model == "kl":
-            return gp.cgp_kl(s.q, s.k, s.o, s.v, noise=noise, mask=s.mask).sum()
+            return cgp_kl(s.q, s.k, s.o, s.v, noise=noise, mask=s.mask).sum()
         else:
-            return gp.scgp_log_density(s.q, s.k, s.o, s.v, s.inducing_q, noise=noise, mask=s.mask).total.sum()
+            return scgp_log_density(s.q, s.k, s.o, s.v, s.inducing_q, noise=noise, mask=s.mask).total.sum()
         return p.mean.sum() + p.variance.sum() + p.sample(2).sum()
 
     step().backward()  # warm up, outside
@@ -81,7 +82,7 @@ def test_a_captured_graph_counts_its_failures() -> None:
     q, noise = s.q.clone(), torch.tensor([0.1, 0.1], device="cuda")
 
     def forward() -> torch.Tensor:
-        return gp.cgp_log_density(q, s.k, s.o, s.v, noise=noise, observation_noise=0.0).query
+        return cgp_log_density(q, s.k, s.o, s.v, noise=noise, observation_noise=0.0).query
 
     eager = forward()
     graph, result = captured(forward)
@@ -103,4 +104,4 @@ def test_a_failed_matrix_raises_at_once_outside_capture() -> None:
     s = on_gpu(sample(2, 2, dtype=torch.float32))
     same = s.q[..., :1, :].expand_as(s.q)
     with pytest.raises(gp.NotPositiveDefiniteError, match="4 of 4"):
-        gp.cgp_log_density(same, s.k, s.o, s.v, noise=0.1, observation_noise=0.0)
+        cgp_log_density(same, s.k, s.o, s.v, noise=0.1, observation_noise=0.0)

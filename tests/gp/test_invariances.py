@@ -4,9 +4,7 @@ Order, place, direction and units of tokens, and amplitudes, need no tests of th
 which everything is compared, have these by construction.
 """
 
-from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,17 @@ from torch import Tensor
 
 from gpattention import gp
 from tests.gp import calls
-from tests.gp.calls import MODEL, NOISE, SCALE_K, SCALE_Q, Call, change, close, over, padding, same, tensors
+from tests.gp.calls import (
+    NOISE,
+    SCALE_K,
+    SCALE_Q,
+    Call,
+    change,
+    close,
+    over,
+    padding,
+    same,
+)
 from tests.gp.samples import SHARED, Sample, sample
 
 B, H = 2, 3
@@ -128,20 +136,3 @@ def test_variance_is_the_diagonal_and_the_covariance_is_a_covariance(call: Call)
         close(found["log_variance"].exp(), found["variance"])
         close(found["covariance"], found["covariance"].mT)
         assert float(torch.linalg.eigvalsh(found["covariance"]).min()) > -1e-12
-
-
-@over("cgp", "cgp-causal", "direct", "direct-causal", "scgp-noise-free")
-def test_default_scales_are_one(call: Call) -> None:
-    s = call.problem(seed=18)
-    arguments = [getattr(s, name) for name in call.arguments]
-    bare = call.function(*arguments, noise=NOISE, **call.options)
-    close(bare.mean, call(s, scale_q=1.0, scale_k=1.0).mean, atol=0.0, rtol=0.0)
-    close(bare.variance, call(s, scale_q=1.0, scale_k=1.0).variance, atol=0.0, rtol=0.0)
-
-
-@pytest.mark.parametrize("function", [gp.scgp_posterior, gp.scgp_kl, gp.scgp_log_density])
-def test_one_inducing_set_for_both_stages_is_the_same_set_twice(function: Callable[..., Any]) -> None:
-    s = sample(seed=19)
-    once = function(s.q, s.k, s.o, s.v, s.inducing_q, **MODEL)
-    twice = function(s.q, s.k, s.o, s.v, s.inducing_q, s.inducing_q.clone(), **MODEL)
-    same(tensors(once), tensors(twice))

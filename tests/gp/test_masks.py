@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpattention import gp
+from tests.gp.calls import sgpa_kl
 from tests.gp.oracle_pairs import PAIRS
 from tests.gp.samples import SHARED, Sample, sample
 from tests.gp.test_gradients import INPUTS, as_function, total
@@ -101,7 +101,7 @@ def test_fully_masked_sequences_give_zeros_and_finite_gradients(name: str) -> No
         assert bool(x.isfinite().all())
         if name == "sgpa kl":  # what the inducing inputs cost does not depend on the tokens
             # values of zero add nothing: what stays is the inducing part
-            free = gp.sgpa_kl(s.k[0], 0 * s.v[0], s.inducing_k, s.inducing_v, s.scale_tril)
+            free = sgpa_kl(s.k[0], 0 * s.v[0], s.inducing_k, s.inducing_v, s.scale_tril)
             torch.testing.assert_close(x[1], free, rtol=1e-12, atol=0)
         elif "printed" in name:  # the printed constant -s / (2 sigma) has no n in it
             torch.testing.assert_close(x[1], torch.tensor(-4 / (2 * 0.1**0.5), dtype=x.dtype))
@@ -111,20 +111,6 @@ def test_fully_masked_sequences_give_zeros_and_finite_gradients(name: str) -> No
         INPUTS, torch.autograd.grad(total(list(results)), leaves, allow_unused=True), strict=True
     ):
         assert g is None or bool(g.isfinite().all()), field
-
-
-def test_queries_without_keys_fall_back_to_the_prior() -> None:
-    s = sample(2, queries=5, keys=6)
-    none = torch.zeros(2, 6, dtype=torch.bool)
-    for p in (
-        gp.direct_posterior(s.q, s.k, s.v, noise=0.1, scale_q=2.0, mask=none),
-        gp.cgp_posterior(s.q, s.k, s.o, s.v, noise=0.1, scale_q=2.0, mask=none),
-    ):
-        assert bool((p.mean == 0).all())
-        torch.testing.assert_close(p.variance, torch.full((2, 5), 4.0, dtype=torch.float64))
-    p = gp.softmax_posterior(s.q, s.k, s.v, noise=0.1, mask=none)
-    assert bool((p.mean == 0).all())
-    assert bool((p.variance == 0).all())
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 from gpattention import gp
 from gpattention.gp import CausalCGPState, LogDensity, Posterior
-from tests.gp.calls import CGP, EVERY, POSTERIORS, SPARSE_DENSITIES, Call, over, tensors
+from tests.gp.calls import CGP, EVERY, POSTERIORS, SPARSE_DENSITIES, Call, cgp_log_density, over, tensors
 from tests.gp.samples import Sample, sample
 
 # a sample as compilers take it
 Inputs = namedtuple("Inputs", [f.name for f in fields(Sample)])
 Outputs = tuple[Tensor, ...]
-COST = Call(gp.cgp_log_density, CGP, {"noise": 0.1}, {"objective": "monte_carlo"})
+COST = Call(cgp_log_density, CGP, {"noise": 0.1}, {"objective": "monte_carlo"})
 CASES = EVERY | {"density-cgp-monte_carlo": COST}
 SPARSE = [name for name in SPARSE_DENSITIES if name != "density-scgp-dual"]
 COMMON = [
@@ -213,16 +213,6 @@ def test_variance_is_computed_when_asked_for(name: str, monkeypatch: pytest.Monk
     assert len(calls) == with_variance  # read again, not computed again
 
 
-def test_an_announced_variance_costs_one_more_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, factor = [], torch.linalg.cholesky_ex
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda A: (calls.append(A.shape), factor(A))[1])
-    x = inputs()
-    p = gp.cgp_posterior(x.q, x.k, x.o, x.v, noise=0.1, with_variance=True)
-    later = gp.cgp_posterior(x.q, x.k, x.o, x.v, noise=0.1)
-    assert len(calls) == 3
-    assert_close((p.mean, p.variance), (later.mean, later.variance))
-
-
 def failing(x: Inputs) -> Outputs:
     """Sequence 1, head 0 has one latent input five times and a noise that float32 cannot see."""
     o = torch.where(torch.tensor([[False, False], [True, False]])[..., None, None], x.o[..., :1, :], x.o)
@@ -316,9 +306,3 @@ def test_shapes_without_values(call: Call, kind: str) -> None:
             if "covariance" in found:
                 assert result.sample(4, joint=True).shape == (4, *expected["mean"][0])
     assert gp.health() == health
-
-
-def test_a_floor_without_values() -> None:
-    tau = torch.ones(3, device="meta")
-    assert gp.noise_floor(tau).shape == (3,)
-    assert gp.noise_floor(tau, scale=tau, tokens=tau).is_meta

@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.testing import assert_close
 
 from gpattention import gp
-from gpattention.gp import scgp_density_of, scgp_kl_of
 from gpattention.ops import (
     ShardNoise,
     check_group,
@@ -122,9 +120,9 @@ def evaluate(
             "variance": posterior.variance[..., None],
             "independent": posterior.sample(2, generator=noise()),
             "joint": posterior.sample(2, generator=noise(), joint=True),
-            "regularizer": scgp_kl_of(posterior)
+            "regularizer": posterior.kl()
             if case.objective == "kl"
-            else scgp_density_of(posterior, case.objective).total,  # type: ignore[arg-type]
+            else posterior.log_density(case.objective).total,  # type: ignore[arg-type]
         }
     own = ("mean", "variance", "independent", "joint")
     loss = sum(numbers[name].sin().sum() for name in own)
@@ -177,7 +175,7 @@ def refusals(rank: int, count: int = 4) -> dict[str, str]:
     return {
         "generator": refused(posterior.sample, generator=seeded),
         "joint": refused(posterior.sample, joint=True),
-        "objective": refused(scgp_density_of, posterior, "double_jensen"),
+        "objective": refused(posterior.log_density, "double_jensen"),
         "group": refused(gp.scgp_posterior, *tensors, noise=0.1, group="world"),
         "group of rows": refused(gp.sparse_row_log_amplitude, *tensors[:2], tensors[-1], group="world"),
     }
@@ -254,41 +252,6 @@ def test_what_a_group_cannot_do(processes: list[Any], tmp_path: Path) -> None:
     assert "expected group to be a process group that this process is in" in processes[3]["stranger"]
 
 
-def test_densities_and_kl_take_a_group_too(tmp_path: Path) -> None:
-    found = in_processes(functions_of_a_group, 2, tmp_path)
-    tokens, shared = problem(Case())
-    assert_close(found[0], found[1])
-    for name, expected in functions(tokens, shared, None).items():
-        same_but_rounding(found[0][name], expected, name)
-
-
-def functions_of_a_group(rank: int) -> dict[str, Tensor]:
-    tokens, shared = problem(Case())
-    return functions(shard(tokens, rank, 2), shared, dist.group.WORLD)
-
-
-def functions(tokens: dict[str, Tensor], shared: dict[str, Tensor], group: Any) -> dict[str, Tensor]:
-    arguments = {name: x[..., 0] if name in ("log_amplitude", "mask", "query_mask") else x
-                 for name, x in tokens.items()}  # fmt: skip
-    density = gp.scgp_log_density(**arguments, **shared, group=group)  # type: ignore[arg-type]
-    rows = {name: arguments[name] for name in ("q", "k", "mask", "query_mask")}
-    rows |= {"inducing": shared["inducing_k"], "scale": shared["scale_q"]}
-    amplitude = gp.sparse_row_log_amplitude(**rows, max_log_amplitude=0.5, floor=0.1, group=group)
-    total = amplitude.sum(-1) if group is None else _added(amplitude.sum(-1), group)
-    return {
-        "query": density.per_token().query,
-        "key": density.per_token().key,
-        "kl": gp.scgp_kl(**arguments, **shared, group=group),  # type: ignore[arg-type]
-        "amplitude": total,
-    }
-
-
-def _added(x: Tensor, group: Any) -> Tensor:
-    x = x.clone()
-    dist.all_reduce(x, group=group)
-    return x
-
-
 @pytest.mark.parametrize("width", [4, 5])
 def test_a_token_has_its_numbers_wherever_it_is(width: int) -> None:
     shape = (2, BATCH, HEADS, QUERIES, width)
@@ -339,8 +302,3 @@ def test_gradients_of_every_type_are_summed(tmp_path: Path) -> None:
     assert [x.grad.tolist() for x in (*learned, unused) if x.grad is not None] == [[3, 3], [3, 3], [0, 0, 0]]
     assert fixed.grad is None
     assert (traffic.collectives, traffic.payload) == (2, 4 * 5 + 8 * 2)
-
-
-def test_values_are_shared_without_a_group() -> None:
-    x = torch.ones(3, requires_grad=True)
-    assert counted_once(x, None) is x

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention import gp
-from gpattention.gp import scgp_density_of
 from gpattention.ops import ShardNoise
 from tests.gp import test_sharding
 from tests.gp.test_sharding import CUTS, QUERIES, Case, agree, evaluate, shard
@@ -60,7 +59,7 @@ def traffic(rank: int, repeat: int) -> tuple[Any, Any]:
     case = Case("dtc", sets=1, dtype=torch.float32, repeat=repeat)
     posterior, learned = made(case, rank)
     with spied() as forward:
-        loss = posterior.mean.square().sum() + scgp_density_of(posterior, "dtc").total.sum()
+        loss = posterior.mean.square().sum() + posterior.log_density("dtc").total.sum()
     with spied() as backward, gp.fused_kernels("on"):
         torch.autograd.grad(loss, learned)
     return forward, backward
@@ -83,7 +82,7 @@ def other_weights(rank: int) -> tuple[str, bool]:
     found = []
     for check in (nullcontext, gp.deferred_checks):
         posterior, learned = made(Case("dtc", dtype=torch.float32), rank)
-        loss = posterior.mean.sum() + (1 + (rank == 2)) * scgp_density_of(posterior, "dtc").total.sum()
+        loss = posterior.mean.sum() + (1 + (rank == 2)) * posterior.log_density("dtc").total.sum()
         with gp.fused_kernels("on"), check():
             try:
                 found.append(torch.autograd.grad(loss, learned)[1])  # of the keys

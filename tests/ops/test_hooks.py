@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from gpattention.gp import cgp_density_of, cgp_kl_of
 from gpattention.ops.draws import draws_fit, fused_draw
 from tests.gp.samples import sample
 from tests.ops import comparison
@@ -31,13 +30,13 @@ both = partial(comparison.both, x=S.q)
 
 @pytest.mark.parametrize("objective", ["marginal", "jensen", "joint", "monte_carlo"])
 def test_every_density_of_a_fused_posterior(objective: str) -> None:
-    both(lambda q: cgp_density_of(cgp(q), objective, generator=noise()).total)
+    both(lambda q: cgp(q).log_density(objective, generator=noise()).total)
 
 
 def test_other_observation_noise_latent_prior_and_kl() -> None:
-    both(lambda q: cgp_density_of(cgp(q), observation_noise=0.3).total)
-    both(lambda q: cgp_density_of(cgp(q), latent_prior="latent").total)
-    both(lambda q: cgp_kl_of(cgp(q)))
+    both(lambda q: cgp(q).log_density(observation_noise=0.3).total)
+    both(lambda q: cgp(q).log_density(latent_prior="latent").total)
+    both(lambda q: cgp(q).kl())
 
 
 def test_other_views_of_a_fused_posterior() -> None:
@@ -130,7 +129,7 @@ def test_a_deferred_failure_of_the_density_is_counted() -> None:
     same = S.q[:, :, :1].expand_as(S.q)
     options = {"mask": None, "query_mask": None, "log_amplitude": None}
     with gp.fused_kernels("on"), gp.deferred_checks():
-        density = cgp_density_of(cgp(same, **options), observation_noise=1e-12)
+        density = cgp(same, **options).log_density(observation_noise=1e-12)
         assert density.query.isnan().all()
     with pytest.raises(gp.NotPositiveDefiniteError):
         gp.check_health()
@@ -138,4 +137,4 @@ def test_a_deferred_failure_of_the_density_is_counted() -> None:
         gp.fused_kernels("on"),
         pytest.raises(gp.NotPositiveDefiniteError, match="covariance of the queries"),
     ):
-        cgp_density_of(cgp(same, **options), observation_noise=1e-12)
+        cgp(same, **options).log_density(observation_noise=1e-12)

@@ -9,15 +9,7 @@ from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.parameters import refuse_unused
 from gpattention.attention.registry import register_attention
 from gpattention.checks import check_choice, check_count
-from gpattention.gp import (
-    CGPPosterior,
-    LogDensity,
-    Posterior,
-    causal_cgp_posterior,
-    cgp_density_of,
-    cgp_kl_of,
-    cgp_posterior,
-)
+from gpattention.gp import LogDensity, Posterior, causal_cgp_posterior, cgp_posterior
 from gpattention.gp.correlated import LATENT_PRIORS, LatentPrior
 from gpattention.gp.inputs import check_observation_noise
 from gpattention.numerics import Cost
@@ -91,16 +83,14 @@ class CGPAttention(GaussianAttention):
         return "none" if papers or self.observation_noise is not None else super()._announced()
 
     def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
-        assert isinstance(posterior, CGPPosterior)
+        if self._announced() != "none":
+            return super()._regularizer(heads, posterior, generator)
         if self.regularizer == "kl":
-            return cgp_kl_of(posterior, self.observation_noise)
-        fused = posterior.fused_cost("marginal") if self._announced() == "marginal" else None
-        if fused is not None:
-            return fused
-        return -cgp_density_of(
-            posterior, self.regularizer, self.latent_prior, self.observation_noise,  # type: ignore[arg-type]
+            return posterior.kl(self.observation_noise)
+        return -posterior.log_density(
+            self.regularizer, latent_prior=self.latent_prior, observation_noise=self.observation_noise,
             samples=self.regularizer_samples, generator=generator,
         ).total  # fmt: skip
 
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
-        return cgp_density_of(posterior) if isinstance(posterior, CGPPosterior) else None
+        return None if self.causal else super()._log_density(heads, posterior)

@@ -2,20 +2,10 @@
 
 from typing import Any
 
-from torch import Tensor
-
-from gpattention.attention.base import Heads, Source
+from gpattention.attention.base import Heads
 from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.registry import register_attention
-from gpattention.gp import (
-    DirectPosterior,
-    LogDensity,
-    Posterior,
-    direct_density_of,
-    direct_kl_of,
-    direct_log_density,
-    direct_posterior,
-)
+from gpattention.gp import LogDensity, Posterior, direct_posterior
 
 
 @register_attention("direct")
@@ -47,19 +37,9 @@ class DirectAttention(GaussianAttention):
             q, k, v, causal=self.causal, with_variance=with_variance, with_cost=self._announced(), **options
         )
 
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
-        assert isinstance(posterior, DirectPosterior)
-        if self.regularizer == "kl":
-            return direct_kl_of(posterior)
-        fused = posterior.fused_cost("marginal") if self._announced() == "marginal" else None
-        if fused is not None:
-            return fused
-        return -direct_density_of(posterior, self.regularizer).total  # type: ignore[arg-type]
-
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
-        assert isinstance(posterior, DirectPosterior)
-        if not self.causal:
-            return direct_density_of(posterior)
-        q, k = self._projected(heads)
-        v, options = self._amplitudes(q, k, heads, causal=False)
-        return direct_log_density(q, k, v, **options)
+        if self.causal:  # of rows that see all keys: the others share no one density
+            q, k = self._projected(heads)
+            v, options = self._amplitudes(q, k, heads, causal=False)
+            posterior = direct_posterior(q, k, v, **options)
+        return posterior.log_density()

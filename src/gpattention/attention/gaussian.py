@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpattention.attention.base import Attention, Heads
+from gpattention.attention.base import Attention, Heads, Source
 from gpattention.attention.kernel import NORMALIZE, Normalize
 from gpattention.attention.parameters import NOISE_FLOOR, refuse_unused, spread_
 from gpattention.checks import check_choice
-from gpattention.gp import row_log_amplitude
+from gpattention.gp import ExactPosterior, LogDensity, Posterior, row_log_amplitude
 from gpattention.numerics import Cost
 
 
@@ -146,6 +146,18 @@ class GaussianAttention(Attention):
         if not self.training:
             return "none"
         return "kl" if self.regularizer == "kl" else "marginal" if self.regularizer == "marginal" else "none"
+
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
+        if self.regularizer == "kl":
+            return posterior.kl()
+        if isinstance(posterior, ExactPosterior) and self._announced() == "marginal":
+            fused = posterior.fused_cost("marginal")
+            if fused is not None:
+                return fused
+        return -posterior.log_density(self.regularizer).total
+
+    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
+        return posterior.log_density()
 
     def _latent(self) -> nn.Linear:
         """A projection to latent inputs that starts as the keys': the exact model then starts as direct."""

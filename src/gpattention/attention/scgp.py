@@ -12,15 +12,7 @@ from gpattention.attention.parameters import latent_points
 from gpattention.attention.projections import recomputed
 from gpattention.attention.registry import register_attention
 from gpattention.checks import check_choice, check_count
-from gpattention.gp import (
-    LogDensity,
-    Posterior,
-    SCGPPosterior,
-    scgp_density_of,
-    scgp_kl_of,
-    scgp_posterior,
-    sparse_row_log_amplitude,
-)
+from gpattention.gp import Posterior, SCGPPosterior, scgp_posterior, sparse_row_log_amplitude
 from gpattention.gp.sparse import CONDITIONALS, FUSED_OBJECTIVES, VALUES, Conditional, Values
 from gpattention.ops import check_group
 
@@ -202,12 +194,6 @@ class SCGPAttention(GaussianAttention):
                 objectives=announced, **options,
             )  # fmt: skip
 
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
-        assert isinstance(posterior, SCGPPosterior)
-        if self.regularizer == "kl":
-            return scgp_kl_of(posterior)
-        return -scgp_density_of(posterior, self.regularizer).total  # type: ignore[arg-type]
-
     def _scalar_regularizer(self, heads: Heads, posterior: Posterior | None, generator: Source) -> Tensor:
         if self._shards.group is None or self.regularizer == "none" or posterior is None:
             return super()._scalar_regularizer(heads, posterior, generator)
@@ -221,7 +207,3 @@ class SCGPAttention(GaussianAttention):
         if self._shards.group is not None:
             raise ValueError("weights hold every pair of tokens, which no process of a group has")
         return super()._weights(heads)
-
-    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
-        assert isinstance(posterior, SCGPPosterior)
-        return scgp_density_of(posterior)

@@ -147,7 +147,6 @@ class SGPAAttention(Attention):
         return sgpa_posterior(*self._arguments(heads), **self._options(heads), with_variance=with_variance)
 
     def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
-        assert isinstance(posterior, SGPAPosterior)
         kl = posterior.kl()  # [B, H]
         if heads.mask is None:
             return kl

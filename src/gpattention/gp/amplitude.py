@@ -7,11 +7,11 @@ Row sums are those of kappa(q, k), which are positive; the sums of the CGP surro
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from gpattention.gp.inputs import Scalar, check_delta, keep_rows, masked, prepare
+from gpattention.gp.inputs import Scalar, check_delta, keep_real, keep_rows, masked, prepare
 from gpattention.gp.kernels import cross_gram, log_kappa
+from gpattention.gp.softmax import log_sum_exp, sees_a_key
 from gpattention.gp.sparse import inducing_root
 from gpattention.numerics import Tokens, full_precision, solve
 from gpattention.ops import check_group, sum_over_shards, why_not_fused
@@ -64,17 +64,9 @@ def row_log_amplitude(
     if not causal and why_not_fused(t.q, **sizes) is None:
         return fused_row_log_amplitude(t, max_log_amplitude)
     t = masked(t)
-    exponent = log_kappa(t.q, t.k)  # [..., Q, K]
-    if t.mask is not None:
-        exponent = exponent.masked_fill(~t.mask[..., None, :], -torch.inf)
-    if causal:
-        future = torch.ones_like(exponent, dtype=torch.bool).triu(1)
-        exponent = exponent.masked_fill(future, -torch.inf)
-    nothing_seen = (exponent == -torch.inf).all(-1)  # [..., Q]
-    exponent = torch.where(nothing_seen[..., None], 0.0, exponent)
-    log_sum = torch.where(nothing_seen, 0.0, exponent.logsumexp(-1))
-    log_amplitude = t.scale_q[..., 0].log() - log_sum
-    return _finish(log_amplitude, t, ~nothing_seen, max_log_amplitude)
+    log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
+    # a query that sees no key has no row sum: amplitude 1 leaves it the prior
+    return _finish(t.scale_q[..., 0].log() - log_sum, sees_a_key(t, causal), max_log_amplitude)
 
 
 @full_precision
@@ -127,7 +119,7 @@ def sparse_row_log_amplitude(
     fused = group is None and why_not_fused_sparse(t) is None  # the kernel sums and solves in one go
     row_sum = fused_sparse_row_sum(t, delta) if fused else _sparse_row_sum(masked(t), delta, group)
     log_amplitude = t.scale_q[..., 0].log() - row_sum.clamp_min(floor).log()
-    return _finish(log_amplitude, t, None, max_log_amplitude)
+    return _finish(log_amplitude, t.query_mask, max_log_amplitude)
 
 
 def _sparse_row_sum(t: Tokens, delta: float, group: "ProcessGroup | None") -> Tensor:
@@ -141,10 +133,7 @@ def _sparse_row_sum(t: Tokens, delta: float, group: "ProcessGroup | None") -> Te
     return (cross_gram(t.q, l) @ weights)[..., 0]
 
 
-def _finish(log_amplitude: Tensor, t: Tokens, sees_key: Tensor | None, most: float | None) -> Tensor:
+def _finish(log_amplitude: Tensor, keep: Tensor | None, most: float | None) -> Tensor:
     if most is not None:
         log_amplitude = log_amplitude.clamp_max(most)
-    for keep in (t.query_mask, sees_key):
-        if keep is not None:
-            log_amplitude = torch.where(keep, log_amplitude, 0.0)
-    return log_amplitude
+    return keep_real(log_amplitude, keep)

@@ -27,9 +27,8 @@ jensen:    -1/2 [|L_S^-1 N|^2 + s (T + log det S + n log 2 pi)],
 joint:     both together under conditional independence given z_o                           (12)
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, assert_never, get_args
+from typing import Any, Literal, assert_never, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -40,14 +39,12 @@ from gpattention.gp.density import (
     LogDensity,
     as_log_density,
     gaussian_log_density,
-    kl_to_prior,
     log_det,
     prior_log_density,
     quadratic_log_density,
 )
 from gpattention.gp.direct import ExactPosterior, amplified_gram, log_query_scale, prior_draw
 from gpattention.gp.inputs import (
-    Given,
     Scalar,
     check_choice,
     expanded,
@@ -56,14 +53,12 @@ from gpattention.gp.inputs import (
     key_noise,
     observation_variance,
     prepare,
-    refuse_others,
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.posterior import COSTS, prior_root
 from gpattention.numerics import (
     Cost,
-    Tokens,
     cholesky,
     full_precision,
     inverse,
@@ -73,46 +68,7 @@ from gpattention.numerics import (
     wants_plain_operations,
 )
 from gpattention.ops import NoiseSource, standard_normal
-from gpattention.ops.exact import QUERY_COVARIANCE, Moments, fused_cgp, fused_prior_density
-
-
-def cgp_mean(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> Tensor:
-    """K_qo M^-1 K_ok V (eq. 4).  [..., Q, D]"""
-    if wants_plain_operations():
-        return _plain(M, K_qo, K_ok, v, noise)[0]
-    mean: Tensor = _Mean.apply(*expanded(M, K_qo, K_ok, v), noise)  # type: ignore[no-untyped-call]
-    return mean
-
-
-def cgp_moments(
-    M: Tensor,  # [..., K, K] K_o + sigma^2 I
-    K_qo: Tensor,  # [..., Q, K] at unit query amplitude
-    K_ok: Tensor,  # [..., K, K]
-    v: Tensor,  # [..., K, D]
-    M_k: Tensor,  # [..., K, K] K_k + sigma^2 I
-    noise: Tensor,  # [..., 1, 1]
-    key_noise: Tensor,  # [..., 1, 1] sigma^2 / s_k^2, for the message only
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [..., Q, D], unit variance u [..., Q] before clamping, and log det M_k [...]."""
-    if wants_plain_operations():
-        mean, A = _plain(M, K_qo, K_ok, v, noise)
-        L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise)
-        F_t = _right_upper(A @ K_ok, L_k)  # [..., Q, K]
-        u = 1 - noise[..., 0] * A.square().sum(-1) - F_t.square().sum(-1)
-        return mean, u, log_det(L_k)
-    M, K_qo, K_ok, v, M_k = expanded(M, K_qo, K_ok, v, M_k)
-    noise = noise.expand(*M.shape[:-2], 1, 1)
-    moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(  # type: ignore[no-untyped-call]
-        M, K_qo, K_ok, v, M_k, noise, key_noise
-    )
-    return moments
-
-
-def _plain(M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [..., Q, D] and A [..., Q, K] by operations autograd and compilers know."""
-    L = cholesky(M, name="K_o + noise I", noise=noise)
-    W = _right_upper(K_qo, L)  # [..., Q, K]
-    return W @ _right_upper((K_ok @ v).mT, L).mT, _right_lower(W, L)
+from gpattention.ops.exact import QUERY_COVARIANCE, Moments, fused_cgp
 
 
 def _right_upper(X: Tensor, L: Tensor) -> Tensor:
@@ -125,41 +81,10 @@ def _right_lower(X: Tensor, L: Tensor) -> Tensor:
     return solve_triangular(L, X, upper=False, left=False)
 
 
-class _Mean(torch.autograd.Function):
-    """The mean alone: g V^T has rank D, so nothing N x N x N but the two solves of Z."""
-
-    @staticmethod
-    def forward(ctx: Any, M: Tensor, K_qo: Tensor, K_ok: Tensor, v: Tensor, noise: Tensor) -> Tensor:
-        L = cholesky(M, name="K_o + noise I", noise=noise)
-        W = _right_upper(K_qo, L)  # [..., Q, K]
-        P = K_ok @ v  # [..., K, D]
-        ctx.save_for_backward(L, W, K_ok, v, P)
-        return W @ _right_upper(P.mT, L).mT
-
-    @staticmethod
-    @once_differentiable
-    @full_precision
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        L, W, K_ok, v, P = ctx.saved_tensors
-        (g,) = grads  # [..., Q, D]
-        A = _right_lower(W, L)  # [..., Q, K]
-        back = A.mT @ g  # [..., K, D]
-        Z = _right_lower(_right_upper(g @ P.mT, L), L)  # [..., Q, K]
-        return -A.mT @ Z, Z, back @ v.mT, K_ok.mT @ back, None
-
-
 class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        M: Tensor,
-        K_qo: Tensor,
-        K_ok: Tensor,
-        v: Tensor,
-        M_k: Tensor,
-        noise: Tensor,
-        key_noise: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        M, K_qo, K_ok, v, M_k, noise, key_noise = given
         L = cholesky(M, name="K_o + noise I", noise=noise)
         L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise)
         W = _right_upper(K_qo, L)  # [..., Q, K]
@@ -178,6 +103,7 @@ class _Moments(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         L, L_k, A, F_t, K_ok, v, P, squares, noise = ctx.saved_tensors
         g, w, c = grads  # [..., Q, D], [..., Q], [...]
+        # the key factor's solve is shared: X serves dA, dK_ok and dM_k
         X = _right_lower(F_t, L_k)  # [..., Q, K]  G M_k^-1
         wX = w[..., None] * X  # [..., Q, K]
         back = A.mT @ g  # [..., K, D]
@@ -239,6 +165,12 @@ def cgp_posterior(
     return CGPPosterior(t, with_variance=with_variance, with_cost=with_cost)
 
 
+CGPObjective = Literal["marginal", "jensen", "monte_carlo", "joint"]
+LatentPrior = Literal["noisy", "latent"]
+CGP_OBJECTIVES: tuple[CGPObjective, ...] = get_args(CGPObjective)
+LATENT_PRIORS: tuple[LatentPrior, ...] = get_args(LatentPrior)
+
+
 class CGPPosterior(ExactPosterior):
     """Exact CGP posterior; keeps the matrices for the variance, draws, densities and KL.
 
@@ -248,6 +180,8 @@ class CGPPosterior(ExactPosterior):
         with_cost: the regulariser that will be asked for.
     """
 
+    query_covariance = QUERY_COVARIANCE
+
     def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
         return fused_cgp(self.given, with_variance=with_variance, cost=cost)
 
@@ -255,7 +189,9 @@ class CGPPosterior(ExactPosterior):
         t = self.t
         if with_variance:
             return t.amplify(self._moments[0])
-        return t.amplify(cgp_mean(self.M, self.K_qo, self.K_ok, t.v, t.noise))  # eq. 4
+        # L and W stay for a covariance, density or KL that is asked for later
+        Y = solve_triangular(self.L, self.K_ok @ t.v, upper=False)  # [..., K, D]
+        return t.amplify(self.W @ Y)  # eq. 4
 
     @kept
     def M(self) -> Tensor:
@@ -274,43 +210,44 @@ class CGPPosterior(ExactPosterior):
         return self.t.scale_k * keep_columns(K_ok, self.t.mask)
 
     @kept
-    def M_k(self) -> Tensor:
-        """K_k + sigma^2 I.  [..., K, K]"""
-        t = self.t
-        return with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)
-
-    @kept
     def L(self) -> Tensor:
         """Cholesky factor of M.  [..., K, K]"""
         return cholesky(self.M, name="K_o + noise I", noise=self.t.noise)
 
     @kept
-    def L_k(self) -> Tensor:
-        """Cholesky factor of M_k.  [..., K, K]"""
-        return cholesky(self.M_k, name="K_k + noise I", noise=key_noise(self.t))
-
-    @property
     def W(self) -> Tensor:
-        """L^-1 K_oq at unit query amplitude.  [..., K, Q]"""
-        return solve_triangular(self.L, self.K_qo.mT, upper=False)
+        """K_qo L^-T at unit query amplitude, the transpose of eq. 4's.  [..., Q, K]"""
+        return _right_upper(self.K_qo, self.L)
 
     @kept
     @full_precision
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variance and log det M_k together, which is cheaper than one after the other."""
-        t = self.t
-        return cgp_moments(self.M, self.K_qo, self.K_ok, t.v, self.M_k, t.noise, key_noise(t))
+        """Mean [..., Q, D], unit variance u [..., Q] before clamping, and log det M_k [...].
 
-    def log_det_k(self) -> Tensor:
-        """log det M_k.  [...]"""
+        Together, which is cheaper than one after the other.
+        """
+        t = self.t
+        if wants_plain_operations():  # which see through no gradient of our own
+            A, F_t = self.explained
+            u = 1 - t.noise[..., 0] * A.square().sum(-1) - F_t.square().sum(-1)
+            Y = solve_triangular(self.L, self.K_ok @ t.v, upper=False)  # [..., K, D]
+            return self.W @ Y, u, log_det(self.L_k)
+        M, K_qo, K_ok, v, M_k = expanded(self.M, self.K_qo, self.K_ok, t.v, self.M_k)
+        noise = t.noise.expand(*M.shape[:-2], 1, 1)
+        moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(  # type: ignore[no-untyped-call]
+            M, K_qo, K_ok, v, M_k, noise, key_noise(t)
+        )
+        return moments
+
+    def _log_det_k(self) -> Tensor:
         together = getattr(self, "_kept__moments", None)  # it comes with a variance that was asked for
-        return log_det(self.L_k) if together is None else together[2]
+        return super()._log_det_k() if together is None else together[2]
 
     @kept
     def explained(self) -> tuple[Tensor, Tensor]:
-        """A^T and F of eq. 6 at unit query amplitude, open to autograd.  [..., K, Q] each"""
-        A_t = solve_triangular(self.L.mT, self.W, upper=True)
-        return A_t, solve_triangular(self.L_k, self.K_ok.mT @ A_t, upper=False)
+        """A and F^T of eq. 6 at unit query amplitude, open to autograd.  [..., Q, K] each"""
+        A = _right_lower(self.W, self.L)
+        return A, _right_upper(A @ self.K_ok, self.L_k)
 
     @full_precision
     def _raw_variance(self) -> Tensor:
@@ -322,304 +259,168 @@ class CGPPosterior(ExactPosterior):
     def _prior_stddev(self) -> Tensor:
         return log_query_scale(self.given).exp()
 
-    def unit_covariance(self) -> Tensor:
-        """Eq. 6 at unit query amplitude, zero at padded queries.  [..., Q, Q]"""
-        A_t, F = self.explained
-        kappa = keep_columns(keep_rows(gram(self.t.q), self.t.query_mask), self.t.query_mask)
-        return kappa - self.t.noise * A_t.mT @ A_t - F.mT @ F
-
     def _full_covariance(self) -> Tensor:
-        return self.t.amplify(self.t.amplify(self.unit_covariance()).mT)
+        """Eq. 6, zero at padded queries.  [..., Q, Q]"""
+        t = self.t
+        A, F_t = self.explained
+        kappa = keep_columns(keep_rows(gram(t.q), t.query_mask), t.query_mask)
+        return t.amplify(t.amplify(kappa - t.noise * A @ A.mT - F_t @ F_t.mT).mT)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """Eq. 7 applied to random numbers: two prior draws, each corrected pathwise."""
         t, o = self.t, self.t.latent
         K, sigma = o.shape[-2], t.noise.sqrt()
-        A_t, _ = self.explained
+        A, _ = self.explained
         f = prior_draw(self, (o, t.q), (t.mask, t.query_mask), n, generator)  # [n, ..., K + Q, D]
         h = prior_draw(self, (t.k, o), (t.mask, t.mask), n, generator)  # [n, ..., K + K, D]
         h_k = t.scale_k * h[..., :K, :] + sigma * self._normal(n, K, generator)
         B_h = self.K_ok @ solve(keep_rows(h_k, t.mask), self.L_k)  # B h_k, eq. 3
         latent = h[..., K:, :] - B_h - f[..., :K, :] - sigma * self._normal(n, K, generator)
-        return t.amplify(f[..., K:, :] + A_t.mT @ latent)
+        return t.amplify(f[..., K:, :] + A @ latent)
+
+    @full_precision
+    def log_density(
+        self,
+        objective: CGPObjective = "marginal",
+        *,
+        latent_prior: LatentPrior = "noisy",
+        observation_noise: Scalar | None = None,
+        samples: int = 1,
+        generator: Generator | NoiseSource | None = None,
+    ) -> LogDensity:
+        """log p of the CGP's own mean and observed keys (section 2); negate it for a regulariser.
+
+        - "marginal" (eq. 10): the exact log density, the default;
+        - "jensen" (eq. 9): the paper's lower bound in closed form;
+        - "monte_carlo": the paper's estimate of that bound from `samples` draws of z_o;
+        - "joint" (eq. 12): queries and keys together, conditionally independent given z_o.
+
+        Args:
+            objective: one of the above.
+            latent_prior: of z_o: "noisy", N(0, K_o + sigma^2 I), or "latent", the paper's N(0, K_o).
+            observation_noise: tau^2: None means sigma^2, the stated noise model; 0.0 is the paper's and
+                fails wherever two queries coincide.
+            samples: draws of "monte_carlo".
+            generator: of its random numbers.
+
+        Returns:
+            Both terms.
+
+        Raises:
+            ValueError: an argument is out of its range.
+            NotPositiveDefiniteError: a covariance has no factor.
+        """
+        check_choice("objective", objective, CGP_OBJECTIVES)
+        check_choice("latent_prior", latent_prior, LATENT_PRIORS)
+        samples = check_count("samples", samples)
+        t, latent = self.given, latent_prior == "latent"
+        tau = observation_variance(observation_noise, t)
+        if objective == "marginal" and not latent:  # the GP prior, in which the latent inputs play no part
+            fused = self._query_density(tau)
+            query = self._queries(tau, latent).marginal() if fused is None else fused
+            # Z^T (K_k + tau^2 I)^-1 Z needs no solve where tau^2 is the noise of Z = M_k V
+            key = self._key_density() if tau is t.noise else self._keys(tau, latent).marginal()
+            return as_log_density(t, query, key)
+        queries, keys = self._queries(tau, latent), self._keys(tau, latent)
+        if objective == "joint":
+            return as_log_density(t, *_joint(queries, keys))
+        if objective == "marginal":
+            return as_log_density(t, queries.marginal(), keys.marginal())
+        if objective == "jensen":
+            return as_log_density(t, queries.jensen(), keys.jensen())
+        if objective == "monte_carlo":
+            root = prior_root(gram(self.t.latent.double())).to(self.t.v.dtype) if latent else self.L
+            drawn = (side.monte_carlo(root, samples, generator) for side in (queries, keys))
+            return as_log_density(t, *drawn)
+        assert_never(objective)
+
+    def _queries(self, tau: Tensor, latent: bool) -> "_Side":
+        t = self.t
+        K = with_diagonal(amplified_gram(t), tau, t.query_mask)
+        return _Side(self, "queries", K, self._mean, t.real_queries(), tau, latent)
+
+    def _keys(self, tau: Tensor, latent: bool) -> "_Side":
+        t = self.t
+        K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
+        Z = keep_rows(K_k @ t.v + t.noise * t.v, t.mask)  # [..., K, D]  M_k V
+        return _Side(self, "keys", with_diagonal(K_k, tau, t.mask), Z, t.real_keys(), tau, latent)
 
 
-CGPObjective = Literal["marginal", "jensen", "monte_carlo", "joint"]
-LatentPrior = Literal["noisy", "latent"]
-CGP_OBJECTIVES: tuple[CGPObjective, ...] = get_args(CGPObjective)
-LATENT_PRIORS: tuple[LatentPrior, ...] = get_args(LatentPrior)
-
-
-@full_precision
-def cgp_log_density(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    o: Tensor,  # [..., K, C]
-    v: Tensor,  # [..., K, D]
-    *,
-    objective: CGPObjective = "marginal",
-    latent_prior: LatentPrior = "noisy",
-    observation_noise: Scalar | None = None,
-    samples: int = 1,
-    generator: Generator | NoiseSource | None = None,
-    **given: Unpack[Given],
-) -> LogDensity:
-    """log p of the CGP's own mean and observed keys (section 2); negate it for a regulariser.
-
-    - "marginal" (eq. 10): the exact log density, the default;
-    - "jensen" (eq. 9): the paper's lower bound in closed form;
-    - "monte_carlo": the paper's estimate of that bound from `samples` draws of z_o;
-    - "joint" (eq. 12): queries and keys together, conditionally independent given z_o.
-
-    Args:
-        q: queries.
-        k: keys.
-        o: latent inputs, one per key.
-        v: values.
-        objective: one of the above.
-        latent_prior: of z_o: "noisy", N(0, K_o + sigma^2 I), or "latent", the paper's N(0, K_o).
-        observation_noise: tau^2: None means sigma^2, the stated noise model; 0.0 is the paper's and fails
-            wherever two queries coincide.
-        samples: draws of "monte_carlo".
-        generator: of its random numbers.
-        **given: noise, scales, masks and amplitudes, as in `cgp_posterior`.
-
-    Returns:
-        Both terms.
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
-    """
-    refuse_others("cgp_log_density", given, Given)
-    p = cgp_posterior(q, k, o, v, **given)
-    return cgp_density_of(p, objective, latent_prior, observation_noise, samples=samples, generator=generator)
-
-
-@full_precision
-def cgp_density_of(
-    posterior: CGPPosterior,
-    objective: CGPObjective = "marginal",
-    latent_prior: LatentPrior = "noisy",
-    observation_noise: Scalar | None = None,
-    *,
-    samples: int = 1,
-    generator: Generator | NoiseSource | None = None,
-) -> LogDensity:
-    """`cgp_log_density` of a posterior that is there already (section 2).
-
-    Args:
-        posterior: what `cgp_posterior` gave.
-        objective: as in `cgp_log_density`.
-        latent_prior: likewise.
-        observation_noise: likewise.
-        samples: likewise.
-        generator: likewise.
-
-    Returns:
-        Both terms.
-
-    Raises:
-        ValueError: an argument is out of its range.
-        NotPositiveDefiniteError: a covariance has no factor.
-    """
-    check_choice("objective", objective, CGP_OBJECTIVES)
-    check_choice("latent_prior", latent_prior, LATENT_PRIORS)
-    samples = check_count("samples", samples)
-    t = posterior.given
-    tau = observation_variance(observation_noise, t)
-    latent = latent_prior == "latent"
-    if objective == "marginal" and not latent:  # the GP prior, in which the latent inputs play no part
-        return as_log_density(t, _prior_queries(posterior, tau), _prior_keys(posterior, tau))
-    query, key = _sides(posterior, tau)
-    if objective == "marginal":
-        return as_log_density(t, _marginal(query, latent), _marginal(key, latent))
-    if objective == "jensen":
-        return as_log_density(t, _jensen(query, latent), _jensen(key, latent))
-    if objective == "monte_carlo":
-        root = posterior.L if not latent else prior_root(gram(posterior.t.latent.double())).to(t.v.dtype)
-        sides = [_monte_carlo(side, root, samples, generator) for side in (query, key)]
-        return as_log_density(t, *sides)
-    if objective == "joint":
-        return as_log_density(t, *_joint(query, key, latent))
-    assert_never(objective)
-
-
-def _prior_queries(posterior: CGPPosterior, tau: Tensor) -> Tensor:
-    """log N(N; 0, K_q + tau^2 I) (eq. 10 with the noisy prior).  [...]"""
-    t, name = posterior.given, QUERY_COVARIANCE
-    if posterior.why_not_fused() is None:
-        return fused_prior_density(
-            t.q, posterior.computed_mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
-            mask=t.query_mask, name=name,
-        )  # fmt: skip
-    C = with_diagonal(amplified_gram(posterior.t), tau, t.query_mask)  # [..., Q, Q]
-    return prior_log_density(posterior.computed_mean, C, t.real_queries(), name=name, noise=tau)
-
-
-def _prior_keys(posterior: CGPPosterior, tau: Tensor) -> Tensor:
-    """log N(Z; 0, K_k + tau^2 I); with tau^2 = sigma^2, Z^T M_k^-1 Z is V^T M_k V.  [...]"""
-    fused = posterior.fused() if tau is posterior.given.noise else None
-    if fused is not None and fused.key is not None:
-        return fused.key
-    t = posterior.t
-    if tau is t.noise:
-        quadratic = (t.v * (posterior.M_k @ t.v)).sum((-2, -1))
-        constant = posterior.log_det_k() + t.real_keys() * math.log(2 * math.pi)
-        return -0.5 * (quadratic + t.v.shape[-1] * constant)
-    K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
-    C = with_diagonal(K_k, tau, t.mask)
-    return prior_log_density(
-        observed_keys(t, K_k), C, t.real_keys(), name="marginal covariance of the keys", noise=tau
-    )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class _Side:
     """Queries or keys seen from the latent inputs: z ~ N(A z_o, S), observed at X."""
 
+    p: CGPPosterior
+    name: Literal["queries", "keys"]
     K: Tensor  # [..., N, N] prior covariance with tau^2, identity at padded tokens
-    W: Tensor  # [..., K, N] L^-1 K_o.
-    A_t: Tensor  # [..., K, N] L^-T W
     X: Tensor  # [..., N, D]
     real: Tensor  # [...]
-    noise: Tensor  # [..., 1, 1]
     tau: Tensor  # [..., 1, 1]
-    name: str
+    latent: bool  # whether Pi of section 2 is K_o instead of M
 
-    def root(self, cov: Tensor, what: str) -> Tensor:
-        return cholesky(cov, name=f"{what} of the {self.name}", noise=self.tau)
+    @kept
+    def W(self) -> Tensor:
+        """K_.o L^-T.  [..., N, K]"""
+        p = self.p
+        return p.t.amplify(p.W) if self.name == "queries" else _right_upper(p.K_ok.mT, p.L)
 
+    @kept
+    def A(self) -> Tensor:
+        """K_.o M^-1.  [..., N, K]"""
+        return _right_lower(self.W, self.p.L)
 
-def _sides(posterior: CGPPosterior, tau: Tensor) -> tuple[_Side, _Side]:
-    """Queries and keys."""
-    t = posterior.t
-    K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
-    W_q = t.amplify(posterior.W.mT).mT  # [..., K, Q]
-    W_k = solve_triangular(posterior.L, posterior.K_ok, upper=False)  # [..., K, K]
-    A_q, A_k = (solve_triangular(posterior.L.mT, W, upper=True) for W in (W_q, W_k))
-    K_q = with_diagonal(amplified_gram(t), tau, t.query_mask)
-    query = _Side(K_q, W_q, A_q, posterior.computed_mean, t.real_queries(), t.noise, tau, "queries")
-    K = with_diagonal(K_k, tau, t.mask)
-    return query, _Side(K, W_k, A_k, observed_keys(t, K_k), t.real_keys(), t.noise, tau, "keys")
+    def root(self, covariance: Tensor, what: str) -> Tensor:
+        """Its Cholesky factor.  [..., N, N]"""
+        return cholesky(covariance, name=f"{what} of the {self.name}", noise=self.tau)
 
+    def conditional_root(self) -> Tensor:
+        """chol(S), S = K + tau^2 I - W W^T.  [..., N, N]"""
+        return self.root(self.K - self.W @ self.W.mT, "conditional covariance")
 
-def _marginal_covariance(side: _Side, latent: bool) -> Tensor:
-    """Eq. 10.  [..., N, N]"""
-    return side.K - side.noise * side.A_t.mT @ side.A_t if latent else side.K
+    def marginal_covariance(self) -> Tensor:
+        """Eq. 10.  [..., N, N]"""
+        return self.K - self.p.t.noise * self.A @ self.A.mT if self.latent else self.K
 
+    def marginal(self) -> Tensor:
+        """Eq. 10.  [...]"""
+        name = f"marginal covariance of the {self.name}"
+        return prior_log_density(self.X, self.marginal_covariance(), self.real, name=name, noise=self.tau)
 
-def _marginal(side: _Side, latent: bool) -> Tensor:
-    covariance = _marginal_covariance(side, latent)
-    name = f"marginal covariance of the {side.name}"
-    return prior_log_density(side.X, covariance, side.real, name=name, noise=side.tau)
+    def jensen(self) -> Tensor:
+        """Eq. 9.  [...]"""
+        L_S = self.conditional_root()
+        quadratic = solve_triangular(L_S, self.X, upper=False).square().sum((-2, -1))
+        spread = self.X.shape[-1] * self.expected_spread(L_S)
+        return quadratic_log_density(quadratic + spread, log_det(L_S), self.real, self.X)
 
+    def expected_spread(self, L_S: Tensor) -> Tensor:
+        """T = tr(S^-1 A Pi A^T) of eq. 9, as sums of squares.  [...]"""
+        trace = solve_triangular(L_S, self.W, upper=False).square().sum((-2, -1))
+        if not self.latent:
+            return trace
+        A = solve_triangular(L_S, self.A, upper=False)  # [..., N, K]
+        return trace - self.p.t.noise[..., 0, 0] * A.square().sum((-2, -1))
 
-def _conditional_root(side: _Side) -> Tensor:
-    """chol(S), S = K + tau^2 I - W^T W.  [..., N, N]"""
-    return side.root(side.K - side.W.mT @ side.W, "conditional covariance")
-
-
-def _jensen(side: _Side, latent: bool) -> Tensor:
-    """Eq. 9.  [...]"""
-    L_S = _conditional_root(side)
-    quadratic = solve_triangular(L_S, side.X, upper=False).square().sum((-2, -1))
-    spread = side.X.shape[-1] * _expected_spread(side, L_S, latent)
-    return quadratic_log_density(quadratic + spread, L_S, side.real, side.X)
-
-
-def _expected_spread(side: _Side, L_S: Tensor, latent: bool) -> Tensor:
-    """T = tr(S^-1 A Pi A^T) of eq. 9, as sums of squares.  [...]"""
-    trace = solve_triangular(L_S, side.W.mT, upper=False).square().sum((-2, -1))
-    if not latent:
-        return trace
-    A = solve_triangular(L_S, side.A_t.mT, upper=False)  # [..., N, K]
-    return trace - side.noise[..., 0, 0] * A.square().sum((-2, -1))
-
-
-def _monte_carlo(
-    side: _Side, root: Tensor, samples: int, generator: Generator | NoiseSource | None
-) -> Tensor:
-    """Mean over draws z_o ~ N(0, Pi), one per value channel, of log N(x; A z_o, S).  [...]"""
-    L_S = _conditional_root(side)
-    shape = (samples, *side.X.shape[:-2], root.shape[-1], side.X.shape[-1])
-    noise = standard_normal(shape, root.dtype, root.device, generator)
-    residual = side.X - side.A_t.mT @ (root @ noise)  # [R, ..., N, D]
-    quadratic = solve_triangular(L_S, residual, upper=False).square().sum((-2, -1)).mean(0)
-    return quadratic_log_density(quadratic, L_S, side.real, side.X)
+    def monte_carlo(self, root: Tensor, samples: int, generator: Generator | NoiseSource | None) -> Tensor:
+        """Mean over draws z_o ~ N(0, Pi), one per value channel, of log N(x; A z_o, S).  [...]"""
+        L_S = self.conditional_root()
+        shape = (samples, *self.X.shape[:-2], root.shape[-1], self.X.shape[-1])
+        noise = standard_normal(shape, root.dtype, root.device, generator)
+        residual = self.X - self.A @ (root @ noise)  # [R, ..., N, D]
+        quadratic = solve_triangular(L_S, residual, upper=False).square().sum((-2, -1)).mean(0)
+        return quadratic_log_density(quadratic, log_det(L_S), self.real, self.X)
 
 
-def _joint(query: _Side, key: _Side, latent: bool) -> tuple[Tensor, Tensor]:
+def _joint(query: _Side, key: _Side) -> tuple[Tensor, Tensor]:
     """log p(z_q | z_k) and log p(z_k) under the conditional-independence model (eq. 12)."""
-    L_key = key.root(_marginal_covariance(key, latent), "marginal covariance")
-    cross = key.W.mT @ query.W  # [..., K, Q]  A_k Pi A^T for Pi = M
-    if latent:
-        cross = cross - query.noise * key.A_t.mT @ query.A_t
+    L_key = key.root(key.marginal_covariance(), "marginal covariance")
+    cross = key.W @ query.W.mT  # [..., K, Q]  A_k Pi A^T for Pi = M
+    if query.latent:
+        cross = cross - query.p.t.noise * key.A @ query.A.mT
     R = solve_triangular(L_key, cross, upper=False)  # [..., K, Q]
     Z = solve_triangular(L_key, key.X, upper=False)  # [..., K, D]
-    cov = _marginal_covariance(query, latent) - R.mT @ R
-    L_query = query.root(cov, "covariance given the keys")
+    L_query = query.root(query.marginal_covariance() - R.mT @ R, "covariance given the keys")
     return (
         gaussian_log_density(query.X - R.mT @ Z, L_query, query.real),
         gaussian_log_density(key.X, L_key, key.real),
     )
-
-
-def observed_keys(t: Tokens, K_k: Tensor) -> Tensor:
-    """Z = M_k V, zero at padded keys.  [..., K, D]"""
-    return keep_rows(K_k @ t.v + t.noise * t.v, t.mask)
-
-
-@full_precision
-def cgp_kl(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    o: Tensor,  # [..., K, C]
-    v: Tensor,  # [..., K, D]
-    *,
-    observation_noise: Scalar | None = None,
-    **given: Unpack[Given],
-) -> Tensor:
-    """KL of the CGP posterior from its prior (eq. 23), summed over tokens and channels.
-
-    Args:
-        q: queries.
-        k: keys.
-        o: latent inputs, one per key.
-        v: values.
-        observation_noise: tau^2, sigma^2 when None.
-        **given: noise, scales, masks and amplitudes, as in `cgp_posterior`.
-
-    Returns:
-        At least 0, and 0 where attention is switched off.  [...]
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
-    """
-    refuse_others("cgp_kl", given, Given)
-    return cgp_kl_of(cgp_posterior(q, k, o, v, **given), observation_noise)
-
-
-@full_precision
-def cgp_kl_of(posterior: CGPPosterior, observation_noise: Scalar | None = None) -> Tensor:
-    """`cgp_kl` of a posterior that is there already (eq. 23).
-
-    Args:
-        posterior: what `cgp_posterior` gave.
-        observation_noise: tau^2, sigma^2 when None.
-
-    Returns:
-        At least 0.  [...]
-
-    Raises:
-        ValueError: the noise is negative.
-        NotPositiveDefiniteError: a covariance has no factor.
-    """
-    tau = observation_variance(observation_noise, posterior.given)
-    fused = posterior.fused_cost("kl") if tau is posterior.given.noise else None
-    if fused is not None:
-        return fused
-    t = posterior.t
-    V = posterior.computed_covariance()  # [..., Q, Q]
-    return kl_to_prior(posterior.computed_mean, V, amplified_gram(t), tau, t.query_mask)

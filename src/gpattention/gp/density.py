@@ -78,7 +78,8 @@ def gaussian_log_density(
     real: Tensor,  # [...]
 ) -> Tensor:
     """sum over channels of log N(x; 0, L L^T), padding adding nothing.  [...]"""
-    return quadratic_log_density(solve_triangular(L, X, upper=False).square().sum((-2, -1)), L, real, X)
+    quadratic = solve_triangular(L, X, upper=False).square().sum((-2, -1))
+    return quadratic_log_density(quadratic, log_det(L), real, X)
 
 
 def prior_log_density(
@@ -122,9 +123,9 @@ class _GaussianCost(torch.autograd.Function):
         return dX, dC, None, None
 
 
-def quadratic_log_density(quadratic: Tensor, L: Tensor, real: Tensor, X: Tensor) -> Tensor:
-    """The same with the quadratic form, summed over channels, already known.  [...]"""
-    return -0.5 * (quadratic + X.shape[-1] * (log_det(L) + real * math.log(2 * math.pi)))
+def quadratic_log_density(quadratic: Tensor, log_det: Tensor, real: Tensor, X: Tensor) -> Tensor:
+    """The same with quadratic form, summed over channels, and log determinant already known.  [...]"""
+    return -0.5 * (quadratic + X.shape[-1] * (log_det + real * math.log(2 * math.pi)))
 
 
 def log_det(L: Tensor) -> Tensor:
@@ -143,17 +144,17 @@ def lowrank_log_density(
     The quadratic form is the minimum of a ridge regression, |x - F w|^2 / noise + |w|^2, a sum of
     squares; the usual |x|^2 - |L_B^-1 F^T x|^2 / noise loses every digit when x lies in F's span.
     """
-    L_B = lowrank_root(F, noise)  # [..., m, m]
-    w = solve(F.mT @ X / noise, L_B)  # [..., m, D]
+    L_B = lowrank_root(F.mT @ F, noise, "F^T F")  # [..., m, m]
+    w = solve(F.mT @ X / noise, L_B)  # [..., m, D]  the minimum itself, so that both terms are squares
     fit = (X - F @ w).square().sum((-2, -1)) / noise[..., 0, 0]
     quadratic = fit + w.square().sum((-2, -1))
     scalar = noise[..., 0, 0]
     return -0.5 * (quadratic + X.shape[-1] * (log_det(L_B) + real * (2 * math.pi * scalar).log()))
 
 
-def lowrank_root(F: Tensor, noise: Tensor) -> Tensor:
-    """chol(I + F^T F / noise).  [..., m, m]"""
-    return cholesky(with_diagonal(F.mT @ F / noise, 1.0), name="I + F^T F / noise", noise=noise)
+def lowrank_root(FF: Tensor, noise: Tensor, name: str) -> Tensor:
+    """chol(I + F^T F / noise) for F^T F, which errors call `name`.  [..., m, m]"""
+    return cholesky(with_diagonal(FF / noise, 1.0), name=f"I + {name} / noise", noise=noise)
 
 
 def kl_to_prior(
@@ -182,10 +183,9 @@ def noise_floor(
 
     1/2 log(2 pi tau^2), reached when means, amplitudes and values have collapsed to nothing; with
     `scale` and `tokens` given, the floor at that fixed amplitude, all tokens merged.  The plain floor holds
-    for every objective of `cgp_log_density`, `direct_log_density` and `scgp_log_density` but "printed"; the
-    one at fixed amplitude for "marginal" and "jensen" with the noisy latent prior.  The keys of the direct
-    model always have sigma^2: their floor takes no `observation_noise`.  A run whose regulariser sits here
-    has collapsed, whatever its ECE says.
+    for every objective of `Posterior.log_density` but "printed"; the one at fixed amplitude for "marginal"
+    and "jensen" with the noisy latent prior.  The keys of the direct model always have sigma^2: their floor
+    takes no `observation_noise`.  A run whose regulariser sits here has collapsed, whatever its ECE says.
 
     Args:
         noise: sigma^2.

@@ -10,7 +10,7 @@ Behind it, and behind softmax attention, is a process of unit amplitude and what
     u_i = 1 - |R_i|^2                                                                    (2), (22)
 """
 
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -21,19 +21,19 @@ from gpattention.gp.density import (
     as_log_density,
     gaussian_log_density,
     kl_to_prior,
+    log_det,
     quadratic_log_density,
 )
 from gpattention.gp.inputs import (
-    Given,
     Scalar,
     check_choice,
     keep_columns,
+    keep_real,
     keep_rows,
     key_noise,
     masked,
     observation_variance,
     prepare,
-    refuse_others,
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram, log_kappa
@@ -149,8 +149,7 @@ class UnitDirect(Posterior):
         return torch.where(self._query_mask, log_variance, -torch.inf)
 
     def _stddev(self) -> Tensor:
-        stddev = (self._log_scale + 0.5 * self._unit_variance.log()).exp()
-        return stddev if self._query_mask is None else torch.where(self._query_mask, stddev, 0.0)
+        return keep_real((self._log_scale + 0.5 * self._unit_variance.log()).exp(), self._query_mask)
 
     def _spread(self) -> tuple[Tensor, bool]:
         return self._stddev(), False  # whose square may overflow
@@ -187,6 +186,8 @@ class ExactPosterior(Posterior):
         with_cost: the regulariser that will be asked for, "marginal" (eq. 10) or "kl" (eq. 23).
     """
 
+    query_covariance: ClassVar[str]  # what errors call K_q + tau^2 I
+
     def __init__(self, t: Tokens, *, with_variance: bool = False, with_cost: Cost = "none") -> None:
         self.given, self._cost = t, with_cost
         self._fused: Moments | None = None
@@ -207,6 +208,17 @@ class ExactPosterior(Posterior):
     def t(self) -> Tokens:
         """The checked inputs, masked."""
         return masked(self.given)
+
+    @kept
+    def M_k(self) -> Tensor:
+        """K_k + sigma^2 I.  [..., K, K]"""
+        t = self.t
+        return with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)
+
+    @kept
+    def L_k(self) -> Tensor:
+        """Cholesky factor of M_k.  [..., K, K]"""
+        return cholesky(self.M_k, name="K_k + noise I", noise=key_noise(self.t))
 
     def why_not_fused(self) -> str | None:
         """None if moments, marginal density and KL come from fused kernels, else the reason."""
@@ -239,6 +251,54 @@ class ExactPosterior(Posterior):
         fused = self.fused()
         return super()._full_variance() if fused is None or fused.variance is None else fused.variance
 
+    @full_precision
+    def kl(self, observation_noise: Scalar | None = None) -> Tensor:
+        """KL of the posterior from its prior (eq. 23), summed over tokens and channels.
+
+        Args:
+            observation_noise: tau^2, sigma^2 when None.
+
+        Returns:
+            At least 0, and 0 where attention is switched off.  [...]
+
+        Raises:
+            ValueError: the noise is negative.
+            NotPositiveDefiniteError: a covariance has no factor.
+        """
+        tau = observation_variance(observation_noise, self.given)
+        fused = self.fused_cost("kl") if tau is self.given.noise else None
+        if fused is not None:
+            return fused
+        t = self.t
+        return kl_to_prior(self._mean, self._full_covariance(), amplified_gram(t), tau, t.query_mask)
+
+    def _query_density(self, tau: Tensor) -> Tensor | None:
+        """log N(N; 0, K_q + tau^2 I) by the fused kernels (eq. 10 with the noisy prior).  [...]"""
+        if self.why_not_fused() is not None:
+            return None
+        t = self.given
+        return fused_prior_density(
+            t.q, self._mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
+            mask=t.query_mask, name=self.query_covariance,
+        )  # fmt: skip
+
+    def _key_density(self) -> Tensor:
+        """log N(M_k V; 0, M_k).  [...]"""
+        fused = self.fused()
+        if fused is not None and fused.key is not None:
+            return fused.key
+        t = self.t
+        quadratic = (t.v * (self.M_k @ t.v)).sum((-2, -1))  # Z^T M_k^-1 Z, as Z = M_k V
+        return quadratic_log_density(quadratic, self._log_det_k(), t.real_keys(), t.v)
+
+    def _log_det_k(self) -> Tensor:
+        """log det M_k.  [...]"""
+        return log_det(self.L_k)
+
+
+DirectObjective = Literal["marginal", "joint"]
+DIRECT_OBJECTIVES: tuple[DirectObjective, ...] = get_args(DirectObjective)
+
 
 class DirectPosterior(ExactPosterior, UnitDirect):
     """The posterior of eq. 2.
@@ -249,6 +309,8 @@ class DirectPosterior(ExactPosterior, UnitDirect):
         with_variance: whether the variance will be asked for.
         with_cost: the regulariser that will be asked for.
     """
+
+    query_covariance = PRIOR_COVARIANCE
 
     def __init__(
         self, t: Tokens, *, causal: bool = False, with_variance: bool = False, with_cost: Cost = "none"
@@ -283,6 +345,37 @@ class DirectPosterior(ExactPosterior, UnitDirect):
         fused = self.fused()
         return super()._stddev() if fused is None or fused.stddev is None else fused.stddev
 
+    @full_precision
+    def log_density(
+        self, objective: DirectObjective = "marginal", *, observation_noise: Scalar | None = None
+    ) -> LogDensity:
+        """log p of the direct GP's mean K_qk V and observed keys M_k V under the prior (eq. 12, GP).
+
+        Args:
+            objective: "marginal" takes each on its own, "joint" both together.
+            observation_noise: tau^2 of the queries, sigma^2 when None.
+
+        Returns:
+            Both terms; negate their sum for a regulariser.
+
+        Raises:
+            ValueError: the objective is unknown, or the noise is negative.
+            NotPositiveDefiniteError: a covariance has no factor.
+        """
+        check_choice("objective", objective, DIRECT_OBJECTIVES)
+        tau = observation_variance(observation_noise, self.given)
+        query = self._query_density(tau) if objective == "marginal" else None
+        if query is None:
+            t = self.t
+            cov, X = with_diagonal(amplified_gram(t), tau, t.query_mask), self._mean
+            if objective == "joint":
+                R = solve_triangular(self.L_k, direct_weights(t).mT, upper=False)  # [..., K, Q]
+                cov = cov - R.mT @ R
+                X = X - R.mT @ (self.L_k.mT @ t.v)  # L_k^T V = L_k^-1 Z for Z = M_k V
+            L = cholesky(cov, name=self.query_covariance, noise=tau)
+            query = gaussian_log_density(X, L, t.real_queries())
+        return as_log_density(self.given, query, self._key_density())
+
 
 def prior_draw(
     posterior: Posterior,
@@ -295,24 +388,16 @@ def prior_draw(
 
     Each set has numbers of its own, so that padding behind one moves those of no other.
     """
-    lead = broadcast(*(x.shape[:-2] for x in inputs), *(m.shape[:-1] for m in masks if m is not None))
-    together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
-    root = prior_root(gram(together.double()), _together(inputs, masks, lead))  # [..., sum N, sum N]
-    noise = [posterior._normal(n, x.shape[-2], generator) for x in inputs]
-    return root.to(together.dtype) @ torch.cat(noise, -2)
-
-
-def _together(
-    inputs: tuple[Tensor, ...], masks: tuple[Tensor | None, ...], lead: torch.Size
-) -> Tensor | None:
-    """One mask over several token sets.  [..., sum N]"""
-    if all(mask is None for mask in masks):
-        return None
     real = [
         x.new_ones(x.shape[-2], dtype=torch.bool) if mask is None else mask
         for x, mask in zip(inputs, masks, strict=True)
     ]
-    return torch.cat([mask.expand(*lead, mask.shape[-1]) for mask in real], -1)
+    lead = broadcast(*(x.shape[:-2] for x in inputs), *(mask.shape[:-1] for mask in real))
+    together = torch.cat([x.expand(*lead, *x.shape[-2:]) for x in inputs], -2)
+    mask = torch.cat([mask.expand(*lead, mask.shape[-1]) for mask in real], -1)  # [..., sum N]
+    root = prior_root(gram(together.double()), mask)  # [..., sum N, sum N]
+    noise = [posterior._normal(n, x.shape[-2], generator) for x in inputs]
+    return root.to(together.dtype) @ torch.cat(noise, -2)
 
 
 @full_precision
@@ -382,147 +467,3 @@ def amplified_gram(t: Tokens) -> Tensor:
     """K_q = D_a s_q^2 kappa(q, q) D_a, zero at padded queries.  [..., Q, Q]"""
     kappa = keep_columns(keep_rows(gram(t.q), t.query_mask), t.query_mask)
     return t.amplify(t.amplify(kappa).mT)
-
-
-DirectObjective = Literal["marginal", "joint"]
-DIRECT_OBJECTIVES: tuple[DirectObjective, ...] = get_args(DirectObjective)
-
-
-@full_precision
-def direct_log_density(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    v: Tensor,  # [..., K, D]
-    *,
-    objective: DirectObjective = "marginal",
-    observation_noise: Scalar | None = None,
-    **given: Unpack[Given],
-) -> LogDensity:
-    """log p of the direct GP's mean K_qk V and observed keys M_k V under the prior (eq. 12, GP).
-
-    Args:
-        q: queries.
-        k: keys.
-        v: values.
-        objective: "marginal" takes each on its own, "joint" both together.
-        observation_noise: tau^2 of the queries, sigma^2 when None.
-        **given: noise, scales, masks and amplitudes, as in `direct_posterior`.
-
-    Returns:
-        Both terms; negate their sum for a regulariser.
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
-    """
-    refuse_others("direct_log_density", given, Given)
-    posterior = direct_posterior(q, k, v, **given, causal=False, with_variance=True)
-    return direct_density_of(posterior, objective, observation_noise)
-
-
-@full_precision
-def direct_density_of(
-    posterior: DirectPosterior,
-    objective: DirectObjective = "marginal",
-    observation_noise: Scalar | None = None,
-) -> LogDensity:
-    """`direct_log_density` of a posterior that is there already (eq. 12, GP).
-
-    Args:
-        posterior: what `direct_posterior` gave.
-        objective: as in `direct_log_density`.
-        observation_noise: likewise.
-
-    Returns:
-        Both terms.
-
-    Raises:
-        ValueError: the objective is unknown, or the noise is negative.
-        NotPositiveDefiniteError: a covariance has no factor.
-    """
-    check_choice("objective", objective, DIRECT_OBJECTIVES)
-    tau = observation_variance(observation_noise, posterior.given)
-    if objective == "marginal" and posterior.why_not_fused() is None:
-        return _fused_marginal(posterior, tau)
-    t = posterior.t
-    K_q = amplified_gram(t)  # [..., Q, Q]
-    K_k = t.scale_k.square() * gram(t.k)  # [..., K, K]
-    L_key = cholesky(with_diagonal(K_k, t.noise, t.mask), name="K_k + noise I", noise=key_noise(t))
-    white = L_key.mT @ t.v  # [..., K, D]  L_k^-1 Z for Z = M_k V
-    key = quadratic_log_density(white.square().sum((-2, -1)), L_key, t.real_keys(), t.v)
-    cov, X = with_diagonal(K_q, tau, t.query_mask), posterior.computed_mean
-    if objective == "joint":
-        R = solve_triangular(L_key, direct_weights(t).mT, upper=False)  # [..., K, Q]
-        cov = cov - R.mT @ R
-        X = X - R.mT @ white
-    L_query = cholesky(cov, name=PRIOR_COVARIANCE, noise=tau)
-    return as_log_density(t, gaussian_log_density(X, L_query, t.real_queries()), key)
-
-
-def _fused_marginal(posterior: DirectPosterior, tau: Tensor) -> LogDensity:
-    t, fused = posterior.given, posterior.fused()
-    if fused is None or fused.key is None:
-        fused = fused_direct(t, with_variance=True)
-    query = fused_prior_density(
-        t.q, fused.mean, scale=t.scale_q, log_amplitude=t.log_amplitude, noise=tau,
-        mask=t.query_mask, name=PRIOR_COVARIANCE,
-    )  # fmt: skip
-    assert fused.key is not None  # it comes with the variance
-    return as_log_density(t, query, fused.key)
-
-
-@full_precision
-def direct_kl(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    v: Tensor,  # [..., K, D]
-    *,
-    observation_noise: Scalar | None = None,
-    **given: Unpack[Given],
-) -> Tensor:
-    """KL of the direct GP's posterior (eq. 2) from its prior (eq. 23), summed over tokens and channels.
-
-    Args:
-        q: queries.
-        k: keys.
-        v: values.
-        observation_noise: tau^2, sigma^2 when None.
-        **given: noise, scales, masks and amplitudes, as in `direct_posterior`.
-
-    Returns:
-        At least 0.  [...]
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
-    """
-    refuse_others("direct_kl", given, Given)
-    posterior = direct_posterior(q, k, v, **given, causal=False, with_cost="kl")
-    return direct_kl_of(posterior, observation_noise)
-
-
-@full_precision
-def direct_kl_of(posterior: DirectPosterior, observation_noise: Scalar | None = None) -> Tensor:
-    """`direct_kl` of a posterior that is there already (eq. 23).
-
-    Args:
-        posterior: what `direct_posterior` gave.
-        observation_noise: tau^2, sigma^2 when None.
-
-    Returns:
-        At least 0.  [...]
-
-    Raises:
-        ValueError: the noise is negative.
-        NotPositiveDefiniteError: a covariance has no factor.
-    """
-    tau = observation_variance(observation_noise, posterior.given)
-    fused = posterior.fused_cost("kl") if tau is posterior.given.noise else None
-    if fused is not None:
-        return fused
-    t = posterior.t
-    M_k = with_diagonal(t.scale_k.square() * gram(t.k), t.noise, t.mask)  # [..., K, K]
-    L_k = cholesky(M_k, name="K_k + noise I", noise=key_noise(t))
-    R = solve_triangular(L_k, direct_weights(t).mT, upper=False)  # [..., K, Q]
-    K_q = amplified_gram(t)  # [..., Q, Q]
-    return kl_to_prior(posterior.computed_mean, K_q - R.mT @ R, K_q, tau, t.query_mask)

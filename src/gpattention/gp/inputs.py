@@ -9,7 +9,6 @@ multiplied, so NaN in them is harmless forward and backward.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -144,11 +143,8 @@ def check_amplitude(log_amplitude: Tensor) -> None:
 def check_amplitude_shape(log_amplitude: Tensor, lead: torch.Size, q: Tensor) -> None:
     """[..., Q] that broadcasts against the leading axes."""
     fits = log_amplitude.ndim > 0 and log_amplitude.shape[-1] == q.shape[-2]
-    if not fits or not broadcasts_into(log_amplitude.shape[:-1], lead):
-        raise ValueError(
-            f"expected log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against the "
-            f"leading axes {tuple(lead)}, got {tuple(log_amplitude.shape)}"
-        )
+    expected = f"log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against {tuple(lead)}"
+    expect(fits and broadcasts_into(log_amplitude.shape[:-1], lead), expected, log_amplitude)
 
 
 def check_positive(name: str, value: Tensor) -> None:
@@ -163,32 +159,6 @@ def check_positive(name: str, value: Tensor) -> None:
 
 
 Scalar = Tensor | float  # one number, or one per leading axis
-
-
-class Given(TypedDict, total=False):
-    """What every GP posterior takes beside its tokens, for functions that hand it on to one.
-
-    Attributes:
-        noise: sigma^2, one number or one per leading axis.
-        scale_q: amplitude s_q of the queries.
-        scale_k: amplitude s_k of the keys.
-        mask: which keys are real.  [..., K]
-        query_mask: which queries are real; `mask` when None and the numbers agree.  [..., Q]
-        log_amplitude: of the query process per token.  [..., Q]
-    """
-
-    noise: Required[Scalar]
-    scale_q: Scalar
-    scale_k: Scalar
-    mask: Tensor | None
-    query_mask: Tensor | None
-    log_amplitude: Tensor | None
-
-
-def refuse_others(function: str, given: Mapping[str, object], known: Any) -> None:
-    """`TypeError` for keywords that this TypedDict does not have: the posterior would take some of them."""
-    for name in sorted(set(given) - (known.__required_keys__ | known.__optional_keys__)):
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def prepare(
@@ -206,16 +176,14 @@ def prepare(
     log_amplitude: Tensor | None = None,
     causal: bool = False,
     scale_name: str = "scale_q",
-    also_finite: Mapping[str, Tensor] | None = None,
     mask_tokens: bool = True,
     distances: bool = True,
 ) -> Tokens:
     """Check everything, then raise and mask.  Errors name argument, value and expectation.
 
-    `scale_name` is what the caller calls `scale_q`; `also_finite` are searched for NaN and no more.
-    `mask_tokens=False` leaves whatever is written at padded ones: for fused kernels, which mask what they
-    read.  `masked` does it later.  Without `distances` between tokens as they came, these may
-    lie anywhere.
+    `scale_name` is what the caller calls `scale_q`.  `mask_tokens=False` leaves whatever is written at
+    padded ones, for fused kernels, which mask what they read; `masked` does it later.  Without `distances`
+    between tokens as they came, these may lie anywhere.
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     for name, x in tokens.items():
@@ -244,17 +212,12 @@ def prepare(
         for name, value in (("noise", noise), (scale_name, scale_q), ("scale_k", scale_k))
     }
     if log_amplitude is not None:
-        log_amplitude = log_amplitude.to(dtype)
-        if query_mask is not None:
-            log_amplitude = torch.where(query_mask, log_amplitude, 0.0)
+        log_amplitude = keep_real(log_amplitude.to(dtype), query_mask)
     if not checks_are_deferred(q):
         masks = {"q": query_mask} | dict.fromkeys(("k", "o", "v"), mask)
         inputs = {name: x for name, x in {**tokens, **inducing}.items() if name != "v"}
         check_values(
-            {
-                name: keep_rows(x, masks.get(name))
-                for name, x in {**tokens, **inducing, **(also_finite or {})}.items()
-            },
+            {name: keep_rows(x, masks.get(name)) for name, x in {**tokens, **inducing}.items()},
             parameters,
             log_amplitude,
             _spread(inputs, masks) if dtype == torch.float32 and distances else None,
@@ -338,6 +301,11 @@ def fill_rows(x: Tensor, row: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else torch.where(mask[..., None], x, row)
 
 
+def keep_real(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Numbers of padded tokens overwritten with 0.  [..., N]"""
+    return x if mask is None else torch.where(mask, x, 0.0)
+
+
 def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:
     """Columns of padded tokens overwritten with 0.  [..., X, N]"""
     return x if mask is None else torch.where(mask[..., None, :], x, 0.0)
@@ -407,8 +375,7 @@ def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
         return t.noise
     if not isinstance(observation_noise, Tensor):
         check_observation_noise(observation_noise)
-        if observation_noise == 0:
-            return torch.zeros_like(t.noise)
+        return torch.full_like(t.noise, observation_noise)
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
     if not checks_are_deferred(tau) and not bool(((tau >= 0) & tau.isfinite()).all()):

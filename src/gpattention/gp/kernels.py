@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.gp.inputs import check_positive
+from gpattention.gp.inputs import check_parameter, expect
 from gpattention.numerics import (
     FARTHEST,
     TooFarApartError,
@@ -38,7 +38,9 @@ def gram(x: Tensor) -> Tensor:
     dtype = x.dtype
     (placed,) = _placed(x)
     if wants_plain_operations():  # compilers fuse the plain form themselves, and torch 2.11's
-        return gram_reference(placed, dtype)  # loses gradients of several such functions in one graph
+        # loses gradients of several such functions in one graph
+        exponents = _exponents(placed, placed, dtype)
+        return torch.exp(exponents - torch.diag_embed(exponents.diagonal(dim1=-2, dim2=-1)))
     K: Tensor = _Gram.apply(placed, dtype)  # type: ignore[no-untyped-call]
     return K
 
@@ -48,7 +50,7 @@ def cross_gram(x: Tensor, y: Tensor) -> Tensor:
     dtype = x.dtype
     x, y = _placed(x, y)
     if wants_plain_operations():
-        return cross_gram_reference(x, y, dtype)
+        return torch.exp(_exponents(x, y, dtype))
     K: Tensor = _CrossGram.apply(x, y, dtype)  # type: ignore[no-untyped-call]
     return K
 
@@ -58,17 +60,6 @@ def log_kappa(x: Tensor, y: Tensor) -> Tensor:
     dtype = x.dtype
     x, y = _placed(x, y)
     return _exponents(x, y, dtype)
-
-
-def gram_reference(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`gram` of centred tokens by plain differentiable operations.  [..., N, N]"""
-    exponents = _exponents(x, x, dtype)
-    return torch.exp(exponents - torch.diag_embed(exponents.diagonal(dim1=-2, dim2=-1)))
-
-
-def cross_gram_reference(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """`cross_gram` of tokens about one centre by plain differentiable operations.  [..., N, M]"""
-    return torch.exp(_exponents(x, y, dtype))
 
 
 def about_centre(*sets: Tensor) -> tuple[Tensor, ...]:
@@ -103,7 +94,8 @@ def _exponents(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     of_x, of_y = _or_lost(of_x), _or_lost(of_y)
     left = torch.cat([x, of_x, torch.ones_like(of_x)], -1)  # [..., N, C + 2]
     right = torch.cat([y, -torch.ones_like(of_y), -of_y], -1)  # [..., M, C + 2]
-    # one product for all of it: no further pass over a matrix of twice the size
+    # one product for all of it: no further pass over a matrix of twice the size; in float64 nothing of the
+    # two squares is lost before they cancel
     return (left @ right.mT).to(dtype).clamp_max(0)
 
 
@@ -188,28 +180,18 @@ def _as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _per_feature(lengthscale: Tensor | float, like: Tensor) -> Tensor | float:
     """Length scales [..., C] (or one number) as [..., 1, C]."""
-    if not isinstance(lengthscale, Tensor):
-        if not lengthscale > 0:
-            raise ValueError(f"expected lengthscale > 0, got {lengthscale}")
+    check_parameter("lengthscale", lengthscale)
+    if not isinstance(lengthscale, Tensor) or lengthscale.ndim == 0:
         return lengthscale
-    check_positive("lengthscale", lengthscale)
-    if lengthscale.ndim == 0:
-        return lengthscale
-    if lengthscale.shape[-1] not in (1, like.shape[-1]):
-        raise ValueError(
-            f"expected lengthscale of shape [..., {like.shape[-1]}], got {tuple(lengthscale.shape)}"
-        )
+    width = like.shape[-1]
+    expect(lengthscale.shape[-1] in (1, width), f"lengthscale of shape [..., {width}]", lengthscale)
     return lengthscale[..., None, :]
 
 
 def _per_matrix(variance: Tensor | float) -> Tensor | float:
     """Variances [...] (or one number) as [..., 1, 1]."""
-    if not isinstance(variance, Tensor):
-        if not variance > 0:
-            raise ValueError(f"expected variance > 0, got {variance}")
-        return variance
-    check_positive("variance", variance)
-    return variance[..., None, None]
+    check_parameter("variance", variance)
+    return variance[..., None, None] if isinstance(variance, Tensor) else variance
 
 
 @full_precision
@@ -229,11 +211,7 @@ def rbf(x: Tensor, y: Tensor) -> Tensor:
     """
     dtype = x.dtype
     x, y = _as_pair(x, y)
-    return _rbf(x, y).to(dtype)
-
-
-def _rbf(x: Tensor, y: Tensor) -> Tensor:
-    return gram(x) if y is x else cross_gram(x, y)
+    return (gram(x) if y is x else cross_gram(x, y)).to(dtype)
 
 
 @full_precision
@@ -261,8 +239,7 @@ def ard_rbf(
     dtype = x.dtype
     x, y = _as_pair(x, y)
     scale = _per_feature(lengthscale, x)
-    scaled = x / scale
-    K = _rbf(scaled, scaled if y is x else y / scale)  # [..., N, M]
+    K = gram(x / scale) if y is x else cross_gram(x / scale, y / scale)  # [..., N, M]
     return (_per_matrix(variance) * K).to(dtype)
 
 

@@ -99,7 +99,9 @@ def kernel_weights(
     q, k = without_padding(q, k, dot=dot, mask=mask, query_mask=query_mask)
     visible = _visible(q, k, causal, mask, query_mask)  # [..., Q, K]
     if not normalised:
-        return _gram(q, k, visible, dot, variance)
+        K = exp_dot(q, k) if dot else rbf(q, k)
+        K = K if variance is None else variance[..., None, None] * K
+        return torch.where(visible, K, 0.0)
     exponents = q @ k.mT if dot else log_kappa(q, k)
     blind = ~visible.any(-1, keepdim=True)  # infinities there would be NaN in gradients
     weights = torch.where(visible | blind, exponents, -torch.inf).softmax(-1)
@@ -219,13 +221,6 @@ class _TwiceDifferentiable(torch.autograd.Function):
         mean = _attend_plainly(q, k, v, attn_mask, ctx.options)
         found = iter(torch.autograd.grad(mean, leaves, grad, create_graph=True))
         return None, *(next(found) if want else None for want in wanted), None
-
-
-def _gram(q: Tensor, k: Tensor, visible: Tensor, dot: bool, variance: Tensor | None) -> Tensor:
-    """variance * kappa, zero between tokens that do not see each other.  [..., Q, K]"""
-    K = exp_dot(q, k) if dot else rbf(q, k)
-    K = K if variance is None else variance[..., None, None] * K
-    return torch.where(visible, K, 0.0)
 
 
 def _visible(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, query_mask: Tensor | None) -> Tensor:

@@ -4,12 +4,13 @@ Only the mean is computed at construction.  Variance and covariance are computed
 for, from the factors the mean already needed.
 """
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Generator, Tensor
 
-from gpattention.gp.inputs import keep_columns, keep_rows, with_diagonal
+from gpattention.gp.density import LogDensity
+from gpattention.gp.inputs import keep_real, keep_rows, with_diagonal
 from gpattention.numerics import Cost, UndefinedCovarianceError, cholesky, full_precision, kept
 from gpattention.ops import ItemNoise, NoiseSource, standard_normal, why_not_fused
 from gpattention.ops.draws import draws_fit, fused_draw, fused_item_draw
@@ -43,11 +44,6 @@ class Posterior:
         return self._mean.to(self._dtype)
 
     @property
-    def computed_mean(self) -> Tensor:
-        """The mean in the type that it was computed in, for densities of it.  [..., Q, D]"""
-        return self._mean
-
-    @property
     def variance(self) -> Tensor:
         """Predictive variance of every query token.  [..., Q]; SGPA: [..., Q, D]"""
         return self._variance.to(self._dtype)
@@ -69,8 +65,7 @@ class Posterior:
         Where the posterior's is no smaller, the keys had nothing to say about a query.
         """
         prior = self._prior_stddev().expand(self._mean.shape[:-1])
-        prior = prior if self._query_mask is None else torch.where(self._query_mask, prior, 0.0)
-        return prior.to(self._dtype)
+        return keep_real(prior, self._query_mask).to(self._dtype)
 
     @full_precision
     def covariance(self) -> Tensor:
@@ -82,11 +77,37 @@ class Posterior:
         Raises:
             UndefinedCovarianceError: the attention is causal.
         """
-        return self.computed_covariance().to(self._dtype)
+        return self._full_covariance().to(self._dtype)
 
-    def computed_covariance(self) -> Tensor:
-        """The same in the type that it was computed in."""
-        return self._full_covariance()
+    def log_density(self, *args: Any, **options: Any) -> LogDensity:
+        """log p of the outputs and of what was observed, in models that define it (section 2).
+
+        Args:
+            *args: the objective.
+            **options: as the model's own posterior documents them.
+
+        Returns:
+            Both terms.
+
+        Raises:
+            NotImplementedError: the model has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no log density")
+
+    def kl(self, *args: Any, **options: Any) -> Tensor:
+        """The divergence from the prior, in models that define it (section 11).
+
+        Args:
+            *args: as the model's own posterior documents them.
+            **options: likewise.
+
+        Returns:
+            [...].
+
+        Raises:
+            NotImplementedError: the model has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no divergence from its prior")
 
     @full_precision
     def sample(
@@ -137,7 +158,7 @@ class Posterior:
         variance = self._raw_variance()
         if variance.ndim == self._mean.ndim:  # one per channel
             return keep_rows(variance, self._query_mask)
-        return keep_columns(variance[..., None, :], self._query_mask)[..., 0, :]
+        return keep_real(variance, self._query_mask)
 
     def _log_variance(self) -> Tensor:
         real = self._real_like(self._variance)

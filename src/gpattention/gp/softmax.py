@@ -22,13 +22,14 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.density import lowrank_root
 from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_counts, within_bounds
-from gpattention.gp.inputs import Scalar, check_delta, expanded, keep_rows, prepare, real_mean, with_diagonal
+from gpattention.gp.inputs import Scalar, check_delta, expanded, expect, keep_rows, prepare, real_mean
 from gpattention.gp.kernels import log_kappa
 from gpattention.gp.means import softmax_attention
 from gpattention.gp.posterior import Posterior
 from gpattention.gp.sparse import features, inducing_root
-from gpattention.numerics import Tokens, cholesky, full_precision, kept
+from gpattention.numerics import Tokens, full_precision, kept
 from gpattention.ops import NoiseSource
 
 _ROWS = 1024  # queries whose logits are formed at once
@@ -201,7 +202,7 @@ def softmax_posterior(
     mean = softmax_attention(*expanded(q, k, t.v), mask=t.mask, query_mask=t.query_mask, causal=causal)
     q, k = q * shrink, k * shrink
     q_bar, k_bar = _centres(q, k, t, centre, causal, shrink)  # each [..., 1, C]
-    sees_key = _sees_a_key(t, causal)  # [..., Q] or None
+    sees_key = sees_a_key(t, causal)  # [..., Q] or None
     process = UnitProcess(
         keep_rows(q - q_bar, sees_key), keep_rows(k - k_bar, t.mask), t.noise, t.mask, sees_key, causal
     )
@@ -243,13 +244,12 @@ class SoftmaxPosterior(UnitDirect):
         return self._log_t + query_log_amplitude(q, k, p.q, k_bar, mask=p.mask, causal=p.causal)
 
     def _features(self, inducing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """L_l, Phi_q = kappa_ql L_l^-T and L_B.  [..., l, l], [..., Q, l], [..., l, l]"""
+        """L_l, Phi_q = kappa_ql L_l^-T and L_B (section 10).  [..., l, l], [..., Q, l], [..., l, l]"""
         p = self._given
         L = inducing_root(inducing, self._delta)
         phi_q = features(p.q, inducing, L, p.query_mask)
         phi_k = features(p.k, inducing, L, p.mask)  # [..., K, l]
-        B = with_diagonal(phi_k.mT @ phi_k / p.noise, 1.0)
-        return L, phi_q, cholesky(B, name="I + Phi_k^T Phi_k / noise", noise=p.noise)
+        return L, phi_q, lowrank_root(phi_k.mT @ phi_k, p.noise, "Phi_k^T Phi_k")
 
     @full_precision
     def _find_unit_variance(self) -> Tensor:
@@ -281,7 +281,7 @@ class SoftmaxPosterior(UnitDirect):
         return self._amplify(f[..., m:, :] - phi_q @ (white - put_back))
 
 
-def _sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
+def sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
     """Real queries with at least one real key before them.  [..., Q]"""
     if t.mask is None:
         return t.query_mask
@@ -304,10 +304,7 @@ def _centres(
         centre = "none" if causal else "tokens"
     if isinstance(centre, tuple):
         for name, c in zip(("queries", "keys"), centre, strict=True):
-            if c.shape[-1:] != q.shape[-1:]:
-                raise ValueError(
-                    f"expected centre of the {name} of shape [..., {q.shape[-1]}], got {tuple(c.shape)}"
-                )
+            expect(c.shape[-1:] == q.shape[-1:], f"centre of the {name} of shape [..., {q.shape[-1]}]", c)
         q_bar, k_bar = (c.to(q.dtype)[..., None, :] * shrink for c in centre)
         return q_bar, k_bar
     if centre == "none":

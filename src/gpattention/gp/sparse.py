@@ -38,26 +38,23 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack, assert_never, get_args
+from typing import TYPE_CHECKING, Any, Literal, assert_never, get_args
 
 import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
-from torch.utils.checkpoint import checkpoint
 
 from gpattention.checks import check_count
 from gpattention.gp.density import LogDensity, as_log_density, log_det, lowrank_log_density, lowrank_root
 from gpattention.gp.inputs import (
-    Given,
     Scalar,
     check_choice,
     check_delta,
     expanded,
-    keep_columns,
+    keep_real,
     keep_rows,
     masked,
     prepare,
-    refuse_others,
     with_diagonal,
 )
 from gpattention.gp.kernels import about_centre, cross_gram, gram, pull
@@ -67,10 +64,10 @@ from gpattention.numerics import (
     broadcast,
     cholesky,
     full_precision,
-    is_transformed,
     kept,
     once_differentiable,
     solve,
+    wants_plain_operations,
 )
 from gpattention.ops import NoiseSource, ShardNoise, check_group, counted_once, sum_over_shards
 from gpattention.ops.sparse import Options, SparseMoments, fused_scgp, why_not_fused_sparse
@@ -95,20 +92,6 @@ class SparseKind:
     group: "ProcessGroup | None"
 
 
-class SparseGiven(Given, total=False):
-    """What densities and divergences hand on to `scgp_posterior`.
-
-    Attributes:
-        values: what is observed.
-        delta: perturbation of the inducing Gram matrices.
-        group: the processes that share the tokens.
-    """
-
-    values: Values
-    delta: float
-    group: "ProcessGroup | None"
-
-
 def inducing_root(m: Tensor, delta: float) -> Tensor:
     """chol(K_mm + delta I).  [..., m, m]"""
     return cholesky(with_diagonal(gram(m), delta), name="K_mm + delta I", noise=delta)
@@ -126,7 +109,7 @@ def missed_variance(t: Tokens, Phi_q: Tensor) -> Tensor:
     missed = prior - Phi_q.square().sum(-1)
     # never negative but for rounding, since K_mm + delta I >= K_mm: lifted in value, with its own gradient
     missed = missed + (-missed).clamp_min(0.0).detach()
-    return keep_columns(missed[..., None, :], t.query_mask)[..., 0, :]
+    return keep_real(missed, t.query_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +154,6 @@ def over_shards(
     )
 
 
-def latent_trace_reference(o: Tensor, G: Tensor) -> Tensor:
-    """The definition, with the whole kernel matrix.  [..., m, m]"""
-    return G @ cross_gram(o, o) @ G.mT
-
-
 def latent_trace(
     o: Tensor,  # [..., N, C]
     G: Tensor,  # [..., m, N], zero at padded tokens
@@ -185,10 +163,8 @@ def latent_trace(
     """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]"""
     chunk = check_count("chunk", chunk)
     o, G = expanded(o, G)
-    if torch.compiler.is_compiling():  # see kernels.gram
-        return _recomputed(o, G, chunk)
-    if is_transformed():  # torch.func can neither recompute nor differentiate what is written out below
-        return latent_trace_reference(o, G)
+    if wants_plain_operations():
+        return G @ cross_gram(o, o) @ G.mT
     J: Tensor = _LatentTrace.apply(o, G, chunk)  # type: ignore[no-untyped-call]
     return J
 
@@ -209,24 +185,9 @@ def latent_trace_estimate(
     return projected @ projected.mT
 
 
-def _recomputed(o: Tensor, G: Tensor, chunk: int) -> Tensor:
-    """By plain operations, each chunk recomputed in the backward pass.  [..., m, m]"""
-
-    def part(x: Tensor, G_x: Tensor) -> Tensor:
-        return G_x @ (cross_gram(x, o) @ G.mT)
-
-    pieces = [
-        checkpoint(part, o[..., rows, :], G[..., rows], use_reentrant=False)
-        for rows in _chunks(o.shape[-2], chunk)
-    ]
-    return torch.stack(pieces).sum(0)
-
-
 class _LatentTrace(torch.autograd.Function):
     """With E = K * (G^T S G), S the symmetric part of the incoming gradient:
     dG = 2 S G K,  do_i = -2 sum_j E_ij (o_i - o_j)."""
-
-    # Nothing is written in place: compiled backward passes of torch 2.11 lose such writes.
 
     @staticmethod
     def forward(ctx: Any, o: Tensor, G: Tensor, chunk: int) -> Tensor:
@@ -260,6 +221,9 @@ def _chunks(n: int, chunk: int) -> list[slice]:
 
 FusedObjective = Literal["dtc", "kl"]
 FUSED_OBJECTIVES: tuple[FusedObjective, ...] = get_args(FusedObjective)
+SCGPObjective = Literal["dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed"]
+SCGP_OBJECTIVES: tuple[SCGPObjective, ...] = get_args(SCGPObjective)
+Trace = Callable[[Tensor], Tensor]  # G -> G K_o G^T, exactly or estimated
 
 
 @full_precision
@@ -363,8 +327,8 @@ class SCGPPosterior(Posterior):
         if group is not None:
             self.sums, self._kept_density_sums = over_shards(self.sums, self.density_sums, group)
         # from here to the mean nothing knows how many tokens there are
-        self.L_B = self._root(self.sums.Phi_oo)  # [..., m, m]
-        self.L_Bl = self._root(self.sums.Psi_kk)  # [..., l, l]
+        self.L_B = lowrank_root(self.sums.Phi_oo, t.noise, "Phi_o^T Phi_o")  # [..., m, m]
+        self.L_Bl = lowrank_root(self.sums.Psi_kk, t.noise, "Psi_k^T Psi_k")  # [..., l, l]
         S = self.sums.Psi_Phi_oo / t.noise  # [..., l, m]
         S = solve_triangular(self.L_B.mT, S, upper=True, left=False)
         self.T = solve_triangular(self.L_Bl, S, upper=False)  # [..., l, m]
@@ -372,15 +336,6 @@ class SCGPPosterior(Posterior):
         # mean = Phi_q c: the N x m features touch one small matrix only
         self.c = solve_triangular(self.L_B.mT, c, upper=True)  # [..., m, D]
         super().__init__(self.Phi_q @ self.c, t.query_mask, t.dtype)  # eq. 15
-
-    @property
-    def plain(self) -> "SCGPPosterior":
-        """The posterior that has the features and factors: this one."""
-        return self
-
-    def fused(self, objective: FusedObjective) -> SparseMoments | None:
-        """What fused kernels gave, with that objective, where they apply."""
-        return None
 
     @kept
     def density_sums(self) -> DensitySums:
@@ -391,11 +346,6 @@ class SCGPPosterior(Posterior):
     def real_counts(self) -> tuple[Tensor, Tensor]:
         """Real queries and keys, of all processes under a group.  [...], [...]"""
         return self.density_sums.real_queries, self.density_sums.real_keys
-
-    def _root(self, FF: Tensor) -> Tensor:
-        """chol(I + F^T F / sigma^2).  [..., m, m]"""
-        B = with_diagonal(FF / self.t.noise, 1.0)
-        return cholesky(B, name="I + Phi^T Phi / noise", noise=self.t.noise)
 
     def _whitened_values(self, values: Values) -> Tensor:
         """L_Bl^-1 Psi_k^T z_k / sigma^2 for z_k = V or (Q_k + sigma^2 I) V.  [..., l, D]"""
@@ -419,7 +369,9 @@ class SCGPPosterior(Posterior):
 
     def _own_variance(self) -> Tensor | None:
         """What is each query's alone: sigma^2 and what the inducing values miss.  [..., Q]"""
-        noise = self._noise_per_query() if self.kind.include_noise else None
+        noise = None
+        if self.kind.include_noise:
+            noise = keep_real(self.t.noise[..., 0].expand(*self._mean.shape[:-1]), self.t.query_mask)
         if self.kind.conditional == "deterministic":
             return noise
         missed = missed_variance(self.t, self.Phi_q)
@@ -434,11 +386,6 @@ class SCGPPosterior(Posterior):
         F = self.Phi_q @ self.R_c  # [..., Q, m]
         own = self._own_variance()
         return F @ F.mT if own is None else F @ F.mT + torch.diag_embed(own)
-
-    def _noise_per_query(self) -> Tensor:
-        """sigma^2 at real queries, 0 at padded ones.  [..., Q]"""
-        noise = self.t.noise[..., 0].expand(*self._mean.shape[:-1])
-        return noise if self.t.query_mask is None else torch.where(self.t.query_mask, noise, 0.0)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         deviation = self.Phi_q @ (self.R_c @ self._shared_normal(n, self.R_c.shape[-1], generator))
@@ -463,6 +410,109 @@ class SCGPPosterior(Posterior):
             return self._normal(n, rows, generator)
         shape = (n, *self._mean.shape[:-2], rows, self._mean.shape[-1])
         return generator.shared_normal(shape, self._mean.dtype, self._mean.device)
+
+    @full_precision
+    def log_density(
+        self,
+        objective: SCGPObjective = "dtc",
+        *,
+        chunk: int = 1024,
+        features: int | None = None,
+        generator: Generator | None = None,
+    ) -> LogDensity:
+        """log p of the sparse mean and observed values (section 4, eq. 16); negate it for a regulariser.
+
+        "dtc" (the default) and "dtc_bound" are O(N m^2).  The others hold the trace with the N x N
+        kernel of the latent inputs.  Under a group, which takes the first two, the density is that of all
+        tokens, the same on every process, and its gradient counts once in the sum of their losses.
+
+        Args:
+            objective: "dtc", "dtc_bound", "marginal", "jensen", "double_jensen" or "printed".
+            chunk: rows in which the trace is taken exactly, in O(N m) memory.
+            features: number of random features that estimate it instead, without bias, for the objectives
+                linear in it ("jensen", "double_jensen", "printed").
+            generator: of the random features.
+
+        Returns:
+            Both terms.
+
+        Raises:
+            ValueError: the objective is unknown, has no random features, or takes no group.
+            NotPositiveDefiniteError: a matrix has no factor.
+        """
+        check_choice("objective", objective, SCGP_OBJECTIVES)
+        if features is not None and objective in ("dtc", "dtc_bound", "marginal"):
+            raise ValueError(
+                f"features={features} estimates a trace that {objective!r} does not hold linearly: "
+                "use it with jensen, double_jensen or printed"
+            )
+        if objective == "dtc":
+            return self._dtc()
+        if objective == "dtc_bound":
+            return self._of_all_tokens(_query_bound(self), _key_bound(self))
+        if self.kind.group is not None:
+            raise ValueError(
+                "expected objective to be dtc or dtc_bound under a group, whose processes share sums over "
+                f"tokens and no pairs of them, got {objective!r}"
+            )
+        t, z_k = self.t, self.t.v
+        if self.kind.values == "dual":
+            z_k = self.Psi_k @ (self.Psi_k.mT @ t.v) + t.noise * t.v  # [..., K, D]
+        o = t.latent - t.latent.detach().mean(-2, keepdim=True)
+        trace: Trace = partial(latent_trace, o, chunk=chunk)
+        if features is not None:
+            trace = partial(latent_trace_estimate, o, features=features, generator=generator)
+        if objective == "printed":
+            return as_log_density(t, *_printed_terms(self, z_k, trace))
+        query = _term(objective, self._mean, self.Phi_q, self.Phi_o, t.noise, t.real_queries(), trace)
+        key = _term(objective, z_k, self.Psi_k, self.Psi_o, t.noise, t.real_keys(), trace)
+        return as_log_density(t, query, key)
+
+    def _dtc(self) -> LogDensity:
+        """log N(N; 0, sigma^2 I + Phi_q Phi_q^T) and log N(z_k; 0, sigma^2 I + Psi_k Psi_k^T)."""
+        sums, (quadratic, L_0) = self.density_sums, self._query_quadratic()
+        query = self._evidence(quadratic, L_0, sums.real_queries)
+        return self._of_all_tokens(query, self._evidence(_key_quadratic(self), self.L_Bl, sums.real_keys))
+
+    def _evidence(self, quadratic: Tensor, L: Tensor, real: Tensor) -> Tensor:
+        scalar, D = self.t.noise[..., 0, 0], self.t.v.shape[-1]
+        return -0.5 * (quadratic + D * (log_det(L) + real * (2 * math.pi * scalar).log()))
+
+    def _of_all_tokens(self, query: Tensor, key: Tensor) -> LogDensity:
+        """Both terms, which the processes of a group share."""
+        query, key = torch.broadcast_tensors(query, key)  # keys shared by a batch count in each sequence
+        query, key = (counted_once(x, self.kind.group) for x in (query, key))
+        return LogDensity(query, key, *self.real_counts(), self.t.v.shape[-1])
+
+    def _query_quadratic(self) -> tuple[Tensor, Tensor]:
+        """N^T (sigma^2 I + Phi_q Phi_q^T)^-1 N, summed over channels, and chol(B_0).  [...], [..., m, m]"""
+        noise, scalar = self.t.noise, self.t.noise[..., 0, 0]
+        G = self.density_sums.Phi_qq  # [..., m, m]
+        L_0 = lowrank_root(G, noise, "Phi_q^T Phi_q")
+        y = solve(self.c, L_0)  # [..., m, D]
+        Gy = G @ y  # [..., m, D]
+        return (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square(), L_0
+
+    @full_precision
+    def kl(self) -> Tensor:
+        """KL from the DTC prior sigma^2 I + Phi_q Phi_q^T (eq. 24), in O(N m^2).
+
+        Under a group it is that of all tokens, the same on every process, and its gradient counts once in
+        the sum of their losses.
+
+        Returns:
+            At least 0, summed over tokens and channels.  [...]
+
+        Raises:
+            NotPositiveDefiniteError: a matrix has no factor.
+        """
+        noise, G, R_c = self.t.noise, self.density_sums.Phi_qq, self.R_c  # [..., m, m] each
+        quadratic, L_0 = self._query_quadratic()  # [...], [..., m, m]
+        shrink = solve(G / noise, L_0)  # [..., m, m]  I - B_0^-1
+        excess = R_c @ R_c.mT - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+        inner = lowrank_root(R_c.mT @ G @ R_c, noise, "R_c^T G R_c")
+        divergence = (excess * shrink.mT).sum((-2, -1)) + log_det(L_0) - log_det(inner)
+        return counted_once(0.5 * (quadratic + self.t.v.shape[-1] * divergence), self.kind.group)
 
 
 class FusedSCGPPosterior(SCGPPosterior):
@@ -504,6 +554,22 @@ class FusedSCGPPosterior(SCGPPosterior):
             self._moments = self._compute((objective,))
         return self._moments
 
+    def log_density(self, objective: SCGPObjective = "dtc", **options: Any) -> LogDensity:
+        """As `SCGPPosterior.log_density`; "dtc" comes from the kernels."""
+        if objective != "dtc" or options.get("features") is not None:
+            return self.plain.log_density(objective, **options)
+        fused = self.fused("dtc")
+        # asked for, so there: the types cannot say it
+        assert fused.query is not None
+        assert fused.key is not None
+        return self._of_all_tokens(fused.query, fused.key)
+
+    def kl(self) -> Tensor:
+        """As `SCGPPosterior.kl`, from the kernels.  [...]"""
+        divergence = self.fused("kl").kl
+        assert divergence is not None
+        return counted_once(divergence, self.kind.group)
+
     def real_counts(self) -> tuple[Tensor, Tensor]:
         """As the kernels counted them."""
         queries, keys = self._moments.real_queries, self._moments.real_keys
@@ -521,44 +587,10 @@ class FusedSCGPPosterior(SCGPPosterior):
         return self.plain._joint_deviation(n, generator)
 
 
-def density_from_sums(p: SCGPPosterior, *, bound: bool) -> LogDensity:
-    """Log density of the mean and of z_k under the DTC prior, or its lower bound."""
-    sums = p.density_sums
-    if bound:
-        terms = _query_bound(p), _key_bound(p)
-    else:  # log N(N; 0, sigma^2 I + Phi_q Phi_q^T) and log N(z_k; 0, sigma^2 I + Psi_k Psi_k^T)
-        query = _evidence(p, *query_quadratic(p), sums.real_queries)
-        terms = query, _evidence(p, _key_quadratic(p), p.L_Bl, sums.real_keys)
-    return _of_all_tokens(p, *terms)
-
-
-def _of_all_tokens(p: SCGPPosterior, query: Tensor, key: Tensor) -> LogDensity:
-    """Both terms, which the processes of a group share."""
-    query, key = torch.broadcast_tensors(query, key)  # keys shared by a batch count in each sequence
-    query, key = counted_once(query, p.kind.group), counted_once(key, p.kind.group)
-    return LogDensity(query, key, *p.real_counts(), p.t.v.shape[-1])
-
-
 def bound(square: Tensor, traces: Tensor, D: int, noise: Tensor, real: Tensor) -> Tensor:
     """-[|X|^2 + s traces] / (2 sigma^2) - (n s / 2) log 2 pi sigma^2 (eq. 16).  [...]"""
     scalar = noise[..., 0, 0]
     return -0.5 * ((square + D * traces) / scalar + real * D * (2 * math.pi * scalar).log())
-
-
-def query_quadratic(p: SCGPPosterior) -> tuple[Tensor, Tensor]:
-    """N^T (sigma^2 I + Phi_q Phi_q^T)^-1 N, summed over channels, and chol(B_0).  [...], [..., m, m]"""
-    noise, scalar = p.t.noise, p.t.noise[..., 0, 0]
-    G = p.density_sums.Phi_qq  # [..., m, m]
-    L_0 = cholesky(with_diagonal(G / noise, 1.0), name="I + Phi_q^T Phi_q / noise", noise=noise)
-    y = solve(p.c, L_0)  # [..., m, D]
-    Gy = G @ y  # [..., m, D]
-    quadratic = (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square()
-    return quadratic, L_0
-
-
-def _evidence(p: SCGPPosterior, quadratic: Tensor, L: Tensor, real: Tensor) -> Tensor:
-    scalar, D = p.t.noise[..., 0, 0], p.t.v.shape[-1]
-    return -0.5 * (quadratic + D * (log_det(L) + real * (2 * math.pi * scalar).log()))
 
 
 def _key_quadratic(p: SCGPPosterior) -> Tensor:
@@ -572,10 +604,7 @@ def _key_quadratic(p: SCGPPosterior) -> Tensor:
     if p.kind.values == "dual":
         return scalar * p.density_sums.VV + P.square().sum((-2, -1))
     w = solve(P / p.t.noise, p.L_Bl)  # [..., l, D]
-    if p.kind.group is None:
-        fit = (p.t.v - p.Psi_k @ w).square().sum((-2, -1))
-    else:
-        fit = _fit_from_sums(p, w)
+    fit = (p.t.v - p.Psi_k @ w).square().sum((-2, -1)) if p.kind.group is None else _fit_from_sums(p, w)
     return fit / scalar + w.square().sum((-2, -1))
 
 
@@ -605,121 +634,6 @@ def _trace(A: Tensor) -> Tensor:
     return A.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-SCGPObjective = Literal["dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed"]
-SCGP_OBJECTIVES: tuple[SCGPObjective, ...] = get_args(SCGPObjective)
-Trace = Callable[[Tensor], Tensor]  # G -> G K_o G^T, exactly or estimated
-
-
-@full_precision
-def scgp_log_density(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    o: Tensor,  # [..., K, C]
-    v: Tensor,  # [..., K, D]
-    inducing_q: Tensor,  # [..., m, C]
-    inducing_k: Tensor | None = None,  # [..., l, C]
-    *,
-    objective: SCGPObjective = "dtc",
-    chunk: int = 1024,
-    features: int | None = None,
-    generator: Generator | None = None,
-    **given: Unpack[SparseGiven],
-) -> LogDensity:
-    """log p of the sparse mean and observed values (section 4, eq. 16); negate it for a regulariser.
-
-    "dtc" (the default) and "dtc_bound" are O(N m^2).  The others hold the trace with the N x N
-    kernel of the latent inputs.
-
-    Args:
-        q: queries.
-        k: keys.
-        o: latent inputs, one per key.
-        v: values.
-        inducing_q: inducing inputs m.
-        inducing_k: inducing inputs l; None takes one set for both stages.
-        objective: "dtc", "dtc_bound", "marginal", "jensen", "double_jensen" or "printed".
-        chunk: rows in which the trace is taken exactly, in O(N m) memory.
-        features: number of random features that estimate it instead, without bias, for the objectives linear
-            in it ("jensen", "double_jensen", "printed").
-        generator: of the random features.
-        **given: noise, scales, masks, amplitudes, `values`, `delta` and `group`, as in `scgp_posterior`;
-            under a group, which takes "dtc" and "dtc_bound", the density is that of all tokens, the same on
-            every process, and its gradient counts once in the sum of their losses.
-
-    Returns:
-        Both terms.
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a matrix has no factor.
-    """
-    refuse_others("scgp_log_density", given, SparseGiven)
-    fused: list[FusedObjective] = [objective] if objective == "dtc" else []
-    p = scgp_posterior(q, k, o, v, inducing_q, inducing_k, **given, objectives=fused)
-    return scgp_density_of(p, objective, chunk=chunk, features=features, generator=generator)
-
-
-@full_precision
-def scgp_density_of(
-    p: SCGPPosterior,
-    objective: SCGPObjective = "dtc",
-    *,
-    chunk: int = 1024,
-    features: int | None = None,
-    generator: Generator | None = None,
-) -> LogDensity:
-    """`scgp_log_density` of a posterior that is there already (section 4).
-
-    Args:
-        p: what `scgp_posterior` gave.
-        objective: as in `scgp_log_density`.
-        chunk: likewise.
-        features: likewise.
-        generator: likewise.
-
-    Returns:
-        Both terms.
-
-    Raises:
-        ValueError: the objective is unknown, has no random features, or takes no group.
-        NotPositiveDefiniteError: a matrix has no factor.
-    """
-    check_choice("objective", objective, SCGP_OBJECTIVES)
-    if features is not None and objective in ("dtc", "dtc_bound", "marginal"):
-        raise ValueError(
-            f"features={features} estimates a trace that {objective!r} does not hold linearly: "
-            "use it with jensen, double_jensen or printed"
-        )
-    fused = p.fused("dtc") if objective == "dtc" else None
-    if fused is not None and fused.query is not None and fused.key is not None:
-        return _of_all_tokens(p, fused.query, fused.key)
-    p = p.plain
-    if objective == "dtc" or objective == "dtc_bound":
-        return density_from_sums(p, bound=objective == "dtc_bound")
-    if p.kind.group is not None:
-        raise ValueError(
-            "expected objective to be dtc or dtc_bound under a group, whose processes share sums over "
-            f"tokens and no pairs of them, got {objective!r}"
-        )
-    t, values, delta = p.t, p.kind.values, p.kind.delta
-    z_k = t.v if values == "paper" else p.Psi_k @ (p.Psi_k.mT @ t.v) + t.noise * t.v  # [..., K, D]
-    o = t.latent - t.latent.detach().mean(-2, keepdim=True)
-    trace: Trace = partial(latent_trace, o, chunk=chunk)
-    if features is not None:
-        trace = partial(latent_trace_estimate, o, features=features, generator=generator)
-    if objective == "printed":
-        m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
-        K_mq = t.amplify(keep_rows(cross_gram(t.q, m), t.query_mask)).mT
-        K_lk = t.scale_k * keep_rows(cross_gram(t.k, l), t.mask).mT
-        K_mo, K_lo = (keep_rows(cross_gram(t.latent, x), t.mask).mT for x in (m, l))
-        query = _printed(p._mean, m, K_mq, K_mo, delta, t.noise, t.real_queries(), trace)
-        key = _printed(z_k, l, K_lk, K_lo, delta, t.noise, t.real_keys(), trace)
-        return as_log_density(t, query, key)
-    query = _term(objective, p._mean, p.Phi_q, p.Phi_o, t.noise, t.real_queries(), trace)
-    key = _term(objective, z_k, p.Psi_k, p.Psi_o, t.noise, t.real_keys(), trace)
-    return as_log_density(t, query, key)
-
-
 def _term(
     objective: Literal["marginal", "jensen", "double_jensen"],
     X: Tensor,  # [..., N, D]
@@ -730,7 +644,7 @@ def _term(
     trace: Trace,
 ) -> Tensor:
     """One side's log density under `objective`.  [...]"""
-    L_B = lowrank_root(Phi_o, noise)  # [..., m, m]
+    L_B = lowrank_root(Phi_o.mT @ Phi_o, noise, "Phi_o^T Phi_o")  # [..., m, m]
     H_t = solve_triangular(L_B.mT, Phi, upper=True, left=False)  # [..., N, m]
     G = solve_triangular(L_B.mT, Phi_o, upper=True, left=False).mT  # [..., m, K]
     J = trace(G) / noise.square()  # [..., m, m]
@@ -742,11 +656,23 @@ def _term(
         t_1, t_2 = (HH * J).sum((-2, -1)), H_t.square().sum((-2, -1))
         return bound(X.square().sum((-2, -1)), t_1 + t_2, X.shape[-1], noise, real)
     if objective == "jensen":
-        L_H = lowrank_root(H_t, noise)  # [..., m, m]
+        L_H = lowrank_root(HH, noise, "H H^T")  # [..., m, m]
         shrink = solve(HH / noise, L_H)  # [..., m, m]
         trace_term = (J * shrink.mT).sum((-2, -1))  # tr(S^-1 A K_o A^T) = <J, HH^T (sigma^2 I + HH^T)^-1>
         return lowrank_log_density(X, H_t, noise, real) - 0.5 * X.shape[-1] * trace_term
     assert_never(objective)
+
+
+def _printed_terms(p: SCGPPosterior, z_k: Tensor, trace: Trace) -> tuple[Tensor, Tensor]:
+    t, delta = p.t, p.kind.delta
+    m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
+    K_mq = t.amplify(keep_rows(cross_gram(t.q, m), t.query_mask)).mT
+    K_lk = t.scale_k * keep_rows(cross_gram(t.k, l), t.mask).mT
+    K_mo, K_lo = (keep_rows(cross_gram(t.latent, x), t.mask).mT for x in (m, l))
+    return (
+        _printed(p._mean, m, K_mq, K_mo, delta, t.noise, t.real_queries(), trace),
+        _printed(z_k, l, K_lk, K_lo, delta, t.noise, t.real_keys(), trace),
+    )
 
 
 def _printed(
@@ -768,68 +694,3 @@ def _printed(
     scalar, D = noise[..., 0, 0], X.shape[-1]
     error = X.square().sum((-2, -1)) + D * (t_1 + t_2)
     return -0.5 * error / scalar - D * (real * math.log(2 * math.pi) + 0.5 / scalar.sqrt())
-
-
-@full_precision
-def scgp_kl(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    o: Tensor,  # [..., K, C]
-    v: Tensor,  # [..., K, D]
-    inducing_q: Tensor,  # [..., m, C]
-    inducing_k: Tensor | None = None,  # [..., l, C]
-    **given: Unpack[SparseGiven],
-) -> Tensor:
-    """KL of the sparse posterior from the DTC prior sigma^2 I + Phi_q Phi_q^T (eq. 24), in O(N m^2).
-
-    Args:
-        q: queries.
-        k: keys.
-        o: latent inputs, one per key.
-        v: values.
-        inducing_q: inducing inputs m.
-        inducing_k: inducing inputs l; None takes one set for both stages.
-        **given: noise, scales, masks, amplitudes, `values`, `delta` and `group`, as in `scgp_posterior`;
-            under a group the KL is that of all tokens, the same on every process, and its gradient counts
-            once in the sum of their losses.
-
-    Returns:
-        At least 0, summed over tokens and channels.  [...]
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a matrix has no factor.
-    """
-    refuse_others("scgp_kl", given, SparseGiven)
-    p = scgp_posterior(q, k, o, v, inducing_q, inducing_k, **given, objectives=["kl"])
-    return scgp_kl_of(p)
-
-
-@full_precision
-def scgp_kl_of(p: SCGPPosterior) -> Tensor:
-    """`scgp_kl` of a posterior that is there already (eq. 24).
-
-    Args:
-        p: what `scgp_posterior` gave.
-
-    Returns:
-        At least 0.  [...]
-
-    Raises:
-        NotPositiveDefiniteError: a matrix has no factor.
-    """
-    fused = p.fused("kl")
-    if fused is not None and fused.kl is not None:
-        return counted_once(fused.kl, p.kind.group)
-    p = p.plain
-    noise, D = p.t.noise, p.t.v.shape[-1]
-    quadratic, L_0 = query_quadratic(p)  # [...], [..., m, m]
-    G = p.density_sums.Phi_qq  # [..., m, m]
-    R_c = p.R_c  # [..., m, m]
-    shrink = solve(G / noise, L_0)  # [..., m, m]  I - B_0^-1
-    excess = R_c @ R_c.mT - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    inner = cholesky(
-        with_diagonal(R_c.mT @ G @ R_c / noise, 1.0), name="I + R_c^T G R_c / noise", noise=noise
-    )
-    trace = (excess * shrink.mT).sum((-2, -1))
-    return counted_once(0.5 * (quadratic + D * (trace + log_det(L_0) - log_det(inner))), p.kind.group)

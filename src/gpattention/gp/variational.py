@@ -22,6 +22,7 @@ from gpattention.gp.inputs import (
     check_values,
     common_lead,
     expect,
+    fill_rows,
     keep_columns,
     keep_rows,
     real_mean,
@@ -80,45 +81,6 @@ def sgpa_posterior(
         q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask,
         with_variance=with_variance,
     )  # fmt: skip
-
-
-@full_precision
-def sgpa_kl(
-    q: Tensor,  # [..., N, C]
-    v: Tensor,  # [..., N, D]
-    inducing_k: Tensor,  # [..., m, C]
-    inducing_v: Tensor,  # [..., m, D]
-    scale_tril: Tensor,  # [..., D, m, m]
-    *,
-    kernel: Kernel = rbf,
-    jitter: float = 1e-6,
-    mask: Tensor | None = None,  # [..., N] True = real
-) -> Tensor:
-    """KL of the variational posterior from the prior (eq. 20), per sequence and head.
-
-    The v_b term uses the inducing Gram without jitter, as SGPA's authors do.
-
-    Args:
-        q: tokens, which are queries and keys.
-        v: values.
-        inducing_k: inducing inputs.
-        inducing_v: their values.
-        scale_tril: factors of the variational covariances, one per value channel.
-        kernel: as in `sgpa_posterior`.
-        jitter: perturbation of the inducing Gram matrix.
-        mask: which tokens are real.
-
-    Returns:
-        [...].
-
-    Raises:
-        ValueError: an argument does not fit the others, or is out of its range.
-        NumericalError: tokens are not finite or too far apart, or a covariance has no factor.
-    """
-    posterior = SGPAPosterior(
-        q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask
-    )
-    return posterior.kl()
 
 
 class Factors(NamedTuple):
@@ -212,9 +174,7 @@ class SGPAPosterior(Posterior):
         Kernels need not be translation invariant, so nothing is centred here; one that centres its
         arguments about their mean finds that of real tokens, where zeros would cost it digits.
         """
-        if self.mask is None:
-            return self.q
-        return torch.where(self.mask[..., None], self.q, real_mean(self.q.detach(), self.mask))
+        return fill_rows(self.q, real_mean(self.q.detach(), self.mask), self.mask)
 
     @kept
     @full_precision
@@ -274,6 +234,8 @@ class SGPAPosterior(Posterior):
     def kl(self) -> Tensor:
         """The divergence from the prior (eq. 20) per sequence and head.
 
+        The v_b term uses the inducing Gram without jitter, as SGPA's authors do.
+
         Returns:
             [...].
         """
@@ -298,10 +260,8 @@ def _check(
     expect(v.shape[-2] == q.shape[-2], f"v with {q.shape[-2]} tokens like q", v)
     check_mask("mask", mask, common_lead({**tokens, **inducing}), q)
     m, D = inducing_k.shape[-2], v.shape[-1]
-    if inducing_v.shape[-2:] != (m, D):
-        raise ValueError(f"expected inducing_v of shape [..., {m}, {D}], got {tuple(inducing_v.shape)}")
-    if scale_tril.shape[-3:] != (D, m, m):
-        raise ValueError(f"expected scale_tril of shape [..., {D}, {m}, {m}], got {tuple(scale_tril.shape)}")
+    expect(inducing_v.shape[-2:] == (m, D), f"inducing_v of shape [..., {m}, {D}]", inducing_v)
+    expect(scale_tril.shape[-3:] == (D, m, m), f"scale_tril of shape [..., {D}, {m}, {m}]", scale_tril)
     finite = {**tokens, **inducing, "inducing_v": inducing_v, "scale_tril": scale_tril}
     if not checks_are_deferred(q):
         check_values(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from gpattention.gp import cgp_density_of, cgp_kl_of, direct_density_of, direct_kl_of
 from tests.gp.samples import Sample, sample
 from tests.ops.comparison import Outputs, check_fused, with_gradients
 
@@ -60,7 +59,7 @@ def check(call: str, problem: Problem, device: str = "cpu", *, tolerance: float 
 
 
 def calls_of(
-    model: str, names: str, posterior: Any, log_density: Any, divergence: Any, density_of: Any, kl_of: Any
+    model: str, names: str, posterior: Any
 ) -> dict[str, Callable[[Sample, dict[str, Tensor]], Outputs]]:
     """All that is asked of one model: call(sample, options)."""
 
@@ -80,11 +79,11 @@ def calls_of(
         return found if "query_mask" in options else found | {"log_variance": p.log_variance}
 
     def density(s: Sample, options: dict[str, Tensor]) -> Outputs:
-        found = log_density(*tokens(s), **options)
+        found = posterior(*tokens(s), with_variance=True, **options).log_density()
         return {"query": found.query, "key": found.key}
 
     def kl(s: Sample, options: dict[str, Tensor]) -> Outputs:
-        return {"kl": divergence(*tokens(s), **options)}
+        return {"kl": posterior(*tokens(s), with_cost="kl", **options).kl()}
 
     def draw(s: Sample, options: dict[str, Tensor]) -> Outputs:
         items = torch.arange(s.q.shape[0], device=s.q.device)
@@ -96,8 +95,8 @@ def calls_of(
 
         def call(s: Sample, options: dict[str, Tensor]) -> Outputs:
             p = posterior(*tokens(s), with_variance=True, with_cost=cost, **options)
-            value = kl_of(p) if cost == "kl" else p.fused_cost("marginal")
-            value = -density_of(p).total if value is None else value
+            value = p.kl() if cost == "kl" else p.fused_cost("marginal")
+            value = -p.log_density().total if value is None else value
             return {"mean": p.mean, "spread": p.variance if model == "cgp" else p.stddev, "cost": value}
 
         return call
@@ -106,9 +105,4 @@ def calls_of(
     return found | {f"{model} announced {cost}": announced(cost) for cost in ("marginal", "kl")}
 
 
-CALLS = calls_of(
-    "cgp", "q k o v", gp.cgp_posterior, gp.cgp_log_density, gp.cgp_kl, cgp_density_of, cgp_kl_of
-) | calls_of(
-    "direct", "q k v", gp.direct_posterior, gp.direct_log_density, gp.direct_kl, direct_density_of,
-    direct_kl_of,
-)  # fmt: skip
+CALLS = calls_of("cgp", "q k o v", gp.cgp_posterior) | calls_of("direct", "q k v", gp.direct_posterior)

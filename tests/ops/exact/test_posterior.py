@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gpattention import gp
 from gpattention.attention import build_attention
-from gpattention.gp import cgp_density_of, cgp_kl_of, direct_density_of, direct_kl_of
 from tests.gp.samples import sample
 from tests.ops.exact.problems import KL_TOLERANCE, TOLERANCE, Problem, check
 
@@ -125,11 +124,11 @@ def test_a_cost_and_the_key_density_of_one_posterior_add_their_gradients() -> No
         v = S.v.clone().requires_grad_()
         with gp.fused_kernels(mode):
             total = torch.zeros(())
-            for model, density in (("cgp", cgp_density_of), ("direct", direct_density_of)):
+            for model in ("cgp", "direct"):
                 p = posterior(model, S.q, S.k, S.o, v, noise=0.1, with_cost="marginal")
                 cost = p.fused_cost("marginal")
-                cost = -density(p).total if cost is None else cost
-                total = total + cost.sum() + 0.3 * density(p).key.sum()
+                cost = -p.log_density().total if cost is None else cost
+                total = total + cost.sum() + 0.3 * p.log_density().key.sum()
         found.append(torch.autograd.grad(total, v)[0])
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
@@ -138,9 +137,9 @@ def test_other_views_of_the_direct_posterior() -> None:
     def views(mode: str) -> list[Tensor]:
         with gp.fused_kernels(mode):
             p = gp.direct_posterior(S.q, S.k, S.v, noise=0.1, scale_k=0.7)
-            density = direct_density_of(p, "joint").total
-            other = direct_density_of(p, observation_noise=0.3).total
-            return [p.covariance(), p.prior_stddev, p.log_variance, density, other, direct_kl_of(p, 0.3)]
+            density = p.log_density("joint").total
+            other = p.log_density(observation_noise=0.3).total
+            return [p.covariance(), p.prior_stddev, p.log_variance, density, other, p.kl(0.3)]
 
     for fused, plain in zip(views("on"), views("off"), strict=True):
         torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
@@ -175,7 +174,7 @@ def test_a_failed_factor_is_named_or_counted() -> None:
         with pytest.raises(gp.NotPositiveDefiniteError, match="K_k \\+ noise I"):
             gp.direct_posterior(S.q, same, S.v, noise=1e-9, with_variance=True)
         with pytest.raises(gp.NotPositiveDefiniteError, match="K_q \\+ tau\\^2 I"):
-            gp.direct_kl(same, S.k, S.v, noise=1e-9)
+            gp.direct_posterior(same, S.k, S.v, noise=1e-9, with_cost="kl").kl()
         with gp.deferred_checks():
             variance = gp.cgp_posterior(s.q, k, s.o, s.v, noise=1e-9, with_variance=True).variance
     assert variance[0, 0].isnan().all()
@@ -183,7 +182,7 @@ def test_a_failed_factor_is_named_or_counted() -> None:
     with pytest.raises(gp.NotPositiveDefiniteError, match="1 on cpu"):
         gp.check_health()
     with gp.fused_kernels("on"), gp.deferred_checks():
-        assert bool(gp.direct_kl(same, S.k, S.v, noise=1e-9).isnan().all())
+        assert bool(gp.direct_posterior(same, S.k, S.v, noise=1e-9, with_cost="kl").kl().isnan().all())
     with pytest.raises(gp.NotPositiveDefiniteError, match="on cpu"):
         gp.check_health()
 
@@ -222,4 +221,4 @@ def test_a_training_step_of_the_module(kind: str, options: dict[str, str]) -> No
 def test_the_fused_divergence_is_that_of_the_other_noise_in_the_limit() -> None:
     with gp.fused_kernels("on"):
         p = gp.cgp_posterior(S.q, S.k, S.o, S.v, noise=0.1)
-        torch.testing.assert_close(cgp_kl_of(p), cgp_kl_of(p, 0.1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(p.kl(), p.kl(0.1), rtol=1e-4, atol=1e-5)

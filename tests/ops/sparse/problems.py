@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from gpattention.gp import scgp_density_of, scgp_kl_of
 from tests.ops.comparison import check_fused, with_gradients
 
 # rounding of float32 sums of this length; gradients divide by the noise once more
@@ -80,9 +79,9 @@ def evaluate(problem: Sparse, device: str, dtype: torch.dtype) -> dict[str, Tens
         **leaves, **{name: t.to(device) for name, t in masks.items()}, values=problem.values,
         include_noise=problem.include_noise, conditional=problem.conditional,
     )  # fmt: skip
-    density = scgp_density_of(p)
+    density = p.log_density()
     outputs = {"mean": p.mean, "variance": p.variance, "query": density.query, "key": density.key}
-    return with_gradients(leaves, outputs | {"kl": scgp_kl_of(p)}, problem.asked)
+    return with_gradients(leaves, outputs | {"kl": p.kl()}, problem.asked)
 
 
 def check(problem: Sparse, device: str = "cpu") -> None:

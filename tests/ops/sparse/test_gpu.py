@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gpattention import gp
-from gpattention.gp import scgp_density_of
 from gpattention.gp.sparse import FusedSCGPPosterior
 from tests.gp.test_stability import in_float64, spaced, tokens
 from tests.ops.comparison import captured
@@ -65,7 +64,7 @@ def test_a_captured_step_replays_and_counts() -> None:
     def step() -> tuple[torch.Tensor, ...]:
         with gp.fused_kernels("on"), gp.deferred_checks():
             p = gp.scgp_posterior(*leaves, noise=noise, objectives=("dtc",))
-            loss = p.sample(1).square().sum() - 0.01 * scgp_density_of(p).total.sum()
+            loss = p.sample(1).square().sum() - 0.01 * p.log_density().total.sum()
         return torch.autograd.grad(loss, leaves)
 
     graph, found = captured(step)
