@@ -27,6 +27,8 @@ from tests.attention.variants import (
 )
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+GARBAGE = {"nan": torch.nan, "inf": torch.inf, "huge": 1e30}
+written = pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 
 
 class Results(NamedTuple):
@@ -80,6 +82,13 @@ def test_padding_anywhere_is_as_if_deleted(variant: Variant) -> None:
         same(results(module, poisoned[one, None], kept[None]), results(module, x[one, None, kept]))
 
 
+@every_default
+@written
+def test_whatever_is_written_in_the_padding(variant: Variant, garbage: float) -> None:
+    module, x, real = build(variant), tokens(), ~padding()
+    same(results(module, torch.where(real[..., None], x, garbage), real), results(module, x, real))
+
+
 @every_variant
 def test_the_query_given_as_key_and_value_is_self_attention(variant: Variant) -> None:
     module, x, ignore = build(variant), tokens(), padding()
@@ -89,6 +98,15 @@ def test_the_query_given_as_key_and_value_is_self_attention(variant: Variant) ->
         found = module(*named, key_padding_mask=ignore, need=needs(module))
         for part in needs(module):
             assert torch.equal(getattr(found, part), getattr(alone, part)), part
+
+
+@every_default
+def test_values_of_their_own_leave_queries_and_keys_one_set(variant: Variant) -> None:
+    module, x, v, ignore = build(variant), tokens(), tokens(seed=3), padding()
+    x[ignore] = torch.nan
+    found = module(x, x, v, key_padding_mask=ignore, need=needs(module))
+    assert_close(found.weights, module(x, key_padding_mask=ignore, need=("weights",)).weights, **CLOSE)
+    assert bool(found.output.isfinite().all())
 
 
 CROSSING = [variant for variant in DEFAULTS if variant.crosses]
@@ -194,6 +212,13 @@ def test_a_sequence_of_padding_alone_adds_nothing_to_the_regulariser(variant: Va
             assert_close(ours, theirs, **CLOSE)
 
 
+@every_default
+def test_a_batch_of_padding_alone(variant: Variant) -> None:
+    module, x = build(variant), torch.full_like(tokens(), torch.nan)
+    found = module(x, key_padding_mask=torch.ones(BATCH, TOKENS, dtype=torch.bool), need=needs(module))
+    assert bool(found.output.isfinite().all() & found.regularizer.isfinite())
+
+
 @every_variant
 def test_a_batch_without_sequences(variant: Variant) -> None:
     module = build(variant)
@@ -254,3 +279,14 @@ def test_the_posterior_is_the_prior(variant: Variant, seed: int) -> None:
     loss = found.output.square().sum() + found.variance.sum() + posterior.stddev.sum() + found.regularizer
     for g in torch.autograd.grad(loss, [*leaves, *module.parameters()], allow_unused=True):
         assert g is None or bool(g.isfinite().all())
+
+
+@pytest.mark.parametrize("draw", ["independent", "joint"])
+@every([variant for variant in ASKED if not variant.causal])
+def test_draws_vary_where_there_is_a_prior(variant: Variant, draw: str) -> None:
+    module, x, y, ignore = build(variant), tokens(), tokens(seed=3), some_without_keys(0)
+    g = torch.Generator().manual_seed(1)
+    output = module(x, y, key_padding_mask=ignore, draw=draw, samples=4, generator=g).output  # [4, B, N, E]
+    assert bool(output.isfinite().all())
+    spread = output[:, 0].std(0).max()
+    assert (float(spread.detach()) == 0) == (variant.kind == "softmax-gp")

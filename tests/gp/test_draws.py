@@ -57,6 +57,30 @@ def test_draws_are_an_exact_root_of_the_covariance(
     close(torch.einsum("nia,njb->iajb", root, root), stated(p, joint=joint), atol=1e-8)
 
 
+@BOTH
+@over(table=JOINT_POSTERIORS)
+def test_seeded_draws_repeat_and_leave_the_global_generator_alone(call: Call, joint: bool) -> None:
+    p = call(sample(2, 3, seed=5))
+    state = torch.get_rng_state()
+    x, again, other = (p.sample(3, generator=seeded(seed), joint=joint) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert x.shape == (3, *p.mean.shape)
+    assert torch.equal(x, again)
+    assert float((x - other).abs().min()) > 0
+    assert float((x[0] - x[1]).abs().min()) > 0
+
+
+@BOTH
+@over(table=JOINT_POSTERIORS)
+def test_draws_at_padded_queries_are_zero(call: Call, joint: bool) -> None:
+    s = sample(2, 3, seed=6)
+    x = call(s, **call.extra(s)).sample(5, generator=seeded(3), joint=joint)
+    padded = ~(s.query_mask if "query_mask" in call.extras else s.mask)
+    assert int(padded.sum()) > 5
+    assert bool((x[:, padded] == 0).all())
+    assert bool((x[:, ~padded] != 0).all())
+
+
 def drawn_from(call: Call, s: Sample, *, joint: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """Two draws as a function of all tokens and numbers, with random numbers held fixed."""
     names = (*call.arguments, *call.parameters)
@@ -100,6 +124,29 @@ def test_joint_draws_of_coinciding_tokens_in_float32_coincide(call: Call) -> Non
         close(deviation, deviation[:, :1].expand_as(deviation), rtol=0.0, atol=5e-4)
     ratio = deviation[:, 0].square().mean(0) / p.variance[0]  # [D], standard error sqrt(2 / n)
     assert float((ratio - 1).abs().max()) < ERRORS * (2 / n) ** 0.5
+
+
+LAYOUTS = {
+    "each token twice": lambda x: x.repeat_interleave(2, -2),
+    "nearly in one place": lambda x: 0.01 * x,
+    "crowded": lambda x: torch.cat([0.3 * x, 0.3 * x.flip(-1) + 0.1]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@over(table=JOINT_POSTERIORS)
+def test_joint_draws_of_tokens_close_together_work_in_float32(
+    call: Call, layout: Callable[[Tensor], Tensor]
+) -> None:
+    """A prior Gram matrix rounded to float32 has eigenvalues of -1e-7; a draw must not need its root."""
+    s = sample(queries=16, keys=16, seed=10, dtype=torch.float32)
+    moved = change(s, ("q", "k", "o"), layout)
+    v = torch.cat([s.v, s.v])[: moved.k.shape[-2]]
+    x = call(replace(moved, v=v)).sample(3, generator=seeded(6), joint=True)
+    wide = replace(moved, v=v).to(torch.float64)
+    p = call(wide)
+    limit = 8 * p.stddev if p.stddev.ndim == 2 else 8 * p.stddev[:, None]
+    assert bool(((x.double() - p.mean).abs() < limit + 1e-3).all())
 
 
 def stretched(s: Sample, queries: list[int], keys: list[int], junk: float) -> Sample:
