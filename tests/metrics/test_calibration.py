@@ -119,7 +119,7 @@ def test_known_values() -> None:
 def test_batch_mean_is_the_mean_over_batches(metric, batch_size: int) -> None:
     probs, labels = predictions(100, 3)
     parts = [metric(p, y) for p, y in zip(probs.split(batch_size), labels.split(batch_size), strict=True)]
-    found = metric(probs, labels, aggregation="batch_mean", batch_size=batch_size)
+    found = metric(probs, labels, batch_size=batch_size)
     assert found == pytest.approx(np.mean(parts), rel=1e-12)
 
 
@@ -132,7 +132,7 @@ def test_batch_mean_punishes_the_perfectly_calibrated(
     batch_size: int, bins: int, expected: float, largest: float
 ) -> None:
     probs, labels = calibrated(600_000)
-    batches = {"bins": bins, "aggregation": "batch_mean", "batch_size": batch_size}
+    batches = {"bins": bins, "batch_size": batch_size}
     assert ece(probs, labels, **batches) == pytest.approx(expected, abs=0.001)
     assert mce(probs, labels, **batches) == pytest.approx(largest, abs=0.002)
     assert ece(probs, labels, bins=bins) < 0.002

@@ -78,17 +78,6 @@ class LogitGaussian:
         return (-(-ahead).logsumexp(-1)).log_softmax(-1)
 
 
-def extract_features(
-    model: FeatureClassifier, inputs: Inputs, *, batch_size: int | None = None,
-    progress: Progress | None = None,
-) -> Tensor:  # fmt: skip
-    """What the classifier reads, without draws, where the inputs lie.  [B, E]"""
-    options: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size, "progress": progress}
-    return predict_rows(
-        model, lambda rows: model.features(rows.inputs, draw="none", generator=None), inputs, **options
-    )[0]
-
-
 class LastLayerPredictor(BasePredictor):
     """What all Bayesian last layers share: features of the mean pass, then draws of logits.
 
@@ -118,13 +107,18 @@ class LastLayerPredictor(BasePredictor):
         progress: Progress | None = None,
     ) -> Self:
         """On the training items."""
-        h = extract_features(self._model, inputs, batch_size=batch_size, progress=progress)  # [n, E]
+        options: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size, "progress": progress}
+        h = predict_rows(self._model, self._features, inputs, **options)[0]  # [n, E]
         head = self._model.head
         check_labels(labels, len(h), head.out_features)
         device = head.weight.device
         with torch.inference_mode(False):  # copies made here can be differentiated, whatever mode made them
             self._fit(h.to(device, torch.float64, copy=True), labels.to(device, torch.int64, copy=True))
         return self
+
+    def _features(self, rows: Rows) -> Tensor:
+        """What the head reads, without draws.  [b, E]"""
+        return self._model.features(rows.inputs, draw="none", generator=None)
 
     @abstractmethod
     def _fit(self, h: Tensor, labels: Tensor) -> None:
@@ -143,12 +137,11 @@ class LastLayerPredictor(BasePredictor):
         samples, seed = request.samples, request.seed
 
         def forward(rows: Rows) -> Tensor:
-            h = self._model.features(rows.inputs, draw="none", generator=None)  # [b, E]
+            h = self._features(rows)  # [b, E]
             found = self.logit_gaussian(h)
             logits = _draw(found, rows.numbers, samples, seed) if samples else found.mean_field()[None]
-            return (
-                logits.to(torch.promote_types(h.dtype, torch.float32)).transpose(0, 1).flatten(1)
-            )  # [b, S C]
+            exact = torch.promote_types(h.dtype, torch.float32)
+            return logits.to(exact).transpose(0, 1).flatten(1)  # [b, S C]
 
         each = predict_rows(self._model, forward, inputs, **{**vars(request), "samples": 1})[0]  # [B, S C]
         logits = each.unflatten(1, (max(samples, 1), -1)).transpose(0, 1).contiguous()  # [S, B, C]
@@ -259,8 +252,8 @@ class LaplaceLastLayer(LastLayerPredictor):
         _check_positive(prior_precision=prior_precision)
         size = model.head.out_features * (model.head.in_features + (model.head.bias is not None))
         if hessian == "full" and size > FULL_LIMIT:
-            limit = f"at most {FULL_LIMIT} weights for hessian='full'"
-            raise ValueError(f"expected {limit}, got {size}: take 'kron'")
+            wanted = f"at most {FULL_LIMIT} weights for hessian='full'"
+            raise ValueError(f"expected {wanted}, got {size}: take 'kron'")
         self.options = {"hessian": hessian, "prior_precision": prior_precision}
 
     def _fit(self, h: Tensor, labels: Tensor) -> None:
@@ -329,14 +322,12 @@ class RandomFeatures:
     shift: Tensor  # [M]
 
     @classmethod
-    def draw(
-        cls, width: int, count: int, lengthscale: float, seed: int, device: torch.device
-    ) -> "RandomFeatures":
-        """From their own generator, the same on every device."""
+    def draw(cls, h: Tensor, count: int, lengthscale: float, seed: int) -> "RandomFeatures":
+        """Of items h [n, E], from a generator of their own: the same on every device."""
         generator = torch.Generator().manual_seed(seed)
-        frequency = torch.randn(width, count, dtype=torch.float64, generator=generator)
+        frequency = torch.randn(h.shape[1], count, dtype=torch.float64, generator=generator)
         shift = 2 * math.pi * torch.rand(count, dtype=torch.float64, generator=generator)
-        return cls((frequency / lengthscale).to(device), shift.to(device))
+        return cls((frequency / lengthscale).to(h.device), shift.to(h.device))
 
     def __call__(self, h: Tensor) -> Tensor:
         """[B, E] to [B, M]."""
@@ -356,11 +347,12 @@ class WeightPosterior:
         """Laplace around the most probable weights, class by class."""
         beta = _map_weights(phi, labels, prior_variance, start)  # [M, C]
         probs = (phi @ beta).softmax(-1)  # [n, C]
-        weight = probs * (1 - probs)  # [n, C]
         prior = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device) / prior_variance  # [M, M]
-        precision = torch.stack([phi.mT @ (w[:, None] * phi) + prior for w in weight.mT])  # [C, M, M]
-        root = cholesky(precision, name="weight precision", noise=1 / prior_variance)
-        return cls(beta, root, prior_variance)
+        # class by class: all at once would hold [C, n, M] numbers
+        precision = torch.stack([phi.mT @ (p[:, None] * phi) + prior for p in (probs * (1 - probs)).mT])
+        return cls(
+            beta, cholesky(precision, name="weight precision", noise=1 / prior_variance), prior_variance
+        )
 
     def logits(self, phi: Tensor) -> LogitGaussian:
         """At random features phi [B, M]."""
@@ -403,7 +395,7 @@ class GPLastLayer(LastLayerPredictor):
     def _fit(self, h: Tensor, labels: Tensor) -> None:
         count, lengthscale, prior_variance, seed = self.options.values()
         lengthscale = median_distance(h) if lengthscale is None else lengthscale
-        random = RandomFeatures.draw(h.shape[1], count, lengthscale, seed, h.device)
+        random = RandomFeatures.draw(h, count, lengthscale, seed)
         phi = random(h)  # [n, M]
         start = phi.new_zeros(count, self._model.head.out_features)  # [M, C]
         if prior_variance is None:
@@ -443,8 +435,7 @@ def _best_prior_variance(phi: Tensor, labels: Tensor, start: Tensor, seed: int) 
     for prior_variance in PRIOR_VARIANCES:
         posterior = WeightPosterior.fit(phi[kept], labels[kept], prior_variance, start)
         start = posterior.mean  # the next is near
-        logits = posterior.logits(phi[held]).mean_field()  # [h, C]
-        losses[prior_variance] = float(cross_entropy(logits, labels[held]))
+        losses[prior_variance] = float(cross_entropy(posterior.logits(phi[held]).mean_field(), labels[held]))
     return min(losses, key=losses.__getitem__)
 
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,7 +55,7 @@ class ItemSet:
     name: str
     stored: Inputs
     labels: Tensor | None = None
-    prepare: Callable[[Inputs], Inputs] = _unchanged
+    prepare: Callable[[Any], Inputs] = _unchanged
     words: tuple[tuple[str, ...], ...] | None = None
 
     def __post_init__(self) -> None:

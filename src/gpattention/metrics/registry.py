@@ -53,7 +53,7 @@ class Metric:
     @property
     def arrow(self) -> str:
         """Which way is better."""
-        return "" if self.larger is None else "↑" if self.larger else "↓"
+        return {None: "", True: "↑", False: "↓"}[self.larger]
 
     @property
     def heading(self) -> str:
@@ -89,7 +89,7 @@ _ALL = (
     *(
         Metric(
             f"batch_{f.__name__}", f"{f.__name__.upper()}, mean over batches", False, "batches",
-            partial(f, bins=PAPER_BINS, aggregation="batch_mean"), short=f"{f.__name__.upper()}, batches",
+            partial(f, bins=PAPER_BINS), short=f"{f.__name__.upper()}, batches",
         )
         for f in (of.ece, of.mce)
     ),

@@ -21,7 +21,8 @@ def heading(text: str) -> str:
 
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    *most, last = words or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def number(value: Any) -> float | None:

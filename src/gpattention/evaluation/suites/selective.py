@@ -276,6 +276,8 @@ ALPHAS = (0.05, 0.1)  # of a set without the right class
 
 def evaluate_selective(subject: Subject) -> Findings:
     """Thresholds of the validation set, evaluated on the test set."""
+    if subject.validation is None:
+        return Findings()
     return Findings.merge(
         selective_findings(label, found["validation"], found["test"])
         for label, found in subject.predictions("selective", subject.validation, subject.test)

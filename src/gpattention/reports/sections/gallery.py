@@ -3,15 +3,13 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
+from gpattention.reports import html
 from gpattention.reports.comparison import Comparison, Model, number
-from gpattention.reports.html import DASH, render, tabs
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 GROUPS = (
     ("most_wrong", "Most wrong", "Wrong answers that give the right class the least probability."),
@@ -28,12 +26,12 @@ def fills(comparison: Comparison) -> bool:
     return not comparison.has("clean") or any(_shown(model) for model in comparison.models)
 
 
-def content(comparison: Comparison, name: str) -> "Markup":
+def content(comparison: Comparison, name: str) -> "html.Markup":
     """One tab per model that has items."""
     panels = {model.label: _model(model, found) for model in comparison.models if (found := _shown(model))}
     if not panels:
-        return render("missing", *comparison.what_is_missing("clean", "gallery of test items"))
-    return tabs(f"{name}-models", "which model", panels)
+        return html.render("missing", *comparison.what_is_missing("clean", "gallery of test items"))
+    return html.tabs(f"{name}-models", "which model", panels)
 
 
 def png_data(image: Sequence[Sequence[Any]]) -> str:
@@ -61,7 +59,7 @@ def _shown(model: Model) -> Mapping[str, Sequence[Item]] | None:
     return None
 
 
-def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup":
+def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "html.Markup":
     tokens = (v for items in gallery.values() for item in items for v in item.get("token_variance") or ())
     variances = [known for v in tokens if (known := number(v)) is not None]
     scale = (min(variances), max(variances)) if variances else None
@@ -70,7 +68,7 @@ def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup":
         for key, title, explained in GROUPS
         if gallery[key]
     ]
-    return render("gallery", model.label, scale, groups)
+    return html.render("gallery", model.label, scale, groups)
 
 
 def _card(item: Item, scale: Scale) -> dict[str, Any]:
@@ -112,14 +110,12 @@ def _patches(item: Item, scale: Scale, width: int, height: int) -> list[tuple[fl
 def _words(item: Item, scale: Scale) -> list[tuple[str, str | None, int | None]]:
     """Every word with its variance and its shade in percent."""
     words = item.get("words") or ()
-    variances = [number(v) for v in _aligned(item.get("token_variance") or (), len(words))]
-    variances += [None] * (len(words) - len(variances))
-    return [
-        (str(word), None, None)
-        if variance is None or scale is None
-        else (str(word), f"{variance:.3g}", round(100 * _shade(variance, scale)))
-        for word, variance in zip(words, variances, strict=True)
+    known = [number(v) for v in _aligned(item.get("token_variance") or (), len(words))]
+    shades = [
+        (None, None) if v is None or scale is None else (f"{v:.3g}", round(100 * _shade(v, scale)))
+        for v in known
     ]
+    return [(str(word), *shade) for word, shade in zip_longest(words, shades, fillvalue=(None, None))]
 
 
 def _aligned(variances: Sequence[Any], tokens: int) -> list[Any]:
@@ -134,4 +130,4 @@ def _shade(variance: Any, scale: tuple[float, float]) -> float:
 
 def _short(value: Any) -> str:
     known = number(value)
-    return DASH if known is None else f"{known:.3f}"
+    return html.DASH if known is None else f"{known:.3f}"
