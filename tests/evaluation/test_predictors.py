@@ -102,17 +102,6 @@ def test_masks_keep_the_mean_and_have_the_variance_of_dropout(p: float) -> None:
         torch.testing.assert_close(logits[:, item].T.cov(), cov[item], rtol=0.05, atol=0.05 * scale)
 
 
-def test_the_rate_may_be_set_later_or_overridden() -> None:
-    model = Linear(nn.Dropout(0.2))
-    predictor = MCDropout(model)
-    model.dropout.p = 1.0
-    logits = predictor.predict(X, samples=2).logits
-    torch.testing.assert_close(logits, model.head.bias.detach().expand_as(logits))
-    model.dropout.p = 0.0
-    assert MCDropout(model, p=0.5).predict(X, samples=3).logits.std(0).min() > 0
-    assert model.dropout.p == 0.0
-
-
 @pytest.mark.parametrize("draw", ["none", "independent"])
 def test_masks_belong_to_items(draw) -> None:
     model = StubModel(p=0.3)
@@ -250,17 +239,6 @@ def test_predictors_are_tempered(samples: int) -> None:
     assert scaled.temperature == pytest.approx(4, rel=0.25)
     torch.testing.assert_close(after.logits, before.logits / scaled.temperature)
     assert torch.equal(after.variances[1], before.variances[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_temperature_is_the_same(mode: Callable, dtype: torch.dtype) -> None:
-    logits, labels = tempered(2.0, 1)
-    expected = fit_temperature(logits.to(dtype), labels)
-    with mode():
-        made = logits.to(dtype, copy=True), labels.clone()
-        assert fit_temperature(*made) == expected
-    assert fit_temperature(*made) == expected
 
 
 SIZES = ((2, 9), (6, 60), (2, 7))

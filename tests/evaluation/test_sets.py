@@ -104,7 +104,7 @@ def test_all_test_images_serve_an_ensemble_on_cifar(cifar: tuple[Path, Path, Pat
     assert len(records) == 11
     assert not any("unseen_test_items" in r.detail for r in records)
     assert not any("test items" in note for note in found["clean"].notes)
-    assert any("not evaluated on validation" in note for note in found["clean"].notes)
+    assert any("at least 20 are needed" in note for note in found["clean"].notes)
     assert 0 <= found["corrupted"].value("corrupted/fog/2", "ece", "ensemble") <= 1
     assert not any("ensemble" in note for note in found["corrupted"].notes)
     assert not list((first / "evaluation" / "predictions").glob("of-*"))  # the members' own predictions serve

@@ -1,6 +1,5 @@
 """Figures show the numbers that they were given, and nothing of the user's settings or of pyplot."""
 
-import io
 import subprocess
 import sys
 
@@ -22,7 +21,7 @@ from gpattention.reports import (
     severity_figure,
     training_figure,
 )
-from gpattention.reports.drawing import LONGEST, WIDTH, drawing, shorten
+from gpattention.reports.drawing import WIDTH, drawing, shorten
 from gpattention.reports.style import GAP, NEUTRAL, style_of
 from tests.reports.synthetic import reliability, synthetic_run
 
@@ -164,20 +163,6 @@ def test_legends_name_every_model_within_the_figure(count: int) -> None:
         assert box.x1 <= WIDTH + 8
     legend = min(text.get_window_extent().y1 for text in figure.texts if text.get_text() == "t")
     assert legend > figure.axes[0].get_window_extent().y1
-
-
-def test_labels_are_shortened_and_printable() -> None:
-    assert shorten("x" * 100) == "x" * (LONGEST - 1) + "…"
-    assert shorten("a\x00b\nc") == "a\ufffdb\ufffdc"
-
-
-def test_the_same_figure_is_the_same_file() -> None:
-    files = [io.BytesIO(), io.BytesIO()]
-    for file in files:
-        with drawing():
-            figure = roc_figure({"a": [{"fpr": [0, 1], "tpr": [0, 1]}]})
-            figure.savefig(file, format="svg", metadata={"Date": None})
-    assert files[0].getvalue() == files[1].getvalue()
 
 
 def test_settings_of_the_user_neither_matter_nor_change() -> None:

@@ -17,7 +17,6 @@ from gpattention.numerics import NonFiniteError
 from gpattention.strangeness.strangeness import (
     FORMAT,
     LengthEffect,
-    PartScores,
     available_parts,
     choose_weights,
     weights_without,
@@ -128,12 +127,6 @@ def test_which_parts_can_be_had() -> None:
     assert set(available_parts(regression)) == {"mahalanobis", "mahalanobis_normed", "knn"}
     assert Strangeness.fit(bare).scores.parts == ("entropy", "mahalanobis")
     assert Strangeness.fit(HELD_OUT).weights.tolist() == [0.25] * 4
-
-
-def test_predicted_classes_stand_in_for_labels() -> None:
-    predicted = HELD_OUT.logits.argmax(-1)
-    one, other = Strangeness.fit(HELD_OUT), Strangeness.fit(HELD_OUT, predicted)
-    assert one.score(NEW).equal(other.score(NEW))
 
 
 def test_p_values_are_valid() -> None:
@@ -376,14 +369,6 @@ def test_a_constant_head_that_moves_is_seen() -> None:
     assert p[0] > 0.1 > 0.02 > p[1]
 
 
-def test_more_classes_than_items() -> None:
-    labels = torch.arange(40)
-    logits = torch.randn(40, 50, generator=seeded(90))
-    signals = replace(usual(40, 91)[0], logits=logits)
-    fitted = Strangeness.fit(signals, labels, available_parts(signals, 40))
-    assert bool(fitted.score(signals).isfinite().all())
-
-
 # Use
 
 
@@ -425,11 +410,6 @@ def test_threads_share_one() -> None:
     expected = fitted.p_value(NEW)
     found = at_once([lambda: fitted.p_value(NEW)] * 8)
     assert all(p.equal(expected) for p in found)
-
-
-def test_signals_that_no_part_reads_may_differ() -> None:
-    fitted = Strangeness.fit(HELD_OUT, LABELS, ["mahalanobis"])
-    assert fitted.score(NEW).equal(fitted.score(replace(NEW, variance=None)))
 
 
 def _saved(folder: Path, change: Any) -> Strangeness:
@@ -485,13 +465,3 @@ def test_signals_must_be_finite(value: float) -> None:
     wrong = moved(NEW, "features", value, 1)
     with pytest.raises(NonFiniteError, match="60 non-finite numbers in features"):
         FITTED.score(wrong)
-
-
-def test_scores_of_parts_stand_alone() -> None:
-    """What the choice of a temperature takes from here: some columns of all scores."""
-    densities, scaling, _ = Strangeness.split(500)
-    scores = PartScores.fit(HELD_OUT, LABELS, None, densities, scaling)
-    some = scores.only([4, 0])
-    assert some.parts == (scores.parts[4], scores.parts[0])
-    assert some(NEW).equal(scores(NEW)[:, [4, 0]])
-    assert scores.only([])(NEW).shape == (60, 0)

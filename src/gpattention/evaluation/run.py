@@ -59,8 +59,8 @@ from gpattention.strangeness import AdaptiveTemperature, Head
 
 M = TypeVar("M", bound=Callable[..., Any])
 READINGS = 5  # of weights that are replaced while they are read, which a trainer does once an epoch
-TEMPERATURE, SHIFT_TEMPERATURE = "+temperature", "+shift_temperature"  # after a predictor's name
-ADAPTIVE_TEMPERATURE = "+adaptive_temperature"
+HEATS = ("shift_temperature", "adaptive_temperature")  # settings, and with "+" after a predictor's name
+TEMPERATURE, SHIFT_TEMPERATURE, ADAPTIVE_TEMPERATURE = "+temperature", *(f"+{heat}" for heat in HEATS)
 REDUCING = ("limit", "types", "severities")  # recorded settings that leave items out; None is all
 
 
@@ -302,7 +302,7 @@ class Evaluation(Subject):
     def _with_earlier(self, asked: EvaluationSettings) -> EvaluationSettings:
         """Settings under which no finished figure is lost."""
         predictors = dict.fromkeys(asked.predictors)
-        heats = {name: getattr(asked, name) for name in ("shift_temperature", "adaptive_temperature")}
+        heats = {name: getattr(asked, name) for name in HEATS}
         for suite, result in self._earlier.items():
             earlier = recorded_settings(result)
             if not SUITES[suite].items or earlier.get("model") != self.weights:
@@ -355,9 +355,8 @@ class Evaluation(Subject):
             found["epoch"] = epoch
         if suite.predictions:
             found |= {"seed": s.seed, "predictors": list(s.predictors)}
-            heats = ("shift_temperature", "adaptive_temperature")
-            found |= {heat: True for heat in heats if getattr(s, heat)}
-            if self.sets.kind == "texts" and any(heat in found for heat in heats):
+            found |= {heat: True for heat in HEATS if getattr(s, heat)}
+            if self.sets.kind == "texts" and any(heat in found for heat in HEATS):
                 found["shifts"] = list(TEXT_SHIFTS)  # results of before there were any are not these
             fitted = any(PREDICTORS[each].fitted for each in s.predictors)
             found |= {"train": self.sets.train.digest} if fitted else {}

@@ -172,7 +172,7 @@ def run_sets(
 
     # runs of older versions, and of `fit` called by itself, kept nothing to compare with
     if (run.folder / FOLDER / FILE).is_file() and not preprocessing.is_same(run.folder):
-        got = f"other classes, normalisation or words of the name {data.name!r}"
+        got = f"other data of the name {run.recipe.data.name!r}"
         raise ValueError(f"expected the data that {run.folder} was trained on, got {got}")
     whole = items("validation", data.validation)
     return RunSets(

@@ -212,9 +212,8 @@ class _Problem:
         grid = _grid(constant)
         tables = [torch.stack([_curve(draws, labels, u) for u in grid], -1) for draws, _, labels in sets]
         values, slopes = torch.cat(tables, 1)  # [2, N, G]
-        place = torch.repeat_interleave(
-            torch.arange(len(sets)), torch.tensor([len(labels) for _, _, labels in sets])
-        )
+        sizes = torch.tensor([len(labels) for _, _, labels in sets])
+        place = torch.repeat_interleave(torch.arange(len(sets)), sizes)
         fitted = place > 0
         fitted[fitting] = True
         clean, _, labels = sets[0]
@@ -226,11 +225,8 @@ class _Problem:
 
     def thinned(self) -> "_Problem":
         """The same with at most COMPARED items of every set, clean ones among those that are fitted to."""
-        kept = [
-            ((self.place == s) & self.fitted).nonzero()[:COMPARED, 0]
-            for s in range(int(self.place.max()) + 1)
-        ]
-        some = torch.cat(kept)
+        fitted = [(self.place == s) & self.fitted for s in range(int(self.place.max()) + 1)]
+        some = torch.cat([one.nonzero()[:COMPARED, 0] for one in fitted])
         return replace(
             self, z=self.z[some], place=self.place[some], fitted=self.fitted[some], exact=None,
             values=self.values[some], slopes=self.slopes[some],
@@ -262,7 +258,7 @@ class _Problem:
             below = [k for k in columns if not free[k] and fit[1 + k] < 0]
             if not below:
                 return fit
-            columns = [k for k in columns if k != min(below, key=lambda k: float(fit[1 + k]))]
+            columns.remove(min(below, key=lambda k: float(fit[1 + k])))
 
     def _newton(self, weight: Tensor, columns: list[int]) -> Tensor:
         """The least weighted NLL, by Newton's method with damping: the curves are not convex everywhere."""

@@ -323,20 +323,23 @@ class PartScores:
 
     def only(self, kept: Sequence[int]) -> "PartScores":
         """Some of the parts."""
-        effects, parts = dict(self.effects), tuple(self.parts[i] for i in kept)
-        if "scores" in effects:
-            effects["scores"] = replace(
-                effects["scores"], slopes=effects["scores"].slopes[:, list(kept)].contiguous()
-            )
-        states = {name: self.states[name] for name in parts}
-        return PartScores(parts, states, effects, self.mean[list(kept)], self.unit[list(kept)], self.reads)
+        effects, some = dict(self.effects), list(kept)
+        if (effect := effects.get("scores")) is not None:
+            effects["scores"] = replace(effect, slopes=effect.slopes[:, some].contiguous())
+        states = {self.parts[i]: self.states[self.parts[i]] for i in some}
+        return replace(
+            self,
+            parts=tuple(states),
+            states=states,
+            effects=effects,
+            mean=self.mean[some],
+            unit=self.unit[some],
+        )
 
     def _without_length(self, signals: Signals) -> Signals:
         t = _log_tokens(signals)
-        profiles = {name: effect(t) for name, effect in self.effects.items() if name != "scores"}
-        return replace(
-            signals, **{name: getattr(signals, name) - effect for name, effect in profiles.items()}
-        )
+        own = {name: effect(t) for name, effect in self.effects.items() if name != "scores"}
+        return replace(signals, **{name: getattr(signals, name) - effect for name, effect in own.items()})
 
     def _raw(self, signals: Signals, *, length: bool = True) -> Tensor:
         seen = self._without_length(signals) if length else signals
@@ -466,10 +469,8 @@ def _add_parts(clean: Tensor, shifted: Sequence[Tensor]) -> Tensor:
 def _aurocs(inside: Tensor, outside: Tensor) -> Tensor:
     """AUROC of every column; ties count half.  [n, K], [m, K] to [K]"""
     ranked, others = inside.mT.contiguous().sort(-1).values, outside.mT.contiguous()
-    below, upto = (
-        torch.searchsorted(ranked, others, right=right).double().mean(-1) for right in (False, True)
-    )
-    return (below + upto) / (2 * len(inside))
+    below = [torch.searchsorted(ranked, others, right=right).double().mean(-1) for right in (False, True)]
+    return (below[0] + below[1]) / (2 * len(inside))
 
 
 # The score
@@ -515,9 +516,7 @@ class Explanation:
     def __str__(self) -> str:
         rows = zip(self.score, self.p_value, self.part, self.site, self.length, strict=True)
         return "\n".join(
-            f"score {s:.2f}, p {p:.4f}: {PARTS[part].label}"
-            + (f", {site}" if site else "")
-            + f", length {t:+.2f}"
+            f"score {s:.2f}, p {p:.4f}: {PARTS[part].label}{f', {site}' if site else ''}, length {t:+.2f}"
             for s, p, part, site, t in rows
         )
 
