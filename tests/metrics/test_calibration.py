@@ -9,7 +9,7 @@ from sklearn.calibration import calibration_curve
 from torch import Tensor
 
 from gpattention.metrics import adaptive_ece, classwise_ece, ece, mce, reliability_bins
-from tests.metrics.problems import CASES, coarse, predictions, seeded
+from tests.metrics.problems import CASES, predictions, seeded
 from tests.oracles import metrics as oracles
 
 FUNCTIONS = {
@@ -82,6 +82,7 @@ class TestBins:
         probs = torch.tensor([[1.0, 0], [1.0, 0], [0.9, 0.1], [0.9, 0.1]], dtype=torch.float64)
         for metric in (ece, mce):
             assert metric(probs, torch.tensor([0, 1, 0, 0]), bins=10) == pytest.approx(0.2)
+
 
 def test_known_values() -> None:
     top = torch.tensor([0.9, 0.6, 0.8, 0.7], dtype=torch.float64)

@@ -59,8 +59,9 @@ from gpattention.strangeness import AdaptiveTemperature, Head
 
 M = TypeVar("M", bound=Callable[..., Any])
 READINGS = 5  # of weights that are replaced while they are read, which a trainer does once an epoch
-HEATS = ("shift_temperature", "adaptive_temperature")  # settings, and with "+" after a predictor's name
-TEMPERATURE, SHIFT_TEMPERATURE, ADAPTIVE_TEMPERATURE = "+temperature", *(f"+{heat}" for heat in HEATS)
+HEATS = ("shift_temperature", "adaptive_temperature")  # settings, and with a plus after a predictor's name
+TEMPERATURE, SHIFT_TEMPERATURE = "+temperature", "+shift_temperature"
+ADAPTIVE_TEMPERATURE = "+adaptive_temperature"
 REDUCING = ("limit", "types", "severities")  # recorded settings that leave items out; None is all
 
 

@@ -327,14 +327,8 @@ class PartScores:
         if (effect := effects.get("scores")) is not None:
             effects["scores"] = replace(effect, slopes=effect.slopes[:, some].contiguous())
         states = {self.parts[i]: self.states[self.parts[i]] for i in some}
-        return replace(
-            self,
-            parts=tuple(states),
-            states=states,
-            effects=effects,
-            mean=self.mean[some],
-            unit=self.unit[some],
-        )
+        mean, unit = self.mean[some], self.unit[some]
+        return replace(self, parts=tuple(states), states=states, effects=effects, mean=mean, unit=unit)
 
     def _without_length(self, signals: Signals) -> Signals:
         t = _log_tokens(signals)

@@ -34,10 +34,10 @@ TAIL = 0.005  # of the scores beyond either end of a histogram; they go to its f
 def evaluate_ood(subject: Subject) -> Findings:
     """Every set of another kind that is here against the test set."""
     outside, notes = subject.sets.load_outside()
+    if not outside:
+        return Findings(notes=notes)
     parts = []
     for label, found in subject.predictions("ood", subject.validation, subject.test, *outside):
-        if not outside:
-            break
         if label == subject.names[0]:  # of the model: no predictor has its own
             sets = [x for x in (subject.validation, subject.test, *outside) if x is not None]
             found |= {x.name: replace(found[x.name], signals=subject.signals(x)) for x in sets}
