@@ -122,14 +122,6 @@ def test_chunks_change_nothing(
     assert (found.layer_variance is None) == ("dropout" in name)
 
 
-def test_one_variance_per_layer() -> None:
-    model, x = vision("cgp", "softmax", "sgpa"), images(5)
-    first, none, last = predict(model, x, samples=3, variances=True).variances
-    expected = torch.stack([first.flatten(1).mean(1), last.flatten(1).mean(1)], 1)  # softmax has none
-    assert layer_means((first, none, last), None).numpy() == pytest.approx(expected.numpy())
-    assert layer_means([None, None], None) is None
-
-
 def test_padding_does_not_lower_a_variance() -> None:
     model = text("cgp")
     short, long = ({"tokens": sentences(3, 2, to=to)} for to in (3, 8))
@@ -162,11 +154,6 @@ def test_predictors_that_a_model_cannot_have(
 ) -> None:
     with pytest.raises(UnavailablePredictorError, match=f"{name} is left out: {reason}"):
         build_predictor(name, vision(kind, dropout=dropout), samples)
-
-
-def test_an_unknown_predictor() -> None:
-    with pytest.raises(ValueError, match=r"predictor to be one of model, mean.*'oracle'"):
-        build_predictor("oracle", vision("cgp"), 3)
 
 
 @pytest.mark.gpu

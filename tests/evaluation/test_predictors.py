@@ -326,22 +326,6 @@ def test_sharpening_must_be_shown() -> None:
     assert softer.interval[0] < 1 < softer.optimum == softer.temperature
 
 
-def test_where_there_is_no_estimate() -> None:
-    logits, labels = 3 * torch.eye(4)[None], torch.arange(4)
-    profile = temperature_profile(logits, labels)
-    assert (profile.wrong, profile.temperature) == (0, 1.0)
-    assert "all 4 items are right" in profile.reason
-    draws = torch.cat([logits, logits, logits.flip(1)])  # right in the mean, one draw of three is not
-    assert temperature_profile(draws, labels).temperature == 1
-    logits = 0.2 * normal(1, 4000, 2, seed=3)
-    wrong = 1 - labels_of(logits.softmax(-1)[0], 4)  # worse than guessing: few do not exclude 1, many do
-    few, many = (temperature_profile(logits[:, :n], wrong[:n]) for n in (20, 4000))
-    assert few.on_bound == many.on_bound == 100
-    assert (few.temperature, many.temperature) == (1, pytest.approx(100))
-    assert "the limit, 100" in few.reason
-    assert "at its limit, 100" in many.reason
-
-
 class Folded(Linear):
     def features(self, inputs, *, draw="none", generator=None):
         return self.dropout(inputs.repeat_interleave(2, 0))[::2]

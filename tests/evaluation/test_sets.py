@@ -294,17 +294,6 @@ def test_temperatures_of_sentences_under_shift(
     assert seen == []
 
 
-def test_an_ensemble_of_sentences_under_shift(learned: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    root, pair = learned[0], copies(learned[1], tmp_path)
-    found = evaluate_several(pair, ["clean"], root=root, shift_temperature=True, **QUICK)
-    told = [
-        {r.predictor: r.detail.get("temperature") for r in found[folder]["clean"].records} for folder in pair
-    ]
-    own = [each["model+shift_temperature"] for each in told]
-    assert own[0] != own[1]  # each member has its own sentences
-    assert told[0]["ensemble+shift_temperature"] == pytest.approx(fmean(own))
-
-
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_shifts_that_a_vocabulary_cannot_see(lowercase: bool) -> None:
     sentences = [["the", "cat", "sat"], ["a", "dog", "ran", "home"]] * 150

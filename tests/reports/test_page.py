@@ -417,17 +417,6 @@ def test_the_first_seed_that_has_items() -> None:
     assert len(section(tree, "gallery").all("li", class_="item")) == 2
 
 
-def test_only_data_sets_that_have_one_stand_in_it() -> None:
-    runs = [
-        run_with("cgp", "no curve", "empty"),
-        run_with("cgp", {"most_certain": 1, "most_wrong": 0}, "full"),
-    ]
-    tree = made(*runs)
-    assert [head.text for head in section(tree, "gallery").all("h3")] == ["full"]
-    assert "Most wrong" not in [head.text for head in section(tree, "gallery").all("h4")]  # of no items
-    assert [head.text for head in section(tree, "summary").all("h3")] == ["empty", "full"]
-
-
 HOSTILE = "<script>alert(1)</script>\"'&</style><img src=x onerror=alert(2)>$\\frac"
 
 

@@ -174,13 +174,6 @@ def _replaced(signals: Signals, where: Tensor) -> Signals:
     return replace(signals, features=features)
 
 
-def test_split_is_disjoint_and_whole() -> None:
-    parts = Strangeness.split(503, seed=4)
-    assert [len(part) for part in parts] == [201, 100, 202]
-    assert torch.cat(parts).sort().values.equal(torch.arange(503))
-    assert not torch.cat(parts).equal(torch.cat(Strangeness.split(503, seed=5)))
-
-
 # Choice of parts
 
 
@@ -312,13 +305,6 @@ def test_the_perturbed_head_is_named(field: str, part: str, column: int) -> None
     inside = HELD_OUT[Strangeness.split(500)[0]]
     expected = oracles.profile_distance(of(moved(NEW, field, 12.0, column), field), of(inside, field))
     assert squared.numpy() == pytest.approx(expected)
-
-
-def test_without_profiles_no_site_is_named() -> None:
-    bare = {"variance": None, "attention_entropy": None}
-    found = Strangeness.fit(replace(HELD_OUT, **bare)).explain(replace(NEW, **bare))
-    assert found.site == (None,) * len(NEW)
-    assert set(found.part) <= {"entropy", "mahalanobis"}
 
 
 # Hard cases

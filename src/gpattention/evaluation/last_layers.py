@@ -14,34 +14,18 @@ weights are as uncertain as before training.  Each class has the Laplace precisi
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pdist
 
-from gpattention.attention import Draw
 from gpattention.checks import check_choice, check_count, check_labels, check_whole
 from gpattention.evaluation.predictions import BasePredictor, Request, not_fitted
 from gpattention.gp import ItemNoise, NumericalError
 from gpattention.models import Prediction
-from gpattention.models.predict import Classifier, Inputs, Progress, Rows, predict_rows
+from gpattention.models.predict import Inputs, Progress, Rows, predict_rows
 from gpattention.numerics import cholesky
-
-
-class FeatureClassifier(Classifier, Protocol):
-    """A classifier whose logits are a linear map of its features."""
-
-    @property
-    def head(self) -> nn.Linear:
-        """What turns features into logits."""
-        ...
-
-    def features(
-        self, inputs: Any, *, draw: Draw = ..., generator: Generator | ItemNoise | None = ...
-    ) -> Tensor:
-        """What `head` reads.  [B, E]"""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +72,7 @@ class LastLayerPredictor(BasePredictor):
     options: dict[str, Any]  # what a fit depends on beside the model and the items
     _found: Any = None  # what `_fit` found
 
-    def __init__(self, model: FeatureClassifier) -> None:
+    def __init__(self, model: Any) -> None:
         if not callable(getattr(model, "features", None)) or not hasattr(model, "head"):
             raise ValueError(
                 f"expected model to have a method features(inputs, *, draw, generator) and a linear `head` "
@@ -153,6 +137,7 @@ def _draw(gaussian: LogitGaussian, items: Tensor, samples: int, seed: int) -> Te
     sample = torch.arange(samples, device=items.device).repeat_interleave(len(items))  # [S b]
     noise = ItemNoise(seed, items.repeat(samples), sample)
     rank, mean = gaussian.root.shape[-1], gaussian.mean
+    # numbers of (seed, item, sample), so that batches change no draw
     normal = noise.normal((1, len(sample), rank), mean.dtype, mean.device)  # [1, S b, C]
     return gaussian.sample(normal.reshape(samples, len(items), rank))
 
@@ -193,6 +178,7 @@ class FullCurvature:
     def logit_root(self, phi: Tensor, prior_precision: float) -> Tensor:
         """Root of the logits' covariance phi^T (curvature + prior)^-1 phi.  [B, C, C]"""
         P, E = len(self.eigenvalues), phi.shape[1]  # noqa: N806
+        # eigenvectors serve any prior precision, without another factorisation
         half = self.vectors / (self.eigenvalues + prior_precision).sqrt()  # [P, P]
         moved = torch.einsum("be,cep->bcp", phi, half.reshape(P // E, E, P))  # [B, C, P]
         return cholesky(moved @ moved.mT, name="logit covariance", noise=prior_precision)
@@ -244,7 +230,7 @@ class LaplaceLastLayer(LastLayerPredictor):
     """
 
     def __init__(
-        self, model: FeatureClassifier, *, hessian: Literal["full", "kron"] = "full",
+        self, model: Any, *, hessian: Literal["full", "kron"] = "full",
         prior_precision: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model)
@@ -382,7 +368,7 @@ class GPLastLayer(LastLayerPredictor):
     """
 
     def __init__(
-        self, model: FeatureClassifier, *, features: int = 512, lengthscale: float | None = None,
+        self, model: Any, *, features: int = 512, lengthscale: float | None = None,
         prior_variance: float | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(model)
@@ -456,6 +442,7 @@ def _map_weights(phi: Tensor, labels: Tensor, prior_variance: float, start: Tens
 
     with torch.enable_grad():
         optimiser.step(closure)
+        # the gradient at the last point, which L-BFGS leaves elsewhere after a line search
         closure()
     slope = math.inf if beta.grad is None else float(beta.grad.abs().max())
     if not slope < 1e-4:

@@ -210,6 +210,7 @@ def open_with_digest(folder: StrPath) -> tuple[Run, str]:
     Raises:
         RuntimeError: the weights were replaced in every reading.
     """
+    # the same digest before and after: nobody wrote in between
     for _ in range(READINGS):
         before = digest_of_weights(folder)
         run = open_run(folder)  # says what is missing
@@ -256,6 +257,7 @@ def check_as_much(
 def made_once(method: M) -> M:
     """Let a method do its work once for any arguments; what it made lives as long as its object."""
 
+    # not functools.cache, which would keep every run's model alive as long as the process
     @wraps(method)
     def kept(self: Any, *arguments: Any) -> Any:
         made, key = vars(self).setdefault("_made", {}), (method.__name__, *arguments)
@@ -304,6 +306,7 @@ class Evaluation(Subject):
         """Settings under which no finished figure is lost."""
         predictors = dict.fromkeys(asked.predictors)
         heats = {name: getattr(asked, name) for name in HEATS}
+        # results are replaced whole: what is not asked for again would be gone
         for suite, result in self._earlier.items():
             earlier = recorded_settings(result)
             if not SUITES[suite].items or earlier.get("model") != self.weights:
@@ -352,6 +355,7 @@ class Evaluation(Subject):
             "gpattention": gpattention.__version__, "model": self.weights, "limit": s.limit,
             "samples": s.samples,
         }  # fmt: skip
+        # an epoch changes the notes and not the numbers, and notes are results too
         if epoch is not None:  # which a note names, also where the weights stay the best
             found["epoch"] = epoch
         if suite.predictions:
@@ -426,6 +430,7 @@ class Evaluation(Subject):
     def _key(self, name: str, items: ItemSet) -> CacheKey:
         built, fitted = self._built(name), ""
         assert built is not None
+        # its predictions change with the items that it was fitted to, which the weights do not tell
         if isinstance(built.predictor, LastLayerPredictor):
             of = {"items": self.sets.train.digest, **built.predictor.options}
             fitted = json.dumps(of, sort_keys=True)
@@ -662,6 +667,7 @@ def add_ensemble(
     """The first run's results with the ensemble's records, written again; those of predictions alone."""
     weights = [member.weights for member in members]
     identity = json.dumps({"members": weights, "known": KNOWN, "fewest": FEWEST})
+    # these are no run's own: `fresh` of a member's evaluation did not see them
     if settings.fresh:
         for member in members:
             shutil.rmtree(_aside(members[0], member), ignore_errors=True)

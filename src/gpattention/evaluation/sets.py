@@ -230,6 +230,7 @@ def idle_shifts(shifted: ItemSet, validation: ItemSet) -> tuple[str, ...]:
     Returns:
         Names of those that leave all inputs as they are.
     """
+    # compared after encoding: another spelling of an unknown word is the same input
     before = row_digests(validation.first(SHIFTED_ITEMS).stored) * len(SHIFT_SEVERITIES)
     after = row_digests(shifted.stored)
     return tuple(name for name, where in shift_places(shifted).items() if after[where] == before)

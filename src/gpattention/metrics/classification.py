@@ -116,6 +116,7 @@ def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
 def mcc_from_confusion(confusion: Tensor) -> float:
     """Gorodkin's R_K of counts [C, C], whose squares are whole numbers and stay exact."""
     real, predicted = confusion.sum(1), confusion.sum(0)  # [C], [C]
+    # Python's whole numbers do not overflow where int64 would
     total, right = int(confusion.sum()), int(confusion.trace())
     together = right * total - int((real * predicted).sum())
     spread = (total**2 - int((real * real).sum())) * (total**2 - int((predicted * predicted).sum()))
@@ -169,6 +170,7 @@ def nll_per_item(probs: Tensor, labels: Tensor) -> Tensor:
 
 def brier_per_item(probs: Tensor, labels: Tensor) -> Tensor:
     """Squared distance of each item's probabilities from its class, in float64.  [B]"""
+    # a copy, since it is changed in place and may be the caller's
     off = probs.to(torch.float64, copy=True)  # [B, C]
     off[torch.arange(len(off), device=off.device), labels] -= 1
     return off.square().sum(-1)
@@ -300,6 +302,7 @@ def edges(bins: int, device: torch.device | None = None) -> Tensor:
 def bin_sums(values: Tensor, occurred: Tensor, bins: int, group: Tensor, groups: int) -> BinSums:
     """Sums over the entries [n] of `values` of each group and bin; `occurred` tells what came true."""
     values = values.double()
+    # without the ends, so that 0 and 1 fall into the first and the last bin
     inner = edges(bins, values.device)[1:-1]  # [K - 1]
     place = group * bins + torch.bucketize(values, inner, right=True)  # [n]
     predicted = values.new_zeros(groups * bins).index_add_(0, place, values)

@@ -194,6 +194,7 @@ def bootstrap(
     sizes = [len(tensor) for tensor in tensors]
     if not sizes or min(sizes) == 0 or (paired and len(set(sizes)) > 1):
         raise ValueError(f"expected tensors of at least one item{', all alike' * paired}, got sizes {sizes}")
+    # drawn on the CPU: the same items on every device
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(replicates, dtype=torch.float64)
     for number in range(replicates):

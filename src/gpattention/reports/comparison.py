@@ -163,6 +163,7 @@ def compare(runs: Sequence[RunData]) -> list[Comparison]:
     by_data: dict[str, list[RunData]] = {}
     for run in runs:
         by_data.setdefault(run.data, []).append(run)
+    # one count over all data sets, so that a model keeps its colour on the whole page
     places: dict[str, int] = {}
     comparisons = []
     for data, of_data in by_data.items():

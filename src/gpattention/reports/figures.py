@@ -92,6 +92,7 @@ def _over_seeds(values: Mapping[str, Sequence[float]]) -> dict[str, OverSeeds]:
 
 
 def _draw_lines(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
+    # a mean over seeds needs them at the same places
     if len(lines) > 1 and len({tuple(x for x, _ in line) for line in lines}) == 1:
         _draw_band(axes, lines, style)
         return
@@ -239,6 +240,7 @@ def p_value_figure(curves: Curves, *, title: str | None = None, style: Style | N
     figure = lines_figure(
         series, x="p-value", y="share of items up to it", square=True, title=title, styles=styles
     )
+    # an empirical distribution has hundreds of points: a marker at each would be a smear
     for name, line in zip(series, figure.axes[0].lines, strict=False):  # the diagonal is the last line
         line.set(marker=styles[name].marker, markevery=0.2)  # of a long line few, so that dashes may repeat
     return figure

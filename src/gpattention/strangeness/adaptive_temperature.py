@@ -180,6 +180,7 @@ def _checked(name: str, items: tuple[Tensor, Signals, Tensor | None]) -> Tensor:
 def _predicting(signals: Signals, draws: Tensor) -> Signals:
     """The signals with the logs of the draws' mean probabilities for logits."""
     log_probs = draws.log_softmax(-1).logsumexp(0) - math.log(len(draws))  # [B, C]
+    # -inf has no density; e^-10000 is as good as 0
     return replace(signals.to("cpu"), logits=log_probs.clamp_min(-1e4))
 
 
@@ -243,6 +244,7 @@ class _Problem:
         if without is not None:
             weight = weight.masked_fill(self.place == without, 0.0)
         found = []
+        # first as if there were no bound; if it binds, fits that care more for clean items may lose less
         for emphasis in EMPHASES:
             emphasised = torch.where(self.place == 0, emphasis * weight, weight)
             fit = self._non_negative(emphasised / emphasised.sum(), list(columns), free)
@@ -273,6 +275,7 @@ class _Problem:
             u = x @ theta
             value, slope, bend = self._at(u.clamp(low, high))
             inside = weight * ((u >= low) & (u <= high))  # at the limits too: T_0 may be one
+            # curvature below 0 would send Newton uphill
             hessian = (x * (inside * bend.clamp_min(0))[:, None]).mT @ x + torch.diag(ridge)
             loss = float(weight @ value + 0.5 * (ridge * theta.square()).sum())
             return loss, x.mT @ (inside * slope) + ridge * theta, hessian
@@ -302,6 +305,7 @@ class _Problem:
         start[0] = math.log(self.constant)
         if self._allowed(fit):
             return fit
+        # the NLL of clean items rises on the way, so that bisection finds where it meets the bound
         share, beyond = 0.0, 1.0
         for _ in range(12):
             middle = (share + beyond) / 2

@@ -234,6 +234,7 @@ class LengthEffect:
     def fit(cls, t: Tensor, y: Tensor) -> "LengthEffect":
         """Least squares of y [n, P] on t [n]; several slopes where they predict items left out better."""
         reach = torch.stack([t.min(), t.max()])
+        # hinges at the ends would have no items on one side
         several = t.quantile(torch.tensor(HINGES, dtype=t.dtype)).unique()
         several = several[(several > reach[0]) & (several < reach[1])]
         scaled = y / _spread(y)  # every column counts the same
@@ -300,6 +301,7 @@ class PartScores:
                 if getattr(signals, name) is not None:
                     effects[name] = LengthEffect.fit(_log_tokens(usual), getattr(usual, name))
         found = cls(tuple(parts), {}, effects, torch.zeros(()), torch.ones(()), _form(signals))
+        # densities are of what length leaves, so its effect comes first
         usual = found._without_length(usual)
         fits = {name: PARTS[name].fit(usual, own, head) for name in parts}
         # products round by the layout of memory, which files do not keep
@@ -425,6 +427,7 @@ def choose_weights(
     if len(shifted) < 2 or any(len(z) == 0 for z in shifted.values()):
         sizes = {name: len(z) for name, z in shifted.items()}
         raise ValueError(f"expected shifted to be at least two shifts with items, got {sizes}")
+    # AUROCs cost items times shifts times parts times rounds
     clean, others = clean[:COMPARED], {name: z[:COMPARED] for name, z in shifted.items()}
     rounds = {name: weights_without(name, clean, others) for name in others}  # [R, K] each
     judged = torch.stack([_aurocs(clean @ rounds[s].mT, others[s] @ rounds[s].mT) for s in others])  # [S, R]

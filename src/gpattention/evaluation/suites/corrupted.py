@@ -40,6 +40,7 @@ def evaluate_corrupted(subject: Subject) -> Findings:
             records += classification_records(items.name, label, predicted, PAPER_BATCH[sets.kind])
             if label not in pooled:
                 counted.append(count_items_of(label, {MEAN: predicted}))
+            # sums alone stay: predictions of a million images would not fit
             pooled[label] = pool_reliability(pooled.get(label), predicted)
     means = corruption_means(records, CATEGORIES)
     curves = {label: reliability_curve(reliability(sums)) for label, sums in pooled.items()}

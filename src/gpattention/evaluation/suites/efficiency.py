@@ -129,6 +129,7 @@ class _LivingTensors(TorchDispatchMode):
                 self._sizes[new._cdata] = new.nbytes()
                 self._now += new.nbytes()
                 self.most = max(self.most, self._now)
+                # a storage tells us itself when the last tensor on it is gone
                 weakref.finalize(new, self._forget, new._cdata).atexit = False
         return out
 
@@ -201,6 +202,7 @@ def efficiency_findings(
         def build(config: Config = config) -> Any:
             return type(model)(config).to(device)
 
+        # a measurement must not change what its caller draws next
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(0)
             step, predicting, *peaks = measure_cost(

@@ -112,6 +112,7 @@ def histogram(inside: Tensor, outside: Tensor) -> Curve:
     """Both kinds in the same bins."""
     both = torch.cat([inside, outside]).double().cpu()
     both = both[both.isfinite()] if bool(both.isfinite().any()) else both.new_zeros(1)
+    # a few far scores would leave all others in one bin
     low, high = (float(both.quantile(q)) for q in (TAIL, 1 - TAIL))
     if not high > low:
         low, high = low - 0.5, high + 0.5

@@ -58,6 +58,7 @@ def severities(results: Results, recipe: str, metric: str, predictor: str) -> li
     found = {s: results.find(recipe, "corrupted", place, metric, predictor) for s, place in places.items()}
     whole = {0: results.find(recipe, "clean", "test", metric, predictor), **found}
     known = {severity: each.values for severity, each in whole.items() if each is not None}
+    # clean alone makes no line: seeds without corruptions are left out
     seeds = dict.fromkeys(seed for severity in found for seed in known.get(severity, ()))
     return [{s: values[seed] for s, values in known.items() if seed in values} for seed in seeds]
 
