@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpattention.reports.comparison import Table, heading, listed
+from gpattention.reports.comparison import Table, heading, listed, number
 from gpattention.reports.drawing import figure_svg
 from gpattention.reports.figures import Curves, Points
 from gpattention.runs import OverSeeds
@@ -40,7 +40,7 @@ def environment() -> "Environment":
         loader=PackageLoader("gpattention.reports"), autoescape=True, finalize=finalize,
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
     )  # fmt: skip
-    made.filters["cell"] = cell_text
+    made.filters |= {"cell": cell_text, "short": short}
     # numbers that JSON does not know would end the reader's parser
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False}
     return made
@@ -97,6 +97,12 @@ def cell_text(cell: Any) -> Any:
     if cell is None:
         return DASH
     return cell if isinstance(cell, str) else f"{cell:#.4g}"
+
+
+def short(value: Any) -> str:
+    """Three digits after the point; a dash where nothing was measured."""
+    known = number(value)
+    return DASH if known is None else f"{known:.3f}"
 
 
 def seeds_text(found: OverSeeds | None) -> str | None:
