@@ -184,7 +184,7 @@ def layer(request):
 
 
 def test_draws_have_the_stated_moments(layer) -> None:
-    gaussian = layer.logit_gaussian(layer._model.features(X[:3]))
+    gaussian = layer.logit_gaussian(layer._model.features(X[:3]).detach())
     logits = layer.predict(X[:3], samples=20_000).logits.double()  # [S, 3, C]
     error = (gaussian.variance / 20_000).sqrt()
     assert bool(((logits.mean(0) - gaussian.mean).abs() < 5 * error).all())

@@ -92,6 +92,11 @@ def folded(caption: str, table: Table, *, open: bool = False) -> "Markup | None"
     return render("folded", caption, table, open) if table.rows else None
 
 
+def key_table(caption: str, table: Table) -> "Markup | None":
+    """A table of the page's own; None of a table without rows."""
+    return render("table", table, caption, key=True) if table.rows else None
+
+
 def cell_text(cell: Any) -> Any:
     """Four digits are enough; a dash where nothing was measured."""
     if cell is None:

@@ -20,7 +20,7 @@ def content(comparison: Comparison, name: str) -> "html.Markup":
     ]
     return html.join(
         _environment(comparison),
-        html.render("table", differing, "Where the recipes differ", key=True) if differing.rows else None,
+        html.key_table("Where the recipes differ", differing),
         _evaluations(comparison),
         *recipes,
     )
@@ -39,23 +39,20 @@ def _rows(columns: Collection[Mapping[str, str]]) -> list[list[str | float | Non
 def _environment(comparison: Comparison) -> "html.Markup | None":
     """One column where all evaluations agree, else one per run."""
     by_run = {run.name: values for run in comparison.runs if (values := _merged(run))}
-    if not by_run:
-        return None
-    if all(other == next(iter(by_run.values())) for other in by_run.values()):
-        by_run = {"all runs": next(iter(by_run.values()))}
-    table = Table(["what", *by_run], sorted(_rows(by_run.values()), key=lambda row: str(row[0])))
-    return html.render("table", table, "Where the evaluation ran", key=True)
+    heads, columns = list(by_run), list(by_run.values())
+    if all(column == columns[0] for column in columns):
+        heads, columns = ["all runs"], columns[:1]
+    rows = sorted(_rows(columns), key=lambda row: str(row[0]))
+    return html.key_table("Where the evaluation ran", Table(["what", *heads], rows))
 
 
 def _merged(run: RunData) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for suite in run.suites.values():
-        for key, value in suite.environment.items():
-            before, text = found.get(str(key)), str(value)
-            if text.startswith("{"):  # an evaluation's own settings stand by it
-                continue
-            found[str(key)] = text if before in (None, text) else f"{before}; {text}"
-    return found
+    """What all suites say of a run, several values after one another; their settings stand elsewhere."""
+    found: dict[str, dict[str, None]] = {}
+    for key, value in (item for suite in run.suites.values() for item in suite.environment.items()):
+        if not str(value).startswith("{"):
+            found.setdefault(str(key), {})[str(value)] = None
+    return {key: "; ".join(values) for key, values in found.items()}
 
 
 def _evaluations(comparison: Comparison) -> "html.Markup | None":
