@@ -78,7 +78,7 @@ METRICS: dict[str, Callable[[Any], Any]] = {
     "ece": lambda n: metrics.ece(PROBS, LABELS.repeat(5), bins=n),
     "classwise": lambda n: metrics.classwise_ece(PROBS, LABELS.repeat(5), bins=n),
     "adaptive": lambda n: metrics.adaptive_ece(PROBS, LABELS.repeat(5), bins=n),
-    "batches": lambda n: metrics.ece(PROBS, LABELS.repeat(5), aggregation="batch_mean", batch_size=n),
+    "batches": lambda n: metrics.ece(PROBS, LABELS.repeat(5), batch_size=n),
     "streaming": lambda n: streaming.ECE(bins=n)(PROBS, LABELS.repeat(5)),
     "shift": lambda n: shift(IMAGES, "turned", 2, seed=n, first_item=n),
 }

@@ -12,7 +12,7 @@ from PIL import Image
 from gpattention.data import CIFAR10, load_cifar, regenerate
 from gpattention.data.corruptions import CORRUPTIONS, corrupt
 from gpattention.evaluation import corrupted
-from gpattention.evaluation.corrupted import CorruptedSource, Corruptions, corrupt_test_set, made_as_needed
+from gpattention.evaluation.corrupted import CorruptedSource, Corruptions, corrupt_test_set
 from tests.data import official
 from tests.evaluation.conftest import TYPES
 
@@ -119,12 +119,6 @@ def test_pictures_of_frost_are_taken(root: Path, monkeypatch: pytest.MonkeyPatch
     clean = load_cifar(CIFAR10, root, subset=True).test.images[:4]
     frost = [torch.from_numpy(picture).permute(2, 0, 1)]
     assert source.images("frost", 3).equal(corrupt(clean, "frost", 3, frost=frost))
-
-
-def test_all_nineteen_of_five_severities() -> None:
-    source = made_as_needed(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
-    assert (len(source.types), source.severities) == (19, (1, 2, 3, 4, 5))
-    assert len(source.notes) == 1  # the published size
 
 
 def test_some_severities_do_not_stand_in_the_way_of_all(root: Path, few: None) -> None:

@@ -13,7 +13,6 @@ from gpattention.evaluation.last_layers import (
     KronCurvature,
     LogitGaussian,
     RandomFeatures,
-    extract_features,
     median_distance,
 )
 from gpattention.gp import NumericalError
@@ -22,8 +21,6 @@ from tests.models.stub_models import StubModel, normal, seeded
 
 X = normal(60, 5, seed=1)
 LABELS = torch.randint(3, (60,), generator=seeded(2))
-
-CPU = torch.device("cpu")
 
 
 def model_and_features(*, bias: bool = True) -> tuple[StubModel, Tensor]:
@@ -151,7 +148,7 @@ def test_weights_against_dense_references() -> None:
     """The most probable weights have no slope; the variance is that of dense matrices."""
     x, labels = clusters(0)
     layer = GPLastLayer(Plane(), features=20, lengthscale=1.5, prior_variance=4.0).fit(x, labels)
-    phi = RandomFeatures.draw(2, 20, 1.5, 0, CPU)(x.double())  # [n, M]
+    phi = RandomFeatures.draw(x, 20, 1.5, 0)(x.double())  # [n, M]
     gaussian, eye = layer.logit_gaussian(x), torch.eye(20).double()
     p, onehot = gaussian.mean.softmax(-1), torch.nn.functional.one_hot(labels, 3).double()
     beta = torch.linalg.lstsq(phi, gaussian.mean).solution  # [M, C]
@@ -165,7 +162,7 @@ def test_weights_against_dense_references() -> None:
 
 def test_random_features_approximate_the_kernel() -> None:
     x, _ = clusters(0)
-    phi = RandomFeatures.draw(2, 50_000, 1.5, 3, CPU)(x[:20].double())
+    phi = RandomFeatures.draw(x, 50_000, 1.5, 3)(x[:20].double())
     kernel = (-torch.cdist(x[:20].double(), x[:20].double()).square() / (2 * 1.5**2)).exp()
     assert float((phi @ phi.mT - kernel).abs().max()) < 5 / math.sqrt(50_000)
 
@@ -187,7 +184,7 @@ def layer(request):
 
 
 def test_draws_have_the_stated_moments(layer) -> None:
-    gaussian = layer.logit_gaussian(extract_features(layer._model, X[:3]))
+    gaussian = layer.logit_gaussian(layer._model.features(X[:3]).detach())
     logits = layer.predict(X[:3], samples=20_000).logits.double()  # [S, 3, C]
     error = (gaussian.variance / 20_000).sqrt()
     assert bool(((logits.mean(0) - gaussian.mean).abs() < 5 * error).all())
@@ -218,7 +215,7 @@ def test_mean_field_of_two_classes_is_the_probit_approximation() -> None:
 def test_the_network_itself_does_not_draw() -> None:
     model = StubModel().train()
     layer = LaplaceLastLayer(model).fit(X, LABELS)
-    gaussian = layer.logit_gaussian(extract_features(model, X))
+    gaussian = layer.logit_gaussian(model.features(X))
     torch.testing.assert_close(
         gaussian.mean.float(), predict(model, X, samples=0).logits[0], rtol=1e-5, atol=1e-5
     )

@@ -20,7 +20,6 @@ from gpattention.evaluation.predictions import (
     layer_means,
     padding_of,
     predict_items,
-    row_digests,
 )
 from gpattention.evaluation.predictors import UnavailablePredictorError, build_predictor, predictor_order
 from gpattention.evaluation.suites.efficiency import peak_memory
@@ -98,13 +97,6 @@ def test_digests_notice_everything() -> None:
     assert digests[0] == some(stored=turned).digest  # nor is how it lies in memory
 
 
-def test_rows_are_found_again() -> None:
-    for items in (some(), some_sentences()):
-        whole = row_digests(items.stored)
-        assert len(set(whole)) == len(items)
-        assert row_digests(items.select(torch.tensor([3, 1])).stored) == [whole[3], whole[1]]
-
-
 # Whole sets in chunks give what one call gives; predictors by name; one variance per layer
 
 
@@ -130,14 +122,6 @@ def test_chunks_change_nothing(
     assert (found.layer_variance is None) == ("dropout" in name)
 
 
-def test_one_variance_per_layer() -> None:
-    model, x = vision("cgp", "softmax", "sgpa"), images(5)
-    first, none, last = predict(model, x, samples=3, variances=True).variances
-    expected = torch.stack([first.flatten(1).mean(1), last.flatten(1).mean(1)], 1)  # softmax has none
-    assert layer_means((first, none, last), None).numpy() == pytest.approx(expected.numpy())
-    assert layer_means([None, None], None) is None
-
-
 def test_padding_does_not_lower_a_variance() -> None:
     model = text("cgp")
     short, long = ({"tokens": sentences(3, 2, to=to)} for to in (3, 8))
@@ -149,24 +133,6 @@ def test_padding_does_not_lower_a_variance() -> None:
     mask = {"tokens": short["tokens"], "padding_mask": torch.tensor([[False] * 3] * 2)}
     assert padding_of(mask) is mask["padding_mask"]
     assert padding_of(images(2)) is None
-
-
-def test_masks_with_and_without_draws() -> None:
-    names = ("model", "mc_dropout", "dropout_draws")
-    built = [build_predictor(name, vision("cgp", dropout=0.3), 4) for name in names]
-    assert [each.draw for each in built] == ["independent", "dropout", "dropout+independent"]
-    logits = [each.predictor.predict(images(6), samples=200, seed=1).logits for each in built]
-    spread = [float(each.var(0).mean()) for each in logits]
-    assert spread[2] > max(spread[:2]) > 0
-
-
-@pytest.mark.parametrize("name", ["laplace", "gp_layer"])
-def test_last_layers_are_fitted_on_training_items(name: str) -> None:
-    model = vision("softmax", dtype=torch.float32)
-    x, y = images(40, dtype=torch.float32), torch.arange(40) % 3
-    built = build_predictor(name, model, 3, lambda: (x, y))
-    assert built.draw == "weights"
-    assert built.predictor.predict(x[:5], samples=3).logits.shape == (3, 5, 3)
 
 
 @pytest.mark.parametrize(("kind", "samples"), [("softmax", 10), ("cgp", 0)])
@@ -188,11 +154,6 @@ def test_predictors_that_a_model_cannot_have(
 ) -> None:
     with pytest.raises(UnavailablePredictorError, match=f"{name} is left out: {reason}"):
         build_predictor(name, vision(kind, dropout=dropout), samples)
-
-
-def test_an_unknown_predictor() -> None:
-    with pytest.raises(ValueError, match=r"predictor to be one of model, mean.*'oracle'"):
-        build_predictor("oracle", vision("cgp"), 3)
 
 
 @pytest.mark.gpu
@@ -319,21 +280,6 @@ def test_fresh_passes_over_what_was_there(tmp_path: Path) -> None:
     fresh.write("test", KEY, raw())
     assert fresh.read("test", KEY).logits.equal(raw().logits)  # its own is taken
     assert PredictionCache(tmp_path, fresh=True).read("test", KEY) is None
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = PredictionCache(tmp_path)
-    path = cache.write("test", KEY, raw())
-
-    def full(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("gpattention.files.os.replace", full)
-    with pytest.raises(OSError, match="no space"):
-        cache.write("test", KEY, raw(logits=torch.zeros(1, 6, 3)))
-    monkeypatch.undo()
-    assert cache.read("test", KEY).logits.equal(raw().logits)
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_temperature_for_every_item() -> None:

@@ -102,17 +102,6 @@ def test_masks_keep_the_mean_and_have_the_variance_of_dropout(p: float) -> None:
         torch.testing.assert_close(logits[:, item].T.cov(), cov[item], rtol=0.05, atol=0.05 * scale)
 
 
-def test_the_rate_may_be_set_later_or_overridden() -> None:
-    model = Linear(nn.Dropout(0.2))
-    predictor = MCDropout(model)
-    model.dropout.p = 1.0
-    logits = predictor.predict(X, samples=2).logits
-    torch.testing.assert_close(logits, model.head.bias.detach().expand_as(logits))
-    model.dropout.p = 0.0
-    assert MCDropout(model, p=0.5).predict(X, samples=3).logits.std(0).min() > 0
-    assert model.dropout.p == 0.0
-
-
 @pytest.mark.parametrize("draw", ["none", "independent"])
 def test_masks_belong_to_items(draw) -> None:
     model = StubModel(p=0.3)
@@ -252,17 +241,6 @@ def test_predictors_are_tempered(samples: int) -> None:
     assert torch.equal(after.variances[1], before.variances[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_temperature_is_the_same(mode: Callable, dtype: torch.dtype) -> None:
-    logits, labels = tempered(2.0, 1)
-    expected = fit_temperature(logits.to(dtype), labels)
-    with mode():
-        made = logits.to(dtype, copy=True), labels.clone()
-        assert fit_temperature(*made) == expected
-    assert fit_temperature(*made) == expected
-
-
 SIZES = ((2, 9), (6, 60), (2, 7))
 FINE = torch.linspace(-math.log(100), math.log(100), 2001, dtype=torch.float64)
 
@@ -346,22 +324,6 @@ def test_sharpening_must_be_shown() -> None:
     assert "excludes 1" in many.reason
     softer = temperature_profile(logits[:, :40] * 1.3, labels[:40])  # softening need not be
     assert softer.interval[0] < 1 < softer.optimum == softer.temperature
-
-
-def test_where_there_is_no_estimate() -> None:
-    logits, labels = 3 * torch.eye(4)[None], torch.arange(4)
-    profile = temperature_profile(logits, labels)
-    assert (profile.wrong, profile.temperature) == (0, 1.0)
-    assert "all 4 items are right" in profile.reason
-    draws = torch.cat([logits, logits, logits.flip(1)])  # right in the mean, one draw of three is not
-    assert temperature_profile(draws, labels).temperature == 1
-    logits = 0.2 * normal(1, 4000, 2, seed=3)
-    wrong = 1 - labels_of(logits.softmax(-1)[0], 4)  # worse than guessing: few do not exclude 1, many do
-    few, many = (temperature_profile(logits[:, :n], wrong[:n]) for n in (20, 4000))
-    assert few.on_bound == many.on_bound == 100
-    assert (few.temperature, many.temperature) == (1, pytest.approx(100))
-    assert "the limit, 100" in few.reason
-    assert "at its limit, 100" in many.reason
 
 
 class Folded(Linear):

@@ -1,7 +1,6 @@
 """Evaluation of whole runs: records, resumption, refusals, other weights, other data."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from scipy.stats import betabinom, ks_2samp
 
 from gpattention.data import load_digits
 from gpattention.data.corruptions import CORRUPTIONS, corrupt
@@ -22,13 +19,12 @@ from gpattention.data.shifts import shift, shifts_of
 from gpattention.evaluation import SCORES, AdaptiveTemperature, Strangeness
 from gpattention.evaluation import corrupted as corrupted_source
 from gpattention.evaluation import run as one_run
-from gpattention.evaluation import sets as file_content
 from gpattention.evaluation.last_layers import GPLastLayer
 from gpattention.evaluation.predict import fitted_temperature
 from gpattention.evaluation.predictions import DamagedPredictionError, ItemSet, RawPrediction
 from gpattention.evaluation.predictors import fit_temperature
 from gpattention.evaluation.run import Evaluation, EvaluationSettings
-from gpattention.evaluation.sets import RunSets, content_digest
+from gpattention.evaluation.sets import RunSets
 from gpattention.evaluation.suites import SUITES
 from gpattention.metrics import accuracy, auroc, ece, nll
 from gpattention.models import VisionTransformer
@@ -141,23 +137,6 @@ def test_what_strangeness_tells_from_test_items(runs: list[Path], everything: di
     assert told == set(SCORES)
     others = {r.detail["score"] for r in ood.records if r.predictor != "model"}
     assert not others & {"strangeness", "mahalanobis", "variance_density"}  # they are the model's
-
-
-def test_flags_of_images_that_chose_nothing(runs: list[Path]) -> None:
-    """Half of the test images of a trained model to fit to: the others are as usual as these."""
-    data, model = load_digits(0), VisionTransformer.from_pretrained(runs[0] / "model")
-    images = data.test.images
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    half, rest = order.tensor_split(2)
-    signals = model.signals(data.inputs(images))
-    fitted, new = Strangeness.fit(signals[half], data.test.labels[half]), signals[rest]
-    n, m = len(fitted.calibration), len(rest)
-    assert ks_2samp(fitted.calibration.numpy(), fitted.score(new).numpy()).pvalue > 0.001
-    for rate in (0.05, 0.2):
-        most = int(rate * (n + 1))
-        low, high = betabinom(m, most, n + 1 - most).interval(0.999)
-        assert low <= int(fitted.flag(new, rate).sum()) <= high
-    assert int(fitted.flag(model.signals(data.inputs(data.ood["noise"].images)), 0.05).sum()) > high
 
 
 def test_a_temperature_by_strangeness(runs: list[Path], tmp_path: Path) -> None:
@@ -568,42 +547,3 @@ def test_predictions_of_another_version_or_of_other_options(
     finally:
         file.write_text(before)
     assert set(seen) == {"model"}
-
-
-def test_pictures_of_frost_that_are_gone(
-    on_cifar: tuple[Path, Path], suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corrupted_source, "CORRUPTIONS", CORRUPTIONS)
-    monkeypatch.setattr(corrupted_source, "SEVERITIES", (1, 2, 3, 4, 5))
-    frost = on_cifar[0] / "frost"
-    frost.mkdir()
-    picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
-    Image.fromarray(picture).save(frost / "frost1.png")
-    wanted = {"corruptions": ["frost"], "severities": [5]}
-    given = suite("corrupted", **wanted)
-    shutil.rmtree(frost)
-    generated = suite("corrupted", **wanted)
-    assert generated.value("corrupted/frost/5", "nll") != given.value("corrupted/frost/5", "nll")
-    settings = json.loads(generated.environment["settings"])
-    assert settings["corrupted"]["frost"] == "generated pictures"
-
-
-def test_content_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They depend on names and contents, and a file is read once until it changes."""
-    folder, digests = tmp_path / "set", set()
-    for name, content in (("a.png", b"1"), ("a.png", b"2"), ("b.png", b"2"), ("note.txt", b"2")):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        (folder / name).write_bytes(content)
-        digests.add(content_digest([folder]))
-    assert len(digests) == 4
-    real, read = file_content.file_digest, []
-    monkeypatch.setattr(file_content, "file_digest", lambda file: (read.append(file), real(file))[1])
-    file = tmp_path / "mine.npz"
-    file.write_bytes(b"12")
-    first = content_digest([file])
-    assert content_digest([file]) == first
-    file.write_bytes(b"34")
-    os.utime(file, ns=(0, 0))
-    assert content_digest([file]) != first
-    assert read == [file, file]

@@ -56,14 +56,8 @@ test_refusals = refusals([
         for bins in (0, -1, 1.5, True)
     ),
     *(
-        (lambda f=metric, o=options: f(PROBS, LABELS, **o), field, value)
+        (lambda f=metric: f(PROBS, LABELS, batch_size=0), "batch_size to be a whole number >= 1", "0")
         for metric in (metrics.ece, metrics.mce)
-        for options, field, value in (
-            ({"aggregation": "mean"}, "aggregation to be one of pooled, batch_mean", "mean"),
-            ({"aggregation": "batch_mean", "batch_size": 0}, "batch_size to be a whole number >= 1", "0"),
-            ({"aggregation": "batch_mean"}, "batch_size", "None with aggregation='batch_mean'"),
-            ({"batch_size": 5}, "batch_size", "5 with aggregation='pooled'"),
-        )
     ),
     (lambda: aurc(PROBS, LABELS, certainty=torch.zeros(3)), r"certainty of shape \[4\]", r"\(3,\)"),
     (lambda: aurc(PROBS, LABELS, certainty=torch.tensor([0, 1, torch.nan, 2])), "certainty", "1 NaN of 4"),

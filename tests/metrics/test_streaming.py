@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,13 +117,6 @@ class TestAsTorchmetrics:
             metric.compute()
         with pytest.raises(ValueError, match="labels from 0 to 2, got 3"):
             metric.update(torch.eye(3), torch.tensor([0, 1, 3]))
-
-
-def test_nothing_at_all_without_update() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torchmetrics warns first
-        with pytest.raises(ValueError, match="at least one item"):
-            streaming.AURC().compute()
 
 
 def test_a_collection_shares_the_states() -> None:

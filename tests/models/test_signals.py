@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from gpattention.concurrency import handling
-from gpattention.evaluation.last_layers import extract_features
 from gpattention.models import Signals, TextTransformer
 from tests.models.small_models import KINDS, attentions, images, layer, sentences, text, vision
 from tests.oracles.signals import entropy
@@ -127,7 +126,7 @@ def test_profiles_are_those_of_the_definition(name: str) -> None:
     with torch.no_grad():
         output = model(inputs, need=need)
     assert_close(found.logits, output.logits)
-    assert_close(found.features, extract_features(model, inputs))
+    assert_close(found.features, model.features(inputs, draw="none", generator=None))
     assert found.tokens.tolist() == list(LENGTHS)
     names = tuple(f"blocks.{i}.attention head {head}" for i in range(2) for head in range(2))
     assert found.sites == (names if draws else ())

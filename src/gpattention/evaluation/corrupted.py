@@ -99,12 +99,11 @@ def corrupt_test_set(
 
 def corruption_names(types: Sequence[str] | None) -> tuple[str, ...]:
     """Corruptions by their own names or by their categories', each once; all if none is named."""
-    names: list[str] = []
-    for each in CORRUPTIONS if types is None else types:
-        if each not in CORRUPTIONS and each not in CATEGORIES:
+    known = {**{name: (name,) for name in CORRUPTIONS}, **CATEGORIES}
+    for each in types or ():
+        if each not in known:
             raise ValueError(f"expected types among {', '.join((*CATEGORIES, *CORRUPTIONS))}, got {each!r}")
-        names += CATEGORIES.get(each, (each,))
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(x for each in (CORRUPTIONS if types is None else types) for x in known[each]))
 
 
 def frost_pictures(root: Path, frost: StrPath | None = None) -> list[Tensor] | None:

@@ -14,34 +14,18 @@ weights are as uncertain as before training.  Each class has the Laplace precisi
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pdist
 
-from gpattention.attention import Draw
 from gpattention.checks import check_choice, check_count, check_labels, check_whole
 from gpattention.evaluation.predictions import BasePredictor, Request, not_fitted
 from gpattention.gp import ItemNoise, NumericalError
 from gpattention.models import Prediction
-from gpattention.models.predict import Classifier, Inputs, Progress, Rows, predict_rows
+from gpattention.models.predict import Inputs, Progress, Rows, predict_rows
 from gpattention.numerics import cholesky
-
-
-class FeatureClassifier(Classifier, Protocol):
-    """A classifier whose logits are a linear map of its features."""
-
-    @property
-    def head(self) -> nn.Linear:
-        """What turns features into logits."""
-        ...
-
-    def features(
-        self, inputs: Any, *, draw: Draw = ..., generator: Generator | ItemNoise | None = ...
-    ) -> Tensor:
-        """What `head` reads.  [B, E]"""
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,17 +62,6 @@ class LogitGaussian:
         return (-(-ahead).logsumexp(-1)).log_softmax(-1)
 
 
-def extract_features(
-    model: FeatureClassifier, inputs: Inputs, *, batch_size: int | None = None,
-    progress: Progress | None = None,
-) -> Tensor:  # fmt: skip
-    """What the classifier reads, without draws, where the inputs lie.  [B, E]"""
-    options: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size, "progress": progress}
-    return predict_rows(
-        model, lambda rows: model.features(rows.inputs, draw="none", generator=None), inputs, **options
-    )[0]
-
-
 class LastLayerPredictor(BasePredictor):
     """What all Bayesian last layers share: features of the mean pass, then draws of logits.
 
@@ -99,7 +72,7 @@ class LastLayerPredictor(BasePredictor):
     options: dict[str, Any]  # what a fit depends on beside the model and the items
     _found: Any = None  # what `_fit` found
 
-    def __init__(self, model: FeatureClassifier) -> None:
+    def __init__(self, model: Any) -> None:
         if not callable(getattr(model, "features", None)) or not hasattr(model, "head"):
             raise ValueError(
                 f"expected model to have a method features(inputs, *, draw, generator) and a linear `head` "
@@ -118,13 +91,18 @@ class LastLayerPredictor(BasePredictor):
         progress: Progress | None = None,
     ) -> Self:
         """On the training items."""
-        h = extract_features(self._model, inputs, batch_size=batch_size, progress=progress)  # [n, E]
+        options: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size, "progress": progress}
+        h = predict_rows(self._model, self._features, inputs, **options)[0]  # [n, E]
         head = self._model.head
         check_labels(labels, len(h), head.out_features)
         device = head.weight.device
         with torch.inference_mode(False):  # copies made here can be differentiated, whatever mode made them
             self._fit(h.to(device, torch.float64, copy=True), labels.to(device, torch.int64, copy=True))
         return self
+
+    def _features(self, rows: Rows) -> Tensor:
+        """What the head reads, without draws.  [b, E]"""
+        return self._model.features(rows.inputs, draw="none", generator=None)
 
     @abstractmethod
     def _fit(self, h: Tensor, labels: Tensor) -> None:
@@ -143,12 +121,11 @@ class LastLayerPredictor(BasePredictor):
         samples, seed = request.samples, request.seed
 
         def forward(rows: Rows) -> Tensor:
-            h = self._model.features(rows.inputs, draw="none", generator=None)  # [b, E]
+            h = self._features(rows)  # [b, E]
             found = self.logit_gaussian(h)
             logits = _draw(found, rows.numbers, samples, seed) if samples else found.mean_field()[None]
-            return (
-                logits.to(torch.promote_types(h.dtype, torch.float32)).transpose(0, 1).flatten(1)
-            )  # [b, S C]
+            exact = torch.promote_types(h.dtype, torch.float32)
+            return logits.to(exact).transpose(0, 1).flatten(1)  # [b, S C]
 
         each = predict_rows(self._model, forward, inputs, **{**vars(request), "samples": 1})[0]  # [B, S C]
         logits = each.unflatten(1, (max(samples, 1), -1)).transpose(0, 1).contiguous()  # [S, B, C]
@@ -160,6 +137,7 @@ def _draw(gaussian: LogitGaussian, items: Tensor, samples: int, seed: int) -> Te
     sample = torch.arange(samples, device=items.device).repeat_interleave(len(items))  # [S b]
     noise = ItemNoise(seed, items.repeat(samples), sample)
     rank, mean = gaussian.root.shape[-1], gaussian.mean
+    # numbers of (seed, item, sample), so that batches change no draw
     normal = noise.normal((1, len(sample), rank), mean.dtype, mean.device)  # [1, S b, C]
     return gaussian.sample(normal.reshape(samples, len(items), rank))
 
@@ -200,6 +178,7 @@ class FullCurvature:
     def logit_root(self, phi: Tensor, prior_precision: float) -> Tensor:
         """Root of the logits' covariance phi^T (curvature + prior)^-1 phi.  [B, C, C]"""
         P, E = len(self.eigenvalues), phi.shape[1]  # noqa: N806
+        # eigenvectors serve any prior precision, without another factorisation
         half = self.vectors / (self.eigenvalues + prior_precision).sqrt()  # [P, P]
         moved = torch.einsum("be,cep->bcp", phi, half.reshape(P // E, E, P))  # [B, C, P]
         return cholesky(moved @ moved.mT, name="logit covariance", noise=prior_precision)
@@ -251,7 +230,7 @@ class LaplaceLastLayer(LastLayerPredictor):
     """
 
     def __init__(
-        self, model: FeatureClassifier, *, hessian: Literal["full", "kron"] = "full",
+        self, model: Any, *, hessian: Literal["full", "kron"] = "full",
         prior_precision: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model)
@@ -259,8 +238,8 @@ class LaplaceLastLayer(LastLayerPredictor):
         _check_positive(prior_precision=prior_precision)
         size = model.head.out_features * (model.head.in_features + (model.head.bias is not None))
         if hessian == "full" and size > FULL_LIMIT:
-            limit = f"at most {FULL_LIMIT} weights for hessian='full'"
-            raise ValueError(f"expected {limit}, got {size}: take 'kron'")
+            wanted = f"at most {FULL_LIMIT} weights for hessian='full'"
+            raise ValueError(f"expected {wanted}, got {size}: take 'kron'")
         self.options = {"hessian": hessian, "prior_precision": prior_precision}
 
     def _fit(self, h: Tensor, labels: Tensor) -> None:
@@ -329,14 +308,12 @@ class RandomFeatures:
     shift: Tensor  # [M]
 
     @classmethod
-    def draw(
-        cls, width: int, count: int, lengthscale: float, seed: int, device: torch.device
-    ) -> "RandomFeatures":
-        """From their own generator, the same on every device."""
+    def draw(cls, h: Tensor, count: int, lengthscale: float, seed: int) -> "RandomFeatures":
+        """Of items h [n, E], from a generator of their own: the same on every device."""
         generator = torch.Generator().manual_seed(seed)
-        frequency = torch.randn(width, count, dtype=torch.float64, generator=generator)
+        frequency = torch.randn(h.shape[1], count, dtype=torch.float64, generator=generator)
         shift = 2 * math.pi * torch.rand(count, dtype=torch.float64, generator=generator)
-        return cls((frequency / lengthscale).to(device), shift.to(device))
+        return cls((frequency / lengthscale).to(h.device), shift.to(h.device))
 
     def __call__(self, h: Tensor) -> Tensor:
         """[B, E] to [B, M]."""
@@ -356,11 +333,12 @@ class WeightPosterior:
         """Laplace around the most probable weights, class by class."""
         beta = _map_weights(phi, labels, prior_variance, start)  # [M, C]
         probs = (phi @ beta).softmax(-1)  # [n, C]
-        weight = probs * (1 - probs)  # [n, C]
         prior = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device) / prior_variance  # [M, M]
-        precision = torch.stack([phi.mT @ (w[:, None] * phi) + prior for w in weight.mT])  # [C, M, M]
-        root = cholesky(precision, name="weight precision", noise=1 / prior_variance)
-        return cls(beta, root, prior_variance)
+        # class by class: all at once would hold [C, n, M] numbers
+        precision = torch.stack([phi.mT @ (p[:, None] * phi) + prior for p in (probs * (1 - probs)).mT])
+        return cls(
+            beta, cholesky(precision, name="weight precision", noise=1 / prior_variance), prior_variance
+        )
 
     def logits(self, phi: Tensor) -> LogitGaussian:
         """At random features phi [B, M]."""
@@ -390,7 +368,7 @@ class GPLastLayer(LastLayerPredictor):
     """
 
     def __init__(
-        self, model: FeatureClassifier, *, features: int = 512, lengthscale: float | None = None,
+        self, model: Any, *, features: int = 512, lengthscale: float | None = None,
         prior_variance: float | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(model)
@@ -403,7 +381,7 @@ class GPLastLayer(LastLayerPredictor):
     def _fit(self, h: Tensor, labels: Tensor) -> None:
         count, lengthscale, prior_variance, seed = self.options.values()
         lengthscale = median_distance(h) if lengthscale is None else lengthscale
-        random = RandomFeatures.draw(h.shape[1], count, lengthscale, seed, h.device)
+        random = RandomFeatures.draw(h, count, lengthscale, seed)
         phi = random(h)  # [n, M]
         start = phi.new_zeros(count, self._model.head.out_features)  # [M, C]
         if prior_variance is None:
@@ -443,8 +421,7 @@ def _best_prior_variance(phi: Tensor, labels: Tensor, start: Tensor, seed: int) 
     for prior_variance in PRIOR_VARIANCES:
         posterior = WeightPosterior.fit(phi[kept], labels[kept], prior_variance, start)
         start = posterior.mean  # the next is near
-        logits = posterior.logits(phi[held]).mean_field()  # [h, C]
-        losses[prior_variance] = float(cross_entropy(logits, labels[held]))
+        losses[prior_variance] = float(cross_entropy(posterior.logits(phi[held]).mean_field(), labels[held]))
     return min(losses, key=losses.__getitem__)
 
 
@@ -465,6 +442,7 @@ def _map_weights(phi: Tensor, labels: Tensor, prior_variance: float, start: Tens
 
     with torch.enable_grad():
         optimiser.step(closure)
+        # the gradient at the last point, which L-BFGS leaves elsewhere after a line search
         closure()
     slope = math.inf if beta.grad is None else float(beta.grad.abs().max())
     if not slope < 1e-4:

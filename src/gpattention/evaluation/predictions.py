@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,7 +55,7 @@ class ItemSet:
     name: str
     stored: Inputs
     labels: Tensor | None = None
-    prepare: Callable[[Inputs], Inputs] = _unchanged
+    prepare: Callable[[Any], Inputs] = _unchanged
     words: tuple[tuple[str, ...], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -117,6 +117,7 @@ def _digest(*groups: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, x in (pair for group in groups for pair in sorted(group.items())):
         total.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        # of the bytes, so that NaN and -0.0 count, and without a copy
         total.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
@@ -344,6 +345,7 @@ def layer_means(variances: Sequence[Tensor | None], padding: Tensor | None) -> T
     each = torch.stack(known, 1)  # [B, L, N]
     if padding is None:
         return each.mean(-1)
+    # variances are 0 at padding, so that the sum is of real tokens alone
     return each.sum(-1) / (~padding).sum(-1, keepdim=True).clamp_min(1).to(each)
 
 

@@ -81,6 +81,7 @@ class MCDropout(BasePredictor):
 
         with evaluating(model):
             plain = partial(model, draw="none", generator=None, need=("logits",))
+            # told apart by a pass without draws: a parameter may have as many rows as a batch has items
             own = calls_of_items(model, plain, dropouts, inputs)
             logits = predict_rows(model, forward, inputs, **vars(request))  # [S, B, C]
         return Prediction.from_logits(logits, drawn=True)

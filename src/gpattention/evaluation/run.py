@@ -8,11 +8,11 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,10 @@ from gpattention.runs.records import digest_of_weights, read_suite
 from gpattention.runs.results import UNSEEN
 from gpattention.strangeness import AdaptiveTemperature, Head
 
+M = TypeVar("M", bound=Callable[..., Any])
 READINGS = 5  # of weights that are replaced while they are read, which a trainer does once an epoch
-TEMPERATURE, SHIFT_TEMPERATURE = "+temperature", "+shift_temperature"  # after a predictor's name
+HEATS = ("shift_temperature", "adaptive_temperature")  # settings, and with a plus after a predictor's name
+TEMPERATURE, SHIFT_TEMPERATURE = "+temperature", "+shift_temperature"
 ADAPTIVE_TEMPERATURE = "+adaptive_temperature"
 REDUCING = ("limit", "types", "severities")  # recorded settings that leave items out; None is all
 
@@ -208,6 +210,7 @@ def open_with_digest(folder: StrPath) -> tuple[Run, str]:
     Raises:
         RuntimeError: the weights were replaced in every reading.
     """
+    # the same digest before and after: nobody wrote in between
     for _ in range(READINGS):
         before = digest_of_weights(folder)
         run = open_run(folder)  # says what is missing
@@ -251,6 +254,20 @@ def check_as_much(
             )
 
 
+def made_once(method: M) -> M:
+    """Let a method do its work once for any arguments; what it made lives as long as its object."""
+
+    # not functools.cache, which would keep every run's model alive as long as the process
+    @wraps(method)
+    def kept(self: Any, *arguments: Any) -> Any:
+        made, key = vars(self).setdefault("_made", {}), (method.__name__, *arguments)
+        if key not in made:
+            made[key] = method(self, *arguments)
+        return made[key]
+
+    return cast(M, kept)
+
+
 class Evaluation(Subject):
     """A run being evaluated: its data, its predictors, and their predictions, each made once.
 
@@ -282,17 +299,14 @@ class Evaluation(Subject):
         self.device, self.samples = choose_device(settings.device), settings.samples
         self.cache = PredictionCache(self.folder / "predictions", fresh=settings.fresh)
         self.notes: list[str] = []
-        self._results: dict[str, SuiteResult] = {}
-        self._predictors: dict[str, NamedPredictor | None] = {}
         self._kept: dict[tuple[str, str], RawPrediction] = {}
-        self._temperatures: dict[tuple[str, str], float | None] = {}
-        self._adaptive: dict[str, AdaptiveTemperature | None] = {}
         self._signals: dict[str, Signals] = {}
 
     def _with_earlier(self, asked: EvaluationSettings) -> EvaluationSettings:
         """Settings under which no finished figure is lost."""
         predictors = dict.fromkeys(asked.predictors)
-        heats = {name: getattr(asked, name) for name in ("shift_temperature", "adaptive_temperature")}
+        heats = {name: getattr(asked, name) for name in HEATS}
+        # results are replaced whole: what is not asked for again would be gone
         for suite, result in self._earlier.items():
             earlier = recorded_settings(result)
             if not SUITES[suite].items or earlier.get("model") != self.weights:
@@ -307,12 +321,10 @@ class Evaluation(Subject):
 
     def suite(self, name: str, progress: Progress | None = None) -> SuiteResult:
         """Read what is finished, else compute and write it."""
-        if name not in self._results:
-            identity, found = self._identity(name), self._earlier.get(name)
-            if found is None or recorded_settings(found) != json.loads(identity):
-                found = self._compute(name, identity, progress)
-            self._results[name] = found
-        return self._results[name]
+        identity, found = self._identity(name), self._earlier.get(name)
+        if found is None or recorded_settings(found) != json.loads(identity):
+            found = self._earlier[name] = self._compute(name, identity, progress)
+        return found
 
     def _compute(self, name: str, identity: str, progress: Progress | None) -> SuiteResult:
         start, suite = time.perf_counter(), SUITES[name]
@@ -343,13 +355,13 @@ class Evaluation(Subject):
             "gpattention": gpattention.__version__, "model": self.weights, "limit": s.limit,
             "samples": s.samples,
         }  # fmt: skip
+        # an epoch changes the notes and not the numbers, and notes are results too
         if epoch is not None:  # which a note names, also where the weights stay the best
             found["epoch"] = epoch
         if suite.predictions:
             found |= {"seed": s.seed, "predictors": list(s.predictors)}
-            heats = ("shift_temperature", "adaptive_temperature")
-            found |= {heat: True for heat in heats if getattr(s, heat)}
-            if self.sets.kind == "texts" and any(heat in found for heat in heats):
+            found |= {heat: True for heat in HEATS if getattr(s, heat)}
+            if self.sets.kind == "texts" and any(heat in found for heat in HEATS):
                 found["shifts"] = list(TEXT_SHIFTS)  # results of before there were any are not these
             fitted = any(PREDICTORS[each].fitted for each in s.predictors)
             found |= {"train": self.sets.train.digest} if fitted else {}
@@ -372,15 +384,14 @@ class Evaluation(Subject):
             return None
         return found.weight.detach(), found.bias.detach()
 
+    @made_once
     def _built(self, name: str) -> NamedPredictor | None:
-        """Made once, an ensemble's `model` also if not asked for; None, with a note, where it cannot be."""
-        if name not in self._predictors:
-            self._predictors[name] = None
-            try:
-                self._predictors[name] = build_predictor(name, self._model, self.samples, self._training)
-            except (UnavailablePredictorError, NumericalError) as error:
-                self.notes.append(str(error))
-        return self._predictors[name]
+        """Of an ensemble `model` also if not asked for; None, with a note, where it cannot be."""
+        try:
+            return build_predictor(name, self._model, self.samples, self._training)
+        except (UnavailablePredictorError, NumericalError) as error:
+            self.notes.append(str(error))
+            return None
 
     def _training(self) -> tuple[Inputs, Tensor]:
         train = self.sets.train
@@ -419,6 +430,7 @@ class Evaluation(Subject):
     def _key(self, name: str, items: ItemSet) -> CacheKey:
         built, fitted = self._built(name), ""
         assert built is not None
+        # its predictions change with the items that it was fitted to, which the weights do not tell
         if isinstance(built.predictor, LastLayerPredictor):
             of = {"items": self.sets.train.digest, **built.predictor.options}
             fitted = json.dumps(of, sort_keys=True)
@@ -484,45 +496,42 @@ class Evaluation(Subject):
             found[ADAPTIVE_TEMPERATURE] = adaptive.temperature(logits, self.signals(items))
         return found
 
+    @made_once
     def _adaptive_temperature(self, name: str) -> AdaptiveTemperature | None:
-        """Made once; None, with a note, where it cannot be."""
-        if name not in self._adaptive:
-            self._adaptive[name] = None
-            if self._shifted is not None:
-                steps, self.steps = self.steps, Steps()  # not one of those that the bar counts
-                clean, shifted = (self._labelled(name, x) for x in (self.sets.validation, self._shifted))
-                self.steps = steps
-                try:
-                    logits, signals, labels = shifted
-                    by_name = {
-                        shift: (logits[:, where], signals[where], labels[where])
-                        for shift, where in shift_places(self._shifted).items()
-                    }
-                    self._adaptive[name] = AdaptiveTemperature.fit(*clean, shifted=by_name)
-                except (ValueError, NumericalError) as error:
-                    self.notes.append(f"no adaptive temperature for {name}: {error}")
-        return self._adaptive[name]
+        """None, with a note, where there can be none."""
+        if self._shifted is None:
+            return None
+        logits, labels = self._labelled(name, self._shifted)
+        own, known = self._labelled(name, self.sets.validation)
+        signals, places = self.signals(self._shifted), shift_places(self._shifted).items()
+        shifted = {shift: (logits[:, at], signals[at], labels[at]) for shift, at in places}
+        try:
+            return AdaptiveTemperature.fit(own, self.signals(self.sets.validation), known, shifted=shifted)
+        except (ValueError, NumericalError) as error:
+            self.notes.append(f"no adaptive temperature for {name}: {error}")
+            return None
 
-    def _labelled(self, name: str, items: ItemSet) -> tuple[Tensor, Signals, Tensor]:
-        raw = self.raw(name, items)
-        assert raw.labels is not None
-        return raw.logits.cpu(), self.signals(items), raw.labels.cpu()
-
+    @made_once
     def _temperature(self, name: str, suffix: str) -> float | None:
-        if (name, suffix) not in self._temperatures:
-            steps, self.steps = self.steps, Steps()  # not one of those that the bar counts
-            raw, what, fitted = self.raw(name, self._fitted_on[suffix]), suffix[1:].replace("_", " "), None
-            self.steps = steps
-            assert raw.labels is not None
-            try:
-                fitted = fit_temperature(raw.logits, raw.labels)
-                if fitted == 1:
-                    why = temperature_profile(raw.logits, raw.labels).reason
-                    self.notes.append(f"{what} of {name}: {why}")
-            except NumericalError as error:
-                self.notes.append(f"no {what} for {name}: {error}")
-            self._temperatures[name, suffix] = fitted
-        return self._temperatures[name, suffix]
+        """None, with a note, where there is no best one."""
+        logits, labels = self._labelled(name, self._fitted_on[suffix])
+        what = suffix[1:].replace("_", " ")
+        try:
+            fitted = fit_temperature(logits, labels)
+        except NumericalError as error:
+            self.notes.append(f"no {what} for {name}: {error}")
+            return None
+        if fitted == 1:
+            self.notes.append(f"{what} of {name}: {temperature_profile(logits, labels).reason}")
+        return fitted
+
+    def _labelled(self, name: str, items: ItemSet) -> tuple[Tensor, Tensor]:
+        """Logits and labels of a prediction that is none of those that the bar counts."""
+        steps, self.steps = self.steps, Steps()
+        raw = self.raw(name, items)
+        self.steps = steps
+        assert raw.labels is not None
+        return raw.logits, raw.labels
 
 
 def _environment(device: torch.device) -> dict[str, str]:
@@ -572,7 +581,7 @@ class Ensemble(Subject):
 
     def findings(self, suite: str, progress: Progress | None) -> Findings:
         """Of a suite; with, in every record, how many items are left where the set is not the run's."""
-        if any(getattr(self, part) is None for part in SUITES[suite].needs):
+        if self.test is None:
             return Findings()
         self.progress = progress
         found = SUITES[suite].evaluate(self)
@@ -584,17 +593,15 @@ class Ensemble(Subject):
 
     def notes(self, suite: str) -> tuple[str, ...]:
         """What is to be said about the items of a suite."""
-        notes, left, lost = [], {}, SUITES[suite].without_validation
-        for part in ("test", "validation"):
-            which = f"{part} items, those that no other member was {KNOWN[part]}"
-            left[part] = f"{self._left[part]} of {self._all[part]} {which}"
-        if self._is_reduced("test"):
-            missing = "left out: " if "test" in SUITES[suite].needs else "not evaluated on test: "
-            notes.append(f"{missing if self.test is None else ''}{left['test']}")
-        if lost is not None and self._is_reduced("validation"):
-            few = f"{lost}: {left['validation']}; at least {FEWEST} are needed"
-            notes.append(few if self.validation is None else left["validation"])
-        return tuple(f"{self.label}: {note}" for note in notes)
+        notes = []
+        for part, known in KNOWN.items():
+            if self._is_reduced(part) and (part == "test" or SUITES[suite].validation):
+                few = part == "validation" and self.validation is None
+                left = f"{self._left[part]} of {self._all[part]} {part} items, those that no other member was"
+                notes.append(
+                    f"{self.label}: {left} {known}{f'; at least {FEWEST} are needed' if few else ''}"
+                )
+        return tuple(notes)
 
     def _counts(self, suite: str, set: str) -> dict[str, int]:
         """How many items the set of a record has left, where some are left out."""
@@ -660,6 +667,7 @@ def add_ensemble(
     """The first run's results with the ensemble's records, written again; those of predictions alone."""
     weights = [member.weights for member in members]
     identity = json.dumps({"members": weights, "known": KNOWN, "fewest": FEWEST})
+    # these are no run's own: `fresh` of a member's evaluation did not see them
     if settings.fresh:
         for member in members:
             shutil.rmtree(_aside(members[0], member), ignore_errors=True)

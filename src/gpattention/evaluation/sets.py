@@ -19,11 +19,9 @@ from gpattention.data import (
     TEXT_SHIFTS,
     Cifar,
     ImageData,
-    TextData,
     data_root,
     entry_of,
     image_files,
-    load,
     load_cifar,
     load_ood,
     shift_texts,
@@ -35,9 +33,8 @@ from gpattention.data.shifts import shift, shifts_of
 from gpattention.evaluation.corrupted import CorruptedSource, Corruptions, set_name
 from gpattention.evaluation.predictions import ItemSet, row_digests
 from gpattention.files import StrPath, file_digest
-from gpattention.models.predict import Inputs
 from gpattention.runs import Run, prepare
-from gpattention.runs.inputs import FILE, FOLDER, ImagePreprocessing, TextEncoder, TextPreprocessing
+from gpattention.runs.inputs import FILE, FOLDER, TextEncoder, TextPreprocessing
 
 SIBLINGS = {"cifar10": CIFAR100, "cifar100": CIFAR10}  # no class in common
 SHIFTED_ITEMS = 250  # of the validation set, each under every shift at every severity
@@ -144,60 +141,44 @@ def run_sets(
         ValueError: a limit below 1, or other data than the run was trained on.
     """
     limit = None if limit is None else check_count("limit", limit)
-    recipe, name = run.recipe, run.recipe.data.name
-    saved = (run.folder / FOLDER / FILE).is_file()
-    more: dict[str, Any]
-    data: ImageData | TextData
-    if recipe.model.type == "vision":
-        data = load(name, root, recipe.seed, **recipe.data.options)
-        if not isinstance(data, ImageData):
-            raise ValueError(f"expected data of images for a vision model, got {name!r}")
-        normalisation, classes, found = data.normalisation, data.classes, find_outside(data, root)
-        own = run.preprocessing if saved else None
-        assert own is None or isinstance(own, ImagePreprocessing)
-        same = own is None or (own.normalisation, own.classes) == (normalisation, classes)
-
-        def normalised(stored: Inputs) -> Inputs:
-            assert isinstance(stored, Tensor)
-            return normalisation(stored)
+    prepared = prepare(run.recipe, root)
+    data, preprocessing = prepared.data, prepared.preprocessing
+    if isinstance(data, ImageData):
+        normalisation, found = data.normalisation, find_outside(data, root)
+        others: Iterable[str] = found.images
 
         def items(name: str, part: Any) -> ItemSet:
-            return ItemSet(name, part.images, part.labels, normalised)
+            return ItemSet(name, part.images, part.labels, normalisation)
 
-        def bring(name: str) -> ItemSet:
-            return ItemSet(f"ood/{name}", found.images[name](), None, normalised).spread(limit)
+        def other(name: str) -> ItemSet:
+            return ItemSet(f"ood/{name}", found.images[name](), None, normalisation).spread(limit)
 
-        more = {
-            "kind": "images", "outside": {f"ood/{each}": partial(bring, each) for each in found.images},
-            "outside_notes": tuple(found.notes),
+        more: dict[str, Any] = {
+            "kind": "images", "outside_notes": tuple(found.notes),
             "outside_files": {f"ood/{each}": files for each, files in found.files.items()},
-            "corruptions": Corruptions(name, data, root, types, severities, limit),
+            "corruptions": Corruptions(run.recipe.data.name, data, root, types, severities, limit),
         }  # fmt: skip
     else:
-        prepared = prepare(recipe, root)
-        data, preprocessing = prepared.data, prepared.preprocessing
-        assert isinstance(data, TextData)
         assert isinstance(preprocessing, TextPreprocessing)
-        same, ood = not saved or preprocessing.is_same(run.folder), data.ood
+        texts = others = data.ood
+        more = {"kind": "texts", "encoder": preprocessing.encoder}
 
         def items(name: str, part: Any) -> ItemSet:
             words = tuple(tuple(sentence) for sentence in part.words)
             return ItemSet(name, dict(part.inputs), part.labels, words=words)
 
-        def bring(name: str) -> ItemSet:
-            return items(f"ood/{name}", ood[name]).spread(limit)
+        def other(name: str) -> ItemSet:
+            return items(f"ood/{name}", texts[name]).spread(limit)
 
-        more = {
-            "kind": "texts", "outside": {f"ood/{each}": partial(bring, each) for each in ood},
-            "encoder": preprocessing.encoder,
-        }  # fmt: skip
-    if not same:
-        got = f"other data of the name {name!r}: its classes, normalisation or words are not those of the run"
+    # runs of older versions, and of `fit` called by itself, kept nothing to compare with
+    if (run.folder / FOLDER / FILE).is_file() and not preprocessing.is_same(run.folder):
+        got = f"other data of the name {run.recipe.data.name!r}"
         raise ValueError(f"expected the data that {run.folder} was trained on, got {got}")
     whole = items("validation", data.validation)
     return RunSets(
         data=data.name, classes=data.classes, train=items("train", data.train), validation=whole.first(limit),
-        chose_weights=whole, test=items("test", data.test).first(limit), limit=limit, **more,
+        chose_weights=whole, test=items("test", data.test).first(limit), limit=limit,
+        outside={f"ood/{each}": partial(other, each) for each in others}, **more,
     )  # fmt: skip
 
 
@@ -249,6 +230,7 @@ def idle_shifts(shifted: ItemSet, validation: ItemSet) -> tuple[str, ...]:
     Returns:
         Names of those that leave all inputs as they are.
     """
+    # compared after encoding: another spelling of an unknown word is the same input
     before = row_digests(validation.first(SHIFTED_ITEMS).stored) * len(SHIFT_SEVERITIES)
     after = row_digests(shifted.stored)
     return tuple(name for name, where in shift_places(shifted).items() if after[where] == before)

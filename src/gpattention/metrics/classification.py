@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpattention.checks import check_choice, check_count, check_labels, check_tensor
+from gpattention.checks import check_count, check_labels, check_tensor
 
 BINS = 15  # of Guo et al. (2017) and most since; the paper has 10
-AGGREGATIONS = ("pooled", "batch_mean")
 
 
 def read_items(probs: Tensor, labels: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:
@@ -117,6 +116,7 @@ def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
 def mcc_from_confusion(confusion: Tensor) -> float:
     """Gorodkin's R_K of counts [C, C], whose squares are whole numbers and stay exact."""
     real, predicted = confusion.sum(1), confusion.sum(0)  # [C], [C]
+    # Python's whole numbers do not overflow where int64 would
     total, right = int(confusion.sum()), int(confusion.trace())
     together = right * total - int((real * predicted).sum())
     spread = (total**2 - int((real * real).sum())) * (total**2 - int((predicted * predicted).sum()))
@@ -170,6 +170,7 @@ def nll_per_item(probs: Tensor, labels: Tensor) -> Tensor:
 
 def brier_per_item(probs: Tensor, labels: Tensor) -> Tensor:
     """Squared distance of each item's probabilities from its class, in float64.  [B]"""
+    # a copy, since it is changed in place and may be the caller's
     off = probs.to(torch.float64, copy=True)  # [B, C]
     off[torch.arange(len(off), device=off.device), labels] -= 1
     return off.square().sum(-1)
@@ -301,6 +302,7 @@ def edges(bins: int, device: torch.device | None = None) -> Tensor:
 def bin_sums(values: Tensor, occurred: Tensor, bins: int, group: Tensor, groups: int) -> BinSums:
     """Sums over the entries [n] of `values` of each group and bin; `occurred` tells what came true."""
     values = values.double()
+    # without the ends, so that 0 and 1 fall into the first and the last bin
     inner = edges(bins, values.device)[1:-1]  # [K - 1]
     place = group * bins + torch.bucketize(values, inner, right=True)  # [n]
     predicted = values.new_zeros(groups * bins).index_add_(0, place, values)
@@ -341,14 +343,11 @@ def reliability(sums: BinSums) -> ReliabilityBins:
     return ReliabilityBins(edges(len(counts), counts.device), counts, predicted / counts, occurred / counts)
 
 
-def ece(
-    probs: Tensor, labels: Tensor, *, bins: int = BINS, aggregation: str = "pooled",
-    batch_size: int | None = None,
-) -> float:  # fmt: skip
+def ece(probs: Tensor, labels: Tensor, *, bins: int = BINS, batch_size: int | None = None) -> float:
     """Expected calibration error of the top-1 confidence in equal-width bins.
 
-    sum_k n_k / B |accuracy_k - confidence_k|.  `aggregation="batch_mean"` averages the errors of every
-    `batch_size` items in a row, the last and perhaps shorter batch like any other.  It is here only to
+    sum_k n_k / B |accuracy_k - confidence_k|.  With a `batch_size` it is the mean of the errors of so many
+    items in a row, the last and perhaps shorter batch like any other.  That is here only to
     compare with papers that do so (1000 for CIFAR-C, 32 for CoLA): few items per bin make it large
     for perfect predictions too, and it changes with the order of the items.
 
@@ -356,8 +355,7 @@ def ece(
         probs: probabilities of the classes, [B, C].
         labels: right classes, [B].
         bins: how many.
-        aggregation: "pooled" or "batch_mean".
-        batch_size: items of a batch; only with "batch_mean".
+        batch_size: items of a batch; all items are one if not given.
 
     Returns:
         A number in [0, 1].
@@ -365,23 +363,19 @@ def ece(
     Raises:
         ValueError: if they are no probabilities and labels, or `bins` is no count.
     """
-    return float(expected_gap(_sums(probs, labels, bins, aggregation, batch_size)).mean())
+    return float(expected_gap(_sums(probs, labels, bins, batch_size)).mean())
 
 
-def mce(
-    probs: Tensor, labels: Tensor, *, bins: int = BINS, aggregation: str = "pooled",
-    batch_size: int | None = None,
-) -> float:  # fmt: skip
+def mce(probs: Tensor, labels: Tensor, *, bins: int = BINS, batch_size: int | None = None) -> float:
     """Maximum calibration error: the largest |accuracy_k - confidence_k| of bins that are not empty.
 
-    A bin counts however few its items are.  `aggregation` as for `ece`.
+    A bin counts however few its items are.  `batch_size` as for `ece`.
 
     Args:
         probs: probabilities of the classes, [B, C].
         labels: right classes, [B].
         bins: how many.
-        aggregation: "pooled" or "batch_mean".
-        batch_size: items of a batch; only with "batch_mean".
+        batch_size: items of a batch; all items are one if not given.
 
     Returns:
         A number in [0, 1].
@@ -389,7 +383,7 @@ def mce(
     Raises:
         ValueError: if they are no probabilities and labels, or `bins` is no count.
     """
-    return float(largest_gap(_sums(probs, labels, bins, aggregation, batch_size)).mean())
+    return float(largest_gap(_sums(probs, labels, bins, batch_size)).mean())
 
 
 def classwise_ece(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
@@ -443,14 +437,7 @@ def adaptive_gap(confidence: Tensor, right: Tensor, bins: int) -> float:
     return float(ordered.new_zeros(bins).index_add_(0, place, excess).abs().sum()) / len(ordered)
 
 
-def _sums(probs: Tensor, labels: Tensor, bins: int, aggregation: str, batch_size: int | None) -> BinSums:
+def _sums(probs: Tensor, labels: Tensor, bins: int, batch_size: int | None) -> BinSums:
     bins = check_count("bins", bins)
-    check_choice("aggregation", aggregation, AGGREGATIONS)
-    if (batch_size is not None) != (aggregation == "batch_mean"):
-        raise ValueError(
-            f"expected batch_size with aggregation='batch_mean' and only with it, "
-            f"got batch_size={batch_size} with aggregation={aggregation!r}"
-        )
-    if batch_size is not None:
-        batch_size = check_count("batch_size", batch_size)
+    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     return top_sums(*read_items(probs, labels), bins, batch_size)

@@ -112,6 +112,7 @@ def _read(scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tensor]:
 
 def _average_precision(positive: Tensor, negative: Tensor) -> float:
     """Of scores [n] and [m] that are larger for positives."""
+    # one threshold for each score, so that equal scores enter together
     values, repeats = positive.unique(return_counts=True)  # [K], rising
     found = repeats.flip(0).cumsum(0).flip(0)  # [K] positives of at least this score
     below = torch.searchsorted(negative.sort().values, values)  # [K] negatives of lower score

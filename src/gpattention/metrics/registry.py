@@ -53,7 +53,7 @@ class Metric:
     @property
     def arrow(self) -> str:
         """Which way is better."""
-        return "" if self.larger is None else "↑" if self.larger else "↓"
+        return {None: "", True: "↑", False: "↓"}[self.larger]
 
     @property
     def heading(self) -> str:
@@ -89,7 +89,7 @@ _ALL = (
     *(
         Metric(
             f"batch_{f.__name__}", f"{f.__name__.upper()}, mean over batches", False, "batches",
-            partial(f, bins=PAPER_BINS, aggregation="batch_mean"), short=f"{f.__name__.upper()}, batches",
+            partial(f, bins=PAPER_BINS), short=f"{f.__name__.upper()}, batches",
         )
         for f in (of.ece, of.mce)
     ),
@@ -194,6 +194,7 @@ def bootstrap(
     sizes = [len(tensor) for tensor in tensors]
     if not sizes or min(sizes) == 0 or (paired and len(set(sizes)) > 1):
         raise ValueError(f"expected tensors of at least one item{', all alike' * paired}, got sizes {sizes}")
+    # drawn on the CPU: the same items on every device
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(replicates, dtype=torch.float64)
     for number in range(replicates):

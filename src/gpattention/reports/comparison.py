@@ -21,7 +21,8 @@ def heading(text: str) -> str:
 
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    *most, last = words or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def number(value: Any) -> float | None:
@@ -162,6 +163,7 @@ def compare(runs: Sequence[RunData]) -> list[Comparison]:
     by_data: dict[str, list[RunData]] = {}
     for run in runs:
         by_data.setdefault(run.data, []).append(run)
+    # one count over all data sets, so that a model keeps its colour on the whole page
     places: dict[str, int] = {}
     comparisons = []
     for data, of_data in by_data.items():

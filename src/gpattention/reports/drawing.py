@@ -198,6 +198,7 @@ def figure_svg(figure: "Figure", name: str, alternative: str) -> str:
     with drawing():
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     head, body = file.getvalue().split("</metadata>", 1)
+    # on a page the style sheet says it once for all figures
     body = re.sub(r"<style.*?</style>|\n\s+(?=<)", "", body)
     # matplotlib escapes < and > in texts and attributes: what stands between them is a tag of its own
     body = re.sub(r"<[^>]+>", lambda tag: _pages_own(tag[0], name), body)

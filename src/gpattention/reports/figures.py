@@ -49,55 +49,36 @@ class Look(TypedDict, total=False):
 
 @drawn
 def lines_figure(
-    series: Mapping[str, Sequence[Points]],  # by model: one line per seed
-    *,
-    x: str,
-    y: str,
-    title: str | None = None,
-    styles: Mapping[str, Style] | None = None,
-    x_names: Mapping[float, str] | None = None,
-    x_limits: tuple[float, float] | None = None,
-    y_limits: tuple[float, float] | None = None,
-    diagonal: bool = False,
-    whole_x: bool = False,
-    boundary: tuple[float, str] | None = None,
-    height: float = HEIGHT,
-) -> "Figure":
+    series: Mapping[str, Sequence[Points]], *, x: str, y: str, x_names: Mapping[float, str] | None = None,
+    whole_x: bool = False, square: bool = False, boundary: float | None = None, **look: Unpack[Look],
+) -> "Figure":  # fmt: skip
     """One line per model, or one per seed.
 
     Args:
-        series: for each model its lines, as pairs (x, y).
+        series: for each model its lines, one per seed, as pairs (x, y).
         x: name of the horizontal axis.
         y: name of the vertical axis.
-        title: above the axes.
-        styles: of the models; by their order if not given.
         x_names: ticks by name, e.g. `{0: "clean"}`; only these are shown.
-        x_limits: of the horizontal axis.
-        y_limits: of the vertical axis.
-        diagonal: draw y = x, e.g. chance in a ROC.
         whole_x: ticks at whole numbers only.
-        boundary: an x to mark, and what happens there.
-        height: in pixels, without title and legend.
+        square: both axes are shares from 0 to 1, with y = x, e.g. chance in a ROC.
+        boundary: the epoch after which draws begin.
+        look: see `Look`.
     """
-    styles = styles or styles_for(list(series))
-    figure, axes = new_figure(title, {label: styles[label] for label in series}, height=height)
+    title, styles = _look(look, series)
+    legend = {label: styles[label] for label in series}
+    figure, axes = new_figure(title, legend, height=300 if square else HEIGHT)
     few_ticks(axes, whole_x=whole_x)
     for label, lines in series.items():
         _draw_lines(axes, [line for line in lines if line], styles[label])
     if x_names is not None:
         axes.set_xticks(list(x_names), labels=list(x_names.values()))
-    if x_limits is not None:
-        axes.set_xlim(*x_limits)
-    if y_limits is not None:
-        axes.set_ylim(*y_limits)
-    if diagonal:
+    if square:
+        axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
         axes.plot([0, 1], [0, 1], color=NEUTRAL, linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
     if boundary is not None:
-        axes.axvline(boundary[0], color=NEUTRAL, linestyle=(0, (2, 3)), linewidth=1.2, zorder=1)
-        axes.text(
-            boundary[0], 1.01, boundary[1], color=QUIET, fontsize=11, ha="center", va="bottom",
-            transform=axes.get_xaxis_transform(),
-        )  # fmt: skip
+        axes.axvline(boundary, color=NEUTRAL, linestyle=(0, (2, 3)), linewidth=1.2, zorder=1)
+        place: dict[str, Any] = {"ha": "center", "va": "bottom", "transform": axes.get_xaxis_transform()}
+        axes.text(boundary, 1.01, "draws begin", color=QUIET, fontsize=11, **place)
     name_axes(axes, x, y)
     return figure
 
@@ -106,7 +87,12 @@ def _look(look: Look, models: Iterable[str]) -> tuple[str | None, Mapping[str, S
     return look.get("title"), look.get("styles") or styles_for(models)
 
 
+def _over_seeds(values: Mapping[str, Sequence[float]]) -> dict[str, OverSeeds]:
+    return {label: OverSeeds(dict(enumerate(seeds))) for label, seeds in values.items()}
+
+
 def _draw_lines(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
+    # a mean over seeds needs them at the same places
     if len(lines) > 1 and len({tuple(x for x, _ in line) for line in lines}) == 1:
         _draw_band(axes, lines, style)
         return
@@ -131,33 +117,24 @@ def _draw_band(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
 
 
 def training_figure(
-    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
-    column: str,
-    *,
-    y: str | None = None,
-    boundary: float | None = None,
+    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], column: str, *, y: str | None = None,
     **look: Unpack[Look],
-) -> "Figure":
-    """One column of `metrics.csv` over the epochs.
+) -> "Figure":  # fmt: skip
+    """One column of `metrics.csv` over the epochs, and where draws begin if all rows agree on it.
 
     Args:
         runs: for each model the rows of each of its seeds.
         column: e.g. `train_loss`.
         y: name of the axis; the column's if not given.
-        boundary: epochs of the first phase; the last one that has a row if not given.
         look: `title` above the axes, and `styles` of the models, which are by their order if not given.
 
     Returns:
         A matplotlib figure.
     """
     series = {label: [training_points(rows, column) for rows in seeds] for label, seeds in runs.items()}
-    if boundary is None:
-        starts = {start for seeds in runs.values() for rows in seeds if (start := _second_phase(rows))}
-        boundary = starts.pop() if len(starts) == 1 else None
-    return lines_figure(
-        series, x="epoch", y=y or column, **look, whole_x=True,
-        boundary=None if boundary is None else (boundary, "draws begin"),
-    )  # fmt: skip
+    starts = {start for seeds in runs.values() for rows in seeds if (start := _second_phase(rows))}
+    boundary = starts.pop() if len(starts) == 1 else None
+    return lines_figure(series, x="epoch", y=y or column, whole_x=True, boundary=boundary, **look)
 
 
 def training_points(rows: Sequence[Mapping[str, Any]], column: str) -> Points:
@@ -228,7 +205,7 @@ def roc_figure(curves: Curves, **look: Unpack[Look]) -> "Figure":
     """
     return lines_figure(
         _pairs(curves, "fpr", "tpr"), x="share of unknown items accepted", y="share of known items accepted",
-        x_limits=(-0.01, 1.01), y_limits=(-0.01, 1.02), diagonal=True, height=300, **look,
+        square=True, **look,
     )  # fmt: skip
 
 
@@ -261,9 +238,9 @@ def p_value_figure(curves: Curves, *, title: str | None = None, style: Style | N
         places = sorted({0.0, 1.0, *(p for curve in curves[name] for p in curve["p"])})
         series[name] = [shares_at(curve, places) for curve in curves[name]]
     figure = lines_figure(
-        series, x="p-value", y="share of items up to it", x_limits=(-0.01, 1.01), y_limits=(-0.01, 1.02),
-        diagonal=True, height=300, title=title, styles=styles,
-    )  # fmt: skip
+        series, x="p-value", y="share of items up to it", square=True, title=title, styles=styles
+    )
+    # an empirical distribution has hundreds of points: a marker at each would be a smear
     for name, line in zip(series, figure.axes[0].lines, strict=False):  # the diagonal is the last line
         line.set(marker=styles[name].marker, markevery=0.2)  # of a long line few, so that dashes may repeat
     return figure
@@ -286,7 +263,9 @@ def risk_coverage_figure(curves: Curves, **look: Unpack[Look]) -> "Figure":
         A matplotlib figure.
     """
     x, y = "share of items answered", "error rate among them"
-    return lines_figure(_pairs(curves, "coverage", "risk"), x=x, y=y, x_limits=(-0.01, 1.01), **look)
+    figure = lines_figure(_pairs(curves, "coverage", "risk"), x=x, y=y, **look)
+    figure.axes[0].set_xlim(-0.01, 1.01)
+    return figure
 
 
 def cost_figure(values: Mapping[str, Sequence[Points]], *, x: str, y: str, **look: Unpack[Look]) -> "Figure":
@@ -327,27 +306,19 @@ def bars_figure(values: Mapping[str, Sequence[float]], *, x: str, **look: Unpack
         title, height=58 + (46 if above else 30) * len(values), left=16 if above else beside
     )
     axes.grid(False, axis="y")
-    found = {label: OverSeeds(dict(enumerate(of_model))) for label, of_model in values.items()}
-    means = {label: each.mean for label, each in found.items()}
-    errors = {label: each.error for label, each in found.items() if each.error is not None}
-    largest = max(means.values(), default=0.0)
-    furthest = max((means[label] + error for label, error in errors.items()), default=0.0)
-    for row, label in enumerate(values):
-        axes.barh(row, means[label], thick, color=styles[label].colour, linewidth=0)
-        if label in errors:
-            axes.errorbar(means[label], row, xerr=errors[label], fmt="none", ecolor=NEUTRAL, elinewidth=2)
-        axes.annotate(
-            f"{means[label]:.3g}", (means[label], row), (6, 0), textcoords="offset points", va="center",
-            color=INK, fontsize=11.5,
-        )  # fmt: skip
+    found = _over_seeds(values)
+    offset: dict[str, Any] = {"textcoords": "offset points", "color": INK}
+    for row, (label, each) in enumerate(found.items()):
+        axes.barh(row, each.mean, thick, color=styles[label].colour, linewidth=0)
+        if each.error is not None:
+            axes.errorbar(each.mean, row, xerr=each.error, fmt="none", ecolor=NEUTRAL, elinewidth=2)
+        axes.annotate(f"{each.mean:.3g}", (each.mean, row), (6, 0), va="center", fontsize=11.5, **offset)
         if above:
-            axes.annotate(
-                shorten(label), (0, row - thick / 2), (0, 3), textcoords="offset points", va="bottom",
-                color=INK, fontsize=12,
-            )  # fmt: skip
+            axes.annotate(shorten(label), (0, row - thick / 2), (0, 3), va="bottom", fontsize=12, **offset)
     axes.set_ylim(len(values) - 0.5, -0.8 if above else -0.5)
     # room for the numbers; an error that were cut off would look smaller than it is
-    axes.set_xlim(0, max(largest * 1.18, furthest * 1.02) or 1)
+    ends = (max(1.18 * each.mean, 1.02 * (each.mean + (each.error or 0.0))) for each in found.values())
+    axes.set_xlim(0, max(ends, default=0.0) or 1)
     few_ticks(axes, x=4)
     axes.set_yticks(range(len(values)), labels=["" if above else shorten(label) for label in values])
     axes.tick_params(axis="y", labelcolor=INK)
@@ -427,10 +398,9 @@ def corruption_figure(
     axes.grid(False, axis="y")
     step = 0.6 / max(len(values), 1)
     for place, (label, of_model) in enumerate(values.items()):
-        rows = [row for row, kind in enumerate(types) if of_model.get(kind)]
-        found = [OverSeeds(dict(enumerate(of_model[types[row]]))) for row in rows]
-        means, errors = [each.mean for each in found], [each.error or 0.0 for each in found]
-        heights = [row + (place - (len(values) - 1) / 2) * step for row in rows]
+        found = _over_seeds({kind: seeds for kind, seeds in of_model.items() if seeds})
+        means, errors = ([x.mean for x in found.values()], [x.error or 0.0 for x in found.values()])
+        heights = [types.index(kind) + (place - (len(values) - 1) / 2) * step for kind in found]
         style = styles[label]
         if any(errors):
             axes.errorbar(means, heights, xerr=errors, fmt="none", ecolor=style.colour, elinewidth=1)

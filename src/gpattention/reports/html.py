@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpattention.reports.comparison import Table, heading, listed
+from gpattention.reports.comparison import Table, heading, listed, number
 from gpattention.reports.drawing import figure_svg
-from gpattention.reports.figures import Points
+from gpattention.reports.figures import Curves, Points
 from gpattention.runs import OverSeeds
 from gpattention.runs.tables import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
+    from markupsafe import Markup as Markup
     from matplotlib.figure import Figure
 
 DASH = "\u2013"  # where nothing was measured
@@ -40,7 +40,7 @@ def environment() -> "Environment":
         loader=PackageLoader("gpattention.reports"), autoescape=True, finalize=finalize,
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
     )  # fmt: skip
-    made.filters["cell"] = cell_text
+    made.filters |= {"cell": cell_text, "short": short}
     # numbers that JSON does not know would end the reader's parser
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False}
     return made
@@ -59,36 +59,22 @@ def join(*parts: "Markup | None") -> "Markup":
 
 
 def chart(
-    name: str,
-    figure: "Figure",
-    table: Table,
-    *,
-    title: "str | Markup",
-    alternative: str,
-    caption: str | None = None,
+    name: str, figure: "Figure", table: Table, title: "str | Markup", words: str, caption: str | None = None
 ) -> "Markup":
     """A figure with words for those who cannot see it and its numbers; `name` is unique on the page."""
     from markupsafe import Markup
 
-    svg = Markup(
-        figure_svg(figure, name, alternative)
-    )  # matplotlib's XML, serialised: nothing of a user's is markup in it
-    return render("chart", name, svg, table, title, alternative.split(":")[0], caption)
+    svg = Markup(figure_svg(figure, name, words))  # matplotlib's XML: nothing of a user's is markup in it
+    return render("chart", name, svg, table, title, words.split(":")[0], caption)
 
 
 def line_chart(
-    name: str,
-    figure: "Figure",
-    x: str,
-    series: Mapping[str, Sequence[Points]],
-    words: str,
-    title: str,
+    name: str, figure: "Figure", x: str, series: Mapping[str, Sequence[Points]], words: str, title: str,
     caption: str | None = None,
-) -> "Markup":
+) -> "Markup":  # fmt: skip
     """A chart of lines: their points are its table, and `words` go on with where the lines end."""
-    alternative = f"Lines of {words} {last_values(series)}"
-    table = lines_table(x, series)
-    return chart(name, figure, table, title=heading(title), alternative=alternative, caption=caption)
+    told = f"Lines of {words} {last_values(series)}"
+    return chart(name, figure, lines_table(x, series), heading(title), told, caption)
 
 
 def charts(*drawn: "Markup | None", pairs: bool = False) -> "Markup":
@@ -106,11 +92,22 @@ def folded(caption: str, table: Table, *, open: bool = False) -> "Markup | None"
     return render("folded", caption, table, open) if table.rows else None
 
 
+def key_table(caption: str, table: Table) -> "Markup | None":
+    """A table of the page's own; None of a table without rows."""
+    return render("table", table, caption, key=True) if table.rows else None
+
+
 def cell_text(cell: Any) -> Any:
     """Four digits are enough; a dash where nothing was measured."""
     if cell is None:
         return DASH
     return cell if isinstance(cell, str) else f"{cell:#.4g}"
+
+
+def short(value: Any) -> str:
+    """Three digits after the point; a dash where nothing was measured."""
+    known = number(value)
+    return DASH if known is None else f"{known:.3f}"
 
 
 def seeds_text(found: OverSeeds | None) -> str | None:
@@ -120,16 +117,14 @@ def seeds_text(found: OverSeeds | None) -> str | None:
 
 def lines_table(x: str, series: Mapping[str, Sequence[Points]]) -> Table:
     """The points of lines: one row per x, one column per model, seeds as mean and standard error."""
-    by_model: dict[str, dict[float, list[float]]] = {label: {} for label in series}
+    rows: dict[float, dict[str, list[float]]] = {}
     for label, lines in series.items():
         for place, value in (point for line in lines for point in line):
-            by_model[label].setdefault(place, []).append(value)
-    every = sorted({place for values in by_model.values() for place in values})
-    rows = [
-        [f"{place:g}", *(seeds_text(OverSeeds.of(by_model[label].get(place, ()))) for label in series)]
-        for place in every
-    ]
-    return Table([x, *series], rows)
+            rows.setdefault(place, {}).setdefault(label, []).append(value)
+    cells = {
+        place: [seeds_text(OverSeeds.of(of.get(label, ()))) for label in series] for place, of in rows.items()
+    }
+    return Table([x, *series], [[f"{place:g}", *cells[place]] for place in sorted(cells)])
 
 
 def read_at(points: Points, places: Iterable[float]) -> Points:
@@ -138,11 +133,15 @@ def read_at(points: Points, places: Iterable[float]) -> Points:
     return [(place, float(np.interp(place, xs, ys))) for place in places if xs[0] <= place <= xs[-1]]
 
 
+def read_curves(curves: Curves, x: str, y: str, places: Iterable[float]) -> dict[str, list[Points]]:
+    """The lines of two rows of numbers each, read at given x."""
+    return {
+        label: [read_at(list(zip(c[x], c[y], strict=True)), places) for c in seeds]
+        for label, seeds in curves.items()
+    }
+
+
 def last_values(series: Mapping[str, Sequence[Points]]) -> str:
     """Where each model's line ends, for the text alternative."""
-    ends = []
-    for label, lines in series.items():
-        found = OverSeeds.of(max(line)[1] for line in lines if line)
-        if found is not None:
-            ends.append(f"{label} {found.mean:.3g}")
-    return listed(ends) if ends else "no values"
+    ends = {label: OverSeeds.of(max(line)[1] for line in lines if line) for label, lines in series.items()}
+    return listed([f"{label} {end.mean:.3g}" for label, end in ends.items() if end]) or "no values"

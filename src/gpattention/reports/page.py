@@ -47,6 +47,7 @@ def build_report(runs: Sequence[RunData], title: str | None = None, *, without: 
     from markupsafe import Markup
 
     script, style = (_file(name) for name in ("page.js", "page.css"))
+    # the policy names the one script by its hash, so that none that slips in with a run's text can run
     digest = b64encode(sha256(script.encode()).digest()).decode()
     models = sum(len(c.models) for c in comparisons)
     data = listed([c.data for c in comparisons])

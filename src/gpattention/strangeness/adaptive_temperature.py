@@ -180,6 +180,7 @@ def _checked(name: str, items: tuple[Tensor, Signals, Tensor | None]) -> Tensor:
 def _predicting(signals: Signals, draws: Tensor) -> Signals:
     """The signals with the logs of the draws' mean probabilities for logits."""
     log_probs = draws.log_softmax(-1).logsumexp(0) - math.log(len(draws))  # [B, C]
+    # -inf has no density; e^-10000 is as good as 0
     return replace(signals.to("cpu"), logits=log_probs.clamp_min(-1e4))
 
 
@@ -212,9 +213,8 @@ class _Problem:
         grid = _grid(constant)
         tables = [torch.stack([_curve(draws, labels, u) for u in grid], -1) for draws, _, labels in sets]
         values, slopes = torch.cat(tables, 1)  # [2, N, G]
-        place = torch.repeat_interleave(
-            torch.arange(len(sets)), torch.tensor([len(labels) for _, _, labels in sets])
-        )
+        sizes = torch.tensor([len(labels) for _, _, labels in sets])
+        place = torch.repeat_interleave(torch.arange(len(sets)), sizes)
         fitted = place > 0
         fitted[fitting] = True
         clean, _, labels = sets[0]
@@ -226,11 +226,8 @@ class _Problem:
 
     def thinned(self) -> "_Problem":
         """The same with at most COMPARED items of every set, clean ones among those that are fitted to."""
-        kept = [
-            ((self.place == s) & self.fitted).nonzero()[:COMPARED, 0]
-            for s in range(int(self.place.max()) + 1)
-        ]
-        some = torch.cat(kept)
+        fitted = [(self.place == s) & self.fitted for s in range(int(self.place.max()) + 1)]
+        some = torch.cat([one.nonzero()[:COMPARED, 0] for one in fitted])
         return replace(
             self, z=self.z[some], place=self.place[some], fitted=self.fitted[some], exact=None,
             values=self.values[some], slopes=self.slopes[some],
@@ -247,6 +244,7 @@ class _Problem:
         if without is not None:
             weight = weight.masked_fill(self.place == without, 0.0)
         found = []
+        # first as if there were no bound; if it binds, fits that care more for clean items may lose less
         for emphasis in EMPHASES:
             emphasised = torch.where(self.place == 0, emphasis * weight, weight)
             fit = self._non_negative(emphasised / emphasised.sum(), list(columns), free)
@@ -262,7 +260,7 @@ class _Problem:
             below = [k for k in columns if not free[k] and fit[1 + k] < 0]
             if not below:
                 return fit
-            columns = [k for k in columns if k != min(below, key=lambda k: float(fit[1 + k]))]
+            columns.remove(min(below, key=lambda k: float(fit[1 + k])))
 
     def _newton(self, weight: Tensor, columns: list[int]) -> Tensor:
         """The least weighted NLL, by Newton's method with damping: the curves are not convex everywhere."""
@@ -277,6 +275,7 @@ class _Problem:
             u = x @ theta
             value, slope, bend = self._at(u.clamp(low, high))
             inside = weight * ((u >= low) & (u <= high))  # at the limits too: T_0 may be one
+            # curvature below 0 would send Newton uphill
             hessian = (x * (inside * bend.clamp_min(0))[:, None]).mT @ x + torch.diag(ridge)
             loss = float(weight @ value + 0.5 * (ridge * theta.square()).sum())
             return loss, x.mT @ (inside * slope) + ridge * theta, hessian
@@ -306,6 +305,7 @@ class _Problem:
         start[0] = math.log(self.constant)
         if self._allowed(fit):
             return fit
+        # the NLL of clean items rises on the way, so that bisection finds where it meets the bound
         share, beyond = 0.0, 1.0
         for _ in range(12):
             middle = (share + beyond) / 2

@@ -65,6 +65,7 @@ class Gaussians:
     def distances(self, x: Tensor) -> Tensor:
         """d_k^2 to every class.  [B, K]"""
         seen, means = (x - self.means[0]) @ self.root, (self.means - self.means[0]) @ self.root
+        # by differences: products would cancel for items near a mean
         return torch.cdist(seen, means, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
@@ -182,6 +183,7 @@ def fit_residual(x: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> Res
         o = -weight^+ bias, the E - E // 2 directions R of least E[(x - o)(x - o)^T], and
         alpha = mean of max_c z_c / mean of |(x - o) R|.
     """
+    # least squares: with more classes than features no point has all logits 0
     origin = -torch.linalg.pinv(weight) @ bias  # [E]
     seen = x - origin
     null = torch.linalg.eigh(seen.mT @ seen / len(x)).eigenvectors[:, : x.shape[1] - x.shape[1] // 2]

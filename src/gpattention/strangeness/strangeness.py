@@ -234,6 +234,7 @@ class LengthEffect:
     def fit(cls, t: Tensor, y: Tensor) -> "LengthEffect":
         """Least squares of y [n, P] on t [n]; several slopes where they predict items left out better."""
         reach = torch.stack([t.min(), t.max()])
+        # hinges at the ends would have no items on one side
         several = t.quantile(torch.tensor(HINGES, dtype=t.dtype)).unique()
         several = several[(several > reach[0]) & (several < reach[1])]
         scaled = y / _spread(y)  # every column counts the same
@@ -300,6 +301,7 @@ class PartScores:
                 if getattr(signals, name) is not None:
                     effects[name] = LengthEffect.fit(_log_tokens(usual), getattr(usual, name))
         found = cls(tuple(parts), {}, effects, torch.zeros(()), torch.ones(()), _form(signals))
+        # densities are of what length leaves, so its effect comes first
         usual = found._without_length(usual)
         fits = {name: PARTS[name].fit(usual, own, head) for name in parts}
         # products round by the layout of memory, which files do not keep
@@ -323,20 +325,17 @@ class PartScores:
 
     def only(self, kept: Sequence[int]) -> "PartScores":
         """Some of the parts."""
-        effects, parts = dict(self.effects), tuple(self.parts[i] for i in kept)
-        if "scores" in effects:
-            effects["scores"] = replace(
-                effects["scores"], slopes=effects["scores"].slopes[:, list(kept)].contiguous()
-            )
-        states = {name: self.states[name] for name in parts}
-        return PartScores(parts, states, effects, self.mean[list(kept)], self.unit[list(kept)], self.reads)
+        effects, some = dict(self.effects), list(kept)
+        if (effect := effects.get("scores")) is not None:
+            effects["scores"] = replace(effect, slopes=effect.slopes[:, some].contiguous())
+        states = {self.parts[i]: self.states[self.parts[i]] for i in some}
+        mean, unit = self.mean[some], self.unit[some]
+        return replace(self, parts=tuple(states), states=states, effects=effects, mean=mean, unit=unit)
 
     def _without_length(self, signals: Signals) -> Signals:
         t = _log_tokens(signals)
-        profiles = {name: effect(t) for name, effect in self.effects.items() if name != "scores"}
-        return replace(
-            signals, **{name: getattr(signals, name) - effect for name, effect in profiles.items()}
-        )
+        own = {name: effect(t) for name, effect in self.effects.items() if name != "scores"}
+        return replace(signals, **{name: getattr(signals, name) - effect for name, effect in own.items()})
 
     def _raw(self, signals: Signals, *, length: bool = True) -> Tensor:
         seen = self._without_length(signals) if length else signals
@@ -428,6 +427,7 @@ def choose_weights(
     if len(shifted) < 2 or any(len(z) == 0 for z in shifted.values()):
         sizes = {name: len(z) for name, z in shifted.items()}
         raise ValueError(f"expected shifted to be at least two shifts with items, got {sizes}")
+    # AUROCs cost items times shifts times parts times rounds
     clean, others = clean[:COMPARED], {name: z[:COMPARED] for name, z in shifted.items()}
     rounds = {name: weights_without(name, clean, others) for name in others}  # [R, K] each
     judged = torch.stack([_aurocs(clean @ rounds[s].mT, others[s] @ rounds[s].mT) for s in others])  # [S, R]
@@ -466,10 +466,8 @@ def _add_parts(clean: Tensor, shifted: Sequence[Tensor]) -> Tensor:
 def _aurocs(inside: Tensor, outside: Tensor) -> Tensor:
     """AUROC of every column; ties count half.  [n, K], [m, K] to [K]"""
     ranked, others = inside.mT.contiguous().sort(-1).values, outside.mT.contiguous()
-    below, upto = (
-        torch.searchsorted(ranked, others, right=right).double().mean(-1) for right in (False, True)
-    )
-    return (below + upto) / (2 * len(inside))
+    below = [torch.searchsorted(ranked, others, right=right).double().mean(-1) for right in (False, True)]
+    return (below[0] + below[1]) / (2 * len(inside))
 
 
 # The score
@@ -515,9 +513,7 @@ class Explanation:
     def __str__(self) -> str:
         rows = zip(self.score, self.p_value, self.part, self.site, self.length, strict=True)
         return "\n".join(
-            f"score {s:.2f}, p {p:.4f}: {PARTS[part].label}"
-            + (f", {site}" if site else "")
-            + f", length {t:+.2f}"
+            f"score {s:.2f}, p {p:.4f}: {PARTS[part].label}{f', {site}' if site else ''}, length {t:+.2f}"
             for s, p, part, site, t in rows
         )
 

@@ -27,8 +27,7 @@ class Suite:
         predictions: whether it evaluates predictions, those of an ensemble too; else the model.
         images: whether it makes sense for images alone.
         items: whether it depends on the items of the data.
-        without_validation: what an ensemble loses that has too few validation items; None: nothing.
-        needs: sets without which there is nothing to evaluate.
+        validation: whether it depends on validation items.
     """
 
     label: str
@@ -36,25 +35,16 @@ class Suite:
     predictions: bool = True
     images: bool = False
     items: bool = True
-    without_validation: str | None = None
-    needs: tuple[str, ...] = ()
+    validation: bool = True
 
 
 SUITES = {
-    "clean": Suite(
-        "evaluation of the test set", evaluate_clean, without_validation="not evaluated on validation"
-    ),
+    "clean": Suite("evaluation of the test set", evaluate_clean),
     "corrupted": Suite(
-        "evaluation of corrupted images", evaluate_corrupted, images=True, needs=("test",)
+        "evaluation of corrupted images", evaluate_corrupted, images=True, validation=False
     ),
-    "ood": Suite(
-        "evaluation of unknown data", evaluate_ood, needs=("test",),
-        without_validation="no scores by templates of validation items",
-    ),
-    "selective": Suite(
-        "evaluation of selective prediction", evaluate_selective, needs=("validation", "test"),
-        without_validation="left out, its thresholds come from validation items",
-    ),
+    "ood": Suite("evaluation of unknown data", evaluate_ood),
+    "selective": Suite("evaluation of selective prediction", evaluate_selective),
     "oversmoothing": Suite("measurement of oversmoothing", evaluate_oversmoothing, predictions=False),
     "efficiency": Suite(
         "measurement of time and memory", evaluate_efficiency, predictions=False, items=False

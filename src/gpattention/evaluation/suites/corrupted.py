@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from statistics import fmean
-from typing import Any
 
 from gpattention.data.corruptions import CATEGORIES
 from gpattention.evaluation.corrupted import PREFIX
@@ -41,6 +40,7 @@ def evaluate_corrupted(subject: Subject) -> Findings:
             records += classification_records(items.name, label, predicted, PAPER_BATCH[sets.kind])
             if label not in pooled:
                 counted.append(count_items_of(label, {MEAN: predicted}))
+            # sums alone stay: predictions of a million images would not fit
             pooled[label] = pool_reliability(pooled.get(label), predicted)
     means = corruption_means(records, CATEGORIES)
     curves = {label: reliability_curve(reliability(sums)) for label, sums in pooled.items()}
@@ -72,16 +72,14 @@ def corruption_means(
     """
     grouped: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in records:
-        _, corruption, _ = record.set.split("/")
         by_type = grouped.setdefault((record.predictor, record.metric), {})
-        by_type.setdefault(corruption, []).append(record)
+        by_type.setdefault(record.set.split("/")[1], []).append(record)
     means = []
     for (predictor, metric), by_type in grouped.items():
         of_type = {each: fmean(record.value for record in found) for each, found in by_type.items()}
         shared = next(iter(by_type.values()))[0].detail
-        for name, types in (*categories.items(), ("mean", tuple(of_type))):
-            known = [of_type[each] for each in types if each in of_type]
-            if known:
-                detail: dict[str, Any] = {**shared, "types": len(known)}
+        for name, types in {**categories, "mean": tuple(of_type)}.items():
+            if known := [of_type[each] for each in types if each in of_type]:
+                detail = {**shared, "types": len(known)}
                 means.append(Record(f"{PREFIX}/{name}", predictor, metric, fmean(known), detail))
     return tuple(means)

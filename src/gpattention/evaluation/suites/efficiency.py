@@ -24,6 +24,7 @@ from gpattention.models.predict import Inputs, count_items
 from gpattention.runs import Record
 
 Config = VisionConfig | TextConfig
+Count = Callable[[int, int], object]  # sizes done, and in all
 MEBIBYTE = 1 << 20
 METRICS = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_peak_mib")
 REGULARIZER = 0.01  # its weight; any but 0 costs the same
@@ -128,6 +129,7 @@ class _LivingTensors(TorchDispatchMode):
                 self._sizes[new._cdata] = new.nbytes()
                 self._now += new.nbytes()
                 self.most = max(self.most, self._now)
+                # a storage tells us itself when the last tensor on it is gone
                 weakref.finalize(new, self._forget, new._cdata).atexit = False
         return out
 
@@ -178,10 +180,7 @@ def evaluate_efficiency(subject: Subject) -> Findings:
 
 
 def efficiency_findings(
-    model: Any,
-    plan: EfficiencyPlan,
-    device: torch.device,
-    progress: Callable[[int, int], object] | None = None,
+    model: Any, plan: EfficiencyPlan, device: torch.device, progress: Count | None = None
 ) -> Findings:
     """Seconds and peak memory of models like this one, freshly made, at every size of the plan.
 
@@ -203,6 +202,7 @@ def efficiency_findings(
         def build(config: Config = config) -> Any:
             return type(model)(config).to(device)
 
+        # a measurement must not change what its caller draws next
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(0)
             step, predicting, *peaks = measure_cost(
@@ -241,13 +241,10 @@ def _inducing(layer: AttentionConfig) -> Any:
 
 
 def _with_inducing(config: Config, count: int) -> Config:
-    layers = [
-        layer
-        if _inducing(layer) is None
-        else replace(layer, options={**layer.options, "num_inducing": count})
-        for layer in config.layers
-    ]
-    return replace(config, attention=tuple(layers))
+    def changed(layer: AttentionConfig) -> AttentionConfig:
+        return replace(layer, options={**layer.options, "num_inducing": count}) if _inducing(layer) else layer
+
+    return replace(config, attention=tuple(map(changed, config.layers)))
 
 
 def _longer(config: Config, factor: float) -> Config:

@@ -34,19 +34,16 @@ TAIL = 0.005  # of the scores beyond either end of a histogram; they go to its f
 def evaluate_ood(subject: Subject) -> Findings:
     """Every set of another kind that is here against the test set."""
     outside, notes = subject.sets.load_outside()
+    if not outside:
+        return Findings(notes=notes)
     parts = []
     for label, found in subject.predictions("ood", subject.validation, subject.test, *outside):
-        others = {items.name: found[items.name] for items in outside}
-        if others:
-            if label == subject.names[0]:  # of the model: no predictor has its own
-                sets = [x for x in (subject.validation, subject.test, *outside) if x is not None]
-                found |= {x.name: replace(found[x.name], signals=subject.signals(x)) for x in sets}
-                others = {items.name: found[items.name] for items in outside}
-            own, curves = (found.get("validation"), found["test"]), label == "model"
-            parts += [
-                ood_findings(label, *own, others, head=subject.head, curves=curves),
-                count_items_of(label, others),
-            ]
+        if label == subject.names[0]:  # of the model: no predictor has its own
+            sets = [x for x in (subject.validation, subject.test, *outside) if x is not None]
+            found |= {x.name: replace(found[x.name], signals=subject.signals(x)) for x in sets}
+        own, others = (found.get("validation"), found["test"]), {x.name: found[x.name] for x in outside}
+        parts.append(ood_findings(label, *own, others, head=subject.head, curves=label == "model"))
+        parts.append(count_items_of(label, others))
     return Findings.merge([*parts, Findings(notes=notes)])
 
 
@@ -114,15 +111,14 @@ def ecdf(values: Tensor) -> Curve:
 def histogram(inside: Tensor, outside: Tensor) -> Curve:
     """Both kinds in the same bins."""
     both = torch.cat([inside, outside]).double().cpu()
-    both = both[both.isfinite()]
-    if len(both) == 0:
-        both = torch.zeros(1, dtype=torch.float64)
+    both = both[both.isfinite()] if bool(both.isfinite().any()) else both.new_zeros(1)
+    # a few far scores would leave all others in one bin
     low, high = (float(both.quantile(q)) for q in (TAIL, 1 - TAIL))
     if not high > low:
         low, high = low - 0.5, high + 0.5
     edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64)
-    inside, outside = _fractions(inside, edges), _fractions(outside, edges)
-    return {"in": numbers(inside), "out": numbers(outside), "edges": numbers(edges)}
+    shares = {"in": _fractions(inside, edges), "out": _fractions(outside, edges)}
+    return {name: numbers(x) for name, x in {**shares, "edges": edges}.items()}
 
 
 def roc(inside: Tensor, outside: Tensor) -> Curve:

@@ -43,6 +43,7 @@ def _log_binomial_cdf(errors: Tensor, accepted: Tensor, rate: Tensor) -> Tensor:
     n, j = accepted.double()[:, None], torch.arange(int(errors.max()) + 1, device=errors.device).double()
     left = (n - j).clamp(min=0)  # [K, J]; terms beyond `errors` are dropped below
     choose = (n + 1).lgamma() - (j + 1).lgamma() - (left + 1).lgamma()  # [K, J] log of n over j
+    # in logarithms: the terms themselves underflow for thousands of items
     terms = choose + torch.xlogy(j, rate[:, None]) + torch.special.xlog1py(left, -rate[:, None])
     return terms.masked_fill(j > errors[:, None], -torch.inf).logsumexp(-1)
 
@@ -276,6 +277,8 @@ ALPHAS = (0.05, 0.1)  # of a set without the right class
 
 def evaluate_selective(subject: Subject) -> Findings:
     """Thresholds of the validation set, evaluated on the test set."""
+    if subject.validation is None:
+        return Findings()
     return Findings.merge(
         selective_findings(label, found["validation"], found["test"])
         for label, found in subject.predictions("selective", subject.validation, subject.test)

@@ -5,14 +5,10 @@ A new section is a function `content(comparison, name)`, a line here, and its he
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpattention.reports import html
 from gpattention.reports.comparison import Comparison
 from gpattention.reports.sections import calibration, curves, environment, gallery, shift, summary
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -20,11 +16,11 @@ class Section:
     """What fills a part of the page; its heading and lead are in page.html."""
 
     name: str
-    content: "Callable[[Comparison, str], Markup]"  # of a comparison, under ids that begin so
+    content: "Callable[[Comparison, str], html.Markup]"  # of a comparison, under ids that begin so
     suite: str | None = None  # which it is about: it says what is missing, and what to know of it
     fills: Callable[[Comparison], bool] = lambda _: True  # whether a comparison has a place in it
 
-    def show(self, comparison: Comparison, name: str) -> "Markup":
+    def show(self, comparison: Comparison, name: str) -> "html.Markup":
         """Its content, between what its suite lacks and the remarks on it."""
         if self.suite is None:
             return self.content(comparison, name)

@@ -1,7 +1,7 @@
 """Confidence: is 80 % right in 80 % of the cases, and what does it buy to answer only when certain?"""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpattention.evaluation import predictor_name
 from gpattention.metrics import metric_of
@@ -9,15 +9,12 @@ from gpattention.reports import html
 from gpattention.reports.comparison import Comparison, Model, Table, heading, number
 from gpattention.reports.figures import reliability_figure, risk_coverage_figure
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 COVERAGES = tuple(i / 20 for i in range(1, 21))  # where a curve is read for its table
 
 
-def reliability(comparison: Comparison, name: str) -> "Markup":
+def reliability(comparison: Comparison, name: str) -> "html.Markup":
     """One diagram per model, a tab per predictor."""
-    panels: dict[str, Markup] = {}
+    panels: dict[str, html.Markup] = {}
     for predictor in comparison.predictors("clean"):
         drawn = [
             _diagram(f"{name}-{len(panels)}-{j}", model, predictor, pooled_bins(bins))
@@ -31,7 +28,7 @@ def reliability(comparison: Comparison, name: str) -> "Markup":
     return html.tabs(f"{name}-predictors", "whose prediction", panels)
 
 
-def _diagram(name: str, model: Model, predictor: str, bins: Mapping[str, Sequence[Any]]) -> "Markup":
+def _diagram(name: str, model: Model, predictor: str, bins: Mapping[str, Sequence[Any]]) -> "html.Markup":
     found = ((m, model.find("clean", "test", m, predictor)) for m in ("accuracy", "nll", "ece"))
     numbers = ", ".join(f"{metric_of(metric).label} {each.text()}" for metric, each in found if each)
     edges = bins["edges"]
@@ -40,11 +37,9 @@ def _diagram(name: str, model: Model, predictor: str, bins: Mapping[str, Sequenc
         for i, count in enumerate(bins["count"])
     ]
     table = Table(["confidence", "mean confidence", "accuracy", "items"], rows)
-    return html.chart(
-        name, reliability_figure(bins, style=model.style), table, title=html.render("swatch", model),
-        caption=numbers,
-        alternative=f"Reliability diagram of {model.label}, {predictor_name(predictor)}: {numbers}",
-    )  # fmt: skip
+    words = f"Reliability diagram of {model.label}, {predictor_name(predictor)}: {numbers}"
+    figure = reliability_figure(bins, style=model.style)
+    return html.chart(name, figure, table, html.render("swatch", model), words, numbers)
 
 
 def pooled_bins(several: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, list[Any]]:
@@ -62,7 +57,7 @@ def pooled_bins(several: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, lis
     return pooled
 
 
-def selective(comparison: Comparison, name: str) -> "Markup":
+def selective(comparison: Comparison, name: str) -> "html.Markup":
     """Risk against coverage for each predictor, then every number of the suite."""
     predictors = comparison.predictors("selective")
     drawn = (_risk(f"{name}-{i}", comparison, predictor) for i, predictor in enumerate(predictors))
@@ -76,18 +71,12 @@ def _row(what: Mapping[str, Any]) -> str:
     return named + "".join(f", {word} {value}" for word, value in what.items() if word not in known)
 
 
-def _risk(name: str, comparison: Comparison, predictor: str) -> "Markup | None":
+def _risk(name: str, comparison: Comparison, predictor: str) -> "html.Markup | None":
     found = comparison.curves("selective", "risk_coverage", predictor)
     if not found:
         return None
-    series = {
-        label: [html.read_at(list(zip(c["coverage"], c["risk"], strict=True)), COVERAGES) for c in seeds]
-        for label, seeds in found.items()
-    }
+    series = html.read_curves(found, "coverage", "risk", COVERAGES)
     halves = {label: [line[: len(COVERAGES) // 2] for line in lines] for label, lines in series.items()}
-    words = f"Error rate among the items answered, {predictor_name(predictor)}: at half of the items"
-    return html.chart(
-        name, risk_coverage_figure(found, styles=comparison.styles),
-        html.lines_table("share answered", series), title=heading(predictor_name(predictor)),
-        alternative=f"{words} {html.last_values(halves)}",
-    )  # fmt: skip
+    whose, figure = predictor_name(predictor), risk_coverage_figure(found, styles=comparison.styles)
+    words = f"Error rate among the items answered, {whose}: at half of the items {html.last_values(halves)}"
+    return html.chart(name, figure, html.lines_table("share answered", series), heading(whose), words)

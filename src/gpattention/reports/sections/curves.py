@@ -1,6 +1,7 @@
 """What runs over something: training over epochs, health and similarity over layers, cost over sizes."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 from gpattention.metrics import metric_of
 from gpattention.reports import figures, html
@@ -8,9 +9,6 @@ from gpattention.reports.comparison import Comparison, Model, Table, heading, li
 from gpattention.reports.figures import Points, layer_points, training_points
 from gpattention.reports.style import NEUTRAL_STYLE
 from gpattention.runs import OverSeeds
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 # column of metrics.csv, name, what to know about it
 TRAINING = (
@@ -47,7 +45,7 @@ COST = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_pea
 Layers = dict[str, list[list[dict[str, Any]]]]  # by model, of each seed: the layers' health
 
 
-def training(comparison: Comparison, name: str) -> "Markup":
+def training(comparison: Comparison, name: str) -> "html.Markup":
     """One chart per column of metrics.csv that has numbers, and the runs that did not finish."""
     if not any(run.rows for run in comparison.runs):
         return html.render(
@@ -55,47 +53,38 @@ def training(comparison: Comparison, name: str) -> "Markup":
         )
     drawn = (_training_chart(f"{name}-{column[0]}", comparison, *column) for column in TRAINING)
     broken = []
-    for kind in ("failed", "stopped"):
-        for run in comparison.runs:
-            ends = (e for e in reversed(run.events) if e.get("event") in ("finished", "failed", "stopped"))
-            last = next(ends, {})
-            if last.get("event") == kind:
-                reason = f": {last['reason']}" if "reason" in last else ""
-                broken.append((f"{run.name} {kind} at step {last.get('step', '?')}{reason}", ""))
+    for kind, run in product(("failed", "stopped"), comparison.runs):
+        ends = [event for event in run.events if event.get("event") in ("finished", "failed", "stopped")]
+        if ends and ends[-1]["event"] == kind:
+            reason = f": {ends[-1]['reason']}" if "reason" in ends[-1] else ""
+            broken.append((f"{run.name} {kind} at step {ends[-1].get('step', '?')}{reason}", ""))
     return html.join(html.charts(*drawn), html.render("notes", "Runs that did not finish", broken))
 
 
 def _training_chart(
     name: str, comparison: Comparison, column: str, title: str, caption: str | None
-) -> "Markup | None":
-    rows = {
-        m.label: [run.rows for run in m.runs if training_points(run.rows, column)] for m in comparison.models
-    }
-    series = {
-        label: [training_points(seed, column) for seed in seeds] for label, seeds in rows.items() if seeds
-    }
+) -> "html.Markup | None":
+    rows = {m.label: [run.rows for run in m.runs] for m in comparison.models}
+    found = {label: [training_points(seed, column) for seed in seeds] for label, seeds in rows.items()}
     # a model of nothing but zeros has no such thing, e.g. no regulariser
-    series = {k: lines for k, lines in series.items() if any(y for line in lines for _, y in line)}
-    rows = {label: rows[label] for label in series}
+    series = {k: [x for x in lines if x] for k, lines in found.items() if any(y for x in lines for _, y in x)}
     if not series:
         return None
     styles = comparison.styles
     first = next(iter(series))
     if len(series) > 1 and all(lines == series[first] for lines in series.values()):
         series, rows, styles = {ALL: series[first]}, {ALL: rows[first]}, {ALL: NEUTRAL_STYLE}
+    rows = {label: rows[label] for label in series}
     if column == "train_regularizer" and any(
         run.recipe.get("regularizer", {}).get("normalised") is False for run in comparison.runs
     ):
         caption = SUMMED
-    # epochs of kernel attention, where all recipes have the same
-    epochs = {number(run.recipe.get("phases", {}).get("kernel_epochs")) for run in comparison.runs}
-    boundary = epochs.pop() if len(epochs) == 1 else None
-    figure = figures.training_figure(rows, column, y=title, boundary=boundary or None, styles=styles)
+    figure = figures.training_figure(rows, column, y=title, styles=styles)
     words = f"{title} over the epochs: at the end"
     return html.line_chart(name, figure, "epoch", series, words, title, caption)
 
 
-def health(comparison: Comparison, name: str) -> "Markup":
+def health(comparison: Comparison, name: str) -> "html.Markup":
     """A chart per quantity of the attention layers; all of them as a table; what is worth a look."""
     seeds: Layers = comparison.curves("clean", "health")
     if not seeds:
@@ -107,37 +96,26 @@ def health(comparison: Comparison, name: str) -> "Markup":
             for label, of_model in seeds.items()
         }
         drawn.append(_layer_chart(f"{name}-{key}", comparison, values, title, caption))
-    problems = dict.fromkeys(
-        f"{label}, layer {i}: {text}"
+    every = [
+        (label, f", run {seed}" if len(of_model) > 1 else "", i, layer)
         for label, of_model in seeds.items()
-        for layers in of_model
+        for seed, layers in enumerate(of_model, 1)
         for i, layer in enumerate(layers, 1)
-        for text in layer.get("problems") or ()
-    )
+    ]
+    told = (f"{label}, layer {i}: {text}" for label, _, i, x in every for text in x.get("problems") or ())
+    keys = list(dict.fromkeys(k for *_, x in every for k in x if k != "layer" and number(x[k]) is not None))
+    rows: list[list[str | float | None]] = [
+        [f"{label}{which}, layer {i}", *(number(x.get(key)) for key in keys)] for label, which, i, x in every
+    ]
+    table = Table(["layer", *(key.replace("_", " ") for key in keys)], rows)
     return html.join(
         html.charts(*drawn),
-        _all_layers(seeds),
-        html.render("notes", "Worth a look", [(text, "") for text in problems]),
+        html.folded("Every layer and quantity", table),
+        html.render("notes", "Worth a look", [(text, "") for text in dict.fromkeys(told)]),
     )
 
 
-def _all_layers(seeds: Layers) -> "Markup | None":
-    rows: list[list[str | float | None]] = []
-    keys = dict.fromkeys(
-        key for of_model in seeds.values() for layers in of_model for layer in layers for key in layer
-        if key != "layer" and any(number(layer.get(key)) is not None for layer in layers)
-    )  # fmt: skip
-    for label, of_model in seeds.items():
-        for seed, layers in enumerate(of_model, 1):
-            which = f", run {seed}" if len(of_model) > 1 else ""
-            for i, layer in enumerate(layers, 1):
-                rows.append([f"{label}{which}, layer {i}", *(number(layer.get(key)) for key in keys)])
-    return html.folded(
-        "Every layer and quantity", Table(["layer", *(k.replace("_", " ") for k in keys)], rows)
-    )
-
-
-def oversmoothing(comparison: Comparison, name: str) -> "Markup":
+def oversmoothing(comparison: Comparison, name: str) -> "html.Markup":
     """Similarity of the tokens after attention and after the block."""
     drawn = []
     for after in ("attention", "block"):
@@ -153,7 +131,7 @@ def _layer_chart(
     values: dict[str, list[list[float | None]]],
     title: str,
     caption: str,
-) -> "Markup | None":
+) -> "html.Markup | None":
     values = {label: seeds for label, seeds in values.items() if any(map(layer_points, seeds))}
     if not values:
         return None
@@ -170,7 +148,7 @@ class Cost(NamedTuple):
     value: OverSeeds
 
 
-def cost(comparison: Comparison, name: str) -> "Markup":
+def cost(comparison: Comparison, name: str) -> "html.Markup":
     """For each metric a bar per model; lines where it was measured at several sizes."""
     groups = []
     for key, title, make in (
@@ -193,7 +171,7 @@ def _costs(model: Model, metric: str) -> list[Cost]:
     ]
 
 
-def _bars(name: str, comparison: Comparison, metric: str) -> "Markup | None":
+def _bars(name: str, comparison: Comparison, metric: str) -> "html.Markup | None":
     first = {m.label: found[0].value for m in comparison.models if (found := _costs(m, metric))}
     if not first:
         return None
@@ -201,36 +179,32 @@ def _bars(name: str, comparison: Comparison, metric: str) -> "Markup | None":
     rows = [[model, html.seeds_text(found)] for model, found in first.items()]
     values = {model: list(found.values.values()) for model, found in first.items()}
     figure = figures.bars_figure(values, x=label, styles=comparison.styles)
-    alternative = f"Bars of {label}: {listed([f'{model} {text}' for model, text in rows])}"
-    table = Table(["model", label], rows)
-    return html.chart(name, figure, table, title=heading(label), alternative=alternative)
+    words = f"Bars of {label}: {listed([f'{model} {text}' for model, text in rows])}"
+    return html.chart(name, figure, Table(["model", label], rows), heading(label), words)
 
 
-def _by_inducing(name: str, comparison: Comparison, metric: str) -> "Markup | None":
+def _by_inducing(name: str, comparison: Comparison, metric: str) -> "html.Markup | None":
     """Models with inducing points as lines, the others level, for comparison."""
-    found = {model.label: _costs(model, metric) for model in comparison.models}
+    found = {m.label: costs for m in comparison.models if (costs := _costs(m, metric))}
     sizes = sorted({c.inducing for of_model in found.values() for c in of_model if c.inducing is not None})
     if len(sizes) < 2:
         return None
     series: dict[str, list[Points]] = {}
     for label, of_model in found.items():
         here = [c for c in of_model if c.tokens == of_model[0].tokens]
-        lines = _by_seed([(c.inducing, c.value) for c in here if c.inducing is not None])
-        if not lines and here:
-            lines = _by_seed([(size, here[0].value) for size in sizes])
-        if lines:
-            series[label] = lines
+        own = [(c.inducing, c.value) for c in here if c.inducing is not None]
+        series[label] = _by_seed(own or [(size, here[0].value) for size in sizes])
     return _cost_lines(name, comparison, metric, series, "inducing points")
 
 
-def _by_length(name: str, comparison: Comparison, metric: str) -> "Markup | None":
+def _by_length(name: str, comparison: Comparison, metric: str) -> "html.Markup | None":
     series: dict[str, list[Points]] = {}
     for model in comparison.models:
         found = _costs(model, metric)
         here = [c for c in found if c.inducing == found[0].inducing]
         lines = _by_seed([(c.tokens, c.value) for c in here if c.tokens is not None])
-        if any(len(line) > 1 for line in lines):
-            series[model.label] = [line for line in lines if len(line) > 1]
+        if long := [line for line in lines if len(line) > 1]:
+            series[model.label] = long
     return _cost_lines(name, comparison, metric, series, "tokens") if series else None
 
 
@@ -245,7 +219,7 @@ def _by_seed(points: list[tuple[float, OverSeeds]]) -> list[Points]:
 
 def _cost_lines(
     name: str, comparison: Comparison, metric: str, series: dict[str, list[Points]], x: str
-) -> "Markup":
+) -> "html.Markup":
     label = metric_of(metric).label
     figure = figures.cost_figure(series, x=x, y=label, styles=comparison.styles)
     return html.line_chart(name, figure, x, series, f"{label} against {x}: at the largest", label)

@@ -3,15 +3,13 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
+from gpattention.reports import html
 from gpattention.reports.comparison import Comparison, Model, number
-from gpattention.reports.html import DASH, render, tabs
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 GROUPS = (
     ("most_wrong", "Most wrong", "Wrong answers that give the right class the least probability."),
@@ -28,12 +26,12 @@ def fills(comparison: Comparison) -> bool:
     return not comparison.has("clean") or any(_shown(model) for model in comparison.models)
 
 
-def content(comparison: Comparison, name: str) -> "Markup":
+def content(comparison: Comparison, name: str) -> "html.Markup":
     """One tab per model that has items."""
     panels = {model.label: _model(model, found) for model in comparison.models if (found := _shown(model))}
     if not panels:
-        return render("missing", *comparison.what_is_missing("clean", "gallery of test items"))
-    return tabs(f"{name}-models", "which model", panels)
+        return html.render("missing", *comparison.what_is_missing("clean", "gallery of test items"))
+    return html.tabs(f"{name}-models", "which model", panels)
 
 
 def png_data(image: Sequence[Sequence[Any]]) -> str:
@@ -61,7 +59,7 @@ def _shown(model: Model) -> Mapping[str, Sequence[Item]] | None:
     return None
 
 
-def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup":
+def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "html.Markup":
     tokens = (v for items in gallery.values() for item in items for v in item.get("token_variance") or ())
     variances = [known for v in tokens if (known := number(v)) is not None]
     scale = (min(variances), max(variances)) if variances else None
@@ -70,56 +68,25 @@ def _model(model: Model, gallery: Mapping[str, Sequence[Item]]) -> "Markup":
         for key, title, explained in GROUPS
         if gallery[key]
     ]
-    return render("gallery", model.label, scale, groups)
+    return html.render("gallery", model.label, scale, groups)
 
 
 def _card(item: Item, scale: Scale) -> dict[str, Any]:
-    """What the template shows of an item."""
-    card = {key: item.get(key) for key in ("index", "label", "predicted")} | {
-        "right": item.get("label") == item.get("predicted"),
-        "confidence": _short(item.get("confidence")),
-        "uncertainty": _short(item.get("uncertainty")),
-        "variances": [_short(variance) for variance in item.get("token_variance") or ()],
-        "names": item.get("words") or (),
-        "source": None,
-    }
-    image = item.get("image")
+    """The item beside what the template cannot make of it: a picture, and shades of words or patches."""
+    image, words, grid = item.get("image"), item.get("words") or (), item.get("grid")
+    variances = item.get("token_variance") or ()
+    card: dict[str, Any] = {"label": None, "predicted": None, **item, "variances": variances, "names": words}
     if not image:
-        return card | {"words": _words(item, scale)}
-    height, width = len(image), len(image[0])
+        known = [number(v) for v in _aligned(variances, len(words))]
+        shades = [None if v is None or scale is None else (v, _shade(v, scale)) for v in known]
+        return card | {"source": None, "words": list(zip_longest(map(str, words), shades))}
+    rows, columns = map(int, grid or (0, 0))
+    known = _aligned(variances, rows * columns)
+    shaded = scale is not None and 0 < len(known) == rows * columns
     return card | {
-        "source": png_data(image), "width": width, "height": height,
-        "patches": _patches(item, scale, width, height),
+        "source": png_data(image), "width": len(image[0]), "height": len(image), "rows": rows,
+        "columns": columns, "shades": [_shade(v, scale) for v in known] if scale and shaded else [],
     }  # fmt: skip
-
-
-def _patches(item: Item, scale: Scale, width: int, height: int) -> list[tuple[float, ...]]:
-    """Place, size and shade of every patch."""
-    grid, variances = item.get("grid"), item.get("token_variance")
-    if not grid or not variances or scale is None:
-        return []
-    rows, columns = int(grid[0]), int(grid[1])
-    variances = _aligned(variances, rows * columns)
-    if rows * columns == 0 or len(variances) != rows * columns:
-        return []
-    wide, high = width / columns, height / rows
-    return [
-        (i % columns * wide, i // columns * high, wide, high, _shade(variance, scale))
-        for i, variance in enumerate(variances)
-    ]
-
-
-def _words(item: Item, scale: Scale) -> list[tuple[str, str | None, int | None]]:
-    """Every word with its variance and its shade in percent."""
-    words = item.get("words") or ()
-    variances = [number(v) for v in _aligned(item.get("token_variance") or (), len(words))]
-    variances += [None] * (len(words) - len(variances))
-    return [
-        (str(word), None, None)
-        if variance is None or scale is None
-        else (str(word), f"{variance:.3g}", round(100 * _shade(variance, scale)))
-        for word, variance in zip(words, variances, strict=True)
-    ]
 
 
 def _aligned(variances: Sequence[Any], tokens: int) -> list[Any]:
@@ -130,8 +97,3 @@ def _aligned(variances: Sequence[Any], tokens: int) -> list[Any]:
 def _shade(variance: Any, scale: tuple[float, float]) -> float:
     low, high = scale
     return 0.8 * ((number(variance) or low) - low) / (high - low) if high > low else 0.4
-
-
-def _short(value: Any) -> str:
-    known = number(value)
-    return DASH if known is None else f"{known:.3f}"

@@ -1,7 +1,8 @@
 """Data that the models were not trained on: corrupted images, and unknown data to be noticed."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 from gpattention.evaluation import SCORES, Strangeness, predictor_name, score_name
 from gpattention.metrics import metric_of
@@ -18,16 +19,13 @@ from gpattention.reports.figures import (
 from gpattention.reports.style import Style
 from gpattention.runs import OverSeeds, Results
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 CORRUPTED = ("accuracy", "nll", "ece")  # always together: a collapsed model has the lowest ECE
 UNKNOWN = ("auroc", "aupr_in", "aupr_out", "fpr95")
 RATES = (0.01, 0.02, 0.05, *(i / 10 for i in range(1, 11)))  # where curves are read for their tables
 ALARMS = (0.01, 0.05)  # rates at which flags are counted
 
 
-def corruptions(comparison: Comparison, name: str) -> "Markup":
+def corruptions(comparison: Comparison, name: str) -> "html.Markup":
     """Calibration by severity, by kind of corruption and by category, a tab per predictor."""
     panels = {}
     for i, predictor in enumerate(comparison.predictors("corrupted")):
@@ -39,7 +37,7 @@ def corruptions(comparison: Comparison, name: str) -> "Markup":
     return html.tabs(f"{name}-predictors", "whose prediction", panels)
 
 
-def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str) -> "Markup | None":
+def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str) -> "html.Markup | None":
     found = {m.label: severities(m.results, m.label, metric, predictor) for m in comparison.models}
     values = {label: seeds for label, seeds in found.items() if seeds}
     if not values:
@@ -60,11 +58,12 @@ def severities(results: Results, recipe: str, metric: str, predictor: str) -> li
     found = {s: results.find(recipe, "corrupted", place, metric, predictor) for s, place in places.items()}
     whole = {0: results.find(recipe, "clean", "test", metric, predictor), **found}
     known = {severity: each.values for severity, each in whole.items() if each is not None}
+    # clean alone makes no line: seeds without corruptions are left out
     seeds = dict.fromkeys(seed for severity in found for seed in known.get(severity, ()))
     return [{s: values[seed] for s, values in known.items() if seed in values} for seed in seeds]
 
 
-def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> "Markup | None":
+def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> "html.Markup | None":
     found: dict[str, dict[str, OverSeeds]] = {}
     for model in comparison.models:
         for kind in _parts(model.results, model.label, 1):
@@ -83,15 +82,17 @@ def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> 
         for label, of_model in found.items()
     }
     label = metric_of(metric).label
+    words = (
+        f"Dots of {label} by corruption, mean over the severities: {len(kinds)} corruptions, "
+        f"{len(values)} models"
+    )
+    figure = corruption_figure(values, x=label, styles=comparison.styles)
     return html.chart(
-        name, corruption_figure(values, x=label, styles=comparison.styles),
-        Table(["corruption", *values], rows), title=heading(f"{label} by corruption"),
-        alternative=f"Dots of {label} by corruption, mean over the severities: {len(kinds)} corruptions, "
-        f"{len(values)} models",
-    )  # fmt: skip
+        name, figure, Table(["corruption", *values], rows), heading(f"{label} by corruption"), words
+    )
 
 
-def _by_category(comparison: Comparison, predictor: str) -> "Markup | None":
+def _by_category(comparison: Comparison, predictor: str) -> "html.Markup | None":
     def named(what: Mapping[str, Any]) -> str | None:
         category = what["set"].removeprefix("corrupted/")
         if "/" in category or what["metric"] not in CORRUPTED:
@@ -108,21 +109,19 @@ def _parts(results: Results, recipe: str, place: int) -> list[str]:
     return list(dict.fromkeys(parts[place] for parts in sets if len(parts) == 3 and parts[2].isdecimal()))
 
 
-def outliers(comparison: Comparison, name: str) -> "Markup":
+def outliers(comparison: Comparison, name: str) -> "html.Markup":
     """Histograms and ROC of every set of unknown data, a tab per score; p-values; then all numbers."""
     sets_of: dict[str, set[str]] = {}
     for whole in (run.curve("ood", curve) or {} for run in comparison.runs for curve in ("scores", "roc")):
-        for score, part in ((score, part) for part, of_scores in whole.items() for score in of_scores):
-            sets_of.setdefault(score, set()).add(part)
+        for part, of_scores in whole.items():
+            for score in of_scores:
+                sets_of.setdefault(score, set()).add(part)
     panels = {}
     for i, score in enumerate(sorted(sets_of, key=_score_order)):
         sets = list(enumerate(sorted(sets_of[score])))
-        panels[score_name(score)] = html.join(
-            html.charts(
-                *(_histograms(f"{name}-scores-{i}-{j}", comparison, part, score) for j, part in sets)
-            ),
-            html.charts(*(_roc(f"{name}-roc-{i}-{j}", comparison, part, score) for j, part in sets)),
-        )
+        shapes = (_histograms(f"{name}-scores-{i}-{j}", comparison, part, score) for j, part in sets)
+        rocs = (_roc(f"{name}-roc-{i}-{j}", comparison, part, score) for j, part in sets)
+        panels[score_name(score)] = html.join(html.charts(*shapes), html.charts(*rocs))
     return html.join(
         html.tabs(f"{name}-by-score", "which score", panels),
         _p_values(f"{name}-p-values", comparison),
@@ -130,7 +129,7 @@ def outliers(comparison: Comparison, name: str) -> "Markup":
     )
 
 
-def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "Markup | None":
+def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "html.Markup | None":
     curves = comparison.curves("ood", "scores", part, score)
     found = {label: seeds[0] for label, seeds in curves.items()}
     if not found:
@@ -140,34 +139,30 @@ def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "Ma
         for label, h in found.items()
         for k, (known, unknown) in enumerate(zip(h["in"], h["out"], strict=True))
     ]
+    where, which = _set_name(part), score_name(score)
     seed = ", first seed" if comparison.several_seeds else ""
     return html.chart(
-        name, outlier_figure(found, x=score_name(score), styles=comparison.styles),
-        Table(["model", score_name(score), "test set", _set_name(part)], rows),
-        title=f"{_set_name(part)}: {score_name(score)}",
-        caption=f"Grey: test set; colour: {_set_name(part)}{seed}.",
-        alternative=f"Histograms of {score_name(score)} on the test set and on {_set_name(part)}: "
-        f"{_aurocs(comparison, part, score)}",
-    )  # fmt: skip
+        name,
+        outlier_figure(found, x=which, styles=comparison.styles),
+        Table(["model", which, "test set", where], rows),
+        f"{where}: {which}",
+        f"Histograms of {which} on the test set and on {where}: {_aurocs(comparison, part, score)}",
+        f"Grey: test set; colour: {where}{seed}.",
+    )
 
 
-def _roc(name: str, comparison: Comparison, part: str, score: str) -> "Markup | None":
+def _roc(name: str, comparison: Comparison, part: str, score: str) -> "html.Markup | None":
     found = comparison.curves("ood", "roc", part, score)
     if not found:
         return None
-    series = {
-        label: [html.read_at(list(zip(c["fpr"], c["tpr"], strict=True)), RATES) for c in seeds]
-        for label, seeds in found.items()
-    }
-    return html.chart(
-        name, roc_figure(found, styles=comparison.styles), html.lines_table("unknown accepted", series),
-        title=f"{_set_name(part)}: ROC",
-        caption=f"By {score_name(score)}; dashed: chance.",
-        alternative=f"ROC of {score_name(score)} for {_set_name(part)}: {_aurocs(comparison, part, score)}",
-    )  # fmt: skip
+    table = html.lines_table("unknown accepted", html.read_curves(found, "fpr", "tpr", RATES))
+    where, which = _set_name(part), score_name(score)
+    words = f"ROC of {which} for {where}: {_aurocs(comparison, part, score)}"
+    figure = roc_figure(found, styles=comparison.styles)
+    return html.chart(name, figure, table, f"{where}: ROC", words, f"By {which}; dashed: chance.")
 
 
-def _p_values(name: str, comparison: Comparison) -> "Markup":
+def _p_values(name: str, comparison: Comparison) -> "html.Markup":
     """How p-values of strangeness are distributed, a chart per model, and what is flagged by them."""
     found = {model.label: curves for model in comparison.models if (curves := _by_set(model))}
     without = [r for m in comparison.models if m.label not in found for r in m.runs if "ood" in r.suites]
@@ -182,14 +177,11 @@ def _p_values(name: str, comparison: Comparison) -> "Markup":
     styles = comparison.styles
     charts = (_ecdfs(f"{name}-{i}", m, found[m], styles[m]) for i, m in enumerate(found))
     sets = dict.fromkeys(part for curves in found.values() for part in curves)
-    rows = [
-        [
-            f"{'test set (false alarms)' if part == 'test' else _set_name(part)}, at {100 * rate:g} %",
-            *(html.seeds_text(_flagged(found.get(label, {}), part, rate)) for label in comparison.labels),
-        ]
-        for part in sets
-        for rate in ALARMS
-    ]
+    rows: list[list[str | None]] = []
+    for part, rate in product(sets, ALARMS):
+        of_models = (_flagged(found.get(label, {}), part, rate) for label in comparison.labels)
+        where = "test set (false alarms)" if part == "test" else _set_name(part)
+        rows.append([f"{where}, at {100 * rate:g} %", *map(html.seeds_text, of_models)])
     table = Table(["set, rate", *comparison.labels], rows)
     flags = html.folded("Share of items that strangeness flags", table, open=True)
     return html.join(html.charts(*charts) if found else None, flags, missing)
@@ -211,18 +203,18 @@ def _flagged(curves: Mapping[str, list[Mapping[str, Any]]], part: str, rate: flo
     return OverSeeds.of(share for curve in curves.get(part, ()) for _, share in shares_at(curve, [rate]))
 
 
-def _ecdfs(name: str, model: str, curves: Mapping[str, list[Mapping[str, Any]]], style: Style) -> "Markup":
+def _ecdfs(
+    name: str, model: str, curves: Mapping[str, list[Mapping[str, Any]]], style: Style
+) -> "html.Markup":
     named = {_set_name(part): seeds for part, seeds in curves.items()}
     series = {part: [shares_at(curve, RATES) for curve in seeds] for part, seeds in named.items()}
     alarms = ((rate, _flagged(curves, "test", rate)) for rate in ALARMS)
     told = [f"{100 * each.mean:.1f} % at a rate of {100 * rate:g} %" for rate, each in alarms if each]
     false = f"False alarms on the test set: {listed(told)}." if told else "Too few items to flag any."
-    return html.chart(
-        name, p_value_figure(named, style=style),
-        html.lines_table("p-value", series), title=f"{model}: p-values of strangeness",
-        caption=f"{false} Usual items follow the diagonal, strange ones lie above it.",
-        alternative=f"Distributions of p-values of {model}: {false}",
-    )  # fmt: skip
+    table, figure = html.lines_table("p-value", series), p_value_figure(named, style=style)
+    words = f"Distributions of p-values of {model}: {false}"
+    caption = f"{false} Usual items follow the diagonal, strange ones lie above it."
+    return html.chart(name, figure, table, f"{model}: p-values of strangeness", words, caption)
 
 
 def _aurocs(comparison: Comparison, part: str, score: str) -> str:
@@ -231,7 +223,7 @@ def _aurocs(comparison: Comparison, part: str, score: str) -> str:
     return f"AUROC of {listed(known)}" if known else "without AUROC"
 
 
-def _numbers(comparison: Comparison, metric: str) -> "Markup | None":
+def _numbers(comparison: Comparison, metric: str) -> "html.Markup | None":
     """One metric of every set and score; the AUROC is open to the eye, the others a click away."""
 
     def named(what: Mapping[str, Any]) -> str:

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 from gpattention.evaluation import predictor_name
 from gpattention.metrics import metric_of
+from gpattention.reports import html
 from gpattention.reports.comparison import Comparison, Model, heading, listed
-from gpattention.reports.html import DASH, folded, join, render, tabs
 from gpattention.runs import Column, OverSeeds, compared
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SCORE = "entropy"  # of the table's AUROC
 ADVICE = (
@@ -35,22 +33,22 @@ TILES = (
 )
 
 
-def content(comparison: Comparison, name: str) -> "Markup":
+def content(comparison: Comparison, name: str) -> "html.Markup":
     """Tiles, a table per predictor, and every number of the clean test set."""
     predictors = comparison.predictors("clean")
     if not predictors:
-        return render("missing", *comparison.what_is_missing("clean"))
+        return html.render("missing", *comparison.what_is_missing("clean"))
     panels = {predictor_name(p): _table(comparison, p) for p in predictors}
     best = "Best in bold. " if len(comparison.models) > 1 else ""
     other = OTHER_ITEMS if _mixed(comparison, predictors) else ""
     numbers = comparison.numbers("clean", "set, prediction, metric", _row)
     remarks = comparison.remarks("clean", beside=("corrupted", "ood"))
-    return join(
-        render("tiles", _tiles(comparison, predictors[0])),
-        tabs(f"{name}-predictors", "whose prediction", panels),
-        render("advice", f"{best}{other}{ADVICE}{_seeds(comparison)}"),
-        folded("All numbers of the clean suite", numbers),
-        render("notes", "Read with this in mind", remarks),
+    return html.join(
+        html.render("tiles", _tiles(comparison, predictors[0])),
+        html.tabs(f"{name}-predictors", "whose prediction", panels),
+        html.render("advice", f"{best}{other}{ADVICE}{_seeds(comparison)}"),
+        html.folded("All numbers of the clean suite", numbers),
+        html.render("notes", "Read with this in mind", remarks),
     )
 
 
@@ -60,33 +58,24 @@ def _row(what: dict[str, Any]) -> str:
 
 def summary_data(comparison: Comparison) -> dict[str, object]:
     """The same numbers for programs."""
-    models = {}
-    for model in comparison.models:
-        models[model.label] = {
-            predictor: {
-                f"{column.group} {column.metric}": {
-                    "mean": found.mean, "standard_error": found.error, "runs": found.count,
-                }
-                for column in COLUMNS
-                if (found := _find(column, model, predictor)) is not None
-            }
-            for predictor in comparison.predictors("clean")
-        }  # fmt: skip
+    models: dict[str, dict[str, dict[str, object]]] = {label: {} for label in comparison.labels}
+    for model, predictor in product(comparison.models, comparison.predictors("clean")):
+        numbers = models[model.label].setdefault(predictor, {})
+        for column in COLUMNS:
+            if found := column.find(model.results, model.label, predictor):
+                told = {"mean": found.mean, "standard_error": found.error, "runs": found.count}
+                numbers[f"{column.group} {column.metric}"] = told
     return {"data": comparison.data, "models": models}
-
-
-def _find(column: Column, model: Model, predictor: str) -> OverSeeds | None:
-    return column.find(model.results, model.label, predictor)
 
 
 def _grid(comparison: Comparison, predictor: str) -> dict[Column, dict[Model, OverSeeds]]:
     """The columns that any model has; the MCC is for text, whose classes are of unequal size."""
-    columns = [column for column in COLUMNS if comparison.texts or column.metric != "mcc"]
-    found = {
-        column: {m: figure for m in comparison.models if (figure := _find(column, m, predictor)) is not None}
-        for column in columns
-    }
-    return {column: of_models for column, of_models in found.items() if of_models}
+    grid: dict[Column, dict[Model, OverSeeds]] = {}
+    for column, model in product(COLUMNS, comparison.models):
+        found = column.find(model.results, model.label, predictor)
+        if found is not None and (comparison.texts or column.metric != "mcc"):
+            grid.setdefault(column, {})[model] = found
+    return grid
 
 
 def _rivals(figures: dict[Model, OverSeeds]) -> dict[Model, OverSeeds]:
@@ -95,7 +84,7 @@ def _rivals(figures: dict[Model, OverSeeds]) -> dict[Model, OverSeeds]:
     return {m: figure for place, (m, figure) in enumerate(figures.items()) if place in places}
 
 
-def _table(comparison: Comparison, predictor: str) -> "Markup":
+def _table(comparison: Comparison, predictor: str) -> "html.Markup":
     """One row per model, the best of each column in bold."""
     grid = _grid(comparison, predictor)
     rows: list[tuple[Model, list[tuple[str, bool, str]]]] = [(model, []) for model in comparison.models]
@@ -107,10 +96,10 @@ def _table(comparison: Comparison, predictor: str) -> "Markup":
             # what looks equal is bold alike; what is on other items than most says on how many
             bold = model in rivals and f"{rivals[model].mean:.3f}" == f"{best:.3f}"
             aside = found.basis_text() if found and model not in rivals else ""
-            cells.append((found.text() if found else DASH, bold, aside))
+            cells.append((found.text() if found else html.DASH, bold, aside))
     groups = [(g, sum(c.group == g for c in grid)) for g in dict.fromkeys(c.group for c in grid)]
     caption = f"{comparison.data}: {predictor_name(predictor)}"
-    return render("summary_table", caption, groups, [column.shown for column in grid], rows)
+    return html.render("summary_table", caption, groups, [column.shown for column in grid], rows)
 
 
 def _mixed(comparison: Comparison, predictors: Sequence[str]) -> bool:
@@ -132,15 +121,11 @@ def _tiles(comparison: Comparison, predictor: str) -> list[dict[str, Any]]:
         if metric == "ece":  # an ECE never stands alone
             beside = {m: grid.get((group, m), {}).get(model) for m in ("accuracy", "nll")}
             company = ", ".join(f"{metric_of(m).label} {x.mean:.3f}" for m, x in beside.items() if x)
-        tiles.append(
-            {
-                "name": f"Best {what}" if len(rivals) > 1 else heading(what),
-                "value": f"{found.mean:.3f}",
-                "error": None if found.error is None else f"{found.error:.3f}",
-                "model": model,
-                "company": company,
-            }
-        )
+        tiles.append({
+            "name": f"Best {what}" if len(rivals) > 1 else heading(what), "value": f"{found.mean:.3f}",
+            "error": None if found.error is None else f"{found.error:.3f}", "model": model,
+            "company": company,
+        })  # fmt: skip
     return tiles
 
 
