@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import betabinom, ks_2samp
 
 from gpattention.data import load_digits
 from gpattention.data.corruptions import CORRUPTIONS, corrupt
@@ -137,6 +138,23 @@ def test_what_strangeness_tells_from_test_items(runs: list[Path], everything: di
     assert told == set(SCORES)
     others = {r.detail["score"] for r in ood.records if r.predictor != "model"}
     assert not others & {"strangeness", "mahalanobis", "variance_density"}  # they are the model's
+
+
+def test_flags_of_images_that_chose_nothing(runs: list[Path]) -> None:
+    """Half of the test images of a trained model to fit to: the others are as usual as these."""
+    data, model = load_digits(0), VisionTransformer.from_pretrained(runs[0] / "model")
+    images = data.test.images
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    half, rest = order.tensor_split(2)
+    signals = model.signals(data.inputs(images))
+    fitted, new = Strangeness.fit(signals[half], data.test.labels[half]), signals[rest]
+    n, m = len(fitted.calibration), len(rest)
+    assert ks_2samp(fitted.calibration.numpy(), fitted.score(new).numpy()).pvalue > 0.001
+    for rate in (0.05, 0.2):
+        most = int(rate * (n + 1))
+        low, high = betabinom(m, most, n + 1 - most).interval(0.999)
+        assert low <= int(fitted.flag(new, rate).sum()) <= high
+    assert int(fitted.flag(model.signals(data.inputs(data.ood["noise"].images)), 0.05).sum()) > high
 
 
 def test_a_temperature_by_strangeness(runs: list[Path], tmp_path: Path) -> None:

@@ -110,6 +110,19 @@ def test_clean_items_lose_no_more_than_the_bound(problem: int) -> None:
     assert bool((found <= 100).all())
 
 
+def test_a_larger_bound_allows_more() -> None:
+    """What clean items pay buys NLL under shift."""
+    tight, loose = (
+        AdaptiveTemperature.fit(*CLEAN, shifted=shifted(), clean_bound=bound) for bound in (0.0, 1.0)
+    )
+    costs = [
+        nll(CLEAN, fitted.temperature(*CLEAN[:2])) - nll(CLEAN, fitted.constant) for fitted in (tight, loose)
+    ]
+    assert costs[0] <= 1e-9 < costs[1]
+    far = items(500, 91, 1.0)
+    assert nll(far, loose.temperature(*far[:2])) < nll(far, tight.temperature(*far[:2]))
+
+
 def test_a_density_never_makes_surer() -> None:
     """Shifts that are *easier* than clean items, and strange: T stays where it was."""
     others = {}

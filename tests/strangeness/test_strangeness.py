@@ -17,6 +17,7 @@ from gpattention.numerics import NonFiniteError
 from gpattention.strangeness.strangeness import (
     FORMAT,
     LengthEffect,
+    PartScores,
     available_parts,
     choose_weights,
     weights_without,
@@ -129,6 +130,12 @@ def test_which_parts_can_be_had() -> None:
     assert Strangeness.fit(HELD_OUT).weights.tolist() == [0.25] * 4
 
 
+def test_predicted_classes_stand_in_for_labels() -> None:
+    predicted = HELD_OUT.logits.argmax(-1)
+    one, other = Strangeness.fit(HELD_OUT), Strangeness.fit(HELD_OUT, predicted)
+    assert one.score(NEW).equal(other.score(NEW))
+
+
 def test_p_values_are_valid() -> None:
     """Every new item has its own fit, so that its p-value is one of an exactly uniform distribution."""
     found, items = [], 60
@@ -172,6 +179,13 @@ def _replaced(signals: Signals, where: Tensor) -> Signals:
     features = signals.features.clone()
     features[where] = 50.0
     return replace(signals, features=features)
+
+
+def test_split_is_disjoint_and_whole() -> None:
+    parts = Strangeness.split(503, seed=4)
+    assert [len(part) for part in parts] == [201, 100, 202]
+    assert torch.cat(parts).sort().values.equal(torch.arange(503))
+    assert not torch.cat(parts).equal(torch.cat(Strangeness.split(503, seed=5)))
 
 
 # Choice of parts
@@ -307,6 +321,13 @@ def test_the_perturbed_head_is_named(field: str, part: str, column: int) -> None
     assert squared.numpy() == pytest.approx(expected)
 
 
+def test_without_profiles_no_site_is_named() -> None:
+    bare = {"variance": None, "attention_entropy": None}
+    found = Strangeness.fit(replace(HELD_OUT, **bare)).explain(replace(NEW, **bare))
+    assert found.site == (None,) * len(NEW)
+    assert set(found.part) <= {"entropy", "mahalanobis"}
+
+
 # Hard cases
 
 
@@ -355,6 +376,14 @@ def test_a_constant_head_that_moves_is_seen() -> None:
     assert p[0] > 0.1 > 0.02 > p[1]
 
 
+def test_more_classes_than_items() -> None:
+    labels = torch.arange(40)
+    logits = torch.randn(40, 50, generator=seeded(90))
+    signals = replace(usual(40, 91)[0], logits=logits)
+    fitted = Strangeness.fit(signals, labels, available_parts(signals, 40))
+    assert bool(fitted.score(signals).isfinite().all())
+
+
 # Use
 
 
@@ -396,6 +425,11 @@ def test_threads_share_one() -> None:
     expected = fitted.p_value(NEW)
     found = at_once([lambda: fitted.p_value(NEW)] * 8)
     assert all(p.equal(expected) for p in found)
+
+
+def test_signals_that_no_part_reads_may_differ() -> None:
+    fitted = Strangeness.fit(HELD_OUT, LABELS, ["mahalanobis"])
+    assert fitted.score(NEW).equal(fitted.score(replace(NEW, variance=None)))
 
 
 def _saved(folder: Path, change: Any) -> Strangeness:
@@ -451,3 +485,13 @@ def test_signals_must_be_finite(value: float) -> None:
     wrong = moved(NEW, "features", value, 1)
     with pytest.raises(NonFiniteError, match="60 non-finite numbers in features"):
         FITTED.score(wrong)
+
+
+def test_scores_of_parts_stand_alone() -> None:
+    """What the choice of a temperature takes from here: some columns of all scores."""
+    densities, scaling, _ = Strangeness.split(500)
+    scores = PartScores.fit(HELD_OUT, LABELS, None, densities, scaling)
+    some = scores.only([4, 0])
+    assert some.parts == (scores.parts[4], scores.parts[0])
+    assert some(NEW).equal(scores(NEW)[:, [4, 0]])
+    assert scores.only([])(NEW).shape == (60, 0)

@@ -150,6 +150,13 @@ def test_a_risk_is_kept_at_the_largest_coverage(risk: float, score: str) -> None
     assert bool((curve.risk[curve.coverage > chosen.coverage] > risk).all())
 
 
+def test_a_risk_met_exactly_is_met() -> None:
+    labels = torch.zeros(10).long()
+    labels[3] = 1
+    chosen = SelectivePredictor.fit(binary([0.9 - 0.01 * i for i in range(10)]), labels, risk=0.1)
+    assert (chosen.coverage, chosen.risk) == (1.0, 0.1)
+
+
 def test_bounds_hold_on_new_items() -> None:
     """The true risk of a threshold, which the predictions themselves know, is above the wanted one for
     at most a fraction delta of fits; without a bound it is above in about half of them.
@@ -165,6 +172,20 @@ def test_bounds_hold_on_new_items() -> None:
         for name, chosen in (("bound", bounded), ("no bound", free)):
             broken[name] += float(1 - fresh.confidence[chosen.accept(fresh)].mean()) > wanted
     assert broken["bound"] <= delta * fits < broken["no bound"]
+
+
+def test_bounds_hold_for_the_best_of_many_thresholds() -> None:
+    """A score without information: every threshold has risk 0.2, so finding 0.19 is always wrong."""
+    fits, delta, found = 50, 0.2, 0
+    for seed in range(fits):
+        sure = torch.rand(400, generator=seeded(seed), dtype=torch.float64) / 2 + 0.5
+        wrong = torch.rand(400, generator=seeded(1000 + seed)) < 0.2
+        try:
+            SelectivePredictor.fit(binary(sure.tolist()), wrong.long(), risk=0.19, delta=delta)
+            found += 1
+        except ValueError:
+            pass
+    assert found <= delta * fits
 
 
 @pytest.mark.parametrize("delta", [0.2, 0.05, 1e-4])
@@ -224,6 +245,24 @@ def test_coverage(alpha: float, miscalibrated: float, score: str) -> None:
     assert 1 - alpha - 4 * error < found
     if score != "aps":  # whose scores are 1 for many items
         assert found < 1 - alpha + 4 * error
+
+
+def test_mean_coverage_over_many_small_fits() -> None:
+    """Exactly ceil((n + 1)(1 - alpha)) / (n + 1) for scores without ties: 18 / 20 of 19 items at 0.1."""
+    found = []
+    for seed in range(300):
+        fitted = ConformalSets.fit(*draws(19, 7 * seed), 0.1)
+        probs, labels = draws(200, 7 * seed + 3)
+        found.append(fitted.sets(probs)[torch.arange(200), labels].double().mean())
+    each = torch.stack(found)
+    assert abs(float(each.mean()) - 0.9) < 4 * float(each.std()) / math.sqrt(300)
+
+
+@pytest.mark.parametrize(("alpha", "least"), [(0.1, 9), (0.05, 19), (0.2, 4), (0.01, 99)])
+def test_too_few_items(alpha: float, least: int) -> None:
+    ConformalSets.fit(*two_classes([0.7] * least), alpha)
+    with pytest.raises(ValueError, match=f"at least {least} .*alpha={alpha}, got {least - 1}"):
+        ConformalSets.fit(*two_classes([0.7] * (least - 1)), alpha)
 
 
 WRONG, RIGHT = torch.ones(4).long(), torch.zeros(4).long()
