@@ -66,7 +66,7 @@ def test_cola(tmp_path: Path, run: Run) -> None:
     assert "minus temperature" not in told
     told = run(*words, "--finished", "--convert-from", "pretrained").out
     assert "converted to direct" not in told  # none is finished
-    assert "'pretrained-direct'" in (out / "cola.md").read_text()
+    assert "convert_from='pretrained'" in (out / "cola.md").read_text()
 
 
 @pytest.mark.usefixtures("quick_fit")

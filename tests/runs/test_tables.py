@@ -32,7 +32,7 @@ from gpattention.runs.tables import (
     markdown_table,
     visible,
 )
-from gpattention.studies import adoption
+from gpattention.studies import adoption, adoption_tables
 from gpattention.studies import bench_tables as bench
 from gpattention.studies import plan_results as plans
 from gpattention.studies.model_card import card_markdown
@@ -224,10 +224,10 @@ def test_adoption(text: str) -> None:
         for i, method in enumerate((adoption.TEMPERATURE, text))
         for seed in (0, 1)
     ]
-    columns = [Column(adoption.SUITE, "test", "nll", head=text)]
-    check_markdown(adoption.to_markdown(cells, columns))
-    check_csv(adoption.summary_csv(cells, columns))
-    check_csv(adoption.cells_csv(cells))
+    columns = [Column(adoption_tables.SUITE, "test", "nll", head=text)]
+    check_markdown(adoption_tables.to_markdown(cells, columns))
+    check_csv(adoption_tables.summary_csv(cells, columns))
+    check_csv(adoption_tables.cells_csv(cells))
 
 
 @pytest.fixture(scope="module")

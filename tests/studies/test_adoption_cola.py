@@ -21,8 +21,7 @@ from gpattention.studies.adoption import (
     Start,
     Study,
     converted,
-    methods_of,
-)  # fmt: skip
+)
 from gpattention.studies.adoption_cola import (
     ColaSettings,
     ColaStudy,
@@ -31,7 +30,7 @@ from gpattention.studies.adoption_cola import (
     adopt_cola,
     build_classifier,
     encoder_folder,
-)  # fmt: skip
+)
 from tests.runs.tiny_cola import mislabel, write_tiny_cola
 from tests.runs.tiny_encoder import write_tiny_encoder
 
@@ -58,7 +57,7 @@ def settings(root: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory
         finetuning=Finetuning(epochs=6, learning_rate=0.01, batch_size=16),
         further=Further(epochs=2, learning_rate=0.005),
         samples=3, root=root, runs=tmp_path_factory.mktemp("runs"), device="cpu", subset=True,
-        fit={"steps": 1, "samples": 2, "levels": ("global",)}, methods=methods_of(("direct",)),
+        fit={"steps": 1, "samples": 2, "levels": ("global",)}, kinds=("direct",),
     )  # fmt: skip
 
 
@@ -69,7 +68,7 @@ def spoilt(settings: ColaSettings, tmp_path: Path) -> ColaSettings:
         settings, seeds=(0,), finetuning=Finetuning(epochs=1, learning_rate=0.01), further=Further(epochs=1),
         encoder=str(shutil.copytree(settings.encoder, tmp_path / "encoder")), samples=2,
         root=shutil.copytree(settings.root, tmp_path / "data"), runs=tmp_path / "runs",
-        methods=("plain", "tuned-on"),
+        kinds=(),
     )  # fmt: skip
 
 
@@ -91,13 +90,14 @@ def fail(*_: object, **__: object) -> None:
     raise AssertionError("this was to be read")
 
 
-def figures(settings: ColaSettings) -> list[object]:
-    return [cell.values for cell in adopt_cola(settings).cells]
+def figures(settings: ColaSettings) -> dict[str, object]:
+    return {cell.method: cell.values for cell in adopt_cola(settings).cells}
 
 
 def test_cells_of_all_methods_and_seeds(settings: ColaSettings) -> None:
     cells = {(cell.seed, cell.method): cell for cell in adopt_cola(settings).cells}
-    assert list(dict.fromkeys(method for _, method in cells)) == list(methods_of(("direct",)))
+    titles = (training.titles for training in settings.trainings)
+    assert list(dict.fromkeys(method for _, method in cells)) == [method for of in titles for method in of]
     for seed in settings.seeds:
         plain = cells[seed, "plain"].values
         assert set(plain) == {"validation", "test", "ood/out-of-domain"}
@@ -122,75 +122,60 @@ def test_cells_of_all_methods_and_seeds(settings: ColaSettings) -> None:
         assert of[-1]["loss"] < rows[0][0]["loss"]  # where the host ended, not where it began
 
 
+@pytest.mark.filterwarnings("ignore:The best temperature lies on its bound")  # little training
 class TestResuming:
     def test_a_second_call_reads_and_one_from_nothing_repeats(
         self, settings: ColaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        few = replace(settings, methods=("plain", "mc_dropout"), seeds=(1,))
-        first = adopt_cola(few)
+        first = adopt_cola(replace(settings, seeds=(1,), kinds=()))
         with monkeypatch.context() as patch:
             patch.setattr(ColaStudy, "trained", fail)
-            assert adopt_cola(few) == first
-            finished = replace(few, seeds=(1, 7), finished=True, root=tmp_path)  # without the data
-            assert adopt_cola(finished).cells == first.cells
-        assert figures(replace(few, runs=tmp_path)) == [cell.values for cell in first.cells]
+            assert adopt_cola(replace(settings, seeds=(1,), kinds=())) == first
+            finished = replace(settings, seeds=(1, 7), kinds=(), finished=True, root=tmp_path)
+            found = adopt_cola(finished)  # without the data, and with a seed that was never trained
+            assert found.cells == first.cells
+            assert any("its data are not here" in note for note in found.notes)
+        assert adopt_cola(replace(settings, seeds=(1,), kinds=(), runs=tmp_path)).cells == first.cells
         with pytest.raises(ValueError, match="finished cells"):
             adopt_cola(replace(settings, seeds=(7,), finished=True))
 
-    def test_other_settings_do_not_mix(self, settings: ColaSettings, tmp_path: Path) -> None:
-        few = replace(settings, methods=("plain", "tuned-on"), seeds=(1,), runs=tmp_path)
-        plain, control = adopt_cola(few).cells
-        other = replace(few, finetuning=replace(few.finetuning, epochs=5))
-        with pytest.raises(ValueError, match=r"plain.json .*other settings .*epochs 6 instead of 5"):
-            adopt_cola(other)
-        (tmp_path / "seed1" / "plain.json").unlink()
-        with pytest.raises(ValueError, match=r"host-training.json .*other settings .*epochs 6 instead of 5"):
-            adopt_cola(replace(other, methods=("plain",)))
-        adopt_cola(few)
-        further = replace(few, further=Further(epochs=3))  # cells of the host know nothing of it
-        assert adopt_cola(replace(further, methods=("plain",), finished=True)).cells[0].values == plain.values
-        with pytest.raises(ValueError, match=r"tuned-on.json .*other settings \(further"):
-            adopt_cola(replace(further, finished=True))
-        scaled = replace(few.further, prior_scale=0.5, regularizer=0.0)  # what converted models are given
-        again = adopt_cola(replace(few, further=scaled, finished=True)).cells
-        assert [cell.values for cell in again] == [plain.values, control.values]
-        assert "further" not in (tmp_path / "seed1" / "plain.json").read_text()
-        assert control.values != plain.values
+    def test_other_settings_are_other_files(self, spoilt: ColaSettings) -> None:
+        before = figures(replace(spoilt, kinds=("direct",)))
+        other = replace(spoilt, finetuning=Finetuning(epochs=2, learning_rate=0.01))
+        assert figures(other)["plain"] != before["plain"]
+        with_other = replace(spoilt, kinds=("direct",), further=Further(epochs=2), finished=True)
+        assert set(figures(with_other)) == set(before) & set(HOST.titles)  # of which the host knows nothing
+        scaled = replace(with_other, further=replace(spoilt.further, prior_scale=0.5, regularizer=0.0))
+        known = {*HOST.titles, *CONTROL.titles}  # a control knows no process
+        assert set(figures(scaled)) == set(before) & known
+        assert figures(replace(spoilt, kinds=("direct",), finished=True)) == before
 
     def test_fresh_trains_everything_once(
         self, spoilt: ColaSettings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        first, counted, real = figures(spoilt), [], Study.fine_tune
+        wanted = replace(spoilt, kinds=("direct",))
+        first, counted, real = figures(wanted), [], Study.fine_tune
         monkeypatch.setattr(
             Study, "fine_tune", lambda *a, **k: (counted.append(a[-1].name), real(*a, **k))[1]
         )
-        assert figures(spoilt) == first
+        assert figures(wanted) == first
         assert counted == []
-        assert figures(replace(spoilt, fresh=True)) == first
-        assert counted == ["host", "tuned-on"]  # the host, which the control goes on from, once
+        assert figures(replace(wanted, fresh=True)) == first
+        assert counted == ["host", "tuned-on", "converted-direct"]  # the host, which others go on from, once
 
     def test_other_sentences_are_other_results(self, spoilt: ColaSettings, tmp_path: Path) -> None:
         before = figures(spoilt)
         mislabel(tmp_path / "data")  # those that were wrong are right again
         with pytest.raises(ValueError, match="expected finished cells"):
             adopt_cola(replace(spoilt, finished=True))
-        (study,) = (ColaStudy(replace(spoilt, finished=True), tmp_path / "encoder", 0),)
-        assert study.cells() == []
-        assert study.notes[0] == "seed 0: of other weights or data, so left out: plain"
         after = figures(spoilt)
         assert after != before
         assert after == figures(replace(spoilt, runs=tmp_path / "anew"))
 
-    @pytest.mark.parametrize("weights_alone", [False, True])
-    def test_another_encoder_is_another_result(
-        self, spoilt: ColaSettings, tmp_path: Path, weights_alone: bool
-    ) -> None:
+    def test_another_encoder_is_another_result(self, spoilt: ColaSettings, tmp_path: Path) -> None:
         from transformers import BertModel
 
         before = figures(spoilt)
-        if weights_alone:
-            for file in (tmp_path / "runs" / "seed0").glob("*[!g].json"):
-                file.unlink()
         other = BertModel.from_pretrained(spoilt.encoder)
         other.embeddings.word_embeddings.weight.data *= 2
         other.save_pretrained(spoilt.encoder)
@@ -215,7 +200,7 @@ class TestWeights:
         assert not second.training
         one, two = (gpattention.predict(model, inputs, samples=2, seed=1) for model in (first, second))
         assert torch.equal(one.logits, two.logits)
-        kept = {file.stem for file in (tmp_path / "seed0").glob("*.safetensors")}
+        kept = {file.stem.rpartition("-")[0] for file in (tmp_path / "seed0").glob("*.safetensors")}
         assert kept == ({"host", f"converted-{kind}"} if start == "host" else {f"pretrained-{kind}"})
 
     def test_the_control_starts_as_the_host_and_ends_elsewhere(self, study: ColaStudy) -> None:
@@ -290,10 +275,9 @@ def test_a_model_that_is_always_right_has_no_temperature(study: ColaStudy, monke
     labels = study.validation.labels
     right = torch.nn.functional.one_hot(labels, 2).float()[None]  # [1, n, 2]
     monkeypatch.setattr(ColaStudy, "logits", lambda *_: right)
-    rows, notes = study.rows(CONTROL, torch.nn.Identity(), tuple(CONTROL.titles))
+    rows, notes = study.rows(CONTROL, torch.nn.Identity())
     assert [row.method for row in rows] == ["tuned-on"]
-    assert notes[0].startswith(f"tuned-on+temperature is left out: all {len(labels)} items are classified")
-    assert study.rows(CONTROL, torch.nn.Identity(), ("plain",)) == ([], [])
+    assert f"tuned-on+temperature is left out: all {len(labels)} items are classified" in notes[0]
 
 
 def test_what_is_missing_is_said_before_any_work(settings: ColaSettings, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from gpattention.studies.plan_results import (
     best_candidate,
     choice_markdown,
     chosen_of,
-    draw_figures,
     gather,
     goal_verdict,
     listed_files,
@@ -53,10 +52,6 @@ value = {value}
 source = "Table 2"
 better = "lower"
 """
-PICTURES = (
-    "severity-accuracy", "severity-nll", "severity-ece", "training-accuracy", "training-nll", "ood-near",
-    "reliability-gp-model", "reliability-softmax-mc_dropout", "reliability-softmax-ensemble",
-)  # fmt: skip
 SUITES = tuple(f"evaluation/{suite}.json" for suite in ("clean", "corrupted", "ood"))
 NAMES = (*SUITES, "events.jsonl", "metrics.csv", "recipe.json")
 OTHER_ITEMS = "Not all single models are evaluated on as many items"
@@ -110,7 +105,6 @@ def gathered(plan: Plan, runs: Path, archive: Path, place: Path) -> dict[str, by
 def test_everything_is_there(made: Path) -> None:
     found = contents(made / "out")
     names = {"summary.md", "summary.csv", "choice.md", "README.md", "report.html", "configs.json", ARCHIVE}
-    names |= {f"{name}.{form}" for name in PICTURES for form in ("png", "svg")}
     assert names | {"training-softmax.csv", "training-gp.csv"} <= set(found)
     for name, content in found.items():
         assert str(made).encode() not in content, name  # no page tells where it was made
@@ -151,10 +145,6 @@ def test_the_readme_says_how(made: Path) -> None:
         "- reduced: at most 50 items of each set",
     ):
         assert line in text
-    made_again = {name for name in names if name.endswith((".png", ".svg", ".html"))}
-    assert set(re.findall(r"\]\((.*?)\)", text)) == names - made_again - {"README.md"}
-    pictures = ", ".join(f"`{name}`" for name in sorted(PICTURES))
-    assert f"are made by the last command and not kept here: {pictures} (each as png and svg).\n" in text
     assert listed_files(text) == names - {"README.md", "report.html"}
     rows = list(csv.DictReader((made / "out" / "training-gp.csv").read_text().splitlines()))
     assert [(row["seed"], row["epoch"]) for row in rows] == [(s, e) for s in "01" for e in "12"]
@@ -188,8 +178,7 @@ def test_runs_that_are_missing_or_others_and_what_earlier_results_had(tmp_path: 
     (out / "training-mine.csv").write_text("not named in the README")
     before = set(contents(out))
     names = {file.name for file in write_results(more.only(models=["gp"]), runs, out)}
-    removed = {"training-softmax.csv", "reliability-softmax-model.png", "reliability-softmax-model.svg"}
-    assert removed & before == before - set(contents(out)) != set()  # as these results have them not
+    assert before - set(contents(out)) == {"training-softmax.csv"}  # as these results have it not
     assert set(contents(out)) == names | {"notes.txt", "training-mine.csv"}
     text = (out / "README.md").read_text()
     assert "1 of 1 runs of this part of the plan are trained and evaluated" in text
@@ -206,9 +195,6 @@ def test_texts(tmp_path: Path) -> None:
     assert "Corrupted" not in page
     found = {row["set"] for row in csv.DictReader(io.StringIO(summary_csv(results)))}
     assert found == {"validation", "test", "ood/out-of-domain", "ood/near"}
-    drawn = {name for name, _ in draw_figures(results, rank(results))}
-    assert "reliability-softmax-mc_dropout" in drawn  # of test items
-    assert "severity-nll" not in drawn
     columns = rival_columns(results)
     assert {(column.set, column.metric) for column in columns} == {
         ("ood/out-of-domain", metric) for metric in ("mcc", "nll", "ece")

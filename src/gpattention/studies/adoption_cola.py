@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from gpattention.hosts import conversion_of, convert, regularizer
 from gpattention.models.predict import Classifier, Inputs
 from gpattention.studies import adoption
 from gpattention.studies.adoption import Progress, Row, Study, Training, Values
+from gpattention.studies.adoption_tables import columns_of
 
 # A pretrained encoder from a folder, with a linear head on its sentences
 
@@ -210,10 +211,9 @@ def _cut(stored: Inputs) -> Inputs:
 
 METRICS = ("accuracy", "mcc", "nll", "ece", "mce", "aurc")
 SETS = ("validation", "test", "ood/out-of-domain")
-COLUMNS = tuple(
-    column
-    for place, short, legend in ((SETS[1], "in", "in domain"), (SETS[2], "out", "out of domain"))
-    for column in adoption.columns_of(place, short, legend, METRICS[1:])
+COLUMNS = (
+    *columns_of("test", "in", "in domain", METRICS[1:]),
+    *columns_of("ood/out-of-domain", "out", "out of domain", METRICS[1:]),
 )
 EXAMPLE = 64  # sentences at whose tokens inducing inputs start
 FIT_BATCH = 40  # of which `fit` takes 24 to fit to and 16 to choose by
@@ -257,7 +257,7 @@ def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> adop
 
     Raises:
         FileNotFoundError: no encoder, or no CoLA.
-        ValueError: what is finished was computed with other settings, or nothing is finished.
+        ValueError: nothing is finished and nothing was to be computed.
         ImportError: transformers is not installed.
     """
     encoder = encoder_folder(settings.encoder)
@@ -274,12 +274,11 @@ class ColaStudy(Study):
         self, settings: ColaSettings, encoder: Path, seed: int, progress: Progress | None = None
     ) -> None:
         super().__init__(settings, progress)
-        self.weights = self.finished = Path(settings.runs) / f"seed{seed}"
+        self.folder = Path(settings.runs) / f"seed{seed}"
         self.label, self.seed, self.draw_seed, self._encoder = f"seed {seed}", seed, seed, encoder
         # weights, configuration and tokenizer: all files but hidden ones
         files = sorted(file for file in encoder.iterdir() if file.is_file() and file.name[0] != ".")
-        # earlier versions had another head, which finished results of theirs name
-        self._host = {"encoder": content_digest(files), "head": "mean"}
+        self._host = content_digest(files)
 
     @cached_property
     def sets(self) -> dict[str, Sentences]:
@@ -298,22 +297,17 @@ class ColaStudy(Study):
         """A model of transformers in this library's words."""
         return cast(Classifier, HostClassifier(model))
 
-    def described(self, training: Training, part: str) -> dict[str, Any]:
-        """Cells of the host know nothing of what comes after it."""
-        return {**self._trained_with(training), "samples": self.settings.samples, "fit": self.settings.fit}
-
-    def _trained_with(self, training: Training) -> dict[str, Any]:
+    def described(self, training: Training, part: str | None) -> dict[str, Any]:
+        """What the host depends on, and what comes after it where it does."""
         given = self.settings
-        return {**self._host, **given.finetuning.described(), **given.further.described(training)}
+        trained_with = {"host": self._host, **asdict(given.finetuning), **given.further.described(training)}
+        measured_with = {"samples": given.samples, "fit": given.fit}
+        return trained_with if part is None else trained_with | measured_with
 
-    def data(self, training: Training, part: str) -> dict[str, Any]:
-        """Digests of all parts."""
-        return {name: sentences.digest for name, sentences in self.sets.items()}
-
-    def weights_settings(self, training: Training) -> dict[str, Any]:
-        """All that the weights of a training depend on."""
-        seen = {name: self.sets[name].digest for name in ("train", "validation")}
-        return {**self._trained_with(training), "data": seen}
+    def data(self, training: Training, part: str | None) -> dict[str, Any]:
+        """Digests of all parts; weights have seen two of them."""
+        seen = ("train", "validation") if part is None else tuple(self.sets)
+        return {name: self.sets[name].digest for name in seen}
 
     def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
         """The fine-tuned host or the pretrained encoder, converted where the training says so."""

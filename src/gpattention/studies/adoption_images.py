@@ -28,6 +28,7 @@ from gpattention.models import Transformer
 from gpattention.runs import Column, Record, Run, find_runs, name_without_seed, prepare
 from gpattention.studies import adoption
 from gpattention.studies.adoption import Progress, Row, Study, Training, Values
+from gpattention.studies.adoption_tables import SUITE, columns_of
 from gpattention.training import Schedule
 from gpattention.training.feeding import Feed
 from gpattention.training.objective import Objective
@@ -36,12 +37,10 @@ PARTS = ("clean", "corrupted", "ood")
 METRICS = ("accuracy", "nll", "ece", "mce", "aurc")
 SCORES = {"entropy": "entropy", "mutual_information": "mutual inf.", "max_softmax": "max-prob"}
 COLUMNS = (
-    *adoption.columns_of("test", "", "clean", METRICS),
-    *adoption.columns_of("corrupted/mean", "corr.", "corrupted", METRICS),
+    *columns_of("test", "", "clean", METRICS),
+    *columns_of("corrupted/mean", "corr.", "corrupted", METRICS),
     *(  # the picture has the entropy alone
-        Column(
-            adoption.SUITE, "ood/*", "auroc", score, f"AUROC {head}", "entropy" if score == "entropy" else ""
-        )
+        Column(SUITE, "ood/*", "auroc", score, f"AUROC {head}", "entropy" if score == "entropy" else "")
         for score, head in SCORES.items()
     ),
 )
@@ -50,6 +49,7 @@ PRIOR_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of which one is chosen
 CHOOSE_BY = 500  # validation images
 EXAMPLE = 64  # training images at whose tokens inducing inputs start
 FIT_ROWS = {"cuda": 2000}  # items times samples that `fit` runs at once where the default would idle
+SEED = 0  # of the draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,34 +58,26 @@ class ImageSettings(adoption.StudySettings):
 
     Args:
         parts: of clean, corrupted, ood.
-        seed: of the draws.
         limit: at most so many images of each set.
         types: of corruptions; all if not given.
         severities: of corruptions, 1 to 5; all if not given.
-        batch_size: images times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
     """
-
-    known = adoption.methods_of(adoption.CONVERSIONS)
 
     further: adoption.Further = field(default_factory=lambda: adoption.Further(prior_scale=None))
     parts: tuple[str, ...] = PARTS
-    seed: int = 0
     limit: int | None = None
     types: tuple[str, ...] | None = None
     severities: tuple[int, ...] | None = None
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        adoption.check_numbers(self, limit="count", batch_size="count")
+        check_choice("convert_from of images", self.convert_from, ("host",))
         for part in self.parts:
             check_choice("part", part, PARTS)
 
 
 def adopt_images(
-    folders: Sequence[StrPath],
-    settings: ImageSettings,
-    progress: Progress | None = None,
+    folders: Sequence[StrPath], settings: ImageSettings, progress: Progress | None = None
 ) -> adoption.AdoptionResult:
     """Compare methods on every run of images whose attention can be attached to.
 
@@ -100,8 +92,8 @@ def adopt_images(
 
     Raises:
         FileNotFoundError: no run, or no data.
-        ValueError: no run that can be attached to, two runs of one seed, or what is finished was computed
-            with other settings or more items, or nothing is finished.
+        ValueError: no run that can be attached to, two runs of one seed, or nothing is finished and nothing
+            was to be computed.
     """
     runs, notes = _attachable(folders)
     return adoption.run_studies((ImageStudy(*pair, settings, progress) for pair in runs), notes)
@@ -141,19 +133,14 @@ class ImageStudy(Study):
     """A run; `weights` is the SHA-256 of those in it, whatever its file holds by now."""
 
     settings: ImageSettings
+    draw_seed = SEED
 
     def __init__(
-        self,
-        run: Run,
-        weights: str,
-        settings: ImageSettings,
-        progress: Progress | None = None,
+        self, run: Run, weights: str, settings: ImageSettings, progress: Progress | None = None
     ) -> None:
         super().__init__(settings, progress)
-        self.seed, self.draw_seed, self.label = run.recipe.seed, settings.seed, run.folder.name
-        self.weights, self.group = run.folder / FOLDER, name_without_seed(run.recipe.name)
-        self.finished = self.weights / f"seed{self.seed}"
-        self.parts, self.batch_size = settings.parts, settings.batch_size
+        self.seed, self.label, self.parts = run.recipe.seed, run.folder.name, settings.parts
+        self.folder, self.group = run.folder / FOLDER, name_without_seed(run.recipe.name)
         self._run, self._digest, self._contents = run, weights, dict[str, dict[str, Any]]()
 
     @cached_property
@@ -169,36 +156,26 @@ class ImageStudy(Study):
         """Images that everything is fitted on."""
         return self.sets.validation
 
-    def described(self, training: Training, part: str) -> dict[str, Any]:
-        """With corruptions where they matter."""
+    def described(self, training: Training, part: str | None) -> dict[str, Any]:
+        """With corruptions and draws where they matter."""
         given = self.settings
-        own = {
-            "gpattention": gpattention.__version__, "model": self._digest, "samples": given.samples,
-            "seed": given.seed, "limit": given.limit, "fit": given.fit, **self._further(training),
-        }  # fmt: skip
-        more = {"types": given.types, "severities": given.severities} if part == "corrupted" else {}
-        return {**own, **more}
+        host = {"host": self._digest, "batch_size": self._schedule.batch_size}
+        host |= given.further.described(training)
+        drawn = {"gpattention": gpattention.__version__, "samples": given.samples, "seed": SEED}
+        if part is None:  # draws choose the prior scale
+            return host | drawn if training.kind is not None and given.further.prior_scale is None else host
+        corruptions = {"types": given.types, "severities": given.severities}
+        measured = {"limit": given.limit, "fit": given.fit, **(corruptions if part == "corrupted" else {})}
+        return host | drawn | measured
 
-    def data(self, training: Training, part: str) -> dict[str, Any]:
-        """Of the sets that are measured, and of those that weights come from."""
-        if part not in self._contents:  # digests of whole folders take their time
+    def data(self, training: Training, part: str | None) -> dict[str, Any]:
+        """Of the sets that are measured, and of those that weights come from, whatever the limit."""
+        tuned_on = {}
+        if training is not adoption.HOST:
+            tuned_on = {"train": self.sets.train.digest, "chosen_on": self.sets.chose_weights.digest}
+        if part is not None and part not in self._contents:  # digests of whole folders take their time
             self._contents[part] = self.sets.described(part)
-        return {**self._contents[part], **self._tuned_on(training)}
-
-    def weights_settings(self, training: Training) -> dict[str, Any]:
-        """Draws count where they chose the prior scale."""
-        chosen = training.kind is not None and self.settings.further.prior_scale is None
-        draws = {"samples": self.settings.samples, "seed": self.settings.seed} if chosen else {}
-        return {**self._further(training), "host": self._digest, "data": self._tuned_on(training), **draws}
-
-    def _further(self, training: Training) -> dict[str, Any]:
-        return self.settings.further.described(training, batch_size=self._schedule.batch_size)
-
-    def _tuned_on(self, training: Training) -> dict[str, str]:
-        """What the items hold that weights are tuned on and validated by, whatever the limit."""
-        if training is adoption.HOST:
-            return {}
-        return {"train": self.sets.train.digest, "chosen_on": self.sets.chose_weights.digest}
+        return tuned_on if part is None else {**self._contents[part], **tuned_on}
 
     @property
     def _schedule(self) -> adoption.Finetuning:
@@ -215,24 +192,21 @@ class ImageStudy(Study):
 
     def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
         """Converted at the prior scale wanted, or at the one whose draws are best before any tuning."""
-        given = self.settings.further.prior_scale
-        if training.kind is None or known:
-            return self._converted(training.kind, 1.0), {}
-        if given is not None:
-            return self._converted(training.kind, given), {"prior_scale": given}
-        models = {scale: self._converted(training.kind, scale) for scale in PRIOR_SCALES}
+        given, kind = self.settings.further.prior_scale, training.kind
+        if kind is None:
+            return self._host(), {}
+        if known or given is not None:
+            return self._converted(kind, given or 1.0), {"prior_scale": given}
+        models = {scale: self._converted(kind, scale) for scale in PRIOR_SCALES}
         found = {scale: self._drawn_nll(model) for scale, model in models.items()}
         best = min(found, key=lambda scale: found[scale])
         return models[best], {"prior_scale": best, "nll_before": {str(s): x for s, x in found.items()}}
 
-    def _converted(self, kind: str | None, scale: float) -> Transformer:
-        model = self._host()
-        if kind is None:
-            return model
+    def _converted(self, kind: str, scale: float) -> Transformer:
         options: dict[str, Any] = {"prior_scale": scale, **adoption.OPTIONS.get(kind, {})}
         if kind == "scgp":
             options["example"] = self.sets.train.inputs(0, EXAMPLE, self.device)
-        return convert(model, kind, seed=self.seed, **options)
+        return convert(self._host(), kind, seed=self.seed, **options)
 
     def _drawn_nll(self, model: nn.Module) -> float:
         """Of the draws at their best temperature."""
