@@ -197,8 +197,10 @@ def test_html_has_no_element_but_ours(text: str) -> None:
 def test_sweeps(text: str) -> None:
     folder = Path("runs/sweep")
     rows = (
-        SweepRow({"a.b": text}, 0, folder / "x" / "seed-0", 1, 0.5, -0.25),
-        SweepRow({"a.b": "1"}, 0, folder / text.replace("/", "").replace("\x00", "") / "s", error=text),
+        SweepRow({"a.b": text}, Recipe(), folder / "x" / "seed-0", 1, 0.5, -0.25),
+        SweepRow(
+            {"a.b": "1"}, Recipe(), folder / text.replace("/", "").replace("\x00", "") / "s", error=text
+        ),
     )
     tried = tuple(
         SweepSetting(row.settings, 1, 0, OverSeeds({0: 0.5}), OverSeeds({0: -0.25})) for row in rows

@@ -13,8 +13,6 @@ from gpattention.studies.adoption import (
     TITLES,
     TRAININGS,
     Cell,
-    Finetuning,
-    Further,
     converted,
 )
 from gpattention.studies.adoption_cola import COLUMNS, ColaSettings
@@ -124,13 +122,13 @@ def test_methods_by_training() -> None:
     ("call", "field", "value"),
     [
         (partial(ColaSettings, convert_from="scratch"), "convert_from", "'scratch'"),
-        (partial(Finetuning, epochs=0), "epochs", "0"),
-        (partial(Finetuning, learning_rate=0.0), "learning_rate", "0.0"),
-        (partial(Finetuning, regularizer=-1.0), "regularizer", "-1.0"),
-        (partial(Further, epochs=1.5), "further epochs", "1.5"),
-        (partial(Further, learning_rate=float("nan")), "further learning_rate", "nan"),
-        (partial(Further, prior_scale=-0.1), "further prior_scale", "-0.1"),
-        (partial(Further, regularizer=-1.0), "further regularizer", "-1.0"),
+        (partial(ColaSettings, epochs=0), "epochs", "0"),
+        (partial(ColaSettings, learning_rate=0.0), "learning_rate", "0.0"),
+        (partial(ColaSettings, regularizer=-1.0), "regularizer", "-1.0"),
+        (partial(ImageSettings, further_epochs=1.5), "further_epochs", "1.5"),
+        (partial(ImageSettings, further_learning_rate=float("nan")), "further_learning_rate", "nan"),
+        (partial(ImageSettings, further_prior_scale=-0.1), "further_prior_scale", "-0.1"),
+        (partial(ImageSettings, further_regularizer=-1.0), "further_regularizer", "-1.0"),
         (partial(ImageSettings, samples=0), "samples", "0"),
         (partial(ImageSettings, parts=("dirty",)), "part", "'dirty'"),
         (partial(ImageSettings, limit=0), "limit", "0"),
@@ -138,7 +136,7 @@ def test_methods_by_training() -> None:
         (partial(ImageSettings, fresh=True, finished=True), "finished .* or fresh", "both"),
         (partial(ColaSettings, kinds=("magic",)), "kinds to be one of direct", "'magic'"),
         (partial(ColaSettings, seeds=()), "at least one of seeds", "none"),
-        (partial(ColaSettings, further=Further(prior_scale=None)), "further prior_scale", "None"),
+        (partial(ColaSettings, further_prior_scale=None), "further_prior_scale", "None"),
     ],
 )
 def test_refusals(call: partial, field: str, value: str) -> None:

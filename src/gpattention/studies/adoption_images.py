@@ -6,7 +6,7 @@ starts from them and is tuned further for a short while, and so is, as a control
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -47,7 +47,6 @@ COLUMNS = (
 FOLDER = "adoption"  # in a run's folder
 PRIOR_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of which one is chosen
 CHOOSE_BY = 500  # validation images
-EXAMPLE = 64  # training images at whose tokens inducing inputs start
 FIT_ROWS = {"cuda": 2000}  # items times samples that `fit` runs at once where the default would idle
 SEED = 0  # of the draws
 
@@ -63,7 +62,6 @@ class ImageSettings(adoption.StudySettings):
         severities: of corruptions, 1 to 5; all if not given.
     """
 
-    further: adoption.Further = field(default_factory=lambda: adoption.Further(prior_scale=None))
     parts: tuple[str, ...] = PARTS
     limit: int | None = None
     types: tuple[str, ...] | None = None
@@ -156,57 +154,42 @@ class ImageStudy(Study):
         """Images that everything is fitted on."""
         return self.sets.validation
 
-    def described(self, training: Training, part: str | None) -> dict[str, Any]:
-        """With corruptions and draws where they matter."""
+    def described(self, training: Training, part: str) -> dict[str, Any]:
+        """With corruptions where they matter."""
         given = self.settings
-        host = {"host": self._digest, "batch_size": self._schedule.batch_size}
-        host |= given.further.described(training)
-        drawn = {"gpattention": gpattention.__version__, "samples": given.samples, "seed": SEED}
-        if part is None:  # draws choose the prior scale
-            return host | drawn if training.kind is not None and given.further.prior_scale is None else host
+        own = {
+            "gpattention": gpattention.__version__, "host": self._digest, "samples": given.samples,
+            "seed": SEED, "limit": given.limit, "fit": given.fit, **given.further(training),
+        }  # fmt: skip
         corruptions = {"types": given.types, "severities": given.severities}
-        measured = {"limit": given.limit, "fit": given.fit, **(corruptions if part == "corrupted" else {})}
-        return host | drawn | measured
+        return own | (corruptions if part == "corrupted" else {})
 
-    def data(self, training: Training, part: str | None) -> dict[str, Any]:
+    def data(self, training: Training, part: str) -> dict[str, Any]:
         """Of the sets that are measured, and of those that weights come from, whatever the limit."""
-        tuned_on = {}
-        if training is not adoption.HOST:
-            tuned_on = {"train": self.sets.train.digest, "chosen_on": self.sets.chose_weights.digest}
-        if part is not None and part not in self._contents:  # digests of whole folders take their time
+        if part not in self._contents:  # digests of whole folders take their time
             self._contents[part] = self.sets.described(part)
-        return tuned_on if part is None else {**self._contents[part], **tuned_on}
+        if training is adoption.HOST:
+            return self._contents[part]
+        tuned_on = {"train": self.sets.train.digest, "chosen_on": self.sets.chose_weights.digest}
+        return {**self._contents[part], **tuned_on}
 
-    @property
-    def _schedule(self) -> adoption.Finetuning:
-        """As sentences are fine-tuned further, in batches of the run."""
-        first = adoption.Finetuning(batch_size=self._run.recipe.optimizer.batch_size)
-        return self.settings.further.after(first)
+    @cached_property
+    def host(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The run's model."""
+        return deepcopy(self._run.model).to(self.device).eval(), {}
 
-    def trained(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
-        """The host is the run's model."""
-        return (self._host(), {}) if training is adoption.HOST else super().trained(training)
-
-    def _host(self) -> Transformer:
-        return deepcopy(self._run.model).to(self.device).eval()
-
-    def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    def start(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
         """Converted at the prior scale wanted, or at the one whose draws are best before any tuning."""
-        given, kind = self.settings.further.prior_scale, training.kind
+        given, kind = self.settings.further_prior_scale, training.kind
         if kind is None:
-            return self._host(), {}
-        if known or given is not None:
-            return self._converted(kind, given or 1.0), {"prior_scale": given}
-        models = {scale: self._converted(kind, scale) for scale in PRIOR_SCALES}
+            return deepcopy(self.host[0]), {}
+        models = {scale: convert(deepcopy(self.host[0]), kind, seed=self.seed, prior_scale=scale)
+                  for scale in (PRIOR_SCALES if given is None else (given,))}  # fmt: skip
+        if given is not None:
+            return models[given], {"prior_scale": given}
         found = {scale: self._drawn_nll(model) for scale, model in models.items()}
         best = min(found, key=lambda scale: found[scale])
         return models[best], {"prior_scale": best, "nll_before": {str(s): x for s, x in found.items()}}
-
-    def _converted(self, kind: str, scale: float) -> Transformer:
-        options: dict[str, Any] = {"prior_scale": scale, **adoption.OPTIONS.get(kind, {})}
-        if kind == "scgp":
-            options["example"] = self.sets.train.inputs(0, EXAMPLE, self.device)
-        return convert(self._host(), kind, seed=self.seed, **options)
 
     def _drawn_nll(self, model: nn.Module) -> float:
         """Of the draws at their best temperature."""
@@ -224,10 +207,10 @@ class ImageStudy(Study):
 
     def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
         """As in the run's own training, in the orders (and crops) of the epochs after its last."""
-        schedule, recipe = self._schedule, self._run.recipe
+        given, recipe = self.settings, self._run.recipe
         recipe = replace(
             recipe,
-            optimizer=replace(recipe.optimizer, batch_size=schedule.batch_size, accumulate=1),
+            optimizer=replace(recipe.optimizer, accumulate=1),
             phases=replace(recipe.phases, draw="independent"),
             regularizer=replace(recipe.regularizer, normalised=True),
         )
@@ -235,7 +218,7 @@ class ImageStudy(Study):
         plain = conversion_of(model) is None
         objective = Objective(cast(Transformer, model), recipe, "kernel" if plain else "gp")
         steps = Schedule(recipe, feed.steps_per_epoch)
-        alpha = torch.tensor(schedule.regularizer, device=self.device)
+        alpha = torch.tensor(given.further_regularizer, device=self.device)
 
         def loss(numbered: tuple[int, list[Any]]) -> Tensor:
             step, (batch,) = numbered
@@ -244,8 +227,9 @@ class ImageStudy(Study):
 
         first = steps.total_steps
         return self.fine_tune(
-            objective, schedule, enumerate(feed.updates(first), first), loss, training,
-            steps=feed.steps_per_epoch, epochs_before=recipe.epochs,
+            objective, given.further_epochs, given.further_learning_rate,
+            enumerate(feed.updates(first), first), loss, training, steps=feed.steps_per_epoch,
+            epochs_before=recipe.epochs,
         )  # fmt: skip
 
     def fit_data(self) -> tuple[list[Any], dict[str, Any]]:

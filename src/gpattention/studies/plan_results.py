@@ -20,7 +20,7 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from gpattention import reports
 from gpattention.checks import check_name
@@ -76,8 +76,7 @@ def write_results(
     Args:
         plan: whose runs, or some of them (`Plan.only`).
         runs: the folder of the plan's runs; nothing is written there, and with records it need not be there.
-        out: the folder to write; what an earlier call left there and this one does not write again is removed
-            (the curves of a model no longer asked for), other files are left alone.
+        out: the folder to write; what else is there is left alone, and README.md does not list it.
         plan_file: the plan's own file, for the commands in the README.
         on_archived: called with the runs that are taken from the records of an earlier call, if any.
 
@@ -99,10 +98,6 @@ def write_results(
     commands = _commands(results, runs, out, Path(plan_file) if plan_file else None)
     contents["README.md"] = readme(results, commands, list(contents)).encode()
     remove_leftovers(make_folder(out))
-    before = out / "README.md"
-    earlier = listed_files(before.read_text(errors="replace")) if before.is_file() else set()
-    for name in earlier - set(contents):  # else it would stand there as if it belonged to these results
-        (out / name).unlink(missing_ok=True)
     return [
         write_file(out / check_name("the name of a file of results", name), content)
         for name, content in contents.items()
@@ -654,9 +649,3 @@ def _file_table(names: Sequence[str]) -> str:
         grouped[about].append(f"[{markdown(name)}]({quote(name, safe='+=,@')})")
     rows = [[Markup(about), Markup(", ".join(of))] for about, of in grouped.items() if of]
     return markdown_table(["What", "Files"], rows, left=None)
-
-
-def listed_files(text: str) -> set[str]:
-    """Files that an earlier README names as part of its results."""
-    linked = map(unquote, re.findall(r"\]\(([^()/]+)\)", text.partition("## Files\n")[2]))
-    return {name for name in linked if any(fnmatch(name, each) for each in _known_files())}
