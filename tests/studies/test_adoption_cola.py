@@ -134,7 +134,7 @@ class TestResuming:
         assert figures(other)["plain"] != before["plain"]
         with_other = replace(spoilt, kinds=("direct",), further_epochs=2, finished=True)
         assert set(figures(with_other)) == set(before) & set(HOST.titles)  # of which the host knows nothing
-        scaled = replace(with_other, further_prior_scale=0.5, further_regularizer=0.0)
+        scaled = replace(with_other, further_epochs=1, further_prior_scale=0.5, further_regularizer=0.0)
         known = {*HOST.titles, *CONTROL.titles}  # a control knows no process
         assert set(figures(scaled)) == set(before) & known
         assert figures(replace(spoilt, kinds=("direct",), finished=True)) == before

@@ -92,8 +92,11 @@ def write_results(
         archived = gather(plan, runs, out / ARCHIVE, Path(place))
         if archived and on_archived is not None:
             on_archived(archived)
-        # of the records alone, so that results do not depend on where these came from
-        results = read_results(plan, Path(place))
+        try:  # of the records alone, so that results do not depend on where these came from
+            results = read_results(plan, Path(place))
+        except (KeyError, TypeError, ValueError) as error:  # which must not tell of a folder that is gone
+            where = out / ARCHIVE if (out / ARCHIVE).is_file() else runs
+            raise ValueError(str(error).replace(place, str(where))) from None
         contents = {ARCHIVE: packed(Path(place)), **_contents(results)}
     commands = _commands(results, runs, out, Path(plan_file) if plan_file else None)
     contents["README.md"] = readme(results, commands, list(contents)).encode()
@@ -202,7 +205,8 @@ def read_results(plan: Plan, runs: Path) -> PlanResults:
         if training.folder in found and found[training.folder].suites:
             models.setdefault(training.model, []).append(found[training.folder])
     if not models:
-        raise _none_evaluated(plan, str(runs))
+        how = "gpattention reproduce PLAN --stage evaluate makes them"
+        raise ValueError(f"expected evaluated runs of {plan.name} in {runs}, got none: {how}")
     return PlanResults(
         plan,
         models=tuple(Group(name, tuple(of_model)) for name, of_model in models.items()),
@@ -223,11 +227,6 @@ def find_runs_of(plan: Plan, runs: Path) -> dict[str, RunData]:
             _ = run.parsed  # a recipe that cannot be read is an error before any work
             found[name] = run
     return found
-
-
-def _none_evaluated(plan: Plan, where: str) -> ValueError:
-    how = "gpattention reproduce PLAN --stage evaluate makes them"
-    return ValueError(f"expected evaluated runs of {plan.name} in {where}, got none: {how}")
 
 
 def _events(run: RunData, kind: str) -> list[Mapping[str, Any]]:
@@ -255,13 +254,8 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...
     found = find_runs_of(plan, runs) if runs.is_dir() or not archive.is_file() else {}
     for name, run in found.items():
         _write_records(run, place / name, archive)
-    asked = [t.folder for t in plan.trainings]
-    archived = tuple(name for name in asked if name not in found and (place / name).is_dir())
-    for name in archived:
-        _check_readable(archive, place / name)
-    if not found and not archived:
-        raise _none_evaluated(plan, f"{runs} or {archive}" if archive.is_file() else str(runs))
-    return archived
+    asked = [training.folder for training in plan.trainings]
+    return tuple(name for name in asked if name not in found and (place / name).is_dir())
 
 
 def _write_records(run: RunData, place: Path, archive: Path) -> None:
@@ -305,18 +299,6 @@ def unpack(archive: Path, folder: Path) -> None:
                 raise ValueError(f"{archive}: expected {EXPECTED}, got {name!r}")
 
     unpack_archive(archive, folder, limit=LARGEST_ARCHIVE, files=MOST_FILES, check=check)
-
-
-def _check_readable(archive: Path, run: Path) -> None:
-    """Before anything is written; an error must not tell of a folder that is gone with the call."""
-    try:
-        found = read_run(run)
-        _ = found.parsed
-    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
-        reason = str(error).replace(f"{run.parent}/", "")
-        raise ValueError(f"{archive}: expected records of {run.name} to read, got: {reason}") from None
-    if not found.suites and not found.failure:
-        raise ValueError(f"{archive}: expected an evaluation or a failure of {run.name}, got neither")
 
 
 # Every model with every way to predict
