@@ -70,6 +70,10 @@ class Training:
     further: bool = False
 
 
+def _heated(name: str, title: str) -> dict[str, str]:
+    return {name: title, f"{name}{TEMPERED}": f"{title}, temperature"}
+
+
 def converted(kind: str, start: Start = "host") -> Training:
     """The training of a model converted to a kind of attention.
 
@@ -82,22 +86,18 @@ def converted(kind: str, start: Start = "host") -> Training:
     """
     name, how = (f"converted-{kind}", "tuned on") if start == "host" else (f"pretrained-{kind}", "fine-tuned")
     title = f"converted to {kind}, {how}"
-    titles = {name: title, f"{name}{TEMPERED}": f"{title}, temperature"}
-    titles[f"{name}-mean{TEMPERED}"] = f"{title}, no draws, temperature"
-    return Training(name, titles, kind, further=start == "host")
+    mean = {f"{name}-mean{TEMPERED}": f"{title}, no draws, temperature"}
+    return Training(name, _heated(name, title) | mean, kind, further=start == "host")
 
 
-_HOST_TITLES = {
+HOST = Training("host", {
     PLAIN: "plain",
     TEMPERATURE: "temperature",
-    MC_DROPOUT: "MC dropout",
-    f"{MC_DROPOUT}{TEMPERED}": "MC dropout, temperature",
+    **_heated(MC_DROPOUT, "MC dropout"),
     ATTACHED: "attached, as `fit` chose",
     ATTACHED_GLOBAL: "attached, made to draw (`global`), temperature",
-}
-HOST = Training("host", _HOST_TITLES)
-_CONTROL_TITLES = {"tuned-on": "tuned on", f"tuned-on{TEMPERED}": "tuned on, temperature"}
-CONTROL = Training("tuned-on", _CONTROL_TITLES, further=True)
+})  # fmt: skip
+CONTROL = Training("tuned-on", _heated("tuned-on", "tuned on"), further=True)
 TRAININGS = (HOST, CONTROL, *(converted(kind, start) for start in STARTS for kind in CONVERSIONS))
 TITLES = {method: title for training in TRAININGS for method, title in training.titles.items()}
 

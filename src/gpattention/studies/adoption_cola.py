@@ -5,8 +5,6 @@ which makes the host.  Converted kinds start from the seed's host and are tuned 
 so is, as a control, the host itself; or kinds start from the pretrained weights with the host's schedule.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,18 +147,6 @@ POOL = 32  # batches whose sentences are sorted together in training
 class Sentences(ItemSet):
     """Token numbers and masks of sentences, shortest first, padded; a chunk is cut to its longest."""
 
-    padding: int = 0  # number of the padding token
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of everything that a model sees of them, and of the labels."""
-        assert not isinstance(self.stored, Tensor)
-        assert self.labels is not None
-        ids, mask = self.stored["input_ids"], self.stored["attention_mask"].bool()
-        tokens = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-        plain = json.dumps([tokens, self.labels.tolist(), self.padding])
-        return hashlib.sha256(plain.encode()).hexdigest()
-
     def chunks(self, size: int, device: torch.device) -> Iterator[tuple[int, Inputs]]:
         """Small ones, which need little padding."""
         return super().chunks(min(size, BLOCK), device)
@@ -193,12 +179,13 @@ def encode_sentences(name: str, texts: Texts, tokenizer: Any) -> Sentences:
     found: list[list[int]] = tokenizer(list(texts.sentences))["input_ids"]
     order = sorted(range(len(found)), key=lambda i: len(found[i]))
     rows = [torch.tensor(found[i]) for i in order]
-    padding = int(tokenizer.pad_token_id)
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)  # [n, N]
+    ids = torch.nn.utils.rnn.pad_sequence(
+        rows, batch_first=True, padding_value=int(tokenizer.pad_token_id)
+    )  # [n, N]
     lengths = torch.tensor([len(row) for row in rows])
     mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()  # [n, N]
     stored, labels = {"input_ids": ids, "attention_mask": mask}, texts.labels[torch.tensor(order)]
-    return Sentences(name, stored, labels, _cut, padding=padding)
+    return Sentences(name, stored, labels, _cut)
 
 
 def _cut(stored: Inputs) -> Inputs:
