@@ -57,6 +57,6 @@ def demo(
 
     epochs_of = {"kernel_epochs": kernel_epochs, "epochs": epochs}
     result = run_demo(run, models=kinds, seed=seed, workers=jobs, on_done=trained, **epochs_of)
-    shown = results_table("model", result.results, COLUMNS, bold=sys.stdout.isatty())
-    print(f"\n{shown}\n\n{NOTE}\n")
+    shown = results_table("model", result.results, COLUMNS, bold=sys.stdout.isatty(), note=f"\n{NOTE}")
+    print(f"\n{shown}\n")
     say(f"report: {result.report}")

@@ -139,7 +139,7 @@ def seeds_table(results: Results, suites: Sequence[str], *, bold: bool) -> str:
 
 
 def results_table(
-    head: str, results: Results, columns: Sequence[Column], *, bold: bool, fewest: int = 1
+    head: str, results: Results, columns: Sequence[Column], *, bold: bool, fewest: int = 1, note: str = NOTE
 ) -> str:
     """A table for each data set: only numbers on the same data can be better than others.
 
@@ -152,12 +152,12 @@ def results_table(
             figures = [x if x and x.count >= fewest else None for x in found]
             if any(figures):
                 tables.setdefault(data, {})[recipe, predictor] = figures
-    return "\n\n".join(_drawn(head, lines, columns, bold=bold) for lines in tables.values())
+    return "\n\n".join(_drawn(head, lines, columns, bold=bold, note=note) for lines in tables.values())
 
 
 def _drawn(
     head: str, lines: Mapping[tuple[str, str], Sequence[OverSeeds | None]], columns: Sequence[Column], *,
-    bold: bool,
+    bold: bool, note: str,
 ) -> str:  # fmt: skip
     filled = [(c, of) for c, of in zip(columns, zip(*lines.values(), strict=True), strict=True) if any(of)]
     sentences = any(column.set == OUT_OF_DOMAIN for column, _ in filled)
@@ -176,8 +176,6 @@ def _drawn(
                 aside[visible(f"{' '.join(row[:2])} ({figure.basis_text()})")] = None
     heads = [head, "prediction", *(column.head or column.shown.label for column, _ in shown)]
     drawn = table(heads, rows, right=range(2, len(heads)), bold=bold)
-    # the demo's columns have a note of their own
-    own = any(column in COLUMNS and column.suite in ("ood", "corrupted") for column, _ in shown)
-    notes = [NOTE] if own else []
+    notes = [note] if any(column.suite in ("ood", "corrupted") for column, _ in shown) else []
     notes += [f"on other items than most, so not compared: {', '.join(aside)}"] if aside else []
     return "\n".join([drawn, *notes])
