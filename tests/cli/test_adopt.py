@@ -54,7 +54,7 @@ def test_cola(tmp_path: Path, run: Run) -> None:
         "cola.md", "cola.csv", "cola-cells.csv", "cola.png", "cola.svg",
     }  # fmt: skip
     page = (out / "cola.md").read_text()
-    assert "further=Further(epochs=1, learning_rate=0.005, " in page
+    assert "further_epochs=1, further_learning_rate=0.005, " in page
     assert str(root) not in page
     single = [float(row["value"]) for row in plain_nll(out / "cola-cells.csv")]
     (mean,) = plain_nll(out / "cola.csv")
@@ -66,7 +66,7 @@ def test_cola(tmp_path: Path, run: Run) -> None:
     assert "minus temperature" not in told
     told = run(*words, "--finished", "--convert-from", "pretrained").out
     assert "converted to direct" not in told  # none is finished
-    assert "'pretrained-direct'" in (out / "cola.md").read_text()
+    assert "convert_from='pretrained'" in (out / "cola.md").read_text()
 
 
 @pytest.mark.usefixtures("quick_fit")

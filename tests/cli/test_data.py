@@ -7,18 +7,15 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from gpattention.data import known, load
 from gpattention.data.catalogue import CATALOGUE, Archive
 from gpattention.data.corruptions import CATEGORIES, CORRUPTIONS, corrupt
-from gpattention.evaluation import corrupt_test_set
-from gpattention.evaluation.corrupted import corruption_names, read_pictures
+from gpattention.evaluation.corrupted import corruption_names
 from tests.cli.conftest import Run
 from tests.data import official
 
@@ -117,31 +114,6 @@ def test_corrupt_writes_what_the_library_computes(tmp_path: Path, run: Run) -> N
     assert "regenerate with another recipe into another folder" in run(*words, "--seed", "4", code=2).err
 
 
-def test_frost_takes_pictures(tmp_path: Path) -> None:
-    official.write_cifar10_binary(tmp_path)
-    pictures = tmp_path / "frost"
-    pictures.mkdir()
-    generator = np.random.default_rng(0)
-    for name in ("b", "a"):
-        Image.fromarray(generator.integers(0, 256, (200, 180, 3), np.uint8)).save(pictures / f"{name}.png")
-    read = read_pictures(pictures)
-    assert [tuple(picture.shape) for picture in read] == [(3, 200, 180)] * 2
-    asked: dict[str, Any] = {"types": ["frost"], "severities": [1], "subset": True}
-    made = corrupt_test_set("cifar10", tmp_path, folder=tmp_path / "mine", frost=pictures, **asked)
-    assert made.frost.startswith("given pictures, sha256")
-    assert corrupt_test_set("cifar10", tmp_path, **asked).frost == made.frost  # found there
-    drawn = corrupt_test_set("cifar10", tmp_path, folder=tmp_path / "x", frost="generated", **asked)
-    assert drawn.frost == "generated pictures"
-    clean = load("cifar10", tmp_path, subset=True).test.images
-    found = torch.from_numpy(np.load(tmp_path / "mine" / "frost.npy")).permute(0, 3, 1, 2)
-    assert torch.equal(found, corrupt(clean, "frost", 1, frost=read))
-    (pictures / "c.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"c.png: expected an image"):
-        read_pictures(pictures)
-    with pytest.raises(FileNotFoundError, match=r"expected pictures in the folder .*none"):
-        read_pictures(tmp_path / "none")
-
-
 def test_types_are_names_and_categories() -> None:
     assert corruption_names(None) == tuple(CORRUPTIONS)
     assert corruption_names(["fog", "noise", "shot_noise"]) == ("fog", *CATEGORIES["noise"])
@@ -150,8 +122,3 @@ def test_types_are_names_and_categories() -> None:
 
 def test_data_alone_shows_its_help(run: Run) -> None:
     assert "gpattention data get cola cifar10" in run("data", code=2).out
-
-
-def test_only_cifar_is_corrupted(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected name to be one of cifar10, cifar100, got 'cola'"):
-        corrupt_test_set("cola", tmp_path)

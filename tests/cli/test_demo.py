@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpattention.studies.demo import MODELS, demo_recipe, run_demo
+from gpattention.studies.demo import COLUMNS, MODELS, demo_recipe, run_demo
 from tests.cli.conftest import Run
 
 FEW = ["--epochs", "1", "--kernel-epochs", "1"]
@@ -19,7 +19,8 @@ def test_demo_trains_compares_and_writes_a_page(tmp_path: Path, run: Run) -> Non
     for model in ("softmax", "scgp"):
         assert (tmp_path / model / "evaluation" / "corrupted.json").is_file()
     result = run_demo(tmp_path, models=("softmax",), epochs=1, kernel_epochs=0)  # an earlier demo is replaced
-    assert 0 <= result.rows[0].accuracy <= 1
+    assert 0 <= result.results.find("softmax", "clean", "test", "accuracy").mean <= 1
+    assert [column.find(result.results, "softmax", "model") is None for column in COLUMNS] == [False] * 8
 
 
 def test_a_demo_replaces_no_other_run(tmp_path: Path, run: Run) -> None:

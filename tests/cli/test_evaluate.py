@@ -81,15 +81,6 @@ def test_json(runs: Path, run: Run) -> None:
     assert {r["metric"] for r in suites["oversmoothing"]["records"]} == {"token_similarity"}
 
 
-def test_damage_takes_one_line(runs: Path, run: Run) -> None:
-    words, folder = ["evaluate", runs / "cgp1", "--suite", "selective", *QUICK], runs / "cgp1" / "evaluation"
-    run(*words)
-    (folder / "predictions" / "model" / "test.safetensors").write_bytes(b"")
-    (folder / "selective.json").unlink()
-    assert "test.safetensors is damaged" in run(*words, code=2).err
-    run(*words, "--fresh")
-
-
 def result(suite: str, *records: Record, run: str = "a", seed: int = 0, data: str = "digits") -> SuiteResult:
     return SuiteResult(suite, run, data, seed, "cgp", 10, records)
 
@@ -176,14 +167,3 @@ class TestTable:
         assert drawn.startswith("mean ± standard error over seeds\n")
         assert seeds_table(both, ["ood"], bold=False) == ""
         assert seeds_table(one, ["clean"], bold=False) == ""
-
-    def test_sets_are_averaged_over_the_seeds_that_have_all_of_them(self) -> None:
-        values = {0: {"a": 0.5, "b": 0.7}, 1: {"a": 0.9}, 2: {"a": 0.1, "b": 0.3}}
-        runs = []
-        for seed, sets in values.items():
-            records = [Record(f"ood/{n}", "model", "auroc", v, {"score": "entropy"}) for n, v in sets.items()]
-            suite = result("ood", *records, run=f"a-seed{seed}", seed=seed)
-            runs.append(RunData(f"{seed}", suites={"ood": suite}))
-        drawn = seeds_table(Results.of(group(runs)), ["ood"], bold=False)
-        assert "0.400 ± 0.200" in drawn  # of 0.6 and 0.2
-        assert seeds_table(Results.of(group(runs[:2])), ["ood"], bold=False) == ""  # one seed has both sets

@@ -114,64 +114,38 @@ MISTAKES = [
     ("trian", "trian"),
     ("sweep a --jobs many", "--jobs"),
     ("train", "expected a recipe, or --resume with --run FOLDER"),
-    ("train --resume", "expected a recipe, or --resume with --run FOLDER"),
-    ("train --run runs/x", "expected a recipe, or --resume with --run FOLDER"),
     ("train nowhere.toml", "no recipe nowhere.toml"),
     ("train DIGITS --set optimizer.batchsize=3", "did you mean 'batch_size'"),
-    ("train DIGITS --set model.attention=nothing", "got 'nothing'"),
-    ("demo --models nothing", "got nothing"),
-    ("sweep nowhere.toml", "no recipe nowhere.toml"),
+    ("demo --models nothing", "got 'nothing'"),
     ("sweep DIGITS --over model.attention", "of the form section.key=value,value"),
-    ("sweep DIGITS --over optimizer.batchsize=1,2", "did you mean 'batch_size'"),
     ("sweep DIGITS --seeds 0", "seeds to be a whole number >= 1"),
-    ("sweep DIGITS --jobs 0", "jobs to be a whole number >= 1"),
     ("status .", "expected runs in ., found none"),
-    ("status none", "none"),
     ("status RUN --watch 0", "--watch to be a number of seconds > 0, got 0.0"),
     ("evaluate .", "expected a run in"),
     ("evaluate RUN --suite dirty", "suites to be among clean"),
-    ("evaluate RUN --predictors oracle", "predictors to be among model"),
-    ("evaluate RUN --limit 0", "limit to be a whole number >= 1"),
     ("evaluate RUN --device gameboy", "device to be auto"),
     ("predict nowhere x.png", "expected a run in nowhere"),
-    ("predict RUN", "expected at least one input"),
     ("predict RUN nothing.png", "got 'nothing.png'"),
     ("predict RUN digit.png --temperature fitted", "no fitted temperature"),
-    ("predict RUN digit.png --samples -1", "expected samples"),
     ("predict RUN --file nothing.txt", "no file nothing.txt"),
     ("report . -o x.html", "expected a run in or below"),
-    ("report nowhere", "no folder"),
     ("report RUN -o .", "expected output (-o) to be a file, got the folder ."),
     ("paper table6 .", "table6"),
-    ("paper table2 nowhere", "no folder nowhere"),
     ("paper table2 .", "expected runs in ., got none"),
     ("paper all . -o x.md", "expected -o to be a folder for all tables, got x.md"),
     ("data check", "expected --data FOLDER, or GPATTENTION_DATA, to say where the datasets lie, got neither"),
-    ("data check mnist", "expected NAME to be one of digits, cifar10"),
-    ("data check --data nowhere", "got nowhere"),
-    ("data get lsun-crop --data .", "put LSUN.tar.gz"),
-    ("data get digits --data .", "which comes with the library"),
     ("data corrupt cifar10 --data . --types rain", "expected types among noise, blur"),
     ("data corrupt cifar10 --data . --severities x", "expected --severities to be whole numbers"),
-    ("data corrupt cifar10 --data . --frost none", "expected pictures in the folder none"),
     ("completion tcsh", "'bash', 'zsh', 'fish'"),
     ("bench step --kinds nothing", "expected kinds to be one of softmax, kernel"),
     ("bench step --batch 0", "expected batch to be a whole number >= 1, got 0"),
-    ("bench step --repeats 0", "expected repeats to be a whole number >= 1, got 0"),
-    ("bench step --device abacus", "expected device to be"),
-    ("bench length --kinds sgpa-8", "expected kinds to be one of softmax, scgp"),
-    ("bench predict --samples -1", "expected samples to be a whole number >= 1, got -1"),
-    ("bench floor --kinds nothing", "expected kinds to be one of softmax"),
     ("bench plot nowhere", "no measured lengths in nowhere"),
     ("adopt cola --data . --encoder package:no_such/model", "pip install no-such"),
     ("adopt cola --seeds a", "--seeds to be whole numbers"),
-    ("adopt cola --data . --kinds gp", "method to be one of plain"),
+    ("adopt cola --data . --kinds gp", "kinds to be one of direct"),
     ("adopt cola --against magic", "--against to be one of plain"),
-    ("adopt cola --further-epochs 0", "further epochs to be a whole number >= 1, got 0"),
-    ("adopt cola --further-learning-rate -1", "further learning_rate > 0, got -1.0"),
-    ("adopt cola --further-prior-scale 0", "further prior_scale > 0, got 0.0"),
+    ("adopt cola --further-epochs 0", "further_epochs to be a whole number >= 1, got 0"),
     ("adopt images nowhere", "no folder nowhere"),
-    ("adopt images x --severities low", "--severities to be whole numbers"),
 ]
 
 
@@ -193,7 +167,7 @@ def test_mistakes_take_one_line(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["evaluate", "."], ["predict", ".", "x.png"], ["demo"], ["bench", "step"], ["adopt", "images", "."],
+        ["evaluate", "."], ["predict", ".", "x.png"], ["demo"], ["bench", "step"],
         ["data", "corrupt", "cifar10"],
     ],
     ids=" ".join,
@@ -205,7 +179,7 @@ def test_seeds_have_a_range(arguments: list[str], run: Run) -> None:
     assert parsed([*arguments, "--seed=-8796093022208"]).params["seed"] == -(2**43)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize(
     ("words", "listens", "kept"),
     [
@@ -216,7 +190,11 @@ def test_seeds_have_a_range(arguments: list[str], run: Run) -> None:
 def test_signals_end_every_command_in_order(
     number: signal.Signals, words: list[str], listens: str, kept: str, run: Run, monkeypatch
 ) -> None:
-    handlers = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    handlers = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
     outside = {each: signal.signal(each, handler) for each, handler in handlers.items()}  # perhaps ignored
     monkeypatch.setattr(f"gpattention.cli.{listens}", lambda *_: signal.raise_signal(number))
     try:
@@ -278,11 +256,8 @@ def test_completion_is_of_the_shell(shell: str, run: Run) -> None:
     ("words", "expected"),
     [
         ([""], set(COMMANDS)),
-        (["tr"], {"train"}),
         (["data", ""], {"list", "get", "check", "corrupt"}),
         (["data", "get", "--k"], {"--keep"}),
-        (["completion", ""], {"bash", "zsh", "fish"}),
-        (["bench", ""], {"step", "length", "predict", "cpu", "floor", "plot"}),
         (["sweep", "file.toml", "--se"], {"--set", "--seeds"}),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",

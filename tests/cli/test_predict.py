@@ -52,10 +52,3 @@ def test_sentences_from_arguments_files_and_standard_input(
     assert len(whole.splitlines()) == 4
     monkeypatch.setattr("sys.stdin", io.StringIO("The first.\nSecond sentence.\nThird one.\n"))
     assert run("predict", cola, "--file", "-").out == whole
-
-
-def test_a_shared_model_predicts_as_its_run(trained: Path, digit: Path, tmp_path: Path, run: Run) -> None:
-    card = tmp_path / "card"
-    run("models", "card", trained, "-o", card)
-    assert run("predict", card, digit, *CPU) == run("predict", trained, digit, *CPU)
-    assert predict_inputs(card, [digit]) == predict_inputs(trained, [digit])

@@ -46,23 +46,6 @@ def test_a_folder_of_runs_becomes_a_page(tmp_path: Path, run: Run) -> None:
     assert len(tree.all("figure")) > 5
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    run = small("cgp")
-    (read_back,) = read_runs([write_run(tmp_path / "cgp", run)])
-    assert read_back.name == "cgp"
-    assert read_back.recipe == run.recipe
-    assert [row["phase"] for row in read_back.rows] == [row["phase"] for row in run.rows]
-    assert [row["floor_share"] for row in read_back.rows] == [row["floor_share"] for row in run.rows]
-    assert [event["event"] for event in read_back.events] == ["warm start", "finished"]
-    assert read_back.suites["clean"].records == run.suites["clean"].records
-    assert read_back.curve("clean", "reliability") == run.curve("clean", "reliability")
-
-
-def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / place / "cgp", small("cgp")) for place in ("a/x", "b/x", "c/y")]
-    assert [run.name for run in read_runs(folders)] == ["a/x/cgp", "b/x/cgp", "y/cgp"]
-
-
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     folder.mkdir()

@@ -17,8 +17,9 @@ from gpattention.evaluation import PredictionCache
 from gpattention.evaluation.predictions import CacheKey, RawPrediction
 from gpattention.evaluation.sets import find_outside
 from gpattention.runs import Recipe, SuiteResult, load_recipe, recipe_from_dict, write_suite
-from gpattention.studies.adoption import Cell, Store, write_comparison
+from gpattention.studies.adoption import Cell, Store
 from gpattention.studies.adoption_images import COLUMNS
+from gpattention.studies.adoption_tables import write_comparison
 from gpattention.studies.plans import load_plan
 from gpattention.studies.sweep import run_sweep
 from tests.data import official
@@ -137,8 +138,7 @@ def test_plans(text: str, name: str, tmp_path: Path) -> None:
         lambda to: run_sweep(Recipe(name="x" * 250), {}),
         lambda to: run_sweep(Recipe(), {"name": ["'../evil'"]}),
         lambda to: write_suite(to, SuiteResult("../../evil", "run", "digits", 0, "cgp", 1, ())),
-        lambda to: Store(to, {}).write("../../evil.json"),
-        lambda to: Store(to, {}).read("../evil.json"),
+        lambda to: Store(to, "../../evil", {}, None).write({}),
         lambda to: write_comparison(to / "b", "images", [EVIL, replace(EVIL, group="a")], COLUMNS),
     ],
 )

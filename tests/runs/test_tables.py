@@ -32,7 +32,7 @@ from gpattention.runs.tables import (
     markdown_table,
     visible,
 )
-from gpattention.studies import adoption
+from gpattention.studies import adoption, adoption_tables
 from gpattention.studies import bench_tables as bench
 from gpattention.studies import plan_results as plans
 from gpattention.studies.model_card import card_markdown
@@ -197,8 +197,10 @@ def test_html_has_no_element_but_ours(text: str) -> None:
 def test_sweeps(text: str) -> None:
     folder = Path("runs/sweep")
     rows = (
-        SweepRow({"a.b": text}, 0, folder / "x" / "seed-0", 1, 0.5, -0.25),
-        SweepRow({"a.b": "1"}, 0, folder / text.replace("/", "").replace("\x00", "") / "s", error=text),
+        SweepRow({"a.b": text}, Recipe(), folder / "x" / "seed-0", 1, 0.5, -0.25),
+        SweepRow(
+            {"a.b": "1"}, Recipe(), folder / text.replace("/", "").replace("\x00", "") / "s", error=text
+        ),
     )
     tried = tuple(
         SweepSetting(row.settings, 1, 0, OverSeeds({0: 0.5}), OverSeeds({0: -0.25})) for row in rows
@@ -224,10 +226,10 @@ def test_adoption(text: str) -> None:
         for i, method in enumerate((adoption.TEMPERATURE, text))
         for seed in (0, 1)
     ]
-    columns = [Column(adoption.SUITE, "test", "nll", head=text)]
-    check_markdown(adoption.to_markdown(cells, columns))
-    check_csv(adoption.summary_csv(cells, columns))
-    check_csv(adoption.cells_csv(cells))
+    columns = [Column(adoption_tables.SUITE, "test", "nll", head=text)]
+    check_markdown(adoption_tables.to_markdown(cells, columns))
+    check_csv(adoption_tables.summary_csv(cells, columns))
+    check_csv(adoption_tables.cells_csv(cells))
 
 
 @pytest.fixture(scope="module")

@@ -8,26 +8,26 @@ import pytest
 
 from gpattention.runs import Column
 from gpattention.studies.adoption import (
-    BASELINES,
+    CONTROL,
     HOST,
-    SUITE,
     TITLES,
     TRAININGS,
     Cell,
-    Finetuning,
-    Further,
-    cells_csv,
     converted,
+)
+from gpattention.studies.adoption_cola import COLUMNS, ColaSettings
+from gpattention.studies.adoption_images import ImageSettings
+from gpattention.studies.adoption_tables import (
+    BASELINES,
+    SUITE,
+    cells_csv,
     differences_figure,
     gap_of,
-    methods_of,
     results_of,
     summary_csv,
     to_markdown,
     write_comparison,
 )
-from gpattention.studies.adoption_cola import COLUMNS, ColaSettings
-from gpattention.studies.adoption_images import ImageSettings
 
 NLL = Column(SUITE, "test", "nll", head="in NLL", group="in")
 MCC = Column(SUITE, "test", "mcc", head="in MCC", group="in")
@@ -108,34 +108,35 @@ def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
 
 def test_methods_by_training() -> None:
     assert len(set(TITLES.values())) == len(TITLES) == sum(len(training.titles) for training in TRAININGS)
-    assert methods_of(()) == tuple(HOST.titles)
-    assert methods_of(("cgp",)) == (
-        *HOST.titles, "tuned-on", "tuned-on+temperature",
+    assert ColaSettings(kinds=()).trainings == (HOST,)
+    for start, control in (("host", ["tuned-on"]), ("pretrained", [])):
+        given = ColaSettings(kinds=("cgp",), convert_from=start).trainings
+        assert [training.name for training in given] == ["host", *control, converted("cgp", start).name]
+    assert [*CONTROL.titles, *converted("cgp").titles] == [
+        "tuned-on", "tuned-on+temperature",
         "converted-cgp", "converted-cgp+temperature", "converted-cgp-mean+temperature",
-    )  # fmt: skip
-    assert not any("tuned-on" in name for name in methods_of(("cgp",), "pretrained"))
-    assert methods_of(("direct",), "pretrained")[-1] == "pretrained-direct-mean+temperature"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("call", "field", "value"),
     [
-        (partial(converted, "cgp", "scratch"), "start", "'scratch'"),
-        (partial(Finetuning, epochs=0), "epochs", "0"),
-        (partial(Finetuning, learning_rate=0.0), "learning_rate", "0.0"),
-        (partial(Finetuning, regularizer=-1.0), "regularizer", "-1.0"),
-        (partial(Further, epochs=1.5), "further epochs", "1.5"),
-        (partial(Further, learning_rate=float("nan")), "further learning_rate", "nan"),
-        (partial(Further, prior_scale=-0.1), "further prior_scale", "-0.1"),
-        (partial(Further, regularizer=-1.0), "further regularizer", "-1.0"),
+        (partial(ColaSettings, convert_from="scratch"), "convert_from", "'scratch'"),
+        (partial(ColaSettings, epochs=0), "epochs", "0"),
+        (partial(ColaSettings, learning_rate=0.0), "learning_rate", "0.0"),
+        (partial(ColaSettings, regularizer=-1.0), "regularizer", "-1.0"),
+        (partial(ImageSettings, further_epochs=1.5), "further_epochs", "1.5"),
+        (partial(ImageSettings, further_learning_rate=float("nan")), "further_learning_rate", "nan"),
+        (partial(ImageSettings, further_prior_scale=-0.1), "further_prior_scale", "-0.1"),
+        (partial(ImageSettings, further_regularizer=-1.0), "further_regularizer", "-1.0"),
         (partial(ImageSettings, samples=0), "samples", "0"),
         (partial(ImageSettings, parts=("dirty",)), "part", "'dirty'"),
         (partial(ImageSettings, limit=0), "limit", "0"),
-        (partial(ImageSettings, methods=("pretrained-cgp",)), "method", "'pretrained-cgp'"),
+        (partial(ImageSettings, convert_from="pretrained"), "convert_from", "'pretrained'"),
         (partial(ImageSettings, fresh=True, finished=True), "finished .* or fresh", "both"),
-        (partial(ColaSettings, methods=("magic",)), "method to be one of plain", "'magic'"),
+        (partial(ColaSettings, kinds=("magic",)), "kinds to be one of direct", "'magic'"),
         (partial(ColaSettings, seeds=()), "at least one of seeds", "none"),
-        (partial(ColaSettings, further=Further(prior_scale=None)), "further prior_scale", "None"),
+        (partial(ColaSettings, further_prior_scale=None), "further_prior_scale", "None"),
     ],
 )
 def test_refusals(call: partial, field: str, value: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import gpattention
 from gpattention.evaluation import ModelPredictor
 from gpattention.gp import NumericalError
 from gpattention.hosts.convert import conversion_of
@@ -16,13 +15,10 @@ from gpattention.studies.adoption import (
     CONVERSIONS,
     HOST,
     STARTS,
-    Finetuning,
-    Further,
     Start,
     Study,
     converted,
-    methods_of,
-)  # fmt: skip
+)
 from gpattention.studies.adoption_cola import (
     ColaSettings,
     ColaStudy,
@@ -31,7 +27,7 @@ from gpattention.studies.adoption_cola import (
     adopt_cola,
     build_classifier,
     encoder_folder,
-)  # fmt: skip
+)
 from tests.runs.tiny_cola import mislabel, write_tiny_cola
 from tests.runs.tiny_encoder import write_tiny_encoder
 
@@ -55,10 +51,10 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(root: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> ColaSettings:
     return ColaSettings(
         encoder=str(encoder), seeds=(0, 1),
-        finetuning=Finetuning(epochs=6, learning_rate=0.01, batch_size=16),
-        further=Further(epochs=2, learning_rate=0.005),
+        epochs=6, learning_rate=0.01, batch_size=16,
+        further_epochs=2, further_learning_rate=0.005,
         samples=3, root=root, runs=tmp_path_factory.mktemp("runs"), device="cpu", subset=True,
-        fit={"steps": 1, "samples": 2, "levels": ("global",)}, methods=methods_of(("direct",)),
+        fit={"steps": 1, "samples": 2, "levels": ("global",)}, kinds=("direct",),
     )  # fmt: skip
 
 
@@ -66,38 +62,31 @@ def settings(root: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory
 def spoilt(settings: ColaSettings, tmp_path: Path) -> ColaSettings:
     """A quick study with copies of data and encoder that a test may spoil."""
     return replace(
-        settings, seeds=(0,), finetuning=Finetuning(epochs=1, learning_rate=0.01), further=Further(epochs=1),
+        settings, seeds=(0,), epochs=1, learning_rate=0.01, further_epochs=1,
         encoder=str(shutil.copytree(settings.encoder, tmp_path / "encoder")), samples=2,
         root=shutil.copytree(settings.root, tmp_path / "data"), runs=tmp_path / "runs",
-        methods=("plain", "tuned-on"),
+        kinds=(),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def study(settings: ColaSettings, tmp_path_factory: pytest.TempPathFactory) -> ColaStudy:
-    """Weights of one seed."""
-    first = Finetuning(epochs=2, learning_rate=0.01, batch_size=16)
-    return study_of(
-        settings, finetuning=first, further=Further(epochs=1), runs=tmp_path_factory.mktemp("weights")
-    )
-
-
-def study_of(settings: ColaSettings, **changes: object) -> ColaStudy:
-    changed = replace(settings, **changes)  # type: ignore[arg-type]
-    return ColaStudy(changed, Path(changed.encoder), 0)
+def study(settings: ColaSettings) -> ColaStudy:
+    """Of one seed, little trained."""
+    return ColaStudy(replace(settings, epochs=2, further_epochs=1), Path(settings.encoder), 0)
 
 
 def fail(*_: object, **__: object) -> None:
     raise AssertionError("this was to be read")
 
 
-def figures(settings: ColaSettings) -> list[object]:
-    return [cell.values for cell in adopt_cola(settings).cells]
+def figures(settings: ColaSettings) -> dict[str, object]:
+    return {cell.method: cell.values for cell in adopt_cola(settings).cells}
 
 
 def test_cells_of_all_methods_and_seeds(settings: ColaSettings) -> None:
     cells = {(cell.seed, cell.method): cell for cell in adopt_cola(settings).cells}
-    assert list(dict.fromkeys(method for _, method in cells)) == list(methods_of(("direct",)))
+    titles = (training.titles for training in settings.trainings)
+    assert list(dict.fromkeys(method for _, method in cells)) == [method for of in titles for method in of]
     for seed in settings.seeds:
         plain = cells[seed, "plain"].values
         assert set(plain) == {"validation", "test", "ood/out-of-domain"}
@@ -122,78 +111,52 @@ def test_cells_of_all_methods_and_seeds(settings: ColaSettings) -> None:
         assert of[-1]["loss"] < rows[0][0]["loss"]  # where the host ended, not where it began
 
 
+@pytest.mark.filterwarnings("ignore:The best temperature lies on its bound")  # little training
 class TestResuming:
     def test_a_second_call_reads_and_one_from_nothing_repeats(
         self, settings: ColaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        few = replace(settings, methods=("plain", "mc_dropout"), seeds=(1,))
-        first = adopt_cola(few)
+        first = adopt_cola(replace(settings, seeds=(1,), kinds=()))
         with monkeypatch.context() as patch:
             patch.setattr(ColaStudy, "trained", fail)
-            assert adopt_cola(few) == first
-            finished = replace(few, seeds=(1, 7), finished=True, root=tmp_path)  # without the data
-            assert adopt_cola(finished).cells == first.cells
-        assert figures(replace(few, runs=tmp_path)) == [cell.values for cell in first.cells]
+            assert adopt_cola(replace(settings, seeds=(1,), kinds=())) == first
+            finished = replace(settings, seeds=(1, 7), kinds=(), finished=True, root=tmp_path)
+            found = adopt_cola(finished)  # without the data, and with a seed that was never trained
+            assert found.cells == first.cells
+            assert any("its data are not here" in note for note in found.notes)
+        assert adopt_cola(replace(settings, seeds=(1,), kinds=(), runs=tmp_path)).cells == first.cells
         with pytest.raises(ValueError, match="finished cells"):
             adopt_cola(replace(settings, seeds=(7,), finished=True))
 
-    def test_other_settings_do_not_mix(self, settings: ColaSettings, tmp_path: Path) -> None:
-        few = replace(settings, methods=("plain", "tuned-on"), seeds=(1,), runs=tmp_path)
-        plain, control = adopt_cola(few).cells
-        other = replace(few, finetuning=replace(few.finetuning, epochs=5))
-        with pytest.raises(ValueError, match=r"plain.json .*other settings .*epochs 6 instead of 5"):
-            adopt_cola(other)
-        (tmp_path / "seed1" / "plain.json").unlink()
-        with pytest.raises(ValueError, match=r"host-training.json .*other settings .*epochs 6 instead of 5"):
-            adopt_cola(replace(other, methods=("plain",)))
-        adopt_cola(few)
-        further = replace(few, further=Further(epochs=3))  # cells of the host know nothing of it
-        assert adopt_cola(replace(further, methods=("plain",), finished=True)).cells[0].values == plain.values
-        with pytest.raises(ValueError, match=r"tuned-on.json .*other settings \(further"):
-            adopt_cola(replace(further, finished=True))
-        scaled = replace(few.further, prior_scale=0.5, regularizer=0.0)  # what converted models are given
-        again = adopt_cola(replace(few, further=scaled, finished=True)).cells
-        assert [cell.values for cell in again] == [plain.values, control.values]
-        assert "further" not in (tmp_path / "seed1" / "plain.json").read_text()
-        assert control.values != plain.values
+    def test_other_settings_are_other_files(self, spoilt: ColaSettings) -> None:
+        before = figures(replace(spoilt, kinds=("direct",)))
+        other = replace(spoilt, epochs=2, learning_rate=0.01)
+        assert figures(other)["plain"] != before["plain"]
+        with_other = replace(spoilt, kinds=("direct",), further_epochs=2, finished=True)
+        assert set(figures(with_other)) == set(before) & set(HOST.titles)  # of which the host knows nothing
+        scaled = replace(with_other, further_epochs=1, further_prior_scale=0.5, further_regularizer=0.0)
+        known = {*HOST.titles, *CONTROL.titles}  # a control knows no process
+        assert set(figures(scaled)) == set(before) & known
+        assert figures(replace(spoilt, kinds=("direct",), finished=True)) == before
 
     def test_fresh_trains_everything_once(
         self, spoilt: ColaSettings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        first, counted, real = figures(spoilt), [], Study.fine_tune
+        wanted = replace(spoilt, kinds=("direct",))
+        first, counted, real = figures(wanted), [], Study.fine_tune
         monkeypatch.setattr(
             Study, "fine_tune", lambda *a, **k: (counted.append(a[-1].name), real(*a, **k))[1]
         )
-        assert figures(spoilt) == first
+        assert figures(wanted) == first
         assert counted == []
-        assert figures(replace(spoilt, fresh=True)) == first
-        assert counted == ["host", "tuned-on"]  # the host, which the control goes on from, once
+        assert figures(replace(wanted, fresh=True)) == first
+        assert counted == ["host", "tuned-on", "converted-direct"]  # the host, which others go on from, once
 
     def test_other_sentences_are_other_results(self, spoilt: ColaSettings, tmp_path: Path) -> None:
         before = figures(spoilt)
         mislabel(tmp_path / "data")  # those that were wrong are right again
         with pytest.raises(ValueError, match="expected finished cells"):
             adopt_cola(replace(spoilt, finished=True))
-        (study,) = (ColaStudy(replace(spoilt, finished=True), tmp_path / "encoder", 0),)
-        assert study.cells() == []
-        assert study.notes[0] == "seed 0: of other weights or data, so left out: plain"
-        after = figures(spoilt)
-        assert after != before
-        assert after == figures(replace(spoilt, runs=tmp_path / "anew"))
-
-    @pytest.mark.parametrize("weights_alone", [False, True])
-    def test_another_encoder_is_another_result(
-        self, spoilt: ColaSettings, tmp_path: Path, weights_alone: bool
-    ) -> None:
-        from transformers import BertModel
-
-        before = figures(spoilt)
-        if weights_alone:
-            for file in (tmp_path / "runs" / "seed0").glob("*[!g].json"):
-                file.unlink()
-        other = BertModel.from_pretrained(spoilt.encoder)
-        other.embeddings.word_embeddings.weight.data *= 2
-        other.save_pretrained(spoilt.encoder)
         after = figures(spoilt)
         assert after != before
         assert after == figures(replace(spoilt, runs=tmp_path / "anew"))
@@ -202,21 +165,10 @@ class TestResuming:
 class TestWeights:
     @pytest.mark.parametrize("start", STARTS)
     @pytest.mark.parametrize("kind", CONVERSIONS)
-    def test_converted_ones_are_read_back(
-        self, kind: str, start: Start, study: ColaStudy, tmp_path: Path
-    ) -> None:
-        short = study_of(study.settings, runs=tmp_path, finetuning=Finetuning(epochs=1))
-        short.sets = {name: part.first(16) for name, part in study.sets.items()}
-        (first, rows), (second, rows_read) = (short.trained(converted(kind, start)) for _ in range(2))
-        assert rows == rows_read
-        assert conversion_of(second).kind == kind
-        inputs = chosen(study, [0, 5])
-        assert not first.training
-        assert not second.training
-        one, two = (gpattention.predict(model, inputs, samples=2, seed=1) for model in (first, second))
-        assert torch.equal(one.logits, two.logits)
-        kept = {file.stem for file in (tmp_path / "seed0").glob("*.safetensors")}
-        assert kept == ({"host", f"converted-{kind}"} if start == "host" else {f"pretrained-{kind}"})
+    def test_converted_ones_are_trained(self, kind: str, start: Start, study: ColaStudy) -> None:
+        model, record = study.trained(converted(kind, start))
+        assert (conversion_of(model).kind, model.training) == (kind, False)
+        assert [row["epoch"] for row in record["epochs"]] == ([3] if start == "host" else [1, 2])
 
     def test_the_control_starts_as_the_host_and_ends_elsewhere(self, study: ColaStudy) -> None:
         before = study.trained(HOST)[0].state_dict()
@@ -224,25 +176,8 @@ class TestWeights:
         assert [row["epoch"] for row in record["epochs"]] == [3]  # after the two of the host
         start = study.start(CONTROL)[0].state_dict()
         for name, tensor in before.items():
-            assert torch.equal(start[name], tensor), name
+            assert torch.equal(start[name], tensor), name  # and so nobody has touched the host's weights
         assert not torch.equal(control.state_dict()["head.weight"], before["head.weight"])
-        again = study.trained(HOST)[0].state_dict()  # whose weights nobody has touched
-        assert torch.equal(again["head.weight"], before["head.weight"])
-
-    @pytest.mark.parametrize("kind", ["direct", "cgp"])
-    def test_a_converted_model_starts_as_the_host(self, kind: str, study: ColaStudy) -> None:
-        host, _ = study.trained(HOST)
-        inputs = chosen(study, [0, 5, len(study.sets["test"]) - 1])
-        with torch.no_grad():
-            expected = host(**inputs)
-        start = study.start(converted(kind))[0].eval()
-        for name, tensor in host.state_dict().items():
-            assert torch.equal(start.state_dict()[name], tensor), name
-        found = gpattention.predict(start, inputs, samples=0).logits[0]
-        assert float((found - expected).norm() / expected.norm()) < 0.012  # docs/convert.md
-        fresh = study.start(converted(kind, "pretrained"))[0].eval()
-        elsewhere = gpattention.predict(fresh, inputs, samples=0).logits[0]
-        assert float((elsewhere - expected).norm() / expected.norm()) > 0.1
 
     def test_a_loss_that_breaks_is_an_error(self, study: ColaStudy) -> None:
         model = build_classifier(Path(study.settings.encoder))
@@ -290,10 +225,9 @@ def test_a_model_that_is_always_right_has_no_temperature(study: ColaStudy, monke
     labels = study.validation.labels
     right = torch.nn.functional.one_hot(labels, 2).float()[None]  # [1, n, 2]
     monkeypatch.setattr(ColaStudy, "logits", lambda *_: right)
-    rows, notes = study.rows(CONTROL, torch.nn.Identity(), tuple(CONTROL.titles))
+    rows, notes = study.rows(CONTROL, torch.nn.Identity())
     assert [row.method for row in rows] == ["tuned-on"]
-    assert notes[0].startswith(f"tuned-on+temperature is left out: all {len(labels)} items are classified")
-    assert study.rows(CONTROL, torch.nn.Identity(), ("plain",)) == ([], [])
+    assert f"tuned-on+temperature is left out: all {len(labels)} items are classified" in notes[0]
 
 
 def test_what_is_missing_is_said_before_any_work(settings: ColaSettings, tmp_path: Path) -> None:

@@ -1,15 +1,11 @@
 """Lengths: powers that are found again, cases in processes of their own, series that end with memory."""
 
-import json
-import runpy
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gpattention.studies import bench_lengths
+from gpattention.studies import bench_lengths, scheduler
 from gpattention.studies.bench_lengths import (
     MODELS,
     SERIES,
@@ -22,6 +18,7 @@ from gpattention.studies.bench_lengths import (
     summarised,
 )
 from tests.models.graph_stand_in import stand_in
+from tests.studies.test_scheduler import Started
 
 
 def test_powers_and_where_they_cross() -> None:
@@ -52,13 +49,6 @@ class TestCase:
         assert (a.num_heads, a.head_dim) == (4, 32)
         assert torch.equal(a.query.weight, b.query.weight)
 
-    def test_the_module_is_a_program(self, capsys, monkeypatch) -> None:
-        case = {"model": "softmax", "batch": 1, "tokens": 4, "repeats": 1}
-        monkeypatch.setattr(sys, "argv", ["bench_lengths", json.dumps(case)])
-        with pytest.warns(RuntimeWarning, match="found in sys.modules"):
-            runpy.run_module(bench_lengths.__name__, run_name="__main__")
-        assert json.loads(capsys.readouterr().out)["tokens"] == 4
-
     @pytest.mark.slow
     def test_a_process_of_its_own_measures_its_memory(self) -> None:
         found = measure_apart(LengthCase("scgp", 1, 4096, repeats=1))
@@ -67,26 +57,11 @@ class TestCase:
             4 < found["own_mib"] < found["peak_mib"]
         )  # the tokens alone are 2 MiB, and so is their gradient
 
-    def test_a_process_of_its_own_gets_the_case_and_may_fail(self, monkeypatch) -> None:
-        case, asked = LengthCase("cgp", 4, 64, fused="off"), []
-
-        def ending(code: int, output: str, errors: str = "") -> dict:
-            def program(command, **_):
-                asked.append(LengthCase(**json.loads(command[-1])))
-                return SimpleNamespace(returncode=code, stdout=output, stderr=errors)
-
-            monkeypatch.setattr(subprocess, "run", program)
-            return measure_apart(case)
-
-        figures = {"model": "cgp", "batch": 4, "tokens": 64, "seconds": 0.5, "peak_mib": 300.0}
-        assert ending(0, "a warning\n" + json.dumps(figures)) == case.row(seconds=0.5, peak_mib=300.0)
-        for code, errors, failure in (
-            (-9, "", "ended by the system"), (1, "a\nValueError: wrong", "Error: wrong"), (3, "", "code 3"),
-        ):  # fmt: skip
-            found = ending(code, "", errors)
-            assert failure in found["failure"]
-            assert found["seconds"] is None
-        assert asked == [case] * 4
+    def test_a_process_of_its_own_may_be_ended_by_the_system(self, monkeypatch) -> None:
+        monkeypatch.setattr(scheduler, "_start", Started(exitcode=-9))
+        found = measure_apart(LengthCase("cgp", 4, 64))
+        assert found["failure"] == "its process was killed by SIGKILL (out of memory?)"
+        assert found["seconds"] is None
 
     @pytest.mark.parametrize(
         ("error", "failure"),
@@ -171,10 +146,9 @@ class TestSeries:
         fit = summarised(rows_of("cgp", 4, n64=64e-3, n128=512e-3), {}).facts["fits"][0]
         assert (fit["what"], fit["exponent"]) == ("time", pytest.approx(3.0))
         assert fit["factor"] * 64 ** fit["exponent"] == pytest.approx(64e-3)
-        for series in SERIES.values():  # scgp and softmax have the same lengths
-            ends = {(model, batch): ends for model, batch, *ends in series}
-            assert ends["scgp", 4] == ends["softmax", 4]
-            assert {model for model, _ in ends} == set(MODELS)
+        for series in SERIES.values():
+            assert series["scgp", 4] == series["softmax", 4]
+            assert {model for model, _ in series} == set(MODELS)
         for options, message in (({"models": ["sgpa"]}, r"kinds to be one of softmax, scgp, .* got 'sgpa'"),
                                  ({"longest": 0}, r"longest .* got 0")):  # fmt: skip
             with pytest.raises(ValueError, match=message):

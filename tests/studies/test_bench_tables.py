@@ -89,7 +89,7 @@ class TestWords:
     def test_floors_beside_what_was_measured(self) -> None:
         floors = step_floors(["softmax", "cgp"])
         table = tables.floor_table(floors, STEPS)
-        assert column(table, "cgp", "to_floor") == pytest.approx(0.006 / floors[1].seconds)
+        assert column(table, "cgp", "to_floor") == pytest.approx(0.006 / floors[1]["seconds"])
         assert column(table, "softmax", "launches_ms") == pytest.approx(448 * 2.2e-3)
         alone = tables.floor_table(floors)
         assert "to_floor" not in [c[0] for c in alone.filled]

@@ -13,7 +13,7 @@ import torch
 
 from gpattention.cli.main import main
 from gpattention.data import load_digits
-from gpattention.evaluation import FITTED, EvaluationSettings, evaluate_run
+from gpattention.evaluation import EvaluationSettings, evaluate_run
 from gpattention.models import VisionTransformer
 from gpattention.runs import find_runs, load_preprocessing, load_recipe, open_run
 from gpattention.runs.recipe import write_recipe
@@ -114,22 +114,6 @@ def test_the_code_of_a_card_runs(
     assert vectors in card_of(cola, Path("card"))
 
 
-def test_a_model_that_does_not_draw_is_not_said_to(runs: Path, tmp_path: Path) -> None:
-    text = {}
-    for name in ("tiny-seed0", "softmax"):
-        folder = shutil.copytree(runs / name, tmp_path / name)
-        evaluated(folder, fresh=True)
-        text[name] = card_of(folder, tmp_path / f"card-of-{name}")
-    for words in ("mutual_information", "mutual information", "draws"):
-        assert words in text["tiny-seed0"]
-        assert words not in text["softmax"]
-    assert "| regulariser | none |" in text["softmax"]
-    assert "| regulariser | weight 0 to 0.01, per token and dimension |" in text["tiny-seed0"]
-    assert "the entropy of the\n  prediction tells items" in text["softmax"]
-    (tmp_path / "softmax" / "events.jsonl").write_text("")
-    assert "| state | not trained to its end |" in card_of(tmp_path / "softmax", tmp_path / "card")
-
-
 def test_a_card_tells_what_was_measured(runs: Path, tmp_path: Path) -> None:
     write_model_card(runs / "tiny-seed1", tmp_path / "card", name="A tiny model")
     text = (tmp_path / "card" / "README.md").read_text()
@@ -149,17 +133,6 @@ def test_a_card_tells_what_was_measured(runs: Path, tmp_path: Path) -> None:
     again = (tmp_path / "card" / "README.md").read_bytes()
     write_model_card(runs / "tiny-seed1", tmp_path / "card", name="A tiny model")
     assert (tmp_path / "card" / "README.md").read_bytes() == again
-
-
-def test_a_card_has_a_line_of_every_temperature(trained: Path, tmp_path: Path) -> None:
-    heats = {"shift_temperature": True, "adaptive_temperature": True}
-    clean = evaluated(trained, "clean", "ood", limit=60, **heats)["clean"]
-    text = card_of(trained, tmp_path / "card")
-    for fitted in FITTED:
-        nll = clean.value("test", "nll", f"model+{fitted}")
-        assert nll is not None
-        assert re.search(rf"\| test \| model\+{fitted} \| 60 \| [\d.]+ \| {nll:.3f} \|", text)
-    assert "false alarms of strangeness on test items, " in text
 
 
 def test_times_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

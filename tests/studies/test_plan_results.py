@@ -18,7 +18,6 @@ import pytest
 
 from gpattention.cli.main import main
 from gpattention.runs import Column, RunData
-from gpattention.runs.results import recorded_settings
 from gpattention.studies import plan_results
 from gpattention.studies.plan_results import (
     ARCHIVE,
@@ -26,10 +25,8 @@ from gpattention.studies.plan_results import (
     best_candidate,
     choice_markdown,
     chosen_of,
-    draw_figures,
     gather,
     goal_verdict,
-    listed_files,
     packed,
     rank,
     read_results,
@@ -53,10 +50,6 @@ value = {value}
 source = "Table 2"
 better = "lower"
 """
-PICTURES = (
-    "severity-accuracy", "severity-nll", "severity-ece", "training-accuracy", "training-nll", "ood-near",
-    "reliability-gp-model", "reliability-softmax-mc_dropout", "reliability-softmax-ensemble",
-)  # fmt: skip
 SUITES = tuple(f"evaluation/{suite}.json" for suite in ("clean", "corrupted", "ood"))
 NAMES = (*SUITES, "events.jsonl", "metrics.csv", "recipe.json")
 OTHER_ITEMS = "Not all single models are evaluated on as many items"
@@ -110,7 +103,6 @@ def gathered(plan: Plan, runs: Path, archive: Path, place: Path) -> dict[str, by
 def test_everything_is_there(made: Path) -> None:
     found = contents(made / "out")
     names = {"summary.md", "summary.csv", "choice.md", "README.md", "report.html", "configs.json", ARCHIVE}
-    names |= {f"{name}.{form}" for name in PICTURES for form in ("png", "svg")}
     assert names | {"training-softmax.csv", "training-gp.csv"} <= set(found)
     for name, content in found.items():
         assert str(made).encode() not in content, name  # no page tells where it was made
@@ -151,11 +143,7 @@ def test_the_readme_says_how(made: Path) -> None:
         "- reduced: at most 50 items of each set",
     ):
         assert line in text
-    made_again = {name for name in names if name.endswith((".png", ".svg", ".html"))}
-    assert set(re.findall(r"\]\((.*?)\)", text)) == names - made_again - {"README.md"}
-    pictures = ", ".join(f"`{name}`" for name in sorted(PICTURES))
-    assert f"are made by the last command and not kept here: {pictures} (each as png and svg).\n" in text
-    assert listed_files(text) == names - {"README.md", "report.html"}
+    assert set(re.findall(r"\]\((.*?)\)", text)) == names - {"README.md", "report.html"}
     rows = list(csv.DictReader((made / "out" / "training-gp.csv").read_text().splitlines()))
     assert [(row["seed"], row["epoch"]) for row in rows] == [(s, e) for s in "01" for e in "12"]
     configs = json.loads((made / "out" / "configs.json").read_text())
@@ -186,12 +174,12 @@ def test_runs_that_are_missing_or_others_and_what_earlier_results_had(tmp_path: 
     assert not (tmp_path / "none").exists()
     (out / "notes.txt").write_text("somebody's own")
     (out / "training-mine.csv").write_text("not named in the README")
-    before = set(contents(out))
+    before = contents(out)
     names = {file.name for file in write_results(more.only(models=["gp"]), runs, out)}
-    removed = {"training-softmax.csv", "reliability-softmax-model.png", "reliability-softmax-model.svg"}
-    assert removed & before == before - set(contents(out)) != set()  # as these results have them not
-    assert set(contents(out)) == names | {"notes.txt", "training-mine.csv"}
     text = (out / "README.md").read_text()
+    assert {"notes.txt", "training-mine.csv", "training-softmax.csv"} <= set(before) - names
+    assert before.items() - contents(out).items() <= {(name, before[name]) for name in names}
+    assert "training-softmax.csv" not in text  # which stays, as a file that these results have not
     assert "1 of 1 runs of this part of the plan are trained and evaluated" in text
     assert " --models gp --stage train --device cuda\n" in text
 
@@ -206,30 +194,12 @@ def test_texts(tmp_path: Path) -> None:
     assert "Corrupted" not in page
     found = {row["set"] for row in csv.DictReader(io.StringIO(summary_csv(results)))}
     assert found == {"validation", "test", "ood/out-of-domain", "ood/near"}
-    drawn = {name for name, _ in draw_figures(results, rank(results))}
-    assert "reliability-softmax-mc_dropout" in drawn  # of test items
-    assert "severity-nll" not in drawn
     columns = rival_columns(results)
     assert {(column.set, column.metric) for column in columns} == {
         ("ood/out-of-domain", metric) for metric in ("mcc", "nll", "ece")
     }
     found_files = gathered(plan, tmp_path / "runs", tmp_path / "none", tmp_path / "place")
     assert "gallery" in json.loads(found_files["gp-seed0/evaluation/clean.json"])["curves"]
-
-
-def test_evaluations_of_before_count_their_items_otherwise(tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, ("gp",), seeds=[0])
-    write_runs(plan, tmp_path / "runs", flat)
-    for file in (tmp_path / "runs").rglob("evaluation/*.json"):
-        plain = json.loads(file.read_text())
-        del plain["curves"]["items"]
-        plain["environment"]["settings"] = "{" if file.stem == "ood" else json.dumps({"limit": 40})
-        file.write_text(json.dumps(plain))
-    results = read_results(plan, tmp_path / "runs")
-    wanted = (("clean", "test", "nll"), ("corrupted", "corrupted/mean", "nll"), ("ood", "ood/near", "auroc"))
-    found = [results.table.find("gp", *each) for each in wanted]
-    assert [each.items for each in found] == ["50", "40", ""]  # the reliability diagram, the limit, nothing
-    assert recorded_settings(results.runs[0].suites["ood"]) == {}
 
 
 # What is chosen on validation items, and whether it beats goals and rivals
@@ -529,21 +499,17 @@ def test_records_that_cannot_be_used_are_refused_without_the_folder_of_the_call(
     made: Path, tmp_path: Path
 ) -> None:
     plan, whole = load_plan(made / "plan.toml"), members(made / "out" / ARCHIVE)
-    evaluations = {f"gp-seed0/{suite}" for suite in SUITES}
-    cases = {
-        r"records of gp-seed0 to read, got: gp-seed0/evaluation/clean\.json is not an evaluation":
-            {**whole, "gp-seed0/evaluation/clean.json": b"{}"},
-        r"an evaluation or a failure of gp-seed0, got neither":
-            {name: content for name, content in whole.items() if name not in evaluations},
-    }  # fmt: skip
-    for place, (message, files) in enumerate(cases.items()):
-        (tmp_path / ARCHIVE).write_bytes(tarred(files))
-        with pytest.raises(ValueError, match=message) as refused:
-            gathered(plan, tmp_path / "none", tmp_path / ARCHIVE, tmp_path / f"place{place}")
-        assert "place" not in str(refused.value)
+    (tmp_path / "out").mkdir()
+    broken = tarred({**whole, "gp-seed0/evaluation/clean.json": b"{}"})
+    (tmp_path / "out" / ARCHIVE).write_bytes(broken)
+    message = rf"{tmp_path}/out/records\.tar\.xz/gp-seed0/evaluation/clean\.json is not an evaluation"
+    with pytest.raises(ValueError, match=message):
+        write_results(plan, tmp_path / "none", tmp_path / "out")
+    assert contents(tmp_path / "out") == {ARCHIVE: broken}
     third = write_plan(tmp_path, ("third",), seeds=[0])
-    with pytest.raises(ValueError, match=r"runs of plan in .*none or .*records\.tar\.xz, got none"):
-        gathered(third, tmp_path / "none", made / "out" / ARCHIVE, tmp_path / "third")
+    (tmp_path / "out" / ARCHIVE).write_bytes(tarred(whole))
+    with pytest.raises(ValueError, match=r"runs of plan in .*records\.tar\.xz, got none"):
+        write_results(third, tmp_path / "none", tmp_path / "out")
     with pytest.raises(FileNotFoundError, match=r"no folder .*none"):
         write_results(third, tmp_path / "none", tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from gpattention.runs import find_runs, open_run
 from gpattention.studies import scheduler
 from gpattention.studies.plans import STOPPED, evaluate_plan, load_plan, train_plan
 from gpattention.training import train_recipe
-from gpattention.training.folder import FIRST_PHASE
 from tests.studies.plan_runs import IMAGES, write_plan
 from tests.studies.test_scheduler import Started
 
@@ -69,17 +67,6 @@ def test_a_plan_from_start_to_end(plan_file: Path, tmp_path: Path) -> None:
     assert "2 of 2 runs of the plan" in page
     assert "cpu, eager, tf32" in page
     assert [o.code for o in evaluate_plan(plan.only(["small"]), runs, device="cpu")] == [0]
-
-
-@pytest.mark.slow
-def test_a_first_phase_that_is_gone_is_trained_again(plan_file: Path, tmp_path: Path) -> None:
-    plan, runs = load_plan(plan_file), tmp_path / "runs"
-    train_plan(plan, runs, at_once=2, device="cpu")
-    before = open_run(runs / "other-seed0").rows
-    for folder in (runs / "other-seed0", runs / "small-seed0" / FIRST_PHASE):
-        shutil.rmtree(folder)
-    assert [(o.name, o.code) for o in train_plan(plan, runs, device="cpu")] == [("other-seed0", 0)]
-    assert open_run(runs / "other-seed0").rows == before
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from gpattention.runs import OverSeeds, Recipe, chosen_row, load_recipe, open_run
 from gpattention.studies.sweep import (
     LONGEST,
-    PlannedRun,
     SweepRow,
     SweepSetting,
     choose_setting,
@@ -38,7 +37,7 @@ def test_a_sweep_from_end_to_end(tmp_path: Path) -> None:
     result = run_sweep(digits_recipe(), over, seeds=2, folder=tmp_path, on_done=done.append)
     assert tuple(done) == result.rows
     assert len(result.rows) == 8
-    assert [row.seed for row in result.rows] == [0, 1] * 4
+    assert [row.recipe.seed for row in result.rows] == [0, 1] * 4
     for row in result.rows:
         assert row.folder.parent.name == label_of(row.settings)
         if row.settings["optimizer.batch_size"] == "5000":
@@ -46,7 +45,7 @@ def test_a_sweep_from_end_to_end(tmp_path: Path) -> None:
             assert (row.accuracy, row.nll) == (None, None)
             continue
         run = open_run(row.folder)
-        assert run.recipe.seed == row.seed
+        assert run.recipe == row.recipe
         assert str(run.recipe.regularizer.end) == row.settings["regularizer.end"]
         kept = chosen_row(run.recipe, run.rows)
         assert (row.accuracy, row.nll) == (kept["validation_accuracy"], kept["validation_nll"])
@@ -82,7 +81,7 @@ def test_resuming_trains_only_what_is_missing(tmp_path: Path, monkeypatch: pytes
     events.write_text("".join(line for line in lines if '"finished"' not in line))  # as if it had been killed
     trained: list[Path] = []
 
-    def train(run: PlannedRun, slot: int, **options: Any) -> object:
+    def train(run: SweepRow, slot: int, **options: Any) -> object:
         trained.append(run.folder)
         return train_one(run, slot, **options)
 
@@ -264,16 +263,10 @@ def test_mistakes_show_before_a_folder_is_made(
     assert not (tmp_path / "new").exists()
 
 
-def test_recipes_come_as_files_as_values_or_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes_come_as_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpattention.studies.sweep.train_one", lambda *_, **__: "not trained")
     (tmp_path / "mine.toml").write_text("[optimizer]\nbatch_size = 200\n")
     from_file = run_sweep(tmp_path / "mine.toml", {}, changes=["phases.epochs=3"])
-    assert from_file.recipe.phases.epochs == 3
-    assert from_file.folder == Path("runs/sweep-mine")
-    plain = {"name": "mine", "optimizer": {"batch_size": 200}}
-    from_values = run_sweep(plain, {}, changes=["phases.epochs=3"])
-    assert from_values.recipe == from_file.recipe
-    assert run_sweep(digits_recipe(), {}).recipe == digits_recipe()
+    assert (from_file.recipe.phases.epochs, from_file.folder) == (3, Path("runs/sweep-mine"))
+    assert run_sweep(from_file.recipe, {}, folder="x", changes=["seed=4"]).rows[0].recipe.seed == 4

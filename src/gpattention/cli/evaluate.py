@@ -128,17 +128,19 @@ def _without_curves(result: SuiteResult) -> dict[str, Any]:
 def evaluation_table(runs: Mapping[str, Mapping[str, SuiteResult]], *, bold: bool) -> str:
     """A row for every run and predictor; the best of each column in bold, or with a star."""
     groups = [Group(name, (RunData(name, suites=suites),)) for name, suites in runs.items()]
-    return _tables("run", Results.of(groups), COLUMNS, bold=bold)
+    return results_table("run", Results.of(groups), COLUMNS, bold=bold)
 
 
 def seeds_table(results: Results, suites: Sequence[str], *, bold: bool) -> str:
     """Mean and standard error of recipes with several seeds; empty where there is none."""
     columns = [column for column in COLUMNS if column.suite in suites]
-    drawn = _tables("recipe", results, columns, bold=bold, fewest=2)
+    drawn = results_table("recipe", results, columns, bold=bold, fewest=2)
     return f"{SEEDS}\n{drawn}" if drawn else ""
 
 
-def _tables(head: str, results: Results, columns: Sequence[Column], *, bold: bool, fewest: int = 1) -> str:
+def results_table(
+    head: str, results: Results, columns: Sequence[Column], *, bold: bool, fewest: int = 1, note: str = NOTE
+) -> str:
     """A table for each data set: only numbers on the same data can be better than others.
 
     Numbers of fewer than so many seeds, and lines without any number, are left out.
@@ -150,12 +152,12 @@ def _tables(head: str, results: Results, columns: Sequence[Column], *, bold: boo
             figures = [x if x and x.count >= fewest else None for x in found]
             if any(figures):
                 tables.setdefault(data, {})[recipe, predictor] = figures
-    return "\n\n".join(_drawn(head, lines, columns, bold=bold) for lines in tables.values())
+    return "\n\n".join(_drawn(head, lines, columns, bold=bold, note=note) for lines in tables.values())
 
 
 def _drawn(
     head: str, lines: Mapping[tuple[str, str], Sequence[OverSeeds | None]], columns: Sequence[Column], *,
-    bold: bool,
+    bold: bool, note: str,
 ) -> str:  # fmt: skip
     filled = [(c, of) for c, of in zip(columns, zip(*lines.values(), strict=True), strict=True) if any(of)]
     sentences = any(column.set == OUT_OF_DOMAIN for column, _ in filled)
@@ -172,8 +174,8 @@ def _drawn(
             row.append(Bold(text) if is_best else text)
             if figure is not None and place not in rivals:
                 aside[visible(f"{' '.join(row[:2])} ({figure.basis_text()})")] = None
-    heads = [head, "prediction", *(column.head for column, _ in shown)]
+    heads = [head, "prediction", *(column.head or column.shown.label for column, _ in shown)]
     drawn = table(heads, rows, right=range(2, len(heads)), bold=bold)
-    notes = [NOTE] if any(column.suite in ("ood", "corrupted") for column, _ in shown) else []
+    notes = [note] if any(column.suite in ("ood", "corrupted") for column, _ in shown) else []
     notes += [f"on other items than most, so not compared: {', '.join(aside)}"] if aside else []
     return "\n".join([drawn, *notes])

@@ -41,9 +41,11 @@ COMMANDS = {
 }
 # typer ships its own click, and BadParameter's base is every mistake of use: unknown options, missing values
 UsageError: Any = typer.BadParameter.__base__
-# by default SIGTERM ends Python without a word, and Ctrl-C does not say that it did
+# by default SIGTERM, and the end of a terminal, end Python without a word, with nothing put in order first;
+# Ctrl-C does not say that it did
 SIGNALS: dict[signal.Signals, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,  # ignored under nohup, and left so
     signal.SIGINT: signal.default_int_handler,
 }
 

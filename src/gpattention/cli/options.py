@@ -127,9 +127,7 @@ def takes(
     *,
     only: Collection[str] | None = None,
     skip: Collection[str] = (),
-    prefix: str = "",
     flags: Mapping[str, str] | None = None,
-    help: Mapping[str, str] | None = None,
     usual: Any = None,
 ) -> Callable[[F], F]:
     """Give a command an option for every field of a dataclass: one more field is one more flag.
@@ -142,28 +140,24 @@ def takes(
         name: of the command's argument.
         only: fields that become options; all if not given.
         skip: fields that do not.
-        prefix: of the options' names, e.g. "further" for `--further-epochs`.
         flags: names of options that are not called as their fields.
-        help: of fields whose documentation is not for a command line.
         usual: an instance with other defaults.
     """
     usual = settings() if usual is None else usual
     hints, about, flags = get_type_hints(settings, include_extras=True), _documented(settings), flags or {}
     chosen = [f.name for f in fields(settings) if (only is None or f.name in only) and f.name not in skip]
-    options = {f"{prefix}_{field}" if prefix else field: field for field in chosen}
     added = []
-    for option, field in options.items():
+    for field in chosen:
         metavar, text = about.get(field, (None, ""))
-        flag = flags.get(field, f"--{option.replace('_', '-')}")
-        info = typer.Option(flag, help=(help or {}).get(field, text), metavar=metavar)
+        info = typer.Option(flags.get(field, f"--{field.replace('_', '-')}"), help=text, metavar=metavar)
         hint = Annotated[hints[field], info] if len(_parts(hints[field])) == 1 else hints[field]
         keyword = inspect.Parameter.KEYWORD_ONLY
-        added.append(inspect.Parameter(option, keyword, default=getattr(usual, field), annotation=hint))
+        added.append(inspect.Parameter(field, keyword, default=getattr(usual, field), annotation=hint))
 
     def decorate(command: F) -> F:
         @wraps(command)
         def wrapped(**given: Any) -> Any:
-            made = {field: given.pop(option) for option, field in options.items()}
+            made = {field: given.pop(field) for field in chosen}
             return command(**{name: replace(usual, **made)}, **given)
 
         own = inspect.signature(command, eval_str=True).parameters.values()

@@ -12,7 +12,7 @@ from gpattention.cli.options import Data, Device, Out, ShareGpu, goes_on, sharin
 from gpattention.numerics import choose_device
 from gpattention.reports import write_report
 from gpattention.studies.paper import FIGURES, TABLES, paper_table
-from gpattention.studies.paper_tables import ENDINGS, FORMATS, rendered, write_table
+from gpattention.studies.paper_tables import ENDINGS, FORMATS, write_table
 from gpattention.studies.plan_results import ARCHIVE, write_results
 from gpattention.studies.plans import STOPPED, Outcome, evaluate_plan, is_finished, load_plan, train_plan
 
@@ -83,7 +83,7 @@ def paper(
     forms = tuple(FORMATS) if form == "all" else (form,)
     tables = [paper_table(each, runs) for each in names]
     if out is None:
-        print("\n".join(rendered(table, form) for table in tables for form in forms), end="")
+        print("\n".join(FORMATS[form](table) for table in tables for form in forms), end="")
         return
     for table in tables:
         files = write_table(table, out, forms)

@@ -192,7 +192,7 @@ def sweep_table(result: SweepResult) -> str:
 
 def _outcome(row: SweepRow) -> str:
     settings = " ".join(f"{key}={value}" for key, value in row.settings.items())
-    name = f"{settings} seed {row.seed}".strip()
+    name = f"{settings} seed {row.recipe.seed}".strip()
     if row.error:
         return f"{name}: failed, {shortened(row.error, 200)}"
     return f"{name}: accuracy {row.accuracy:.4f}, NLL {row.nll:.4f} on validation"

@@ -5,12 +5,11 @@ which makes the host.  Converted kinds start from the seed's host and are tuned 
 so is, as a control, the host itself; or kinds start from the pretrained weights with the host's schedule.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +28,7 @@ from gpattention.hosts import conversion_of, convert, regularizer
 from gpattention.models.predict import Classifier, Inputs
 from gpattention.studies import adoption
 from gpattention.studies.adoption import Progress, Row, Study, Training, Values
+from gpattention.studies.adoption_tables import columns_of
 
 # A pretrained encoder from a folder, with a linear head on its sentences
 
@@ -147,18 +147,6 @@ POOL = 32  # batches whose sentences are sorted together in training
 class Sentences(ItemSet):
     """Token numbers and masks of sentences, shortest first, padded; a chunk is cut to its longest."""
 
-    padding: int = 0  # number of the padding token
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of everything that a model sees of them, and of the labels."""
-        assert not isinstance(self.stored, Tensor)
-        assert self.labels is not None
-        ids, mask = self.stored["input_ids"], self.stored["attention_mask"].bool()
-        tokens = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-        plain = json.dumps([tokens, self.labels.tolist(), self.padding])
-        return hashlib.sha256(plain.encode()).hexdigest()
-
     def chunks(self, size: int, device: torch.device) -> Iterator[tuple[int, Inputs]]:
         """Small ones, which need little padding."""
         return super().chunks(min(size, BLOCK), device)
@@ -191,12 +179,13 @@ def encode_sentences(name: str, texts: Texts, tokenizer: Any) -> Sentences:
     found: list[list[int]] = tokenizer(list(texts.sentences))["input_ids"]
     order = sorted(range(len(found)), key=lambda i: len(found[i]))
     rows = [torch.tensor(found[i]) for i in order]
-    padding = int(tokenizer.pad_token_id)
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)  # [n, N]
+    ids = torch.nn.utils.rnn.pad_sequence(
+        rows, batch_first=True, padding_value=int(tokenizer.pad_token_id)
+    )  # [n, N]
     lengths = torch.tensor([len(row) for row in rows])
     mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()  # [n, N]
     stored, labels = {"input_ids": ids, "attention_mask": mask}, texts.labels[torch.tensor(order)]
-    return Sentences(name, stored, labels, _cut, padding=padding)
+    return Sentences(name, stored, labels, _cut)
 
 
 def _cut(stored: Inputs) -> Inputs:
@@ -210,12 +199,10 @@ def _cut(stored: Inputs) -> Inputs:
 
 METRICS = ("accuracy", "mcc", "nll", "ece", "mce", "aurc")
 SETS = ("validation", "test", "ood/out-of-domain")
-COLUMNS = tuple(
-    column
-    for place, short, legend in ((SETS[1], "in", "in domain"), (SETS[2], "out", "out of domain"))
-    for column in adoption.columns_of(place, short, legend, METRICS[1:])
+COLUMNS = (
+    *columns_of("test", "in", "in domain", METRICS[1:]),
+    *columns_of("ood/out-of-domain", "out", "out of domain", METRICS[1:]),
 )
-EXAMPLE = 64  # sentences at whose tokens inducing inputs start
 FIT_BATCH = 40  # of which `fit` takes 24 to fit to and 16 to choose by
 
 
@@ -226,14 +213,21 @@ class ColaSettings(adoption.StudySettings):
     Args:
         encoder: a folder, or package:NAME/inside.
         seeds: each is a split, a head, an order and a stream of draws.
-        finetuning: from the pretrained weights.
-        runs: where weights and finished cells go.
+        epochs: of fine-tuning, from the pretrained weights.
+        learning_rate: the highest, after the warm-up.
+        batch_size: sentences of a step.
+        regularizer: weight of the regulariser of a model that was converted first.
+        runs: where finished cells go.
         subset: whether a CoLA of other than the published size is taken.
     """
 
     encoder: str = MINILM
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    finetuning: adoption.Finetuning = field(default_factory=adoption.Finetuning)
+    epochs: int = 3
+    learning_rate: float = 2e-4
+    batch_size: int = 32
+    regularizer: float = 0.01
+    further_prior_scale: float | None = 0.3
     runs: StrPath = "runs/adopt-cola"
     subset: bool = False
 
@@ -241,8 +235,8 @@ class ColaSettings(adoption.StudySettings):
         super().__post_init__()
         if not self.seeds:
             raise ValueError("expected at least one of seeds, got none")
-        if self.further.prior_scale is None:
-            raise ValueError("expected further prior_scale to be a number for sentences, got None")
+        if self.further_prior_scale is None:
+            raise ValueError("expected further_prior_scale to be a number for sentences, got None")
 
 
 def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> adoption.AdoptionResult:
@@ -257,7 +251,7 @@ def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> adop
 
     Raises:
         FileNotFoundError: no encoder, or no CoLA.
-        ValueError: what is finished was computed with other settings, or nothing is finished.
+        ValueError: nothing is finished and nothing was to be computed.
         ImportError: transformers is not installed.
     """
     encoder = encoder_folder(settings.encoder)
@@ -274,12 +268,11 @@ class ColaStudy(Study):
         self, settings: ColaSettings, encoder: Path, seed: int, progress: Progress | None = None
     ) -> None:
         super().__init__(settings, progress)
-        self.weights = self.finished = Path(settings.runs) / f"seed{seed}"
+        self.folder = Path(settings.runs) / f"seed{seed}"
         self.label, self.seed, self.draw_seed, self._encoder = f"seed {seed}", seed, seed, encoder
         # weights, configuration and tokenizer: all files but hidden ones
         files = sorted(file for file in encoder.iterdir() if file.is_file() and file.name[0] != ".")
-        # earlier versions had another head, which finished results of theirs name
-        self._host = {"encoder": content_digest(files), "head": "mean"}
+        self._digest = content_digest(files)
 
     @cached_property
     def sets(self) -> dict[str, Sentences]:
@@ -299,58 +292,59 @@ class ColaStudy(Study):
         return cast(Classifier, HostClassifier(model))
 
     def described(self, training: Training, part: str) -> dict[str, Any]:
-        """Cells of the host know nothing of what comes after it."""
-        return {**self._trained_with(training), "samples": self.settings.samples, "fit": self.settings.fit}
-
-    def _trained_with(self, training: Training) -> dict[str, Any]:
+        """What the host depends on, and what comes after it where it does."""
         given = self.settings
-        return {**self._host, **given.finetuning.described(), **given.further.described(training)}
+        names = ("epochs", "learning_rate", "batch_size", "regularizer", "samples", "fit")
+        host = {"host": self._digest, **{name: getattr(given, name) for name in names}}
+        return {**host, **given.further(training)}
 
     def data(self, training: Training, part: str) -> dict[str, Any]:
         """Digests of all parts."""
         return {name: sentences.digest for name, sentences in self.sets.items()}
 
-    def weights_settings(self, training: Training) -> dict[str, Any]:
-        """All that the weights of a training depend on."""
-        seen = {name: self.sets[name].digest for name in ("train", "validation")}
-        return {**self._trained_with(training), "data": seen}
+    @cached_property
+    def host(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The encoder, fine-tuned."""
+        model = self._pretrained()
+        return model, {"epochs": self.tune(model, adoption.HOST)}
 
-    def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    def _pretrained(self) -> nn.Module:
+        return build_classifier(self._encoder, seed=self.seed).to(self.device)
+
+    def start(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
         """The fine-tuned host or the pretrained encoder, converted where the training says so."""
-        if training.further and not known:
-            model, _ = self.trained(adoption.HOST)
-        else:
-            model = build_classifier(self._encoder, seed=self.seed).to(self.device)
+        model = deepcopy(self.host[0]) if training.further else self._pretrained()
         if training.kind is not None:
-            options = dict(adoption.OPTIONS.get(training.kind, {}))
-            if training.further:
-                options["prior_scale"] = self.settings.further.prior_scale
-            if training.kind == "scgp":  # is shown sentences of all lengths
-                train = self.sets["train"]
-                spread = torch.linspace(0, len(train) - 1, min(EXAMPLE, len(train))).long()
-                options["example"] = train.select(spread).inputs(0, EXAMPLE, self.device)
+            options = {"prior_scale": self.settings.further_prior_scale} if training.further else {}
             convert(model, training.kind, seed=self.seed, **options)
         return model, {}
 
     def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
         """Fine-tune on the sentences of the seed, further epochs with orders of their own."""
-        first, train = self.settings.finetuning, self.sets["train"]
-        before = first.epochs if training.further else 0
-        schedule = self.settings.further.after(first) if training.further else first
-        regularized = conversion_of(model) is not None and schedule.regularizer > 0
+        given, train, before = self.settings, self.sets["train"], 0
+        epochs, rate, weight = given.epochs, given.learning_rate, given.regularizer
+        if training.further:
+            before = given.epochs
+            epochs, rate, weight = (
+                given.further_epochs,
+                given.further_learning_rate,
+                given.further_regularizer,
+            )
+        regularized = conversion_of(model) is not None and weight > 0
 
         def loss(batch: tuple[Mapping[str, Tensor], Tensor]) -> Tensor:
             found = cross_entropy(model(**batch[0]), batch[1])
-            return found + schedule.regularizer * regularizer(model) if regularized else found
+            return found + weight * regularizer(model) if regularized else found
 
-        size = schedule.batch_size
         batches = (
             batch
-            for epoch in range(before, before + schedule.epochs)
-            for batch in train.shuffled(size, seed=self.seed, epoch=epoch, device=self.device)
+            for epoch in range(before, before + epochs)
+            for batch in train.shuffled(given.batch_size, seed=self.seed, epoch=epoch, device=self.device)
         )
-        steps = math.ceil(len(train) / size)
-        return self.fine_tune(model, schedule, batches, loss, training, steps=steps, epochs_before=before)
+        steps = math.ceil(len(train) / given.batch_size)
+        rows = self.fine_tune(model, epochs, rate, batches, loss, training, steps=steps, epochs_before=before)
+        model.eval()
+        return rows
 
     def fit_data(self) -> tuple[list[Any], dict[str, Any]]:
         """All validation sentences."""

@@ -6,7 +6,7 @@ starts from them and is tuned further for a short while, and so is, as a control
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from gpattention.models import Transformer
 from gpattention.runs import Column, Record, Run, find_runs, name_without_seed, prepare
 from gpattention.studies import adoption
 from gpattention.studies.adoption import Progress, Row, Study, Training, Values
+from gpattention.studies.adoption_tables import SUITE, columns_of
 from gpattention.training import Schedule
 from gpattention.training.feeding import Feed
 from gpattention.training.objective import Objective
@@ -36,20 +37,18 @@ PARTS = ("clean", "corrupted", "ood")
 METRICS = ("accuracy", "nll", "ece", "mce", "aurc")
 SCORES = {"entropy": "entropy", "mutual_information": "mutual inf.", "max_softmax": "max-prob"}
 COLUMNS = (
-    *adoption.columns_of("test", "", "clean", METRICS),
-    *adoption.columns_of("corrupted/mean", "corr.", "corrupted", METRICS),
+    *columns_of("test", "", "clean", METRICS),
+    *columns_of("corrupted/mean", "corr.", "corrupted", METRICS),
     *(  # the picture has the entropy alone
-        Column(
-            adoption.SUITE, "ood/*", "auroc", score, f"AUROC {head}", "entropy" if score == "entropy" else ""
-        )
+        Column(SUITE, "ood/*", "auroc", score, f"AUROC {head}", "entropy" if score == "entropy" else "")
         for score, head in SCORES.items()
     ),
 )
 FOLDER = "adoption"  # in a run's folder
 PRIOR_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of which one is chosen
 CHOOSE_BY = 500  # validation images
-EXAMPLE = 64  # training images at whose tokens inducing inputs start
 FIT_ROWS = {"cuda": 2000}  # items times samples that `fit` runs at once where the default would idle
+SEED = 0  # of the draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,34 +57,25 @@ class ImageSettings(adoption.StudySettings):
 
     Args:
         parts: of clean, corrupted, ood.
-        seed: of the draws.
         limit: at most so many images of each set.
         types: of corruptions; all if not given.
         severities: of corruptions, 1 to 5; all if not given.
-        batch_size: images times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
     """
 
-    known = adoption.methods_of(adoption.CONVERSIONS)
-
-    further: adoption.Further = field(default_factory=lambda: adoption.Further(prior_scale=None))
     parts: tuple[str, ...] = PARTS
-    seed: int = 0
     limit: int | None = None
     types: tuple[str, ...] | None = None
     severities: tuple[int, ...] | None = None
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        adoption.check_numbers(self, limit="count", batch_size="count")
+        check_choice("convert_from of images", self.convert_from, ("host",))
         for part in self.parts:
             check_choice("part", part, PARTS)
 
 
 def adopt_images(
-    folders: Sequence[StrPath],
-    settings: ImageSettings,
-    progress: Progress | None = None,
+    folders: Sequence[StrPath], settings: ImageSettings, progress: Progress | None = None
 ) -> adoption.AdoptionResult:
     """Compare methods on every run of images whose attention can be attached to.
 
@@ -100,8 +90,8 @@ def adopt_images(
 
     Raises:
         FileNotFoundError: no run, or no data.
-        ValueError: no run that can be attached to, two runs of one seed, or what is finished was computed
-            with other settings or more items, or nothing is finished.
+        ValueError: no run that can be attached to, two runs of one seed, or nothing is finished and nothing
+            was to be computed.
     """
     runs, notes = _attachable(folders)
     return adoption.run_studies((ImageStudy(*pair, settings, progress) for pair in runs), notes)
@@ -141,19 +131,14 @@ class ImageStudy(Study):
     """A run; `weights` is the SHA-256 of those in it, whatever its file holds by now."""
 
     settings: ImageSettings
+    draw_seed = SEED
 
     def __init__(
-        self,
-        run: Run,
-        weights: str,
-        settings: ImageSettings,
-        progress: Progress | None = None,
+        self, run: Run, weights: str, settings: ImageSettings, progress: Progress | None = None
     ) -> None:
         super().__init__(settings, progress)
-        self.seed, self.draw_seed, self.label = run.recipe.seed, settings.seed, run.folder.name
-        self.weights, self.group = run.folder / FOLDER, name_without_seed(run.recipe.name)
-        self.finished = self.weights / f"seed{self.seed}"
-        self.parts, self.batch_size = settings.parts, settings.batch_size
+        self.seed, self.label, self.parts = run.recipe.seed, run.folder.name, settings.parts
+        self.folder, self.group = run.folder / FOLDER, name_without_seed(run.recipe.name)
         self._run, self._digest, self._contents = run, weights, dict[str, dict[str, Any]]()
 
     @cached_property
@@ -173,66 +158,38 @@ class ImageStudy(Study):
         """With corruptions where they matter."""
         given = self.settings
         own = {
-            "gpattention": gpattention.__version__, "model": self._digest, "samples": given.samples,
-            "seed": given.seed, "limit": given.limit, "fit": given.fit, **self._further(training),
+            "gpattention": gpattention.__version__, "host": self._digest, "samples": given.samples,
+            "seed": SEED, "limit": given.limit, "fit": given.fit, **given.further(training),
         }  # fmt: skip
-        more = {"types": given.types, "severities": given.severities} if part == "corrupted" else {}
-        return {**own, **more}
+        corruptions = {"types": given.types, "severities": given.severities}
+        return own | (corruptions if part == "corrupted" else {})
 
     def data(self, training: Training, part: str) -> dict[str, Any]:
-        """Of the sets that are measured, and of those that weights come from."""
+        """Of the sets that are measured, and of those that weights come from, whatever the limit."""
         if part not in self._contents:  # digests of whole folders take their time
             self._contents[part] = self.sets.described(part)
-        return {**self._contents[part], **self._tuned_on(training)}
-
-    def weights_settings(self, training: Training) -> dict[str, Any]:
-        """Draws count where they chose the prior scale."""
-        chosen = training.kind is not None and self.settings.further.prior_scale is None
-        draws = {"samples": self.settings.samples, "seed": self.settings.seed} if chosen else {}
-        return {**self._further(training), "host": self._digest, "data": self._tuned_on(training), **draws}
-
-    def _further(self, training: Training) -> dict[str, Any]:
-        return self.settings.further.described(training, batch_size=self._schedule.batch_size)
-
-    def _tuned_on(self, training: Training) -> dict[str, str]:
-        """What the items hold that weights are tuned on and validated by, whatever the limit."""
         if training is adoption.HOST:
-            return {}
-        return {"train": self.sets.train.digest, "chosen_on": self.sets.chose_weights.digest}
+            return self._contents[part]
+        tuned_on = {"train": self.sets.train.digest, "chosen_on": self.sets.chose_weights.digest}
+        return {**self._contents[part], **tuned_on}
 
-    @property
-    def _schedule(self) -> adoption.Finetuning:
-        """As sentences are fine-tuned further, in batches of the run."""
-        first = adoption.Finetuning(batch_size=self._run.recipe.optimizer.batch_size)
-        return self.settings.further.after(first)
+    @cached_property
+    def host(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The run's model."""
+        return deepcopy(self._run.model).to(self.device).eval(), {}
 
-    def trained(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
-        """The host is the run's model."""
-        return (self._host(), {}) if training is adoption.HOST else super().trained(training)
-
-    def _host(self) -> Transformer:
-        return deepcopy(self._run.model).to(self.device).eval()
-
-    def start(self, training: Training, *, known: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    def start(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
         """Converted at the prior scale wanted, or at the one whose draws are best before any tuning."""
-        given = self.settings.further.prior_scale
-        if training.kind is None or known:
-            return self._converted(training.kind, 1.0), {}
+        given, kind = self.settings.further_prior_scale, training.kind
+        if kind is None:
+            return deepcopy(self.host[0]), {}
+        models = {scale: convert(deepcopy(self.host[0]), kind, seed=self.seed, prior_scale=scale)
+                  for scale in (PRIOR_SCALES if given is None else (given,))}  # fmt: skip
         if given is not None:
-            return self._converted(training.kind, given), {"prior_scale": given}
-        models = {scale: self._converted(training.kind, scale) for scale in PRIOR_SCALES}
+            return models[given], {"prior_scale": given}
         found = {scale: self._drawn_nll(model) for scale, model in models.items()}
         best = min(found, key=lambda scale: found[scale])
         return models[best], {"prior_scale": best, "nll_before": {str(s): x for s, x in found.items()}}
-
-    def _converted(self, kind: str | None, scale: float) -> Transformer:
-        model = self._host()
-        if kind is None:
-            return model
-        options: dict[str, Any] = {"prior_scale": scale, **adoption.OPTIONS.get(kind, {})}
-        if kind == "scgp":
-            options["example"] = self.sets.train.inputs(0, EXAMPLE, self.device)
-        return convert(model, kind, seed=self.seed, **options)
 
     def _drawn_nll(self, model: nn.Module) -> float:
         """Of the draws at their best temperature."""
@@ -250,10 +207,10 @@ class ImageStudy(Study):
 
     def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
         """As in the run's own training, in the orders (and crops) of the epochs after its last."""
-        schedule, recipe = self._schedule, self._run.recipe
+        given, recipe = self.settings, self._run.recipe
         recipe = replace(
             recipe,
-            optimizer=replace(recipe.optimizer, batch_size=schedule.batch_size, accumulate=1),
+            optimizer=replace(recipe.optimizer, accumulate=1),
             phases=replace(recipe.phases, draw="independent"),
             regularizer=replace(recipe.regularizer, normalised=True),
         )
@@ -261,7 +218,7 @@ class ImageStudy(Study):
         plain = conversion_of(model) is None
         objective = Objective(cast(Transformer, model), recipe, "kernel" if plain else "gp")
         steps = Schedule(recipe, feed.steps_per_epoch)
-        alpha = torch.tensor(schedule.regularizer, device=self.device)
+        alpha = torch.tensor(given.further_regularizer, device=self.device)
 
         def loss(numbered: tuple[int, list[Any]]) -> Tensor:
             step, (batch,) = numbered
@@ -270,8 +227,9 @@ class ImageStudy(Study):
 
         first = steps.total_steps
         return self.fine_tune(
-            objective, schedule, enumerate(feed.updates(first), first), loss, training,
-            steps=feed.steps_per_epoch, epochs_before=recipe.epochs,
+            objective, given.further_epochs, given.further_learning_rate,
+            enumerate(feed.updates(first), first), loss, training, steps=feed.steps_per_epoch,
+            epochs_before=recipe.epochs,
         )  # fmt: skip
 
     def fit_data(self) -> tuple[list[Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Benchmarks: training steps, predictions, posteriors and floors, beside softmax and the paper's own way.
+"""Benchmarks: training steps, predictions and floors, beside softmax and the paper's own way.
 
 Everything is measured in one run, in turns: absolute times mean little between machines.  A training step is
 that of the paper's model for CIFAR-10 (depth 5, width 128, 4 heads, 64 tokens) in float32: forward, loss with
@@ -19,13 +19,10 @@ from itertools import count
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from gpattention import gp
 from gpattention.checks import check_choice, check_count
 from gpattention.data import Batch
-from gpattention.gp import reference
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
@@ -410,66 +407,6 @@ def bench_predictions(
     return Measurement(tuple(rows.values()), facts, gaps_to_ours(names))
 
 
-# Posteriors alone
-
-BATCH, HEADS, WIDTH, INDUCING, NOISE = 8, 4, 32, 16, 0.01
-POSTERIORS = ("softmax", "direct", "cgp", "scgp", "cgp by inverses")
-
-
-def bench_posteriors(
-    lengths: Sequence[int] = (64, 128, 256),
-    *,
-    repeats: int = 5,
-    device: torch.device | str = "cpu",
-    progress: Progress | None = None,
-) -> list[dict[str, Any]]:
-    """Time mean and variance of the posteriors, forward and backward, beside softmax and their definition.
-
-    Args:
-        lengths: tokens; batch 8, 4 heads of width 32, 16 inducing inputs, float32.
-        repeats: timed turns after one to warm up.
-        device: where to compute.
-        progress: called with the calls done, and in all.
-
-    Returns:
-        One entry for each length: `tokens`, and `seconds` by name.
-
-    Raises:
-        ValueError: a number below 1.
-    """
-    check_count("repeats", repeats)
-    for length in lengths:
-        check_count("lengths", length)
-    place = torch.device(device)
-    calls = {(n, name): call for n in lengths for name, call in _posterior_calls(n, place).items()}
-    times = time_in_turns(calls, repeats, place, progress)
-    return [{"tokens": n, "seconds": {name: times[n, name] for name in POSTERIORS}} for n in lengths]
-
-
-def _posterior_calls(tokens: int, device: torch.device) -> dict[str, Callable[[], object]]:
-    g = torch.Generator().manual_seed(0)
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g).mul(0.3).to(device).requires_grad_()
-
-    def both(posterior: gp.Posterior) -> Tensor:
-        return posterior.mean.sum() + posterior.variance.sum()
-
-    def explicit() -> Tensor:
-        mean, covariance = reference.cgp_moments(q, k, o, v, noise=NOISE)
-        return mean.sum() + covariance.diagonal(dim1=-2, dim2=-1).sum()
-
-    q, k, o, v = (leaf(BATCH, HEADS, tokens, WIDTH) for _ in range(4))
-    m = leaf(HEADS, INDUCING, WIDTH)
-    return {
-        "softmax": lambda: scaled_dot_product_attention(q, k, v).sum().backward(),
-        "direct": lambda: both(gp.direct_posterior(q, k, v, noise=NOISE)).backward(),
-        "cgp": lambda: both(gp.cgp_posterior(q, k, o, v, noise=NOISE)).backward(),
-        "scgp": lambda: both(gp.scgp_posterior(q, k, o, v, m, noise=NOISE)).backward(),
-        "cgp by inverses": lambda: explicit().backward(),
-    }
-
-
 # Floors: the least that a training step can take, from the model's sizes
 #
 # Everything is counted for one step with B items of N tokens, width E, L layers, H heads of width d = E / H
@@ -493,30 +430,9 @@ PROJECTIONS = {"softmax": 3, "kernel": 3, "direct": 3, "cgp": 4, "scgp": 4, "sgp
 TOKEN_TENSORS = 7  # beside the projections: two norms, heads, output, residuals, hidden before and after
 
 
-@dataclass(frozen=True)
-class Floor:
-    """What a model's training step needs at least."""
-
-    name: str
-    flops: float
-    bytes_moved: float
-    launches: int
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """Seconds of the arithmetic, of the memory, and of the launches."""
-        memory = self.bytes_moved / BYTES_PER_SECOND
-        return self.flops / FLOPS_PER_SECOND, memory, self.launches * SECONDS_PER_LAUNCH
-
-    @property
-    def seconds(self) -> float:
-        """The largest of the three."""
-        return max(self.shares)
-
-
 def step_floors(
     kinds: Sequence[str] | None = None, *, batch: int = 100, config: VisionConfig | None = None
-) -> tuple[Floor, ...]:
+) -> list[dict[str, Any]]:
     """Compute the floor of a training step.
 
     Args:
@@ -525,26 +441,30 @@ def step_floors(
         config: the transformer but for its attention; the paper's if not given.
 
     Returns:
-        One floor for each kind.
+        One row for each kind: `flops`, `bytes_moved` and `launches`, the seconds that each of them takes
+        (`shares`), and the largest of these (`seconds`).
 
     Raises:
         ValueError: an unknown kind.
     """
     ours = [name for name, variant in VARIANTS.items() if not name.startswith("paper") and not variant.eager]
     chosen = check_kinds(ours if kinds is None else kinds)
-    return tuple(_floor(name, batch, config or VisionConfig()) for name in chosen)
+    return [_floor(name, batch, config or VisionConfig()) for name in chosen]
 
 
-def _floor(name: str, batch: int, shape: VisionConfig) -> Floor:
+def _floor(name: str, batch: int, shape: VisionConfig) -> dict[str, Any]:
     maps, tokens, width = PROJECTIONS[VARIANTS[name].kind], batch * shape.tokens, shape.width
     inside = width * ((maps + 1) * width + 2 * (shape.mlp_width or width))  # a layer's weights, the last too
     attended = batch * shape.heads * attention_flops(name, shape.tokens, width // shape.heads)
     patches = 2 * tokens * shape.channels * shape.patch**2 * width
-    flops = 3.0 * (shape.depth * (2 * tokens * inside + attended) + patches)
     weights = shape.depth * inside + shape.tokens * width
     token_bytes = 4 * shape.depth * tokens * width * (maps + TOKEN_TENSORS)
-    moved = 5 * token_bytes + 4 * weights * (2 + 2 + 6)
-    return Floor(name, flops, float(moved), shape.depth * LAYER_LAUNCHES + OTHER_LAUNCHES)
+    flops = 3.0 * (shape.depth * (2 * tokens * inside + attended) + patches)
+    moved = float(5 * token_bytes + 4 * weights * (2 + 2 + 6))
+    launches = shape.depth * LAYER_LAUNCHES + OTHER_LAUNCHES
+    shares = flops / FLOPS_PER_SECOND, moved / BYTES_PER_SECOND, launches * SECONDS_PER_LAUNCH
+    counts = {"flops": flops, "bytes_moved": moved, "launches": launches}
+    return {"name": name, **counts, "shares": shares, "seconds": max(shares)}
 
 
 def attention_flops(name: str, n: int, d: int) -> float:

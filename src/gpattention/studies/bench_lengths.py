@@ -2,17 +2,11 @@
 
 One module with its projections, 4 heads of width 32, 16 inducing inputs, independent draws and the dtc or
 marginal regulariser, forward and backward, in float32.
-
-`python -m gpattention.studies.bench_lengths JSON` measures one case in a process of its own and prints what
-it found as JSON: on a CPU only a fresh process can tell the memory that a case needs.
 """
 
-import json
 import math
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,6 +20,7 @@ from gpattention.checks import check_count
 from gpattention.ops import Mode, fused_mode
 from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, time_in_turns
 from gpattention.studies.bench_paper import PAPERS, gaps_to_ours, paper_attention
+from gpattention.studies.scheduler import Died, side_by_side
 
 HEADS, HEAD_WIDTH = 4, 32
 WARM_UP = 2  # calls before those that count
@@ -35,17 +30,32 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cgp": {"normalize": "none", "regularizer": "marginal"},
 }
 MODELS = (*OPTIONS, "paper-cgp", "paper-scgp")
-# by device: model, batch, the shortest length and the longest; each length is twice the one before
-SERIES = {
-    "cuda": (
-        ("scgp", 1, 16_384, 1_048_576), ("scgp", 4, 1024, 65_536), ("softmax", 4, 1024, 65_536),
-        ("cgp", 4, 256, 4096), ("paper-scgp", 4, 64, 8192), ("paper-cgp", 4, 64, 8192),
-    ),
-    "cpu": (
-        ("scgp", 1, 1024, 65_536), ("scgp", 4, 1024, 8192), ("softmax", 4, 1024, 8192),
-        ("cgp", 4, 256, 1024), ("paper-scgp", 4, 64, 256), ("paper-cgp", 4, 64, 256),
-    ),
-}  # fmt: skip
+Series = Mapping[tuple[str, int], Sequence[int]]  # lengths of a model at a batch size, rising
+
+
+def doubled(low: int, high: int) -> list[int]:
+    """Each length twice the one before."""
+    return [low << i for i in range((high // low).bit_length())]
+
+
+SERIES: dict[str, Series] = {  # by device
+    "cuda": {
+        ("scgp", 1): doubled(16_384, 1_048_576),
+        ("scgp", 4): doubled(1024, 65_536),
+        ("softmax", 4): doubled(1024, 65_536),
+        ("cgp", 4): doubled(256, 4096),
+        ("paper-scgp", 4): doubled(64, 8192),
+        ("paper-cgp", 4): doubled(64, 8192),
+    },
+    "cpu": {
+        ("scgp", 1): doubled(1024, 65_536),
+        ("scgp", 4): doubled(1024, 8192),
+        ("softmax", 4): doubled(1024, 8192),
+        ("cgp", 4): doubled(256, 1024),
+        ("paper-scgp", 4): doubled(64, 256),
+        ("paper-cgp", 4): doubled(64, 256),
+    },
+}
 # what grows with the length, by its key in a row; memory is that of the case alone
 GROWING = {"time": "seconds", "captured time": "captured_seconds", "memory": "own_mib"}
 Points = Sequence[tuple[float, float]]  # size and what it took
@@ -78,6 +88,7 @@ def bench_lengths(
     repeats: int = 5,
     seed: int = 0,
     longest: int | None = None,
+    series: Series | None = None,
     device: torch.device | str = "cpu",
     fused: Mode | None = None,
     progress: Progress | None = None,
@@ -89,6 +100,7 @@ def bench_lengths(
         repeats: timed calls after two to warm up.
         seed: of weights and tokens.
         longest: leave longer sequences out.
+        series: lengths by model and batch size; those of `SERIES` if not given.
         device: where to compute; on a CPU each case has a process of its own, whose memory is measured.
         fused: the mode of fused kernels; the one in force if not given.
         progress: called with the cases done, and in all.
@@ -103,18 +115,16 @@ def bench_lengths(
     check_count("repeats", repeats)
     most = math.inf if longest is None else check_count("longest", longest)
     place, mode = torch.device(device), fused_mode() if fused is None else fused
-    measure = measure_length if place.type == "cuda" else measure_apart
-    series = [
-        [LengthCase(model, batch, low << i, repeats, seed, str(place), mode)
-         for i in range((high // low).bit_length()) if low << i <= most]
-        for model, batch, low, high in SERIES["cuda" if place.type == "cuda" else "cpu"] if model in chosen
-    ]  # fmt: skip
-    rows, total, done = list[dict[str, Any]](), sum(map(len, series)), 0
-    for cases in series:
-        for index, case in enumerate(cases):
-            rows.append(measure(case))
+    cuda = place.type == "cuda"
+    every = SERIES["cuda" if cuda else "cpu"] if series is None else series
+    wanted = {key: [n for n in lengths if n <= most] for key, lengths in every.items() if key[0] in chosen}
+    rows, done, total = list[dict[str, Any]](), 0, sum(map(len, wanted.values()))
+    for (model, batch), lengths in wanted.items():
+        for index, tokens in enumerate(lengths):
+            case = LengthCase(model, batch, tokens, repeats, seed, str(place), mode)
+            rows.append(measure_length(case) if cuda else measure_apart(case))
             failed = rows[-1]["failure"] is not None
-            done += len(cases) - index if failed else 1
+            done += len(lengths) - index if failed else 1
             if progress is not None:
                 progress(done, total)
             if failed:
@@ -173,12 +183,12 @@ def overtaking(ours: Points, theirs: Points) -> dict[str, float | None]:
 
 def measure_apart(case: LengthCase) -> dict[str, Any]:
     """Measure in a fresh process, which the system may end if memory runs out."""
-    command = [sys.executable, "-m", "gpattention.studies.bench_lengths", json.dumps(asdict(case))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return case.row(**json.loads(done.stdout.splitlines()[-1]))
-    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return case.row(failure="ended by the system (out of memory?)" if done.returncode < 0 else lines[-1])
+    ((_, found, _),) = side_by_side(_measure, [case], 1, fresh=True)
+    return case.row(failure=f"{found} (out of memory?)") if isinstance(found, Died) else found
+
+
+def _measure(case: LengthCase, _: int) -> dict[str, Any]:
+    return measure_length(case)
 
 
 def measure_length(case: LengthCase) -> dict[str, Any]:
@@ -264,7 +274,3 @@ def _memory(device: torch.device, *, peak: bool) -> int | None:
     lines = listed.read_text().splitlines() if listed.is_file() else []
     sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
     return sizes[0] if sizes else None
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure_length(LengthCase(**json.loads(sys.argv[1])))) + "\n")

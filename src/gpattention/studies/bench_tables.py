@@ -25,7 +25,7 @@ from gpattention.reports.drawing import drawn, name_axes, new_figure, picture
 from gpattention.reports.style import styles_for
 from gpattention.runs.tables import csv_text, markdown, markdown_line, markdown_table
 from gpattention.studies import write_file
-from gpattention.studies.bench import ASSUMED, POSTERIORS, SECONDS_PER_LAUNCH, Floor, Measurement
+from gpattention.studies.bench import ASSUMED, SECONDS_PER_LAUNCH, Measurement
 from gpattention.studies.bench_lengths import fit_power
 from gpattention.studies.bench_paper import ALLOWED_GAP
 
@@ -66,25 +66,16 @@ class BenchTable:
         return tuple(c for c in self.columns if any(row.get(c[0]) is not None for row in self.rows))
 
     @property
-    def heads(self) -> list[str]:
-        """Of the filled columns."""
-        return [head for _, head, _, _ in self.filled]
+    def text(self) -> tuple[list[str], list[list[str]], list[int]]:
+        """Heads, the cells of every row, and which columns are numbers."""
 
-    @property
-    def cells(self) -> list[list[str]]:
-        """Text of every row."""
-        return [
-            [
-                "-" if row.get(key) is None else f"{row[key]:{form}}{suffix}" if form else str(row[key])
-                for key, _, form, suffix in self.filled
-            ]
-            for row in self.rows
-        ]
+        def cell(value: Any, form: str, suffix: str) -> str:
+            return "-" if value is None else f"{value:{form}}{suffix}" if form else str(value)
 
-    @property
-    def right(self) -> tuple[int, ...]:
-        """Columns of numbers."""
-        return tuple(i for i, column in enumerate(self.filled) if column[2])
+        filled = self.filled
+        cells = [[cell(row.get(key), form, suffix) for key, _, form, suffix in filled] for row in self.rows]
+        numbers = [i for i, (_, _, form, _) in enumerate(filled) if form]
+        return [head for _, head, _, _ in filled], cells, numbers
 
 
 def step_table(result: Measurement) -> BenchTable:
@@ -110,19 +101,19 @@ def step_table(result: Measurement) -> BenchTable:
     return BenchTable("Training step, the paper's CIFAR-10 model", columns, tuple(rows), tuple(notes))
 
 
-def floor_table(floors: Sequence[Floor], result: Measurement | None = None) -> BenchTable:
+def floor_table(floors: Sequence[Mapping[str, Any]], result: Measurement | None = None) -> BenchTable:
     """What a step cannot go below, beside what was measured on a GPU."""
     measured = {row["name"]: row for row in result.rows} if result is not None else {}
     rows = []
     for floor in floors:
-        row, (flop_ms, byte_ms, launch_ms) = measured.get(floor.name, {}), map(_ms, floor.shares)
+        row, (flop_ms, byte_ms, launch_ms) = measured.get(floor["name"], {}), map(_ms, floor["shares"])
         seconds, launches = row.get("seconds"), row.get("launches")
         rows.append({
-            "name": floor.name, "gflop": floor.flops / 1e9, "flop_ms": flop_ms,
-            "mib": floor.bytes_moved / 2**20, "byte_ms": byte_ms, "fewest_launches": floor.launches,
-            "launch_ms": launch_ms, "floor_ms": _ms(floor.seconds), "launches": launches, "ms": _ms(seconds),
-            "launches_ms": launches and 1000 * launches * SECONDS_PER_LAUNCH,
-            "to_floor": seconds and seconds / floor.seconds,
+            "name": floor["name"], "gflop": floor["flops"] / 1e9, "flop_ms": flop_ms,
+            "mib": floor["bytes_moved"] / 2**20, "byte_ms": byte_ms, "fewest_launches": floor["launches"],
+            "launch_ms": launch_ms, "floor_ms": _ms(floor["seconds"]), "launches": launches,
+            "launches_ms": launches and 1000 * launches * SECONDS_PER_LAUNCH, "ms": _ms(seconds),
+            "to_floor": seconds and seconds / floor["seconds"],
         })  # fmt: skip
     notes = (f"computed, not measured; assumed of the machine ({ASSUMED})",)
     return BenchTable("Floor of a training step", COLUMNS["floor"], tuple(rows), notes)
@@ -187,17 +178,6 @@ def predict_table(result: Measurement) -> BenchTable:
         *_gap_notes(result),
     )
     return BenchTable("Posterior samples by model.predict", COLUMNS["predict"], rows, notes)
-
-
-def posterior_table(times: Sequence[Mapping[str, Any]]) -> BenchTable:
-    """Ratios to softmax attention, by length."""
-    rows = tuple(
-        {"tokens": t["tokens"], **{n: t["seconds"][n] / t["seconds"]["softmax"] for n in POSTERIORS}}
-        for t in times
-    )
-    columns = (("tokens", "tokens", "d", ""), *((name, name, ".1f", "x") for name in POSTERIORS))
-    notes = ("mean and variance, forward and backward; times as multiples of softmax attention's",)
-    return BenchTable("Posteriors alone", columns, rows, notes)
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -301,20 +281,14 @@ def to_markdown(tables: Sequence[BenchTable], facts: str, command: str | None = 
     """
     parts = [f"{facts}\n"] + ([f"Made by `{command}`.\n"] if command else [])
     for table in tables:
-        text = markdown_table(table.heads, table.cells, right=table.right)
+        heads, cells, numbers = table.text
+        text = markdown_table(heads, cells, right=numbers)
         parts += [f"## {markdown(table.title)}\n", text, *(f"{markdown_line(n)}.\n" for n in table.notes)]
     return "\n".join(parts)
 
 
 def to_csv(table: BenchTable) -> str:
-    """A table as CSV, nothing rounded.
-
-    Args:
-        table: its empty columns are left out.
-
-    Returns:
-        One line for each row.
-    """
+    """A table as CSV, one line for each row, nothing rounded; empty columns are left out."""
     keys = [key for key, _, _, _ in table.filled]
     return csv_text(keys, ([row.get(key) for key in keys] for row in table.rows))
 

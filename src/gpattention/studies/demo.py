@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from gpattention.checks import check_count
+from gpattention.checks import check_choice, check_count
 from gpattention.evaluation import EvaluationSettings, evaluate_run
 from gpattention.files import read_json
+from gpattention.metrics import metric_of
 from gpattention.reports import write_report
-from gpattention.runs import Recipe, chosen_row, recipe_from_dict
+from gpattention.runs import Column, Group, Recipe, Results, read_run, recipe_from_dict
 from gpattention.studies.scheduler import Died, side_by_side
 from gpattention.training import TrainingFailedError, train_recipe
 
@@ -36,40 +37,28 @@ TITLE = "Kinds of attention on handwritten digits"
 DRAWS = 10
 STARTS_ANEW = "the next demo starts anew"
 SUITES = ("clean", "corrupted", "ood", "selective", "oversmoothing")
-FIGURES = {  # field of a row: suite, sets whose mean it is, metric
-    "accuracy": ("clean", ("test",), "accuracy"),
-    "nll": ("clean", ("test",), "nll"),
-    "ece": ("clean", ("test",), "ece"),
-    "corrupted_accuracy": ("corrupted", ("corrupted/mean",), "accuracy"),
-    "corrupted_nll": ("corrupted", ("corrupted/mean",), "nll"),
-    "corrupted_ece": ("corrupted", ("corrupted/mean",), "ece"),
-    "near_auroc": ("ood", ("ood/near",), "auroc"),
-    "far_auroc": ("ood", ("ood/noise", "ood/patterns"), "auroc"),
-}
-
-
-@dataclass(frozen=True)
-class DemoRow:
-    """One model; NLL and ECE over test images, corrupted ones as means over types and severities."""
-
-    model: str
-    accuracy: float
-    nll: float
-    ece: float
-    corrupted_accuracy: float
-    corrupted_nll: float
-    corrupted_ece: float
-    near_auroc: float
-    far_auroc: float
-    floor_share: float | None
-    seconds: float
+COLUMNS = (
+    *(Column("clean", "test", metric) for metric in ("accuracy", "nll", "ece")),
+    *(
+        Column("corrupted", "corrupted/mean", metric, head=f"corr. {metric_of(metric).label}")
+        for metric in ("accuracy", "nll", "ece")
+    ),
+    Column("ood", "ood/near", "auroc", "entropy", head="near AUROC"),
+    Column("ood", "ood/*[!r]", "auroc", "entropy", head="far AUROC"),  # all but near
+)
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """All models of the demo."""
+    """All models of the demo.
 
-    rows: tuple[DemoRow, ...]
+    Attributes:
+        results: their evaluations, by model.
+        folder: of the runs.
+        report: the page that compares them.
+    """
+
+    results: Results
     folder: Path
     report: Path
 
@@ -107,7 +96,7 @@ def run_demo(
     epochs: int = 20,
     seed: int = 0,
     workers: int = 1,
-    on_done: Callable[[DemoRow], object] | None = None,
+    on_done: Callable[[str, float], object] | None = None,
 ) -> DemoResult:
     """Train and evaluate the models; what an earlier demo left in `folder` is replaced.
 
@@ -118,10 +107,10 @@ def run_demo(
         epochs: of phase 2, with draws.
         seed: of data split and training.
         workers: models trained at once, each on one thread: matrices this small gain nothing from more.
-        on_done: called with the row of each model when it is done.
+        on_done: called with each model when it is done, and the seconds of its training.
 
     Returns:
-        A row for each model, and the page that compares them.
+        The evaluations of all models, and the page that compares them.
 
     Raises:
         ValueError: a model is not of the demo's.
@@ -129,11 +118,9 @@ def run_demo(
         TrainingFailedError: a process died.
         TrainingStoppedError: SIGTERM or Ctrl-C came.
     """
-    unknown = sorted(set(models) - set(MODELS))
-    if unknown:
-        raise ValueError(f"expected models among {', '.join(MODELS)}, got {', '.join(unknown)}")
-    workers = check_count("workers", workers)
-    folder = Path(folder)
+    for model in models:
+        check_choice("models", model, MODELS)
+    workers, folder = check_count("workers", workers), Path(folder)
     given = {"kernel_epochs": kernel_epochs, "epochs": epochs, "seed": seed}
     jobs = [(demo_recipe(model, **given), folder / model) for model in models]
     if workers > 1:  # the long ones first, so that none is left alone at the end
@@ -141,7 +128,7 @@ def run_demo(
         for setting in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             # glibc then keeps memory: a tenth of the time was giving it back
             os.environ.setdefault(setting, str(2**30))
-    rows, threads = {}, torch.get_num_threads()
+    threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         for (recipe, _), answer, _ in side_by_side(_attempt, jobs, workers, when_stopped=STARTS_ANEW):
@@ -149,45 +136,37 @@ def run_demo(
                 raise TrainingFailedError(f"{recipe.name}: {answer}")
             if isinstance(answer, Exception):
                 raise answer
-            rows[answer.model] = answer
             if on_done is not None:
-                on_done(answer)
+                on_done(recipe.model.attention, answer)
     finally:
         torch.set_num_threads(threads)
-    report = write_report([folder / m for m in models], folder / "report.html", title=TITLE)
-    return DemoResult(tuple(rows[m] for m in models), folder, report)
+    runs = [folder / model for model in models]
+    report = write_report(runs, folder / "report.html", title=TITLE)
+    results = Results.of([Group(run.name, (read_run(run),)) for run in runs])
+    return DemoResult(results, folder, report)
 
 
-def _attempt(job: tuple[Recipe, Path], _: int) -> DemoRow | Exception:
-    """An error is an answer too, and is raised in the first process."""
+def _attempt(job: tuple[Recipe, Path], _: int) -> float | Exception:
+    """The seconds of a training; an error is an answer too, and is raised in the first process."""
     try:
         return _train_and_evaluate(*job)
     except Exception as error:  # of any kind
         return error
 
 
-def _train_and_evaluate(recipe: Recipe, folder: Path) -> DemoRow:
+def _train_and_evaluate(recipe: Recipe, folder: Path) -> float:
     if (folder / "recipe.json").is_file():
         _check_demo(folder, recipe.name)
         shutil.rmtree(folder)
     start = time.perf_counter()
-    result = train_recipe(recipe, folder)
+    train_recipe(recipe, folder)
     seconds = time.perf_counter() - start
     settings = EvaluationSettings(
         suites=SUITES, device="cpu", samples=DRAWS, predictors=("model",), corruptions=CORRUPTIONS,
         severities=SEVERITIES,
     )  # fmt: skip
-    suites = evaluate_run(folder, settings)
-    figures = {}
-    for name, (suite, places, metric) in FIGURES.items():
-        detail = {"score": "entropy"} if suite == "ood" else {}
-        values = [suites[suite].value(place, metric, **detail) for place in places]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
-            raise RuntimeError(f"the {suite} suite has no {metric} of {' and '.join(places)}")
-        figures[name] = sum(known) / len(known)
-    share = chosen_row(recipe, result.rows)["floor_share"]
-    return DemoRow(recipe.model.attention, **figures, floor_share=share, seconds=seconds)
+    evaluate_run(folder, settings)
+    return seconds
 
 
 def _check_demo(folder: Path, name: str) -> None:

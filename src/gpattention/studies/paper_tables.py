@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpattention.checks import check_choice
 from gpattention.reports.drawing import picture
 from gpattention.reports.style import GRID, INK, styles_for
 from gpattention.runs.tables import Bold, csv_text, latex_table, markdown_table
@@ -32,7 +31,6 @@ HEADINGS: dict[Kind, str] = {
     "paper": "The paper's own figures",
     "reading": "How to read",
 }
-LETTER, KEY = 0.075, 0.6  # inches that a letter and the line before a name take in a legend
 
 
 def gathered(notes: Iterable[Note]) -> dict[Kind, list[str]]:
@@ -148,23 +146,6 @@ PICTURES = (".png", ".svg")
 ENDINGS = (*SUFFIXES, *PICTURES)  # of files
 
 
-def rendered(table: PaperTable, form: str) -> str:
-    """Render a table in one of `FORMATS`.
-
-    Args:
-        table: of `paper_table`.
-        form: markdown, csv or latex.
-
-    Returns:
-        The text.
-
-    Raises:
-        ValueError: there is no such format.
-    """
-    check_choice("format", form, FORMATS)
-    return FORMATS[form](table)
-
-
 def write_table(
     table: PaperTable, out: str | Path, forms: tuple[str, ...] = tuple(FORMATS)
 ) -> tuple[Path, ...]:
@@ -180,22 +161,16 @@ def write_table(
         The files that were written.
     """
     out = Path(out)
-    if out.suffix in ENDINGS:
-        return (write_file(out, _content(table, out.suffix)),)
-    return tuple(write_file(out / name, content) for name, content in table_files(table, forms).items())
-
-
-def table_files(table: PaperTable, forms: Iterable[str]) -> dict[str, bytes]:
-    """Files of a table by name, in some formats of text; of a figure also its pictures."""
     ends = [end for end, form in SUFFIXES.items() if form in forms]
     ends += PICTURES if table.name in FIGURES else ()
-    return {f"{table.name}{end}": _content(table, end) for end in ends}
+    files = [out] if out.suffix in ENDINGS else [out / f"{table.name}{end}" for end in ends]
+    return tuple(write_file(file, _content(table, file.suffix)) for file in files)
 
 
 def _content(table: PaperTable, ending: str) -> bytes:
     if ending in PICTURES:
         return picture(paper_figure(table), ending.removeprefix("."))
-    return rendered(table, SUFFIXES[ending]).encode()
+    return FORMATS[SUFFIXES[ending]](table).encode()
 
 
 def paper_figure(table: PaperTable) -> "Figure":
@@ -244,11 +219,7 @@ def paper_figure(table: PaperTable) -> "Figure":
             panel.text(0.5, 0.5, "no runs", transform=panel.transAxes, ha="center", color=INK)
         panel.set_title(group, color=INK, fontsize=10)
     figure.suptitle(f"{table.title} ({table.place.partition(',')[0]} of the paper, our runs)", fontsize=10)
-    if keys:  # below all panels, never over a line, with as many columns as the longest name leaves
-        wide = LETTER * max(map(len, keys)) + KEY
-        columns = max(1, min(len(keys), int(figure.get_figwidth() // wide)))
-        figure.legend(
-            list(keys.values()), list(keys), loc="outside lower center", ncols=columns, frameon=False,
-            fontsize=8,
-        )  # fmt: skip
+    if keys:  # below all panels, never over a line; two long names fit beside each other
+        look: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 8}
+        figure.legend(list(keys.values()), list(keys), **look)
     return figure

@@ -1,4 +1,4 @@
-"""The results of a plan in one folder to commit: tables, the choice, figures, records, and how all was made.
+"""The results of a plan in one folder to commit: tables, the choice, records, and how all was made.
 
 Run folders are large and are not committed.  Results are therefore made of records alone, without weights:
 from run folders where these are evaluated, else from the archive of an earlier call.  So they can be made
@@ -19,20 +19,16 @@ from fnmatch import fnmatch
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from typing import Any
+from urllib.parse import quote
 
 from gpattention import reports
 from gpattention.checks import check_name
 from gpattention.data import unpack as unpack_archive
 from gpattention.data.corruptions import SEVERITIES
-from gpattention.evaluation import predictor_order, score_name
+from gpattention.evaluation import predictor_order
 from gpattention.files import StrPath, make_folder, read_object, remove_leftovers
 from gpattention.metrics import metric_of
-from gpattention.reports.drawing import picture
-from gpattention.reports.sections.calibration import pooled_bins
-from gpattention.reports.sections.shift import severities
-from gpattention.reports.style import styles_for
 from gpattention.runs import Recipe, compared, difference, difference_from, read_run
 from gpattention.runs.recipe import flat
 from gpattention.runs.records import recorded_settings
@@ -41,12 +37,9 @@ from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_t
 from gpattention.studies import model_card, write_file
 from gpattention.studies.model_card import CLASSIFIED, SCORE, date_of, in_words, page, shown_path
 from gpattention.studies.paper import FIGURES, TABLES, paper_table
-from gpattention.studies.paper_tables import table_files
+from gpattention.studies.paper_tables import to_csv, to_markdown
 from gpattention.studies.plans import Candidate, Goal, Plan
 from gpattention.training.folder import TAKEN
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ARCHIVE = "records.tar.xz"
 # positions in a text are not aligned to four bytes, as xz takes them to be: 6 % smaller without
@@ -64,8 +57,7 @@ RANKED, ACCURACY = Column("clean", "validation", "nll"), Column("clean", "valida
 ROUNDING = 1e-9  # equal figures of several seeds need not have equal means
 # where a rival is held against the choice: the hardest of these
 PLACES = (("corrupted", "corrupted/mean"), ("clean", "ood/out-of-domain"), ("clean", "test"))
-PICTURES = ("png", "svg")
-MADE_AGAIN = (".png", ".svg", ".html")  # at will: not worth a place in a repository
+MADE_AGAIN = "report.html"  # at will: not worth a place in a repository
 
 
 def write_results(
@@ -76,7 +68,7 @@ def write_results(
     plan_file: StrPath | None = None,
     on_archived: Callable[[tuple[str, ...]], object] | None = None,
 ) -> list[Path]:
-    """Write tables, the choice, figures, the paper's tables, the report, and a README that says how.
+    """Write tables, the choice, the paper's tables, the report, and a README that says how.
 
     The records of the runs are packed beside them, into `records.tar.xz`.  A later call takes from
     that file the runs that are not evaluated in `runs`, and keeps in it those that it is not asked for.
@@ -84,8 +76,7 @@ def write_results(
     Args:
         plan: whose runs, or some of them (`Plan.only`).
         runs: the folder of the plan's runs; nothing is written there, and with records it need not be there.
-        out: the folder to write; what an earlier call left there and this one does not write again is removed
-            (the picture of a model no longer chosen), other files are left alone.
+        out: the folder to write; what else is there is left alone, and README.md does not list it.
         plan_file: the plan's own file, for the commands in the README.
         on_archived: called with the runs that are taken from the records of an earlier call, if any.
 
@@ -101,16 +92,15 @@ def write_results(
         archived = gather(plan, runs, out / ARCHIVE, Path(place))
         if archived and on_archived is not None:
             on_archived(archived)
-        # of the records alone, so that results do not depend on where these came from
-        results = read_results(plan, Path(place))
+        try:  # of the records alone, so that results do not depend on where these came from
+            results = read_results(plan, Path(place))
+        except (KeyError, TypeError, ValueError) as error:  # which must not tell of a folder that is gone
+            where = out / ARCHIVE if (out / ARCHIVE).is_file() else runs
+            raise ValueError(str(error).replace(place, str(where))) from None
         contents = {ARCHIVE: packed(Path(place)), **_contents(results)}
     commands = _commands(results, runs, out, Path(plan_file) if plan_file else None)
     contents["README.md"] = readme(results, commands, list(contents)).encode()
     remove_leftovers(make_folder(out))
-    before = out / "README.md"
-    earlier = listed_files(before.read_text(errors="replace")) if before.is_file() else set()
-    for name in earlier - set(contents):  # else it would stand there as if it belonged to these results
-        (out / name).unlink(missing_ok=True)
     return [
         write_file(out / check_name("the name of a file of results", name), content)
         for name, content in contents.items()
@@ -125,11 +115,6 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
         "summary.csv": summary_csv(results),
         "choice.md": choice_markdown(results, ranking),
     }
-    pictures = {
-        f"{name}.{form}": picture(figure, form)
-        for name, figure in draw_figures(results, ranking)
-        for form in PICTURES
-    }
     configs = {}
     for model in results.models:
         rows = [(run.seed, row) for run in model.runs for row in run.rows]
@@ -141,16 +126,14 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
         del recipe["seed"]
         configs[model.name] = {"seeds": [run.seed for run in model.runs], "recipe": recipe}
     texts["configs.json"] = json.dumps(configs, indent=1) + "\n"
-    contents = {name: text.encode() for name, text in texts.items()} | pictures
-    for table_name in (*TABLES, *FIGURES):
-        table = paper_table(table_name, results.models)
+    for table in (paper_table(name, results.models) for name in (*TABLES, *FIGURES)):
         if any(cell.ours is not None for row in table.rows for cell in row.cells):
-            contents |= table_files(table, ("markdown", "csv"))
+            texts |= {f"{table.name}.md": to_markdown(table), f"{table.name}.csv": to_csv(table)}
     shown = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in results.runs]
     title = f"{results.plan.name}: {len(results.models)} models"
     without = () if results.texts else ("gallery",)  # records have no images
-    contents["report.html"] = reports.build_report(shown, title, without=without).encode(errors="replace")
-    return contents
+    texts["report.html"] = reports.build_report(shown, title, without=without)
+    return {name: text.encode(errors="replace") for name, text in texts.items()}
 
 
 def _commands(results: "PlanResults", runs: Path, out: Path, plan_file: Path | None) -> list[str]:
@@ -222,7 +205,8 @@ def read_results(plan: Plan, runs: Path) -> PlanResults:
         if training.folder in found and found[training.folder].suites:
             models.setdefault(training.model, []).append(found[training.folder])
     if not models:
-        raise _none_evaluated(plan, str(runs))
+        how = "gpattention reproduce PLAN --stage evaluate makes them"
+        raise ValueError(f"expected evaluated runs of {plan.name} in {runs}, got none: {how}")
     return PlanResults(
         plan,
         models=tuple(Group(name, tuple(of_model)) for name, of_model in models.items()),
@@ -243,11 +227,6 @@ def find_runs_of(plan: Plan, runs: Path) -> dict[str, RunData]:
             _ = run.parsed  # a recipe that cannot be read is an error before any work
             found[name] = run
     return found
-
-
-def _none_evaluated(plan: Plan, where: str) -> ValueError:
-    how = "gpattention reproduce PLAN --stage evaluate makes them"
-    return ValueError(f"expected evaluated runs of {plan.name} in {where}, got none: {how}")
 
 
 def _events(run: RunData, kind: str) -> list[Mapping[str, Any]]:
@@ -275,13 +254,8 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...
     found = find_runs_of(plan, runs) if runs.is_dir() or not archive.is_file() else {}
     for name, run in found.items():
         _write_records(run, place / name, archive)
-    asked = [t.folder for t in plan.trainings]
-    archived = tuple(name for name in asked if name not in found and (place / name).is_dir())
-    for name in archived:
-        _check_readable(archive, place / name)
-    if not found and not archived:
-        raise _none_evaluated(plan, f"{runs} or {archive}" if archive.is_file() else str(runs))
-    return archived
+    asked = [training.folder for training in plan.trainings]
+    return tuple(name for name in asked if name not in found and (place / name).is_dir())
 
 
 def _write_records(run: RunData, place: Path, archive: Path) -> None:
@@ -325,18 +299,6 @@ def unpack(archive: Path, folder: Path) -> None:
                 raise ValueError(f"{archive}: expected {EXPECTED}, got {name!r}")
 
     unpack_archive(archive, folder, limit=LARGEST_ARCHIVE, files=MOST_FILES, check=check)
-
-
-def _check_readable(archive: Path, run: Path) -> None:
-    """Before anything is written; an error must not tell of a folder that is gone with the call."""
-    try:
-        found = read_run(run)
-        _ = found.parsed
-    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
-        reason = str(error).replace(f"{run.parent}/", "")
-        raise ValueError(f"{archive}: expected records of {run.name} to read, got: {reason}") from None
-    if not found.suites and not found.failure:
-        raise ValueError(f"{archive}: expected an evaluation or a failure of {run.name}, got neither")
 
 
 # Every model with every way to predict
@@ -576,47 +538,6 @@ def choice_markdown(results: PlanResults, ranking: Sequence[Ranked]) -> str:
     )
 
 
-# Figures
-
-
-def draw_figures(results: PlanResults, ranking: Sequence[Ranked]) -> "Iterator[tuple[str, Figure]]":
-    """Each figure with the name of its file, as far as the evaluations have what it shows."""
-    models = {model.name: model for model in results.models}
-    styles: Any = styles_for(list(models))
-    for metric in ("accuracy", "nll", "ece"):
-        values = {name: severities(results.table, name, metric, "model") for name in models}
-        values = {name: seeds for name, seeds in values.items() if any(len(seed) > 1 for seed in seeds)}
-        if values:
-            label = metric_of(metric).label
-            title = f"{label[:1].upper()}{label[1:]} under corruption"
-            figure = reports.severity_figure(values, y=label, title=title, styles=styles)
-            yield f"severity-{metric}", figure
-    for column, label in (("validation_accuracy", "accuracy"), ("validation_nll", "NLL")):
-        rows = {
-            name: [run.rows for run in of.runs if any(row.get(column) is not None for row in run.rows)]
-            for name, of in models.items()
-        }
-        rows = {name: seeds for name, seeds in rows.items() if seeds}
-        if rows:
-            y, title = f"validation {label}", f"Validation {label} while training"
-            figure = reports.training_figure(rows, column, y=y, title=title, styles=styles)
-            yield f"training-{column.removeprefix('validation_')}", figure
-    # of the chosen one and the rivals, all seeds together: under corruption, of texts on test items
-    suite, chosen = "clean" if results.texts else "corrupted", chosen_of(ranking)
-    for one in dict.fromkeys([*([chosen.candidate] if chosen else []), *results.plan.rivals]):
-        runs = models[one.model].runs if one.model in models else ()
-        bins = [by for run in runs if (by := (run.curve(suite, "reliability") or {}).get(one.predictor))]
-        if bins:
-            figure = reports.reliability_figure(pooled_bins(bins), title=str(one), style=styles[one.model])
-            yield f"reliability-{one.model}-{one.predictor.replace('+', '-')}", figure
-    for place in results.table.sets(suite="ood"):
-        found = {name: results.table.find(name, "ood", place, "auroc", score=SCORE) for name in models}
-        bars = {name: list(each.values.values()) for name, each in found.items() if each is not None}
-        if bars:
-            name, x = place.removeprefix("ood/"), f"AUROC, {score_name(SCORE)}"
-            yield f"ood-{name}", reports.bars_figure(bars, x=x, title=f"Against {name}", styles=styles)
-
-
 # How the results were made: commands, runs, hardware, dates, times, and everything that was cut
 
 
@@ -633,7 +554,6 @@ def readme(results: PlanResults, commands: Sequence[str], names: Sequence[str]) 
         evaluations=[row for model in results.models for row in _evaluations(model)],
         cuts=list(_cuts(results)),
         files=_file_table(names),
-        pictures=sorted({name.rpartition(".")[0] for name in names if name.endswith((".png", ".svg"))}),
     )
 
 
@@ -706,17 +626,8 @@ def _file_table(names: Sequence[str]) -> str:
     """Files that are kept, grouped by what they are."""
     known = _known_files()
     grouped: dict[str, list[str]] = {about: [] for about in known.values()}
-    for name in sorted(name for name in names if not name.endswith(MADE_AGAIN)):
+    for name in sorted(name for name in names if name != MADE_AGAIN):
         about = next(about for pattern, about in known.items() if fnmatch(name, pattern))
         grouped[about].append(f"[{markdown(name)}]({quote(name, safe='+=,@')})")
     rows = [[Markup(about), Markup(", ".join(of))] for about, of in grouped.items() if of]
     return markdown_table(["What", "Files"], rows, left=None)
-
-
-def listed_files(text: str) -> set[str]:
-    """Files that an earlier README names as part of its results: by links, pictures by code in a sentence."""
-    _, _, listed = text.partition("## Files\n")
-    linked = set(map(unquote, re.findall(r"\]\(([^()/]+)\)", listed)))
-    kept = {n for n in linked if n.endswith(MADE_AGAIN) or any(fnmatch(n, each) for each in _known_files())}
-    stems = re.findall("`([^`/]+)`", listed.partition("not kept here")[2])
-    return kept | {f"{stem}.{form}" for stem in stems for form in PICTURES}

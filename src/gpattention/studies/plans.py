@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from gpattention.checks import check_count, check_name
 from gpattention.evaluation import FITTED, PREDICTOR_NAMES
@@ -214,17 +214,17 @@ def _goal(entry: Mapping[str, Any], where: str) -> Goal:
     _check_keys(entry, known, where)
     if missing := sorted(known - {"aggregation", "set"} - set(entry)):
         raise ValueError(f"expected {missing[0]} in {where}, got {dict(entry)!r}")
-    suite, measure = entry["suite"], entry["measure"]
-    if measure not in METRICS or measure.startswith("batch_"):
-        raise ValueError(f"{where}: expected measure to be a metric, e.g. nll, got {measure!r}")
-    right = "higher" if METRICS[measure].larger else "lower"
-    goal = Goal(**{"set": SETS.get(suite, ""), **entry, "value": float(entry["value"])})
-    for key, allowed in (("suite", SUITES), ("aggregation", AGGREGATIONS), ("better", (right,))):
-        if getattr(goal, key) not in allowed:
-            choices = ", ".join(allowed) + (f" for {measure}" if key == "better" else "")
-            raise ValueError(f"{where}: expected {key} to be one of {choices}, got {entry[key]!r}")
+    measure = entry["measure"]
+    metrics = {name for name in METRICS if not name.startswith("batch_")}  # batches are an aggregation
+    right = "higher" if measure in metrics and METRICS[measure].larger else "lower"
+    goal = Goal(**{"set": SETS.get(entry["suite"], ""), **entry, "value": float(entry["value"])})
+    allowed = {"measure": metrics, "suite": SUITES, "aggregation": AGGREGATIONS, "better": (right,)}
+    for key, choices in allowed.items():
+        if getattr(goal, key) not in choices:
+            named = ", ".join(sorted(choices)) + (f" for {measure}" if key == "better" else "")
+            raise ValueError(f"{where}: expected {key} to be one of {named}, got {entry[key]!r}")
     if not goal.set:
-        raise ValueError(f"{where}: expected set, as {suite} has several, got none")
+        raise ValueError(f"{where}: expected set, as {goal.suite} has several, got none")
     return goal
 
 
@@ -286,16 +286,25 @@ class _Command:
     awaits: Path | None = None  # a folder that another run writes a checkpoint into
 
 
-def train_plan(
-    plan: Plan,
-    runs: StrPath,
-    *,
-    at_once: int = 1,
-    minutes: float | None = None,
-    device: str = "auto",
-    root: StrPath | None = None,
-    on_done: Callable[[Outcome], object] | None = None,
-) -> list[Outcome]:
+class How(TypedDict, total=False):
+    """How the processes of a plan work.
+
+    Attributes:
+        at_once: how many processes; 1 if not given.
+        minutes: after which those under way save their state and stop.
+        device: cpu, cuda, ...; auto if not given.
+        root: folder of the datasets.
+        on_done: called with each outcome.
+    """
+
+    at_once: int
+    minutes: float | None
+    device: str
+    root: StrPath | None
+    on_done: Callable[[Outcome], object] | None
+
+
+def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
     """Train every run of a plan that is not finished.
 
     Runs whose first phases are the same wait for the one that trains it and take it over, or train their own
@@ -304,11 +313,7 @@ def train_plan(
     Args:
         plan: of `load_plan`, or a part of it.
         runs: the folder of its runs.
-        at_once: how many processes.
-        minutes: after which the runs under way save their state and stop.
-        device: cpu, cuda, ...
-        root: folder of the datasets.
-        on_done: called with each outcome.
+        how: at_once, minutes, device, root, on_done; see `How`.
 
     Returns:
         How the processes ended.
@@ -326,7 +331,7 @@ def train_plan(
             continue
         file = runs / "recipes" / f"{name}.toml"
         write_recipe(file, training.recipe, f"run {name} of the plan {plan.name}")
-        arguments = ["train", str(file), "--run", str(folder), *_options(device, root), *plan.train]
+        arguments = ["train", str(file), "--run", str(folder), *plan.train]
         source, awaits = runs / sources[name] if name in sources else None, None
         if (folder / "recipe.json").is_file():
             arguments.append("--resume")
@@ -335,29 +340,16 @@ def train_plan(
             arguments += ["--first-phase", str(source)]
             awaits = source / FIRST_PHASE
         commands.append(_Command(name, tuple(arguments), runs / "logs" / f"{name}.txt", awaits))
-    return _run_all(commands, at_once, minutes, on_done)
+    return _run_all(commands, **how)
 
 
-def evaluate_plan(
-    plan: Plan,
-    runs: StrPath,
-    *,
-    at_once: int = 1,
-    minutes: float | None = None,
-    device: str = "auto",
-    root: StrPath | None = None,
-    on_done: Callable[[Outcome], object] | None = None,
-) -> list[Outcome]:
+def evaluate_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
     """Evaluate the finished runs of a plan, the seeds of a model together.
 
     Args:
         plan: of `load_plan`, or a part of it.
         runs: the folder of its runs.
-        at_once: how many models.
-        minutes: after which the processes stop.
-        device: cpu, cuda, ...
-        root: folder of the datasets.
-        on_done: called with each outcome.
+        how: at_once (how many models), minutes, device, root, on_done; see `How`.
 
     Returns:
         How the processes ended.
@@ -370,9 +362,8 @@ def evaluate_plan(
         if finished:
             settings = (*plan.evaluate, *seeds[0].evaluate)  # of an option given twice the last counts
             arguments = ("evaluate", *finished, "--suite", ",".join(plan.suites), *settings)
-            log = runs / "logs" / f"evaluate-{model}.txt"
-            commands.append(_Command(model, (*arguments, *_options(device, root)), log))
-    return _run_all(commands, at_once, minutes, on_done)
+            commands.append(_Command(model, arguments, runs / "logs" / f"evaluate-{model}.txt"))
+    return _run_all(commands, **how)
 
 
 def is_finished(folder: Path) -> bool:
@@ -381,20 +372,15 @@ def is_finished(folder: Path) -> bool:
     return whole and any(event["event"] in ("finished", SHARED) for event in read_events(folder))
 
 
-def _options(device: str, root: StrPath | None) -> tuple[str, ...]:
-    return ("--device", device, *(() if root is None else ("--data", str(root))))
-
-
 def _run_all(
-    commands: Sequence[_Command],
-    at_once: int,
-    minutes: float | None,
-    on_done: Callable[[Outcome], object] | None,
-) -> list[Outcome]:
-
+    commands: Sequence[_Command], *, at_once: int = 1, minutes: float | None = None, device: str = "auto",
+    root: StrPath | None = None, on_done: Callable[[Outcome], object] | None = None,
+) -> list[Outcome]:  # fmt: skip
     def ready(command: _Command) -> bool:
         return command.awaits is None or bool(list_checkpoints(command.awaits))
 
+    more = ("--device", device, *(() if root is None else ("--data", str(root))))
+    commands = [replace(command, arguments=(*command.arguments, *more)) for command in commands]
     outcomes, at_once = [], check_count("at_once", at_once)
     work = side_by_side(run_command, commands, at_once, fresh=True, minutes=minutes, ready=ready)
     for command, answer, seconds in work:

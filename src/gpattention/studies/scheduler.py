@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -206,17 +205,16 @@ def shared_gpu() -> Iterator[None]:
         raise SharingError(f"expected {wanted}, got none; {without}")
     place = Path(tempfile.mkdtemp(prefix="gpattention-mps-"))
     before = {name: os.environ.get(name) for name in (PIPE, LOG)}
-    with _exits_on_signals():
-        os.environ.update(dict.fromkeys(before, str(place)))
-        try:
-            started, message = _call([program, "-d"])
-            if started != 0:
-                raise SharingError(f"{program} did not start: {message or f'exit code {started}'}")
-            yield
-        finally:
-            _end_service(program, place)
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+    os.environ.update(dict.fromkeys(before, str(place)))
+    try:
+        started, message = _call([program, "-d"])
+        if started != 0:
+            raise SharingError(f"{program} did not start: {message or f'exit code {started}'}")
+        yield
+    finally:
+        _end_service(program, place)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _end_service(program: str, place: Path) -> None:
@@ -232,24 +230,6 @@ def _end_service(program: str, place: Path) -> None:
         warnings.warn(f"{CONTROL} did not end; {how}", RuntimeWarning, stacklevel=2)
         return
     shutil.rmtree(place, ignore_errors=True)
-
-
-@contextmanager
-def _exits_on_signals() -> Iterator[None]:
-    """Signals that would kill this process end it in order, so that the service is not left behind."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    here = threading.current_thread() is threading.main_thread()
-    kills = [s for s in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(s) is signal.SIG_DFL]
-    for each in kills:
-        signal.signal(each, leave)
-    try:
-        yield
-    finally:
-        for each in kills:
-            signal.signal(each, signal.SIG_DFL)
 
 
 def _call(command: list[str], text: str = "") -> tuple[int, str]:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -30,25 +30,37 @@ CRITERIA: tuple[Criterion, ...] = ("accuracy", "nll")
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """One setting with one seed."""
-
-    settings: Mapping[str, str]  # key to value, as --set takes them
-    recipe: Recipe
-    folder: Path
-
-
-@dataclass(frozen=True)
 class SweepRow:
-    """One run; numbers are those of the weights it chose, on its validation split."""
+    """One setting with one seed: what is to be trained, and then what came of it.
+
+    Attributes:
+        settings: values by key, as --set takes them.
+        recipe: with these values.
+        folder: of the run.
+        epoch: of the weights that the run chose, as all numbers are; None until it is trained.
+        accuracy: on its validation split.
+        nll: the same.
+        error: why it failed; empty if it did not.
+    """
 
     settings: Mapping[str, str]
-    seed: int
+    recipe: Recipe
     folder: Path
     epoch: int | None = None
     accuracy: float | None = None
     nll: float | None = None
-    error: str = ""  # why it failed; empty if it did not
+    error: str = ""
+
+    def ended(self, error: str = "") -> "SweepRow":
+        """With what its folder says, or with why there is nothing."""
+        if error:
+            return replace(self, error=" ".join(error.split()))
+        try:
+            kept = chosen_row(self.recipe, open_run(self.folder).rows)
+        except (FileNotFoundError, ValueError) as broken:
+            return self.ended(f"{type(broken).__name__}: {broken}")
+        numbers = {name: float(kept[f"validation_{name}"]) for name in ("accuracy", "nll")}
+        return replace(self, epoch=int(kept["epoch"]), **numbers)
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class SweepResult:
 
 
 def run_sweep(
-    recipe: Recipe | Mapping[str, Any] | StrPath,
+    recipe: Recipe | StrPath,
     over: Mapping[str, Sequence[object]],
     *,
     seeds: int = 1,
@@ -116,7 +128,7 @@ def run_sweep(
     perhaps, does not take the others with it.
 
     Args:
-        recipe: a recipe, its plain values, or its file.
+        recipe: a recipe or its file.
         over: values by key, as `--set` takes them: {"regularizer.end": [0.01, 0.1]}.
         seeds: how many, from the recipe's own on.
         jobs: runs trained at once, each in a process with one thread.
@@ -139,29 +151,20 @@ def run_sweep(
     """
     check_choice("choose", choose, CRITERIA)
     jobs = check_count("jobs", jobs)
-    if isinstance(recipe, Recipe | Mapping):
-        base = recipe if isinstance(recipe, Recipe) else recipe_from_dict(recipe)
-        base = change_recipe(base, changes) if changes else base
-    else:
-        base = load_recipe(Path(recipe), changes)
+    base = change_recipe(recipe, changes) if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
     if folder is None:
         folder = Path("runs") / check_name("the folder of the sweep", f"sweep-{base.name}")
     place = Path(folder)
     planned = plan_sweep(base, over, seeds, place)
-    rows: dict[Path, SweepRow] = {}
-
-    def note(row: SweepRow) -> None:
-        rows[row.folder] = row
-        if on_done is not None:
-            on_done(row)
-
-    ready = [_finished_row(run, resume=resume) for run in planned]  # all, before any is told of
-    for row in filter(None, ready):
-        note(row)
+    finished = [run for run in planned if _is_finished(run, resume=resume)]  # all, before any is told of
+    rest = [run for run in planned if run not in finished]
     work = partial(train_one, root=None if root is None else Path(root), device=str(device))
-    rest = [run for run in planned if run.folder not in rows]
-    for run, answer, _ in side_by_side(work, rest, jobs, when_stopped="resume to go on"):
-        note(_row(run, str(answer)))
+    trained = side_by_side(work, rest, jobs, when_stopped="resume to go on")
+    rows: dict[Path, SweepRow] = {}
+    for run, answer, _ in chain(((run, "", 0.0) for run in finished), trained):
+        rows[run.folder] = run.ended(str(answer))
+        if on_done is not None:
+            on_done(rows[run.folder])
     ordered = tuple(rows[run.folder] for run in planned)
     settings = _settings(ordered)
     result = SweepResult(base, place, choose, ordered, settings, choose_setting(settings, choose))
@@ -169,7 +172,7 @@ def run_sweep(
     return result
 
 
-def train_one(run: PlannedRun, slot: int, *, root: Path | None, device: str) -> str | TrainingStoppedError:
+def train_one(run: SweepRow, slot: int, *, root: Path | None, device: str) -> str | TrainingStoppedError:
     """Train a run, or go on with it: empty, why that failed, or that somebody asked to stop."""
     count = torch.cuda.device_count() if device == "cuda" else 0
     device = f"cuda:{slot % count}" if count > 1 else device  # `cuda` alone: the jobs take turns
@@ -193,12 +196,12 @@ def choose_setting(settings: Sequence[SweepSetting], choose: Criterion) -> Sweep
     return min((setting for setting in settings if setting.failed == 0), key=order, default=None)
 
 
-def _finished_row(run: PlannedRun, *, resume: bool) -> SweepRow | None:
-    """The row of a run that an earlier sweep finished; another sweep's runs are refused before any work."""
+def _is_finished(run: SweepRow, *, resume: bool) -> bool:
+    """Whether an earlier sweep finished it; another sweep's runs are refused before any work."""
     written = run.folder / "recipe.json"
     if not written.is_file():
         check_new(run.folder)
-        return None
+        return False
     if not resume:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")
     try:
@@ -209,21 +212,9 @@ def _finished_row(run: PlannedRun, *, resume: bool) -> SweepRow | None:
         gap = f"another run than this sweep: {describe_differences(begun, run.recipe)}"
         raise CheckpointError(f"{written} describes {gap}. Choose another folder")
     try:
-        return _row(run, "") if open_run(run.folder).finished else None
+        return open_run(run.folder).finished
     except (FileNotFoundError, ValueError):  # no model yet, or a broken one: training will tell
-        return None
-
-
-def _row(run: PlannedRun, error: str) -> SweepRow:
-    row = SweepRow(run.settings, run.recipe.seed, run.folder, error=" ".join(error.split()))
-    if error:
-        return row
-    try:
-        kept = chosen_row(run.recipe, open_run(run.folder).rows)
-    except (FileNotFoundError, ValueError) as broken:
-        return _row(run, f"{type(broken).__name__}: {broken}")
-    accuracy, nll = float(kept["validation_accuracy"]), float(kept["validation_nll"])
-    return replace(row, epoch=int(kept["epoch"]), accuracy=accuracy, nll=nll)
+        return False
 
 
 def _settings(rows: Sequence[SweepRow]) -> tuple[SweepSetting, ...]:
@@ -239,7 +230,7 @@ def _settings(rows: Sequence[SweepRow]) -> tuple[SweepSetting, ...]:
 
 def plan_sweep(
     recipe: Recipe, over: Mapping[str, Sequence[object]], seeds: int, folder: Path
-) -> tuple[PlannedRun, ...]:
+) -> tuple[SweepRow, ...]:
     """All runs, setting by setting; a value that the recipe refuses is an error before any training."""
     seeds = check_count("seeds", seeds)
     texts = {key: _texts(key, values) for key, values in over.items()}
@@ -252,7 +243,7 @@ def plan_sweep(
         changed = change_recipe(recipe, [f"{key}={value}" for key, value in settings.items()])
         named = replace(changed, name=f"{recipe.name}-{label}") if settings else changed
         for seed in range(recipe.seed, recipe.seed + seeds):
-            runs.append(PlannedRun(settings, with_seed(named, seed), folder / label / f"seed-{seed}"))
+            runs.append(SweepRow(settings, with_seed(named, seed), folder / label / f"seed-{seed}"))
     return tuple(runs)
 
 
@@ -329,7 +320,7 @@ def sweep_csv(result: SweepResult) -> str:
     lines = []
     for row in result.rows:
         status, folder = "failed" if row.error else "finished", row.folder.relative_to(result.folder)
-        figures = [row.seed, status, row.epoch, row.accuracy, row.nll, folder, row.error]
+        figures = [row.recipe.seed, status, row.epoch, row.accuracy, row.nll, folder, row.error]
         lines.append([*row.settings.values(), *figures])
     return csv_text([*result.rows[0].settings, *heads], lines)
 
