@@ -46,8 +46,7 @@ from gpattention.strangeness.detectors import (
     mahalanobis,
     prediction_entropy,
 )
-from gpattention.training.engine import train_steps
-from gpattention.training.feeding import Feed
+from gpattention.training.engine import Feed, train_steps
 from gpattention.training.objective import Objective, Schedule
 
 MEMORY = 256  # remembered queries of every head

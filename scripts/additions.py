@@ -51,7 +51,7 @@ from torch.nn.functional import normalize
 
 from gpattention.attention.base import Heads
 from gpattention.attention.kernel import KernelAttention
-from gpattention.attention.registry import register_attention
+from gpattention.attention.base import register_attention
 
 
 @register_attention("cosine")

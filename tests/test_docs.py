@@ -136,7 +136,7 @@ def test_blocks_run(page: Page, reduced: bool, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setattr("gpattention.attention.registry._KINDS", dict(_kinds()))
+    monkeypatch.setattr("gpattention.attention.base._KINDS", dict(_kinds()))
     namespace: dict[str, object] = {"__name__": "docs"}
     with torch.random.fork_rng():
         for block in page.blocks(reduced=reduced):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gpattention import gp
 from gpattention.attention import build_attention
-from gpattention.attention.projections import projected_together, recomputed
+from gpattention.attention.parameters import projected_together, recomputed
 
 pytest.importorskip("triton")
 

@@ -17,7 +17,7 @@ from gpattention.attention import (
     gaussian,
     list_attention,
 )
-from gpattention.attention.registry import make_attention, option_annotations
+from gpattention.attention.base import make_attention, option_annotations
 from gpattention.gp.sparse import CONDITIONALS
 from tests.attention.variants import EMBED, HEADS, SMALL, VARIANTS, Variant, build, needs, tokens
 

@@ -9,18 +9,23 @@
 import pkgutil
 from importlib import import_module
 
-from gpattention.attention.base import DRAWS, Attention, AttentionOutput, Draw, Heads, MeanProcess
-from gpattention.attention.cgp import CGPAttention
-from gpattention.attention.direct import DirectAttention
-from gpattention.attention.gaussian import GaussianAttention
-from gpattention.attention.kernel import KernelAttention
-from gpattention.attention.parameters import Positive
-from gpattention.attention.registry import (
+from gpattention.attention.base import (
+    DRAWS,
+    Attention,
+    AttentionOutput,
+    Draw,
+    Heads,
+    MeanProcess,
     attention_class,
     build_attention,
     list_attention,
     register_attention,
 )
+from gpattention.attention.cgp import CGPAttention
+from gpattention.attention.direct import DirectAttention
+from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.kernel import KernelAttention
+from gpattention.attention.parameters import Positive
 from gpattention.attention.scgp import SCGPAttention
 from gpattention.attention.sgpa import SGPAAttention
 from gpattention.attention.softmax import SoftmaxAttention, SoftmaxGPAttention

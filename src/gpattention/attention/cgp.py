@@ -4,10 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gpattention.attention.base import Heads, Source
+from gpattention.attention.base import Heads, Source, register_attention
 from gpattention.attention.gaussian import GaussianAttention, causal_options
 from gpattention.attention.parameters import refuse_unused
-from gpattention.attention.registry import register_attention
 from gpattention.checks import check_choice, check_count
 from gpattention.gp import LogDensity, Posterior, causal_cgp_posterior, cgp_posterior
 from gpattention.gp.correlated import LATENT_PRIORS, LatentPrior

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from gpattention.attention.base import Heads
+from gpattention.attention.base import Heads, register_attention
 from gpattention.attention.gaussian import GaussianAttention, causal_options
-from gpattention.attention.registry import register_attention
 from gpattention.gp import LogDensity, Posterior, direct_posterior
 
 

@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from gpattention.attention.base import Attention, Form, Heads, MeanProcess
+from gpattention.attention.base import Attention, Form, Heads, MeanProcess, register_attention
 from gpattention.attention.parameters import Positive, spread_
-from gpattention.attention.registry import register_attention
 from gpattention.checks import check_choice
 from gpattention.gp import kernel_attention, kernel_weights, without_padding
 from gpattention.numerics import compute_dtype

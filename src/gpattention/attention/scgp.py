@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from gpattention.attention.base import Heads, Source, normalised
+from gpattention.attention.base import Heads, Source, normalised, register_attention
 from gpattention.attention.gaussian import GaussianAttention
-from gpattention.attention.parameters import latent_points
-from gpattention.attention.projections import recomputed
-from gpattention.attention.registry import register_attention
+from gpattention.attention.parameters import latent_points, recomputed
 from gpattention.checks import check_choice, check_count
 from gpattention.gp import Posterior, SCGPPosterior, scgp_posterior, sparse_row_log_amplitude
 from gpattention.gp.sparse import CONDITIONALS, FUSED_OBJECTIVES, VALUES, Conditional, Values

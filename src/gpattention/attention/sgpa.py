@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpattention.attention.base import Attention, Heads, Source
+from gpattention.attention.base import Attention, Heads, Source, register_attention
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive, spread_
-from gpattention.attention.registry import register_attention
 from gpattention.checks import check_choice, check_count
 from gpattention.gp import ArdRbf, Posterior, SGPAPosterior, exp_dot, rbf, sgpa_posterior
 from gpattention.gp.inputs import check_jitter

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.attention.base import Attention, Heads, MeanProcess
+from gpattention.attention.base import Attention, Heads, MeanProcess, register_attention
 from gpattention.attention.parameters import NOISE_FLOOR, spread_
-from gpattention.attention.registry import register_attention
 from gpattention.gp import Posterior, keep_rows, real_mean, softmax_attention, softmax_posterior
 from gpattention.ops import MOST_CHANNELS, MOST_TOKENS, why_not_fused_on
 from gpattention.ops.attention import fused_softmax_attention

@@ -5,10 +5,8 @@ Shapes lead with any batch axes: tokens [..., N, C], values [..., N, D], usually
 docs/derivations.
 """
 
-from gpattention.gp.amplitude import row_log_amplitude, sparse_row_log_amplitude
 from gpattention.gp.causal import CausalCGPState, CausalRow, causal_cgp_posterior
 from gpattention.gp.correlated import CGPPosterior, cgp_posterior
-from gpattention.gp.density import LogDensity, noise_floor
 from gpattention.gp.direct import (
     DirectPosterior,
     ExactPosterior,
@@ -18,15 +16,25 @@ from gpattention.gp.direct import (
 )
 from gpattention.gp.entropy import attention_entropy
 from gpattention.gp.inputs import fill_rows, keep_rows, real_mean
-from gpattention.gp.kernels import ArdRbf, ard_rbf, exp_dot, rbf
-from gpattention.gp.means import kernel_attention, kernel_weights, softmax_attention, without_padding
-from gpattention.gp.posterior import Posterior
+from gpattention.gp.kernels import (
+    ArdRbf,
+    ard_rbf,
+    exp_dot,
+    kernel_attention,
+    kernel_weights,
+    rbf,
+    softmax_attention,
+    without_padding,
+)
+from gpattention.gp.posterior import LogDensity, Posterior, noise_floor
 from gpattention.gp.softmax import (
     distance_log_amplitude,
     key_log_amplitude,
     query_exponent,
     query_log_amplitude,
+    row_log_amplitude,
     softmax_posterior,
+    sparse_row_log_amplitude,
 )
 from gpattention.gp.sparse import SCGPPosterior, scgp_posterior
 from gpattention.gp.variational import SGPAPosterior, sgpa_posterior

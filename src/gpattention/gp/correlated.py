@@ -35,14 +35,6 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.checks import check_count
-from gpattention.gp.density import (
-    LogDensity,
-    as_log_density,
-    gaussian_log_density,
-    log_det,
-    prior_log_density,
-    quadratic_log_density,
-)
 from gpattention.gp.direct import ExactPosterior, amplified_gram, log_query_scale, prior_draw
 from gpattention.gp.inputs import (
     Scalar,
@@ -56,7 +48,16 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
-from gpattention.gp.posterior import COSTS, prior_root
+from gpattention.gp.posterior import (
+    COSTS,
+    LogDensity,
+    as_log_density,
+    gaussian_log_density,
+    log_det,
+    prior_log_density,
+    prior_root,
+    quadratic_log_density,
+)
 from gpattention.numerics import (
     Cost,
     cholesky,

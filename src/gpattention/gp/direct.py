@@ -16,14 +16,6 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.gp.density import (
-    LogDensity,
-    as_log_density,
-    gaussian_log_density,
-    kl_to_prior,
-    log_det,
-    quadratic_log_density,
-)
 from gpattention.gp.inputs import (
     Scalar,
     check_choice,
@@ -37,7 +29,18 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram, log_kappa
-from gpattention.gp.posterior import COSTS, Posterior, prior_root, undefined_covariance
+from gpattention.gp.posterior import (
+    COSTS,
+    LogDensity,
+    Posterior,
+    as_log_density,
+    gaussian_log_density,
+    kl_to_prior,
+    log_det,
+    prior_root,
+    quadratic_log_density,
+    undefined_covariance,
+)
 from gpattention.numerics import Cost, Tokens, broadcast, cholesky, full_precision, kept
 from gpattention.ops import NoiseSource, why_not_fused_on
 from gpattention.ops.exact import PRIOR_COVARIANCE, Moments, fused_direct, fused_prior_density

@@ -1,19 +1,226 @@
-"""What every attention posterior offers: mean, variance, covariance, draws.
+"""What every attention posterior offers: mean, variance, covariance, draws, and the densities beside them.
 
 Only the mean is computed at construction.  Variance and covariance are computed when they are asked
-for, from the factors the mean already needed.
+for, from the factors the mean already needed.  Densities and divergences are of Gaussians under masks, the
+blocks the regularisers are made of.  A posterior's KL divergence from its prior is bounded below by 0:
+
+    K = sum_a KL(N(nu_a, V + tau^2 I) || N(0, K_q + tau^2 I))
+      = 1/2 [|L_q^-1 N|^2 + s (|L_q^-1 L_V|^2 - n + log det(K_q + tau^2 I) - log det(V + tau^2 I))]   (23)
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import Generator, Tensor
+from torch.linalg import solve_triangular
 
-from gpattention.gp.density import LogDensity
-from gpattention.gp.inputs import keep_real, keep_rows, with_diagonal
-from gpattention.numerics import Cost, UndefinedCovarianceError, cholesky, full_precision, kept
+from gpattention.gp.inputs import Scalar, check_positive, expanded, keep_real, keep_rows, with_diagonal
+from gpattention.numerics import (
+    Cost,
+    Tokens,
+    UndefinedCovarianceError,
+    checks_are_deferred,
+    cholesky,
+    compute_dtype,
+    full_precision,
+    inverse,
+    kept,
+    once_differentiable,
+    solve,
+    wants_plain_operations,
+)
 from gpattention.ops import ItemNoise, NoiseSource, standard_normal, why_not_fused
 from gpattention.ops.draws import draws_fit, fused_draw, fused_item_draw
+
+
+@dataclass(frozen=True, slots=True)
+class LogDensity:
+    """log p(z_q) and log p(z_k), not negated, per sequence and head, summed over value channels.
+
+    For the objective "joint", `query` is log p(z_q | z_k), so that `total` is the joint density.
+
+    Attributes:
+        query: log density of the queries' outputs.  [...]
+        key: log density of the observed keys.  [...]
+        real_queries: number of real queries.  [...]
+        real_keys: number of real keys.  [...]
+        channels: number of value channels.
+    """
+
+    query: Tensor  # [...]
+    key: Tensor  # [...]
+    real_queries: Tensor  # [...]
+    real_keys: Tensor  # [...]
+    channels: int
+
+    @property
+    def total(self) -> Tensor:
+        """Sum of both terms.  [...]"""
+        return self.query + self.key
+
+    def per_token(self) -> "LogDensity":
+        """Each term divided by its real tokens and by the value channels (0 for empty ones).
+
+        Returns:
+            The same with counts of 1.
+        """
+        query, key = (
+            total / (real.clamp_min(1) * self.channels)
+            for total, real in ((self.query, self.real_queries), (self.key, self.real_keys))
+        )
+        return LogDensity(query, key, torch.ones_like(self.real_queries), torch.ones_like(self.real_keys), 1)
+
+
+def as_log_density(t: Tokens, query: Tensor, key: Tensor) -> LogDensity:
+    """Both terms with the counts `per_token` divides by."""
+    query, key = torch.broadcast_tensors(query, key)  # keys shared by a batch count in each sequence
+    return LogDensity(query, key, t.real_queries(), t.real_keys(), t.v.shape[-1])
+
+
+def gaussian_log_density(
+    X: Tensor,  # [..., N, D], zero at padded tokens
+    L: Tensor,  # [..., N, N] Cholesky factor, identity at padded tokens
+    real: Tensor,  # [...]
+) -> Tensor:
+    """sum over channels of log N(x; 0, L L^T), padding adding nothing.  [...]"""
+    quadratic = solve_triangular(L, X, upper=False).square().sum((-2, -1))
+    return quadratic_log_density(quadratic, log_det(L), real, X)
+
+
+def prior_log_density(
+    X: Tensor,  # [..., N, D], zero at padded tokens
+    C: Tensor,  # [..., N, N] covariance, identity at padded tokens
+    real: Tensor,  # [...]
+    *,
+    name: str,
+    noise: Tensor,
+) -> Tensor:
+    """The same from the covariance itself, with its gradient written out.  [...]"""
+    X, C = expanded(X, C)
+    if wants_plain_operations():
+        return gaussian_log_density(X, cholesky(C, name=name, noise=noise), real)
+    cost: Tensor = _GaussianCost.apply(X, C, name, noise)  # type: ignore[no-untyped-call]
+    return -0.5 * (cost + X.shape[-1] * real * math.log(2 * math.pi))
+
+
+class _GaussianCost(torch.autograd.Function):
+    """sum over channels of x^T C^-1 x + log det C; with Y = C^-1 X:  dX = 2 Y,  dC = D C^-1 - Y Y^T."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, C: Tensor, name: str, noise: Tensor) -> Tensor:
+        L = cholesky(C, name=name, noise=noise)
+        white = solve_triangular(L.mT, X.mT, upper=True, left=False)  # [..., D, N]
+        ctx.save_for_backward(L, white)
+        return white.square().sum((-2, -1)) + X.shape[-1] * log_det(L)
+
+    @staticmethod
+    @once_differentiable
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        L, white = ctx.saved_tensors
+        g = grads[0][..., None, None]
+        Y = solve_triangular(L, white, upper=False, left=False)  # [..., D, N]
+        dX = dC = None
+        if ctx.needs_input_grad[0]:
+            dX = 2 * g * Y.mT
+        if ctx.needs_input_grad[1]:
+            dC = g * (Y.shape[-2] * inverse(L) - Y.mT @ Y)
+        return dX, dC, None, None
+
+
+def quadratic_log_density(quadratic: Tensor, log_det: Tensor, real: Tensor, X: Tensor) -> Tensor:
+    """The same with quadratic form, summed over channels, and log determinant already known.  [...]"""
+    return -0.5 * (quadratic + X.shape[-1] * (log_det + real * math.log(2 * math.pi)))
+
+
+def log_det(L: Tensor) -> Tensor:
+    """log det L L^T.  [...]"""
+    return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def lowrank_log_density(
+    X: Tensor,  # [..., N, D], zero at padded tokens
+    F: Tensor,  # [..., N, m], zero at padded tokens
+    noise: Tensor,  # [..., 1, 1]
+    real: Tensor,  # [...]
+) -> Tensor:
+    """sum over channels of log N(x; 0, noise I + F F^T) in O(N m^2).  [...]
+
+    The quadratic form is the minimum of a ridge regression, |x - F w|^2 / noise + |w|^2, a sum of
+    squares; the usual |x|^2 - |L_B^-1 F^T x|^2 / noise loses every digit when x lies in F's span.
+    """
+    L_B = lowrank_root(F.mT @ F, noise, "F^T F")  # [..., m, m]
+    w = solve(F.mT @ X / noise, L_B)  # [..., m, D]  the minimum itself, so that both terms are squares
+    fit = (X - F @ w).square().sum((-2, -1)) / noise[..., 0, 0]
+    quadratic = fit + w.square().sum((-2, -1))
+    scalar = noise[..., 0, 0]
+    return -0.5 * (quadratic + X.shape[-1] * (log_det(L_B) + real * (2 * math.pi * scalar).log()))
+
+
+def lowrank_root(FF: Tensor, noise: Tensor, name: str) -> Tensor:
+    """chol(I + F^T F / noise) for F^T F, which errors call `name`.  [..., m, m]"""
+    return cholesky(with_diagonal(FF / noise, 1.0), name=f"I + {name} / noise", noise=noise)
+
+
+def kl_to_prior(
+    mean: Tensor,  # [..., Q, D]
+    V: Tensor,  # [..., Q, Q]
+    K_q: Tensor,  # [..., Q, Q]
+    tau: Tensor,  # [..., 1, 1]
+    query_mask: Tensor | None,
+) -> Tensor:
+    """Eq. 23; both covariances are identity at padded queries, so n is the padded number.  [...]"""
+    L_V = cholesky(with_diagonal(V, tau, query_mask), name="V + tau^2 I", noise=tau)
+    L_q = cholesky(with_diagonal(K_q, tau, query_mask), name="K_q + tau^2 I", noise=tau)
+    quadratic = solve_triangular(L_q, mean, upper=False).square().sum((-2, -1))
+    trace = solve_triangular(L_q, L_V, upper=False).square().sum((-2, -1)) - mean.shape[-2]
+    return 0.5 * (quadratic + mean.shape[-1] * (trace + log_det(L_q) - log_det(L_V)))
+
+
+def noise_floor(
+    noise: Scalar,
+    *,
+    observation_noise: Scalar | None = None,
+    scale: Scalar | None = None,
+    tokens: int | Tensor | None = None,
+) -> Tensor:
+    """The least a negative log density can reach, per term, token and value channel (section 11).
+
+    1/2 log(2 pi tau^2), reached when means, amplitudes and values have collapsed to nothing; with
+    `scale` and `tokens` given, the floor at that fixed amplitude, all tokens merged.  The plain floor holds
+    for every objective of `Posterior.log_density` but "printed"; the one at fixed amplitude for "marginal"
+    and "jensen" with the noisy latent prior.  The keys of the direct model always have sigma^2: their floor
+    takes no `observation_noise`.  A run whose regulariser sits here has collapsed, whatever its ECE says.
+
+    Args:
+        noise: sigma^2.
+        observation_noise: tau^2, sigma^2 when None; 0.0 (the paper's) has no floor and gives -inf.
+        scale: s_q or s_k.
+        tokens: how many there are.
+
+    Returns:
+        The floor, in the type and shape of the noise.
+
+    Raises:
+        ValueError: one of `scale` and `tokens` without the other, or a noise that is negative.
+    """
+    if (scale is None) != (tokens is None):
+        raise ValueError("scale and tokens belong together: give both or neither")
+    name, value = ("noise", noise) if observation_noise is None else ("observation_noise", observation_noise)
+    tau = torch.as_tensor(value)
+    tau = tau.to(compute_dtype(tau.dtype)) if tau.is_floating_point() else tau.double()
+    if not checks_are_deferred(tau) and not bool((tau >= 0).all()):
+        raise ValueError(f"expected {name} >= 0, got {float(tau.detach().min())}")
+    floor = 0.5 * (2 * math.pi * tau).log()
+    if scale is None or tokens is None:
+        return floor
+    n = torch.as_tensor(tokens, dtype=tau.dtype, device=tau.device)
+    check_positive("tokens", n)
+    merged = torch.log1p(n * torch.as_tensor(scale, dtype=tau.dtype, device=tau.device) ** 2 / tau)
+    return floor + merged / (2 * n)
+
 
 COSTS: tuple[Cost, ...] = get_args(Cost)
 

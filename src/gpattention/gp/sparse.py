@@ -45,7 +45,6 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.checks import check_count
-from gpattention.gp.density import LogDensity, as_log_density, log_det, lowrank_log_density, lowrank_root
 from gpattention.gp.inputs import (
     Scalar,
     check_choice,
@@ -58,7 +57,14 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import about_centre, cross_gram, gram, pull
-from gpattention.gp.posterior import Posterior
+from gpattention.gp.posterior import (
+    LogDensity,
+    Posterior,
+    as_log_density,
+    log_det,
+    lowrank_log_density,
+    lowrank_root,
+)
 from gpattention.numerics import (
     Tokens,
     broadcast,

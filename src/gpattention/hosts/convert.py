@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gpattention.attention.registry import make_attention
+from gpattention.attention.base import make_attention
 from gpattention.hosts import conversion
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Host, SavedModel, Site

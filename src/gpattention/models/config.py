@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from gpattention.attention import attention_class
-from gpattention.attention.registry import MAX_PARAMETERS, check_parameters, count_parameters, most_parameters
+from gpattention.attention.base import MAX_PARAMETERS, check_parameters, count_parameters, most_parameters
 from gpattention.checks import check_count, plain
 from gpattention.files import make_folder, read_object, write_atomically
 

@@ -27,7 +27,6 @@ from gpattention.attention import Attention, Heads
 from gpattention.checks import check_tensor
 from gpattention.concurrency import Handler, handling
 from gpattention.gp import Posterior, attention_entropy
-from gpattention.models.items import Items
 from gpattention.models.predict import (
     Inputs,
     count_items,
@@ -37,6 +36,7 @@ from gpattention.models.predict import (
     run_rows,
     take,
 )
+from gpattention.models.prediction import Items
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,12 +55,13 @@ from gpattention.training.engine import (
     CaptureFailedError,
     EagerEngine,
     Engine,
+    Feed,
     GraphEngine,
     StepFailedError,
     Sums,
+    cast,
     repeat_step,
 )
-from gpattention.training.feeding import Feed, cast
 from gpattention.training.folder import (
     FIRST_PHASE,
     TAKEN,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gpattention import gp
-from gpattention.attention.projections import projected_together
+from gpattention.attention.parameters import projected_together
 from gpattention.ops.layers import (
     Added,
     gather_and_sum,

@@ -12,7 +12,7 @@ from gpattention import gp
 from gpattention.attention import KernelAttention, SoftmaxAttention
 from gpattention.attention.softmax import _streams
 from gpattention.gp import kernel_attention, kernel_weights, softmax_attention
-from gpattention.gp.means import why_not_streamed
+from gpattention.gp.kernels import why_not_streamed
 from gpattention.ops import SHOWN_TOKENS
 from gpattention.ops.attention import fused_kernel_attention, fused_softmax_attention
 
