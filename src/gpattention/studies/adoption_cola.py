@@ -315,7 +315,9 @@ class ColaStudy(Study):
         """The fine-tuned host or the pretrained encoder, converted where the training says so."""
         model = deepcopy(self.host[0]) if training.further else self._pretrained()
         if training.kind is not None:
-            options = {"prior_scale": self.settings.further_prior_scale} if training.further else {}
+            options: dict[str, Any] = (
+                {"prior_scale": self.settings.further_prior_scale} if training.further else {}
+            )
             convert(model, training.kind, seed=self.seed, **options)
         return model, {}
 

@@ -59,8 +59,8 @@ class SweepRow:
             kept = chosen_row(self.recipe, open_run(self.folder).rows)
         except (FileNotFoundError, ValueError) as broken:
             return self.ended(f"{type(broken).__name__}: {broken}")
-        numbers = {name: float(kept[f"validation_{name}"]) for name in ("accuracy", "nll")}
-        return replace(self, epoch=int(kept["epoch"]), **numbers)
+        accuracy, nll = (float(kept[f"validation_{name}"]) for name in ("accuracy", "nll"))
+        return replace(self, epoch=int(kept["epoch"]), accuracy=accuracy, nll=nll)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,9 @@ def run_sweep(
     """
     check_choice("choose", choose, CRITERIA)
     jobs = check_count("jobs", jobs)
-    base = change_recipe(recipe, changes) if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
+    base = (
+        change_recipe(recipe, changes) if isinstance(recipe, Recipe) else load_recipe(Path(recipe), changes)
+    )
     if folder is None:
         folder = Path("runs") / check_name("the folder of the sweep", f"sweep-{base.name}")
     place = Path(folder)
