@@ -46,7 +46,7 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-def kernels(op: str) -> Any:
+def kernels_of(op: str) -> Any:
     """The Triton kernels of an op, imported when they are first launched: Triton is an optional package."""
     return _ABSENT if _absent.get() else _imported(op)
 

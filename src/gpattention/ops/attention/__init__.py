@@ -3,7 +3,6 @@
 Its slow references are the plain operations of `gp.kernel_attention`.
 """
 
-import torch
 from torch import Tensor
 
 from gpattention.numerics import broadcast
@@ -18,7 +17,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, kernels
+from gpattention.ops.operators import Fused, Made, kernels_of
 
 __all__ = ["fused_kernel_attention", "fused_softmax_attention"]
 
@@ -103,7 +102,7 @@ def _forward(
     out = token_major(B, H, NQ, D, q)
     log_sum = allocator(q)(B, H, NQ) if normalised else None
     tiles = _tiles("attention", NQ, N)
-    kernels("attention").attention_kernel[(B * H, -(-NQ // tiles["BQ"]))](
+    kernels_of("attention").attention_kernel[(B * H, -(-NQ // tiles["BQ"]))](
         *views(q, k, v, mask, query_mask, out), out if log_sum is None else log_sum, scale, H, NQ, N, C, D,
         DISTANCE=distance, NORMALISED=normalised, CAUSAL=causal, CP=padded(C), DP=padded(D), **tiles,
     )  # fmt: skip
@@ -124,7 +123,7 @@ def _backward(
     causal: bool,
     scale: float,
 ) -> Made:
-    found = kernels("attention")
+    found = kernels_of("attention")
     (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
     d_q, d_k, d_v = (token_major(B, H, n, x, q) for n, x in ((NQ, C), (N, C), (N, D)))
     whole = padded(N) <= _WHOLE

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpattention.ops.layout import matrices, padded, token_major, vectors, view, views
-from gpattention.ops.operators import Fused, Made, kernels
+from gpattention.ops.operators import Fused, Made, kernels_of
 
 __all__ = ["draws_fit", "fused_draw", "fused_item_draw", "fused_normal", "fused_uniform"]
 
@@ -59,7 +59,7 @@ def _make_numbers(keys: Tensor, stream: int, shape: Sequence[int], normal: bool)
     count = math.prod(rest)
     out = torch.empty(shape, dtype=torch.float32, device=keys.device)
     if out.numel():
-        kernels("draws").noise_kernel[(draws * batch * -(-count // _SIZE),)](
+        kernels_of("draws").noise_kernel[(draws * batch * -(-count // _SIZE),)](
             keys, out, stream, batch, count, NORMAL=normal, SIZE=_SIZE, num_warps=4
         )
     return {"numbers": out}
@@ -134,7 +134,7 @@ def _forward(
     B, H, N, D = mean.shape
     # token by token, as the output projection reads it
     out = torch.empty(draws, B, N, H, D, dtype=mean.dtype, device=mean.device).transpose(2, 3)
-    kernels("draws").draw_kernel[(B * H, -(-N // _ROWS), draws)](
+    kernels_of("draws").draw_kernel[(B * H, -(-N // _ROWS), draws)](
         *views(mean, spread), noise, stream or 0, (out, *out.stride()[:4]), B * H,
         _items(noise, stream, B * H), H, N, D, **_options(spread, D, stream, squared),
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _backward(
     if needed[1]:
         channels = spread.ndim == 4
         d_spread = token_major(B, H, N, D, spread) if channels else spread.new_empty(B, H, N)
-        kernels("draws").draw_backward_kernel[(B * H, -(-N // _ROWS))](
+        kernels_of("draws").draw_backward_kernel[(B * H, -(-N // _ROWS))](
             (g, *g.stride()[:4]), view(spread), noise, stream or 0, view(d_spread), B * H,
             _items(noise, stream, B * H), H, N, D, n, **_options(spread, D, stream, squared),
         )  # fmt: skip

@@ -36,7 +36,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels
+from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
 
 __all__ = [
     "PRIOR_COVARIANCE",
@@ -84,7 +84,7 @@ def _amplitude(
     QP, NP, CP = padded(NQ), padded(N), padded(C)
     tokens_q, tokens_k, log_sum = empty(B * H, QP, CP), empty(B * H, NP, CP), empty(B, H, NQ)
     log_amplitude, turned = empty(B, H, NQ), empty(B * H, CP, NP)
-    kernels("exact").amplitude_kernel[(B * H,)](
+    kernels_of("exact").amplitude_kernel[(B * H,)](
         *views(q, k, mask, query_mask, scalars(scale, lead)), tokens_q, tokens_k, turned, log_sum,
         log_amplitude, most, H, NQ, N, C,
         QP=QP, NP=NP, CP=CP, **launch("amplitude", max(QP, NP)),
@@ -110,7 +110,7 @@ def _amplitude_backward(
     (QP, CP), NP = tokens_q.shape[1:], tokens_k.shape[1]
     d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
     found = empty(1, 1, B, H)
-    kernels("exact").amplitude_backward_kernel[(B * H,)](
+    kernels_of("exact").amplitude_backward_kernel[(B * H,)](
         by_log_amplitude.contiguous(), *views(q, k, mask, query_mask, scalars(scale, lead)),
         tokens_q, tokens_k, empty(B * H, CP, NP), log_sum, empty(B * H, QP, NP), most,
         *views(d_q, d_k), found, H, NQ, N, C,
@@ -197,7 +197,7 @@ def density_forward(prior: Prior, X: Tensor, value: Tensor, *, name: str, key: T
     inputs, white, gram, root = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
     turned = empty(S, CP, NP)
     info = torch.empty(B, H, dtype=torch.int32, device=x.device)
-    kernels("exact").density_kernel[(S,)](
+    kernels_of("exact").density_kernel[(S,)](
         *views(x, X), prior.views, inputs, turned, white, gram, root, key, value,
         info, *counter_for(x.device), H, N, C, D,
         NP=NP, CP=CP, DP=DP, **launch("density", NP),
@@ -213,7 +213,7 @@ def density_backward(
     inputs, white, gram, root = saved
     (B, H, N, C), D = to.x.shape, to.X.shape[-1]
     NP, CP, DP = gram.shape[-1], inputs.shape[-1], white.shape[-1]
-    kernels("exact").density_backward_kernel[(B * H,)](
+    kernels_of("exact").density_backward_kernel[(B * H,)](
         view(grad), prior.views, inputs, white, gram, root, torch.empty_like(gram), torch.empty_like(white),
         *to.views, H, N, C, D, COST=cost, NP=NP, CP=CP, DP=DP, **launch("density_backward", NP),
     )  # fmt: skip
@@ -277,7 +277,7 @@ def divergence_forward(
     inputs, white, gram, rest = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
     turned, roots = empty(S, CP, NP), empty(2, S, NP, NP)
     info = torch.empty(2, B, H, dtype=torch.int32, device=x.device)
-    kernels("exact").divergence_kernel[(S,)](
+    kernels_of("exact").divergence_kernel[(S,)](
         *views(x, mean), prior.views, A, F, inputs, turned, white, gram, rest, roots, value, info,
         *counter_for(x.device), S, H, N, C, D,
         NP=NP, KP=F.shape[-2], CP=CP, DP=DP, **launch("divergence", max(NP, F.shape[-2])),
@@ -295,7 +295,7 @@ def divergence_backward(grad: Tensor, prior: Prior, saved: tuple[Tensor, ...], t
     inputs, white, gram, rest, roots = saved
     (B, H, N, C), D = to.x.shape, to.X.shape[-1]
     by_explained = torch.empty_like(gram)
-    kernels("exact").divergence_backward_kernel[(B * H,)](
+    kernels_of("exact").divergence_backward_kernel[(B * H,)](
         view(grad), prior.views, inputs, white, gram, rest, roots, torch.empty_like(gram),
         torch.empty_like(gram), torch.empty_like(white), by_explained, *to.views, B * H, H, N, C, D,
         NP=gram.shape[-1], CP=inputs.shape[-1], DP=white.shape[-1],
@@ -469,7 +469,7 @@ def _roots(
     grams, roots, turned_roots = (empty(count, S, NP, NP) if factored else tokens_k for _ in range(3))
     tokens_o, turned = (tokens_k if o is None else empty(S, NP, CP)), empty(2 * count - 1, S, CP, NP)
     key, info = empty(B, H), torch.empty(count, B, H, dtype=torch.int32, device=k.device)
-    kernels("exact").roots_kernel[(S, count)](
+    kernels_of("exact").roots_kernel[(S, count)](
         *views(k, k if o is None else o, v, mask, scalars(noise, lead), scalars(scale_k, lead)),
         tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key, info,
         *counter_for(k.device), S, H, N, C, D,
@@ -507,7 +507,7 @@ def _cgp(
     mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
     unit = empty(S, QP)
     noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
-    kernels("exact").rows_kernel[(S,)](
+    kernels_of("exact").rows_kernel[(S,)](
         *views(q, k, o, mask, query_mask, noise, *scales, log_amplitude), tokens_q, *r[:4], *r[5:7],
         K_qo, K_ok, A, turned_A, F, scratch, values, view(mean), variance, unit, S, *sizes[1:],
         VARIANCE=with_variance, **P, **sizes.launch("rows"),
@@ -569,14 +569,15 @@ def _cgp_backward(
     noise, *scales = (scalars(x, lead) for x in parameters)
     prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
     by = _cost_backward(with_cost, by_key, by_cost, prior, (inputs, white, gram, rest, prior_roots), mean, C)
-    kernels("exact").rows_backward_kernel[(S,)](
+    kernels_of("exact").rows_backward_kernel[(S,)](
         view(by_mean), None if by_variance is None else by_variance.contiguous(), view(mean),
         unit if variance is None else variance, unit,
-        *views(mask, query_mask, noise, scales[0], log_amplitude), tokens_q, tokens_o, tokens_v, roots, K_qo, K_ok, A, F, view(by.by_mean), by.by_explained, X, OX, T, Z, E, scratch, unit_grad,
+        *views(mask, query_mask, noise, scales[0], log_amplitude), tokens_q, tokens_o, tokens_v, roots, K_qo,
+        K_ok, A, F, view(by.by_mean), by.by_explained, X, OX, T, Z, E, scratch, unit_grad,
         turned_v, view(by.d_q), by.d_log, by.found, S, *sizes[1:],
         VARIANCE=with_variance, **P, **sizes.launch("rows_backward"),
     )  # fmt: skip
-    kernels("exact").inputs_backward_kernel[(S, 2)](
+    kernels_of("exact").inputs_backward_kernel[(S, 2)](
         *views(mask, scales[1]), tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_ok, A,
         X, OX, T, Z, E, unit_grad, turned_v, view(by.by_key), empty(2, S, NP, NP), values,
         *views(d_o, d_k, d_v), by.found, S, H, N, C, D,
@@ -618,7 +619,7 @@ def _direct(
     mean, raw = token_major(B, H, NQ, D, q), empty(S, QP)
     stddev, variance, unit = empty(B, H, NQ), empty(B, H, NQ), empty(B, H, NQ)
     noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
-    kernels("exact").direct_kernel[(S,)](
+    kernels_of("exact").direct_kernel[(S,)](
         *views(q, k, mask, query_mask, noise, *scales, log_amplitude), tokens_q, r.tokens_k, r.tokens_v,
         r.turned, r.turned_roots, K, K if weights is None else weights, K if W is None else W, view(mean),
         stddev, variance, unit, raw, *sizes[1:], VARIANCE=with_variance, **P, **sizes.launch("direct"),
@@ -627,7 +628,8 @@ def _direct(
     given: Made = {"variance": variance, "key": r.key, "stddev": stddev, "unit": unit}
     return {
         "mean": mean, **(given if with_variance else {}), "raw": raw, "tokens_q": tokens_q,
-        "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams, "roots": r.roots, "K": K, "weights": weights, "W": W, "failed": r.failed,
+        "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams, "roots": r.roots, "K": K,
+        "weights": weights, "W": W, "failed": r.failed,
         **({} if W is None else _cost_forward(with_cost, prior, mean, None, W, r.key, PRIOR_COVARIANCE)),
     }  # fmt: skip
 
@@ -680,7 +682,7 @@ def _direct_backward(
     prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
     by = _cost_backward(with_cost, by_key, by_cost, prior, (inputs, white, gram, rest, prior_roots), mean, C)
     spreads = [None if g is None else g.contiguous() for g in (by_stddev, by_variance, by_unit)]
-    kernels("exact").direct_backward_kernel[(S,)](
+    kernels_of("exact").direct_backward_kernel[(S,)](
         view(by_mean), *spreads, view(mean), raw if stddev is None else stddev,
         raw if variance is None else variance, raw,
         *views(mask, query_mask, noise, *scales), tokens_q, tokens_k, tokens_v, grams, roots,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear
 
 from gpattention.ops.noise import seed_key, stream_key
-from gpattention.ops.operators import Fused, Made, kernels
+from gpattention.ops.operators import Fused, Made, kernels_of
 from gpattention.ops.switch import is_plain
 
 __all__ = [
@@ -146,7 +146,7 @@ def finish_sums(partial: Tensor) -> Tensor:
     count, columns = partial.shape[0], partial[0].numel()
     out = torch.empty(partial.shape[1:], dtype=partial.dtype, device=partial.device)
     padded = max(16, 1 << (count - 1).bit_length())
-    kernels("layers").finish_kernel[(-(-columns // _COLUMNS),)](
+    kernels_of("layers").finish_kernel[(-(-columns // _COLUMNS),)](
         partial, out, count, columns, COUNT=padded, COLUMNS=_COLUMNS, num_warps=4
     )
     return out
@@ -169,7 +169,7 @@ def gather_and_sum(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     partial = torch.empty(count, total, dtype=like.dtype, device=like.device)
     read = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
     strided = [each for part in (read * 2)[:4] for each in (part, part.stride(0))]
-    kernels("layers").gather_kernel[(count,)](
+    kernels_of("layers").gather_kernel[(count,)](
         *strided, out, partial, rows, tiles, total, columns,
         PARTS=len(parts), ROWS=tile_rows, CP=width, num_warps=4,
     )  # fmt: skip
@@ -276,7 +276,7 @@ def _residual_norm(
     n = torch.empty_like(like)
     rows = like.numel() // width
     tile_rows, padded = tile(width, _FORWARD_ENTRIES)
-    kernels("layers").residual_norm_kernel[(-(-rows // tile_rows),)](
+    kernels_of("layers").residual_norm_kernel[(-(-rows // tile_rows),)](
         x, like, weight if bias is None else bias, weight, shift, weight if seed is None else seed,
         x if y is None else y, n, rows, x.numel() // width, width, site,
         KIND=kind, BIASED=bias is not None, EPS=eps, EP=padded, **dropping(rate, seed),
@@ -311,7 +311,7 @@ def _residual_norm_backward(
     by_x = None if kind == INSIDE else torch.empty_like(summed)
     by_z = torch.empty_like(summed) if kind == INSIDE or (kind == ADDED and dropped["THRESHOLD"]) else by_x
     partial = torch.empty(count, 3, width, dtype=summed.dtype, device=summed.device)
-    kernels("layers").residual_norm_backward_kernel[(count,)](
+    kernels_of("layers").residual_norm_backward_kernel[(count,)](
         summed, weight, by_y, by_n, weight if seed is None else seed, by_z if by_x is None else by_x, by_z,
         partial, rows, tiles, width, site, KIND=kind, BIASED=bias is not None, EPS=eps, EP=padded, **dropped,
         USED=used, ROWS=tile_rows, num_warps=4,
@@ -374,7 +374,7 @@ def _gelu_linear(
 ) -> Made:
     h, hidden = h.contiguous(), weight.shape[1]
     a, rows = torch.empty_like(h), h.numel() // hidden
-    kernels("layers").gelu_kernel[(-(-rows // _ROWS), -(-hidden // _GELU_COLUMNS))](
+    kernels_of("layers").gelu_kernel[(-(-rows // _ROWS), -(-hidden // _GELU_COLUMNS))](
         h, h if bias is None else bias, h if seed is None else seed, a, rows, hidden, site,
         BIASED=bias is not None, ROWS=_ROWS, FP=_GELU_COLUMNS, **dropping(rate, seed), num_warps=4,
     )  # fmt: skip
@@ -396,7 +396,7 @@ def _gelu_linear_backward(
     by_a, a = by_z @ weight, torch.empty_like(h)  # the first becomes the gradient of h
     tiles, count = programs(len(by_z), _ROWS)
     partial = torch.empty(count, hidden, dtype=h.dtype, device=h.device)
-    kernels("layers").gelu_backward_kernel[(count, -(-hidden // _GELU_COLUMNS))](
+    kernels_of("layers").gelu_backward_kernel[(count, -(-hidden // _GELU_COLUMNS))](
         h, h if bias is None else bias, h if seed is None else seed, by_a, by_a, a, partial,
         len(by_z), tiles, hidden, site,
         BIASED=bias is not None, ROWS=_ROWS, FP=_GELU_COLUMNS, **dropping(rate, seed), num_warps=4,

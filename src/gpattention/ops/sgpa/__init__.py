@@ -22,7 +22,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels
+from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
 
 __all__ = ["SGPAMoments", "fused_sgpa", "fused_triangle", "has_no_batch"]
 
@@ -156,7 +156,7 @@ def _forward(
     jitter: float,
     with_variance: bool,
 ) -> Made:
-    found = kernels("sgpa")
+    found = kernels_of("sgpa")
     (B, H, N, C), D, m = x.shape, v.shape[3], b.shape[1]
     sizes = _Sizes(B, H, N, m, C, D)
     P, NP, empty = sizes.padded, sizes.NP, allocator(x)
@@ -211,7 +211,7 @@ def _backward(
     jitter: float,
     with_variance: bool,
 ) -> Made:
-    found = kernels("sgpa")
+    found = kernels_of("sgpa")
     (B, H, N, C), (m, D) = x.shape, v_b.shape[1:]
     sizes = _Sizes(B, H, N, m, C, D)
     P, NP, empty = sizes.padded, sizes.NP, allocator(x)
@@ -286,7 +286,7 @@ def fused_triangle(lower: Tensor, raw: Tensor, floor: float) -> Tensor:
 def _triangle(lower: Tensor, raw: Tensor, floor: float) -> Made:
     lower, raw = lower.contiguous(), raw.contiguous()
     out = torch.empty_like(lower)
-    kernels("sgpa").triangle_kernel[(-(-lower.numel() // _COUNT),)](
+    kernels_of("sgpa").triangle_kernel[(-(-lower.numel() // _COUNT),)](
         lower, raw, out, floor, lower.shape[-1], lower.numel(), COUNT=_COUNT
     )
     return {"triangle": out}
@@ -295,7 +295,7 @@ def _triangle(lower: Tensor, raw: Tensor, floor: float) -> Made:
 def _triangle_backward(by_triangle: Tensor, raw: Tensor) -> Made:
     g, raw = by_triangle.contiguous(), raw.contiguous()
     d_lower, d_raw = torch.empty_like(g), torch.empty_like(raw)
-    kernels("sgpa").triangle_backward_kernel[(-(-g.numel() // _COUNT),)](
+    kernels_of("sgpa").triangle_backward_kernel[(-(-g.numel() // _COUNT),)](
         g, raw, d_lower, d_raw, g.shape[-1], g.numel(), COUNT=_COUNT
     )
     return {"lower": d_lower, "raw": d_raw}

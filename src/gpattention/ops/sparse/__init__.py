@@ -33,7 +33,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels
+from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
 from gpattention.ops.sharding import sum_in_place
 from gpattention.ops.switch import why_not_fused_on
 
@@ -265,11 +265,11 @@ def small_factors(
     info = torch.empty(matrices, S, dtype=torch.int32, device=sums.device)
     noted = info, counter, 0 if train else counted, S, sizes.H
     sides = {"MP": P["MP"], "LP": P["LP"], "SUM": sizes.sums, "FACTOR": packed}
-    kernels("sparse").roots_kernel[(S, 2 + (options.density or options.kl))](
+    kernels_of("sparse").roots_kernel[(S, 2 + (options.density or options.kl))](
         sums, variance_of, factors, *noted, **sides, **sizes.launch("roots")
     )
     found = empty(sizes.B, sizes.H), empty(sizes.B, sizes.H), empty(sizes.B, sizes.H)
-    kernels("sparse").small_kernel[(S,)](
+    kernels_of("sparse").small_kernel[(S,)](
         sums, W_m, variance_of, factors, *found, empty(S, sizes.scratch), *noted, sizes.D,
         TWO=sizes.two, POOLED=sizes.pooled, DUAL=options.dual, DENSITY=options.density, KL=options.kl,
         TRAIN=train, DP=P["DP"], SCRATCH=sizes.scratch, **sides, **sizes.launch("small"),
@@ -283,7 +283,7 @@ def summed_splits(x: Tensor, S: int) -> Tensor:
     if splits == 1:
         return x.view(S, columns)
     out = torch.empty(S, columns, dtype=x.dtype, device=x.device)
-    kernels("sparse").splits_kernel[(S, -(-columns // _COLUMNS))](x, out, columns, splits, **_SUMS)
+    kernels_of("sparse").splits_kernel[(S, -(-columns // _COLUMNS))](x, out, columns, splits, **_SUMS)
     return out
 
 
@@ -293,7 +293,7 @@ def summed_shares(shares: Tensor, turned: Tensor, sizes: Sizes) -> tuple[Tensor,
     moved = torch.empty(sizes.sets, X, dtype=shares.dtype, device=shares.device)
     outer, few = (roles, 1) if sizes.pooled else (roles * sizes.B, sizes.B)
     total = moved if sizes.pooled else torch.empty(sizes.sets, Y, dtype=shares.dtype, device=shares.device)
-    kernels("sparse").shares_kernel[(sizes.sets, (X + (0 if sizes.pooled else Y)) // _COLUMNS)](
+    kernels_of("sparse").shares_kernel[(sizes.sets, (X + (0 if sizes.pooled else Y)) // _COLUMNS)](
         shares, moved, X, outer, sizes.sets * splits * X, splits, turned, total, Y, few, sizes.sets * Y,
         **_SUMS,
     )  # fmt: skip
@@ -455,7 +455,7 @@ def _scgp(
     group: "ProcessGroup | None" = None,
 ) -> Made:
     options = Options(dual, include_noise, delta, density, kl, independent, group)
-    found, second = kernels("sparse"), m if l is None else l
+    found, second = kernels_of("sparse"), m if l is None else l
     sizes = _sizes(q.shape, k.shape, v.shape[3], m.shape, () if l is None else l.shape)
     B, H, NQ, N, C, D = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.C, sizes.D
     S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
@@ -536,7 +536,7 @@ def _scgp_backward(
     group: "ProcessGroup | None" = None,
 ) -> Made:
     options = Options(dual, include_noise, delta, density, kl, independent, group)
-    found = kernels("sparse")
+    found = kernels_of("sparse")
     sizes = _sizes(q.shape, k.shape, v.shape[3], m_shape, l_shape)
     points_l, W_l = (points_m, W_m) if points_l is None or W_l is None else (points_l, W_l)
     # made again, with what gradients need: kept, they would weigh as much as the inputs of 64 tokens
@@ -647,7 +647,7 @@ def _row_sum(
     query_mask: Tensor | None,  # [B, H, Q]
     delta: float,
 ) -> Made:
-    found, sizes = kernels("sparse"), _sizes(q.shape, k.shape, 1, l.shape)
+    found, sizes = kernels_of("sparse"), _sizes(q.shape, k.shape, 1, l.shape)
     B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
     S, E, empty = sizes.heads, sizes.sets, allocator(q)
     LP, CP = sizes.padded["LP"], sizes.padded["CP"]
@@ -689,7 +689,7 @@ def _row_sum_backward(
     l_shape: Sequence[int],
     delta: float,
 ) -> Made:
-    found, sizes = kernels("sparse"), _sizes(q.shape, k.shape, 1, l_shape)
+    found, sizes = kernels_of("sparse"), _sizes(q.shape, k.shape, 1, l_shape)
     B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
     S, E, empty = sizes.heads, sizes.sets, allocator(q)
     LP, CP = sizes.padded["LP"], sizes.padded["CP"]
