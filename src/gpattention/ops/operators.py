@@ -95,13 +95,14 @@ class Fused:
         self._made = list(dict.fromkeys([*outputs, *made, *failures]))
         self._shapes = [(n, n.removesuffix("_shape")) for n in wanted if n in shapes]
         self._by = [n if n in wanted else None for n in gradients]
+        self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
         self._register()
         self._operator = getattr(torch.ops.gpattention, name).default
 
     def __call__(self, *args: Any) -> Any:
         """What the outputs are, or None where one was not made."""
         if torch.compiler.is_compiling():
-            found = self._named(self._operator(*args))
+            found = self._named(self._operator(*args[: self._count]))
             for name in self._failures:
                 if found[name] is not None:
                     count_failures(found[name] != 0)
