@@ -5,7 +5,7 @@ cannot raise, typed errors, derivatives that are written out once, leading axes 
 the choice of a device.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.linalg import solve_triangular
 
@@ -166,6 +167,32 @@ def checks_are_deferred(*tensors: Tensor) -> bool:
     if _failures_are.get() != "raised" or is_mapped() or not all(map(has_values, tensors)):
         return True
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def checked_once(
+    call: Callable[[], R], device: torch.device, results: Callable[[R], Iterable[Tensor | None]]
+) -> R:
+    """What a call gives, whose failures are looked for once in its results and not at every matrix.
+
+    Each look waits for a GPU.  Where the results are not finite the call is made again with all checks, which
+    say what failed and where.  A CPU is asked for nothing, so that failures are raised where they are; so are
+    those of several processes, which would have to make the call again together.
+    """
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if not _waits(device) or together or checks_are_deferred() or is_transformed():
+        return call()
+    with uncounted_failures():
+        found = call()
+    sums = [x.detach().sum() for x in results(found) if x is not None]
+    if sums and not bool((sums[0] if len(sums) == 1 else torch.stack(sums)).isfinite().all()):
+        with torch.no_grad():
+            call()
+    return found
+
+
+def _waits(device: torch.device) -> bool:
+    """Whether reading a value of a device waits for it."""
+    return device.type == "cuda"
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -21,11 +21,11 @@ from torch import Tensor, nn, optim
 
 from gpattention.data import Batch
 from gpattention.gp import NotPositiveDefiniteError, NumericalError, check_health, deferred_checks
+from gpattention.graphs import WARM_UP, capture
 from gpattention.runs import Recipe
 from gpattention.training.objective import Controls, Objective
 
 Item = TypeVar("Item")
-WARM_UP = 3  # eager steps before the capture
 
 
 def train_steps(
@@ -266,10 +266,8 @@ class GraphEngine:
     def _capture(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # gradients then live in the graph's own memory
         _free_workspaces()
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                self._run(clear=False)
+            graph, _ = capture(lambda: self._run(clear=False))
         except RuntimeError as error:  # an operation that waits for the device, as third-party kinds may have
             raise CaptureFailedError(str(error).partition("\n")[0]) from error
         graph.replay()  # capturing ran nothing
