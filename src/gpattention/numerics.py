@@ -325,7 +325,7 @@ def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
 
 
 def count_failures(failed: Tensor) -> Tensor:
-    """Add failures that cannot be raised to the device's counter, and hand them on.  [...]"""
+    """Add failures, or a number of them, that cannot be raised to the counter, and hand them on.  [...]"""
     if torch.compiler.is_exporting():
         return failed  # an exported program has no process to count in
     if torch.compiler.is_dynamo_compiling() or is_transformed():
@@ -338,7 +338,7 @@ def count_failures(failed: Tensor) -> Tensor:
 # An operator that says what it writes: a compiler may drop a plain write to a global tensor.
 @torch.library.custom_op("gpattention::count_failures", mutates_args=("counter",))
 def _count_failures(failed: Tensor, counter: Tensor) -> None:
-    counter.add_(failed.sum())
+    counter.add_(failed if failed.ndim == 0 else failed.sum())
 
 
 @_count_failures.register_fake

@@ -31,6 +31,7 @@ from gpattention.numerics import (
 Made = dict[str, Tensor | None]
 
 _absent: ContextVar[bool] = ContextVar("gpattention_absent_kernels", default=False)
+_own_counter: ContextVar[Tensor | None] = ContextVar("gpattention_own_counter", default=None)
 
 
 class _Absent:
@@ -58,7 +59,10 @@ def _imported(op: str) -> Any:
 
 def counter_for(device: torch.device) -> tuple[Tensor | None, int]:
     """The counter of failures that a kernel is given, and whether it adds its own."""
-    return (None, 0) if _absent.get() else (failure_counter(device), int(failures_are_counted()))
+    if _absent.get():
+        return None, 0
+    own = _own_counter.get()
+    return (failure_counter(device), int(failures_are_counted())) if own is None else (own, 1)
 
 
 class Fused:
@@ -70,7 +74,7 @@ class Fused:
             name.
         outputs: which of these callers get.
         backward: gradients of inputs, by name; None for what has none.
-        failures: which of what `forward` made say where a matrix had no factor.
+        factors: whether it factors matrices, which may fail: an operator hands on how many did.
     """
 
     def __init__(
@@ -79,10 +83,11 @@ class Fused:
         forward: Callable[..., Made],
         outputs: tuple[str, ...],
         backward: Callable[..., Made] | None = None,
-        failures: tuple[str, ...] = (),
+        *,
+        factors: bool = False,
     ) -> None:
         self.name, self.forward, self.backward = name, forward, backward
-        self.outputs, self._failures = outputs, failures
+        self.outputs, self._factors = outputs, factors
         given = inspect.signature(forward).parameters
         self._given = list(given)
         self.tensors = [n for n in given if given[n].annotation in (Tensor, Tensor | None)]
@@ -92,7 +97,7 @@ class Fused:
         made = [n for n in wanted if n not in elsewhere]
         self._wanted = wanted
         self._kept = [n for n in wanted if n in (*self.tensors, *outputs, *made)]
-        self._made = list(dict.fromkeys([*outputs, *made, *failures]))
+        self._made = list(dict.fromkeys([*outputs, *made]))
         self._shapes = [(n, n.removesuffix("_shape")) for n in wanted if n in shapes]
         self._by = [n if n in wanted else None for n in gradients]
         self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
@@ -102,11 +107,10 @@ class Fused:
     def __call__(self, *args: Any) -> Any:
         """What the outputs are, or None where one was not made."""
         if torch.compiler.is_compiling():
-            found = self._named(self._operator(*args[: self._count]))
-            for name in self._failures:
-                if found[name] is not None:
-                    count_failures(found[name] != 0)
-            return tuple(found[name] for name in self.outputs)
+            made = self._operator(*args[: self._count])
+            if self._factors:
+                count_failures(made[-1])
+            return tuple(_found(x) for x in made[: len(self.outputs)])
         return _Eager.apply(self, *args)  # type: ignore[no-untyped-call]
 
     def remember(self, ctx: Any, args: Sequence[Any], made: Made) -> None:
@@ -126,10 +130,10 @@ class Fused:
         return asked
 
     def _named(self, tensors: Iterable[Tensor]) -> Made:
-        return dict(zip(self._made, map(_found, tensors), strict=True))
+        return dict(zip(self._made, map(_found, tensors), strict=False))  # without the number of failures
 
     def _register(self) -> None:
-        forward = _operator(self.name, self.forward, self._made)
+        forward = _operator(self.name, self.forward, self._made, factors=self._factors)
         if self.backward is None:
             return
         backward = _operator(f"{self.name}_backward", self.backward, self.tensors)
@@ -169,13 +173,18 @@ class _Eager(torch.autograd.Function):
         return None, *gradients, *[None] * (len(needed) - len(gradients))
 
 
-def _operator(name: str, function: Callable[..., Made], made: Sequence[str]) -> Any:
-    """`gpattention::<name>`: what was made as a list, where (0,) stands for what was not."""
+def _operator(name: str, function: Callable[..., Made], made: list[str], *, factors: bool = False) -> Any:
+    """`gpattention::<name>`: a list of what was made, where (0,) stands for what was not, and the failures."""
 
     def run(*args: Any) -> list[Tensor]:
-        with uncounted_failures():
-            found = function(*args)
-        return _unaliased([found.get(n) for n in made], args)
+        failed = torch.zeros((), dtype=torch.int64, device=args[0].device) if factors else None
+        token = _own_counter.set(failed)
+        try:
+            with uncounted_failures():
+                found = function(*args)
+        finally:
+            _own_counter.reset(token)
+        return [*_unaliased([found.get(n) for n in made], args), *([] if failed is None else [failed])]
 
     def shapes(*args: Any) -> list[Tensor]:
         token = _absent.set(True)

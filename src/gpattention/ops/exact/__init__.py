@@ -203,7 +203,7 @@ def density_forward(prior: Prior, X: Tensor, value: Tensor, *, name: str, key: T
         NP=NP, CP=CP, DP=DP, **launch("density", NP),
     )  # fmt: skip
     report_failures(info, N, x.dtype, name=name, noise=prior.noise)
-    return {"inputs": inputs, "white": white, "gram": gram, "prior_roots": root, "prior_failed": info}
+    return {"inputs": inputs, "white": white, "gram": gram, "prior_roots": root}
 
 
 def density_backward(
@@ -260,7 +260,7 @@ def _density_backward(
     return {"x": d_x, "X": d_X, "noise": d_noise, "scale": d_scale, "log_amplitude": d_log}
 
 
-_DENSITY = Fused("prior_density", _density, ("value",), _density_backward, failures=("prior_failed",))
+_DENSITY = Fused("prior_density", _density, ("value",), _density_backward, factors=True)
 
 
 def divergence_forward(
@@ -286,7 +286,6 @@ def divergence_forward(
         report_failures(found, N, x.dtype, name=name, noise=prior.noise)
     return {
         "inputs": inputs, "white": white, "gram": gram, "rest": rest, "prior_roots": roots,
-        "prior_failed": info,
     }  # fmt: skip
 
 
@@ -455,7 +454,6 @@ class _Roots(NamedTuple):
     roots: Tensor  # [1 or 2, S, K', K']
     turned_roots: Tensor  # [1 or 2, S, K', K']
     key: Tensor  # [B, H]
-    failed: Tensor  # [factored, B, H]
 
 
 def _roots(
@@ -478,7 +476,7 @@ def _roots(
     named = (("K_o + noise I", lambda: noise), ("K_k + noise I", lambda: noise / scale_k.square()))
     for (name, least), found in zip(named[-count:], info[:factored], strict=False):
         report_failures(found, N, k.dtype, name=name, noise=least)
-    return _Roots(tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key, info[:factored])
+    return _Roots(tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key)
 
 
 def _cgp(
@@ -517,7 +515,7 @@ def _cgp(
     return {
         "mean": mean, **given, "unit": unit, "tokens_q": tokens_q,
         "tokens_o": r.tokens_o, "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams,
-        "roots": r.roots, "K_qo": K_qo, "K_ok": K_ok, "A": A, "F": F, "failed": r.failed,
+        "roots": r.roots, "K_qo": K_qo, "K_ok": K_ok, "A": A, "F": F,
         **_cost_forward(with_cost, prior, mean, turned_A, F, r.key, QUERY_COVARIANCE),
     }  # fmt: skip
 
@@ -590,8 +588,7 @@ def _cgp_backward(
     }  # fmt: skip
 
 
-_FAILURES = ("failed", "prior_failed")
-_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward, _FAILURES)
+_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward, factors=True)
 
 
 def _direct(
@@ -629,7 +626,7 @@ def _direct(
     return {
         "mean": mean, **(given if with_variance else {}), "raw": raw, "tokens_q": tokens_q,
         "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams, "roots": r.roots, "K": K,
-        "weights": weights, "W": W, "failed": r.failed,
+        "weights": weights, "W": W,
         **({} if W is None else _cost_forward(with_cost, prior, mean, None, W, r.key, PRIOR_COVARIANCE)),
     }  # fmt: skip
 
@@ -699,5 +696,9 @@ def _direct_backward(
 
 
 _DIRECT = Fused(
-    "direct", _direct, ("mean", "variance", "key", "cost", "stddev", "unit"), _direct_backward, _FAILURES
+    "direct",
+    _direct,
+    ("mean", "variance", "key", "cost", "stddev", "unit"),
+    _direct_backward,
+    factors=True,
 )

@@ -184,7 +184,7 @@ def _forward(
         H, N, m, C, D, **P, **sizes.tiles("mean"),
     )  # fmt: skip
     return {
-        "mean": mean, "spread": spread if with_variance else None, "kl": kl, "failed": info,
+        "mean": mean, "spread": spread if with_variance else None, "kl": kl,
         "tokens_b": tokens_b, "turned": turned, "origin": origin, "gram": gram, "root": root, "S": S,
         "phi": phi, "columns": columns,
     }  # fmt: skip
@@ -261,7 +261,7 @@ def _backward(
     }  # fmt: skip
 
 
-_SGPA = Fused("sgpa", _forward, ("mean", "spread", "kl"), _backward, failures=("failed",))
+_SGPA = Fused("sgpa", _forward, ("mean", "spread", "kl"), _backward, factors=True)
 
 
 _COUNT = 512

@@ -499,7 +499,7 @@ def _scgp(
         "mean": mean, "variance": variance, "query": query if density else None,
         "key": key if density else None, "divergence": divergence if kl else None, "counts": counts,
         "centres": centres, "points_m": points_m, "points_l": own_points_l, "W_m": W_m, "W_l": own_W_l,
-        "sums": sums, "inducing_failed": inducing_failed, "failed": failed,
+        "sums": sums,
     }  # fmt: skip
 
 
@@ -612,7 +612,7 @@ def _scgp_backward(
 
 _SCGP = Fused(
     "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward,
-    ("inducing_failed", "failed"),
+    factors=True,
 )  # fmt: skip
 
 
@@ -672,7 +672,7 @@ def _row_sum(
         **sides, **sizes.launch("rows"),
     )  # fmt: skip
     return {
-        "row_sum": row_sum, "failed": info, "centres": centres, "points": points, "W": W, "totals": totals,
+        "row_sum": row_sum, "centres": centres, "points": points, "W": W, "totals": totals,
     }  # fmt: skip
 
 
@@ -718,4 +718,4 @@ def _row_sum_backward(
     return {"q": d_q, "k": d_k, "l": d_l}
 
 
-_ROW_SUM = Fused("sparse_row_sum", _row_sum, ("row_sum",), _row_sum_backward, ("failed",))
+_ROW_SUM = Fused("sparse_row_sum", _row_sum, ("row_sum",), _row_sum_backward, factors=True)
