@@ -31,8 +31,8 @@ def export_program(
         model: plain, converted or attached; it runs in evaluation mode.
         example: a batch of inputs, which may be one item.
         dynamic_length: second axes of inputs [B, N] and [B, N, E] may be of any length, if the model allows.
-        fused: keep fused kernels as operators, for lengths that are padded alike, on a GPU of the machine that
-            exports; the program then needs gpattention and Triton where it runs.
+        fused: keep fused kernels as operators, for a model and an example on a GPU; the program then needs
+            gpattention and Triton where it runs.
 
     Returns:
         A program that is called as `program.module()(inputs)` with a mapping of named tensors ({"inputs": x}

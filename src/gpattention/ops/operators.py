@@ -133,7 +133,7 @@ class Fused:
         return dict(zip(self._made, map(_found, tensors), strict=False))  # without the number of failures
 
     def _register(self) -> None:
-        forward = _operator(self.name, self.forward, self._made, factors=self._factors)
+        forward = _operator(self.name, self.forward, self._made, self._factors)
         if self.backward is None:
             return
         backward = _operator(f"{self.name}_backward", self.backward, self.tensors)
@@ -173,8 +173,8 @@ class _Eager(torch.autograd.Function):
         return None, *gradients, *[None] * (len(needed) - len(gradients))
 
 
-def _operator(name: str, function: Callable[..., Made], made: list[str], *, factors: bool = False) -> Any:
-    """`gpattention::<name>`: a list of what was made, where (0,) stands for what was not, and the failures."""
+def _operator(name: str, function: Callable[..., Made], made: list[str], factors: bool = False) -> Any:
+    """`gpattention::<name>`: a list of what was made, (0,) in place of what was not, and the failures."""
 
     def run(*args: Any) -> list[Tensor]:
         failed = torch.zeros((), dtype=torch.int64, device=args[0].device) if factors else None
