@@ -38,7 +38,7 @@ PUBLIC = [
 WITHOUT_EQUATION = {"check_health", "deferred_checks", "fused_kernels", "health", "why_not_fused"}
 # Bottom up: a part imports parts of lower lines only; parts of one line do not import each other.
 ORDER = (
-    ("checks",), ("files",), ("concurrency",), ("numerics",), ("ops",), ("gp",), ("attention",),
+    ("checks",), ("files",), ("concurrency",), ("numerics",), ("graphs",), ("ops",), ("gp",), ("attention",),
     ("models",), ("strangeness",), ("hosts",), ("runs",), ("training", "evaluation"), ("reports",),
     ("studies",), ("cli",),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpattention import gp
+    from gpattention.graphs import graphed
     from gpattention.hosts import (
         attach,
         conversion_of,
@@ -30,6 +31,7 @@ __all__ = [
     "find_sites",
     "from_pretrained",
     "gp",
+    "graphed",
     "predict",
     "regularizer",
     "signals",
@@ -45,7 +47,8 @@ def __getattr__(name: str) -> Any:
         return import_module("gpattention.gp")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module("gpattention.hosts"), name)
+    room = "gpattention.graphs" if name == "graphed" else "gpattention.hosts"
+    value = getattr(import_module(room), name)
     globals()[name] = value
     return value
 

@@ -5,16 +5,17 @@ cannot raise, typed errors, derivatives that are written out once, leading axes 
 the choice of a device.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.linalg import solve_triangular
 
 from gpattention.concurrency import Undo, borrowed
@@ -83,7 +84,10 @@ _LEVELS = (
     ("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), ("cuda", "matmul"), ("mkldnn", "matmul"),
 )  # fmt: skip
 
-_deferred: ContextVar[bool] = ContextVar("gpattention_deferred_checks", default=False)
+# What becomes of a matrix without a factor: an error at once, or NaN that is counted, or NaN that whoever
+# asked for it finds in the result.
+Failures = Literal["raised", "counted", "found"]
+_failures_are: ContextVar[Failures] = ContextVar("gpattention_failures", default="raised")
 
 
 @contextmanager
@@ -102,11 +106,24 @@ def deferred_checks() -> Iterator[None]:
     ...     loss = step(batch)
     >>> check_health()
     """
-    token = _deferred.set(True)
+    with _failing("counted"):
+        yield
+
+
+@contextmanager
+def uncounted_failures() -> Iterator[None]:
+    """`deferred_checks` that counts nothing: for a caller that looks at the result itself."""
+    with _failing("found"):
+        yield
+
+
+@contextmanager
+def _failing(how: Failures) -> Iterator[None]:
+    token = _failures_are.set(how)
     try:
         yield
     finally:
-        _deferred.reset(token)
+        _failures_are.reset(token)
 
 
 def is_transformed() -> bool:
@@ -147,9 +164,35 @@ def checks_are_deferred(*tensors: Tensor) -> bool:
     """True where reading a value, or one of these tensors', is impossible or unwanted."""
     if torch.compiler.is_compiling():
         return True
-    if _deferred.get() or is_mapped() or not all(map(has_values, tensors)):
+    if _failures_are.get() != "raised" or is_mapped() or not all(map(has_values, tensors)):
         return True
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def checked_once(
+    call: Callable[[], R], device: torch.device, results: Callable[[R], Iterable[Tensor | None]]
+) -> R:
+    """What a call gives, whose failures are looked for once in its results and not at every matrix.
+
+    Each look waits for a GPU.  Where the results are not finite the call is made again with all checks, which
+    say what failed and where.  A CPU is asked for nothing, so that failures are raised where they are; so are
+    those of several processes, which would have to make the call again together.
+    """
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if not _waits(device) or together or checks_are_deferred() or is_transformed():
+        return call()
+    with uncounted_failures():
+        found = call()
+    sums = [x.detach().sum() for x in results(found) if x is not None]
+    if sums and not bool((sums[0] if len(sums) == 1 else torch.stack(sums)).isfinite().all()):
+        with torch.no_grad():
+            call()
+    return found
+
+
+def _waits(device: torch.device) -> bool:
+    """Whether reading a value of a device waits for it."""
+    return device.type == "cuda"
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -199,16 +242,28 @@ _failures: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros((), dt
 
 def failure_counter(device: torch.device) -> Tensor:
     """The number on that device to which kernels that cannot raise add their failures.  []"""
-    if device not in _failures:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "the health counter must exist before a CUDA graph is captured: "
-                "run the step once eagerly first (as torch.cuda.graphs asks anyway)"
-            )
-        with torch.inference_mode(False):  # an inference tensor could not be counted up outside
-            # one for all threads, whichever comes first
-            _failures.setdefault(device, torch.zeros((), dtype=torch.int64, device=device))
+    _make_counter(device)
     return _failures[device]
+
+
+@torch.compiler.assume_constant_result
+def _make_counter(device: torch.device) -> None:
+    if device in _failures:
+        return
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the health counter must exist before a CUDA graph is captured: "
+            "run the step once eagerly first (as torch.cuda.graphs asks anyway)"
+        )
+    # an inference tensor could not be counted up outside, and a compiler's has no value
+    with torch.inference_mode(False), unset_fake_temporarily():
+        # one for all threads, whichever comes first
+        _failures.setdefault(device, torch.zeros((), dtype=torch.int64, device=device))
+
+
+def failures_are_counted() -> bool:
+    """Whether a kernel counts its failures: not where they are raised, or found in the result."""
+    return checks_are_deferred() and _failures_are.get() != "found"
 
 
 def cholesky(
@@ -255,20 +310,20 @@ def report_failures(
     dtype: torch.dtype,
     *,
     name: str,
-    noise: Tensor | float,
+    noise: Tensor | float | Callable[[], Tensor],
 ) -> None:
-    """Raise `NotPositiveDefiniteError` if a factorisation of n x n matrices failed; reads the device."""
+    """Raise `NotPositiveDefiniteError` if a factorisation of n x n matrices failed, where they are raised."""
     failed = info != 0
-    if not bool(failed.any()):
+    if checks_are_deferred(info) or not bool(failed.any()):
         return
     pivots = torch.where(failed, info, n + 1).reshape(-1)
     worst = int(pivots.argmin())
     place = [int(i) for i in torch.unravel_index(torch.tensor(worst), info.shape)]
+    least = float(torch.as_tensor(noise() if callable(noise) else noise).detach().min())
     raise NotPositiveDefiniteError(
         f"{int(failed.sum())} of {failed.numel()} matrices {name} ({n} x {n}, "
         f"{str(dtype).removeprefix('torch.')}) are not positive definite; the earliest pivot to "
-        f"fail is number {int(pivots[worst])} of matrix {place}, smallest noise "
-        f"{float(torch.as_tensor(noise).detach().min()):.1e}. "
+        f"fail is number {int(pivots[worst])} of matrix {place}, smallest noise {least:.1e}. "
         "Raise the noise (1e-4 is safe in float32 up to 1024 tokens) or compute in float64."
     )
 
@@ -280,31 +335,30 @@ def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
 
 
 def count_failures(failed: Tensor) -> Tensor:
-    """Add failures that cannot be raised to the device's counter; what is handed on is to be used.  [...]"""
+    """Add failures, or a number of them, that cannot be raised to the counter, and hand them on.  [...]"""
+    if torch.compiler.is_exporting():
+        return failed  # an exported program has no process to count in
     if torch.compiler.is_dynamo_compiling() or is_transformed():
-        return _count_failures(failed)
-    if not torch.compiler.is_exporting() and has_values(failed):
-        failure_counter(failed.device).add_(failed.sum())  # an exported program has no process to count in
+        _count_failures(failed, failure_counter(failed.device))
+    elif has_values(failed) and _failures_are.get() != "found":
+        failure_counter(failed.device).add_(failed.sum())
     return failed
 
 
-# Opaque to the compiler, which otherwise may drop a write to a global tensor; the result is used, so
-# that the call is not removed as dead code.
-@torch.library.custom_op("gpattention::count_failures", mutates_args=())
-def _count_failures(failed: Tensor) -> Tensor:
-    """Add the failures to the device's counter and hand them on.  [...]"""
-    failure_counter(failed.device).add_(failed.sum())
-    return failed.clone()
+# An operator that says what it writes: a compiler may drop a plain write to a global tensor.
+@torch.library.custom_op("gpattention::count_failures", mutates_args=("counter",))
+def _count_failures(failed: Tensor, counter: Tensor) -> None:
+    counter.add_(failed if failed.ndim == 0 else failed.sum())
 
 
 @_count_failures.register_fake
-def _(failed: Tensor) -> Tensor:
-    return torch.empty_like(failed)
+def _(failed: Tensor, counter: Tensor) -> None:
+    return None
 
 
 @_count_failures.register_vmap
-def _(info: object, in_dims: tuple[int | None], failed: Tensor) -> tuple[Tensor, int | None]:
-    return _count_failures(failed), in_dims[0]  # each of the matrices mapped over counts
+def _(info: object, in_dims: tuple[int | None, ...], failed: Tensor, counter: Tensor) -> tuple[None, None]:
+    return _count_failures(failed, counter), None  # each of the matrices mapped over counts
 
 
 def solve(B: Tensor, L: Tensor) -> Tensor:
@@ -359,14 +413,19 @@ def once_differentiable(backward: Callable[..., R]) -> Callable[..., R]:
     @wraps(backward)
     def inner(ctx: Any, *grads: Tensor) -> R:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "expected a backward pass without create_graph=True: this gradient is written out and "
-                "torch.autograd cannot differentiate it again. For second derivatives take torch.func "
-                "(hessian, grad of grad, jvp of grad), which sees plain operations"
-            )
+            refuse_second_derivative()
         return backward(ctx, *grads)
 
     return inner
+
+
+def refuse_second_derivative(name: str = "this gradient") -> NoReturn:
+    """Raise `RuntimeError` for a derivative of a gradient that is written out."""
+    raise RuntimeError(
+        f"expected a backward pass without create_graph=True: {name} is written out and "
+        "torch.autograd cannot differentiate it again. For second derivatives take torch.func "
+        "(hessian, grad of grad, jvp of grad), which sees plain operations"
+    )
 
 
 def broadcast(*shapes: torch.Size) -> torch.Size:

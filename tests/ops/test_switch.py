@@ -93,7 +93,7 @@ def test_an_unknown_mode_is_refused() -> None:
         gp.fused_kernels("fast").__enter__()  # type: ignore[arg-type]
 
 
-def test_compiled_and_transformed_calls_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformed_and_exported_calls_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
@@ -102,9 +102,12 @@ def test_compiled_and_transformed_calls_stay_plain(monkeypatch: pytest.MonkeyPat
 
     with gp.fused_kernels("on"):  # which does not make an error of it
         torch.func.vmap(look)(X)
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-        look(X)
-    assert reason == ["the call is transformed by torch.func", "the call is being compiled"]
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    look(on_gpu())
+    with gp.fused_kernels("on"):
+        look(on_gpu())
+    expected = "the call is exported (a block of 'on' keeps the kernels)"
+    assert reason == ["the call is transformed by torch.func", expected, None]
 
 
 def test_triton_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from torch import distributed as dist
 from gpattention.attention.parameters import Positive, preserve_, projected_together
 from gpattention.checks import check_choice, check_count, plain
 from gpattention.gp import LogDensity, NoiseSource, Posterior, keep_rows
+from gpattention.numerics import checked_once
 
 Draw = Literal["none", "independent", "joint"]
 DRAWS: tuple[Draw, ...] = ("none", "independent", "joint")
@@ -198,7 +199,23 @@ class Attention(nn.Module):
         the caller, who may have them done together with what follows: the output is what they are given.
         """
         self._check_request(draw, samples, need)
-        heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
+
+        def attend() -> AttentionOutput:
+            heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
+            return self._answer(heads, unbatched, draw, samples, generator, need, finish)
+
+        return checked_once(attend, query.device, lambda out: (out.output, out.variance, out.regularizer))
+
+    def _answer(
+        self,
+        heads: Heads,
+        unbatched: bool,
+        draw: Draw,
+        samples: int,
+        generator: Source,
+        need: tuple[str, ...],
+        finish: bool,
+    ) -> AttentionOutput:
         wanted = draw != "none" or "variance" in need
         posterior = self._posterior(heads, with_variance=wanted) if self.draws else None
         if posterior is None:

@@ -302,7 +302,8 @@ def scgp_posterior(
         query_mask=query_mask, log_amplitude=log_amplitude, mask_tokens=False,
     )  # fmt: skip
     kind = SparseKind(values, conditional, include_noise, delta, group)
-    if why_not_fused_sparse(t) is None:
+    hidden = group is not None and torch.compiler.is_compiling()  # operators take no group
+    if not hidden and why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
     return SCGPPosterior(masked(t), kind)

@@ -14,10 +14,11 @@ from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.predict import call_model, check_module
 from gpattention.hosts.sites import hooked
 from gpattention.models.predict import Inputs, count_items, evaluating
+from gpattention.ops import fused_kernels
 
 
 def export_program(
-    model: nn.Module | Handle, example: Inputs, *, dynamic_length: bool = False
+    model: nn.Module | Handle, example: Inputs, *, dynamic_length: bool = False, fused: bool = False
 ) -> ExportedProgram:
     """Export a model's mean prediction with `torch.export`, for any batch size and every kind.
 
@@ -28,6 +29,8 @@ def export_program(
         model: plain, converted or attached; it runs in evaluation mode.
         example: a batch of inputs, which may be one item.
         dynamic_length: second axes of inputs [B, N] and [B, N, E] may be of any length, if the model allows.
+        fused: keep fused kernels as operators, for a model and an example on a GPU; the program then needs
+            gpattention and Triton where it runs.
 
     Returns:
         A program that is called as `program.module()(inputs)` with a mapping of named tensors ({"inputs": x}
@@ -36,6 +39,7 @@ def export_program(
 
     Raises:
         ValueError: for inputs that are no tensors, and outputs that hold none.
+        RuntimeError: fused kernels are asked for and cannot run here.
 
     >>> program = gpattention.export_program(model, {"input_ids": ids, "attention_mask": mask})
     >>> torch.export.save(program, "model.pt2")
@@ -44,7 +48,7 @@ def export_program(
     if items == 1:  # torch.export would take a batch of one for a constant
         inputs = {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in inputs.items()}
     answers = _Answers(model, one_tensor=isinstance(example, Tensor))
-    with evaluating(answers.model), torch.no_grad():
+    with evaluating(answers.model), torch.no_grad(), fused_kernels("on" if fused else "off"):
         answers.train(False)
         return torch.export.export(answers, (inputs,), dynamic_shapes=(shapes,))
 
@@ -86,7 +90,7 @@ def export_onnx(
     path, (inputs, shapes) = Path(path), _described(example, dynamic_length)
     path.parent.mkdir(parents=True, exist_ok=True)
     answers = _Answers(model, one_tensor=isinstance(example, Tensor))
-    with evaluating(model):
+    with evaluating(model), fused_kernels("off"):
         answers.train(False)
         torch.onnx.export(
             # by keyword: a mapping at the end of the positional arguments would be taken for keywords

@@ -33,6 +33,7 @@ from gpattention.gp import (
     deferred_checks,
     health,
 )
+from gpattention.graphs import capture, why_no_graph
 from gpattention.models.prediction import Prediction
 from gpattention.numerics import checks_are_deferred
 
@@ -419,12 +420,9 @@ class Chunks:
         """Unless it is insisted on, a model with an operation that waits for the device runs eagerly."""
         own = inputs.clone() if isinstance(inputs, Tensor) else {n: x.clone() for n, x in inputs.items()}
         self._read = (own, numbers, samples)
-        graph = torch.cuda.CUDAGraph()
         try:
             # other threads, say one that pins memory for a loader, may go on
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._given = self._forward(*self._read)
-            self._graph = graph
+            self._graph, self._given = capture(lambda: self._forward(*self._read), error_mode="thread_local")
         except (torch.OutOfMemoryError, NumericalError):  # fewer rows may help, or nothing: not plain calls
             raise
         except RuntimeError as error:
@@ -484,12 +482,11 @@ def _summed(variance: Tensor | None, items: int, samples: int) -> Tensor | None:
 
 def why_not_captured(model: Any, device: torch.device) -> str | None:
     """Why replays would not do what calls do; None where they would."""
-    if device.type != "cuda":
-        return f"it computes on {device}, and only CUDA has graphs"
+    reason = why_no_graph(device)
+    if reason is not None:
+        return reason
     if torch.is_autocast_enabled("cuda"):
         return "autocast is on, which keeps its own copies of weights"
-    if torch.cuda.is_current_stream_capturing():
-        return "the current stream is being captured already"
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             return f"{name or 'the model'} has forward hooks, which a replay does not call"

@@ -31,7 +31,7 @@ from gpattention.models.health import HealthReport, measure_health
 from gpattention.models.predict import Inputs, predict
 from gpattention.models.prediction import Prediction
 from gpattention.models.signals import Signals, Watch, attention_sites, measure_signals, watched
-from gpattention.numerics import autocast_is_on, checks_are_deferred
+from gpattention.numerics import autocast_is_on, checked_once, checks_are_deferred
 from gpattention.ops import is_plain, is_watched, why_not_fused_on
 from gpattention.ops.layers import (
     EMBEDDING_SITE,
@@ -367,6 +367,16 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:  # fmt: skip
         """What the head reads [S * B, E], what each layer gave, and the sum of their regularisers []."""
         check_need(need, NEEDS)
+        return checked_once(
+            lambda: self._layer_by_layer(inputs, draw, samples, generator, need, seed),
+            self.norm.weight.device,
+            lambda found: (found[0], found[2], *(layer.variance for layer in found[1])),
+        )
+
+    def _layer_by_layer(
+        self, inputs: Inputs, draw: Draw, samples: int, generator: Generator | NoiseSource | None,
+        need: tuple[str, ...], seed: Tensor | None,
+    ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:  # fmt: skip
         blocks = self._blocks()
         if draw != "none" and not self.draws:
             kinds = ", ".join(sorted({block.attention.kind for block in blocks}))

@@ -1,5 +1,6 @@
 """How tensors reach the kernels: as [B, H, ...] with strides, nothing copied that need not be."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -46,41 +47,44 @@ SMALLEST = 16  # side of a padded matrix; the kernels' block
 
 def padded(n: int) -> int:
     """The power of two a side of n is padded to."""
-    return max(SMALLEST, 1 << (n - 1).bit_length())
+    side = SMALLEST
+    while side < n:  # sizes without a value are compared: one graph serves all that are padded alike
+        side *= 2
+    return side
 
 
-def as_two(lead: torch.Size) -> tuple[int, int]:
+def as_two(lead: Sequence[int]) -> tuple[int, int]:
     """Leading axes as batch and heads: the last one is the heads."""
-    return (lead[:-1].numel(), lead[-1]) if lead else (1, 1)
+    return (math.prod(lead[:-1]), lead[-1]) if lead else (1, 1)
 
 
-def matrices(x: Tensor, lead: torch.Size) -> Tensor:
+def matrices(x: Tensor, lead: Sequence[int]) -> Tensor:
     """[..., N, X] as [B, H, N, X], a view wherever strides allow; as it is where there is nothing to do."""
-    if len(lead) == 2 and x.shape[:-2] == lead:
+    if len(lead) == 2 and x.shape[:-2] == tuple(lead):
         return x
     B, H = as_two(lead)
     return x.expand(*lead, *x.shape[-2:]).reshape(B, H, *x.shape[-2:])
 
 
-def vectors(x: Tensor | None, lead: torch.Size) -> Tensor | None:
+def vectors(x: Tensor | None, lead: Sequence[int]) -> Tensor | None:
     """[..., N] as [B, H, N]; nothing of what is not there."""
-    if x is None or (len(lead) == 2 and x.shape[:-1] == lead):
+    if x is None or (len(lead) == 2 and x.shape[:-1] == tuple(lead)):
         return x
     return matrices(x[..., None], lead).squeeze(-1)  # whose gradient is a view, a selection's is not
 
 
-def with_lead(x: Optional, lead: torch.Size) -> Optional:
+def with_lead(x: Optional, lead: Sequence[int]) -> Optional:
     """[B, H, ...] with the leading axes again that became B and H; nothing of what is not there."""
     return x if x is None or len(lead) == 2 else x.reshape((*lead, *x.shape[2:]))
 
 
-def scalars(x: Tensor, lead: torch.Size) -> Tensor:
+def scalars(x: Tensor, lead: Sequence[int]) -> Tensor:
     """[..., 1, 1] as [B, H]."""
     return matrices(x, lead).squeeze(-1).squeeze(-1)
 
 
 def to_parameters(
-    found: Tensor, lead: torch.Size, shapes: Sequence[torch.Size | None]
+    found: Tensor, lead: Sequence[int], parameters: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """Gradients [P, 2, B, H], in two parts each, as those of P parameters [..., 1, 1] shared by sequences.
 
@@ -89,10 +93,11 @@ def to_parameters(
     H = as_two(lead)[1]
     by_head = None
     gradients: list[Tensor | None] = []
-    for place, shape in enumerate(shapes):
-        if shape is None:
+    for place, (parameter, need) in enumerate(zip(parameters, needed, strict=False)):
+        shape = parameter.shape
+        if not need:
             gradients.append(None)
-        elif shape.numel() == H and shape[-3:] == (H, 1, 1):
+        elif parameter.numel() == H and shape[-3:] == (H, 1, 1):
             by_head = found.sum((1, 2)) if by_head is None else by_head  # [P, H]
             gradients.append(by_head[place].view(shape))
         else:

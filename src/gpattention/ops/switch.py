@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from gpattention.concurrency import is_handled
-from gpattention.numerics import is_transformed
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -62,6 +61,7 @@ def fused_kernels(mode: Mode) -> Iterator[None]:
         _mode.reset(token)
 
 
+@torch.compiler.assume_constant_result
 def fused_mode() -> Mode:
     """The mode in force here.
 
@@ -124,30 +124,36 @@ def why_not_fused_on(
     Raises:
         RuntimeError: fused kernels are switched on but cannot run here.
     """
-    if torch.compiler.is_compiling():
-        return "the call is being compiled"
-    if is_transformed():
-        return "the call is transformed by torch.func"
     mode = fused_mode()
-    if mode == "off":
-        return "switched off"
-    reason = _obstacle(device, dtype, tokens, channels, inducing, asked=mode == "on")
-    if mode == "on" and reason is not None:
+    reason = _obstacle(device.type, dtype, mode) or _excess(mode, tokens, channels, inducing)
+    if mode == "on" and reason is not None and reason != TRANSFORMED:
         raise RuntimeError(f"fused kernels are switched on but cannot run here: {reason}")
     if reason is None and mode == "auto" and not measured:
         return "the kernel was not measured on a GPU ('on' takes it)"
     return reason
 
 
-def _obstacle(
-    device: torch.device, dtype: torch.dtype, tokens: int, channels: int, inducing: int, *, asked: bool
-) -> str | None:
+TRANSFORMED = "the call is transformed by torch.func"
+
+
+@torch.compiler.assume_constant_result
+def _obstacle(device: str, dtype: torch.dtype, mode: Mode) -> str | None:
+    """A compiler asks once, and keeps the answer as long as what it made."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # also where the compiler sees the transform
+        return TRANSFORMED
+    if mode == "off":
+        return "switched off"
+    if torch.compiler.is_exporting() and _mode.get() != "on":
+        return "the call is exported (a block of 'on' keeps the kernels)"
     if dtype != torch.float32:
         return f"they compute in float32, not {str(dtype).removeprefix('torch.')}"
-    if not (device.type == "cuda" or (asked and os.environ.get("TRITON_INTERPRET") == "1")):
-        return f"the tensors are on {device.type}"
-    if not _has_triton():
-        return "Triton is not installed (pip install 'gpattention[triton]')"
+    if not (device == "cuda" or (mode == "on" and os.environ.get("TRITON_INTERPRET") == "1")):
+        return f"the tensors are on {device}"
+    return None if _has_triton() else "Triton is not installed (pip install 'gpattention[triton]')"
+
+
+def _excess(mode: Mode, tokens: int, channels: int, inducing: int) -> str | None:
+    """Which size is too large; a compiler may not know it yet, and compares."""
     sizes = (
         ("tokens", tokens, SHOWN_TOKENS, MOST_TOKENS),
         ("channels", channels, SHOWN_CHANNELS, MOST_CHANNELS),
@@ -156,7 +162,7 @@ def _obstacle(
     for name, size, shown, most in sizes:
         if size > most:
             return f"{size} {name} are more than the {most} that fit on chip"
-        if size > shown and not asked:
+        if size > shown and mode != "on":
             return f"{size} {name} are more than the {shown} measured on a GPU ('on' takes up to {most})"
     return None
 

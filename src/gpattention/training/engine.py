@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader
 
 from gpattention.data import Batch
 from gpattention.gp import NotPositiveDefiniteError, NumericalError, check_health, deferred_checks
+from gpattention.graphs import WARM_UP, capture
 from gpattention.models.predict import Inputs, count_items, take
 from gpattention.runs import Recipe, TrainingData
 from gpattention.training.objective import Controls, Objective
 
 Item = TypeVar("Item")
-WARM_UP = 3  # eager steps before the capture
 
 
 def train_steps(
@@ -271,10 +271,8 @@ class GraphEngine:
     def _capture(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # gradients then live in the graph's own memory
         _free_workspaces()
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                self._run(clear=False)
+            graph, _ = capture(lambda: self._run(clear=False))
         except RuntimeError as error:  # an operation that waits for the device, as third-party kinds may have
             raise CaptureFailedError(str(error).partition("\n")[0]) from error
         graph.replay()  # capturing ran nothing

@@ -1,14 +1,11 @@
-"""Attention over distances or dot products as one autograd function that streams the keys.
+"""Attention over distances or dot products as one operator that streams the keys.
 
 Its slow references are the plain operations of `gp.kernel_attention`.
 """
 
-from typing import Any, NamedTuple
-
-import torch
 from torch import Tensor
 
-from gpattention.numerics import broadcast, once_differentiable
+from gpattention.numerics import broadcast
 from gpattention.ops.layout import (
     allocator,
     launch,
@@ -20,23 +17,11 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
+from gpattention.ops.operators import Fused, Made, kernels_of
 
 __all__ = ["fused_kernel_attention", "fused_softmax_attention"]
 
 _WHOLE = 64  # keys that one program of the backward pass holds at once
-
-
-class _Kind(NamedTuple):
-    """What sort of attention; `scale` multiplies dot products."""
-
-    DISTANCE: bool
-    NORMALISED: bool
-    CAUSAL: bool
-    scale: float
-
-    @property
-    def flags(self) -> dict[str, bool]:
-        return {"DISTANCE": self.DISTANCE, "NORMALISED": self.NORMALISED, "CAUSAL": self.CAUSAL}
 
 
 def fused_kernel_attention(
@@ -63,7 +48,7 @@ def fused_kernel_attention(
     Returns:
         [..., Q, D]; 0 at rows that see nothing, and at padded queries.
     """
-    return _attend(q, k, v, _Kind(True, normalised, causal, 1.0), mask, query_mask)
+    return _attend(q, k, v, mask, query_mask, True, normalised, causal, 1.0)
 
 
 def fused_softmax_attention(
@@ -88,67 +73,79 @@ def fused_softmax_attention(
     Returns:
         [..., Q, D]; 0 at rows that see nothing, and at padded queries.
     """
-    return _attend(q, k, v, _Kind(False, True, causal, q.shape[-1] ** -0.5), mask, query_mask)
+    return _attend(q, k, v, mask, query_mask, False, True, causal, q.shape[-1] ** -0.5)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, kind: _Kind, mask: Tensor | None, query_mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, query_mask: Tensor | None, *kind: bool | float
 ) -> Tensor:
     lead = broadcast(*(x.shape[:-2] for x in (q, k, v)))
-    out: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        *(matrices(x, lead) for x in (q, k, v)), vectors(mask, lead), vectors(query_mask, lead), kind
+    (out,) = _ATTENTION(
+        *(matrices(x, lead) for x in (q, k, v)), vectors(mask, lead), vectors(query_mask, lead), *kind
     )
-    return with_lead(out, lead)
+    found: Tensor = with_lead(out, lead)
+    return found
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,  # [B, H, Q, C]
-        k: Tensor,  # [B, H, K, C]
-        v: Tensor,  # [B, H, K, D]
-        mask: Tensor | None,  # [B, H, K]
-        query_mask: Tensor | None,  # [B, H, Q]
-        kind: _Kind,
-    ) -> Tensor:
-        from gpattention.ops.attention.kernels import attention_kernel
+def _forward(
+    q: Tensor,  # [B, H, Q, C]
+    k: Tensor,  # [B, H, K, C]
+    v: Tensor,  # [B, H, K, D]
+    mask: Tensor | None,  # [B, H, K]
+    query_mask: Tensor | None,  # [B, H, Q]
+    distance: bool,
+    normalised: bool,
+    causal: bool,
+    scale: float,  # of dot products
+) -> Made:
+    (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
+    out = token_major(B, H, NQ, D, q)
+    log_sum = allocator(q)(B, H, NQ) if normalised else None
+    tiles = _tiles("attention", NQ, N)
+    kernels_of("attention").attention_kernel[(B * H, -(-NQ // tiles["BQ"]))](
+        *views(q, k, v, mask, query_mask, out), out if log_sum is None else log_sum, scale, H, NQ, N, C, D,
+        DISTANCE=distance, NORMALISED=normalised, CAUSAL=causal, CP=padded(C), DP=padded(D), **tiles,
+    )  # fmt: skip
+    return {"out": out, "log_sum": log_sum}
 
-        (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
-        out = token_major(B, H, NQ, D, q)
-        log_sum = allocator(q)(B, H, NQ) if kind.NORMALISED else out
-        tiles = _tiles("attention", NQ, N)
-        attention_kernel[(B * H, -(-NQ // tiles["BQ"]))](
-            *views(q, k, v, mask, query_mask, out), log_sum, kind.scale, H, NQ, N, C, D,
-            **kind.flags, CP=padded(C), DP=padded(D), **tiles,
-        )  # fmt: skip
-        ctx.kind = kind
-        ctx.save_for_backward(q, k, v, mask, query_mask, out, log_sum)
-        return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.attention.kernels import keys_backward_kernel, queries_backward_kernel
-
-        q, k, v, mask, query_mask, out, log_sum = ctx.saved_tensors
-        kind: _Kind = ctx.kind
-        (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
-        d_q, d_k, d_v = (token_major(B, H, n, x, q) for n, x in ((NQ, C), (N, C), (N, D)))
-        whole = padded(N) <= _WHOLE
-        inputs = *views(grads[0], q, k, v, mask, query_mask, out), log_sum, kind.scale
-        sizes = (H, NQ, N, C, D)
-        options = {**kind.flags, "CP": padded(C), "DP": padded(D)}
-        tiles = _tiles("keys_backward", NQ, N) | ({"BK": padded(N)} if whole else {})
-        keys_backward_kernel[(B * H, -(-N // tiles["BK"]))](
-            *inputs, *views(d_q, d_k, d_v), *sizes, WHOLE=whole, **options, **tiles
+def _backward(
+    by_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor | None,
+    distance: bool,
+    normalised: bool,
+    causal: bool,
+    scale: float,
+) -> Made:
+    found = kernels_of("attention")
+    (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
+    d_q, d_k, d_v = (token_major(B, H, n, x, q) for n, x in ((NQ, C), (N, C), (N, D)))
+    whole = padded(N) <= _WHOLE
+    log_sum = out if log_sum is None else log_sum
+    inputs = *views(by_out, q, k, v, mask, query_mask, out), log_sum, scale
+    sizes = (H, NQ, N, C, D)
+    options = {
+        "DISTANCE": distance, "NORMALISED": normalised, "CAUSAL": causal, "CP": padded(C), "DP": padded(D),
+    }  # fmt: skip
+    tiles = _tiles("keys_backward", NQ, N) | ({"BK": padded(N)} if whole else {})
+    found.keys_backward_kernel[(B * H, -(-N // tiles["BK"]))](
+        *inputs, *views(d_q, d_k, d_v), *sizes, WHOLE=whole, **options, **tiles
+    )
+    if not whole:
+        tiles = _tiles("queries_backward", NQ, N)
+        found.queries_backward_kernel[(B * H, -(-NQ // tiles["BQ"]))](
+            *inputs, view(d_q), *sizes, **options, **tiles
         )
-        if not whole:
-            tiles = _tiles("queries_backward", NQ, N)
-            queries_backward_kernel[(B * H, -(-NQ // tiles["BQ"]))](
-                *inputs, view(d_q), *sizes, **options, **tiles
-            )
-        return d_q, d_k, d_v, None, None, None
+    return {"q": d_q, "k": d_k, "v": d_v}
+
+
+_ATTENTION = Fused("attention", _forward, ("out",), _backward)
 
 
 def _tiles(kernel: str, queries: int, keys: int) -> dict[str, int]:

@@ -1,17 +1,17 @@
-"""Draws from mean and spread as one autograd function, and item-keyed numbers in one launch.
+"""Draws from mean and spread as one operator, and item-keyed numbers in one launch.
 
 The references are `Posterior.sample` with `ItemNoise.normal`, and `ItemNoise.uniform`.  Item-keyed noise is a
 hash of its place, so a draw makes it where it is used, and the backward pass makes it again.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gpattention.numerics import once_differentiable
 from gpattention.ops.layout import matrices, padded, token_major, vectors, view, views
+from gpattention.ops.operators import Fused, Made, kernels_of
 
 __all__ = ["draws_fit", "fused_draw", "fused_item_draw", "fused_normal", "fused_uniform"]
 
@@ -49,16 +49,23 @@ def fused_uniform(keys: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _numbers(keys: Tensor, stream: int, shape: tuple[int, ...], *, normal: bool) -> Tensor:
-    from gpattention.ops.draws.kernels import noise_kernel
+    numbers: Tensor
+    (numbers,) = _NUMBERS(keys, stream, shape, normal)
+    return numbers
 
+
+def _make_numbers(keys: Tensor, stream: int, shape: Sequence[int], normal: bool) -> Made:
     draws, batch, *rest = shape
     count = math.prod(rest)
     out = torch.empty(shape, dtype=torch.float32, device=keys.device)
     if out.numel():
-        noise_kernel[(draws * batch * -(-count // _SIZE),)](
+        kernels_of("draws").noise_kernel[(draws * batch * -(-count // _SIZE),)](
             keys, out, stream, batch, count, NORMAL=normal, SIZE=_SIZE, num_warps=4
         )
-    return out
+    return {"numbers": out}
+
+
+_NUMBERS = Fused("numbers", _make_numbers, ("numbers",))
 
 
 def draws_fit(shape: torch.Size) -> bool:
@@ -87,7 +94,8 @@ def fused_draw(mean: Tensor, spread: Tensor, noise: Tensor, *, squared: bool) ->
     """
     lead = mean.shape[:-2]
     by_lead = vectors if spread.ndim < mean.ndim else matrices
-    draws: Tensor = _Draw.apply(  # type: ignore[no-untyped-call]
+    draws: Tensor
+    (draws,) = _DRAW(
         matrices(mean, lead), by_lead(spread, lead), noise.contiguous(), None, noise.shape[0], squared
     )
     return draws if draws.shape == noise.shape else draws.reshape(noise.shape)
@@ -110,56 +118,55 @@ def fused_item_draw(
         [draws, items, ..., Q, D].
     """
     lead = mean.shape[:-2]
-    found: Tensor = _Draw.apply(  # type: ignore[no-untyped-call]
-        matrices(mean, lead), vectors(spread, lead), keys.contiguous(), stream, draws, squared
-    )
+    found: Tensor
+    (found,) = _DRAW(matrices(mean, lead), vectors(spread, lead), keys.contiguous(), stream, draws, squared)
     return found.reshape(draws, *mean.shape)
 
 
-class _Draw(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        mean: Tensor,  # [B, H, N, D]
-        spread: Tensor,  # [B, H, N] or [B, H, N, D]
-        noise: Tensor,  # [n, B, H, N, D], or keys [items] where there is a stream
-        stream: int | None,
-        draws: int,
-        squared: bool,
-    ) -> Tensor:
-        from gpattention.ops.draws.kernels import draw_kernel
+def _forward(
+    mean: Tensor,  # [B, H, N, D]
+    spread: Tensor,  # [B, H, N] or [B, H, N, D]
+    noise: Tensor,  # [n, B, H, N, D], or keys [items] where there is a stream
+    stream: int | None,
+    draws: int,
+    squared: bool,
+) -> Made:
+    B, H, N, D = mean.shape
+    # token by token, as the output projection reads it
+    out = torch.empty(draws, B, N, H, D, dtype=mean.dtype, device=mean.device).transpose(2, 3)
+    kernels_of("draws").draw_kernel[(B * H, -(-N // _ROWS), draws)](
+        *views(mean, spread), noise, stream or 0, (out, *out.stride()[:4]), B * H,
+        _items(noise, stream, B * H), H, N, D, **_options(spread, D, stream, squared),
+    )  # fmt: skip
+    return {"draws": out}
 
-        B, H, N, D = mean.shape
-        # token by token, as the output projection reads it
-        out = torch.empty(draws, B, N, H, D, dtype=mean.dtype, device=mean.device).transpose(2, 3)
-        shared = 1 if stream is None else B * H // len(noise)
-        ctx.options = {
-            "KEYED": stream is not None, "CHANNELS": spread.ndim == 4, "SQUARED": squared,
-            "ROWS": _ROWS, "DP": padded(D), "num_warps": 4,
-        }  # fmt: skip
-        ctx.stream, ctx.shared = stream or 0, shared
-        draw_kernel[(B * H, -(-N // _ROWS), draws)](
-            *views(mean, spread), noise, ctx.stream, (out, *out.stride()[:4]), B * H, shared, H, N, D,
-            **ctx.options,
+
+def _backward(
+    by_draws: Tensor, spread: Tensor, noise: Tensor, stream: int | None, squared: bool, needed: Sequence[bool]
+) -> Made:
+    n, B, H, N, D = by_draws.shape
+    g = by_draws if by_draws.stride(-1) == 1 else by_draws.contiguous()
+    d_spread = None
+    if needed[1]:
+        channels = spread.ndim == 4
+        d_spread = token_major(B, H, N, D, spread) if channels else spread.new_empty(B, H, N)
+        kernels_of("draws").draw_backward_kernel[(B * H, -(-N // _ROWS))](
+            (g, *g.stride()[:4]), view(spread), noise, stream or 0, view(d_spread), B * H,
+            _items(noise, stream, B * H), H, N, D, n, **_options(spread, D, stream, squared),
         )  # fmt: skip
-        ctx.save_for_backward(spread, noise)
-        return out
+    return {"mean": g[0] if n == 1 else g.sum(0), "spread": d_spread}
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.draws.kernels import draw_backward_kernel
 
-        spread, noise = ctx.saved_tensors
-        (g,) = grads  # [n, B, H, N, D]
-        n, B, H, N, D = g.shape
-        g = g if g.stride(-1) == 1 else g.contiguous()
-        d_spread = None
-        if ctx.needs_input_grad[1]:
-            channels = spread.ndim == 4
-            d_spread = token_major(B, H, N, D, spread) if channels else spread.new_empty(B, H, N)
-            draw_backward_kernel[(B * H, -(-N // _ROWS))](
-                (g, *g.stride()[:4]), view(spread), noise, ctx.stream, view(d_spread), B * H, ctx.shared,
-                H, N, D, n, **ctx.options,
-            )  # fmt: skip
-        return g[0] if n == 1 else g.sum(0), d_spread, None, None, None, None
+def _items(noise: Tensor, stream: int | None, heads: int) -> int:
+    """How many heads share the key of an item."""
+    return 1 if stream is None else heads // len(noise)
+
+
+def _options(spread: Tensor, D: int, stream: int | None, squared: bool) -> dict[str, int]:
+    return {
+        "KEYED": stream is not None, "CHANNELS": spread.ndim == 4, "SQUARED": squared,
+        "ROWS": _ROWS, "DP": padded(D), "num_warps": 4,
+    }  # fmt: skip
+
+
+_DRAW = Fused("draw", _forward, ("draws",), _backward)

@@ -5,11 +5,12 @@
     fused_prior_density       log density of observations under an amplified GP prior (eq. 10)
     fused_row_log_amplitude   amplitudes that normalise the rows of attention (eq. 25)
 
-Each is one autograd function; `kernels` holds the mathematics.  Their slow references are `gp.correlated`,
-`gp.direct`, `gp.density` and `gp.amplitude`.  The launches of density and divergence serve the functions of
+Each is one operator; `kernels` holds the mathematics.  Their slow references are `gp.correlated`,
+`gp.direct`, `gp.posterior` and `gp.softmax`.  The launches of density and divergence serve the functions of
 whole models too, which take a regulariser and their moments together.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +20,6 @@ from gpattention.numerics import (
     Cost,
     Tokens,
     broadcast,
-    checks_are_deferred,
-    failure_counter,
-    once_differentiable,
     report_failures,
 )
 from gpattention.ops.layout import (
@@ -38,6 +36,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
+from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
 
 __all__ = [
     "PRIOR_COVARIANCE",
@@ -64,58 +63,64 @@ def fused_row_log_amplitude(t: Tokens, most: float | None) -> Tensor:
         [..., Q]; 0 at padding and where there is no key.
     """
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2])
-    log_amplitude: Tensor = _RowLogAmplitude.apply(  # type: ignore[no-untyped-call]
+    (log_amplitude,) = _ROW_LOG_AMPLITUDE(
         matrices(t.q, lead), matrices(t.k, lead), t.scale_q, vectors(t.mask, lead),
         vectors(t.query_mask, lead), lead, most,
     )  # fmt: skip
-    return with_lead(log_amplitude, lead)
+    found: Tensor = with_lead(log_amplitude, lead)
+    return found
 
 
-class _RowLogAmplitude(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,  # [B, H, Q, C]
-        k: Tensor,  # [B, H, K, C]
-        scale: Tensor,  # [..., 1, 1]
-        mask: Tensor | None,  # [B, H, K]
-        query_mask: Tensor | None,  # [B, H, Q]
-        lead: torch.Size,
-        most: float | None,
-    ) -> Tensor:
-        from gpattention.ops.exact.kernels import amplitude_kernel
+def _amplitude(
+    q: Tensor,  # [B, H, Q, C]
+    k: Tensor,  # [B, H, K, C]
+    scale: Tensor,  # [..., 1, 1]
+    mask: Tensor | None,  # [B, H, K]
+    query_mask: Tensor | None,  # [B, H, Q]
+    lead: Sequence[int],
+    most: float | None,
+) -> Made:
+    (B, H, NQ, C), N, empty = q.shape, k.shape[2], allocator(q)
+    QP, NP, CP = padded(NQ), padded(N), padded(C)
+    tokens_q, tokens_k, log_sum = empty(B * H, QP, CP), empty(B * H, NP, CP), empty(B, H, NQ)
+    log_amplitude, turned = empty(B, H, NQ), empty(B * H, CP, NP)
+    kernels_of("exact").amplitude_kernel[(B * H,)](
+        *views(q, k, mask, query_mask, scalars(scale, lead)), tokens_q, tokens_k, turned, log_sum,
+        log_amplitude, most, H, NQ, N, C,
+        QP=QP, NP=NP, CP=CP, **launch("amplitude", max(QP, NP)),
+    )  # fmt: skip
+    return {"log_amplitude": log_amplitude, "tokens_q": tokens_q, "tokens_k": tokens_k, "log_sum": log_sum}
 
-        (B, H, NQ, C), N, empty = q.shape, k.shape[2], allocator(q)
-        QP, NP, CP = padded(NQ), padded(N), padded(C)
-        tokens_q, tokens_k, log_sum = empty(B * H, QP, CP), empty(B * H, NP, CP), empty(B, H, NQ)
-        log_amplitude, turned = empty(B, H, NQ), empty(B * H, CP, NP)
-        amplitude_kernel[(B * H,)](
-            *views(q, k, mask, query_mask, scalars(scale, lead)), tokens_q, tokens_k, turned, log_sum,
-            log_amplitude, most, H, NQ, N, C,
-            QP=QP, NP=NP, CP=CP, **launch("amplitude", max(QP, NP)),
-        )  # fmt: skip
-        ctx.sizes, ctx.lead, ctx.most = (B, H, NQ, N, C), lead, most
-        ctx.save_for_backward(q, k, scale, mask, query_mask, tokens_q, tokens_k, log_sum)
-        return log_amplitude
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.exact.kernels import amplitude_backward_kernel
+def _amplitude_backward(
+    by_log_amplitude: Tensor,
+    q: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    tokens_q: Tensor,
+    tokens_k: Tensor,
+    log_sum: Tensor,
+    lead: Sequence[int],
+    most: float | None,
+    needed: Sequence[bool],
+) -> Made:
+    (B, H, NQ, C), N, empty = q.shape, k.shape[2], allocator(q)
+    (QP, CP), NP = tokens_q.shape[1:], tokens_k.shape[1]
+    d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
+    found = empty(1, 1, B, H)
+    kernels_of("exact").amplitude_backward_kernel[(B * H,)](
+        by_log_amplitude.contiguous(), *views(q, k, mask, query_mask, scalars(scale, lead)),
+        tokens_q, tokens_k, empty(B * H, CP, NP), log_sum, empty(B * H, QP, NP), most,
+        *views(d_q, d_k), found, H, NQ, N, C,
+        QP=QP, NP=NP, CP=CP, **launch("amplitude_backward", max(QP, NP)),
+    )  # fmt: skip
+    (d_scale,) = to_parameters(found, lead, (scale,), needed[2:])
+    return {"q": d_q, "k": d_k, "scale": d_scale}
 
-        q, k, scale, mask, query_mask, tokens_q, tokens_k, log_sum = ctx.saved_tensors
-        B, H, NQ, N, C = ctx.sizes
-        (QP, CP), NP = tokens_q.shape[1:], tokens_k.shape[1]
-        d_q, d_k = token_major(B, H, NQ, C, log_sum), token_major(B, H, N, C, log_sum)
-        empty = allocator(log_sum)
-        found = empty(1, 1, B, H)
-        amplitude_backward_kernel[(B * H,)](
-            grads[0].contiguous(), *views(q, k, mask, query_mask, scalars(scale, ctx.lead)),
-            tokens_q, tokens_k, empty(B * H, CP, NP), log_sum, empty(B * H, QP, NP), ctx.most,
-            *views(d_q, d_k), found, H, NQ, N, C,
-            QP=QP, NP=NP, CP=CP, **launch("amplitude_backward", max(QP, NP)),
-        )  # fmt: skip
-        return d_q, d_k, *_parameter_gradients(ctx, found, (scale,), 2), None, None, None, None
+
+_ROW_LOG_AMPLITUDE = Fused("row_log_amplitude", _amplitude, ("log_amplitude",), _amplitude_backward)
 
 
 def fused_prior_density(
@@ -146,11 +151,12 @@ def fused_prior_density(
         NotPositiveDefiniteError: the covariance has no factor.
     """
     lead = broadcast(x.shape[:-2], X.shape[:-2])
-    value: Tensor = _Density.apply(  # type: ignore[no-untyped-call]
+    (value,) = _DENSITY(
         matrices(x, lead), matrices(X, lead), noise, scale, vectors(log_amplitude, lead),
         vectors(mask, lead), lead, name,
     )  # fmt: skip
-    return with_lead(value, lead)
+    found: Tensor = with_lead(value, lead)
+    return found
 
 
 class Prior(NamedTuple):
@@ -183,77 +189,78 @@ class PriorGradients(NamedTuple):
         return *views(self.x, self.X), self[2:]
 
 
-def density_forward(
-    prior: Prior, X: Tensor, value: Tensor, *, name: str, key: Tensor | None = None
-) -> tuple[Tensor, ...]:
+def density_forward(prior: Prior, X: Tensor, value: Tensor, *, name: str, key: Tensor | None = None) -> Made:
     """Write the density [B, H], or minus its sum with the keys' one; returns what the backward pass needs."""
-    from gpattention.ops.exact.kernels import density_kernel
-
     x = prior.x
     (B, H, N, C), D = x.shape, X.shape[-1]
     S, NP, CP, DP, empty = B * H, padded(N), padded(C), padded(D), allocator(x)
     inputs, white, gram, root = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
     turned = empty(S, CP, NP)
     info = torch.empty(B, H, dtype=torch.int32, device=x.device)
-    deferred = checks_are_deferred()
-    density_kernel[(S,)](
+    kernels_of("exact").density_kernel[(S,)](
         *views(x, X), prior.views, inputs, turned, white, gram, root, key, value,
-        info, failure_counter(x.device), int(deferred), H, N, C, D,
+        info, *counter_for(x.device), H, N, C, D,
         NP=NP, CP=CP, DP=DP, **launch("density", NP),
     )  # fmt: skip
-    if not deferred:
-        report_failures(info, N, x.dtype, name=name, noise=prior.noise)
-    return inputs, white, gram, root
+    report_failures(info, N, x.dtype, name=name, noise=prior.noise)
+    return {"inputs": inputs, "white": white, "gram": gram, "prior_roots": root}
 
 
 def density_backward(
     grad: Tensor, prior: Prior, saved: tuple[Tensor, ...], to: PriorGradients, *, cost: bool = False
 ) -> None:
     """Write all gradients; `prior.x` is not looked at."""
-    from gpattention.ops.exact.kernels import density_backward_kernel
-
     inputs, white, gram, root = saved
     (B, H, N, C), D = to.x.shape, to.X.shape[-1]
     NP, CP, DP = gram.shape[-1], inputs.shape[-1], white.shape[-1]
-    density_backward_kernel[(B * H,)](
+    kernels_of("exact").density_backward_kernel[(B * H,)](
         view(grad), prior.views, inputs, white, gram, root, torch.empty_like(gram), torch.empty_like(white),
         *to.views, H, N, C, D, COST=cost, NP=NP, CP=CP, DP=DP, **launch("density_backward", NP),
     )  # fmt: skip
 
 
-class _Density(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,  # [B, H, N, C]
-        X: Tensor,  # [B, H, N, D]
-        noise: Tensor,  # [..., 1, 1]
-        scale: Tensor,  # [..., 1, 1]
-        log_amplitude: Tensor | None,  # [B, H, N]
-        mask: Tensor | None,  # [B, H, N]
-        lead: torch.Size,
-        name: str,
-    ) -> Tensor:
-        prior = Prior(x, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
-        value = allocator(x)(*x.shape[:2])
-        saved = density_forward(prior, X, value, name=name)
-        ctx.lead, ctx.sizes = lead, (*x.shape, X.shape[-1])
-        ctx.save_for_backward(noise, scale, log_amplitude, mask, *saved)
-        return value
+def _density(
+    x: Tensor,  # [B, H, N, C]
+    X: Tensor,  # [B, H, N, D]
+    noise: Tensor,  # [..., 1, 1]
+    scale: Tensor,  # [..., 1, 1]
+    log_amplitude: Tensor | None,  # [B, H, N]
+    mask: Tensor | None,  # [B, H, N]
+    lead: Sequence[int],
+    name: str,
+) -> Made:
+    prior = Prior(x, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
+    value = allocator(x)(*x.shape[:2])
+    return {"value": value, **density_forward(prior, X, value, name=name)}
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        noise, scale, log_amplitude, mask, *saved = ctx.saved_tensors
-        B, H, N, C, D = ctx.sizes
-        like, empty = saved[0], allocator(saved[0])
-        prior = Prior(like, scalars(noise, ctx.lead), scalars(scale, ctx.lead), log_amplitude, mask)
-        found = empty(2, 1, B, H)
-        d_log = None if log_amplitude is None else empty(B, H, N)
-        d_x, d_X = token_major(B, H, N, C, like), token_major(B, H, N, D, like)
-        to = PriorGradients(d_x, d_X, d_log, scale=found[1, 0], noise=found[0, 0])
-        density_backward(grads[0], prior, tuple(saved), to)
-        return d_x, d_X, *_parameter_gradients(ctx, found, (noise, scale), 2), d_log, None, None, None
+
+def _density_backward(
+    by_value: Tensor,
+    x_shape: Sequence[int],
+    X_shape: Sequence[int],
+    noise: Tensor,
+    scale: Tensor,
+    log_amplitude: Tensor | None,
+    mask: Tensor | None,
+    inputs: Tensor,
+    white: Tensor,
+    gram: Tensor,
+    prior_roots: Tensor,
+    lead: Sequence[int],
+    needed: Sequence[bool],
+) -> Made:
+    (B, H, N, C), D, empty = x_shape, X_shape[-1], allocator(gram)
+    prior = Prior(gram, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
+    found = empty(2, 1, B, H)
+    d_log = None if log_amplitude is None else empty(B, H, N)
+    d_x, d_X = token_major(B, H, N, C, gram), token_major(B, H, N, D, gram)
+    to = PriorGradients(d_x, d_X, d_log, scale=found[1, 0], noise=found[0, 0])
+    density_backward(by_value, prior, (inputs, white, gram, prior_roots), to)
+    d_noise, d_scale = to_parameters(found, lead, (noise, scale), needed[2:])
+    return {"x": d_x, "X": d_X, "noise": d_noise, "scale": d_scale, "log_amplitude": d_log}
+
+
+_DENSITY = Fused("prior_density", _density, ("value",), _density_backward, factors=True)
 
 
 def divergence_forward(
@@ -262,36 +269,32 @@ def divergence_forward(
     A: Tensor | None,  # [S, K', Q'] transposed, padded
     F: Tensor,  # [S, K', Q'] transposed
     value: Tensor,  # [B, H]
-) -> tuple[Tensor, ...]:
+) -> Made:
     """Write the divergence; returns what the backward pass needs."""
-    from gpattention.ops.exact.kernels import divergence_kernel
-
     x = prior.x
     (B, H, N, C), D = x.shape, mean.shape[-1]
     S, NP, CP, DP, empty = B * H, padded(N), padded(C), padded(D), allocator(x)
     inputs, white, gram, rest = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
     turned, roots = empty(S, CP, NP), empty(2, S, NP, NP)
     info = torch.empty(2, B, H, dtype=torch.int32, device=x.device)
-    deferred = checks_are_deferred()
-    divergence_kernel[(S,)](
+    kernels_of("exact").divergence_kernel[(S,)](
         *views(x, mean), prior.views, A, F, inputs, turned, white, gram, rest, roots, value, info,
-        failure_counter(x.device), int(deferred), S, H, N, C, D,
+        *counter_for(x.device), S, H, N, C, D,
         NP=NP, KP=F.shape[-2], CP=CP, DP=DP, **launch("divergence", max(NP, F.shape[-2])),
     )  # fmt: skip
-    if not deferred:
-        for name, found in zip(("K_q + tau^2 I", "V + tau^2 I"), info, strict=True):
-            report_failures(found, N, x.dtype, name=name, noise=prior.noise)
-    return inputs, white, gram, rest, roots
+    for name, found in zip(("K_q + tau^2 I", "V + tau^2 I"), info, strict=True):
+        report_failures(found, N, x.dtype, name=name, noise=prior.noise)
+    return {
+        "inputs": inputs, "white": white, "gram": gram, "rest": rest, "prior_roots": roots,
+    }  # fmt: skip
 
 
 def divergence_backward(grad: Tensor, prior: Prior, saved: tuple[Tensor, ...], to: PriorGradients) -> Tensor:
     """Write all gradients and return that of P at unit amplitude; `prior.x` is not looked at.  [S, Q', Q']"""
-    from gpattention.ops.exact.kernels import divergence_backward_kernel
-
     inputs, white, gram, rest, roots = saved
     (B, H, N, C), D = to.x.shape, to.X.shape[-1]
     by_explained = torch.empty_like(gram)
-    divergence_backward_kernel[(B * H,)](
+    kernels_of("exact").divergence_backward_kernel[(B * H,)](
         view(grad), prior.views, inputs, white, gram, rest, roots, torch.empty_like(gram),
         torch.empty_like(gram), torch.empty_like(white), by_explained, *to.views, B * H, H, N, C, D,
         NP=gram.shape[-1], CP=inputs.shape[-1], DP=white.shape[-1],
@@ -351,12 +354,12 @@ def fused_direct(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Mome
     Raises:
         NotPositiveDefiniteError: a covariance has no factor.
     """
-    return _moments(_Direct, t, (t.q, t.k, t.v), with_variance, cost)
+    return _moments(_DIRECT, t, (t.q, t.k, t.v), with_variance, cost)
 
 
-def _moments(model: Any, t: Tokens, inputs: tuple[Tensor, ...], with_variance: bool, cost: Cost) -> Moments:
+def _moments(model: Fused, t: Tokens, inputs: tuple[Tensor, ...], with_variance: bool, cost: Cost) -> Moments:
     lead = broadcast(*(x.shape[:-2] for x in inputs))
-    found = model.apply(
+    found = model(
         *(matrices(x, lead) for x in inputs), t.noise, t.scale_q, t.scale_k,
         *(vectors(x, lead) for x in (t.log_amplitude, t.mask, t.query_mask)),
         lead, with_variance or cost != "none", cost,
@@ -391,12 +394,15 @@ class Sizes(NamedTuple):
 
 
 def _cost_forward(
-    cost: Cost, prior: Prior, mean: Tensor, A: Tensor | None, F: Tensor, key: Tensor, value: Tensor, name: str
-) -> tuple[Tensor, ...]:
-    """Write a model's cost; returns what the backward pass needs."""
+    cost: str, prior: Prior, mean: Tensor, A: Tensor | None, F: Tensor, key: Tensor, name: str
+) -> Made:
+    """A model's cost [B, H], and what the backward pass needs."""
+    if cost == "none":
+        return {}
+    value = torch.empty_like(key)
     if cost == "marginal":
-        return density_forward(prior, mean, value, name=name, key=key)
-    return () if cost == "none" else divergence_forward(prior, mean, A, F, value)
+        return {"cost": value, **density_forward(prior, mean, value, name=name, key=key)}
+    return {"cost": value, **divergence_forward(prior, mean, A, F, value)}
 
 
 class CostGradients(NamedTuple):
@@ -412,21 +418,27 @@ class CostGradients(NamedTuple):
 
 
 def _cost_backward(
-    ctx: Any, grads: list[Tensor | None], prior: Prior, saved: list[Tensor], mean: Tensor
+    cost: str,
+    by_key: Tensor | None,
+    by_cost: Tensor | None,
+    prior: Prior,
+    saved: tuple[Tensor | None, ...],
+    mean: Tensor,
+    C: int,
 ) -> CostGradients:
     """Write the gradients of a cost through its prior: of queries, amplitudes, noise and s_q."""
-    (B, H, NQ, D), C, empty = mean.shape, ctx.sizes.C, allocator(mean)
-    by_key, by_cost = grads
+    (B, H, NQ, D), empty = mean.shape, allocator(mean)
     d_q, found = token_major(B, H, NQ, C, mean), empty(3, 2, B, H)
     d_log = None if prior.log_amplitude is None else empty(B, H, NQ)
     key_sign = int(by_key is not None)
     if by_cost is None:
         return CostGradients(d_q, d_log, found, None, None, by_key, key_sign)
     to = PriorGradients(d_q, token_major(B, H, NQ, D, mean), d_log, found[1, 0], found[0, 0])
-    if ctx.cost == "kl":
-        by_explained = divergence_backward(by_cost, prior, tuple(saved), to)
+    made = tuple(x for x in saved if x is not None)
+    if cost == "kl":
+        by_explained = divergence_backward(by_cost, prior, made, to)
         return CostGradients(d_q, d_log, found, to.X, by_explained, by_key, key_sign)
-    density_backward(by_cost, prior, tuple(saved), to, cost=True)
+    density_backward(by_cost, prior, made, to, cost=True)
     by_key, key_sign = (by_cost, -1) if by_key is None else (by_key - by_cost, 1)
     return CostGradients(d_q, d_log, found, to.X, None, by_key, key_sign)
 
@@ -446,201 +458,247 @@ class _Roots(NamedTuple):
 
 def _roots(
     sizes: Sizes, k: Tensor, o: Tensor | None, v: Tensor, mask: Tensor | None,
-    noise: Tensor, scale_k: Tensor, lead: torch.Size, factored: int,
+    noise: Tensor, scale_k: Tensor, lead: Sequence[int], factored: int,
 ) -> _Roots:  # fmt: skip
     """The first `factored` roots, of which there are two with latent inputs and one without."""
-    from gpattention.ops.exact.kernels import roots_kernel
-
     (B, H, _, N, C, D), S, P, empty = sizes, sizes.heads, sizes.padded, allocator(k)
     count, NP, CP, DP = 1 if o is None else 2, P["NP"], P["CP"], P["DP"]
     tokens_k, tokens_v = empty(S, NP, CP), empty(S, NP, DP)
     grams, roots, turned_roots = (empty(count, S, NP, NP) if factored else tokens_k for _ in range(3))
     tokens_o, turned = (tokens_k if o is None else empty(S, NP, CP)), empty(2 * count - 1, S, CP, NP)
     key, info = empty(B, H), torch.empty(count, B, H, dtype=torch.int32, device=k.device)
-    deferred = checks_are_deferred()
-    roots_kernel[(S, count)](
+    kernels_of("exact").roots_kernel[(S, count)](
         *views(k, k if o is None else o, v, mask, scalars(noise, lead), scalars(scale_k, lead)),
         tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key, info,
-        failure_counter(k.device), int(deferred), S, H, N, C, D,
+        *counter_for(k.device), S, H, N, C, D,
         LATENT=o is not None, FACTORED=factored, NP=NP, CP=CP, DP=DP, **sizes.launch("roots"),
     )  # fmt: skip
-    if not deferred:
-        named = (("K_o + noise I", noise), ("K_k + noise I", noise / scale_k.square()))
-        for (name, least), found in zip(named[-count:], info[:factored], strict=False):
-            report_failures(found, N, k.dtype, name=name, noise=least)
+    named = (("K_o + noise I", lambda: noise), ("K_k + noise I", lambda: noise / scale_k.square()))
+    for (name, least), found in zip(named[-count:], info[:factored], strict=False):
+        report_failures(found, N, k.dtype, name=name, noise=least)
     return _Roots(tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key)
 
 
-def _parameter_gradients(
-    ctx: Any, found: Tensor, parameters: tuple[Tensor, ...], first: int
-) -> list[Tensor | None]:
-    """Of those that need one; `first` is the place of the first among the inputs."""
-    needed = ctx.needs_input_grad[first : first + len(parameters)]
-    shapes = [p.shape if need else None for p, need in zip(parameters, needed, strict=True)]
-    return to_parameters(found, ctx.lead, shapes)
+def _cgp(
+    q: Tensor,  # [B, H, Q, C]
+    k: Tensor,  # [B, H, K, C]
+    o: Tensor,  # [B, H, K, C]
+    v: Tensor,  # [B, H, K, D]
+    noise: Tensor,  # [..., 1, 1]
+    scale_q: Tensor,  # [..., 1, 1]
+    scale_k: Tensor,  # [..., 1, 1]
+    log_amplitude: Tensor | None,  # [B, H, Q]
+    mask: Tensor | None,  # [B, H, K]
+    query_mask: Tensor | None,  # [B, H, Q]
+    lead: Sequence[int],
+    with_variance: bool,
+    with_cost: str,
+) -> Made:
+    (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
+    sizes = Sizes(B, H, NQ, N, C, D)
+    S, P = sizes.heads, sizes.padded
+    QP, NP, CP, DP = P.values()
+    r = _roots(sizes, k, o, v, mask, noise, scale_k, lead, 1 + with_variance)
+    tokens_q, values, scratch = empty(S, QP, CP), empty(S, NP, DP), empty(S, NP, max(QP, NP))
+    K_qo, K_ok, A = empty(S, QP, NP), empty(S, NP, NP), empty(S, QP, NP)
+    turned_A, F = empty(S, NP, QP), empty(S, NP, QP)
+    mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
+    unit = empty(S, QP)
+    noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
+    kernels_of("exact").rows_kernel[(S,)](
+        *views(q, k, o, mask, query_mask, noise, *scales, log_amplitude), tokens_q, *r[:4], *r[5:7],
+        K_qo, K_ok, A, turned_A, F, scratch, values, view(mean), variance, unit, S, *sizes[1:],
+        VARIANCE=with_variance, **P, **sizes.launch("rows"),
+    )  # fmt: skip
+    prior = Prior(q, noise, scales[0], log_amplitude, query_mask)
+    given = {"variance": variance, "key": r.key} if with_variance else {}
+    return {
+        "mean": mean, **given, "unit": unit, "tokens_q": tokens_q,
+        "tokens_o": r.tokens_o, "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams,
+        "roots": r.roots, "K_qo": K_qo, "K_ok": K_ok, "A": A, "F": F,
+        **_cost_forward(with_cost, prior, mean, turned_A, F, r.key, QUERY_COVARIANCE),
+    }  # fmt: skip
 
 
-class _CGP(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,  # [B, H, Q, C]
-        k: Tensor,  # [B, H, K, C]
-        o: Tensor,  # [B, H, K, C]
-        v: Tensor,  # [B, H, K, D]
-        noise: Tensor,  # [..., 1, 1]
-        scale_q: Tensor,  # [..., 1, 1]
-        scale_k: Tensor,  # [..., 1, 1]
-        log_amplitude: Tensor | None,  # [B, H, Q]
-        mask: Tensor | None,  # [B, H, K]
-        query_mask: Tensor | None,  # [B, H, Q]
-        lead: torch.Size,
-        with_variance: bool,
-        cost: Cost,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        from gpattention.ops.exact.kernels import rows_kernel
-
-        (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
-        sizes = Sizes(B, H, NQ, N, C, D)
-        S, P = sizes.heads, sizes.padded
-        QP, NP, CP, DP = P.values()
-        r = _roots(sizes, k, o, v, mask, noise, scale_k, lead, 1 + with_variance)
-        tokens_q, values, scratch = empty(S, QP, CP), empty(S, NP, DP), empty(S, NP, max(QP, NP))
-        K_qo, K_ok, A = empty(S, QP, NP), empty(S, NP, NP), empty(S, QP, NP)
-        turned_A, F = empty(S, NP, QP), empty(S, NP, QP)
-        mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
-        unit, value = empty(S, QP), empty(B, H)
-        noise_, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
-        rows_kernel[(S,)](
-            *views(q, k, o, mask, query_mask, noise_, *scales, log_amplitude), tokens_q, *r[:4], *r[5:7],
-            K_qo, K_ok, A, turned_A, F, scratch, values, view(mean), variance, unit, S, *sizes[1:],
-            VARIANCE=with_variance, **P, **sizes.launch("rows"),
-        )  # fmt: skip
-        prior = Prior(q, noise_, scales[0], log_amplitude, query_mask)
-        saved = _cost_forward(cost, prior, mean, turned_A, F, r.key, value, QUERY_COVARIANCE)
-        ctx.sizes, ctx.lead, ctx.with_variance, ctx.cost = sizes, lead, with_variance, cost
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            noise, scale_q, scale_k, log_amplitude, mask, query_mask, mean, variance, unit,
-            tokens_q, *r[:3], r.grams, r.roots, K_qo, K_ok, A, F, *saved,
-        )  # fmt: skip
-        if not with_variance:
-            return mean, None, None, None
-        return mean, variance, r.key, None if cost == "none" else value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.exact.kernels import inputs_backward_kernel, rows_backward_kernel
-
-        (
-            noise, scale_q, scale_k, log_amplitude, mask, query_mask, mean, variance, unit,
-            tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_qo, K_ok, A, F, *saved,
-        ) = ctx.saved_tensors  # fmt: skip
-        sizes: Sizes = ctx.sizes
-        (B, H, _, N, C, D), S, P, empty = sizes, sizes.heads, sizes.padded, allocator(mean)
-        QP, NP, _, DP = P.values()
-        by_mean, by_variance, *by_others = grads
-        by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
-        X, OX, T, Z, E, scratch = (empty(S, QP, NP) for _ in range(6))
-        unit_grad, values, turned_v = empty(S, QP, DP), empty(S, NP, DP), empty(S, DP, NP)
-        d_k, d_o, d_v = (token_major(B, H, N, x, mean) for x in (C, C, D))
-        noise_, *scales = (scalars(x, ctx.lead) for x in (noise, scale_q, scale_k))
-        prior = Prior(mean, noise_, scales[0], log_amplitude, query_mask)
-        by = _cost_backward(ctx, by_others, prior, saved, mean)
-        rows_backward_kernel[(S,)](
-            view(by_mean), None if by_variance is None else by_variance.contiguous(), view(mean), variance,
-            unit, *views(mask, query_mask, noise_, scales[0], log_amplitude), tokens_q, tokens_o, tokens_v,
-            roots, K_qo, K_ok, A, F, view(by.by_mean), by.by_explained, X, OX, T, Z, E, scratch, unit_grad,
-            turned_v, view(by.d_q), by.d_log, by.found, S, *sizes[1:],
-            VARIANCE=ctx.with_variance, **P, **sizes.launch("rows_backward"),
-        )  # fmt: skip
-        inputs_backward_kernel[(S, 2)](
-            *views(mask, scales[1]), tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_ok, A,
-            X, OX, T, Z, E, unit_grad, turned_v, view(by.by_key), empty(2, S, NP, NP), values,
-            *views(d_o, d_k, d_v), by.found, S, H, N, C, D,
-            VARIANCE=ctx.with_variance, KEY_SIGN=by.key_sign, **P, **sizes.launch("inputs_backward"),
-        )  # fmt: skip
-        parameters = _parameter_gradients(ctx, by.found, (noise, scale_q, scale_k), 4)
-        return by.d_q, d_k, d_o, d_v, *parameters, by.d_log, *[None] * 5
+def _cgp_backward(
+    by_mean: Tensor | None,
+    by_variance: Tensor | None,
+    by_key: Tensor | None,
+    by_cost: Tensor | None,
+    k_shape: Sequence[int],
+    noise: Tensor,
+    scale_q: Tensor,
+    scale_k: Tensor,
+    log_amplitude: Tensor | None,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    mean: Tensor,
+    variance: Tensor | None,
+    unit: Tensor,
+    tokens_q: Tensor,
+    tokens_o: Tensor,
+    tokens_k: Tensor,
+    tokens_v: Tensor,
+    grams: Tensor,
+    roots: Tensor,
+    K_qo: Tensor,
+    K_ok: Tensor,
+    A: Tensor,
+    F: Tensor,
+    inputs: Tensor | None,
+    white: Tensor | None,
+    gram: Tensor | None,
+    rest: Tensor | None,
+    prior_roots: Tensor | None,
+    lead: Sequence[int],
+    with_variance: bool,
+    with_cost: str,
+    needed: Sequence[bool],
+) -> Made:
+    (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
+    sizes = Sizes(B, H, NQ, N, C, D)
+    S, P, empty = sizes.heads, sizes.padded, allocator(mean)
+    QP, NP, _, DP = P.values()
+    by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
+    X, OX, T, Z, E, scratch = (empty(S, QP, NP) for _ in range(6))
+    unit_grad, values, turned_v = empty(S, QP, DP), empty(S, NP, DP), empty(S, DP, NP)
+    d_k, d_o, d_v = (token_major(B, H, N, x, mean) for x in (C, C, D))
+    parameters = noise, scale_q, scale_k
+    noise, *scales = (scalars(x, lead) for x in parameters)
+    prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
+    by = _cost_backward(with_cost, by_key, by_cost, prior, (inputs, white, gram, rest, prior_roots), mean, C)
+    kernels_of("exact").rows_backward_kernel[(S,)](
+        view(by_mean), None if by_variance is None else by_variance.contiguous(), view(mean),
+        unit if variance is None else variance, unit,
+        *views(mask, query_mask, noise, scales[0], log_amplitude), tokens_q, tokens_o, tokens_v, roots, K_qo,
+        K_ok, A, F, view(by.by_mean), by.by_explained, X, OX, T, Z, E, scratch, unit_grad,
+        turned_v, view(by.d_q), by.d_log, by.found, S, *sizes[1:],
+        VARIANCE=with_variance, **P, **sizes.launch("rows_backward"),
+    )  # fmt: skip
+    kernels_of("exact").inputs_backward_kernel[(S, 2)](
+        *views(mask, scales[1]), tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_ok, A,
+        X, OX, T, Z, E, unit_grad, turned_v, view(by.by_key), empty(2, S, NP, NP), values,
+        *views(d_o, d_k, d_v), by.found, S, H, N, C, D,
+        VARIANCE=with_variance, KEY_SIGN=by.key_sign, **P, **sizes.launch("inputs_backward"),
+    )  # fmt: skip
+    d_noise, d_scale_q, d_scale_k = to_parameters(by.found, lead, parameters, needed[4:])
+    return {
+        "q": by.d_q, "k": d_k, "o": d_o, "v": d_v, "noise": d_noise, "scale_q": d_scale_q,
+        "scale_k": d_scale_k, "log_amplitude": by.d_log,
+    }  # fmt: skip
 
 
-class _Direct(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,  # [B, H, Q, C]
-        k: Tensor,  # [B, H, K, C]
-        v: Tensor,  # [B, H, K, D]
-        noise: Tensor,  # [..., 1, 1]
-        scale_q: Tensor,  # [..., 1, 1]
-        scale_k: Tensor,  # [..., 1, 1]
-        log_amplitude: Tensor | None,  # [B, H, Q]
-        mask: Tensor | None,  # [B, H, K]
-        query_mask: Tensor | None,  # [B, H, Q]
-        lead: torch.Size,
-        with_variance: bool,
-        cost: Cost,
-    ) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.exact.kernels import direct_kernel
+_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward, factors=True)
 
-        (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
-        sizes = Sizes(B, H, NQ, N, C, D)
-        S, P = sizes.heads, sizes.padded
-        QP, NP, CP, _ = P.values()
-        r = _roots(sizes, k, None, v, mask, noise, scale_k, lead, int(with_variance))
-        tokens_q, K = empty(S, QP, CP), empty(S, QP, NP)
-        W, weights = (
-            empty(S, NP, QP) if with_variance else K,
-            K if log_amplitude is None else empty(S, QP, NP),
-        )
-        mean, raw, value = token_major(B, H, NQ, D, q), empty(S, QP), empty(B, H)
-        stddev, variance, unit = empty(B, H, NQ), empty(B, H, NQ), empty(B, H, NQ)
-        noise_, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
-        direct_kernel[(S,)](
-            *views(q, k, mask, query_mask, noise_, *scales, log_amplitude), tokens_q, r.tokens_k, r.tokens_v,
-            r.turned, r.turned_roots, K, weights, W, view(mean), stddev, variance, unit, raw, *sizes[1:],
-            VARIANCE=with_variance, **P, **sizes.launch("direct"),
-        )  # fmt: skip
-        prior = Prior(q, noise_, scales[0], log_amplitude, query_mask)
-        saved = _cost_forward(cost, prior, mean, None, W, r.key, value, PRIOR_COVARIANCE)
-        ctx.sizes, ctx.lead, ctx.with_variance, ctx.cost = sizes, lead, with_variance, cost
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            noise, scale_q, scale_k, log_amplitude, mask, query_mask, mean, stddev, variance, raw,
-            tokens_q, r.tokens_k, r.tokens_v, r.grams, r.roots, K, weights, W, *saved,
-        )  # fmt: skip
-        if not with_variance:
-            return mean, None, None, None, None, None
-        return mean, variance, r.key, None if cost == "none" else value, stddev, unit
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.exact.kernels import direct_backward_kernel
+def _direct(
+    q: Tensor,  # [B, H, Q, C]
+    k: Tensor,  # [B, H, K, C]
+    v: Tensor,  # [B, H, K, D]
+    noise: Tensor,  # [..., 1, 1]
+    scale_q: Tensor,  # [..., 1, 1]
+    scale_k: Tensor,  # [..., 1, 1]
+    log_amplitude: Tensor | None,  # [B, H, Q]
+    mask: Tensor | None,  # [B, H, K]
+    query_mask: Tensor | None,  # [B, H, Q]
+    lead: Sequence[int],
+    with_variance: bool,
+    with_cost: str,
+) -> Made:
+    (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
+    sizes = Sizes(B, H, NQ, N, C, D)
+    S, P = sizes.heads, sizes.padded
+    QP, NP, CP, _ = P.values()
+    r = _roots(sizes, k, None, v, mask, noise, scale_k, lead, int(with_variance))
+    tokens_q, K = empty(S, QP, CP), empty(S, QP, NP)
+    W = empty(S, NP, QP) if with_variance else None
+    weights = None if log_amplitude is None else empty(S, QP, NP)  # else they are K
+    mean, raw = token_major(B, H, NQ, D, q), empty(S, QP)
+    stddev, variance, unit = empty(B, H, NQ), empty(B, H, NQ), empty(B, H, NQ)
+    noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
+    kernels_of("exact").direct_kernel[(S,)](
+        *views(q, k, mask, query_mask, noise, *scales, log_amplitude), tokens_q, r.tokens_k, r.tokens_v,
+        r.turned, r.turned_roots, K, K if weights is None else weights, K if W is None else W, view(mean),
+        stddev, variance, unit, raw, *sizes[1:], VARIANCE=with_variance, **P, **sizes.launch("direct"),
+    )  # fmt: skip
+    prior = Prior(q, noise, scales[0], log_amplitude, query_mask)
+    given: Made = {"variance": variance, "key": r.key, "stddev": stddev, "unit": unit}
+    return {
+        "mean": mean, **(given if with_variance else {}), "raw": raw, "tokens_q": tokens_q,
+        "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams, "roots": r.roots, "K": K,
+        "weights": weights, "W": W,
+        **({} if W is None else _cost_forward(with_cost, prior, mean, None, W, r.key, PRIOR_COVARIANCE)),
+    }  # fmt: skip
 
-        (
-            noise, scale_q, scale_k, log_amplitude, mask, query_mask, mean, stddev, variance, raw,
-            tokens_q, tokens_k, tokens_v, grams, roots, K, weights, W, *saved,
-        ) = ctx.saved_tensors  # fmt: skip
-        sizes: Sizes = ctx.sizes
-        (B, H, _, N, C, D), S, P, empty = sizes, sizes.heads, sizes.padded, allocator(mean)
-        QP, NP, _, DP = P.values()
-        by_mean, by_variance, *by_others, by_stddev, by_unit = grads
-        by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
-        X, OX, E, scratch = (empty(S, n, NP) for n in (QP, QP, QP, max(QP, NP)))
-        d_k, d_v = token_major(B, H, N, C, mean), token_major(B, H, N, D, mean)
-        noise_, *scales = (scalars(x, ctx.lead) for x in (noise, scale_q, scale_k))
-        prior = Prior(mean, noise_, scales[0], log_amplitude, query_mask)
-        by = _cost_backward(ctx, by_others, prior, saved, mean)
-        spreads = [None if g is None else g.contiguous() for g in (by_stddev, by_variance, by_unit)]
-        direct_backward_kernel[(S,)](
-            view(by_mean), *spreads, view(mean), stddev, variance, raw,
-            *views(mask, query_mask, noise_, *scales), tokens_q, tokens_k, tokens_v, grams, roots,
-            K, weights, W, view(by.by_mean), by.by_explained, view(by.by_key),
-            X, OX, E, scratch, empty(S, QP, DP), empty(S, DP, NP),
-            *views(by.d_q, d_k, d_v), by.d_log, by.found, S, *sizes[1:],
-            FACTORED=ctx.with_variance, KEY_SIGN=by.key_sign, **P, **sizes.launch("direct_backward"),
-        )  # fmt: skip
-        parameters = _parameter_gradients(ctx, by.found, (noise, scale_q, scale_k), 3)
-        return by.d_q, d_k, d_v, *parameters, by.d_log, *[None] * 5
+
+def _direct_backward(
+    by_mean: Tensor | None,
+    by_variance: Tensor | None,
+    by_key: Tensor | None,
+    by_cost: Tensor | None,
+    by_stddev: Tensor | None,
+    by_unit: Tensor | None,
+    k_shape: Sequence[int],
+    noise: Tensor,
+    scale_q: Tensor,
+    scale_k: Tensor,
+    log_amplitude: Tensor | None,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    mean: Tensor,
+    stddev: Tensor | None,
+    variance: Tensor | None,
+    raw: Tensor,
+    tokens_q: Tensor,
+    tokens_k: Tensor,
+    tokens_v: Tensor,
+    grams: Tensor,
+    roots: Tensor,
+    K: Tensor,
+    weights: Tensor | None,
+    W: Tensor | None,
+    inputs: Tensor | None,
+    white: Tensor | None,
+    gram: Tensor | None,
+    rest: Tensor | None,
+    prior_roots: Tensor | None,
+    lead: Sequence[int],
+    with_variance: bool,
+    with_cost: str,
+    needed: Sequence[bool],
+) -> Made:
+    (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
+    sizes = Sizes(B, H, NQ, N, C, D)
+    S, P, empty = sizes.heads, sizes.padded, allocator(mean)
+    QP, NP, _, DP = P.values()
+    by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
+    X, OX, E, scratch = (empty(S, n, NP) for n in (QP, QP, QP, max(QP, NP)))
+    d_k, d_v = token_major(B, H, N, C, mean), token_major(B, H, N, D, mean)
+    parameters = noise, scale_q, scale_k
+    noise, *scales = (scalars(x, lead) for x in parameters)
+    prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
+    by = _cost_backward(with_cost, by_key, by_cost, prior, (inputs, white, gram, rest, prior_roots), mean, C)
+    spreads = [None if g is None else g.contiguous() for g in (by_stddev, by_variance, by_unit)]
+    kernels_of("exact").direct_backward_kernel[(S,)](
+        view(by_mean), *spreads, view(mean), raw if stddev is None else stddev,
+        raw if variance is None else variance, raw,
+        *views(mask, query_mask, noise, *scales), tokens_q, tokens_k, tokens_v, grams, roots,
+        K, K if weights is None else weights, K if W is None else W, view(by.by_mean), by.by_explained,
+        view(by.by_key), X, OX, E, scratch, empty(S, QP, DP), empty(S, DP, NP),
+        *views(by.d_q, d_k, d_v), by.d_log, by.found, S, *sizes[1:],
+        FACTORED=with_variance, KEY_SIGN=by.key_sign, **P, **sizes.launch("direct_backward"),
+    )  # fmt: skip
+    d_noise, d_scale_q, d_scale_k = to_parameters(by.found, lead, parameters, needed[3:])
+    return {
+        "q": by.d_q, "k": d_k, "v": d_v, "noise": d_noise, "scale_q": d_scale_q, "scale_k": d_scale_k,
+        "log_amplitude": by.d_log,
+    }  # fmt: skip
+
+
+_DIRECT = Fused(
+    "direct",
+    _direct,
+    ("mean", "variance", "key", "cost", "stddev", "unit"),
+    _direct_backward,
+    factors=True,
+)

@@ -11,16 +11,16 @@ dropout in a forward pass; a place is an entry of what it drops.  Seed and site 
 of `ops.noise`; two rounds of a 32-bit hash turn them and the place into bits.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear
 
-from gpattention.numerics import once_differentiable
 from gpattention.ops.noise import seed_key, stream_key
+from gpattention.ops.operators import Fused, Made, kernels_of
 from gpattention.ops.switch import is_plain
 
 __all__ = [
@@ -143,12 +143,10 @@ def programs(rows: int, tile_rows: int) -> tuple[int, int]:
 
 def finish_sums(partial: Tensor) -> Tensor:
     """Sum of at most `MOST_PROGRAMS` partial sums.  [P, ...] -> [...]"""
-    from gpattention.ops.layers.kernels import finish_kernel
-
     count, columns = partial.shape[0], partial[0].numel()
     out = torch.empty(partial.shape[1:], dtype=partial.dtype, device=partial.device)
     padded = max(16, 1 << (count - 1).bit_length())
-    finish_kernel[(-(-columns // _COLUMNS),)](
+    kernels_of("layers").finish_kernel[(-(-columns // _COLUMNS),)](
         partial, out, count, columns, COUNT=padded, COLUMNS=_COLUMNS, num_warps=4
     )
     return out
@@ -163,8 +161,6 @@ def gather_and_sum(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     Returns:
         [rows, parts * C] and [parts * C].
     """
-    from gpattention.ops.layers.kernels import gather_kernel
-
     (rows, columns), like = parts[0].shape, parts[0]
     total = len(parts) * columns
     tile_rows, width = tile(columns)
@@ -173,7 +169,7 @@ def gather_and_sum(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     partial = torch.empty(count, total, dtype=like.dtype, device=like.device)
     read = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
     strided = [each for part in (read * 2)[:4] for each in (part, part.stride(0))]
-    gather_kernel[(count,)](
+    kernels_of("layers").gather_kernel[(count,)](
         *strided, out, partial, rows, tiles, total, columns,
         PARTS=len(parts), ROWS=tile_rows, CP=width, num_warps=4,
     )  # fmt: skip
@@ -234,9 +230,10 @@ def residual_norm(
         ValueError: the rate of dropout is not in [0, 1), or has no seed.
     """
     if added is None:
-        return _ResidualNorm.apply(x, None, None, weight, shift, None, ALONE, 0.0, 0, eps)  # type: ignore[no-untyped-call]
+        _, n = _RESIDUAL_NORM(x, None, None, weight, shift, None, ALONE, 0.0, 0, eps)
+        return x, n
     kind = INSIDE if added.inside else ADDED
-    return _ResidualNorm.apply(  # type: ignore[no-untyped-call]
+    return _RESIDUAL_NORM(  # type: ignore[no-any-return]
         x, added.z, added.bias, weight, shift, seed, kind, added.rate, added.site, eps
     )
 
@@ -261,71 +258,75 @@ def dropping(rate: float, seed: Tensor | None) -> dict[str, float]:
     return {"THRESHOLD": threshold(rate), "SCALE": 1 / (1 - rate)}
 
 
-class _ResidualNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        z: Tensor | None,
-        bias: Tensor | None,
-        weight: Tensor,
-        shift: Tensor,
-        seed: Tensor | None,
-        kind: int,
-        rate: float,
-        site: int,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        from gpattention.ops.layers.kernels import residual_norm_kernel
+def _residual_norm(
+    x: Tensor,
+    z: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    shift: Tensor,
+    seed: Tensor | None,
+    kind: int,
+    rate: float,
+    site: int,
+    eps: float,
+) -> Made:
+    like = x if z is None else z
+    x, like, width = x.contiguous(), like.contiguous(), weight.numel()
+    y = None if kind == ALONE else torch.empty_like(like)
+    n = torch.empty_like(like)
+    rows = like.numel() // width
+    tile_rows, padded = tile(width, _FORWARD_ENTRIES)
+    kernels_of("layers").residual_norm_kernel[(-(-rows // tile_rows),)](
+        x, like, weight if bias is None else bias, weight, shift, weight if seed is None else seed,
+        x if y is None else y, n, rows, x.numel() // width, width, site,
+        KIND=kind, BIASED=bias is not None, EPS=eps, EP=padded, **dropping(rate, seed),
+        REPEATED=x.numel() < like.numel(), ROWS=tile_rows, num_warps=4,
+    )  # fmt: skip
+    return {"y": y, "n": n, "alone": x if y is None else None}
 
-        like = x if z is None else z
-        x, like, width = x.contiguous(), like.contiguous(), weight.numel()
-        y = x if kind == ALONE else torch.empty_like(like)
-        n = torch.empty_like(like)
-        rows = like.numel() // width
-        tile_rows, padded = tile(width, _FORWARD_ENTRIES)
-        options = {"KIND": kind, "BIASED": bias is not None, "EPS": eps, "EP": padded, **dropping(rate, seed)}
-        repeated = x.numel() < like.numel()
-        residual_norm_kernel[(-(-rows // tile_rows),)](
-            x, like, weight if bias is None else bias, weight, shift, weight if seed is None else seed, y, n,
-            rows, x.numel() // width, width, site, **options, REPEATED=repeated, ROWS=tile_rows, num_warps=4,
-        )  # fmt: skip
-        ctx.save_for_backward(y, weight, seed)
-        ctx.options, ctx.site, ctx.shape, ctx.repeated = options, site, x.shape, repeated
-        ctx.set_materialize_grads(False)
-        return y, n
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_y: Tensor | None, by_n: Tensor | None) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.layers.kernels import residual_norm_backward_kernel
+def _residual_norm_backward(
+    by_y: Tensor | None,
+    by_n: Tensor | None,
+    x_shape: Sequence[int],
+    y: Tensor | None,
+    alone: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    seed: Tensor | None,
+    kind: int,
+    rate: float,
+    site: int,
+    eps: float,
+    needed: Sequence[bool],
+) -> Made:
+    summed = alone if y is None else y
+    assert summed is not None
+    by_n = torch.zeros_like(summed) if by_n is None else by_n.contiguous()
+    used, by_y = by_y is not None, summed if by_y is None else by_y.contiguous()
+    width, dropped = weight.numel(), dropping(rate, seed)
+    rows = summed.numel() // width
+    tile_rows, padded = tile(width)
+    tiles, count = programs(rows, tile_rows)
+    by_x = None if kind == INSIDE else torch.empty_like(summed)
+    by_z = torch.empty_like(summed) if kind == INSIDE or (kind == ADDED and dropped["THRESHOLD"]) else by_x
+    partial = torch.empty(count, 3, width, dtype=summed.dtype, device=summed.device)
+    kernels_of("layers").residual_norm_backward_kernel[(count,)](
+        summed, weight, by_y, by_n, weight if seed is None else seed, by_z if by_x is None else by_x, by_z,
+        partial, rows, tiles, width, site, KIND=kind, BIASED=bias is not None, EPS=eps, EP=padded, **dropped,
+        USED=used, ROWS=tile_rows, num_warps=4,
+    )  # fmt: skip
+    by_weight, by_shift, by_bias = finish_sums(partial)
+    by_x = by_z if by_x is None else by_x
+    if needed[0] and by_x is not None and math.prod(x_shape) < summed.numel():
+        by_x = by_x.view(-1, *x_shape).sum(0)
+    return {
+        "x": by_x if needed[0] else None, "z": None if kind == ALONE else by_z,
+        "bias": None if bias is None else by_bias, "weight": by_weight, "shift": by_shift,
+    }  # fmt: skip
 
-        y, weight, seed = ctx.saved_tensors
-        by_n = torch.zeros_like(y) if by_n is None else by_n.contiguous()
-        used, by_y = by_y is not None, y if by_y is None else by_y.contiguous()
-        options, width, kind = ctx.options, weight.numel(), ctx.options["KIND"]
-        rows = y.numel() // width
-        tile_rows, _ = tile(width)
-        tiles, count = programs(rows, tile_rows)
-        by_x = None if kind == INSIDE else torch.empty_like(y)
-        by_z = torch.empty_like(y) if kind == INSIDE or (kind == ADDED and options["THRESHOLD"]) else by_x
-        partial = torch.empty(count, 3, width, dtype=y.dtype, device=y.device)
-        residual_norm_backward_kernel[(count,)](
-            y, weight, by_y, by_n, weight if seed is None else seed, by_z if by_x is None else by_x, by_z,
-            partial, rows, tiles, width, ctx.site, **options, USED=used, ROWS=tile_rows, num_warps=4,
-        )  # fmt: skip
-        by_weight, by_shift, by_bias = finish_sums(partial)
-        by_x = by_z if by_x is None else by_x
-        if ctx.repeated and ctx.needs_input_grad[0] and by_x is not None:
-            by_x = by_x.view(-1, *ctx.shape).sum(0)
-        return (
-            by_x if ctx.needs_input_grad[0] else None,
-            None if kind == ALONE else by_z,
-            by_bias if options["BIASED"] else None,
-            by_weight,
-            by_shift,
-            *(None,) * 5,
-        )
+
+_RESIDUAL_NORM = Fused("residual_norm", _residual_norm, ("y", "n"), _residual_norm_backward)
 
 
 _ROWS, _GELU_COLUMNS = 16, 128
@@ -355,7 +356,9 @@ def gelu_linear(
     Raises:
         ValueError: the rate of dropout is not in [0, 1), or has no seed.
     """
-    return _GeluLinear.apply(h, bias, weight, rate, seed, site)  # type: ignore[no-untyped-call]
+    z: Tensor
+    (z,) = _GELU_LINEAR(h, bias, weight, seed, rate, site)
+    return z
 
 
 def gelu_linear_reference(
@@ -366,45 +369,41 @@ def gelu_linear_reference(
     return linear(a if seed is None else seeded_dropout(a, rate, seed, site), weight)
 
 
-class _GeluLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        h: Tensor,
-        bias: Tensor | None,
-        weight: Tensor,
-        rate: float,
-        seed: Tensor | None,
-        site: int,
-    ) -> Tensor:
-        from gpattention.ops.layers.kernels import gelu_kernel
+def _gelu_linear(
+    h: Tensor, bias: Tensor | None, weight: Tensor, seed: Tensor | None, rate: float, site: int
+) -> Made:
+    h, hidden = h.contiguous(), weight.shape[1]
+    a, rows = torch.empty_like(h), h.numel() // hidden
+    kernels_of("layers").gelu_kernel[(-(-rows // _ROWS), -(-hidden // _GELU_COLUMNS))](
+        h, h if bias is None else bias, h if seed is None else seed, a, rows, hidden, site,
+        BIASED=bias is not None, ROWS=_ROWS, FP=_GELU_COLUMNS, **dropping(rate, seed), num_warps=4,
+    )  # fmt: skip
+    return {"z": linear(a, weight)}
 
-        h, hidden = h.contiguous(), weight.shape[1]
-        a, rows = torch.empty_like(h), h.numel() // hidden
-        options = {"BIASED": bias is not None, "ROWS": _ROWS, "FP": _GELU_COLUMNS, **dropping(rate, seed)}
-        gelu_kernel[(-(-rows // _ROWS), -(-hidden // _GELU_COLUMNS))](
-            h, h if bias is None else bias, h if seed is None else seed, a, rows, hidden, site,
-            **options, num_warps=4,
-        )  # fmt: skip
-        ctx.save_for_backward(h, bias, weight, seed)
-        ctx.options, ctx.site = options, site
-        return linear(a, weight)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_z: Tensor) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.layers.kernels import gelu_backward_kernel
+def _gelu_linear_backward(
+    by_z: Tensor,
+    h: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    seed: Tensor | None,
+    rate: float,
+    site: int,
+    needed: Sequence[bool],
+) -> Made:
+    h, (width, hidden) = h.contiguous(), weight.shape
+    by_z = by_z.reshape(-1, width)
+    by_a, a = by_z @ weight, torch.empty_like(h)  # the first becomes the gradient of h
+    tiles, count = programs(len(by_z), _ROWS)
+    partial = torch.empty(count, hidden, dtype=h.dtype, device=h.device)
+    kernels_of("layers").gelu_backward_kernel[(count, -(-hidden // _GELU_COLUMNS))](
+        h, h if bias is None else bias, h if seed is None else seed, by_a, by_a, a, partial,
+        len(by_z), tiles, hidden, site,
+        BIASED=bias is not None, ROWS=_ROWS, FP=_GELU_COLUMNS, **dropping(rate, seed), num_warps=4,
+    )  # fmt: skip
+    by_weight = by_z.t() @ a.view(-1, hidden) if needed[2] else None
+    by_bias = None if bias is None else finish_sums(partial)
+    return {"h": by_a.view(h.shape), "bias": by_bias, "weight": by_weight}
 
-        h, bias, weight, seed = ctx.saved_tensors
-        width, hidden = weight.shape
-        by_z = by_z.reshape(-1, width)
-        by_a, a = by_z @ weight, torch.empty_like(h)  # the first becomes the gradient of h
-        tiles, count = programs(len(by_z), _ROWS)
-        partial = torch.empty(count, hidden, dtype=h.dtype, device=h.device)
-        gelu_backward_kernel[(count, -(-hidden // _GELU_COLUMNS))](
-            h, h if bias is None else bias, h if seed is None else seed, by_a, by_a, a, partial,
-            len(by_z), tiles, hidden, ctx.site, **ctx.options, num_warps=4,
-        )  # fmt: skip
-        by_weight = by_z.t() @ a.view(-1, hidden) if ctx.needs_input_grad[2] else None
-        by_bias = None if bias is None else finish_sums(partial)
-        return by_a.view(h.shape), by_bias, by_weight, None, None, None
+
+_GELU_LINEAR = Fused("gelu_linear", _gelu_linear, ("z",), _gelu_linear_backward)

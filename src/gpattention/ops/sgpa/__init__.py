@@ -4,18 +4,12 @@ The slow reference of the first is `gp.variational`, of the second
 lower.tril(-1) + diag(floor + softplus(raw)).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpattention.numerics import (
-    broadcast,
-    checks_are_deferred,
-    failure_counter,
-    once_differentiable,
-    report_failures,
-)
+from gpattention.numerics import broadcast, report_failures
 from gpattention.ops.layout import (
     allocator,
     as_two,
@@ -28,6 +22,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
+from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
 
 __all__ = ["SGPAMoments", "fused_sgpa", "fused_triangle", "has_no_batch"]
 
@@ -95,7 +90,7 @@ def fused_sgpa(
     """
     lead = broadcast(x.shape[:-2], v.shape[:-2])
     _, H = as_two(lead)
-    mean, found, kl = _SGPA.apply(  # type: ignore[no-untyped-call]
+    mean, found, kl = _SGPA(
         matrices(x, lead),
         matrices(v, lead),
         *(_per_head(t, H, axes) for t, axes in ((inducing_k, 2), (inducing_v, 2), (scale_tril, 3))),
@@ -150,112 +145,123 @@ class _Sizes(NamedTuple):
         return {"FP": packed, "WIDTH": width, "RECORD": length}
 
 
-class _SGPA(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,  # [B, H, N, C]
-        v: Tensor,  # [B, H, N, D]
-        b: Tensor,  # [H, m, C]
-        v_b: Tensor,  # [H, m, D]
-        s: Tensor,  # [H, D, m, m]
-        variance: Tensor | None,  # [H]
-        mask: Tensor | None,  # [B, H, N]
-        jitter: float,
-        with_variance: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        from gpattention.ops.sgpa.kernels import features_kernel, inducing_kernel, mean_kernel
+def _forward(
+    x: Tensor,  # [B, H, N, C]
+    v: Tensor,  # [B, H, N, D]
+    b: Tensor,  # [H, m, C]
+    v_b: Tensor,  # [H, m, D]
+    s: Tensor,  # [H, D, m, m]
+    variance: Tensor | None,  # [H] of the kernel
+    mask: Tensor | None,  # [B, H, N]
+    jitter: float,
+    with_variance: bool,
+) -> Made:
+    found = kernels_of("sgpa")
+    (B, H, N, C), D, m = x.shape, v.shape[3], b.shape[1]
+    sizes = _Sizes(B, H, N, m, C, D)
+    P, NP, empty = sizes.padded, sizes.NP, allocator(x)
+    MP, CP, DP = P["MP"], P["CP"], P["DP"]
+    tokens_b, origin = empty(H, MP, CP), empty(H, CP)
+    gram, root, S = empty(H, MP, MP), empty(H, MP, MP), empty(H, D, MP, MP)
+    turned, tokens = empty(H, CP + MP + DP, MP), empty(B * H, CP, NP)
+    packed, terms = empty(H, MP * (MP + 1) // 2, DP), empty(H, D + 1)
+    info = torch.empty(H, dtype=torch.int32, device=x.device)
+    phi, kl = empty(B * H, NP, MP), empty(B, H)
+    columns = empty(B * H, MP, NP) if with_variance else None
+    mean, spread = token_major(B, H, N, D, x), token_major(B, H, N, D, x)
+    found.inducing_kernel[(H, D + 1)](
+        *views(b, v_b, s), variance, jitter, tokens_b, origin, gram, root, turned, S, packed, terms, info,
+        *counter_for(x.device), m, C, D, **P, **sizes.launch("inducing"),
+    )  # fmt: skip
+    report_failures(info, m, x.dtype, name="K_bb + jitter I", noise=jitter)
+    tiles = sizes.tiles("features")
+    found.features_kernel[(B * H, NP // tiles["T"])](
+        *views(x, mask), variance, turned, origin, packed, phi, phi if columns is None else columns,
+        view(spread), H, N, m, C, D, VARIANCE=with_variance, **P, **tiles,
+    )  # fmt: skip
+    found.mean_kernel[(B * H,)](
+        *views(x, v, v_b, mask), variance, turned, origin, phi, terms, tokens, view(mean), kl,
+        H, N, m, C, D, **P, **sizes.tiles("mean"),
+    )  # fmt: skip
+    return {
+        "mean": mean, "spread": spread if with_variance else None, "kl": kl,
+        "tokens_b": tokens_b, "turned": turned, "origin": origin, "gram": gram, "root": root, "S": S,
+        "phi": phi, "columns": columns,
+    }  # fmt: skip
 
-        (B, H, N, C), D, m = x.shape, v.shape[3], b.shape[1]
-        sizes = _Sizes(B, H, N, m, C, D)
-        P, NP, empty = sizes.padded, sizes.NP, allocator(x)
-        MP, CP, DP = P["MP"], P["CP"], P["DP"]
-        tokens_b, origin = empty(H, MP, CP), empty(H, CP)
-        gram, root, S = empty(H, MP, MP), empty(H, MP, MP), empty(H, D, MP, MP)
-        turned, tokens = empty(H, CP + MP + DP, MP), empty(B * H, CP, NP)
-        packed, terms = empty(H, MP * (MP + 1) // 2, DP), empty(H, D + 1)
-        info = torch.empty(H, dtype=torch.int32, device=x.device)
-        phi, kl = empty(B * H, NP, MP), empty(B, H)
-        columns = empty(B * H, MP, NP) if with_variance else phi
-        mean, spread = token_major(B, H, N, D, x), token_major(B, H, N, D, x)
-        deferred = checks_are_deferred()
-        inducing_kernel[(H, D + 1)](
-            *views(b, v_b, s), variance, jitter, tokens_b, origin, gram, root, turned, S, packed, terms, info,
-            failure_counter(x.device), int(deferred), m, C, D, **P, **sizes.launch("inducing"),
-        )  # fmt: skip
-        if not deferred:
-            report_failures(info, m, x.dtype, name="K_bb + jitter I", noise=jitter)
-        tiles = sizes.tiles("features")
-        features_kernel[(B * H, NP // tiles["T"])](
-            *views(x, mask), variance, turned, origin, packed, phi, columns, view(spread), H, N, m, C, D,
-            VARIANCE=with_variance, **P, **tiles,
-        )  # fmt: skip
-        mean_kernel[(B * H,)](
-            *views(x, v, v_b, mask), variance, turned, origin, phi, terms, tokens, view(mean), kl,
-            H, N, m, C, D, **P, **sizes.tiles("mean"),
-        )  # fmt: skip
-        ctx.sizes, ctx.jitter, ctx.with_variance = sizes, jitter, with_variance
-        ctx.save_for_backward(
-            x, v, v_b, s, variance, mask, tokens_b, turned, origin, gram, root, S, phi, columns
-        )
-        return mean, spread if with_variance else None, kl
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.sgpa.kernels import (
-            features_backward_kernel,
-            inducing_backward_kernel,
-            sums_kernel,
-            tokens_backward_kernel,
-            turns_kernel,
+def _backward(
+    by_mean: Tensor | None,
+    by_spread: Tensor | None,
+    by_kl: Tensor | None,
+    x: Tensor,
+    v: Tensor,
+    v_b: Tensor,
+    s: Tensor,
+    variance: Tensor | None,
+    mask: Tensor | None,
+    tokens_b: Tensor,
+    turned: Tensor,
+    origin: Tensor,
+    gram: Tensor,
+    root: Tensor,
+    S: Tensor,
+    phi: Tensor,
+    columns: Tensor | None,
+    jitter: float,
+    with_variance: bool,
+) -> Made:
+    found = kernels_of("sgpa")
+    (B, H, N, C), (m, D) = x.shape, v_b.shape[1:]
+    sizes = _Sizes(B, H, N, m, C, D)
+    P, NP, empty = sizes.padded, sizes.NP, allocator(x)
+    by_mean = token_major(B, H, N, D, x).zero_() if by_mean is None else by_mean
+    by_kl = empty(B, H).zero_() if by_kl is None else by_kl
+    if with_variance and by_spread is None:
+        by_spread = token_major(B, H, N, D, x).zero_()
+    to_mean, to_spread, to_kl = views(by_mean, by_mean if by_spread is None else by_spread, by_kl)
+    d_phi, weights, cross = (empty(B * H, NP, P["MP"]) for _ in range(3))
+    tokens, values = empty(B * H, P["CP"], NP), empty(B * H, 2, P["DP"], NP)
+    d_x, d_v = token_major(B, H, N, C, x), token_major(B, H, N, D, x)
+    d_b, d_v_b, d_s = empty(H, m, C), empty(H, m, D), empty(H, D, m, m)
+    projections, d_variance = empty(B * H, 3, P["DP"], P["MP"]), empty(H)
+    if with_variance:
+        tiles = sizes.tiles("features_backward")
+        found.features_backward_kernel[(B * H, NP // tiles["T"])](
+            to_spread, view(mask), variance, S, columns, d_phi, H, N, D, MP=P["MP"], DP=P["DP"], **tiles
         )
+    found.turns_kernel[(B * H,)](
+        to_mean, to_kl, *views(x, v, mask), phi, tokens, values, projections, H, N, C, D,
+        NP=NP, **P, **sizes.launch("turns"),
+    )  # fmt: skip
+    tiles = sizes.tiles("tokens_backward")
+    parts = NP // tiles["T"]
+    token_variance = empty(B, parts, H)
+    found.tokens_backward_kernel[(B * H, parts)](
+        to_mean, to_spread, to_kl, *views(x, v, mask), variance, tokens_b, turned, origin, root, phi,
+        tokens, values, projections, d_phi, weights, cross, token_variance, *views(d_x, d_v),
+        H, N, m, C, D, VARIANCE=with_variance, **P, **tiles,
+    )  # fmt: skip
+    record, per_split = sizes.record(with_variance), -(-B // _SPLITS)
+    options = sizes.launch("sums")
+    splits, tasks = -(-B // per_split), with_variance * record["FP"] // options["PLACES"]
+    sums = empty(splits, H, record["RECORD"])
+    found.sums_kernel[(H, tasks + 3, splits)](
+        to_mean, to_spread, *views(x, mask), tokens_b, origin, phi, d_phi, weights, cross, sums,
+        B, per_split, H, N, C, D, TILES=tasks, NP=NP, **record, **P, **options,
+    )  # fmt: skip
+    found.inducing_backward_kernel[(H, D + 1)](
+        *views(v_b, s), variance, jitter, tokens_b, gram, root, sums, to_kl, token_variance,
+        d_b, d_v_b, d_s, d_variance, B, B * parts, splits, H, m, C, D,
+        VARIANCE=with_variance, **record, **P, **sizes.launch("inducing_backward"),
+    )  # fmt: skip
+    return {
+        "x": d_x, "v": d_v, "b": d_b, "v_b": d_v_b, "s": d_s,
+        "variance": None if variance is None else d_variance,
+    }  # fmt: skip
 
-        x, v, v_b, s, variance, mask, tokens_b, turned, origin, gram, root, S, phi, columns = (
-            ctx.saved_tensors
-        )
-        sizes: _Sizes = ctx.sizes
-        (B, H, N, m, C, D), variances = sizes, ctx.with_variance
-        P, NP, empty = sizes.padded, sizes.NP, allocator(x)
-        by_mean, by_spread, by_kl = views(*grads)
-        by_spread = by_mean if by_spread is None else by_spread  # anything, which is not looked at
-        d_phi, weights, cross = (empty(B * H, NP, P["MP"]) for _ in range(3))
-        tokens, values = empty(B * H, P["CP"], NP), empty(B * H, 2, P["DP"], NP)
-        d_x, d_v = token_major(B, H, N, C, x), token_major(B, H, N, D, x)
-        d_b, d_v_b, d_s = empty(H, m, C), empty(H, m, D), empty(H, D, m, m)
-        projections, d_variance = empty(B * H, 3, P["DP"], P["MP"]), empty(H)
-        if variances:
-            tiles = sizes.tiles("features_backward")
-            features_backward_kernel[(B * H, NP // tiles["T"])](
-                by_spread, view(mask), variance, S, columns, d_phi, H, N, D,
-                MP=P["MP"], DP=P["DP"], **tiles,
-            )  # fmt: skip
-        turns_kernel[(B * H,)](
-            by_mean, by_kl, *views(x, v, mask), phi, tokens, values, projections, H, N, C, D,
-            NP=NP, **P, **sizes.launch("turns"),
-        )  # fmt: skip
-        tiles = sizes.tiles("tokens_backward")
-        parts = NP // tiles["T"]
-        token_variance = empty(B, parts, H)
-        tokens_backward_kernel[(B * H, parts)](
-            by_mean, by_spread, by_kl, *views(x, v, mask), variance, tokens_b, turned, origin, root, phi,
-            tokens, values, projections, d_phi, weights, cross, token_variance, *views(d_x, d_v),
-            H, N, m, C, D, VARIANCE=variances, **P, **tiles,
-        )  # fmt: skip
-        record, per_split = sizes.record(variances), -(-B // _SPLITS)
-        options = sizes.launch("sums")
-        splits, tasks = -(-B // per_split), variances * record["FP"] // options["PLACES"]
-        sums = empty(splits, H, record["RECORD"])
-        sums_kernel[(H, tasks + 3, splits)](
-            by_mean, by_spread, *views(x, mask), tokens_b, origin, phi, d_phi, weights, cross, sums,
-            B, per_split, H, N, C, D, TILES=tasks, NP=NP, **record, **P, **options,
-        )  # fmt: skip
-        inducing_backward_kernel[(H, D + 1)](
-            *views(v_b, s), variance, ctx.jitter, tokens_b, gram, root, sums, by_kl, token_variance,
-            d_b, d_v_b, d_s, d_variance, B, B * parts, splits, H, m, C, D,
-            VARIANCE=variances, **record, **P, **sizes.launch("inducing_backward"),
-        )  # fmt: skip
-        return d_x, d_v, d_b, d_v_b, d_s, None if variance is None else d_variance, None, None, None
+
+_SGPA = Fused("sgpa", _forward, ("mean", "spread", "kl"), _backward, factors=True)
 
 
 _COUNT = 512
@@ -272,32 +278,27 @@ def fused_triangle(lower: Tensor, raw: Tensor, floor: float) -> Tensor:
     Returns:
         [..., m, m].
     """
-    found: Tensor = _Triangle.apply(lower, raw, floor)  # type: ignore[no-untyped-call]
+    found: Tensor
+    (found,) = _TRIANGLE(lower, raw, floor)
     return found
 
 
-class _Triangle(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, lower: Tensor, raw: Tensor, floor: float) -> Tensor:
-        from gpattention.ops.sgpa.kernels import triangle_kernel
+def _triangle(lower: Tensor, raw: Tensor, floor: float) -> Made:
+    lower, raw = lower.contiguous(), raw.contiguous()
+    out = torch.empty_like(lower)
+    kernels_of("sgpa").triangle_kernel[(-(-lower.numel() // _COUNT),)](
+        lower, raw, out, floor, lower.shape[-1], lower.numel(), COUNT=_COUNT
+    )
+    return {"triangle": out}
 
-        lower, raw = lower.contiguous(), raw.contiguous()
-        out = torch.empty_like(lower)
-        triangle_kernel[(-(-lower.numel() // _COUNT),)](
-            lower, raw, out, floor, lower.shape[-1], lower.numel(), COUNT=_COUNT
-        )
-        ctx.save_for_backward(raw)
-        return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.sgpa.kernels import triangle_backward_kernel
+def _triangle_backward(by_triangle: Tensor, raw: Tensor) -> Made:
+    g, raw = by_triangle.contiguous(), raw.contiguous()
+    d_lower, d_raw = torch.empty_like(g), torch.empty_like(raw)
+    kernels_of("sgpa").triangle_backward_kernel[(-(-g.numel() // _COUNT),)](
+        g, raw, d_lower, d_raw, g.shape[-1], g.numel(), COUNT=_COUNT
+    )
+    return {"lower": d_lower, "raw": d_raw}
 
-        (raw,) = ctx.saved_tensors
-        g = grads[0].contiguous()
-        d_lower, d_raw = torch.empty_like(g), torch.empty_like(raw)
-        triangle_backward_kernel[(-(-g.numel() // _COUNT),)](
-            g, raw, d_lower, d_raw, g.shape[-1], g.numel(), COUNT=_COUNT
-        )
-        return d_lower, d_raw, None
+
+_TRIANGLE = Fused("triangle", _triangle, ("triangle",), _triangle_backward)

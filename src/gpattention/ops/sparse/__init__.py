@@ -2,7 +2,7 @@
 
 Short and long sequences take the same way: the long axis is cut into splits whose sums are added in a
 fixed order, features are recomputed from tokens wherever they are needed, and nothing with a token axis
-is kept but the inputs.  The slow references are in `gp.sparse` and `gp.amplitude`.
+is kept but the inputs.  The slow references are in `gp.sparse` and `gp.softmax`.
 
 Other processes may hold other tokens (section 12): in the backward pass one all-reduce brings the sums over
 the queries of all processes.  The objectives' cotangents would have to be summed before that, because
@@ -11,24 +11,17 @@ that travel with the sums tell whether they were the same.
 """
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from gpattention.numerics import (
-    Tokens,
-    broadcast,
-    checks_are_deferred,
-    failure_counter,
-    once_differentiable,
-    report_failures,
-)
+from gpattention.numerics import Tokens, broadcast, checks_are_deferred, report_failures
 from gpattention.ops.layout import (
     allocator,
     as_two,
@@ -40,6 +33,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
+from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
 from gpattention.ops.sharding import sum_in_place
 from gpattention.ops.switch import why_not_fused_on
 
@@ -84,7 +78,7 @@ LAUNCHES: dict[str, tuple[_Launch, _Launch, _Launch]] = {
 class Sizes:
     """Of one call, and how its matrices are padded and packed.
 
-    `sizes_of` makes them: a call of the same shapes gets the same one, with all that it has worked out.
+    `_sizes` makes them: a call of the same shapes gets the same one, with all that it has worked out.
     """
 
     B: int
@@ -185,7 +179,21 @@ class Sizes:
         return {16: 0, 32: 1}.get(side, 2)
 
 
-sizes_of = lru_cache(maxsize=256)(Sizes)  # Python is most of a short sequence's time
+_sizes_of = lru_cache(maxsize=256)(Sizes)  # Python is most of a short sequence's time
+
+
+def _sizes(
+    q: Sequence[int],
+    k: Sequence[int],
+    width: int,
+    m: Sequence[int],
+    l: Sequence[int] = (),  # noqa: E741
+) -> Sizes:
+    """Of a call with tensors of these shapes; `l` is empty where there is one set of inducing inputs."""
+    (B, H, NQ, C), two = q, len(l) > 0
+    sizes = B, H, NQ, k[2], m[2], (l if two else m)[2], C, width, two, m[0] > 1
+    known = all(type(n) in (int, bool) for n in sizes)  # a compiler may not know them yet
+    return (_sizes_of if known else Sizes)(*sizes)
 
 
 def per_head(x: Tensor, lead: torch.Size) -> Tensor:
@@ -226,7 +234,7 @@ class Options(NamedTuple):
     delta: float
     density: bool
     kl: bool
-    independent: bool = False
+    independent: bool
     group: "ProcessGroup | None" = None
 
 
@@ -239,58 +247,53 @@ def small_factors(
     sums: Tensor,  # [S, SUM_SIZE]
     W_m: Tensor,  # [sets, MP, MP]
     noise: Tensor,  # [B or 1, H]
-    info: Tensor,  # [5, programs] which pivots failed
     sizes: Sizes,
     options: Options,
     *,
     train: bool,
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Factors and the objectives: query, key, KL.  [B, H]
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Factors, which pivots failed [matrices, S], and the objectives: query, key, KL [B, H].
 
     To `train` is to make what the backward pass needs too, and not to count failures a second time.
     """
-    from gpattention.ops.sparse.kernels import roots_kernel, small_kernel
-
     S, P, empty = sizes.heads, sizes.padded, allocator(sums)
     packed = sizes.factors[options.kl]
     factors = empty(S, packed.SIZE)
     variance_of = view(noise.expand(sizes.B, -1))
-    counted = int(not train and checks_are_deferred())
-    noted = info, failure_counter(sums.device), counted, info.shape[1], sizes.H
+    counter, counted = counter_for(sums.device)
+    matrices = 3 + (options.density or options.kl) + options.kl
+    info = torch.empty(matrices, S, dtype=torch.int32, device=sums.device)
+    noted = info, counter, 0 if train else counted, S, sizes.H
     sides = {"MP": P["MP"], "LP": P["LP"], "SUM": sizes.sums, "FACTOR": packed}
-    roots_kernel[(S, 2 + (options.density or options.kl))](
+    kernels_of("sparse").roots_kernel[(S, 2 + (options.density or options.kl))](
         sums, variance_of, factors, *noted, **sides, **sizes.launch("roots")
     )
     found = empty(sizes.B, sizes.H), empty(sizes.B, sizes.H), empty(sizes.B, sizes.H)
-    small_kernel[(S,)](
+    kernels_of("sparse").small_kernel[(S,)](
         sums, W_m, variance_of, factors, *found, empty(S, sizes.scratch), *noted, sizes.D,
         TWO=sizes.two, POOLED=sizes.pooled, DUAL=options.dual, DENSITY=options.density, KL=options.kl,
         TRAIN=train, DP=P["DP"], SCRATCH=sizes.scratch, **sides, **sizes.launch("small"),
     )  # fmt: skip
-    return factors, found
+    return factors, info, found
 
 
 def summed_splits(x: Tensor, S: int) -> Tensor:
     """[S, splits, X] summed over splits.  [S, X]"""
-    from gpattention.ops.sparse.kernels import splits_kernel
-
     _, splits, columns = x.shape
     if splits == 1:
         return x.view(S, columns)
     out = torch.empty(S, columns, dtype=x.dtype, device=x.device)
-    splits_kernel[(S, -(-columns // _COLUMNS))](x, out, columns, splits, **_SUMS)
+    kernels_of("sparse").splits_kernel[(S, -(-columns // _COLUMNS))](x, out, columns, splits, **_SUMS)
     return out
 
 
 def summed_shares(shares: Tensor, turned: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """[roles, S, splits, X] and [S, Y], each summed into one row per inducing set."""
-    from gpattention.ops.sparse.kernels import shares_kernel
-
     (roles, _, splits, X), Y = shares.shape, turned.shape[1]
     moved = torch.empty(sizes.sets, X, dtype=shares.dtype, device=shares.device)
     outer, few = (roles, 1) if sizes.pooled else (roles * sizes.B, sizes.B)
     total = moved if sizes.pooled else torch.empty(sizes.sets, Y, dtype=shares.dtype, device=shares.device)
-    shares_kernel[(sizes.sets, (X + (0 if sizes.pooled else Y)) // _COLUMNS)](
+    kernels_of("sparse").shares_kernel[(sizes.sets, (X + (0 if sizes.pooled else Y)) // _COLUMNS)](
         shares, moved, X, outer, sizes.sets * splits * X, splits, turned, total, Y, few, sizes.sets * Y,
         **_SUMS,
     )  # fmt: skip
@@ -299,19 +302,18 @@ def summed_shares(shares: Tensor, turned: Tensor, sizes: Sizes) -> tuple[Tensor,
 
 def report_inducing(info: Tensor, sizes: Sizes, delta: float, dtype: torch.dtype) -> None:
     """Raise if an inducing set has no factor."""
-    for found, count in zip(info[: 1 + sizes.two, : sizes.sets], (sizes.m, sizes.l), strict=False):
+    for found, count in zip(info, (sizes.m, sizes.l), strict=False):
         found = found.view(-1, sizes.H) if sizes.pooled else found
         report_failures(found, count, dtype, name="K_mm + delta I", noise=delta)
 
 
-def report_small(info: Tensor, sizes: Sizes, options: Options, noise: Tensor, dtype: torch.dtype) -> None:
+def report_small(info: Tensor, sizes: Sizes, noise: Tensor, dtype: torch.dtype) -> None:
     """Raise if a small matrix has no factor."""
-    used = 3 + (options.density or options.kl) + options.kl
     names = (
         "I + Phi^T Phi / noise", "I + Psi^T Psi / noise", "2I - B^-1 + T^T T", "I + Phi_q^T Phi_q / noise",
         "I + R_c^T G R_c / noise",
     )  # fmt: skip
-    for which, found in enumerate(info[:used, : sizes.heads]):
+    for which, found in enumerate(info):
         side = sizes.l if which == 1 else sizes.m
         report_failures(found.view(sizes.B, sizes.H), side, dtype, name=names[which], noise=noise)
 
@@ -411,15 +413,15 @@ def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
     """
     lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v, *t.inducing)))
     m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
-    mean, variance, counts, *objectives = _SCGP.apply(  # type: ignore[no-untyped-call]
+    mean, variance, query, key, kl, counts = _SCGP(
         *(matrices(x, lead) for x in (t.q, t.k, t.latent, t.v)),
         *_points(m, l, lead),
         *(per_head(x, lead) for x in (t.noise, t.scale_q, t.scale_k)),
         *(vectors(x, lead) for x in (t.log_amplitude, t.mask, t.query_mask)),
-        options,
+        *options,
     )
-    numbers = (None, None) if counts is None else counts.unbind(-1)
-    return SparseMoments(*(with_lead(x, lead) for x in (mean, variance, *objectives, *numbers)))
+    numbers = (None, None) if counts is None else counts.detach().unbind(-1)
+    return SparseMoments(*(with_lead(x, lead) for x in (mean, variance, query, key, kl, *numbers)))
 
 
 def _points(m: Tensor, l: Tensor, lead: torch.Size) -> tuple[Tensor, Tensor | None]:  # noqa: E741
@@ -431,169 +433,187 @@ def _points(m: Tensor, l: Tensor, lead: torch.Size) -> tuple[Tensor, Tensor | No
     return first.expand(B, -1, -1, -1), second.expand(B, -1, -1, -1)
 
 
-class _SCGP(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,  # [B, H, Q, C]
-        k: Tensor,  # [B, H, K, C]
-        o: Tensor,  # [B, H, K, C]
-        v: Tensor,  # [B, H, K, D]
-        m: Tensor,  # [B or 1, H, m, C]
-        l: Tensor | None,  # [B or 1, H, l, C]  # noqa: E741
-        noise: Tensor,  # [B or 1, H]
-        scale_q: Tensor,  # [B or 1, H]
-        scale_k: Tensor,  # [B or 1, H]
-        log_amplitude: Tensor | None,  # [B, H, Q]
-        mask: Tensor | None,  # [B, H, K]
-        query_mask: Tensor | None,  # [B, H, Q]
-        options: Options,
-    ) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.sparse.kernels import inducing_kernel, rows_kernel, sums_kernel
+def _scgp(
+    q: Tensor,  # [B, H, Q, C]
+    k: Tensor,  # [B, H, K, C]
+    o: Tensor,  # [B, H, K, C]
+    v: Tensor,  # [B, H, K, D]
+    m: Tensor,  # [B or 1, H, m, C]
+    l: Tensor | None,  # [B or 1, H, l, C]  # noqa: E741
+    noise: Tensor,  # [B or 1, H]
+    scale_q: Tensor,  # [B or 1, H]
+    scale_k: Tensor,  # [B or 1, H]
+    log_amplitude: Tensor | None,  # [B, H, Q]
+    mask: Tensor | None,  # [B, H, K]
+    query_mask: Tensor | None,  # [B, H, Q]
+    dual: bool,
+    include_noise: bool,
+    delta: float,
+    density: bool,
+    kl: bool,
+    independent: bool,
+    group: "ProcessGroup | None" = None,
+) -> Made:
+    options = Options(dual, include_noise, delta, density, kl, independent, group)
+    found, second = kernels_of("sparse"), m if l is None else l
+    sizes = _sizes(q.shape, k.shape, v.shape[3], m.shape, () if l is None else l.shape)
+    B, H, NQ, N, C, D = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.C, sizes.D
+    S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
+    MP, LP, CP = P["MP"], P["LP"], P["CP"]
+    centres, points_m, W_m = empty(E, CP), empty(E, 2, MP, CP), empty(E, 2, MP, MP)
+    own_points_l, own_W_l = (empty(E, 2, LP, CP), empty(E, 2, LP, LP)) if sizes.two else (None, None)
+    points_l, W_l = (points_m, W_m) if own_points_l is None else (own_points_l, own_W_l)
+    inducing_failed = torch.empty(1 + sizes.two, E, dtype=torch.int32, device=q.device)
+    found.inducing_kernel[(E, 1 + sizes.two)](
+        *views(m, second), centres, points_m, points_l, W_m, W_l, inducing_failed, *counter_for(q.device),
+        delta, E, H, sizes.m, sizes.l, C,
+        MP=MP, LP=LP, CP=CP, **sizes.launch("inducing"),
+    )  # fmt: skip
+    report_inducing(inducing_failed, sizes, delta, q.dtype)
+    of_noise, of_scale_q, of_scale_k = (view(x.expand(B, -1)) for x in (noise, scale_q, scale_k))
+    wanted = density or kl
+    splits, length, query_length = sizes.cut_both("sums", N, NQ if wanted else 0)
+    sums = empty(S, splits, sizes.sums.SIZE)
+    found.sums_kernel[(S, splits, 2 + wanted)](
+        *views(q, k, o, v, mask, query_mask), of_scale_q, of_scale_k, view(log_amplitude),
+        centres, points_m, points_l, W_m, W_l, sums,
+        splits, length, query_length, H, NQ, N, sizes.m, sizes.l, C, D,
+        TWO=sizes.two, POOLED=sizes.pooled, **P, SUM=sizes.sums, **sizes.launch("sums"),
+    )  # fmt: skip
+    sums = sum_in_place(summed_splits(sums, S), group)
+    factors, failed, (query, key, divergence) = small_factors(sums, W_m, noise, sizes, options, train=False)
+    report_small(failed, sizes, noise, q.dtype)
+    mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
+    splits, length = sizes.cut("rows", NQ)
+    found.rows_kernel[(S, splits)](
+        *views(q, query_mask), of_noise, of_scale_q, view(log_amplitude), centres, points_m, W_m, factors,
+        view(mean), variance, length, H, NQ, sizes.m, C, D,
+        POOLED=sizes.pooled, INCLUDE=include_noise, INDEPENDENT=independent,
+        MP=MP, CP=CP, DP=P["DP"], FACTOR=sizes.factors[kl], **sizes.launch("rows"),
+    )  # fmt: skip
+    counts = None
+    if wanted and group is not None:  # one process counts its masks itself
+        at = sizes.sums.N
+        counts = sums.view(B, H, -1)[..., at + 1 : at + 3].clone()  # [B, H, 2] keys, queries
+    return {
+        "mean": mean, "variance": variance, "query": query if density else None,
+        "key": key if density else None, "divergence": divergence if kl else None, "counts": counts,
+        "centres": centres, "points_m": points_m, "points_l": own_points_l, "W_m": W_m, "W_l": own_W_l,
+        "sums": sums,
+    }  # fmt: skip
 
-        (B, H, NQ, C), N, D = q.shape, k.shape[2], v.shape[3]
-        second = m if l is None else l
-        sizes = sizes_of(
-            B, H, NQ, N, m.shape[2], second.shape[2], C, D, two=l is not None, pooled=m.shape[0] > 1
-        )
-        S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
-        MP, LP, CP = P["MP"], P["LP"], P["CP"]
-        centres, points_m, W_m = empty(E, CP), empty(E, 2, MP, CP), empty(E, 2, MP, MP)
-        points_l, W_l = (empty(E, 2, LP, CP), empty(E, 2, LP, LP)) if sizes.two else (points_m, W_m)
-        info = torch.empty(5, max(S, E), dtype=torch.int32, device=q.device)
-        counter, deferred = failure_counter(q.device), checks_are_deferred()
-        inducing_kernel[(E, 1 + sizes.two)](
-            *views(m, second), centres, points_m, points_l, W_m, W_l, info, counter, int(deferred),
-            options.delta, info.shape[1], H, sizes.m, sizes.l, C,
-            MP=MP, LP=LP, CP=CP, **sizes.launch("inducing"),
-        )  # fmt: skip
-        if not deferred:
-            report_inducing(info, sizes, options.delta, q.dtype)
-        of_noise, of_scale_q, of_scale_k = (view(x.expand(B, -1)) for x in (noise, scale_q, scale_k))
-        wanted = options.density or options.kl
-        splits, length, query_length = sizes.cut_both("sums", N, NQ if wanted else 0)
-        sums = empty(S, splits, sizes.sums.SIZE)
-        sums_kernel[(S, splits, 2 + wanted)](
-            *views(q, k, o, v, mask, query_mask), of_scale_q, of_scale_k, view(log_amplitude),
-            centres, points_m, points_l, W_m, W_l, sums,
-            splits, length, query_length, H, NQ, N, sizes.m, sizes.l, C, D,
-            TWO=sizes.two, POOLED=sizes.pooled, **P, SUM=sizes.sums, **sizes.launch("sums"),
-        )  # fmt: skip
-        sums = sum_in_place(summed_splits(sums, S), options.group)
-        factors, (query, key, kl) = small_factors(sums, W_m, noise, info, sizes, options, train=False)
-        if not deferred:
-            report_small(info, sizes, options, noise, q.dtype)
-        mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
-        splits, length = sizes.cut("rows", NQ)
-        rows_kernel[(S, splits)](
-            *views(q, query_mask), of_noise, of_scale_q, view(log_amplitude), centres, points_m, W_m, factors,
-            view(mean), variance, length, H, NQ, sizes.m, C, D,
-            POOLED=sizes.pooled, INCLUDE=options.include_noise, INDEPENDENT=options.independent,
-            MP=MP, CP=CP, DP=P["DP"], FACTOR=sizes.factors[options.kl], **sizes.launch("rows"),
-        )  # fmt: skip
-        ctx.sizes, ctx.options = sizes, options
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            q, k, o, v, noise, scale_q, scale_k, log_amplitude, mask, query_mask,
-            centres, points_m, points_l, W_m, W_l, sums,
-        )  # fmt: skip
-        counts = None
-        if wanted and options.group is not None:  # one process counts its masks itself
-            at = sizes.sums.N
-            counts = sums.view(B, H, -1)[..., at + 1 : at + 3].clone()  # [B, H, 2] keys, queries
-            ctx.mark_non_differentiable(counts)
-        return (
-            mean, variance, counts, query if options.density else None, key if options.density else None,
-            kl if options.kl else None,
-        )  # fmt: skip
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.sparse.kernels import (
-            inducing_backward_kernel,
-            keys_backward_kernel,
-            rows_backward_kernel,
-            small_backward_kernel,
-        )
+def _scgp_backward(
+    by_mean: Tensor | None,
+    by_variance: Tensor | None,
+    by_query: Tensor | None,
+    by_key: Tensor | None,
+    by_divergence: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    o: Tensor,
+    v: Tensor,
+    m_shape: Sequence[int],
+    noise: Tensor,
+    scale_q: Tensor,
+    scale_k: Tensor,
+    log_amplitude: Tensor | None,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    centres: Tensor,
+    points_m: Tensor,
+    points_l: Tensor | None,
+    W_m: Tensor,
+    W_l: Tensor | None,
+    sums: Tensor,
+    l_shape: Sequence[int],
+    dual: bool,
+    include_noise: bool,
+    delta: float,
+    density: bool,
+    kl: bool,
+    independent: bool,
+    group: "ProcessGroup | None" = None,
+) -> Made:
+    options = Options(dual, include_noise, delta, density, kl, independent, group)
+    found = kernels_of("sparse")
+    sizes = _sizes(q.shape, k.shape, v.shape[3], m_shape, l_shape)
+    points_l, W_l = (points_m, W_m) if points_l is None or W_l is None else (points_l, W_l)
+    # made again, with what gradients need: kept, they would weigh as much as the inputs of 64 tokens
+    factors, _, _ = small_factors(sums, W_m, noise, sizes, options, train=True)
+    by_kl = by_divergence
+    shards = None
+    if group is not None:  # the other processes may have gradients where this one has none
+        shards = Shards.of(options, by_query, by_key, by_kl, like=q)
+        by_query, by_key, by_kl = shards.cotangents
+        by_mean = q.new_zeros(*q.shape[:3], sizes.D) if by_mean is None else by_mean
+        by_variance = q.new_zeros(q.shape[:3]) if by_variance is None else by_variance
+    B, H, NQ, N, C, D = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.C, sizes.D
+    S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
+    MP, LP, CP = P["MP"], P["LP"], P["CP"]
+    two = {"TWO": sizes.two, "POOLED": sizes.pooled, "DUAL": dual}
+    of_query, of_key, of_kl = views(by_query, by_key, by_kl)
+    of_noise, of_scale_q, of_scale_k = (view(x.expand(B, -1)) for x in (noise, scale_q, scale_k))
+    packed = sizes.factors[kl]
+    d_q, d_k, d_o = (token_major(B, H, n, C, q) for n in (NQ, N, N))
+    d_v, d_log = token_major(B, H, N, D, q), empty(B, H, NQ) if log_amplitude is not None else None
+    splits, length, query_length = sizes.cut_both("keys_backward", N, NQ)
+    shares_m = empty(3 - sizes.two, S, splits, MP * CP)
+    shares_l = empty(2, S, splits, LP * CP) if sizes.two else shares_m[2:]
+    rows, scalars = empty(S, splits, sizes.row_sums.SIZE), empty(3, B, H)
+    found.rows_backward_kernel[(S, splits)](
+        *views(q, query_mask), of_scale_q, view(log_amplitude), centres, points_m, W_m, factors,
+        view(by_mean), None if by_variance is None else by_variance.contiguous(), of_query, of_kl,
+        view(d_q), d_log, rows, shares_m, splits, query_length, H, NQ, sizes.m, C, D,
+        POOLED=sizes.pooled, INDEPENDENT=independent, MP=MP, CP=CP, DP=P["DP"], FACTOR=packed,
+        ROW=sizes.row_sums, **sizes.launch("rows_backward"),
+    )  # fmt: skip
+    adjoints, turned_m = empty(S, sizes.adjoints.SIZE), empty(S, MP * MP)
+    turned_l = empty(S, LP * LP) if sizes.two else turned_m
+    rows = summed_splits(rows, S) if shards is None else shards.summed(summed_splits(rows, S))
+    found.small_backward_kernel[(S,)](
+        sums, factors, rows, W_m, W_l, of_noise, of_scale_q, of_scale_k, of_query, of_key, of_kl,
+        adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
+        scratch_for(sizes, empty, S), H, D,
+        **two, INCLUDE=include_noise, INDEPENDENT=independent,
+        MEAN=by_mean is not None, VARIANCE=by_variance is not None,
+        MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, SUM=sizes.sums, FACTOR=packed,
+        ROW=sizes.row_sums, BACK=sizes.adjoints, **sizes.launch("small_backward"),
+    )  # fmt: skip
+    if shards is not None:  # these are of all tokens; the processes' gradients of parameters are added up
+        for whole in (turned_m, turned_l, scalars) if sizes.two else (turned_m, scalars):
+            whole.div_(shards.count)
+    found.keys_backward_kernel[(S, splits, 2)](
+        *views(k, o, v, mask), of_noise, of_scale_k, of_key, centres, points_m, points_l, W_m, W_l,
+        adjoints, *views(d_k, d_o, d_v), shares_m, shares_l, splits, length, S, H, N, sizes.m, sizes.l,
+        C, D, **two, **P, BACK=sizes.adjoints, **sizes.launch("keys_backward"),
+    )  # fmt: skip
+    d_m, totals = empty(E // H, H, sizes.m, C), empty(3, H)
+    d_l = empty(E // H, H, sizes.l, C) if sizes.two else d_m
+    moved_m, turned_m = summed_shares(shares_m, turned_m, sizes)
+    moved_l, turned_l = summed_shares(shares_l, turned_l, sizes) if sizes.two else (moved_m, turned_m)
+    found.inducing_backward_kernel[(E, 1 + sizes.two)](
+        points_m, points_l, W_m, W_l, moved_m, moved_l, turned_m, turned_l, d_m, d_l,
+        scratch_for(sizes, empty, 2 * E), delta,
+        scalars, totals, B, H, sizes.m, sizes.l, C,
+        SHARED=not sizes.pooled, BATCH=128, MP=MP, LP=LP, CP=CP, SCRATCH=sizes.scratch,
+        **sizes.launch("inducing_backward"),
+    )  # fmt: skip
+    if sizes.pooled:
+        totals = scalars.sum(1)
+    d_noise, d_scale_q, d_scale_k = (
+        scalars[i] if x.shape[0] == B else totals[i, None] for i, x in enumerate((noise, scale_q, scale_k))
+    )
+    return {
+        "q": d_q, "k": d_k, "o": d_o, "v": d_v, "m": d_m, "l": d_l if sizes.two else None,
+        "noise": d_noise, "scale_q": d_scale_q, "scale_k": d_scale_k, "log_amplitude": d_log,
+    }  # fmt: skip
 
-        (
-            q, k, o, v, noise, scale_q, scale_k, log_amplitude, mask, query_mask,
-            centres, points_m, points_l, W_m, W_l, sums,
-        ) = ctx.saved_tensors  # fmt: skip
-        sizes: Sizes = ctx.sizes
-        options: Options = ctx.options
-        info = torch.empty(5, max(sizes.heads, sizes.sets), dtype=torch.int32, device=q.device)
-        # made again, with what gradients need: kept, they would weigh as much as the inputs of 64 tokens
-        factors, _ = small_factors(sums, W_m, noise, info, sizes, options, train=True)
-        by_mean, by_variance, _, by_query, by_key, by_kl = grads
-        shards = None
-        if options.group is not None:  # the other processes may have gradients where this one has none
-            shards = Shards.of(options, by_query, by_key, by_kl, like=q)
-            by_query, by_key, by_kl = shards.cotangents
-            by_mean = q.new_zeros(*q.shape[:3], sizes.D) if by_mean is None else by_mean
-            by_variance = q.new_zeros(q.shape[:3]) if by_variance is None else by_variance
-        B, H, NQ, N, C, D = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.C, sizes.D
-        S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
-        MP, LP, CP = P["MP"], P["LP"], P["CP"]
-        two = {"TWO": sizes.two, "POOLED": sizes.pooled, "DUAL": options.dual}
-        of_query, of_key, of_kl = views(by_query, by_key, by_kl)
-        of_noise, of_scale_q, of_scale_k = (view(x.expand(B, -1)) for x in (noise, scale_q, scale_k))
-        packed = sizes.factors[options.kl]
-        d_q, d_k, d_o = (token_major(B, H, n, C, q) for n in (NQ, N, N))
-        d_v, d_log = token_major(B, H, N, D, q), empty(B, H, NQ) if log_amplitude is not None else None
-        splits, length, query_length = sizes.cut_both("keys_backward", N, NQ)
-        shares_m = empty(3 - sizes.two, S, splits, MP * CP)
-        shares_l = empty(2, S, splits, LP * CP) if sizes.two else shares_m[2:]
-        rows, scalars = empty(S, splits, sizes.row_sums.SIZE), empty(3, B, H)
-        rows_backward_kernel[(S, splits)](
-            *views(q, query_mask), of_scale_q, view(log_amplitude), centres, points_m, W_m, factors,
-            view(by_mean), None if by_variance is None else by_variance.contiguous(), of_query, of_kl,
-            view(d_q), d_log, rows, shares_m, splits, query_length, H, NQ, sizes.m, C, D,
-            POOLED=sizes.pooled, INDEPENDENT=options.independent, MP=MP, CP=CP, DP=P["DP"], FACTOR=packed,
-            ROW=sizes.row_sums, **sizes.launch("rows_backward"),
-        )  # fmt: skip
-        adjoints, turned_m = empty(S, sizes.adjoints.SIZE), empty(S, MP * MP)
-        turned_l = empty(S, LP * LP) if sizes.two else turned_m
-        rows = summed_splits(rows, S) if shards is None else shards.summed(summed_splits(rows, S))
-        small_backward_kernel[(S,)](
-            sums, factors, rows, W_m, W_l, of_noise, of_scale_q, of_scale_k, of_query, of_key, of_kl,
-            adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
-            scratch_for(sizes, empty, S), H, D,
-            **two, INCLUDE=options.include_noise, INDEPENDENT=options.independent,
-            MEAN=by_mean is not None, VARIANCE=by_variance is not None,
-            MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, SUM=sizes.sums, FACTOR=packed,
-            ROW=sizes.row_sums, BACK=sizes.adjoints, **sizes.launch("small_backward"),
-        )  # fmt: skip
-        if shards is not None:  # these are of all tokens; the processes' gradients of parameters are added up
-            for whole in (turned_m, turned_l, scalars) if sizes.two else (turned_m, scalars):
-                whole.div_(shards.count)
-        keys_backward_kernel[(S, splits, 2)](
-            *views(k, o, v, mask), of_noise, of_scale_k, of_key, centres, points_m, points_l, W_m, W_l,
-            adjoints, *views(d_k, d_o, d_v), shares_m, shares_l, splits, length, S, H, N, sizes.m, sizes.l,
-            C, D, **two, **P, BACK=sizes.adjoints, **sizes.launch("keys_backward"),
-        )  # fmt: skip
-        d_m, totals = empty(E // H, H, sizes.m, C), empty(3, H)
-        d_l = empty(E // H, H, sizes.l, C) if sizes.two else d_m
-        moved_m, turned_m = summed_shares(shares_m, turned_m, sizes)
-        moved_l, turned_l = summed_shares(shares_l, turned_l, sizes) if sizes.two else (moved_m, turned_m)
-        inducing_backward_kernel[(E, 1 + sizes.two)](
-            points_m, points_l, W_m, W_l, moved_m, moved_l, turned_m, turned_l, d_m, d_l,
-            scratch_for(sizes, empty, 2 * E), options.delta,
-            scalars, totals, B, H, sizes.m, sizes.l, C,
-            SHARED=not sizes.pooled, BATCH=128, MP=MP, LP=LP, CP=CP, SCRATCH=sizes.scratch,
-            **sizes.launch("inducing_backward"),
-        )  # fmt: skip
-        if sizes.pooled:
-            totals = scalars.sum(1)
-        d_noise, d_scale_q, d_scale_k = (
-            scalars[i] if x.shape[0] == B else totals[i, None]
-            for i, x in enumerate((noise, scale_q, scale_k))
-        )
-        return (
-            d_q, d_k, d_o, d_v, d_m, d_l if sizes.two else None, d_noise, d_scale_q, d_scale_k, d_log,
-            None, None, None,
-        )  # fmt: skip
+
+_SCGP = Fused(
+    "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward,
+    factors=True,
+)  # fmt: skip
 
 
 def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
@@ -611,87 +631,91 @@ def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
     """
     (l,) = t.inducing  # noqa: E741 - the paper's letter
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], l.shape[:-2])
-    row_sum: Tensor = _RowSum.apply(  # type: ignore[no-untyped-call]
+    (row_sum,) = _ROW_SUM(
         matrices(t.q, lead), matrices(t.k, lead), shared_matrices(l, lead),
         vectors(t.mask, lead), vectors(t.query_mask, lead), delta,
     )  # fmt: skip
-    return with_lead(row_sum, lead)
+    found: Tensor = with_lead(row_sum, lead)
+    return found
 
 
-class _RowSum(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,  # [B, H, Q, C]
-        k: Tensor,  # [B, H, K, C]
-        l: Tensor,  # [B or 1, H, l, C]  # noqa: E741
-        mask: Tensor | None,  # [B, H, K]
-        query_mask: Tensor | None,  # [B, H, Q]
-        delta: float,
-    ) -> Tensor:
-        from gpattention.ops.sparse.kernels import inducing_kernel, row_sums_kernel, totals_kernel
+def _row_sum(
+    q: Tensor,  # [B, H, Q, C]
+    k: Tensor,  # [B, H, K, C]
+    l: Tensor,  # [B or 1, H, l, C]  # noqa: E741
+    mask: Tensor | None,  # [B, H, K]
+    query_mask: Tensor | None,  # [B, H, Q]
+    delta: float,
+) -> Made:
+    found, sizes = kernels_of("sparse"), _sizes(q.shape, k.shape, 1, l.shape)
+    B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
+    S, E, empty = sizes.heads, sizes.sets, allocator(q)
+    LP, CP = sizes.padded["LP"], sizes.padded["CP"]
+    centres, points, W = empty(E, CP), empty(E, 2, LP, CP), empty(E, 2, LP, LP)
+    info = torch.empty(1, E, dtype=torch.int32, device=q.device)
+    found.inducing_kernel[(E, 1)](
+        *views(l, l), centres, points, points, W, W, info, *counter_for(q.device),
+        delta, E, H, count, count, C, MP=LP, LP=LP, CP=CP, **sizes.launch("inducing"),
+    )  # fmt: skip
+    report_inducing(info, sizes, delta, q.dtype)
+    sides = {"POOLED": sizes.pooled, "LP": LP, "CP": CP}
+    splits, length, _ = sizes.cut_both("sums", N, 0)
+    totals, row_sum = empty(S, splits, LP), empty(B, H, NQ)
+    found.totals_kernel[(S, splits)](
+        *views(k, mask), centres, points, totals, splits, length, H, N, count, C,
+        **sides, **sizes.launch("sums"),
+    )  # fmt: skip
+    totals = summed_splits(totals, S)
+    splits, length = sizes.cut("rows", NQ)
+    found.row_sums_kernel[(S, splits)](
+        *views(q, query_mask), centres, points, W, totals, row_sum, length, H, NQ, count, C,
+        **sides, **sizes.launch("rows"),
+    )  # fmt: skip
+    return {
+        "row_sum": row_sum, "centres": centres, "points": points, "W": W, "totals": totals,
+    }  # fmt: skip
 
-        (B, H, NQ, C), N, count = q.shape, k.shape[2], l.shape[2]
-        sizes = sizes_of(B, H, NQ, N, count, count, C, 1, two=False, pooled=l.shape[0] > 1)
-        S, E, empty, deferred = sizes.heads, sizes.sets, allocator(q), checks_are_deferred()
-        LP, CP = sizes.padded["LP"], sizes.padded["CP"]
-        centres, points, W = empty(E, CP), empty(E, 2, LP, CP), empty(E, 2, LP, LP)
-        info = torch.empty(1, E, dtype=torch.int32, device=q.device)
-        inducing_kernel[(E, 1)](
-            *views(l, l), centres, points, points, W, W, info, failure_counter(q.device),
-            int(deferred), delta, E, H, count, count, C, MP=LP, LP=LP, CP=CP, **sizes.launch("inducing"),
-        )  # fmt: skip
-        if not deferred:
-            report_inducing(info, sizes, delta, q.dtype)
-        sides = {"POOLED": sizes.pooled, "LP": LP, "CP": CP}
-        splits, length, _ = sizes.cut_both("sums", N, 0)
-        totals, row_sum = empty(S, splits, LP), empty(B, H, NQ)
-        totals_kernel[(S, splits)](
-            *views(k, mask), centres, points, totals, splits, length, H, N, count, C,
-            **sides, **sizes.launch("sums"),
-        )  # fmt: skip
-        totals = summed_splits(totals, S)
-        splits, length = sizes.cut("rows", NQ)
-        row_sums_kernel[(S, splits)](
-            *views(q, query_mask), centres, points, W, totals, row_sum, length, H, NQ, count, C,
-            **sides, **sizes.launch("rows"),
-        )  # fmt: skip
-        ctx.sizes, ctx.sides, ctx.delta = sizes, sides, delta
-        ctx.save_for_backward(q, k, mask, query_mask, centres, points, W, totals)
-        return row_sum
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from gpattention.ops.sparse.kernels import (
-            inducing_backward_kernel,
-            row_sums_backward_kernel,
-            totals_backward_kernel,
-        )
+def _row_sum_backward(
+    by_row_sum: Tensor,
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    centres: Tensor,
+    points: Tensor,
+    W: Tensor,
+    totals: Tensor,
+    l_shape: Sequence[int],
+    delta: float,
+) -> Made:
+    found, sizes = kernels_of("sparse"), _sizes(q.shape, k.shape, 1, l_shape)
+    B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
+    S, E, empty = sizes.heads, sizes.sets, allocator(q)
+    LP, CP = sizes.padded["LP"], sizes.padded["CP"]
+    sides = {"POOLED": sizes.pooled, "LP": LP, "CP": CP}
+    splits, length, query_length = sizes.cut_both("keys_backward", N, NQ)
+    d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
+    by_weights, shares, turned = empty(S, splits, LP), empty(2, S, splits, LP * CP), empty(S, LP * LP)
+    found.row_sums_backward_kernel[(S, splits)](
+        *views(q, query_mask), centres, points, W, totals, by_row_sum.contiguous(), view(d_q),
+        by_weights, shares, splits, query_length, H, NQ, count, C,
+        **sides, **sizes.launch("keys_backward"),
+    )  # fmt: skip
+    found.totals_backward_kernel[(S, splits)](
+        *views(k, mask), centres, points, W, totals, summed_splits(by_weights, S), view(d_k),
+        shares[1], turned, splits, length, H, N, count, C,
+        **sides, **sizes.launch("keys_backward"),
+    )  # fmt: skip
+    moved, turned = summed_shares(shares, turned, sizes)
+    d_l = empty(E // H, H, count, C)
+    found.inducing_backward_kernel[(E, 1)](
+        points, points, W, W, moved, moved, turned, turned, d_l, d_l,
+        scratch_for(sizes, empty, 2 * E), delta, moved, moved, B, H, count, count, C,
+        SHARED=False, BATCH=128, MP=LP, LP=LP, CP=CP, SCRATCH=sizes.scratch,
+        **sizes.launch("inducing_backward"),
+    )  # fmt: skip
+    return {"q": d_q, "k": d_k, "l": d_l}
 
-        q, k, mask, query_mask, centres, points, W, totals = ctx.saved_tensors
-        sizes: Sizes = ctx.sizes
-        B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
-        S, E, empty, LP, CP = sizes.heads, sizes.sets, allocator(q), ctx.sides["LP"], ctx.sides["CP"]
-        splits, length, query_length = sizes.cut_both("keys_backward", N, NQ)
-        d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
-        by_weights, shares, turned = empty(S, splits, LP), empty(2, S, splits, LP * CP), empty(S, LP * LP)
-        row_sums_backward_kernel[(S, splits)](
-            *views(q, query_mask), centres, points, W, totals, grads[0].contiguous(), view(d_q),
-            by_weights, shares, splits, query_length, H, NQ, count, C,
-            **ctx.sides, **sizes.launch("keys_backward"),
-        )  # fmt: skip
-        totals_backward_kernel[(S, splits)](
-            *views(k, mask), centres, points, W, totals, summed_splits(by_weights, S), view(d_k),
-            shares[1], turned, splits, length, H, N, count, C,
-            **ctx.sides, **sizes.launch("keys_backward"),
-        )  # fmt: skip
-        moved, turned = summed_shares(shares, turned, sizes)
-        d_l = empty(E // H, H, count, C)
-        inducing_backward_kernel[(E, 1)](
-            points, points, W, W, moved, moved, turned, turned, d_l, d_l,
-            scratch_for(sizes, empty, 2 * E), ctx.delta, moved, moved, B, H, count, count, C,
-            SHARED=False, BATCH=128, MP=LP, LP=LP, CP=CP, SCRATCH=sizes.scratch,
-            **sizes.launch("inducing_backward"),
-        )  # fmt: skip
-        return d_q, d_k, d_l, None, None, None
+
+_ROW_SUM = Fused("sparse_row_sum", _row_sum, ("row_sum",), _row_sum_backward, factors=True)

@@ -1,0 +1,244 @@
+"""A user's own training loop on a GPU: eager, compiled and as a CUDA graph, beside a plain ViT of torch.
+
+    python benchmarks/eager.py                          the paper's CIFAR-10 model, batch 100, within minutes
+    python benchmarks/eager.py --kinds cgp --seconds 200
+    python benchmarks/eager.py --depth 1 --batch 2 --device cpu --kinds softmax     whether it runs at all
+
+A step is forward, loss with draws and regulariser, backward and Adam.  All ways of all models are timed in
+turns, medians of five; a way that fails is a row with its error.  Launches and host time are per block: how
+many kernels a step starts, and how long Python takes to start them where nothing waits for the device.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gpattention import gp
+from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
+
+EXACT = {"normalize": "none", "regularizer": "marginal"}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("softmax", {}),
+    "kernel": ("kernel", {"normalize": "none"}),
+    "direct": ("direct", EXACT),
+    "cgp": ("cgp", EXACT),
+    "scgp-16": ("scgp", {"normalize": "none", "regularizer": "dtc", "num_inducing": 16}),
+    "sgpa-32": ("sgpa", {"num_inducing": 32}),
+    "cgp-rows": ("cgp", {"regularizer": "kl"}),
+}
+PLAIN = "plain"
+TURNS, AT_ONCE = 5, 10
+Step = Callable[[], Tensor]
+
+
+class PlainViT(nn.Module):
+    """What most people would write: `nn.TransformerEncoder` over patches."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        width, patch = config.width, 4
+        self.embed = nn.Conv2d(3, width, patch, patch)
+        self.positions = nn.Parameter(torch.randn((32 // patch) ** 2, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, config.heads, width, config.dropout, "gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, len(config.layers), enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, 3, 32, 32] -> [B, 10]"""
+        tokens = self.embed(images).flatten(2).mT + self.positions
+        return self.head(self.norm(self.encoder(tokens)).mean(1))
+
+
+class Case:
+    """A model with its optimiser, and one step of its loop."""
+
+    def __init__(self, name: str, shape: dict[str, Any], batch: int, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.name, self.device, self.depth = name, device, shape["depth"]
+        if name == PLAIN:
+            self.model: nn.Module = PlainViT(VisionConfig(**shape))
+        else:
+            kind, options = KINDS[name]
+            self.model = VisionTransformer(VisionConfig(attention=AttentionConfig(kind, options), **shape))
+        self.model.to(device).train()
+        self.images = torch.randn(batch, 3, 32, 32, device=device)
+        self.labels = torch.arange(batch, device=device) % 10
+        cuda = device.type == "cuda"
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-6, fused=cuda, capturable=cuda)
+
+    def loss_of(self, model: Callable[..., Any]) -> Tensor:
+        """Cross-entropy, and a hundredth of the regulariser."""
+        if self.name == PLAIN:
+            return cross_entropy(model(self.images), self.labels)
+        draw = "independent" if getattr(self.model, "draws", False) else "none"
+        output = model(self.images, draw=draw, need=("logits", "regularizer"))
+        return cross_entropy(output.logits, self.labels) + 0.01 * output.regularizer
+
+    def step(self, model: Callable[..., Any] | None = None) -> Tensor:
+        """One update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss_of(self.model if model is None else model)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def captured(self) -> Step:
+        """The step as a CUDA graph, made by hand."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), gp.deferred_checks():
+            for _ in range(3):
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), gp.deferred_checks():
+            loss = self.step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return loss
+
+        return replay
+
+    def compiled(self) -> Step:
+        """The model compiled whole."""
+        fast = torch.compile(self.model, fullgraph=True)
+        return lambda: self.step(fast)
+
+
+def wait(device: torch.device) -> None:
+    """Until the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def host_time(step: Step, device: torch.device) -> float:
+    """Seconds until all of a step is asked of the device, which may still be at it."""
+    times = []
+    for _ in range(TURNS):
+        wait(device)
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    wait(device)
+    return statistics.median(times)
+
+
+def launches(step: Step, device: torch.device) -> int | None:
+    """Kernels and copies that a step starts."""
+    if device.type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of all ways of all models, also of those that failed."""
+    device, begun = torch.device(arguments.device), time.perf_counter()
+    shape = {"depth": arguments.depth} if arguments.depth else {"depth": 5}
+    rows: list[dict[str, Any]] = []
+    steps: dict[int, Step] = {}
+    cases: dict[str, Case] = {}
+
+    def attempt(name: str, way: str, make: Callable[[Case], Step]) -> None:
+        row: dict[str, Any] = {"model": name, "way": way}
+        rows.append(row)
+        spent = time.perf_counter() - begun
+        if spent > arguments.seconds:
+            row["error"] = f"left out after {spent:.0f} s"
+            return
+        try:
+            case = cases.setdefault(f"{name} {way}", Case(name, shape, arguments.batch, device))
+            start = time.perf_counter()
+            step = make(case)
+            step()
+            wait(device)
+            row["first_s"] = time.perf_counter() - start
+            for _ in range(2):
+                step()
+            row["host_ms_per_block"] = host_time(step, device) * 1e3 / case.depth
+            found = launches(step, device)
+            row["launches_per_block"] = None if found is None else found / case.depth
+            steps[len(rows) - 1] = step
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            row["trace"] = traceback.format_exc()[-4000:]
+        print(f"{time.perf_counter() - begun:6.0f} s  {name} {way}: {row.get('error', 'ready')}", flush=True)
+        gc.collect()
+
+    names = [PLAIN, *arguments.kinds]
+    for name in names:
+        attempt(name, "eager", lambda case: case.step)
+    if device.type == "cuda":
+        for name in names:
+            attempt(name, "captured", Case.captured)
+    for name in names:
+        attempt(name, "compiled", Case.compiled)
+    times: dict[int, list[float]] = {place: [] for place in steps}
+    for _ in range(TURNS):
+        for place, step in steps.items():
+            wait(device)
+            start = time.perf_counter()
+            for _ in range(AT_ONCE):
+                step()
+            wait(device)
+            times[place].append((time.perf_counter() - start) / AT_ONCE)
+    for place, found in times.items():
+        rows[place]["ms"] = statistics.median(found) * 1e3
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A short table; "of plain" is beside the plain model the same way."""
+    plain = {row["way"]: row.get("ms") for row in rows if row["model"] == PLAIN}
+    print(f"{'model':10} {'way':9} {'ms':>8} {'of plain':>9} {'launches':>9} {'host ms':>8} {'first s':>8}")
+    for row in rows:
+        if "error" in row:
+            print(f"{row['model']:10} {row['way']:9} {row['error'][:90]}")
+            continue
+        base = plain.get(row["way"])
+        numbers = [row["ms"], row["ms"] / base if base else None, row["launches_per_block"]]
+        numbers += [row["host_ms_per_block"], row["first_s"]]
+        shown = ["-" if x is None else f"{x:.2f}" for x in numbers]
+        print("{:10} {:9} {:>8} {:>9} {:>9} {:>8} {:>8}".format(row["model"], row["way"], *shown))
+    print("launches and host ms are per block; first s is the first call, with what it compiles")
+
+
+def main() -> None:
+    """Measure and show."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--depth", type=int)
+    parser.add_argument("--seconds", type=float, default=400, help="after which nothing new is begun")
+    parser.add_argument("--json", type=Path, help="all numbers, and the traces of what failed")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    rows = measure(arguments)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()

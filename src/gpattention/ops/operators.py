@@ -1,0 +1,221 @@
+"""Fused forward and backward passes: called as they are, and as operators that compilers keep whole.
+
+A `Fused` is two plain functions that allocate tensors and launch kernels.  Eager code calls them from one
+autograd function, past the dispatcher, which would take longer than the launches.  A compiler sees two
+operators, `gpattention::<name>` and `gpattention::<name>_backward`, which call the same functions; what it
+asks of shapes is answered by these too, with launches left out.
+
+Names tie the two functions together: the backward pass names what it wants of the inputs and of what the
+forward pass made, `by_<output>` is the gradient of an output, `<input>_shape` the shape of an input, and
+`needed` says of which inputs a gradient is wanted.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpattention.numerics import (
+    count_failures,
+    failure_counter,
+    failures_are_counted,
+    refuse_second_derivative,
+    uncounted_failures,
+)
+
+Made = dict[str, Tensor | None]
+
+_absent: ContextVar[bool] = ContextVar("gpattention_absent_kernels", default=False)
+_own_counter: ContextVar[Tensor | None] = ContextVar("gpattention_own_counter", default=None)
+
+
+class _Absent:
+    """Kernels that do nothing: for tensors that have a shape and no values."""
+
+    def __getattr__(self, name: str) -> "_Absent":
+        return self
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *args, **options: None
+
+
+_ABSENT = _Absent()
+
+
+def kernels_of(op: str) -> Any:
+    """The Triton kernels of an op, imported when they are first launched: Triton is an optional package."""
+    return _ABSENT if _absent.get() else _imported(op)
+
+
+@cache
+def _imported(op: str) -> Any:
+    return import_module(f"gpattention.ops.{op}.kernels")
+
+
+def counter_for(device: torch.device) -> tuple[Tensor | None, int]:
+    """The counter of failures that a kernel is given, and whether it adds its own."""
+    if _absent.get():
+        return None, 0
+    own = _own_counter.get()
+    return (failure_counter(device), int(failures_are_counted())) if own is None else (own, 1)
+
+
+class Fused:
+    """A forward pass on kernels, and its gradient.
+
+    Args:
+        name: of the operator.
+        forward: of tensors, then options (those with a default are for eager calls alone); what it made, by
+            name.
+        outputs: which of these callers get.
+        backward: gradients of inputs, by name; None for what has none.
+        factors: whether it factors matrices, which may fail: an operator hands on how many did.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Made],
+        outputs: tuple[str, ...],
+        backward: Callable[..., Made] | None = None,
+        *,
+        factors: bool = False,
+    ) -> None:
+        self.name, self.forward, self.backward = name, forward, backward
+        self.outputs, self._factors = outputs, factors
+        given = inspect.signature(forward).parameters
+        self._given = list(given)
+        self.tensors = [n for n in given if given[n].annotation in (Tensor, Tensor | None)]
+        wanted = [] if backward is None else list(inspect.signature(backward).parameters)
+        gradients, shapes = [f"by_{n}" for n in outputs], [f"{n}_shape" for n in self.tensors]
+        elsewhere = {*given, *gradients, *shapes, "needed"}
+        made = [n for n in wanted if n not in elsewhere]
+        self._wanted = wanted
+        self._kept = [n for n in wanted if n in (*self.tensors, *outputs, *made)]
+        self._made = list(dict.fromkeys([*outputs, *made]))
+        self._shapes = [(n, n.removesuffix("_shape")) for n in wanted if n in shapes]
+        self._by = [n if n in wanted else None for n in gradients]
+        self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
+        self._register()
+        self._operator = getattr(torch.ops.gpattention, name).default
+
+    def __call__(self, *args: Any) -> Any:
+        """What the outputs are, or None where one was not made."""
+        if torch.compiler.is_compiling():
+            made = self._operator(*args[: self._count])
+            if self._factors:
+                count_failures(made[-1])
+            return tuple(_found(x) for x in made[: len(self.outputs)])
+        return _Eager.apply(self, *args)  # type: ignore[no-untyped-call]
+
+    def remember(self, ctx: Any, args: Sequence[Any], made: Made) -> None:
+        """Keep what the backward pass asks for."""
+        given = dict(zip(self._given, args, strict=False))  # operators lack what is for eager calls alone
+        ctx.save_for_backward(*(given[n] if n in given else made.get(n) for n in self._kept))
+        ctx.options = {n: given[n] for n in self._wanted if n in given and n not in self.tensors}
+        ctx.options |= {name: () if given[of] is None else given[of].shape for name, of in self._shapes}
+        ctx.set_materialize_grads(False)
+
+    def asked(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> dict[str, Any]:
+        """The arguments of the backward pass."""
+        asked = {**ctx.options, **dict(zip(self._kept, ctx.saved_tensors, strict=True))}
+        asked |= {by: grad for by, grad in zip(self._by, grads, strict=False) if by is not None}
+        if "needed" in self._wanted:
+            asked["needed"] = list(needed[: len(self.tensors)])
+        return asked
+
+    def _named(self, tensors: Iterable[Tensor]) -> Made:
+        return dict(zip(self._made, map(_found, tensors), strict=False))  # without the number of failures
+
+    def _register(self) -> None:
+        forward = _operator(self.name, self.forward, self._made, self._factors)
+        if self.backward is None:
+            return
+        backward = _operator(f"{self.name}_backward", self.backward, self.tensors)
+
+        def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+            self.remember(ctx, inputs, self._named(output))
+
+        def differentiate(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+            asked = self.asked(ctx, grads, ctx.needs_input_grad)
+            found = [_found(x) for x in backward(*(asked[n] for n in self._wanted if n in asked))]
+            return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
+
+        def refuse(ctx: Any, grads: object) -> None:
+            refuse_second_derivative(f"gpattention::{self.name}_backward")
+
+        forward.register_autograd(differentiate, setup_context=remember)
+        backward.register_autograd(refuse)
+
+
+class _Eager(torch.autograd.Function):
+    """The two functions of a `Fused`, without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: Fused, *args: Any) -> tuple[Tensor | None, ...]:
+        ctx.fused, made = fused, fused.forward(*args)
+        if fused.backward is not None:
+            fused.remember(ctx, args, made)
+        return tuple(made.get(name) for name in fused.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        fused, needed = ctx.fused, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            refuse_second_derivative(f"the gradient of {fused.name}")
+        found = fused.backward(**fused.asked(ctx, grads, needed))
+        gradients = [found.get(name) for name in fused.tensors]
+        return None, *gradients, *[None] * (len(needed) - len(gradients))
+
+
+def _operator(name: str, function: Callable[..., Made], made: list[str], factors: bool = False) -> Any:
+    """`gpattention::<name>`: a list of what was made, (0,) in place of what was not, and the failures."""
+
+    def run(*args: Any) -> list[Tensor]:
+        failed = torch.zeros((), dtype=torch.int64, device=args[0].device) if factors else None
+        token = _own_counter.set(failed)
+        try:
+            with uncounted_failures():
+                found = function(*args)
+        finally:
+            _own_counter.reset(token)
+        return [*_unaliased([found.get(n) for n in made], args), *([] if failed is None else [failed])]
+
+    def shapes(*args: Any) -> list[Tensor]:
+        token = _absent.set(True)
+        try:
+            return run(*args)
+        finally:
+            _absent.reset(token)
+
+    signature = inspect.signature(function)
+    given = [p for p in signature.parameters.values() if p.default is p.empty]
+    run.__signature__ = signature.replace(parameters=given, return_annotation=list[Tensor])  # type: ignore[attr-defined]
+    operator = torch.library.custom_op(f"gpattention::{name}", run, mutates_args=())
+    operator.register_fake(shapes)
+    return operator
+
+
+def _found(x: Tensor) -> Tensor | None:
+    return None if x.ndim == 1 and x.shape[0] == 0 else x
+
+
+def _unaliased(tensors: Sequence[Tensor | None], args: Sequence[Any]) -> list[Tensor]:
+    """Tensors in memory of their own, as operators have to give them."""
+    like = next(x for x in (*args, *tensors) if isinstance(x, Tensor))
+    taken = {_memory(x) for x in args if isinstance(x, Tensor)}
+    found = []
+    for x in tensors:
+        x = like.new_empty(0) if x is None else x.clone() if _memory(x) in taken else x
+        taken.add(_memory(x))
+        found.append(x)
+    return found
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
