@@ -6,7 +6,15 @@ docs/derivations.
 """
 
 from gpattention.gp.amplitude import row_log_amplitude, sparse_row_log_amplitude
-from gpattention.gp.causal import CausalCGPState, CausalRow, causal_cgp_posterior
+from gpattention.gp.causal import (
+    CausalCGPState,
+    CausalRow,
+    CausalVariance,
+    CausalVarianceState,
+    Sight,
+    causal_cgp_posterior,
+    causal_unit_variance,
+)
 from gpattention.gp.correlated import (
     CGPPosterior,
     cgp_density_of,
@@ -69,6 +77,8 @@ __all__ = [
     "CGPPosterior",
     "CausalCGPState",
     "CausalRow",
+    "CausalVariance",
+    "CausalVarianceState",
     "DirectPosterior",
     "ItemNoise",
     "LogDensity",
@@ -80,12 +90,14 @@ __all__ = [
     "SCGPPosterior",
     "SGPAPosterior",
     "ShardNoise",
+    "Sight",
     "TooFarApartError",
     "UndefinedCovarianceError",
     "UnitProcess",
     "ard_rbf",
     "attention_entropy",
     "causal_cgp_posterior",
+    "causal_unit_variance",
     "cgp_density_of",
     "cgp_kl",
     "cgp_kl_of",
