@@ -203,7 +203,7 @@ def test_five_hundred_tokens_in_float32_token_by_token() -> None:
 
 
 test_refusals = refusals([
-    (lambda: gp.causal_unit_variance(tokens()[0][:, :3], tokens()[1], noise=NOISE), "G a divisor of H", "3, 3, 13"),
+    (lambda: gp.causal_unit_variance(tokens()[1][:, :1], tokens()[1], noise=NOISE), "divisor", "3, 1, 13"),
     (lambda: gp.causal_unit_variance(*tokens(), noise=0.0), "noise", "0.0"),
     (lambda: gp.causal_unit_variance(*tokens(), noise=NOISE, sight=gp.Sight(causal(4))), "4 queries", "13"),
     (lambda: gp.Sight(queries=4, keys=3), "queries", "4"),

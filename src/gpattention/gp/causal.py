@@ -551,7 +551,7 @@ def causal_unit_variance(
         raise ValueError(
             f"expected {sight.queries} queries and {sight.keys} keys, as sight has it, got {Q} and {K}"
         )
-    if B > len(sight.count) and not sight.shares:
+    if len(sight.count) < B and not sight.shares:
         assert sight.visible is not None
         sight = Sight(sight.visible.expand(B, -1, -1), max_keys=sight.max_keys)
     noise = _noise_of(noise, k)  # [G, 1, 1] or [1, 1]

@@ -137,14 +137,16 @@ class Handle:
     Args:
         runner: the model and how it is run.
         found: where it attends.
+        tokenizer: of a language model.
 
     Attributes:
         model: the host.
         sites: where it attends.
+        tokenizer: as given to `attach`.
     """
 
-    def __init__(self, runner: Runner, found: Found) -> None:
-        self._runner, self.found = runner, found
+    def __init__(self, runner: Runner, found: Found, tokenizer: Any = None) -> None:
+        self._runner, self.found, self.tokenizer = runner, found, tokenizer
         self.model, self.sites = runner.model, found.sites
         self._settings = initial_settings(found.sites)
         self._attached, self._head, self._usual = True, Head(), Usual()
@@ -180,6 +182,7 @@ class Handle:
         batch_size: int | None = None,
         variances: bool = False,
         first_item: int = 0,
+        tokens: bool = False,
         progress: Progress | None = None,
     ) -> Prediction | TokenPrediction | Values:
         """Predict with uncertainty, in evaluation mode and without gradients.
@@ -195,6 +198,8 @@ class Handle:
                 whose memory suffices.
             variances: add each site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
             first_item: number of the first item, where the inputs are a part of more.
+            tokens: of a language model, what it says after every token, with samples=0 alone: otherwise its
+                answer is the `Prediction` of the token that follows the text.
             progress: called with how many rows are done, and how many there are.
 
         Returns:
@@ -210,6 +215,12 @@ class Handle:
         seed = check_whole("seed", seed)
         # once: a thread may change the settings meanwhile
         adaptive, own, runner = self._usual.temperature, self._settings, self._runner
+        if tokens:
+            if samples > 0:
+                raise ValueError(
+                    f"expected samples=0 for tokens=True, got {samples}: draws of all are too many"
+                )
+            runner = replace(runner, task="tokens")
         if variances:
             own.warn_unfitted(stacklevel=3)
         drawn = samples > 0 and own.any_drawn
@@ -487,6 +498,7 @@ class Handle:
 
 def attach(
     model: nn.Module,
+    tokenizer: Any = None,
     *,
     task: Task | None = None,
     call: Call | None = None,
@@ -495,13 +507,16 @@ def attach(
 ) -> Handle:
     """Give the softmax attention of `model` its Gaussian-process variance, without changing its predictions.
 
-    `nn.MultiheadAttention` (also inside `nn.TransformerEncoder`), encoders of Hugging Face transformers,
-    timm's vision transformers, and our own softmax and kernel models.  Causal, grouped-query,
-    relative-position and ALiBi attention is left alone by name; a model with nothing else is refused.
+    `nn.MultiheadAttention` (also inside `nn.TransformerEncoder`), encoders and decoders of Hugging Face
+    transformers, timm's vision transformers, and our own softmax and kernel models.  Relative-position and
+    ALiBi attention, and causal attention of other libraries, is left alone by name; a model with nothing else
+    is refused.
 
     Args:
         model: any module; it stays what it is.
-        task: "classification", "tokens", "regression" or "embedding"; seen from the output if not given.
+        tokenizer: of a language model, so that texts may be given and are shown as such.
+        task: "classification", "tokens", "regression", "embedding", or "causal" for a language model, whose
+            labels are its own tokens, shifted by one; seen from the output if not given.
         call: how to run the model: `call(model, inputs)` gives its output with the batch first.
         max_keys: longer sequences condition on this many of their keys, evenly spaced (the sparse form).
         max_log_amplitude: cap of the tempered log amplitude over its mean.
@@ -527,4 +542,4 @@ def attach(
         got = f"got {type(model).__name__} with none{':' if reasons else ''}{reasons}"
         raise ValueError(f"{expected}, {got}\nwhat would be found: {FOUND_FORMS}")
     runner = Runner(model, call or call_model, task, "attach", found.sites, max_keys, max_log_amplitude)
-    return Handle(runner, found)
+    return Handle(runner, found, tokenizer)

@@ -29,8 +29,9 @@ from gpattention.models.predict import (
 )
 from gpattention.models.prediction import differ, warn_undrawn
 
-Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding"]
-TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding")
+# "causal": logits of the token that follows each, of which the last one is the answer
+Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding", "causal"]
+TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding", "causal")
 Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
 
 
@@ -160,7 +161,7 @@ def make_result(
     residual: float = 0.0,
 ) -> Prediction | TokenPrediction | Values:
     """What was drawn, as the task has it."""
-    if task == "classification":
+    if task in ("classification", "causal"):
         return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
     if task == "tokens":
         flat = Prediction.from_logits(answers.flatten(1, 2) / temperature, drawn=drawn)
@@ -266,9 +267,15 @@ def _find_task(model: nn.Module, output: Any) -> Task:
     if problem == "multi_label_classification":
         raise ValueError(f"expected one class per item, got problem_type={problem!r}: pass task= and call=")
     if logits.ndim == 3 and problem != "regression":
-        return "tokens"
+        return "causal" if _generates(model) else "tokens"
     classes = problem != "regression" and logits.ndim == 2 and logits.shape[-1] > 1
     return "classification" if classes else "regression"
+
+
+def _generates(model: nn.Module) -> bool:
+    """Whether the model's library continues texts with it."""
+    asked = getattr(model, "can_generate", None)
+    return callable(asked) and bool(asked())
 
 
 def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
@@ -281,6 +288,10 @@ def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
         raise ValueError(f"{expected}: pass call=, which gives a tensor")
     if task == "regression" and logits.ndim == 1:
         logits = logits[:, None]
+    if task == "causal" and logits.ndim == 3:
+        real = _real_tokens(inputs, tuple(logits.shape[:2])).to(logits.device)
+        last = real.long().cumsum(-1).argmax(-1)  # [B]
+        return logits[torch.arange(len(logits), device=logits.device), last]
     wanted = 3 if task == "tokens" else 2
     if logits.ndim != wanted:
         raise ValueError(f"expected logits of {wanted} axes for task={task!r}, got {tuple(logits.shape)}")
@@ -289,7 +300,9 @@ def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
 
 def _real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
     """Tokens that are not padding, as the attention mask of the inputs says.  [B, N]"""
-    mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
+    of_decoder = not isinstance(inputs, Tensor) and "decoder_input_ids" in inputs
+    name = "decoder_attention_mask" if of_decoder else "attention_mask"
+    mask = None if isinstance(inputs, Tensor) else inputs.get(name)
     if mask is None or tuple(mask.shape) != shape:
         return torch.ones(shape, dtype=torch.bool)
     return mask.bool()
@@ -348,7 +361,8 @@ def predict(
         inputs: a tensor or a mapping of tensors, with the batch first.
         samples: number of draws; 0 is the mean.
         seed: of the draws.
-        task: "classification", "tokens", "regression" or "embedding"; seen from the output if not given.
+        task: "classification", "tokens", "regression", "embedding" or "causal"; seen from the output if not
+            given.
         call: how to run the model: `call(model, inputs)` gives its output with the batch first.
         batch_size: most rows (items times samples) that run at once: if not given 256, or 2000 on a GPU whose
             memory suffices.

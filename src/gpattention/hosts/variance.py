@@ -30,7 +30,9 @@ import torch
 from torch import Tensor
 
 from gpattention.gp import (
+    CausalVariance,
     UnitProcess,
+    causal_unit_variance,
     direct_posterior,
     distance_log_amplitude,
     fill_rows,
@@ -112,6 +114,7 @@ def measure_frames(
                 sums[name] += x.sum((0, 2))  # [H, C]
                 sums[f"{name} square"] += torch.einsum("bhnc,bhnd->hcd", x, x)  # [H, C, C]
                 sums[f"{name} count"] += rows.sum().double()
+            sums["groups"] = call.groups
             sums["v square"] += torch.where(real, call.v, 0.0).double().square().mean(-1).sum((0, 2))  # [H]
         elif call.form != "rbf":
             amplitude = log_amplitude(call, kernel_inputs(call, frames[site.index]))  # [B, H, Q]
@@ -136,6 +139,9 @@ def _frame(sums: Mapping[str, Any], alignment: Alignment) -> Frame:
         mean, second = sums[name] / count, sums[f"{name} square"] / count  # [H, C], [H, C, C]
         moments.append((mean, second - mean[..., :, None] * mean[..., None, :]))
     (q0, covariance_q), (k0, covariance_k) = moments
+    if (groups := sums["groups"]) > 1:  # heads that share keys share the map
+        pooled = covariance_q.unflatten(0, (-1, groups)).mean(1)
+        covariance_q = pooled.repeat_interleave(groups, 0)
     maps = aligning_maps(covariance_q, covariance_k, alignment)
     unit = (sums["v square"] / sums["k count"]).clamp_min(1e-12).sqrt()  # [H]
     return Frame(*(x.float() for x in (q0, k0, *maps, unit, torch.zeros_like(unit))))
@@ -176,9 +182,12 @@ def log_stddev(
     """
     inputs = kernel_inputs(call, frame)
     y, mask = inputs.y, inputs.mask
-    if y.shape[-2] > max_keys:
-        y, mask = thinned(y, mask, max_keys)
-    u = _unit_variance(inputs.x, y, mask, prior.noise)  # [B, H, Q]
+    if call.past is not None:
+        u = causal_variance(call, inputs, prior.noise, max_keys).unit  # [B, H, Q]
+    else:
+        if y.shape[-2] > max_keys:
+            y, mask = thinned(y, mask, max_keys)
+        u = _unit_variance(inputs.x, y, mask, prior.noise)  # [B, H, Q]
     log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + inputs.log_unit  # [B, H, Q]
     used = prior.power.requires_grad or bool((prior.power != 0).any())
     if call.form != "rbf" and used:
@@ -187,9 +196,22 @@ def log_stddev(
         if max_log_amplitude is not None:
             tempered = tempered.clamp_max(max_log_amplitude)
         log_std = log_std + tempered
+    if call.past is not None:
+        return torch.where(call.past.seen, log_std, -torch.inf)
     if inputs.mask is None:
         return log_std
     return torch.where(inputs.mask.any(-1, keepdim=True), log_std, -torch.inf)
+
+
+def causal_variance(
+    call: AttentionCall, inputs: "KernelInputs", noise: Tensor, max_keys: int
+) -> CausalVariance:
+    """u_i of rows that see their past; heads of queries that share keys, and noise, share a factor."""
+    assert call.past is not None
+    y, noise, groups = inputs.y, noise.to(inputs.y), call.groups
+    if groups > 1 and bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
+        y, noise = y[:, ::groups], noise[::groups]
+    return causal_unit_variance(inputs.x, y, noise=noise, sight=call.past.sight(max_keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,14 +225,17 @@ class KernelInputs:
     q0: Tensor  # [H, 1, C] or [B, H, 1, C]
     k0: Tensor  # the same
     mask: Tensor | None  # [B, 1, K]
-    log_unit: Tensor  # [H, 1] or [B, H, 1]: log of the values' root mean square
+    log_unit: Tensor  # [H, 1], [B, H, 1] or [B, H, Q]: log of the values' root mean square
 
 
 def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
     """Centre and align the queries and keys; padding counts for nothing, whatever is written there."""
     dtype = compute_dtype(call.q.dtype)
     q, k, v = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask), keep_rows(call.v.to(dtype), call.mask)
-    if frame is None:
+    if frame is None and call.past is not None:  # means over tokens would look ahead
+        q0 = k0 = q.new_zeros(q.shape[1], 1, q.shape[-1])
+        log_unit = call.past.log_unit(v)
+    elif frame is None:
         power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
         log_unit = 0.5 * power.clamp_min(1e-12).log()
         q0, k0 = real_mean(q, query_mask(call)), real_mean(k, call.mask)
@@ -259,6 +284,8 @@ def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor |
 def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
     """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
     q, k, x, k0, mask = inputs.q, inputs.k, inputs.x, inputs.k0, inputs.mask
+    if call.past is not None:
+        return query_exponent(q, x, k0) - call.past.log_sum_exp(call, q, k)
     if call.form == "rows":
         return distance_log_amplitude(x, inputs.y, mask=mask)
     if call.form == "exp_dot":
@@ -271,6 +298,8 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
 
     It equals the host's mean to rounding whatever the frame: exponents cancel, so they are float64.
     """
+    if call.cap is not None:
+        raise ValueError("expected logits that are dot products, got soft-capped ones: they are no process's")
     call = call.map(Tensor.double)
     inputs = kernel_inputs(call, frame)
     exponent = -0.5 * torch.cdist(inputs.x, inputs.y).square()  # [B, H, Q, K]
@@ -280,7 +309,9 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
         exponent = exponent + key_log_amplitude(inputs.k, inputs.y, inputs.q0, inputs.k0)[..., None, :]
     if call.amplitude is not None:
         exponent = exponent + call.amplitude.to(exponent)[:, None, None].log()
-    if call.mask is not None:
+    if call.past is not None:
+        exponent = exponent.masked_fill(~call.past.rows(0, call.past.queries), -torch.inf)
+    elif call.mask is not None:
         exponent = exponent.masked_fill(~call.mask[..., None, :], -torch.inf)
     return exponent.exp() @ keep_rows(call.v, call.mask)
 
@@ -289,6 +320,8 @@ def _reference(call: AttentionCall, amplitude: Tensor, frame: Frame | None) -> T
     """a0: the mean of log a_i, over calibration data or over the tokens at hand.  [H, 1] or [B, H, 1]"""
     if frame is not None:
         return frame.log_amplitude.to(amplitude)[:, None]
+    if call.past is not None:  # a mean would look ahead
+        return amplitude.new_zeros(())
     return real_mean(amplitude[..., None], query_mask(call))[..., 0]
 
 
