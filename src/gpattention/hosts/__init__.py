@@ -14,9 +14,10 @@ from gpattention.hosts.predict import TokenPrediction, Values, predict
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.signals import signals
 from gpattention.hosts.sites import Found, LeftAlone, find_sites
+from gpattention.hosts.tokens import Span, TokenUncertainty
 
 __all__ = [
     "Candidate", "Conversion", "Fit", "FitOptions", "Found", "Handle", "LeftAlone", "Settings", "Site",
-    "TokenPrediction", "Values", "attach", "conversion_of", "convert", "export_onnx", "export_program",
-    "find_sites", "from_pretrained", "predict", "regularizer", "signals",
+    "Span", "TokenPrediction", "TokenUncertainty", "Values", "attach", "conversion_of", "convert",
+    "export_onnx", "export_program", "find_sites", "from_pretrained", "predict", "regularizer", "signals",
 ]  # fmt: skip

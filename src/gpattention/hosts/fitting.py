@@ -182,7 +182,7 @@ def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", opti
         if not kept_back:
             count = sum(map(len, batches))
             raise ValueError(f"expected at least 4 items to fit to and choose by, got {count}")
-        frames = _measure(runner, fitted, options)
+        frames = frames_of(runner, fitted, options)
         settings = replace(start.to(device), frames=frames, draws=(True,) * len(runner.sites))
         scorer = Scorer(runner, options, runner.task)
         fit = _choose(scorer, _candidates(scorer, settings, fitted), fitted, kept_back)
@@ -291,7 +291,7 @@ def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
         raise ValueError(f"expected labels {known}, got {int(wrong[0])}")
 
 
-def _measure(runner: "Runner", batches: list[Batch], options: FitOptions) -> tuple[Frame, ...]:
+def frames_of(runner: "Runner", batches: list[Batch], options: FitOptions) -> tuple[Frame, ...]:
     """Frames of all sites, by two runs over the data."""
     done: list[Batch] = []
 

@@ -165,7 +165,7 @@ def make_result(
         return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
     if task == "tokens":
         flat = Prediction.from_logits(answers.flatten(1, 2) / temperature, drawn=drawn)
-        return TokenPrediction(flat, _real_tokens(inputs, tuple(answers.shape[1:3])))
+        return TokenPrediction(flat, real_tokens(inputs, tuple(answers.shape[1:3])))
     return Values.from_draws(answers, residual if task == "regression" else 0.0, drawn=drawn)
 
 
@@ -267,12 +267,12 @@ def _find_task(model: nn.Module, output: Any) -> Task:
     if problem == "multi_label_classification":
         raise ValueError(f"expected one class per item, got problem_type={problem!r}: pass task= and call=")
     if logits.ndim == 3 and problem != "regression":
-        return "causal" if _generates(model) else "tokens"
+        return "causal" if generates(model) else "tokens"
     classes = problem != "regression" and logits.ndim == 2 and logits.shape[-1] > 1
     return "classification" if classes else "regression"
 
 
-def _generates(model: nn.Module) -> bool:
+def generates(model: nn.Module) -> bool:
     """Whether the model's library continues texts with it."""
     asked = getattr(model, "can_generate", None)
     return callable(asked) and bool(asked())
@@ -289,7 +289,7 @@ def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
     if task == "regression" and logits.ndim == 1:
         logits = logits[:, None]
     if task == "causal" and logits.ndim == 3:
-        real = _real_tokens(inputs, tuple(logits.shape[:2])).to(logits.device)
+        real = real_tokens(inputs, tuple(logits.shape[:2])).to(logits.device)
         last = real.long().cumsum(-1).argmax(-1)  # [B]
         return logits[torch.arange(len(logits), device=logits.device), last]
     wanted = 3 if task == "tokens" else 2
@@ -298,7 +298,7 @@ def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
     return logits
 
 
-def _real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
+def real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
     """Tokens that are not padding, as the attention mask of the inputs says.  [B, N]"""
     of_decoder = not isinstance(inputs, Tensor) and "decoder_input_ids" in inputs
     name = "decoder_attention_mask" if of_decoder else "attention_mask"
@@ -322,7 +322,7 @@ def _pooled(output: Any, inputs: Inputs) -> Tensor:
         raise ValueError(f"{expected}: pass call=, which gives a tensor [B, E]")
     if states.ndim == 2:
         return states
-    real = _real_tokens(inputs, tuple(states.shape[:2])).to(states.device)[..., None]  # [B, N, 1]
+    real = real_tokens(inputs, tuple(states.shape[:2])).to(states.device)[..., None]  # [B, N, 1]
     return torch.where(real, states, 0.0).sum(1) / real.sum(1).clamp_min(1)
 
 

@@ -47,6 +47,11 @@ class Found:
     sites: tuple[Site, ...]
     left_alone: tuple[LeftAlone, ...]
 
+    @property
+    def writes(self) -> bool:
+        """Whether some attention is a decoder's."""
+        return any(site.attends == "causal" for site in self.sites)
+
     def convertible(self) -> "Found":
         """The same with the attention of decoders left alone, which can be attached to and not converted."""
         sites = [site for site in self.sites if site.attends == "all"]

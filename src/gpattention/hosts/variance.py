@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from gpattention.gp import (
-    CausalVariance,
     UnitProcess,
     causal_unit_variance,
     direct_posterior,
@@ -181,13 +180,7 @@ def log_stddev(
     gamma (log a_i - a0).
     """
     inputs = kernel_inputs(call, frame)
-    y, mask = inputs.y, inputs.mask
-    if call.past is not None:
-        u = causal_variance(call, inputs, prior.noise, max_keys).unit  # [B, H, Q]
-    else:
-        if y.shape[-2] > max_keys:
-            y, mask = thinned(y, mask, max_keys)
-        u = _unit_variance(inputs.x, y, mask, prior.noise)  # [B, H, Q]
+    u, _ = _unit_variances(call, inputs, prior.noise, max_keys)  # [B, H, Q]
     log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + inputs.log_unit  # [B, H, Q]
     used = prior.power.requires_grad or bool((prior.power != 0).any())
     if call.form != "rbf" and used:
@@ -203,15 +196,27 @@ def log_stddev(
     return torch.where(inputs.mask.any(-1, keepdim=True), log_std, -torch.inf)
 
 
-def causal_variance(
+@full_precision
+def unit_variances(
+    call: AttentionCall, noise: Tensor, frame: Frame | None, max_keys: int = MAX_KEYS
+) -> tuple[Tensor, Tensor | None]:
+    """u_i alone [B, H, Q], and of rows that see their past the noisy variance of their own keys [B, G, Q]."""
+    return _unit_variances(call, kernel_inputs(replace(call, v=call.v[..., :1]), frame), noise, max_keys)
+
+
+def _unit_variances(
     call: AttentionCall, inputs: "KernelInputs", noise: Tensor, max_keys: int
-) -> CausalVariance:
-    """u_i of rows that see their past; heads of queries that share keys, and noise, share a factor."""
-    assert call.past is not None
-    y, noise, groups = inputs.y, noise.to(inputs.y), call.groups
+) -> tuple[Tensor, Tensor | None]:
+    """Of rows that see their past, heads of queries that share keys, and noise, share a factor."""
+    y, mask, noise, groups = inputs.y, inputs.mask, noise.to(inputs.y), call.groups
+    if call.past is None:
+        if y.shape[-2] > max_keys:
+            y, mask = thinned(y, mask, max_keys)
+        return _unit_variance(inputs.x, y, mask, noise), None
     if groups > 1 and bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
         y, noise = y[:, ::groups], noise[::groups]
-    return causal_unit_variance(inputs.x, y, noise=noise, sight=call.past.sight(max_keys))
+    found = causal_unit_variance(inputs.x, y, noise=noise, sight=call.past.sight(max_keys))
+    return found.unit, found.of_keys
 
 
 @dataclass(frozen=True, eq=False)

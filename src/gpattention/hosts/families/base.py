@@ -94,6 +94,7 @@ class AttentionCall:
     amplitude: Tensor | None = None  # [H] a factor of the weights of "rbf" and "exp_dot", None is 1
     past: "Past | None" = None  # of causal attention: which keys every row sees
     groups: int = 1  # heads of queries that share one of keys
+    window: int | None = None  # keys that a row sees at most, where the host says so
     sink: Tensor | None = None  # [H] a logit without a value
     cap: float | None = None  # c of logits c tanh(q . k / c)
 

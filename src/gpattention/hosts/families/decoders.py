@@ -183,6 +183,7 @@ def causal_call(
     sink = getattr(site.module, "sinks", None) if sink is None else sink
     call = AttentionCall.scaled(mean, query, key, value, None, arguments.get("scaling"))
     extra: dict[str, Any] = {"groups": groups, "sink": sink, "cap": arguments.get("softcap")}
+    extra["window"] = arguments.get("sliding_window")
     return replace(call, mask=past.real, past=past, **extra)
 
 
