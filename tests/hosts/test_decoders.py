@@ -97,7 +97,9 @@ def test_variances_equal_the_oracle(name: str, case: str, max_keys: int) -> None
     noise = float(handle.settings.noise[0, 0])
     for call, variance in zip(seen(model, inputs), found, strict=True):
         visible = call.past.rows(0, TOKENS)[:, 0].expand(ITEMS, -1, -1)
-        q, k, v = (x.double().numpy() for x in (call.q, call.k, call.v))
+        q, k, v = (
+            x.double().numpy() for x in (call.q, call.per_query_head(call.k), call.per_query_head(call.v))
+        )
         for b, h in np.ndindex(ITEMS, q.shape[1]):
             sees = visible[b].numpy()
             unit, _ = causal_rows.unit_variances(q[b, h], k[b, h], sees, noise=noise, max_keys=max_keys)
@@ -152,8 +154,8 @@ def test_sinks_have_weight_and_no_value() -> None:
     model = decoder("gpt-oss")
     (call, _) = seen(model, texts())
     assert call.sink is not None
-    weights = torch.cat([call.past._masked(call, call.q, call.k, 0)], -1).softmax(-1)[..., :-1]
-    torch.testing.assert_close(weights @ call.v, call.mean, rtol=1e-4, atol=1e-5)
+    weights = torch.cat([call.past._masked(call, call.q, call.per_query_head(call.k), 0)], -1).softmax(-1)[..., :-1]
+    torch.testing.assert_close(weights @ call.per_query_head(call.v), call.mean, rtol=1e-4, atol=1e-5)
     assert bool((weights.sum(-1) < 1).all())
 
 
@@ -163,8 +165,8 @@ def test_soft_capped_logits_are_no_process_s() -> None:
     handle = gpattention.attach(model)
     (call, _) = seen(model, inputs)
     assert call.cap == 2.0
-    weights = call.past._masked(call, call.q, call.k, 0).softmax(-1)
-    torch.testing.assert_close(weights @ call.v, call.mean, rtol=1e-4, atol=1e-5)
+    weights = call.past._masked(call, call.q, call.per_query_head(call.k), 0).softmax(-1)
+    torch.testing.assert_close(weights @ call.per_query_head(call.v), call.mean, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="soft-capped"):
         handle.process_mean(inputs)
     assert torch.equal(handle.predict(inputs, samples=0, tokens=True).tokens.logits[0].view_as(host), host)

@@ -628,11 +628,11 @@ def _prefix_variance(
         )  # [R or 1, 1, m, t]
         W = W.unflatten(-1, (-1, t)) * before[..., None, :]  # [R, G, m, g or g + 1, t]
         of_q, of_own = W[..., :g, :], W[..., g:, :]
-        u = 1 - of_q.square().sum(2)  # [R, G, g, t]
+        u = 1 - torch.linalg.vector_norm(of_q, dim=2).square()  # [R, G, g, t]
         if stride == 1:
             pivot = L.diagonal(dim1=-2, dim2=-1).square().gather(-1, own.clamp_max(width - 1))  # [R, G, t]
         else:
-            pivot = 1 + noise[..., 0] - of_own.square().sum((2, 3))
+            pivot = 1 + noise[..., 0] - torch.linalg.vector_norm(of_own, dim=(2, 3)).square()
             left = rbf_of_pairs(rows, mine[:, :, None]) - (of_q * of_own).sum(2)  # [R, G, g, t]
             u = u - left.square() / pivot[:, :, None]
         u = _bounded(u, noise, (used + (stride > 1))[:, None, None])

@@ -275,8 +275,8 @@ class _Stack:
         noise = torch.stack([settings.noise[n, : calls[n].q.shape[1]] for n in sites])  # [S, H]
         groups = calls[sites[0]].groups
         shared = noise.unflatten(1, (-1, groups))  # [S, G, g]
-        self._groups = groups if bool((shared == shared[..., :1]).all()) else 1
-        noise = noise[:, :: self._groups].repeat_interleave(items, 0)  # [S B, G]
+        self._shared = bool((shared == shared[..., :1]).all())
+        noise = noise[:, :: groups if self._shared else 1].repeat_interleave(items, 0)  # [S B, G]
         order = mask.argsort(dim=-1, descending=True, stable=True)  # [B, N] real keys first
         keys = []
         for n in sites:
@@ -290,7 +290,7 @@ class _Stack:
     def _placed(self, index: int, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """Queries and keys where the kernel sees them.  [B, H, Q, C], [B, G, K, C]"""
         inputs = kernel_inputs(replace(call, v=call.v[..., :1]), self._settings.frame(index))
-        return inputs.x, inputs.y[:, :: self._groups]
+        return inputs.x, inputs.y if self._shared else call.per_query_head(inputs.y)
 
     def append(self, calls: dict[int, AttentionCall]) -> dict[int, tuple[Tensor, Tensor]]:
         """The new row of every site: [B, H, 1] and [B, G, 1]."""

@@ -131,12 +131,18 @@ def prediction_scores(logits: Tensor, next_ids: Tensor) -> dict[str, Tensor]:
     """
     parts = []
     for some, own in zip(logits.split(ROWS), next_ids.split(ROWS), strict=True):
-        log_p = some.float().log_softmax(-1)  # [r, V]
-        top = log_p.topk(2, -1).values.exp()  # [r, 2]
-        entropy = -(log_p.exp() * log_p.clamp_min(-1e4)).sum(-1)
-        surprise = -log_p.gather(-1, own.clamp_min(0)[:, None])[:, 0]
+        z = some.float()  # [r, V]
+        most, place = z.max(-1, keepdim=True)
+        z = z - most
+        weights = z.exp()
+        total = weights.sum(-1)  # [r]
+        log_total = total.log()
+        # what is -inf has no weight
+        entropy = log_total - torch.linalg.vecdot(weights, z.clamp_min(-1e4)) / total
+        surprise = log_total - z.gather(-1, own.clamp_min(0)[:, None])[:, 0]
         surprise = torch.where(own >= 0, surprise, torch.nan)
-        parts.append(torch.stack([entropy, top[:, 0], top[:, 0] - top[:, 1], surprise]))
+        second = z.scatter_(-1, place, -torch.inf).amax(-1).exp()  # [r]
+        parts.append(torch.stack([entropy, 1 / total, (1 - second) / total, surprise]))
     names = ("entropy", "top_probability", "margin", "surprise")
     return dict(zip(names, torch.cat(parts, -1), strict=True))
 

@@ -107,6 +107,7 @@ def measure_frames(
         real = real if call.mask is None else real & call.mask[..., None]
         own = real if call.q.shape[-2] == call.k.shape[-2] else real.any(-2, keepdim=True)  # of queries
         if not frames:
+            call = replace(call, k=call.per_query_head(call.k), v=call.per_query_head(call.v))
             for name, tokens, rows in (("q", call.q, own), ("k", call.k, real)):
                 rows = rows.expand(-1, -1, tokens.shape[-2], -1)  # [B, 1, N, 1]
                 x = torch.where(rows, tokens, 0.0).double()
@@ -213,8 +214,10 @@ def _unit_variances(
         if y.shape[-2] > max_keys:
             y, mask = thinned(y, mask, max_keys)
         return _unit_variance(inputs.x, y, mask, noise), None
-    if groups > 1 and bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
-        y, noise = y[:, ::groups], noise[::groups]
+    if bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
+        noise = noise[::groups]
+    else:
+        y = call.per_query_head(y)
     found = causal_unit_variance(inputs.x, y, noise=noise, sight=call.past.sight(max_keys))
     return found.unit, found.of_keys
 
@@ -224,9 +227,9 @@ class KernelInputs:
     """Queries and keys where the kernel sees them."""
 
     q: Tensor  # [B, H, Q, C] as attended
-    k: Tensor  # [B, H, K, C] as attended, padding zeroed
+    k: Tensor  # [B, G, K, C] as attended, padding zeroed; G = H where heads share no keys
     x: Tensor  # [B, H, Q, C]
-    y: Tensor  # [B, H, K, C]
+    y: Tensor  # [B, G, K, C]
     q0: Tensor  # [H, 1, C] or [B, H, 1, C]
     k0: Tensor  # the same
     mask: Tensor | None  # [B, 1, K]
@@ -238,21 +241,21 @@ def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
     dtype = compute_dtype(call.q.dtype)
     q, k, v = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask), keep_rows(call.v.to(dtype), call.mask)
     if frame is None and call.past is not None:  # means over tokens would look ahead
-        q0 = k0 = q.new_zeros(q.shape[1], 1, q.shape[-1])
-        log_unit = call.past.log_unit(v)
+        q0 = k0 = q.new_zeros(1, 1, q.shape[-1])
+        log_unit = call.per_query_head(call.past.log_unit(v))
     elif frame is None:
         power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
         log_unit = 0.5 * power.clamp_min(1e-12).log()
         q0, k0 = real_mean(q, query_mask(call)), real_mean(k, call.mask)
     else:
         log_unit = frame.unit.to(q)[:, None].log()
-        q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:, None]
+        q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:: call.groups, None]
     if call.form in ("rows", "rbf"):  # distances, which know no origin
         return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask, log_unit)
     if frame is None:
         x, y = q - q0, k - k0
     else:
-        x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)
+        x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)[:: call.groups]
     return KernelInputs(q, k, x, keep_rows(y, call.mask), q0, k0, call.mask, log_unit)
 
 
@@ -290,6 +293,7 @@ def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
     """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
     q, k, x, k0, mask = inputs.q, inputs.k, inputs.x, inputs.k0, inputs.mask
     if call.past is not None:
+        k0 = k0 if len(k0) == 1 else k0.repeat_interleave(call.groups, 0)
         return query_exponent(q, x, k0) - call.past.log_sum_exp(call, q, k)
     if call.form == "rows":
         return distance_log_amplitude(x, inputs.y, mask=mask)
@@ -306,6 +310,7 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
     if call.cap is not None:
         raise ValueError("expected logits that are dot products, got soft-capped ones: they are no process's")
     call = call.map(Tensor.double)
+    call = replace(call, k=call.per_query_head(call.k), v=call.per_query_head(call.v), groups=1)
     inputs = kernel_inputs(call, frame)
     exponent = -0.5 * torch.cdist(inputs.x, inputs.y).square()  # [B, H, Q, K]
     if call.form != "rbf":

@@ -87,8 +87,8 @@ class AttentionCall:
 
     mean: Tensor  # [B, H, Q, D] the host's own, before its output projection
     q: Tensor  # [B, H, Q, C]
-    k: Tensor  # [B, H, K, C]
-    v: Tensor  # [B, H, K, D]
+    k: Tensor  # [B, H, K, C], of causal attention [B, H / groups, K, C]
+    v: Tensor  # [B, H, K, D], likewise
     mask: Tensor | None = None  # [B, 1, K] True = real
     form: Form = "softmax"
     amplitude: Tensor | None = None  # [H] a factor of the weights of "rbf" and "exp_dot", None is 1
@@ -105,6 +105,10 @@ class AttentionCall:
         """Softmax over `scale` q . k, 1 / sqrt(D) if None; `real` [B, K] are the keys that are no padding."""
         shrink = (q.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
         return cls(mean, q * shrink, k * shrink, v, None if real is None else real[:, None])
+
+    def per_query_head(self, x: Tensor) -> Tensor:
+        """What heads of keys have [B, H / groups, ...], for every head of queries.  [B, H, ...]"""
+        return x if self.groups == 1 else x.repeat_interleave(self.groups, 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionCall":
         """The same call with queries, keys and values changed."""

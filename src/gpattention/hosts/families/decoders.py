@@ -89,24 +89,25 @@ class Past:
 
     def log_sum_exp(self, call: AttentionCall, q: Tensor, k: Tensor) -> Tensor:
         """lse_i over the keys that row i sees, and its sink; finite where it sees none.  [B, H, Q]"""
+        k = call.per_query_head(k)
         parts = [self._masked(call, rows, k, start).logsumexp(-1) for start, rows in _blocks(q)]
         return torch.cat(parts, -1)
 
     def entropy(self, call: AttentionCall) -> Tensor:
         """Of the weights, a sink's among them, in nats.  [B, H, Q]"""
-        parts = []
+        parts, k = [], call.per_query_head(call.k.float())
         for start, rows in _blocks(call.q.float()):
-            z = self._masked(call, rows, call.k.float(), start)
+            z = self._masked(call, rows, k, start)
             z = z - z.amax(-1, keepdim=True)
             w = z.softmax(-1)
             parts.append(-(w * z).sum(-1) - w.amax(-1).log())
         return torch.cat(parts, -1)
 
     def log_unit(self, v: Tensor) -> Tensor:
-        """log of the root mean square of the values that each row sees: nothing looks ahead.  [B, H, Q]"""
-        power = v.square().mean(-1)[..., None]  # [B, H, K, 1]
+        """log of the root mean square of the values that each row sees: nothing looks ahead.  [B, G, Q]"""
+        power = v.square().mean(-1)[..., None]  # [B, G, K, 1]
         visible = self.rows(0, self.queries).to(v.dtype)  # [B, 1, Q, K]
-        mean = (visible @ power)[..., 0] / visible.sum(-1).clamp_min(1)  # [B, H, Q]
+        mean = (visible @ power)[..., 0] / visible.sum(-1).clamp_min(1)  # [B, G, Q]
         return 0.5 * mean.clamp_min(1e-12).log()
 
     def _masked(self, call: AttentionCall, rows: Tensor, k: Tensor, start: int) -> Tensor:
@@ -140,7 +141,7 @@ def causal_call(
     attention_mask: Tensor | None,
     arguments: Mapping[str, Any],
 ) -> AttentionCall:
-    """One call of a decoder's attention function, heads of keys repeated for those of queries.
+    """One call of a decoder's attention function.
 
     Args:
         site: where it is called.
@@ -177,8 +178,6 @@ def causal_call(
             visible = torch.ones(1, queries, key.shape[2], dtype=torch.bool, device=key.device)
         pasts[named] = (attention_mask, Past(visible, queries, key.shape[2], query.device))
     past = pasts[named][1]
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     sink = arguments.get("s_aux")
     sink = getattr(site.module, "sinks", None) if sink is None else sink
     call = AttentionCall.scaled(mean, query, key, value, None, arguments.get("scaling"))
