@@ -154,7 +154,9 @@ def test_sinks_have_weight_and_no_value() -> None:
     model = decoder("gpt-oss")
     (call, _) = seen(model, texts())
     assert call.sink is not None
-    weights = torch.cat([call.past._masked(call, call.q, call.per_query_head(call.k), 0)], -1).softmax(-1)[..., :-1]
+    weights = torch.cat([call.past._masked(call, call.q, call.per_query_head(call.k), 0)], -1).softmax(-1)[
+        ..., :-1
+    ]
     torch.testing.assert_close(weights @ call.per_query_head(call.v), call.mean, rtol=1e-4, atol=1e-5)
     assert bool((weights.sum(-1) < 1).all())
 

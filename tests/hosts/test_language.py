@@ -407,3 +407,22 @@ test_refusals = refusals([
     (lambda: attached().fit(held_out(), torch.ones(2)), "labels", "2"),
     (lambda: attached().fit(held_out(), temperature="adaptive"), "texts alone", "adaptive"),
 ])  # fmt: skip
+
+
+def test_predictions_of_encoders_are_shown_too() -> None:
+    from tests.hosts.hosts import bert
+
+    inputs = {
+        "input_ids": torch.arange(3, 9).view(2, 3),
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+    }
+    result = gpattention.attach(bert("ForTokenClassification").eval()).predict(inputs, samples=2)
+    shown = io.StringIO()
+    result.show([["one ", "two ", "three"], ["four ", "five ", "six"]], file=shown)
+    title, first, second = shown.getvalue().replace("[", "").replace("]", "").splitlines()
+    assert title == "entropy of each token's class, in ranks within the text"
+    assert (first, second) == ("one two three", "four five ")
+    result.show(by="confidence", file=(bare := io.StringIO()))
+    assert len(bare.getvalue().splitlines()) == 3
+    with pytest.raises(ValueError, match=r"3 tokens, got \[1, 1\]"):
+        result.show([["a"], ["b"]])

@@ -53,6 +53,41 @@ OF_TOKENS = (
 _PLAIN: tuple[Score, ...] = tuple(name for name in SCORES if name != "strangeness")
 
 
+def load_language_model(
+    path: str | Path, *, device: torch.device | str = "cpu"
+) -> tuple[torch.nn.Module, Any]:
+    """A model of transformers and its tokenizer from this machine; nothing is fetched.
+
+    Args:
+        path: a folder as `save_pretrained` writes it, or a GGUF file.
+        device: where the model computes.
+
+    Returns:
+        The model in evaluation mode, and the tokenizer, both for `attach`.
+
+    Raises:
+        FileNotFoundError: where there is neither.
+        ImportError: without transformers, or for a GGUF file without gguf.
+
+    >>> model, tokenizer = load_language_model("smollm2/")
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no folder and no GGUF file {path}")
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise ImportError("language models need transformers: pip install 'gpattention[hf]'") from error
+    options: dict[str, Any] = {"local_files_only": True}
+    folder = path
+    if path.is_file():
+        folder, options["gguf_file"] = path.parent, path.name
+    model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    made: torch.nn.Module = model.eval().to(device)
+    return made, tokenizer
+
+
 def encode(tokenizer: Any, texts: Sequence[str], *, left: bool = False) -> dict[str, Tensor]:
     """Ids and mask of texts, padded on one side.
 

@@ -6,7 +6,7 @@ passed, all shapes are as expected and every number is wrong; with fewer rows th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.layers import Request, converted_layers
+from gpattention.hosts.painting import Painted, levels_of, show_lines
 from gpattention.models import Prediction, Transformer
 from gpattention.models.predict import (
     Inputs,
@@ -140,6 +141,41 @@ class TokenPrediction:
     def drawn(self) -> bool:
         """Whether the logits are draws."""
         return self.tokens.drawn
+
+    def show(
+        self,
+        pieces: Sequence[Sequence[str]] | None = None,
+        by: Literal["entropy", "confidence", "mutual_information"] = "entropy",
+        *,
+        file: TextIO | None = None,
+    ) -> None:
+        """Print the texts in colours: the deeper, the less sure of a token's class, by ranks in its text.
+
+        Args:
+            pieces: what is shown for every token, [B, N] of them; the number of its class if not given.
+            by: "entropy", "confidence" (the least is deepest) or "mutual_information".
+            file: where to; standard output if not given.
+
+        Raises:
+            ValueError: for other names, and other numbers of pieces.
+
+        >>> prediction.show([[tokenizer.decode(i) + " " for i in ids] for ids in inputs["input_ids"]])
+        """
+        check_choice("by", by, ("entropy", "confidence", "mutual_information"))
+        if pieces is None:
+            pieces = [[f"{label} " for label in line] for line in self.label.tolist()]
+        if [len(line) for line in pieces] != [self.real.shape[1]] * len(self):
+            expected = f"expected pieces for {len(self)} texts of {self.real.shape[1]} tokens"
+            raise ValueError(f"{expected}, got {[len(line) for line in pieces]}")
+        values = -self.confidence if by == "confidence" else getattr(self, by)
+        lines = []
+        for own, numbers, real in zip(pieces, values, self.real, strict=True):
+            shown = [piece for piece, kept in zip(own, real.tolist(), strict=True) if kept]
+            levels = levels_of(numbers.detach().double().cpu()[real.cpu()], standardised=False)
+            lines.append(Painted(shown, levels, [""] * len(shown)))
+        show_lines(
+            f"{by.replace('_', ' ')} of each token's class, in ranks within the text", lines, file=file
+        )
 
     @property
     def of_real_tokens(self) -> Prediction:

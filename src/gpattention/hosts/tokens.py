@@ -8,7 +8,7 @@ So the first four are shown at the token that follows, the others at the token i
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,23 @@ SCORES: tuple[Score, ...] = (*OF_PREDICTION, *OF_ATTENTION)
 DEFAULT: Score = "entropy"  # what `show` takes: see docs/tokens.md for what was measured
 FLAGS_BY: Score = "strangeness"  # what spans are flagged by
 _FALLING = ("top_probability", "margin")  # whose small values say that something is strange
+
+
+def check_score(field: str, name: str) -> Score:
+    """The name of a score.
+
+    Args:
+        field: what it was given as.
+        name: one of `SCORES`.
+
+    Returns:
+        The name.
+
+    Raises:
+        ValueError: for another.
+    """
+    check_choice(field, name, SCORES)
+    return cast(Score, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +122,29 @@ class TokenUncertainty:
         """The same on the CPU."""
         return self._changed(lambda x: x.cpu())
 
-    def __getitem__(self, items: slice | Tensor) -> "TokenUncertainty":
-        """Some of the texts."""
+    def __getitem__(self, items: slice | Tensor | tuple[slice, slice]) -> "TokenUncertainty":
+        """Some of the texts, or of the rows of all: `found[:2]`, `found[:, 10:]`."""
         return self._changed(lambda x: x[items])
+
+    def pieces(self) -> list[list[str]]:
+        """What every token that is read adds to its text; ids in brackets without a tokenizer.
+
+        Returns:
+            [B, N] of them.
+        """
+        return [pieces_of(self.tokenizer, line) for line in self.ids.tolist()]
+
+    def next_pieces(self) -> list[list[str]]:
+        """The same of the tokens that follow, empty where none is known.
+
+        Returns:
+            [B, N] of them.
+        """
+        found = []
+        for read, follow in zip(self.ids.tolist(), self.next_ids.tolist(), strict=True):
+            own = [*read[:1], *follow]
+            found.append(pieces_of(self.tokenizer, own)[1:])
+        return found
 
     def _changed(self, change: Any) -> "TokenUncertainty":
         own = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -197,8 +234,7 @@ class TokenUncertainty:
             raise ImportError("to_frame needs pandas: pip install 'gpattention[train]'") from error
         item, row = self.real.nonzero().unbind(-1)
         made: dict[str, Any] = {"item": item.tolist(), "position": self.positions[item, row].tolist()}
-        for name, ids in (("token", self.ids), ("next", self.next_ids)):
-            pieces = [pieces_of(self.tokenizer, line) for line in ids.tolist()]
+        for name, pieces in (("token", self.pieces()), ("next", self.next_pieces())):
             made[name] = [pieces[b][n] for b, n in zip(item.tolist(), row.tolist(), strict=True)]
         for name in (*SCORES, "p_value"):
             if (found := getattr(self, name)) is not None:
