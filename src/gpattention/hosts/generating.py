@@ -21,6 +21,7 @@ from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.language import (
     Heads,
     TokenUsual,
+    as_rows,
     decoding_sites,
     prediction_scores,
 )
@@ -154,10 +155,11 @@ def _tokens(
     loop: "_Loop", ids: Tensor, ends: Tensor, config: Any, most: int, sampling: Sampling, seed: int,
     usual: TokenUsual | None, tokenizer: Any,
 ) -> Iterator[TokenUncertainty]:  # fmt: skip
-    generator = torch.Generator(ids.device).manual_seed(seed)
+    device = ids.device
+    generator = torch.Generator(device).manual_seed(seed)
     unfinished = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     padding = getattr(config, "pad_token_id", None)
-    padding = int(ends[0]) if padding is None and len(ends) else padding
+    padding = (int(ends[0]) if len(ends) else 0) if padding is None else int(padding)
     last, given = ids[:, -1], ids
     for _ in range(most):
         logits, heads, positions = loop.step(given)
@@ -170,7 +172,7 @@ def _tokens(
         profile = heads.profile()  # [B, 1, P]
         row = TokenUncertainty(
             last[:, None], chosen[:, None], real[:, None], positions,
-            **{name: x[:, None] for name, x in scores.items()}, log_variance=profile.mean(-1),
+            **as_rows(scores, chosen[:, None].shape), log_variance=profile.mean(-1),
             log_pivot=heads.log_pivot(), profile=profile, columns=tuple(heads.names), tokenizer=tokenizer,
         )  # fmt: skip
         row = row if usual is None else usual.judge(row)

@@ -84,8 +84,8 @@ def load_language_model(
         folder, options["gguf_file"] = path.parent, path.name
     model = AutoModelForCausalLM.from_pretrained(folder, **options)
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    made: torch.nn.Module = model.eval().to(device)
-    return made, tokenizer
+    made: torch.nn.Module = model
+    return made.train(False).to(device), tokenizer
 
 
 def encode(tokenizer: Any, texts: Sequence[str], *, left: bool = False) -> dict[str, Tensor]:
@@ -180,6 +180,19 @@ def prediction_scores(logits: Tensor, next_ids: Tensor) -> dict[str, Tensor]:
         parts.append(torch.stack([entropy, 1 / total, (1 - second) / total, surprise]))
     names = ("entropy", "top_probability", "margin", "surprise")
     return dict(zip(names, torch.cat(parts, -1), strict=True))
+
+
+def as_rows(scores: dict[str, Tensor], shape: torch.Size) -> dict[str, Any]:
+    """Scores of rows [R] in the shape of their texts.
+
+    Args:
+        scores: by name.
+        shape: [B, N].
+
+    Returns:
+        The same by name.
+    """
+    return {name: x.view(shape) for name, x in scores.items()}
 
 
 @dataclass(eq=False)
@@ -296,7 +309,7 @@ def _measure(runner: "Runner", settings: Settings, inputs: Inputs, tokenizer: An
     scores = prediction_scores(logits.flatten(0, 1), next_ids.flatten())
     profile = heads.profile()  # [B, N, P]
     return TokenUncertainty(
-        ids, next_ids, real, positions, **{name: x.view(ids.shape) for name, x in scores.items()},
+        ids, next_ids, real, positions, **as_rows(scores, ids.shape),
         log_variance=profile.mean(-1), log_pivot=heads.log_pivot(), profile=profile,
         columns=tuple(heads.names), tokenizer=tokenizer,
     )  # fmt: skip
@@ -358,7 +371,7 @@ class TokenUsual:
         usual = replace(usual, distance=torch.cat(_by_position(flat[:, None], where, starts), -1))
         judged = [usual.judge(part) for part in kept_back]
         strange = torch.cat([part.score("strangeness")[part.real] for part in judged])
-        windows = {}
+        windows: dict[str, Tensor] = {}
         for name in SCORES:
             means = [window_means(part.score(name, standardised=True), part.real) for part in judged]
             found = torch.cat([x[part.real] for x, part in zip(means, judged, strict=True)])
@@ -381,7 +394,7 @@ class TokenUsual:
             )
         index = _range_of(found.positions, self.starts.to(found.ids.device))  # [B, N]
         mean, deviation = (x.to(found.ids.device)[:, : len(_PLAIN)] for x in (self.mean, self.deviation))
-        standard = {
+        standard: dict[str, Tensor] = {
             name: ((found.score(name) - mean[index, n]) / deviation[index, n]).float()
             for n, name in enumerate(_PLAIN)
         }
@@ -468,7 +481,7 @@ class TokenUsual:
         record, tensors = load_fitted(folder, NAME, FORMAT, ("columns",))
         try:
             gaussian = Gaussians(tensors.pop("gaussian.means"), tensors.pop("gaussian.root"))
-            windows = {name: tensors.pop(f"windows.{name}") for name in SCORES}
+            windows: dict[str, Tensor] = {name: tensors.pop(f"windows.{name}") for name in SCORES}
             return cls(tuple(record["columns"]), gaussian=gaussian, windows=windows, **tensors)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder / NAME}.safetensors does not hold what is usual: {error}") from error
@@ -711,5 +724,5 @@ def _text_likelihoods(
             each = torch.cat(parts).unflatten(0, (-1, samples))  # [B, S, N - 1]
             mean = each.logsumexp(1) - torch.tensor(float(samples)).log()
             found.append(mean.nanmean(-1).cpu())
-    scores = torch.cat(found)
-    return scores[scores.isfinite()]
+    of_texts = torch.cat(found)
+    return of_texts[of_texts.isfinite()]
