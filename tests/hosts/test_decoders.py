@@ -241,7 +241,22 @@ def test_classifiers_that_decode() -> None:
     torch.testing.assert_close(signals.attention_entropy[1:2], alone.attention_entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_decoders_are_not_converted() -> None:
+def test_classifiers_that_decode_are_fitted_like_encoders() -> None:
+    model = build("LlamaForSequenceClassification", "Llama", {**SHARED, "num_labels": 3})
+    inputs = {"input_ids": torch.randint(3, VOCABULARY, (24, 6), generator=torch.Generator().manual_seed(0))}
+    labels = torch.arange(24) % 3
+    handle = gpattention.attach(model)
+    fit = handle.fit(inputs, labels, steps=2, samples=2)
+    assert {c.name for c in fit.candidates} >= {"plain", "global", "heads"}
+    for candidate in fit.candidates:
+        assert np.isfinite(candidate.nll)
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_decoders_are_neither_converted_nor_exported_with_their_variance() -> None:
+    with pytest.raises(ValueError, match=r"without causal attention, whose rows.*GPT2LMHeadModel"):
+        gpattention.export_program(gpattention.attach(decoder("gpt2")), texts())
+
     with pytest.raises(ValueError, match="causal"):
         gpattention.convert(decoder("gpt2"))
 

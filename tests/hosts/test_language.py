@@ -3,6 +3,7 @@
 import io
 import math
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ class Letters:
 
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(94 + own) for own in ids)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:log variances of a handle")
 
 
 def attached(name: str = "grouped llama", **changes: Any) -> Handle:
@@ -312,6 +316,17 @@ def test_as_a_table(fitted: Handle) -> None:
     assert {"item", "token", "next", "entropy", "strangeness", "p_value", "entropy standardised"} <= set(
         frame
     )
+
+
+def test_unfitted_handles_warn_of_the_origin(fitted: Handle) -> None:
+    handle = attached()
+    with pytest.warns(UserWarning, match="centred at the origin"):
+        handle.token_uncertainty(texts())
+    with pytest.warns(UserWarning, match="centred at the origin"):
+        next(handle.generate(texts(), 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.token_uncertainty(texts())
 
 
 def test_what_it_says_of_itself(fitted: Handle) -> None:

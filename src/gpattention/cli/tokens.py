@@ -5,6 +5,7 @@ from json import dumps
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
+from warnings import filterwarnings
 
 import typer
 
@@ -62,6 +63,7 @@ def tokens(
     host, tokenizer = load_language_model(model, device=choose_device(device))
     handle = attach(host, tokenizer)
     _know(handle, held_out, fitted)
+    filterwarnings("ignore", "log variances of a handle that was not fitted")  # the help says it
     found = handle.token_uncertainty(whole)
     if more:
         options: dict[str, Any] = {} if seed is None else {"do_sample": True, "seed": seed}

@@ -412,6 +412,7 @@ class Handle:
         >>> handle.token_uncertainty("The capital of France is Madrid.").show()
         """
         self._check_attached()
+        self._settings.warn_about_origin(stacklevel=3)
         options: dict[str, Any] = {"heads": heads, "batch_size": batch_size, "tokenizer": self.tokenizer}
         given = as_inputs(inputs, self.tokenizer)
         return measure_tokens(self._runner, self._settings, given, usual=self._tokens, **options)
@@ -448,6 +449,7 @@ class Handle:
         >>> TokenUncertainty.join(steps).show()
         """
         self._check_attached()
+        self._settings.warn_about_origin(stacklevel=3)
         given = as_inputs(inputs, self.tokenizer, left=True)
         given = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
         how = Sampling(do_sample, temperature, top_p)

@@ -122,6 +122,9 @@ def _measuring(handle: Handle) -> Callable[[Inputs], tuple[Tensor, ...]]:
     It reads no value of any tensor.
     """
     runner, settings = handle._runner, handle.settings
+    if handle.found.writes:
+        expected = "expected an attached model without causal attention, whose rows have factors of their own"
+        raise ValueError(f"{expected}, got {type(handle.model).__name__}: export the model itself")
     priors = [settings.prior(site.index, site.heads) for site in handle.sites]
     # a power that is learned is always used: whether it is 0 would have to be read
     priors = [replace(prior, power=prior.power.detach().clone().requires_grad_()) for prior in priors]
