@@ -13,7 +13,7 @@ import transformers as tf
 from torch import Tensor
 
 import gpattention
-from gpattention.hosts import Handle, TokenUncertainty
+from gpattention.hosts import Handle, TokenUncertainty, language
 from gpattention.hosts.language import encode, prediction_scores, window_means
 from gpattention.hosts.tokens import SCORES
 from tests.hosts.decoder_hosts import ITEMS, TOKENS, VOCABULARY, decoder, packed, sequences, texts
@@ -97,6 +97,25 @@ def test_the_profile_is_the_log_variance_of_the_unit_process() -> None:
     assert found.profile.shape == (ITEMS, TOKENS, 8)
     torch.testing.assert_close(found.log_variance, found.profile.mean(-1))
     assert float(found.profile.max()) <= 0
+
+
+@pytest.mark.parametrize("name", ["grouped llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_layers_together_are_layers_apart(
+    name: str, padding: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, inputs = attached(name), texts(padding)
+    handle.fit(held_out(), **FITTING)
+    alone = handle.token_uncertainty(inputs, heads=True)
+    prompt = {n: x for n, x in inputs.items() if n != "position_ids"}
+    first = TokenUncertainty.join(handle.generate(prompt, 3))
+    monkeypatch.setattr(language, "TOGETHER_ON", ("cpu",))
+    found = handle.token_uncertainty(inputs, heads=True)
+    assert found.columns == alone.columns
+    torch.testing.assert_close(found.profile[found.real], alone.profile[found.real], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.log_pivot[found.real], alone.log_pivot[found.real], rtol=1e-4, atol=1e-4)
+    again = TokenUncertainty.join(handle.generate(prompt, 3))
+    torch.testing.assert_close(again.log_variance, first.log_variance, rtol=1e-4, atol=1e-4)
 
 
 def test_packed_texts_are_those_apart() -> None:

@@ -534,7 +534,7 @@ def causal_unit_variance(
     Args:
         q: queries, as the kernel sees them; heads h of keys serve H / G heads of queries each.
         k: keys, likewise.
-        noise: sigma^2, one number or one for each head of keys.
+        noise: sigma^2, one number or one for each head of keys, [G] or [B, G].
         sight: which keys the rows see; None for plain causal attention.
 
     Returns:
@@ -554,7 +554,7 @@ def causal_unit_variance(
     if len(sight.count) < B and not sight.shares:
         assert sight.visible is not None
         sight = Sight(sight.visible.expand(B, -1, -1), max_keys=sight.max_keys)
-    noise = _noise_of(noise, k)  # [G, 1, 1] or [1, 1]
+    noise = _noise_of(noise, k)  # [1, 1], [G, 1, 1] or [B, G, 1, 1]
     grouped = q.unflatten(1, (G, -1))  # [B, G, g, Q, C]
     unit = q.new_zeros(B, G, H // G, Q)
     of_keys = q.new_ones(B, G, Q)
@@ -573,10 +573,11 @@ def causal_unit_variance(
         assert group.rows is not None
         assert group.real is not None
         runs, keys, rows = group.runs, group.keys, group.rows
+        own_noise = noise if noise.ndim < 4 else noise[runs]
         heads = torch.arange(G, device=k.device)[None, :, None]
         own_k = k[runs[:, None, None], heads, keys[:, None]]  # [R, G, N, C]
         own_q = grouped.transpose(2, 3)[runs[:, None, None], heads, rows[:, None]].transpose(2, 3)
-        u, pivots = _prefix_variance(own_q, keep_rows(own_k, group.real[:, None]), noise, group)
+        u, pivots = _prefix_variance(own_q, keep_rows(own_k, group.real[:, None]), own_noise, group)
         run, place = (rows >= 0).nonzero().unbind(-1)  # [all rows]
         item, row = runs[run], rows[run, place]
         unit[item, :, :, row] = u[run, :, :, place]
@@ -596,7 +597,7 @@ def _check_heads(q: Tensor, k: Tensor) -> tuple[torch.Size, torch.Size]:
 
 
 def _noise_of(noise: Scalar, k: Tensor) -> Tensor:
-    """sigma^2 of every head of keys.  [G, 1, 1] or [1, 1]"""
+    """sigma^2 of every head of keys.  [1, 1], [G, 1, 1] or [B, G, 1, 1]"""
     check_parameter("noise", noise)
     return as_parameter("noise", noise, k.shape[:-2], k, k.dtype)
 
@@ -669,11 +670,12 @@ def _fill_alone(
         keys = keep_rows(
             k[item[:, None, None], heads, alone.keys[some][:, None]], real[:, None]
         )  # [P, G, m, C]
-        M = with_diagonal(gram(keys), noise, real[:, None])  # [P, G, m, m]
-        L = cholesky(M, name="kappa(k, k) + noise I", noise=noise)
+        own = noise if noise.ndim < 4 else noise[item]  # [G, 1, 1] or [P, G, 1, 1]
+        M = with_diagonal(gram(keys), own, real[:, None])  # [P, G, m, m]
+        L = cholesky(M, name="kappa(k, k) + noise I", noise=own)
         K_kq = cross_gram(keys, q[item, :, :, row]) * real[:, None, :, None]  # [P, G, m, g]
         u = 1 - solve_triangular(L, K_kq, upper=False).square().sum(-2)  # [P, G, g]
-        unit[item, :, :, row] = _bounded(u, noise[..., 0], real.sum(-1)[:, None, None])
+        unit[item, :, :, row] = _bounded(u, own[..., 0], real.sum(-1)[:, None, None])
         of_keys[item, :, row] = L[..., -1, -1].square()
 
 
@@ -685,7 +687,7 @@ class CausalVarianceState:
 
     Args:
         k: keys that came before, each item's own in front.  [B, G, K, C]
-        noise: sigma^2, one number or one for each head of keys.
+        noise: sigma^2, one number or one for each head of keys, [G] or [B, G].
         count: [B] how many they are; all if not given.
         max_keys: earlier keys that are conditioned on at most, as of `Sight`.
 

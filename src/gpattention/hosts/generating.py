@@ -23,13 +23,14 @@ from gpattention.hosts.language import (
     TokenUsual,
     as_rows,
     decoding_sites,
+    on_device,
     prediction_scores,
 )
 from gpattention.hosts.predict import uncompiled
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.sites import hooked
 from gpattention.hosts.tokens import TokenUncertainty
-from gpattention.hosts.variance import kernel_inputs, unit_variances
+from gpattention.hosts.variance import kernel_inputs
 from gpattention.models.predict import evaluating, model_device
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def generate(
     mask = inputs.get("attention_mask", torch.ones_like(ids)).to(device)
     if bool((mask[:, -1] == 0).any()):
         raise ValueError("expected texts with padding before them, got padding behind: pad on the left")
-    loop = _Loop(runner, settings.to(device), host, mask)
+    loop = _Loop(runner, on_device(settings, device), host, mask)
     return _tokens(loop, ids, _ends(config, device), config, max_new_tokens, sampling, seed, usual, tokenizer)
 
 
@@ -223,32 +224,16 @@ class _Loop:
         """Of the last row of every site."""
         if self._stacks is None:
             self._stacks = self._stacked(calls)
-            return self._directly(calls, range(len(self._runner.sites)))
-        rows: dict[int, tuple[Tensor, Tensor]] = {}
-        for stack in self._stacks:
-            rows |= stack.append(calls)
-        alone = self._directly(calls, [n for n in calls if n not in rows])
-        heads, left = Heads.none(), iter(range(len(alone.log_u)))
+            rows: dict[int, tuple[Tensor, Tensor]] = {}
+        else:
+            rows = {n: row for stack in self._stacks for n, row in stack.append(calls).items()}
+        heads = Heads(self._settings, self._runner.max_keys)
         for site in self._runner.sites:
             if site.index in rows:
                 heads.add(site, *rows[site.index])
-            elif site.index in calls:
-                number = next(left)
-                heads.add(site, alone.log_u[number].exp(), alone.log_pivots[number].exp())
-        return heads
-
-    def _directly(self, calls: dict[int, AttentionCall], sites: Any) -> Heads:
-        """By themselves, as in a pass over the whole text."""
-        heads = Heads.none()
-        for index in sites:
-            if (call := calls.get(index)) is None:
-                continue
-            site = self._runner.sites[index]
-            noise = self._settings.prior(index, site.heads).noise
-            unit, of_keys = unit_variances(call, noise, self._settings.frame(index), self._runner.max_keys)
-            assert of_keys is not None
-            heads.add(site, unit[..., -1:], of_keys[..., -1:])
-        return heads
+            elif site.index in calls:  # by itself, as in a pass over the whole text
+                heads.see(site, calls[site.index])
+        return heads.last()
 
     def _stacked(self, calls: dict[int, AttentionCall]) -> "list[_Stack]":
         """Sites without a window, by the shape of their heads."""
@@ -291,7 +276,7 @@ class _Stack:
 
     def _placed(self, index: int, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """Queries and keys where the kernel sees them.  [B, H, Q, C], [B, G, K, C]"""
-        inputs = kernel_inputs(replace(call, v=call.v[..., :1]), self._settings.frame(index))
+        inputs = kernel_inputs(call, self._settings.frame(index))
         return inputs.x, inputs.y if self._shared else call.per_query_head(inputs.y)
 
     def append(self, calls: dict[int, AttentionCall]) -> dict[int, tuple[Tensor, Tensor]]:

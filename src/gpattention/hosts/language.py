@@ -30,7 +30,7 @@ from gpattention.hosts.fitting import (
 from gpattention.hosts.predict import real_tokens
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.tokens import SCORES, Score, TokenUncertainty
-from gpattention.hosts.variance import unit_variances
+from gpattention.hosts.variance import Placed, causal_variances, placed, unit_variances
 from gpattention.models.predict import Inputs, count_items, evaluating, iterate_rows, take
 from gpattention.strangeness.detectors import Gaussians, fit_gaussians, mahalanobis
 from gpattention.strangeness.strangeness import load_fitted, save_fitted
@@ -38,6 +38,7 @@ from gpattention.strangeness.strangeness import load_fitted, save_fitted
 if TYPE_CHECKING:
     from gpattention.hosts.attach import Runner
 
+TOGETHER_ON = ("cuda",)  # where the matrices of all layers are one batch
 TEXTS = 8  # that run at once, if not said otherwise
 ROWS = 256  # whose logits are looked at in full precision at once
 LEAST = -60.0  # a log variance: that of no variance would be no number
@@ -195,33 +196,70 @@ def as_rows(scores: dict[str, Tensor], shape: torch.Size) -> dict[str, Any]:
     return {name: x.view(shape) for name, x in scores.items()}
 
 
-@dataclass(eq=False)
 class Heads:
-    """Log variances of one pass, head by head."""
+    """Log variances of one pass, head by head.
 
-    names: list[str]
-    log_u: list[Tensor]  # [B, H, Q] each
-    log_pivots: list[Tensor]  # [B, G, Q] each
+    Args:
+        settings: whose noise and frames they have; the noise may lie on the CPU, where its values are looked
+            at.
+        max_keys: earlier keys that are conditioned on at most.
+    """
 
-    @classmethod
-    def none(cls) -> "Heads":
-        """Before the first call."""
-        return cls([], [], [])
+    def __init__(self, settings: Settings, max_keys: int) -> None:
+        self._settings, self._max_keys = settings, max_keys
+        self._waiting: dict[int, tuple[Site, Placed]] = {}  # by the number of the call
+        self.names: list[str] = []
+        self.log_u: list[Tensor | None] = []  # [B, H, Q] each
+        self.log_pivots: list[Tensor] = []  # [B, G, Q] each
+
+    def see(self, site: Site, call: AttentionCall) -> None:
+        """One call.  On a GPU causal ones wait for one another: many small matrices are one batch of them."""
+        noise = self._settings.prior(site.index, site.heads).noise
+        frame = self._settings.frame(site.index)
+        if call.past is not None and call.q.device.type in TOGETHER_ON:
+            self._waiting[len(self.log_u)] = site, placed(call, noise, frame)
+            self.names += _names(site, site.heads)
+            self.log_u.append(None)
+        else:
+            self.add(site, *unit_variances(call, noise, frame, self._max_keys))
 
     def add(self, site: Site, unit: Tensor, of_keys: Tensor | None) -> None:
-        """One call."""
-        self.names += [f"{site.title} head {head}" for head in range(unit.shape[1])]
+        """What is known of a call."""
+        self.names += _names(site, unit.shape[1])
         self.log_u.append(unit.log().clamp_min(LEAST))
         if of_keys is not None:
             self.log_pivots.append(of_keys.log())
 
+    def finish(self) -> None:
+        """Compute what waits."""
+        waiting, self._waiting = self._waiting, {}
+        rows = causal_variances([own for _, own in waiting.values()], self._max_keys)
+        for number, row in zip(waiting, rows, strict=True):
+            self.log_u[number] = row.unit.log().clamp_min(LEAST)
+            self.log_pivots.append(row.of_keys.log())
+
+    def last(self) -> "Heads":
+        """The last row of each."""
+        self.finish()
+        heads = Heads(self._settings, self._max_keys)
+        heads.names = self.names
+        heads.log_u = [None if x is None else x[..., -1:] for x in self.log_u]
+        heads.log_pivots = [x[..., -1:] for x in self.log_pivots]
+        return heads
+
     def profile(self) -> Tensor:
         """[B, Q, P]"""
-        return torch.cat(self.log_u, 1).mT
+        self.finish()
+        return torch.cat([x for x in self.log_u if x is not None], 1).mT
 
     def log_pivot(self) -> Tensor:
         """[B, Q]"""
+        self.finish()
         return torch.cat(self.log_pivots, 1).mean(1)
+
+
+def _names(site: Site, heads: int) -> list[str]:
+    return [f"{site.title} head {head}" for head in range(heads)]
 
 
 def decoding_sites(sites: Sequence[Site]) -> list[Site]:
@@ -271,7 +309,7 @@ def measure_tokens(
     decoding_sites(runner.sites)
     ids, items = ids_of(inputs), count_items(inputs)
     home, device = ids.device, runner.device(inputs)
-    settings, everywhere = settings.to(device), replace(runner, task="tokens")
+    settings, everywhere = on_device(settings, device), replace(runner, task="tokens")
     parts = []
     with evaluating(runner.model), deferred_checks() if device.type == "cuda" else nullcontext():
         for some in torch.arange(items).split(TEXTS if batch_size is None else batch_size):
@@ -285,14 +323,26 @@ def measure_tokens(
     return TokenUncertainty.join(parts, axis="texts")
 
 
+def on_device(settings: Settings, device: torch.device) -> Settings:
+    """Frames where the model computes, the rest on the CPU, where it is looked at without waiting.
+
+    Args:
+        settings: of a handle.
+        device: the model's.
+
+    Returns:
+        The same settings.
+    """
+    return replace(settings.to("cpu"), frames=settings.to(device).frames)
+
+
 def _measure(runner: "Runner", settings: Settings, inputs: Inputs, tokenizer: Any) -> TokenUncertainty:
     """One batch on the model's device, the profile of all heads with it."""
-    ids, heads = ids_of(inputs), Heads.none()
+    ids, heads = ids_of(inputs), Heads(settings, runner.max_keys)
 
     def hook(site: Site, call: AttentionCall) -> Tensor:
         if site.attends != "all":
-            prior = settings.prior(site.index, site.heads)
-            heads.add(site, *unit_variances(call, prior.noise, settings.frame(site.index), runner.max_keys))
+            heads.see(site, call)
         return call.mean
 
     logits = runner.answer(inputs, hook)  # [B, N, V]

@@ -24,12 +24,13 @@ the unit-amplitude process z_o at the queries, put around the host's mean.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gpattention.gp import (
+    CausalVariance,
     UnitProcess,
     causal_unit_variance,
     direct_posterior,
@@ -45,6 +46,9 @@ from gpattention.gp import (
 )
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Site
 from gpattention.numerics import compute_dtype, full_precision
+
+if TYPE_CHECKING:
+    from gpattention.hosts.families.decoders import Past
 
 Alignment: TypeAlias = Literal["none", "isotropic", "full"]
 ALIGNMENTS: tuple[Alignment, ...] = ("none", "isotropic", "full")
@@ -154,6 +158,7 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
 
 
 MAX_KEYS = 256  # keys that are conditioned on by default
+TOGETHER = 2**27  # entries of the matrices of several calls, at once
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ def log_stddev(
     """
     inputs = kernel_inputs(call, frame)
     u, _ = _unit_variances(call, inputs, prior.noise, max_keys)  # [B, H, Q]
-    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + inputs.log_unit  # [B, H, Q]
+    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + _log_unit(call, frame)  # [B, H, Q]
     used = prior.power.requires_grad or bool((prior.power != 0).any())
     if call.form != "rbf" and used:
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
@@ -202,24 +207,70 @@ def unit_variances(
     call: AttentionCall, noise: Tensor, frame: Frame | None, max_keys: int = MAX_KEYS
 ) -> tuple[Tensor, Tensor | None]:
     """u_i alone [B, H, Q], and of rows that see their past the noisy variance of their own keys [B, G, Q]."""
-    return _unit_variances(call, kernel_inputs(replace(call, v=call.v[..., :1]), frame), noise, max_keys)
+    return _unit_variances(call, kernel_inputs(call, frame), noise, max_keys)
 
 
 def _unit_variances(
     call: AttentionCall, inputs: "KernelInputs", noise: Tensor, max_keys: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Of rows that see their past, heads of queries that share keys, and noise, share a factor."""
-    y, mask, noise, groups = inputs.y, inputs.mask, noise.to(inputs.y), call.groups
-    if call.past is None:
-        if y.shape[-2] > max_keys:
-            y, mask = thinned(y, mask, max_keys)
-        return _unit_variance(inputs.x, y, mask, noise), None
-    if bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
+    """Of either kind of attention."""
+    y, mask = inputs.y, inputs.mask
+    if call.past is not None:
+        (found,) = causal_variances([_placed(call, inputs, noise)], max_keys)
+        return found.unit, found.of_keys
+    if y.shape[-2] > max_keys:
+        y, mask = thinned(y, mask, max_keys)
+    return _unit_variance(inputs.x, y, mask, noise.to(y)), None
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """One call of causal attention where the kernel sees it; heads of keys serve H / G of queries each."""
+
+    x: Tensor  # [B, H, Q, C]
+    y: Tensor  # [B, G, K, C]
+    noise: Tensor  # [G]
+    past: "Past"
+
+
+def placed(call: AttentionCall, noise: Tensor, frame: Frame | None) -> Placed:
+    """Heads of queries that share keys, and noise [H], share a factor."""
+    return _placed(call, kernel_inputs(call, frame), noise)
+
+
+def _placed(call: AttentionCall, inputs: "KernelInputs", noise: Tensor) -> Placed:
+    assert call.past is not None
+    x, y, groups = inputs.x, inputs.y, call.groups
+    if groups > 1 and bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
         noise = noise[::groups]
     else:
         y = call.per_query_head(y)
-    found = causal_unit_variance(inputs.x, y, noise=noise, sight=call.past.sight(max_keys))
-    return found.unit, found.of_keys
+    return Placed(x, y, noise.to(y), call.past)
+
+
+@full_precision
+def causal_variances(calls: Sequence[Placed], max_keys: int) -> list[CausalVariance]:
+    """Of several calls; those of one shape and one past are one batch of matrices, as far as memory takes."""
+    found: dict[int, CausalVariance] = {}
+    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for n, call in enumerate(calls):
+        alike[id(call.past), call.x.shape, call.y.shape].append(n)
+    for numbers in alike.values():
+        first = calls[numbers[0]]
+        items, heads, queries, _ = first.x.shape
+        entries = items * (heads + first.y.shape[1]) * queries * min(first.y.shape[2], max_keys + 1)
+        most = max(1, TOGETHER // entries)
+        for start in range(0, len(numbers), most):
+            some = numbers[start : start + most]
+            x, y = first.x, first.y
+            if len(numbers) > 1:
+                x, y = (torch.cat([getattr(calls[n], name) for n in some]) for name in ("x", "y"))
+            noise = torch.stack([calls[n].noise for n in some]).repeat_interleave(items, 0)  # [S B, G]
+            sight = first.past.sight(max_keys, len(some))
+            whole = causal_unit_variance(x, y, noise=noise, sight=sight)
+            parts = zip(whole.unit.split(items), whole.of_keys.split(items), strict=True)
+            found |= {n: CausalVariance(*part) for n, part in zip(some, parts, strict=True)}
+    return [found[n] for n in range(len(calls))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,30 +284,36 @@ class KernelInputs:
     q0: Tensor  # [H, 1, C] or [B, H, 1, C]
     k0: Tensor  # the same
     mask: Tensor | None  # [B, 1, K]
-    log_unit: Tensor  # [H, 1], [B, H, 1] or [B, H, Q]: log of the values' root mean square
 
 
 def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
     """Centre and align the queries and keys; padding counts for nothing, whatever is written there."""
     dtype = compute_dtype(call.q.dtype)
-    q, k, v = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask), keep_rows(call.v.to(dtype), call.mask)
+    q, k = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask)
     if frame is None and call.past is not None:  # means over tokens would look ahead
         q0 = k0 = q.new_zeros(1, 1, q.shape[-1])
-        log_unit = call.per_query_head(call.past.log_unit(v))
     elif frame is None:
-        power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
-        log_unit = 0.5 * power.clamp_min(1e-12).log()
         q0, k0 = real_mean(q, query_mask(call)), real_mean(k, call.mask)
     else:
-        log_unit = frame.unit.to(q)[:, None].log()
         q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:: call.groups, None]
     if call.form in ("rows", "rbf"):  # distances, which know no origin
-        return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask, log_unit)
+        return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask)
     if frame is None:
         x, y = q - q0, k - k0
     else:
         x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)[:: call.groups]
-    return KernelInputs(q, k, x, keep_rows(y, call.mask), q0, k0, call.mask, log_unit)
+    return KernelInputs(q, k, x, keep_rows(y, call.mask), q0, k0, call.mask)
+
+
+def _log_unit(call: AttentionCall, frame: Frame | None) -> Tensor:
+    """Log of the values' root mean square.  [H, 1], [B, H, 1], or of what each row sees [B, H, Q]"""
+    if frame is not None:
+        return frame.unit.to(call.v.device, compute_dtype(call.v.dtype))[:, None].log()
+    v = keep_rows(call.v.to(compute_dtype(call.v.dtype)), call.mask)
+    if call.past is not None:
+        return call.per_query_head(call.past.log_unit(v))
+    power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]  # [B, H, 1]
+    return 0.5 * power.clamp_min(1e-12).log()
 
 
 def _unit_variance(

@@ -14,6 +14,7 @@ before the cap, around the mean of those after it, and `process_mean` has nothin
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -60,14 +61,17 @@ class Past:
 
     def __init__(self, visible: Tensor | None, queries: int, keys: int, device: torch.device) -> None:
         self.visible, self.queries, self.keys, self.device = visible, queries, keys, device
-        self._sights: dict[int, Sight] = {}
+        self._sights: dict[tuple[int, int], Sight] = {}
 
-    def sight(self, max_keys: int) -> Sight:
-        """The rows sorted by which can share a factor, once for all sites."""
-        if max_keys not in self._sights:
+    def sight(self, max_keys: int, times: int = 1) -> Sight:
+        """The rows sorted by which can share a factor, once for all sites, so many of which come together."""
+        visible = self.visible
+        times = 1 if visible is None or len(visible) == 1 else times
+        if (max_keys, times) not in self._sights:
             numbers: dict[str, Any] = {"queries": self.queries, "keys": self.keys, "device": self.device}
-            self._sights[max_keys] = Sight(self.visible, max_keys=max_keys, **numbers)
-        return self._sights[max_keys]
+            visible = visible.repeat(times, 1, 1) if visible is not None and times > 1 else visible
+            self._sights[max_keys, times] = Sight(visible, max_keys=max_keys, **numbers)
+        return self._sights[max_keys, times]
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Which keys those rows see.  [B or 1, 1, rows, K]"""
@@ -82,7 +86,7 @@ class Past:
         """Rows that see a key.  [B or 1, 1, Q]"""
         return self.rows(0, self.queries).any(-1)
 
-    @property
+    @cached_property
     def real(self) -> Tensor | None:
         """Keys that some row sees, None where all are.  [B or 1, 1, K]"""
         return None if self.visible is None else self.visible.any(-2)[:, None]
