@@ -25,14 +25,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FILES = sorted((SOURCE / "gpattention").rglob("*.py"))
 
 PUBLIC = [
-    "ArdRbf", "CGPPosterior", "CausalCGPState", "CausalRow", "DirectPosterior", "ExactPosterior",
-    "ItemNoise", "LogDensity", "NoiseSource", "NonFiniteError", "NotPositiveDefiniteError",
-    "NumericalError", "Posterior", "SCGPPosterior", "SGPAPosterior", "ShardNoise", "TooFarApartError",
-    "UndefinedCovarianceError", "UnitProcess", "ard_rbf", "attention_entropy", "causal_cgp_posterior",
-    "cgp_posterior", "check_health", "deferred_checks", "direct_posterior", "distance_log_amplitude",
-    "exp_dot", "fill_rows", "fused_kernels", "health", "keep_rows", "kernel_attention", "kernel_weights",
-    "key_log_amplitude", "noise_floor", "query_exponent", "query_log_amplitude", "rbf", "real_mean",
-    "row_log_amplitude", "scgp_posterior", "sgpa_posterior", "softmax_attention", "softmax_posterior",
+    "ArdRbf", "CGPPosterior", "CausalCGPState", "CausalRow", "CausalVariance", "CausalVarianceState",
+    "DirectPosterior", "ExactPosterior", "ItemNoise", "LogDensity", "NoiseSource", "NonFiniteError",
+    "NotPositiveDefiniteError", "NumericalError", "Posterior", "SCGPPosterior", "SGPAPosterior",
+    "ShardNoise", "Sight", "TooFarApartError", "UndefinedCovarianceError", "UnitProcess", "ard_rbf",
+    "attention_entropy", "causal_cgp_posterior", "causal_unit_variance", "cgp_posterior", "check_health",
+    "deferred_checks", "direct_posterior", "distance_log_amplitude", "exp_dot", "fill_rows",
+    "fused_kernels", "health", "keep_rows", "kernel_attention", "kernel_weights", "key_log_amplitude",
+    "noise_floor", "query_exponent", "query_log_amplitude", "rbf", "real_mean", "row_log_amplitude",
+    "scgp_posterior", "sgpa_posterior", "softmax_attention", "softmax_posterior",
     "sparse_row_log_amplitude", "unit_variance", "why_not_fused", "without_padding",
 ]  # fmt: skip
 WITHOUT_EQUATION = {"check_health", "deferred_checks", "fused_kernels", "health", "why_not_fused"}

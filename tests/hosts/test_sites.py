@@ -29,12 +29,6 @@ def own(kind: str, **options: Any) -> nn.Module:
 
 
 REFUSED = {
-    "gpt2": (
-        lambda: tf.GPT2Model(tf.GPT2Config(n_embd=16, **SHORT, bos_token_id=0, eos_token_id=0)), "causal"
-    ),
-    "llama": (lambda: tf.LlamaModel(tf.LlamaConfig(**SIZES)), "causal"),
-    "grouped llama": (lambda: tf.LlamaModel(tf.LlamaConfig(**SIZES, num_key_value_heads=1)), "grouped-query"),
-    "decoding bert": (lambda: tf.BertModel(tf.BertConfig(**SIZES, is_decoder=True)), "causal"),
     "t5": (lambda: tf.T5EncoderModel(tf.T5Config(**T5)), "relative-position"),
     "deberta": (lambda: tf.DebertaV2Model(tf.DebertaV2Config(**DEBERTA)), "relative-position"),
     "mpnet": (lambda: tf.MPNetModel(tf.MPNetConfig(**SIZES)), "relative-position"),
@@ -79,9 +73,12 @@ def test_clip_text_is_causal_and_its_pictures_are_not() -> None:
     text = {**SIZES, "bos_token_id": 0, "eos_token_id": 1}
     config = tf.CLIPConfig(text_config=text, vision_config=IMAGES, projection_dim=8)
     found = find_sites(tf.CLIPModel(config))
-    assert [site.name.split(".")[0] for site in found.sites] == ["vision_model"]
-    assert [alone.name.split(".")[0] for alone in found.left_alone] == ["text_model"]
-    assert "causal" in found.left_alone[0].why
+    attends = [(site.name.split(".")[0], site.attends, site.index) for site in found.sites]
+    assert attends == [("text_model", "causal", 0), ("vision_model", "all", 1)]
+    only = found.convertible()
+    assert [(site.name.split(".")[0], site.index) for site in only.sites] == [("vision_model", 0)]
+    assert [alone.name.split(".")[0] for alone in only.left_alone] == ["text_model"]
+    assert "causal" in only.left_alone[0].why
 
 
 def test_sliding_windows_are_left_alone() -> None:

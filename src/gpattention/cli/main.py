@@ -30,6 +30,7 @@ COMMANDS = {
     "status": ("status", "show how far runs are"),
     "evaluate": ("evaluate", "evaluate finished runs"),
     "predict": ("predict", "predict images or sentences with a trained run"),
+    "tokens": ("tokens", "show what a language model knows of every token"),
     "report": ("report", "write one HTML page that compares runs"),
     "paper": ("report", "the paper's tables with ours beside them"),
     "reproduce": ("report", "train and evaluate all runs of a plan"),

@@ -5,7 +5,15 @@ Shapes lead with any batch axes: tokens [..., N, C], values [..., N, D], usually
 docs/derivations.
 """
 
-from gpattention.gp.causal import CausalCGPState, CausalRow, causal_cgp_posterior
+from gpattention.gp.causal import (
+    CausalCGPState,
+    CausalRow,
+    CausalVariance,
+    CausalVarianceState,
+    Sight,
+    causal_cgp_posterior,
+    causal_unit_variance,
+)
 from gpattention.gp.correlated import CGPPosterior, cgp_posterior
 from gpattention.gp.direct import (
     DirectPosterior,
@@ -51,13 +59,14 @@ from gpattention.numerics import (
 from gpattention.ops import ItemNoise, NoiseSource, ShardNoise, fused_kernels, why_not_fused
 
 __all__ = [
-    "ArdRbf", "CGPPosterior", "CausalCGPState", "CausalRow", "DirectPosterior", "ExactPosterior",
-    "ItemNoise", "LogDensity", "NoiseSource", "NonFiniteError", "NotPositiveDefiniteError",
-    "NumericalError", "Posterior", "SCGPPosterior", "SGPAPosterior", "ShardNoise", "TooFarApartError",
-    "UndefinedCovarianceError", "UnitProcess", "ard_rbf", "attention_entropy", "causal_cgp_posterior",
-    "cgp_posterior", "check_health", "deferred_checks", "direct_posterior", "distance_log_amplitude",
-    "exp_dot", "fill_rows", "fused_kernels", "health", "keep_rows", "kernel_attention", "kernel_weights",
-    "key_log_amplitude", "noise_floor", "query_exponent", "query_log_amplitude", "rbf", "real_mean",
-    "row_log_amplitude", "scgp_posterior", "sgpa_posterior", "softmax_attention", "softmax_posterior",
+    "ArdRbf", "CGPPosterior", "CausalCGPState", "CausalRow", "CausalVariance", "CausalVarianceState",
+    "DirectPosterior", "ExactPosterior", "ItemNoise", "LogDensity", "NoiseSource", "NonFiniteError",
+    "NotPositiveDefiniteError", "NumericalError", "Posterior", "SCGPPosterior", "SGPAPosterior",
+    "ShardNoise", "Sight", "TooFarApartError", "UndefinedCovarianceError", "UnitProcess", "ard_rbf",
+    "attention_entropy", "causal_cgp_posterior", "causal_unit_variance", "cgp_posterior", "check_health",
+    "deferred_checks", "direct_posterior", "distance_log_amplitude", "exp_dot", "fill_rows",
+    "fused_kernels", "health", "keep_rows", "kernel_attention", "kernel_weights", "key_log_amplitude",
+    "noise_floor", "query_exponent", "query_log_amplitude", "rbf", "real_mean", "row_log_amplitude",
+    "scgp_posterior", "sgpa_posterior", "softmax_attention", "softmax_posterior",
     "sparse_row_log_amplitude", "unit_variance", "why_not_fused", "without_padding",
 ]  # fmt: skip

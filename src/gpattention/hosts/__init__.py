@@ -10,13 +10,16 @@ from gpattention.hosts.convert import conversion_of, convert, from_pretrained, r
 from gpattention.hosts.export import export_onnx, export_program
 from gpattention.hosts.families.base import Site
 from gpattention.hosts.fitting import Candidate, Fit, FitOptions
+from gpattention.hosts.language import load_language_model
 from gpattention.hosts.predict import TokenPrediction, Values, predict
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.signals import signals
 from gpattention.hosts.sites import Found, LeftAlone, find_sites
+from gpattention.hosts.tokens import Span, TokenUncertainty
 
 __all__ = [
     "Candidate", "Conversion", "Fit", "FitOptions", "Found", "Handle", "LeftAlone", "Settings", "Site",
-    "TokenPrediction", "Values", "attach", "conversion_of", "convert", "export_onnx", "export_program",
-    "find_sites", "from_pretrained", "predict", "regularizer", "signals",
+    "Span", "TokenPrediction", "TokenUncertainty", "Values", "attach", "conversion_of", "convert",
+    "export_onnx", "export_program", "find_sites", "from_pretrained", "load_language_model", "predict",
+    "regularizer", "signals",
 ]  # fmt: skip

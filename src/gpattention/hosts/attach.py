@@ -4,7 +4,7 @@
 runs, hooks at the model's attention sites see every call of attention and say what the model goes on with.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +13,21 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from gpattention.checks import check_count, check_whole
+from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.gp import ItemNoise
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Context, Site
 from gpattention.hosts.fitting import Data, Fit, FitOptions, collect_batches, fit_settings
+from gpattention.hosts.generating import Sampling, generate
+from gpattention.hosts.language import (
+    OF_TOKENS,
+    TokenUsual,
+    as_inputs,
+    fit_language,
+    measure_tokens,
+    text_batches,
+    window_means,
+)
+from gpattention.hosts.painting import pieces_of
 from gpattention.hosts.predict import (
     Call,
     Reader,
@@ -24,13 +35,15 @@ from gpattention.hosts.predict import (
     Task,
     call_model,
     check_module,
+    generates,
     make_result,
     uncompiled,
 )
 from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
 from gpattention.hosts.signals import Head, attached_signals
 from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
-from gpattention.hosts.usual import Usual, fit_usual
+from gpattention.hosts.tokens import FLAGS_BY, SCORES, Score, Span, TokenUncertainty, spans_of
+from gpattention.hosts.usual import NOT_FITTED, Usual, fit_usual
 from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
 from gpattention.models import Prediction, Signals
 from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device, run_samples
@@ -135,17 +148,20 @@ class Handle:
     Args:
         runner: the model and how it is run.
         found: where it attends.
+        tokenizer: of a language model.
 
     Attributes:
         model: the host.
         sites: where it attends.
+        tokenizer: as given to `attach`.
     """
 
-    def __init__(self, runner: Runner, found: Found) -> None:
-        self._runner, self.found = runner, found
+    def __init__(self, runner: Runner, found: Found, tokenizer: Any = None) -> None:
+        self._runner, self.found, self.tokenizer = runner, found, tokenizer
         self.model, self.sites = runner.model, found.sites
         self._settings = initial_settings(found.sites)
         self._attached, self._head, self._usual = True, Head(), Usual()
+        self._tokens: TokenUsual | None = None
 
     @property
     def task(self) -> Task | None:
@@ -167,7 +183,8 @@ class Handle:
             raise ValueError(f"expected settings.draws for {shape[0]} sites, got {count}")
         if bool((settings.scale < 0).any()) or bool((settings.noise <= 0).any()):
             raise ValueError("expected settings with scale >= 0 and noise > 0, got others")
-        self._settings, self._usual = settings, Usual()  # by other settings signals are others
+        # by other settings signals are others
+        self._settings, self._usual, self._tokens = settings, Usual(), None
 
     def predict(
         self,
@@ -178,6 +195,7 @@ class Handle:
         batch_size: int | None = None,
         variances: bool = False,
         first_item: int = 0,
+        tokens: bool = False,
         progress: Progress | None = None,
     ) -> Result:
         """Predict with uncertainty, in evaluation mode and without gradients.
@@ -193,6 +211,8 @@ class Handle:
                 whose memory suffices.
             variances: add each site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
             first_item: number of the first item, where the inputs are a part of more.
+            tokens: of a language model, what it says after every token, with samples=0 alone: otherwise its
+                answer is the `Prediction` of the token that follows the text.
             progress: called with how many rows are done, and how many there are.
 
         Returns:
@@ -207,6 +227,12 @@ class Handle:
         samples, seed = check_count("samples", samples, least=0), check_whole("seed", seed)
         # once: a thread may change the settings meanwhile
         adaptive, own, runner = self._usual.temperature, self._settings, self._runner
+        if tokens:
+            if samples > 0:
+                raise ValueError(
+                    f"expected samples=0 for tokens=True, got {samples}: draws of all are too many"
+                )
+            runner = replace(runner, task="tokens")
         if variances:
             own.warn_unfitted(stacklevel=3)
         drawn = samples > 0 and own.any_drawn
@@ -314,10 +340,12 @@ class Handle:
         """Fit scales, noise, powers and which sites draw on held-out data, by negative log-likelihood.
 
         Where drawing does not help on the part of the data kept back from the fit, the scales become 0 and
-        the model stays as it is.  What is usual is fitted along, for `strangeness` and `flag`.
+        the model stays as it is.  What is usual is fitted along, for `strangeness` and `flag`; of a language
+        model it is what is usual for every token, for `token_uncertainty` and `flag_spans`.
 
         Args:
-            data: a loader of (inputs, labels) or of mappings with "labels", a pair of them, or the inputs.
+            data: a loader of (inputs, labels) or of mappings with "labels", a pair of them, or the inputs; of
+                a language model texts, or inputs whose own tokens are the labels.
             labels: of `data`, where that is inputs alone.
             shifted: the same items in the same order, synthetically shifted, by the names of at least two
                 shifts: inputs, or a loader each.  The strangeness is then made of what tells them apart.
@@ -335,6 +363,8 @@ class Handle:
         self._check_attached()
         adaptive = options.get("temperature") == "adaptive"
         chosen = FitOptions(**{**options, "temperature": True} if adaptive else options)
+        if self.found.writes and self.task in (None, "causal") and generates(self.model):
+            return self._fit_language(data, labels, chosen, unused={"shifted": shifted, "adaptive": adaptive})
         batches = collect_batches(data, labels, chosen.items)
         with torch.inference_mode(False):  # the fit differentiates, wherever it is called
             fit = fit_settings(self._runner, self._settings, batches, chosen)
@@ -345,6 +375,125 @@ class Handle:
             )
         self._settings, self._usual = fit.settings, usual
         return fit
+
+    def _fit_language(
+        self, data: Data, labels: Tensor | None, options: FitOptions, unused: Mapping[str, Any]
+    ) -> Fit:
+        """Fit frames, a scale, and what is usual for every token."""
+        if given := [name for name, value in unused.items() if value]:
+            raise ValueError(f"expected held-out texts alone for a language model, got {', '.join(given)}")
+        batches = text_batches(data, labels, self.tokenizer, options.items)
+        fit, tokens = fit_language(self._runner, self._settings, batches, options, self.tokenizer)
+        self._settings, self._usual, self._tokens = fit.settings, Usual(why_not=OF_TOKENS), tokens
+        return fit
+
+    def token_uncertainty(
+        self,
+        inputs: Inputs | Mapping[str, Any] | str | Sequence[str],
+        *,
+        heads: bool = False,
+        batch_size: int | None = None,
+    ) -> TokenUncertainty:
+        """What a language model says of every token: one plain pass, which draws nothing.
+
+        Args:
+            inputs: a text or several, where `attach` was given a tokenizer; a tensor of ids, or a mapping of
+                tensors, with the batch first.
+            heads: keep the log variance of every head, the `profile`.
+            batch_size: texts that run at once, 8 if not given.
+
+        Returns:
+            Scores of every token; after a fit also how far they are from what is usual.
+
+        Raises:
+            ValueError: for a model without causal attention, and a handle that was detached.
+
+        >>> handle.token_uncertainty("The capital of France is Madrid.").show()
+        """
+        self._check_attached()
+        self._settings.warn_about_origin(stacklevel=3)
+        options: dict[str, Any] = {"heads": heads, "batch_size": batch_size, "tokenizer": self.tokenizer}
+        given = as_inputs(inputs, self.tokenizer)
+        return measure_tokens(self._runner, self._settings, given, usual=self._tokens, **options)
+
+    def generate(
+        self,
+        inputs: Inputs | Mapping[str, Any] | str | Sequence[str],
+        max_new_tokens: int = 20,
+        *,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Iterator[TokenUncertainty]:
+        """Continue texts, token by token: the ids are those of the model's own `generate`, without beams.
+
+        Args:
+            inputs: texts or ids, as in `token_uncertainty`; padding comes first.
+            max_new_tokens: most tokens; texts that end before go on with padding, whose rows are not real.
+            do_sample: choose at random, else the likeliest.
+            temperature: divides the logits of random choices.
+            top_p: least probability of the likeliest tokens that are chosen among.
+            seed: of random choices; the ids are those after `torch.manual_seed(seed)`.
+
+        Returns:
+            An iterator over rows, one a token, which is `next_ids`; `TokenUncertainty.join` makes one of
+            them.
+
+        Raises:
+            ValueError: for encoder-decoders, for settings of the model that would change ids in other ways,
+                and a handle that was detached.
+
+        >>> steps = list(handle.generate("Once upon a time", max_new_tokens=30))
+        >>> TokenUncertainty.join(steps).show()
+        """
+        self._check_attached()
+        self._settings.warn_about_origin(stacklevel=3)
+        given = as_inputs(inputs, self.tokenizer, left=True)
+        given = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
+        how = Sampling(do_sample, temperature, top_p)
+        known: dict[str, Any] = {"usual": self._tokens, "tokenizer": self.tokenizer}
+        most: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": how, "seed": seed}
+        return generate(self._runner, self._settings, given, **most, **known)
+
+    def flag_spans(
+        self,
+        inputs: Inputs | Mapping[str, Any] | str | Sequence[str] | TokenUncertainty,
+        rate: float = 0.01,
+        *,
+        by: Score = FLAGS_BY,
+        batch_size: int | None = None,
+    ) -> list[Span]:
+        """Spans of texts that are not like the held-out texts of `fit`.
+
+        A token is flagged where the mean of its score over the 8 tokens around it, in deviations from what is
+        usual at their positions, is larger than it is for all but `rate` of held-out tokens.
+
+        Args:
+            inputs: as in `token_uncertainty`, or what that gave.
+            rate: share of usual tokens that are flagged all the same.
+            by: which score.
+            batch_size: as in `token_uncertainty`.
+
+        Returns:
+            Runs of flagged tokens, text by text.
+
+        Raises:
+            ValueError: for a handle that was not fitted, or was detached, and rates that its texts cannot
+                show.
+
+        >>> handle.flag_spans(text)
+        """
+        self._check_attached()
+        if self._tokens is None:
+            raise ValueError(f"{NOT_FITTED} for language models (held-out texts)")
+        check_choice("by", by, SCORES)
+        found = inputs
+        if not isinstance(found, TokenUncertainty):
+            found = self.token_uncertainty(found, batch_size=batch_size)
+        means = window_means(found.score(by, standardised=True), found.real)
+        flagged = found.real & (means >= self._tokens.threshold(by, rate))
+        return spans_of(flagged, means, [pieces_of(self.tokenizer, line) for line in found.ids.tolist()])
 
     def strangeness(self, inputs: Inputs | Iterable[Any], **options: Any) -> Explanation:
         """How strange inputs are beside the held-out items of `fit`, and by what.
@@ -416,6 +565,10 @@ class Handle:
         """
         save_settings(Path(folder), [site.name for site in self.sites], self._settings)
         self._usual.save(Path(folder))
+        if self._tokens is not None:
+            self._tokens.save(Path(folder))
+        else:
+            TokenUsual.remove(Path(folder))
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for the same model.
@@ -428,9 +581,9 @@ class Handle:
             ValueError: for anything unexpected; nothing is loaded then.
         """
         sites, settings = load_settings(Path(folder))
-        usual = Usual.load(Path(folder))
+        usual, tokens = Usual.load(Path(folder)), TokenUsual.load(Path(folder))
         self._take(sites, settings, str(folder))
-        self._usual = usual
+        self._usual, self._tokens = usual, tokens
 
     def state_dict(self) -> dict[str, Any]:
         """Give the settings as a mapping, say for a checkpoint of one's own; `save` writes files.
@@ -485,6 +638,7 @@ class Handle:
 
 def attach(
     model: nn.Module,
+    tokenizer: Any = None,
     *,
     task: Task | None = None,
     call: Call | None = None,
@@ -493,13 +647,16 @@ def attach(
 ) -> Handle:
     """Give the softmax attention of `model` its Gaussian-process variance, without changing its predictions.
 
-    `nn.MultiheadAttention` (also inside `nn.TransformerEncoder`), encoders of Hugging Face transformers,
-    timm's vision transformers, and our own softmax and kernel models.  Causal, grouped-query,
-    relative-position and ALiBi attention is left alone by name; a model with nothing else is refused.
+    `nn.MultiheadAttention` (also inside `nn.TransformerEncoder`), encoders and decoders of Hugging Face
+    transformers, timm's vision transformers, and our own softmax and kernel models.  Relative-position and
+    ALiBi attention, and causal attention of other libraries, is left alone by name; a model with nothing else
+    is refused.
 
     Args:
         model: any module; it stays what it is.
-        task: "classification", "tokens", "regression" or "embedding"; seen from the output if not given.
+        tokenizer: of a language model, so that texts may be given and are shown as such.
+        task: "classification", "tokens", "regression", "embedding", or "causal" for a language model, whose
+            labels are its own tokens, shifted by one; seen from the output if not given.
         call: how to run the model: `call(model, inputs)` gives its output with the batch first.
         max_keys: longer sequences condition on this many of their keys, evenly spaced (the sparse form).
         max_log_amplitude: cap of the tempered log amplitude over its mean.
@@ -523,4 +680,4 @@ def attach(
         expected = f"expected a model with softmax attention, got {type(model).__name__} with none"
         raise ValueError(f"{expected}:\n{found}\nwhat would be found: {FOUND_FORMS}")
     runner = Runner(model, call or call_model, task, "attach", found.sites, max_keys, max_log_amplitude)
-    return Handle(runner, found)
+    return Handle(runner, found, tokenizer)

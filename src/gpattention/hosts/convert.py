@@ -72,7 +72,7 @@ def convert(
     if conversion_of(model) is not None:
         raise ValueError("expected a model that is not converted yet, got one that is")
     record = conversion.Conversion(kind, draw=draw, seed=seed, options=options)
-    found = find_sites(model)
+    found = find_sites(model).convertible()
     sites = _chosen(found.sites, layers)
     if not sites:
         forms = f"what would be found: {FOUND_FORMS}"

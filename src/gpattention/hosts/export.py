@@ -124,6 +124,9 @@ def _measuring(handle: Handle) -> Callable[[Inputs], tuple[Tensor, ...]]:
     It reads no value of any tensor.
     """
     runner, settings = handle._runner, handle.settings
+    if handle.found.writes:
+        expected = "expected an attached model without causal attention, whose rows have factors of their own"
+        raise ValueError(f"{expected}, got {type(handle.model).__name__}: export the model itself")
 
     def answer(inputs: Inputs) -> tuple[Tensor, ...]:
         variances: list[Tensor] = []

@@ -21,7 +21,7 @@ from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.hosts.families.base import AttentionHook
 from gpattention.hosts.predict import Task
 from gpattention.hosts.settings import Settings
-from gpattention.hosts.variance import ALIGNMENTS, Alignment, measure_frames
+from gpattention.hosts.variance import ALIGNMENTS, Alignment, Frame, measure_frames
 from gpattention.models.predict import Inputs, count_items, device_of, evaluating, iterate_rows, take
 from gpattention.models.prediction import label_log_likelihoods, least_of, profile_temperature
 
@@ -173,13 +173,7 @@ def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", opti
         if not kept_back:
             count = sum(map(len, batches))
             raise ValueError(f"expected at least 4 items to fit to and choose by, got {count}")
-
-        def run(hook: AttentionHook) -> None:
-            for batch in options.reported("frames", fitted):
-                for items in torch.arange(len(batch)).split(options.rows):
-                    runner.answer(take(batch.inputs, items, device), hook)
-
-        frames = measure_frames(runner.sites, options.alignment, run)
+        frames = frames_of(runner, fitted, options)
         settings = replace(start.to(device), frames=frames, draws=(True,) * len(runner.sites))
         scorer = Scorer(runner, options, runner.task)
         fit = _choose(scorer, _candidates(scorer, settings, fitted), fitted, kept_back)
@@ -285,6 +279,17 @@ def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
     if len(wrong) > 0:
         known = f"from 0 to {width - 1}, or {IGNORED} for what does not count"
         raise ValueError(f"expected labels {known}, got {int(wrong[0])}")
+
+
+def frames_of(runner: "Runner", batches: list[Batch], options: FitOptions) -> tuple[Frame, ...]:
+    """Frames of all sites, by two runs over the data."""
+
+    def run(hook: AttentionHook) -> None:
+        for batch in options.reported("frames", batches):
+            for items in torch.arange(len(batch)).split(options.rows):
+                runner.answer(take(batch.inputs, items, runner.device(batch.inputs)), hook)
+
+    return measure_frames(runner.sites, options.alignment, run)
 
 
 def _comparable(answers: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:

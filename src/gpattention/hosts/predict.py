@@ -6,7 +6,7 @@ passed, all shapes are as expected and every number is wrong; with fewer rows th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TextIO, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.layers import Request, converted_layers
+from gpattention.hosts.painting import Painted, levels_of, show_lines
 from gpattention.models import Prediction, Transformer
 from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, run_samples, take
 from gpattention.models.prediction import differ, warn_undrawn
 
-Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding"]
-TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding")
+# "causal": logits of the token that follows each, of which the last one is the answer
+Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding", "causal"]
+TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding", "causal")
 Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
 
 
@@ -131,6 +133,41 @@ class TokenPrediction:
         """Whether the logits are draws."""
         return self.tokens.drawn
 
+    def show(
+        self,
+        pieces: Sequence[Sequence[str]] | None = None,
+        by: Literal["entropy", "confidence", "mutual_information"] = "entropy",
+        *,
+        file: TextIO | None = None,
+    ) -> None:
+        """Print the texts in colours: the deeper, the less sure of a token's class, by ranks in its text.
+
+        Args:
+            pieces: what is shown for every token, [B, N] of them; the number of its class if not given.
+            by: "entropy", "confidence" (the least is deepest) or "mutual_information".
+            file: where to; standard output if not given.
+
+        Raises:
+            ValueError: for other names, and other numbers of pieces.
+
+        >>> prediction.show([[tokenizer.decode(i) + " " for i in ids] for ids in inputs["input_ids"]])
+        """
+        check_choice("by", by, ("entropy", "confidence", "mutual_information"))
+        if pieces is None:
+            pieces = [[f"{label} " for label in line] for line in self.label.tolist()]
+        if [len(line) for line in pieces] != [self.real.shape[1]] * len(self):
+            expected = f"expected pieces for {len(self)} texts of {self.real.shape[1]} tokens"
+            raise ValueError(f"{expected}, got {[len(line) for line in pieces]}")
+        values = -self.confidence if by == "confidence" else getattr(self, by)
+        lines = []
+        for own, numbers, real in zip(pieces, values, self.real, strict=True):
+            shown = [piece for piece, kept in zip(own, real.tolist(), strict=True) if kept]
+            levels = levels_of(numbers.detach().double().cpu()[real.cpu()], standardised=False)
+            lines.append(Painted(shown, levels, [""] * len(shown)))
+        show_lines(
+            f"{by.replace('_', ' ')} of each token's class, in ranks within the text", lines, file=file
+        )
+
     @property
     def of_real_tokens(self) -> Prediction:
         """The prediction of all tokens that are not padding, one after the other."""
@@ -154,11 +191,11 @@ def make_result(
     residual: float = 0.0,
 ) -> Result:
     """What was drawn, as the task has it."""
-    if task == "classification":
+    if task in ("classification", "causal"):
         return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
     if task == "tokens":
         flat = Prediction.from_logits(answers.flatten(1, 2) / temperature, drawn=drawn)
-        return TokenPrediction(flat, _real_tokens(inputs, tuple(answers.shape[1:3])))
+        return TokenPrediction(flat, real_tokens(inputs, tuple(answers.shape[1:3])))
     return Values.from_draws(answers, residual if task == "regression" else 0.0, drawn=drawn)
 
 
@@ -255,7 +292,15 @@ def _find_task(model: nn.Module, output: Any) -> Task:
         raise ValueError(f"expected one class per item, got problem_type={problem!r}: pass task= and call=")
     if problem == "regression" or logits.ndim == 1 or (logits.shape[-1] == 1 and logits.ndim == 2):
         return "regression"
-    return "tokens" if logits.ndim == 3 else "classification"
+    if logits.ndim == 2:
+        return "classification"
+    return "causal" if generates(model) else "tokens"
+
+
+def generates(model: nn.Module) -> bool:
+    """Whether the model's library continues texts with it."""
+    asked = getattr(model, "can_generate", None)
+    return callable(asked) and bool(asked())
 
 
 def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
@@ -266,6 +311,10 @@ def _read(output: Any, task: Task, inputs: Inputs) -> Tensor:
         raise _unread(output, f"logits for task={task!r}")
     if task == "regression" and logits.ndim == 1:
         logits = logits[:, None]
+    if task == "causal" and logits.ndim == 3:
+        real = real_tokens(inputs, tuple(logits.shape[:2])).to(logits.device)
+        last = real.long().cumsum(-1).argmax(-1)  # [B]
+        return logits[torch.arange(len(logits), device=logits.device), last]
     wanted = 3 if task == "tokens" else 2
     if logits.ndim != wanted:
         raise ValueError(f"expected logits of {wanted} axes for task={task!r}, got {tuple(logits.shape)}")
@@ -277,9 +326,11 @@ def _unread(output: Any, part: str) -> ValueError:
     return ValueError(f"expected an output with {part}, got {found}: pass call=, which gives a tensor")
 
 
-def _real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
+def real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
     """Tokens that are not padding, as the attention mask of the inputs says.  [B, N]"""
-    mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
+    of_decoder = not isinstance(inputs, Tensor) and "decoder_input_ids" in inputs
+    name = "decoder_attention_mask" if of_decoder else "attention_mask"
+    mask = None if isinstance(inputs, Tensor) else inputs.get(name)
     if mask is None or tuple(mask.shape) != shape:
         return torch.ones(shape, dtype=torch.bool)
     return mask.bool()
@@ -298,7 +349,7 @@ def _pooled(output: Any, inputs: Inputs) -> Tensor:
         raise _unread(output, "last_hidden_state")
     if states.ndim == 2:
         return states
-    real = _real_tokens(inputs, tuple(states.shape[:2])).to(states.device)[..., None]  # [B, N, 1]
+    real = real_tokens(inputs, tuple(states.shape[:2])).to(states.device)[..., None]  # [B, N, 1]
     return torch.where(real, states, 0.0).sum(1) / real.sum(1).clamp_min(1)
 
 
@@ -337,7 +388,8 @@ def predict(
         inputs: a tensor or a mapping of tensors, with the batch first.
         samples: number of draws; 0 is the mean.
         seed: of the draws.
-        task: "classification", "tokens", "regression" or "embedding"; seen from the output if not given.
+        task: "classification", "tokens", "regression", "embedding" or "causal"; seen from the output if not
+            given.
         call: how to run the model: `call(model, inputs)` gives its output with the batch first.
         batch_size: most rows (items times samples) that run at once: if not given 256, or 2000 on a GPU whose
             memory suffices.

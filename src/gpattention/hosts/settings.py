@@ -76,6 +76,15 @@ class Settings:
             return
         warnings.warn(f"variances {which} are no score: {helps}", stacklevel=stacklevel)
 
+    def warn_about_origin(self, stacklevel: int) -> None:
+        """Say that nothing tells yet where the queries and keys of causal attention lie."""
+        if not self.fitted:
+            why = (
+                "log variances of a handle that was not fitted are centred at the origin and say mostly how "
+                "long a text is. handle.fit(held_out_texts) fits them; entropy and surprise need no fit"
+            )
+            warnings.warn(why, stacklevel=stacklevel)
+
     def to(self, device: torch.device | str) -> "Settings":
         """The same on another device."""
         moved = {name: getattr(self, name).to(device) for name in ("scale", "noise", "power")}

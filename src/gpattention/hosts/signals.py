@@ -66,7 +66,7 @@ class Head:
 def in_cache(call: AttentionCall) -> list[AttentionCall]:
     """On a CPU, parts of the items whose matrices stay in its cache; items know nothing of each other."""
     items, heads, queries = call.mean.shape[:3]
-    if call.q.device.type != "cpu":
+    if call.q.device.type != "cpu" or call.past is not None:
         return [call]
     most = max(1, BLOCK // max(heads * queries * call.k.shape[-2], 1))
 
@@ -96,8 +96,11 @@ def attached_signals(
             if watch.wants_variance:
                 parts = [runner.log_std(site, part, own) for part in in_cache(call)]  # [b, H, Q] each
                 log_variance = 2 * torch.cat(parts)
-            dot = call.form in ("softmax", "exp_dot")
-            entropy = attention_entropy(call.q, call.k, dot=dot, mask=call.mask)  # [B, H, Q]
+            if call.past is not None:
+                entropy = call.past.entropy(call)  # [B, H, Q]
+            else:
+                dot = call.form in ("softmax", "exp_dot")
+                entropy = attention_entropy(call.q, call.k, dot=dot, mask=call.mask)
             watch.see(site.title, log_variance, entropy, call.mean[:, 0], query_mask(call))
             return call.mean
 
@@ -119,7 +122,8 @@ def signals(
     Args:
         model: what `convert` returned, or one of our own transformers.
         inputs: a tensor or a mapping of tensors, with the batch first, or a loader of such.
-        task: "classification", "tokens", "regression" or "embedding"; seen from the output if not given.
+        task: "classification", "tokens", "regression", "embedding" or "causal"; seen from the output if not
+            given.
         call: how to run the model: `call(model, inputs)` gives its output with the batch first.
         **options: `variance`, `per_token` and `batch_size`, as of `Handle.signals`.
 

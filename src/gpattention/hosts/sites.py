@@ -1,17 +1,18 @@
 """Where a model attends: the modules whose softmax can be read as a Gaussian-process mean (section 10).
 
-A module is a site when its attention is a softmax over dot products of as many query as key heads, masked
-by padding alone.  Everything else that looks like attention is left alone, with the reason.
+A module is a site when its attention is a softmax over dot products, masked by padding alone or, in decoders
+of Hugging Face's transformers, by whatever hides keys.  Everything else that looks like attention is left
+alone, with the reason.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from gpattention.hosts.families import FAMILIES
-from gpattention.hosts.families.base import AttentionHook, Site, attribute_reasons, heads_of
+from gpattention.hosts.families.base import CAUSAL, CROSS, AttentionHook, Site, attribute_reasons, heads_of
 
 FOUND_FORMS = ", ".join(family.forms for family in FAMILIES.values())
 _CONVERTED = "it was converted: its attention is a Gaussian process already"
@@ -45,6 +46,19 @@ class Found:
 
     sites: tuple[Site, ...]
     left_alone: tuple[LeftAlone, ...]
+
+    @property
+    def writes(self) -> bool:
+        """Whether some attention is a decoder's."""
+        return any(site.attends == "causal" for site in self.sites)
+
+    def convertible(self) -> "Found":
+        """The same with the attention of decoders left alone, which can be attached to and not converted."""
+        sites = [site for site in self.sites if site.attends == "all"]
+        why = {"causal": CAUSAL, "cross": CROSS}
+        decoders = [LeftAlone(s.name, s.kind, why[s.attends]) for s in self.sites if s.attends != "all"]
+        numbered = (replace(site, index=index) for index, site in enumerate(sites))
+        return Found(tuple(numbered), (*self.left_alone, *decoders))
 
     def __str__(self) -> str:
         rows = [(s.name, s.kind, s.family, f"{s.heads} heads of {s.head_dim}") for s in self.sites]
@@ -84,7 +98,8 @@ def find_sites(model: nn.Module) -> Found:
             left_alone.append(LeftAlone(name, type(module).__name__, why or _NO_HEADS))
         else:
             parent = around[0] if around else None
-            sites.append(Site(name, module, family.name, *shape, parent, len(sites)))
+            attends = family.attends(module, around)
+            sites.append(Site(name, module, family.name, *shape, parent, len(sites), attends))
     seen = [site.name for site in sites] + [alone.name for alone in left_alone]
     left_alone += _unknown_attention(modules, seen)
     order = {name: index for index, name in enumerate(modules)}

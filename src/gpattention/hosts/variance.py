@@ -24,13 +24,15 @@ the unit-amplitude process z_o at the queries, put around the host's mean.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gpattention.gp import (
+    CausalVariance,
     UnitProcess,
+    causal_unit_variance,
     direct_posterior,
     distance_log_amplitude,
     fill_rows,
@@ -45,9 +47,13 @@ from gpattention.gp import (
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Site
 from gpattention.numerics import compute_dtype, full_precision
 
+if TYPE_CHECKING:
+    from gpattention.hosts.families.decoders import Past
+
 Alignment: TypeAlias = Literal["none", "full"]
 ALIGNMENTS: tuple[Alignment, ...] = ("none", "full")
 MAX_KEYS = 256  # keys that are conditioned on by default
+TOGETHER = 2**27  # entries of the matrices of several calls, at once
 RIDGE = 1e-2  # of the mean variance, added to each covariance: directions that carry none have no A
 
 
@@ -104,12 +110,14 @@ def measure_frames(
         real = real if call.mask is None else real & call.mask[..., None]
         own = real if call.q.shape[-2] == call.k.shape[-2] else real.any(-2, keepdim=True)  # of queries
         if not frames:
+            call = replace(call, k=call.per_query_head(call.k), v=call.per_query_head(call.v))
             for name, tokens, rows in (("q", call.q, own), ("k", call.k, real)):
                 rows = rows.expand(-1, -1, tokens.shape[-2], -1)  # [B, 1, N, 1]
                 x = torch.where(rows, tokens, 0.0).double()
                 sums[name] += x.sum((0, 2))  # [H, C]
                 sums[f"{name} square"] += torch.einsum("bhnc,bhnd->hcd", x, x)  # [H, C, C]
                 sums[f"{name} count"] += rows.sum().double()
+            sums["groups"] = call.groups
             sums["v square"] += torch.where(real, call.v, 0.0).double().square().mean(-1).sum((0, 2))  # [H]
         elif call.form != "rbf":
             amplitude = log_amplitude(call, kernel_inputs(call, frames[site.index]))  # [B, H, Q]
@@ -133,6 +141,8 @@ def _frame(sums: Mapping[str, Any], alignment: Alignment) -> Frame:
         sums[f"{name} square"] / sums[f"{name} count"] - mean[..., :, None] * mean[..., None, :]
         for name, mean in (("q", q0), ("k", k0))
     )
+    if (groups := sums["groups"]) > 1:  # heads that share keys share the map
+        of_q = of_q.unflatten(0, (-1, groups)).mean(1).repeat_interleave(groups, 0)
     maps = aligning_maps(of_q, of_k, alignment)
     unit = (sums["v square"] / sums["k count"]).clamp_min(1e-12).sqrt()  # [H]
     return Frame(*(x.float() for x in (q0, k0, *maps, unit, torch.zeros_like(unit))))
@@ -169,23 +179,91 @@ def log_stddev(
     gamma (log a_i - a0).
     """
     inputs = kernel_inputs(call, frame)
-    y, mask = thinned(inputs.y, inputs.mask, max_keys)
-    u = _unit_variance(inputs.x, y, mask, prior.noise)  # [B, H, Q]
-    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + inputs.log_unit  # [B, H, Q]
+    u, _ = _unit_variances(call, inputs, prior.noise, max_keys)  # [B, H, Q]
+    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + _log_unit(call, frame)  # [B, H, Q]
     # a power of 0, as before a fit, spares the amplitude; a program that is exported cannot look at it
     used = torch.compiler.is_compiling() or prior.power.requires_grad or bool((prior.power != 0).any())
     if call.form != "rbf" and used:
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
-        if frame is None:
-            a0 = real_mean(amplitude[..., None], query_mask(call))[..., 0]  # [B, H, 1]
-        else:
-            a0 = frame.log_amplitude.to(amplitude)[:, None]  # [H, 1]
         # no cap is an infinite one
         most = torch.inf if max_log_amplitude is None else max_log_amplitude
-        log_std = log_std + (prior.power.to(u)[:, None] * (amplitude - a0)).clamp_max(most)
+        above = amplitude - _reference(call, amplitude, frame)
+        log_std = log_std + (prior.power.to(u)[:, None] * above).clamp_max(most)
+    if call.past is not None:
+        return torch.where(call.past.seen, log_std, -torch.inf)
     if inputs.mask is None:
         return log_std
     return torch.where(inputs.mask.any(-1, keepdim=True), log_std, -torch.inf)
+
+
+@full_precision
+def unit_variances(
+    call: AttentionCall, noise: Tensor, frame: Frame | None, max_keys: int = MAX_KEYS
+) -> tuple[Tensor, Tensor | None]:
+    """u_i alone [B, H, Q], and of rows that see their past the noisy variance of their own keys [B, G, Q]."""
+    return _unit_variances(call, kernel_inputs(call, frame), noise, max_keys)
+
+
+def _unit_variances(
+    call: AttentionCall, inputs: "KernelInputs", noise: Tensor, max_keys: int
+) -> tuple[Tensor, Tensor | None]:
+    """Of either kind of attention."""
+    y, mask = inputs.y, inputs.mask
+    if call.past is not None:
+        (found,) = causal_variances([_placed(call, inputs, noise)], max_keys)
+        return found.unit, found.of_keys
+    y, mask = thinned(y, mask, max_keys)
+    return _unit_variance(inputs.x, y, mask, noise.to(y)), None
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """One call of causal attention where the kernel sees it; heads of keys serve H / G of queries each."""
+
+    x: Tensor  # [B, H, Q, C]
+    y: Tensor  # [B, G, K, C]
+    noise: Tensor  # [G]
+    past: "Past"
+
+
+def placed(call: AttentionCall, noise: Tensor, frame: Frame | None) -> Placed:
+    """Heads of queries that share keys, and noise [H], share a factor."""
+    return _placed(call, kernel_inputs(call, frame), noise)
+
+
+def _placed(call: AttentionCall, inputs: "KernelInputs", noise: Tensor) -> Placed:
+    assert call.past is not None
+    x, y, groups = inputs.x, inputs.y, call.groups
+    if groups > 1 and bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
+        noise = noise[::groups]
+    else:
+        y = call.per_query_head(y)
+    return Placed(x, y, noise.to(y), call.past)
+
+
+@full_precision
+def causal_variances(calls: Sequence[Placed], max_keys: int) -> list[CausalVariance]:
+    """Of several calls; those of one shape and one past are one batch of matrices, as far as memory takes."""
+    found: dict[int, CausalVariance] = {}
+    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for n, call in enumerate(calls):
+        alike[id(call.past), call.x.shape, call.y.shape].append(n)
+    for numbers in alike.values():
+        first = calls[numbers[0]]
+        items, heads, queries, _ = first.x.shape
+        entries = items * (heads + first.y.shape[1]) * queries * min(first.y.shape[2], max_keys + 1)
+        most = max(1, TOGETHER // entries)
+        for start in range(0, len(numbers), most):
+            some = numbers[start : start + most]
+            x, y = first.x, first.y
+            if len(numbers) > 1:
+                x, y = (torch.cat([getattr(calls[n], name) for n in some]) for name in ("x", "y"))
+            noise = torch.stack([calls[n].noise for n in some]).repeat_interleave(items, 0)  # [S B, G]
+            sight = first.past.sight(max_keys, len(some))
+            whole = causal_unit_variance(x, y, noise=noise, sight=sight)
+            parts = zip(whole.unit.split(items), whole.of_keys.split(items), strict=True)
+            found |= {n: CausalVariance(*part) for n, part in zip(some, parts, strict=True)}
+    return [found[n] for n in range(len(calls))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,37 +271,42 @@ class KernelInputs:
     """Queries and keys where the kernel sees them."""
 
     q: Tensor  # [B, H, Q, C] as attended
-    k: Tensor  # [B, H, K, C] as attended, padding zeroed
+    k: Tensor  # [B, G, K, C] as attended, padding zeroed; G = H where heads share no keys
     x: Tensor  # [B, H, Q, C]
-    y: Tensor  # [B, H, K, C]
+    y: Tensor  # [B, G, K, C]
     q0: Tensor  # [H, 1, C] or [B, H, 1, C]
     k0: Tensor  # the same
     mask: Tensor | None  # [B, 1, K]
-    log_unit: Tensor  # [H, 1] or [B, H, 1]: log of the values' root mean square
 
 
 def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
     """Centre and align the queries and keys; padding counts for nothing, whatever is written there."""
     dtype = compute_dtype(call.q.dtype)
-    q, k, v = (
-        call.q.to(dtype),
-        keep_rows(call.k.to(dtype), call.mask),
-        keep_rows(call.v.to(dtype), call.mask),
-    )
-    if frame is None:
-        power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]
-        log_unit = 0.5 * power.clamp_min(1e-12).log()
+    q, k = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask)
+    if frame is None and call.past is not None:  # means over tokens would look ahead
+        q0 = k0 = q.new_zeros(1, 1, q.shape[-1])
+    elif frame is None:
         q0, k0 = real_mean(q, query_mask(call)), real_mean(k, call.mask)
     else:
-        log_unit = frame.unit.to(q)[:, None].log()
-        q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:, None]
+        q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:: call.groups, None]
     if call.form in ("rows", "rbf"):  # distances, which know no origin
-        return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask, log_unit)
+        return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask)
     if frame is None:
         x, y = q - q0, k - k0
     else:
-        x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)
-    return KernelInputs(q, k, x, keep_rows(y, call.mask), q0, k0, call.mask, log_unit)
+        x, y = (q - q0) @ frame.A.to(q).mT, (k - k0) @ frame.inverse.to(q)[:: call.groups]
+    return KernelInputs(q, k, x, keep_rows(y, call.mask), q0, k0, call.mask)
+
+
+def _log_unit(call: AttentionCall, frame: Frame | None) -> Tensor:
+    """Log of the values' root mean square.  [H, 1], [B, H, 1], or of what each row sees [B, H, Q]"""
+    if frame is not None:
+        return frame.unit.to(call.v.device, compute_dtype(call.v.dtype))[:, None].log()
+    v = keep_rows(call.v.to(compute_dtype(call.v.dtype)), call.mask)
+    if call.past is not None:
+        return call.per_query_head(call.past.log_unit(v))
+    power = real_mean(v.square().mean(-1, keepdim=True), call.mask)[..., 0]  # [B, H, 1]
+    return 0.5 * power.clamp_min(1e-12).log()
 
 
 def _unit_variance(
@@ -260,6 +343,9 @@ def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor |
 
 def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
     """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
+    if call.past is not None:
+        k0 = inputs.k0 if len(inputs.k0) == 1 else inputs.k0.repeat_interleave(call.groups, 0)
+        return query_exponent(inputs.q, inputs.x, k0) - call.past.log_sum_exp(call, inputs.q, inputs.k)
     if call.form == "rows":
         return distance_log_amplitude(inputs.x, inputs.y, mask=inputs.mask)
     if call.form == "exp_dot":
@@ -272,7 +358,10 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
 
     It equals the host's mean to rounding whatever the frame: exponents cancel, so they are float64.
     """
+    if call.cap is not None:
+        raise ValueError("expected logits that are dot products, got soft-capped ones: they are no process's")
     call = call.map(Tensor.double)
+    call = replace(call, k=call.per_query_head(call.k), v=call.per_query_head(call.v), groups=1)
     inputs = kernel_inputs(call, frame)
     exponent = -0.5 * torch.cdist(inputs.x, inputs.y).square()  # [B, H, Q, K]
     if call.form != "rbf":
@@ -281,9 +370,20 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
         exponent = exponent + key_log_amplitude(inputs.k, inputs.y, inputs.q0, inputs.k0)[..., None, :]
     if call.amplitude is not None:
         exponent = exponent + call.amplitude.to(exponent)[:, None, None].log()
-    if call.mask is not None:
+    if call.past is not None:
+        exponent = exponent.masked_fill(~call.past.rows(0, call.past.queries), -torch.inf)
+    elif call.mask is not None:
         exponent = exponent.masked_fill(~call.mask[..., None, :], -torch.inf)
     return exponent.exp() @ keep_rows(call.v, call.mask)
+
+
+def _reference(call: AttentionCall, amplitude: Tensor, frame: Frame | None) -> Tensor:
+    """a0: the mean of log a_i, over calibration data or over the tokens at hand.  [H, 1] or [B, H, 1]"""
+    if frame is not None:
+        return frame.log_amplitude.to(amplitude)[:, None]
+    if call.past is not None:  # a mean would look ahead
+        return amplitude.new_zeros(())
+    return real_mean(amplitude[..., None], query_mask(call))[..., 0]
 
 
 def query_mask(call: AttentionCall) -> Tensor | None:

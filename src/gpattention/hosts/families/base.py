@@ -22,6 +22,7 @@ from gpattention.numerics import is_mapped
 
 if TYPE_CHECKING:
     from gpattention.hosts.conversion import Conversion
+    from gpattention.hosts.families.decoders import Attends, Past
     from gpattention.hosts.layers import ConvertedAttention, Request
     from gpattention.hosts.projected import KeyProjection
 
@@ -51,6 +52,8 @@ class Site:
         embed_dim: width of the tokens it reads.
         parent: the module that holds it, None for the model itself.
         index: its number among the sites of the model.
+        attends: to "all" keys of its own tokens, "causal" to those up to the query's, or "cross" to all of
+            another sequence.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Site:
     embed_dim: int
     parent: nn.Module | None
     index: int
+    attends: "Attends" = "all"
 
     @property
     def kind(self) -> str:
@@ -83,11 +87,16 @@ class AttentionCall:
 
     mean: Tensor  # [B, H, Q, D] the host's own, before its output projection
     q: Tensor  # [B, H, Q, C]
-    k: Tensor  # [B, H, K, C]
-    v: Tensor  # [B, H, K, D]
+    k: Tensor  # [B, H, K, C], of causal attention [B, H / groups, K, C]
+    v: Tensor  # [B, H, K, D], likewise
     mask: Tensor | None = None  # [B, 1, K] True = real
     form: Form = "softmax"
     amplitude: Tensor | None = None  # [H] a factor of the weights of "rbf" and "exp_dot", None is 1
+    past: "Past | None" = None  # of causal attention: which keys every row sees
+    groups: int = 1  # heads of queries that share one of keys
+    window: int | None = None  # keys that a row sees at most, where the host says so
+    sink: Tensor | None = None  # [H] a logit without a value
+    cap: float | None = None  # c of logits c tanh(q . k / c)
 
     @classmethod
     def scaled(
@@ -96,6 +105,10 @@ class AttentionCall:
         """Softmax over `scale` q . k, 1 / sqrt(D) if None; `real` [B, K] are the keys that are no padding."""
         shrink = (q.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
         return cls(mean, q * shrink, k * shrink, v, None if real is None else real[:, None])
+
+    def per_query_head(self, x: Tensor) -> Tensor:
+        """What heads of keys have [B, H / groups, ...], for every head of queries.  [B, H, ...]"""
+        return x if self.groups == 1 else x.repeat_interleave(self.groups, 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionCall":
         """The same call with queries, keys and values changed."""
@@ -154,6 +167,10 @@ class Family:
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
         """Why an attention module is no site, None if it is one; `around` holds it, from the inside out."""
         raise NotImplementedError
+
+    def attends(self, module: nn.Module, around: Sequence[nn.Module]) -> "Attends":
+        """Which keys a module that is a site sees."""
+        return "all"
 
     def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
         """The methods of modules that have to be answered for, so that the hook sees each call of a site."""

@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face's transformers, met where their forward pass looks for the attention function.
+"""Models of Hugging Face's transformers, met where their forward pass looks for the attention function.
 
 The function stands in the `AttentionInterface` of the module's file, or beside it if it is the eager one.
 While a site is hooked anywhere, the one found there asks whether this call is, and is what it was otherwise;
@@ -26,6 +26,7 @@ from gpattention.concurrency import Handler, Undo, borrowed, handled_by, handler
 from gpattention.hosts.conversion import RECORD, Conversion, plain_weights
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, SavedModel, Site
+from gpattention.hosts.families.decoders import Attends, Pasts, causal_call, decoding
 from gpattention.hosts.layers import ATTRIBUTE, ConvertedAttention
 from gpattention.hosts.projected import KeyProjection, is_plain_linear
 from gpattention.models.config import check_finite
@@ -57,15 +58,19 @@ class HuggingFaceFamily(Family):
         return hasattr(module, "config") and "ALL_ATTENTION_FUNCTIONS" in base.forward_code(module).co_names
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
-        """By attributes, and by the masks that the modules around it make."""
-        reasons = "; ".join(base.attribute_reasons(module))
-        return reasons or (base.CAUSAL if _masks_causally(around) else None)
+        """By attributes, and by the masks that the modules around it make; decoders can be read."""
+        reasons = _reasons(module, around)
+        return None if decoding(module, reasons) else "; ".join(reasons) or None
+
+    def attends(self, module: nn.Module, around: Sequence[nn.Module]) -> Attends:
+        """By the same."""
+        return decoding(module, _reasons(module, around)) or "all"
 
     @contextmanager
     def hooked(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Iterator[None]:
         """The attention functions that the sites call ask for hooks."""
-        changes = dict(_change(site) for site in sites)
-        hooks = {(id(site.module), _HOOKED): partial(_hooked_attention, site, hook) for site in sites}
+        changes, pasts = dict(_change(site) for site in sites), Pasts()
+        hooks = {(id(site.module), _HOOKED): partial(_hooked_attention, site, hook, pasts) for site in sites}
         with borrowed(changes), handled_by(hooks):
             yield
 
@@ -141,6 +146,10 @@ class HuggingFaceFamily(Family):
         return loaded
 
 
+def _reasons(module: nn.Module, around: Sequence[nn.Module]) -> list[str]:
+    return base.attribute_reasons(module) or ([base.CAUSAL] if _masks_causally(around) else [])
+
+
 def _masks_causally(makers: Sequence[nn.Module]) -> bool:
     """Whether the nearest module around it that makes a mask makes causal ones only."""
     masks = {"create_bidirectional_mask", "create_causal_mask"}
@@ -184,6 +193,7 @@ def _check_plain(name: str, arguments: Mapping[str, Any]) -> None:
 def _hooked_attention(
     site: Site,
     hook: AttentionHook,
+    pasts: Pasts,
     own: Handler,
     module: nn.Module,
     query: Tensor,  # [B, H, Q, D]
@@ -195,6 +205,9 @@ def _hooked_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """An attention function of transformers' shape."""
     mean, weights = own(module, query, key, value, attention_mask, *args, **kwargs)  # [B, Q, H, D]
+    if site.attends == "causal":
+        call = causal_call(site, pasts, mean.transpose(1, 2), query, key, value, attention_mask, kwargs)
+        return hook(site, call).transpose(1, 2).contiguous(), weights
     _check_plain(site.name, kwargs)
     real = None if attention_mask is None else base.real_keys(attention_mask, site.title)
     call = AttentionCall.scaled(mean.transpose(1, 2), query, key, value, real, kwargs.get("scaling"))

@@ -1,0 +1,144 @@
+"""Tokens in colours, in a terminal and in HTML: the stronger a token's number, the deeper its background.
+
+Pieces of text come from models and files of anybody: what they would do to a terminal or to a page is shown
+instead of done.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+LEVELS = 8  # of colour
+DEEPEST = (214, 69, 65)  # red, over white
+STRONG = 0.75  # of the range: without colours such pieces stand in brackets
+
+
+@dataclass(frozen=True)
+class Painted:
+    """One line of pieces.
+
+    Attributes:
+        pieces: of the text, one for each token.
+        levels: from 0 to 1, None for pieces without a number.
+        notes: what each piece's number is, for a reader who asks.
+    """
+
+    pieces: Sequence[str]
+    levels: Sequence[float | None]
+    notes: Sequence[str]
+
+
+def levels_of(values: Tensor, *, standardised: bool) -> list[float | None]:
+    """From 0 to 1 for one line of numbers [N]; NaN has none.
+
+    Args:
+        values: larger is stronger.
+        standardised: they are deviations from what is usual, of which 1 begins to show and 5 is deepest; else
+            the upper half of the line's own numbers shows, by their ranks.
+
+    Returns:
+        One for each.
+    """
+    known = values.isfinite()
+    if standardised:
+        level = (values.nan_to_num() - 1) / 4
+    else:
+        rank = torch.zeros_like(values)
+        rank[known] = values[known].argsort().argsort().to(values)
+        level = 2 * rank / max(int(known.sum()) - 1, 1) - 1
+    found = level.clamp(0, 1).tolist()
+    return [x if ok else None for x, ok in zip(found, known.tolist(), strict=True)]
+
+
+def printable(piece: str) -> str:
+    """Line breaks and tabs as they are, every other sign that is not printed as its escape."""
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
+        for sign in piece
+    )
+
+
+def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = None) -> None:
+    """Print lines in colours, where the terminal has any; elsewhere strong pieces stand in brackets.
+
+    Args:
+        title: what the colours say.
+        lines: what is shown.
+        file: where to; standard output if not given.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False, soft_wrap=True)
+    plain = console.color_system is None
+    console.print(Text(title, style="italic"))
+    for line in lines:
+        text = Text()
+        for piece, level in zip(line.pieces, line.levels, strict=True):
+            shown, step = printable(piece), round((level or 0.0) * LEVELS)
+            if plain:
+                text.append(f"[{shown}]" if (level or 0.0) >= STRONG else shown)
+            else:
+                r, g, b = _mixed(step)
+                text.append(shown, style=f"black on rgb({r},{g},{b})" if step else "")
+        console.print(text)
+
+
+def html_of(title: str, lines: Sequence[Painted]) -> str:
+    """The same as a piece of HTML that needs nothing else; a pointer over a piece shows its number.
+
+    Args:
+        title: what the colours say.
+        lines: what is shown.
+
+    Returns:
+        One `div`.
+    """
+    rows = []
+    for line in lines:
+        spans = []
+        for piece, level, note in zip(line.pieces, line.levels, line.notes, strict=True):
+            r, g, b = _mixed(round((level or 0.0) * LEVELS))
+            colour = f"background:rgb({r},{g},{b});color:#111" if (level or 0.0) * LEVELS >= 0.5 else ""
+            style = f' style="{colour}"' if colour else ""
+            spans.append(f'<span title="{escape(note)}"{style}>{escape(printable(piece))}</span>')
+        rows.append(f'<p style="white-space:pre-wrap;line-height:1.6">{"".join(spans)}</p>')
+    heading = f'<p style="font-style:italic">{escape(title)}</p>'
+    return f'<div style="font-family:system-ui,sans-serif">{heading}{"".join(rows)}</div>'
+
+
+def _mixed(step: int) -> tuple[int, int, int]:
+    """Of white and the deepest colour."""
+    share = step / LEVELS
+    r, g, b = (round(255 + share * (deep - 255)) for deep in DEEPEST)
+    return r, g, b
+
+
+def pieces_of(tokenizer: object, ids: Sequence[int]) -> list[str]:
+    """What each id adds to the text, spaces included; ids in brackets without a tokenizer.
+
+    Args:
+        tokenizer: with a `decode`, or None.
+        ids: of one text; a negative one is no token, and adds nothing.
+
+    Returns:
+        One piece for each id.
+    """
+    decode = getattr(tokenizer, "decode", None)
+    pieces: list[str] = []
+    for place, own in enumerate(ids):
+        if own < 0:
+            pieces.append("")
+        elif decode is None:
+            pieces.append(f"<{own}>")
+        else:
+            before = [x for x in ids[max(0, place - 4) : place] if x >= 0]
+            left, whole = decode(before) if before else "", decode([*before, own])
+            # half a character ends in a replacement mark, which the next token takes back
+            fits = whole.startswith(left) and len(whole) > len(left)
+            pieces.append(whole[len(left) :] if fits else decode([own]))
+    return pieces

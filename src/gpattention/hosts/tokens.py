@@ -1,0 +1,316 @@
+"""What a language model knows and does not know, token by token.
+
+Every number belongs to a row: what the model says having read the tokens up to there.  Of the prediction it
+then makes there are entropy, top probability, margin and surprise; of how its attention met the token it has
+read, the variance of eq. 22, and how far its profile over all heads lies from what is usual at that position.
+So the first four are shown at the token that follows, the others at the token itself.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from gpattention.checks import check_choice
+from gpattention.hosts.painting import Painted, html_of, levels_of, pieces_of, show_lines
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Score: TypeAlias = Literal[
+    "entropy", "top_probability", "margin", "surprise", "log_variance", "log_pivot", "strangeness"
+]
+OF_PREDICTION: tuple[Score, ...] = ("entropy", "top_probability", "margin", "surprise")
+OF_ATTENTION: tuple[Score, ...] = ("log_variance", "log_pivot", "strangeness")
+SCORES: tuple[Score, ...] = (*OF_PREDICTION, *OF_ATTENTION)
+DEFAULT: Score = "entropy"  # what `show` takes: see docs/tokens.md for what was measured
+FLAGS_BY: Score = "strangeness"  # what spans are flagged by
+_FALLING = ("top_probability", "margin")  # whose small values say that something is strange
+
+
+def check_score(field: str, name: str) -> Score:
+    """The name of a score.
+
+    Args:
+        field: what it was given as.
+        name: one of `SCORES`.
+
+    Returns:
+        The name.
+
+    Raises:
+        ValueError: for another.
+    """
+    check_choice(field, name, SCORES)
+    return cast(Score, name)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenUncertainty:
+    """What a language model says at every row, [B, N] each.
+
+    Attributes:
+        ids: tokens that are read.
+        next_ids: tokens that follow, -1 where none is known.
+        real: False = padding.
+        positions: of every row in its text, from 0.
+        entropy: of the next token, in nats.
+        top_probability: of the likeliest next token.
+        margin: by how much the second is less likely.
+        surprise: -log p of the token that follows, NaN where none is known.
+        log_variance: log u of eq. 22, the mean over all heads.
+        log_pivot: log of the row's own key's noisy variance given those before it, the mean over all heads:
+            these sum to the log determinant that LLM-Check scores texts by.
+        profile: log u of every head [B, N, P], where it was asked for.
+        columns: names of the P heads.
+        strangeness: how far the profile lies from what is usual at its position, in deviations; None before a
+            fit.
+        p_value: share of held-out tokens that are as strange; None before a fit.
+        standard: scores in deviations from what is usual at their position, by name; empty before a fit.
+        tokenizer: that shows the tokens, None for ids.
+    """
+
+    ids: Tensor
+    next_ids: Tensor
+    real: Tensor
+    positions: Tensor
+    entropy: Tensor
+    top_probability: Tensor
+    margin: Tensor
+    surprise: Tensor
+    log_variance: Tensor
+    log_pivot: Tensor
+    profile: Tensor | None = None
+    columns: tuple[str, ...] = ()
+    strangeness: Tensor | None = None
+    p_value: Tensor | None = None
+    standard: dict[str, Tensor] | None = None
+    tokenizer: Any = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def score(self, name: Score, *, standardised: bool = False) -> Tensor:
+        """One score of every row, larger where it is stranger.
+
+        Args:
+            name: one of `SCORES`.
+            standardised: in deviations from what is usual at its position on held-out text; the variance of
+                attention falls with every further key, so that its raw number says mostly how long a text is.
+
+        Returns:
+            [B, N]; top probability and margin have their sign turned.
+
+        Raises:
+            ValueError: for other names, and for what only a fitted handle knows.
+        """
+        check_choice("score", name, SCORES)
+        if standardised and name != "strangeness":
+            if not self.standard:
+                raise ValueError(
+                    f"expected a handle that was fitted for a standardised {name}: call handle.fit"
+                )
+            return self.standard[name]
+        found: Tensor | None = getattr(self, name)
+        if found is None:
+            raise ValueError(f"expected a handle that was fitted for {name}: call handle.fit(held_out)")
+        return -found if name in _FALLING else found
+
+    def cpu(self) -> "TokenUncertainty":
+        """The same on the CPU."""
+        return self._changed(lambda x: x.cpu())
+
+    def __getitem__(self, items: slice | Tensor | tuple[slice, slice]) -> "TokenUncertainty":
+        """Some of the texts, or of the rows of all: `found[:2]`, `found[:, 10:]`."""
+        return self._changed(lambda x: x[items])
+
+    def pieces(self) -> list[list[str]]:
+        """What every token that is read adds to its text; ids in brackets without a tokenizer.
+
+        Returns:
+            [B, N] of them.
+        """
+        return [pieces_of(self.tokenizer, line) for line in self.ids.tolist()]
+
+    def next_pieces(self) -> list[list[str]]:
+        """The same of the tokens that follow, empty where none is known.
+
+        Returns:
+            [B, N] of them.
+        """
+        found = []
+        for read, follow in zip(self.ids.tolist(), self.next_ids.tolist(), strict=True):
+            own = [*read[:1], *follow]
+            found.append(pieces_of(self.tokenizer, own)[1:])
+        return found
+
+    def _changed(self, change: Any) -> "TokenUncertainty":
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = {name: change(x) for name, x in own.items() if isinstance(x, Tensor)}
+        standard = self.standard and {name: change(x) for name, x in self.standard.items()}
+        return replace(self, **changed, standard=standard)
+
+    @classmethod
+    def join(
+        cls, steps: Iterable["TokenUncertainty"], *, axis: Literal["rows", "texts"] = "rows"
+    ) -> "TokenUncertainty":
+        """One of several: the steps of `generate` one after the other, or further texts.
+
+        Args:
+            steps: of the same texts, or texts of one length.
+            axis: "rows" puts rows behind rows, "texts" texts below texts.
+
+        Returns:
+            All of them.
+
+        Raises:
+            ValueError: for none.
+        """
+        parts = list(steps)
+        if not parts:
+            raise ValueError("expected at least one step to join, got none")
+        dim = 1 if axis == "rows" else 0
+        joined: dict[str, Any] = {}
+        for field in fields(cls):
+            if isinstance(getattr(parts[0], field.name), Tensor):
+                joined[field.name] = torch.cat([getattr(part, field.name) for part in parts], dim)
+        if parts[0].standard:
+            joined["standard"] = {
+                name: torch.cat([(part.standard or {})[name] for part in parts], dim)
+                for name in parts[0].standard
+            }
+        return replace(parts[0], **joined)
+
+    def show(self, by: Score = DEFAULT, *, file: TextIO | None = None) -> None:
+        """Print the texts in colours: the deeper, the stranger by this score.
+
+        Of a fitted handle the colours are deviations from what is usual at the position, else ranks in the
+        text.  Scores of predictions colour the token that follows, as it is the one that was predicted.
+
+        Args:
+            by: one of `SCORES`.
+            file: where to; standard output if not given.
+        """
+        show_lines(self._title(by), self._painted(by), file=file)
+
+    def to_html(self, by: Score = DEFAULT) -> str:
+        """The same as a piece of HTML; a pointer over a token shows all its numbers.
+
+        Args:
+            by: one of `SCORES`.
+
+        Returns:
+            One `div` that needs nothing else.
+        """
+        return html_of(self._title(by), self._painted(by))
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        rows = int(self.real.sum())
+        fitted = "fitted" if self.standard else "not fitted"
+        means = ", ".join(
+            f"{name} {float(x[self.real & x.isfinite()].mean()):.3g}"
+            for name in ("entropy", "surprise", "log_variance")
+            if bool((self.real & (x := getattr(self, name)).isfinite()).any())
+        )
+        return f"TokenUncertainty of {len(self)} texts, {rows} tokens ({fitted}): mean {means}"
+
+    def to_frame(self) -> "DataFrame":
+        """One line for each real row, as a table of pandas.
+
+        Returns:
+            Columns item, position, token, next, and every score that is known.
+
+        Raises:
+            ImportError: without pandas.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas: pip install 'gpattention[train]'") from error
+        item, row = self.real.nonzero().unbind(-1)
+        made: dict[str, Any] = {"item": item.tolist(), "position": self.positions[item, row].tolist()}
+        for name, pieces in (("token", self.pieces()), ("next", self.next_pieces())):
+            made[name] = [pieces[b][n] for b, n in zip(item.tolist(), row.tolist(), strict=True)]
+        for name in (*SCORES, "p_value"):
+            if (found := getattr(self, name)) is not None:
+                made[name] = found[item, row].tolist()
+        for name, found in (self.standard or {}).items():
+            made[f"{name} standardised"] = found[item, row].tolist()
+        return DataFrame(made)
+
+    def _title(self, by: Score) -> str:
+        shown = by.replace("_", " ")
+        whose = "of the token that follows" if by in OF_PREDICTION else "of the token read"
+        how = "deviations from what is usual there" if self.standard else "ranks within the text"
+        return f"{shown} {whose}, in {how}"
+
+    def _painted(self, by: Score) -> list[Painted]:
+        check_choice("by", by, SCORES)
+        values = self.score(by, standardised=bool(self.standard))
+        return [self._line(by, values, item) for item in range(len(self))]
+
+    def _line(self, by: Score, values: Tensor, item: int) -> Painted:
+        """The first token, then those that follow."""
+        rows = self.real[item].nonzero()[:, 0]
+        ids, later = self.ids[item, rows].tolist(), self.next_ids[item, rows].tolist()
+        levels = levels_of(values[item, rows].double().cpu(), standardised=bool(self.standard))
+        notes = [self._note(item, int(row)) for row in rows]
+        tail = [later[-1]] if later and later[-1] >= 0 else []
+        pieces = pieces_of(self.tokenizer, [*ids, *tail])
+        if by in OF_PREDICTION:
+            levels, notes = [None, *levels[: len(pieces) - 1]], ["", *notes[: len(pieces) - 1]]
+        else:
+            levels, notes = [*levels, *[None for _ in tail]], [*notes, *["" for _ in tail]]
+        return Painted(pieces, levels, notes)
+
+    def _note(self, item: int, row: int) -> str:
+        known = [(n, x) for n in (*SCORES, "p_value") if (x := getattr(self, n)) is not None]
+        return ", ".join(f"{n.replace('_', ' ')} {float(x[item, row]):.3g}" for n, x in known)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens of a text that are flagged together.
+
+    Attributes:
+        item: which text.
+        start: its first row.
+        stop: the row behind its last.
+        score: the largest mean of the score over a window inside, in deviations.
+        text: the tokens, where a tokenizer is known.
+    """
+
+    item: int
+    start: int
+    stop: int
+    score: float
+    text: str
+
+
+def spans_of(flagged: Tensor, scores: Tensor, texts: Sequence[Sequence[str]]) -> list[Span]:
+    """Runs of flagged rows.
+
+    Args:
+        flagged: [B, N] of bool.
+        scores: [B, N], whose largest is the span's.
+        texts: pieces of every text, [B, N] of them.
+
+    Returns:
+        All runs, text by text.
+    """
+    found = []
+    for item, line in enumerate(flagged.tolist()):
+        start = None
+        for row, marked in enumerate([*line, False]):
+            if marked and start is None:
+                start = row
+            elif not marked and start is not None:
+                score = float(scores[item, start:row].max())
+                found.append(Span(item, start, row, score, "".join(texts[item][start:row])))
+                start = None
+    return found
