@@ -45,7 +45,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_text_is_shown(folder: Path, run: Run) -> None:
     out = run("tokens", folder, TEXT, *CPU).out
     title, line = out.splitlines()
-    assert title.startswith("entropy of the token that follows, in ranks")
+    assert title.startswith("surprise of the token that follows, in ranks")
     assert line.replace("[", "").replace("]", "") == TEXT
     assert "[" in line  # strong tokens, where there are no colours
 
