@@ -39,9 +39,10 @@ from torch import Tensor
 
 import gpattention
 from gpattention.files import write_atomically
-from gpattention.hosts import Handle
+from gpattention.hosts import Handle, load_language_model
 from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.language import log_odds, prediction_scores
+from gpattention.hosts.painting import DEEPEST
 from gpattention.hosts.sites import hooked
 from gpattention.hosts.variance import measure_frames, unit_variances
 from gpattention.metrics import auroc as auroc_of
@@ -237,7 +238,8 @@ def signals_of(handle: Handle, ids: Tensor, mask: Tensor | None = None) -> Rows:
                 scores["entropy"].view(shape), scores["top_probability"].view(shape),
                 scores["margin"].view(shape), scores["surprise"].view(shape),
                 output.logits.argmax(-1) != later, together["variance"], together["odds"],
-                together["attention"], together["own"], together["before"], together["pivot"].mean(-1), states,
+                together["attention"], together["own"], together["before"],
+                together["pivot"].mean(-1), states,
             )
         )  # fmt: skip
         parts[-1] = Rows(**{name: x.cpu() for name, x in vars(parts[-1]).items()})
@@ -575,6 +577,42 @@ def excess_table(handle: Handle, ids: Tensor) -> dict[str, float]:
     return {"mean": float(more.mean()), "largest": float(more.max()), "least": float(more.min())}
 
 
+# The picture
+
+
+def picture(given: argparse.Namespace) -> None:
+    """A text as `show` colours it, drawn as the README shows it."""
+    from matplotlib import font_manager
+    from PIL import Image, ImageDraw, ImageFont
+
+    model, tokenizer = load_language_model(given.model)
+    handle = gpattention.attach(model, tokenizer)
+    handle.load(given.fitted)
+    found = handle.token_uncertainty(Path(given.text).read_text("utf-8").strip())
+    width, size, line = 1200, 24, 40
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans"), size)
+    small = ImageFont.truetype(font_manager.findfont("DejaVu Sans"), 16)
+    canvas = Image.new("RGB", (width, 2000), "white")
+    draw, y = ImageDraw.Draw(canvas), 16
+    for by in ("surprise", "strangeness", "combined"):
+        draw.text((20, y), found._title(by), fill="#555555", font=small)
+        x, y = 20.0, y + 30
+        (painted,) = found._painted(by)
+        for piece, level in zip(painted.pieces, painted.levels, strict=True):
+            length = draw.textlength(piece, font=font)
+            if x + length > width - 20:
+                x, y, piece = 20.0, y + line, piece.lstrip()
+                length = draw.textlength(piece, font=font)
+            if level:
+                colour = tuple(round(255 + level * (deep - 255)) for deep in DEEPEST)
+                draw.rectangle((x, y - 2, x + length, y + line - 8), fill=colour)
+            draw.text((x, y), piece, fill="#111111", font=font)
+            x += length
+        y += line + 24
+    Path(given.out).parent.mkdir(parents=True, exist_ok=True)
+    canvas.crop((0, 0, width, y)).save(given.out, optimize=True)
+
+
 # The command
 
 
@@ -706,6 +744,10 @@ def main() -> None:
     second.add_argument("--out", default="")
     second.add_argument("--name", default="smollm2-135m")
     second.set_defaults(run=measure)
+    third = commands.add_parser("picture")
+    for name in ("model", "fitted", "text", "out"):
+        third.add_argument(f"--{name}", required=True)
+    third.set_defaults(run=picture)
     given = parser.parse_args()
     given.run(given)
 

@@ -70,9 +70,7 @@ def test_usual_texts_are_fitted_written_and_read(folder: Path, usual: Path, tmp_
     assert first.startswith("strangeness of the token read, in deviations")
     assert "flagged," in first
     assert run("tokens", folder, TEXT, "--fitted", tmp_path, *options).out == first
-    document = json.loads(
-        run("tokens", folder, TEXT, "--fitted", tmp_path, "--json", "--rate", "0.2", *CPU).out
-    )
+    document = json.loads(run("tokens", folder, TEXT, "--fitted", tmp_path, "--json", *options).out)
     assert {"strangeness", "p_value"} <= set(document["tokens"][0])
     assert document["flagged"][0].keys() == {"item", "start", "stop", "score", "text"}
 
