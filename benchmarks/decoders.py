@@ -39,9 +39,10 @@ from torch import Tensor
 
 import gpattention
 from gpattention.files import write_atomically
-from gpattention.hosts import Handle
+from gpattention.hosts import Handle, load_language_model
 from gpattention.hosts.families.base import AttentionCall, Site
-from gpattention.hosts.language import prediction_scores
+from gpattention.hosts.language import log_odds, prediction_scores
+from gpattention.hosts.painting import DEEPEST
 from gpattention.hosts.sites import hooked
 from gpattention.hosts.variance import measure_frames, unit_variances
 from gpattention.metrics import auroc as auroc_of
@@ -188,6 +189,7 @@ class Rows:
     surprise: Tensor  # [n, N], NaN in the last row
     wrong: Tensor  # [n, N] the likeliest next token is another
     variance: Tensor  # [n, N, P] log u
+    odds: Tensor  # [n, N, P] log u / (1 - u)
     attention: Tensor  # [n, N, P] entropy of the weights
     own: Tensor  # [n, N, P] log weight of the row's own key: LLM-Check's attention score
     before: Tensor  # [n, N, P] weight of the key before
@@ -206,7 +208,7 @@ def signals_of(handle: Handle, ids: Tensor, mask: Tensor | None = None) -> Rows:
         if mask is not None:
             given["attention_mask"] = mask[start : start + BATCH].to(device)
         seen: dict[str, list[Tensor]] = {
-            name: [] for name in ("variance", "attention", "own", "before", "pivot")
+            name: [] for name in ("variance", "odds", "attention", "own", "before", "pivot")
         }
 
         def hook(site: Site, call: AttentionCall, seen: dict[str, list[Tensor]] = seen) -> Tensor:
@@ -215,7 +217,9 @@ def signals_of(handle: Handle, ids: Tensor, mask: Tensor | None = None) -> Rows:
             q, k = call.q.float(), call.per_query_head(call.k.float())
             lse = call.past.log_sum_exp(call, q, call.k.float())  # [B, H, N]
             before = (q[:, :, 1:] * k[:, :, :-1]).sum(-1) - lse[:, :, 1:]
-            seen["variance"].append(unit.clamp_min(1e-26).log())
+            log_u = unit.clamp_min(1e-26).log()
+            seen["variance"].append(log_u)
+            seen["odds"].append(log_odds(log_u))
             seen["attention"].append(call.past.entropy(call))
             seen["own"].append((q * k).sum(-1) - lse)
             seen["before"].append(torch.nn.functional.pad(before, (1, 0), value=-torch.inf).exp())
@@ -233,8 +237,9 @@ def signals_of(handle: Handle, ids: Tensor, mask: Tensor | None = None) -> Rows:
             Rows(
                 scores["entropy"].view(shape), scores["top_probability"].view(shape),
                 scores["margin"].view(shape), scores["surprise"].view(shape),
-                output.logits.argmax(-1) != later, together["variance"], together["attention"],
-                together["own"], together["before"], together["pivot"].mean(-1), states,
+                output.logits.argmax(-1) != later, together["variance"], together["odds"],
+                together["attention"], together["own"], together["before"],
+                together["pivot"].mean(-1), states,
             )
         )  # fmt: skip
         parts[-1] = Rows(**{name: x.cpu() for name, x in vars(parts[-1]).items()})
@@ -348,13 +353,13 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
     def columns(rows: Rows, names: Sequence[str], place: Tensor) -> Tensor:
         made = {
             "entropy": [rows.entropy], "top": [rows.top], "margin": [rows.margin], "position": [place],
-            "profile": list(rows.variance.unbind(-1)), "attention": list(rows.attention.unbind(-1)),
+            "profile": list(rows.odds.unbind(-1)), "attention": list(rows.attention.unbind(-1)),
             "variance": [rows.variance.mean(-1)], "own": list(rows.own.unbind(-1)),
         }  # fmt: skip
         return torch.stack([x for name in names for x in made[name]], -1)[:, keep].flatten(0, 1)
 
-    usual = Usual.of(fitting.variance)
-    density = Density(usual.standard(fitting.variance)[:, 1:].flatten(0, 1))
+    usual = Usual.of(fitting.odds)
+    density = Density(usual.standard(fitting.odds)[:, 1:].flatten(0, 1))
     scores = {
         "entropy": test.entropy, "1 - top probability": -test.top, "margin": -test.margin,
         "attention entropy (mean)": test.attention.mean(-1),
@@ -362,7 +367,7 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
         "log pivot: LLM-Check's determinant (mean)": test.pivot,
         "RAUQ (token by token)": rauq(test, fitting, layers),
         "ours: log variance (mean)": test.variance.mean(-1),
-        "ours: density of the profile": density.distance(usual.standard(test.variance)),
+        "ours: density of the profile": density.distance(usual.standard(test.odds)),
     }  # fmt: skip
     flat = {name: x[:, keep].flatten() for name, x in scores.items()}
     base = ("entropy", "top", "margin", "position")
@@ -385,34 +390,40 @@ def foreign_table(
     fitting: Rows, kept_back: Rows, test: Rows, foreign: dict[str, Rows], spans: tuple[Rows, Tensor]
 ) -> dict[str, Any]:
     """Texts against test reviews, and tokens of corrupted spans against the others of their texts."""
-    variance, attention = Usual.of(fitting.variance), Usual.of(fitting.attention)
+    variance, attention = Usual.of(fitting.odds), Usual.of(fitting.attention)
     row_density = {
-        "variance": Density(variance.standard(fitting.variance)[:, 1:].flatten(0, 1)),
+        "variance": Density(variance.standard(fitting.odds)[:, 1:].flatten(0, 1)),
         "attention": Density(attention.standard(fitting.attention)[:, 1:].flatten(0, 1)),
     }
     usual_row = {
-        "variance": Usual.of(row_density["variance"].distance(variance.standard(kept_back.variance))),
+        "variance": Usual.of(row_density["variance"].distance(variance.standard(kept_back.odds))),
         "attention": Usual.of(row_density["attention"].distance(attention.standard(kept_back.attention))),
     }
     L = fitting.states.shape[1]
     chosen_layers = sorted({L // 4, L // 2, 3 * L // 4, L - 1})
     of_states = {n: Density(fitting.states[:, n]) for n in chosen_layers}
     of_texts = {
-        "variance": Density(variance.standard(fitting.variance)[:, 1:].mean(1)),
+        "variance": Density(variance.standard(fitting.odds)[:, 1:].mean(1)),
         "attention": Density(attention.standard(fitting.attention)[:, 1:].mean(1)),
     }
 
     def rows_of(rows: Rows) -> dict[str, Tensor]:
         """[n, N] each."""
-        strange = row_density["variance"].distance(variance.standard(rows.variance))
+        strange = row_density["variance"].distance(variance.standard(rows.odds))
         spread = row_density["attention"].distance(attention.standard(rows.attention))
+        surprise = torch.nn.functional.pad(rows.surprise[:, :-1], (1, 0))  # of the token read
+        ours, theirs = usual_row["variance"].standard(strange), usual_row["attention"].standard(spread)
+        usual_surprise = Usual.of(torch.nn.functional.pad(kept_back.surprise[:, :-1], (1, 0)))
+        z = usual_surprise.standard(surprise)
         return {
-            "surprise": torch.nn.functional.pad(rows.surprise[:, :-1], (1, 0)),  # of the token read
+            "surprise": surprise,
+            "surprise + ours, row by row": z + ours,
+            "surprise + attention entropy, row by row": z + theirs,
             "entropy": rows.entropy,
             "log variance (mean)": rows.variance.mean(-1),
             "log pivot (mean)": rows.pivot,
-            "ours: strangeness of the row": usual_row["variance"].standard(strange),
-            "attention entropy: density of the row": usual_row["attention"].standard(spread),
+            "ours: strangeness of the row": ours,
+            "attention entropy: density of the row": theirs,
         }
 
     def texts_of(rows: Rows) -> dict[str, Tensor]:
@@ -421,7 +432,7 @@ def foreign_table(
         found["perplexity"] = found.pop("surprise")
         found |= {f"hidden states, layer {n}": d.distance(rows.states[:, n]) for n, d in of_states.items()}
         found["ours: density of the mean profile"] = of_texts["variance"].distance(
-            variance.standard(rows.variance)[:, 1:].mean(1)
+            variance.standard(rows.odds)[:, 1:].mean(1)
         )
         found["attention entropy: density of the mean profile"] = of_texts["attention"].distance(
             attention.standard(rows.attention)[:, 1:].mean(1)
@@ -465,8 +476,8 @@ def foreign_table(
 
 def swaps_table(fitting: Rows, kept: Rows, swapped: Rows, places: Tensor) -> dict[str, dict[str, float]]:
     """At the swapped name: which scores are larger than at the name that belongs there."""
-    variance, attention = Usual.of(fitting.variance), Usual.of(fitting.attention)
-    density = Density(variance.standard(fitting.variance)[:, 1:].flatten(0, 1))
+    variance, attention = Usual.of(fitting.odds), Usual.of(fitting.attention)
+    density = Density(variance.standard(fitting.odds)[:, 1:].flatten(0, 1))
     spread = Density(attention.standard(fitting.attention)[:, 1:].flatten(0, 1))
     item, table = torch.arange(len(places)), {}
 
@@ -478,7 +489,7 @@ def swaps_table(fitting: Rows, kept: Rows, swapped: Rows, places: Tensor) -> dic
             "log variance (mean)": rows.variance[item, at].mean(-1),
             "log pivot (mean)": rows.pivot[item, at],
             "attention entropy (mean)": rows.attention[item, at].mean(-1),
-            "ours: density of the row": density.distance(variance.standard(rows.variance))[item, at],
+            "ours: density of the row": density.distance(variance.standard(rows.odds))[item, at],
             "attention entropy: density": spread.distance(attention.standard(rows.attention))[item, at],
         }
 
@@ -564,6 +575,42 @@ def excess_table(handle: Handle, ids: Tensor) -> dict[str, float]:
     whole = exact.token_uncertainty(ids.long(), heads=True).profile
     more = (thin - whole)[:, 257:]
     return {"mean": float(more.mean()), "largest": float(more.max()), "least": float(more.min())}
+
+
+# The picture
+
+
+def picture(given: argparse.Namespace) -> None:
+    """A text as `show` colours it, drawn as the README shows it."""
+    from matplotlib import font_manager
+    from PIL import Image, ImageDraw, ImageFont
+
+    model, tokenizer = load_language_model(given.model)
+    handle = gpattention.attach(model, tokenizer)
+    handle.load(given.fitted)
+    found = handle.token_uncertainty(Path(given.text).read_text("utf-8").strip())
+    width, size, line = 1200, 24, 40
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans"), size)
+    small = ImageFont.truetype(font_manager.findfont("DejaVu Sans"), 16)
+    canvas = Image.new("RGB", (width, 2000), "white")
+    draw, y = ImageDraw.Draw(canvas), 16
+    for by in ("surprise", "strangeness", "combined"):
+        draw.text((20, y), found._title(by), fill="#555555", font=small)
+        x, y = 20.0, y + 30
+        (painted,) = found._painted(by)
+        for piece, level in zip(painted.pieces, painted.levels, strict=True):
+            length = draw.textlength(piece, font=font)
+            if x + length > width - 20:
+                x, y, piece = 20.0, y + line, piece.lstrip()
+                length = draw.textlength(piece, font=font)
+            if level:
+                colour = tuple(round(255 + level * (deep - 255)) for deep in DEEPEST)
+                draw.rectangle((x, y - 2, x + length, y + line - 8), fill=colour)
+            draw.text((x, y), piece, fill="#111111", font=font)
+            x += length
+        y += line + 24
+    Path(given.out).parent.mkdir(parents=True, exist_ok=True)
+    canvas.crop((0, 0, width, y)).save(given.out, optimize=True)
 
 
 # The command
@@ -697,6 +744,10 @@ def main() -> None:
     second.add_argument("--out", default="")
     second.add_argument("--name", default="smollm2-135m")
     second.set_defaults(run=measure)
+    third = commands.add_parser("picture")
+    for name in ("model", "fitted", "text", "out"):
+        third.add_argument(f"--{name}", required=True)
+    third.set_defaults(run=picture)
     given = parser.parse_args()
     given.run(given)
 

@@ -45,7 +45,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_text_is_shown(folder: Path, run: Run) -> None:
     out = run("tokens", folder, TEXT, *CPU).out
     title, line = out.splitlines()
-    assert title.startswith("entropy of the token that follows, in ranks")
+    assert title.startswith("surprise of the token that follows, in ranks")
     assert line.replace("[", "").replace("]", "") == TEXT
     assert "[" in line  # strong tokens, where there are no colours
 
@@ -70,9 +70,7 @@ def test_usual_texts_are_fitted_written_and_read(folder: Path, usual: Path, tmp_
     assert first.startswith("strangeness of the token read, in deviations")
     assert "flagged," in first
     assert run("tokens", folder, TEXT, "--fitted", tmp_path, *options).out == first
-    document = json.loads(
-        run("tokens", folder, TEXT, "--fitted", tmp_path, "--json", "--rate", "0.2", *CPU).out
-    )
+    document = json.loads(run("tokens", folder, TEXT, "--fitted", tmp_path, "--json", *options).out)
     assert {"strangeness", "p_value"} <= set(document["tokens"][0])
     assert document["flagged"][0].keys() == {"item", "start", "stop", "score", "text"}
 

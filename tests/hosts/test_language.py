@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gpattention
 from gpattention.hosts import Handle, TokenUncertainty, language
-from gpattention.hosts.language import encode, prediction_scores, window_means
+from gpattention.hosts.language import encode, log_odds, prediction_scores, window_means
 from gpattention.hosts.tokens import SCORES
 from tests.hosts.decoder_hosts import ITEMS, TOKENS, VOCABULARY, decoder, packed, sequences, texts
 from tests.refusals import refusals
@@ -218,7 +218,7 @@ def test_generating_and_fitting_after_a_fit(fitted: Handle) -> None:
     joined = TokenUncertainty.join(fitted.generate("hello", 6))
     assert joined.strangeness is not None
     assert joined.strangeness.shape == (1, 6)
-    assert set(joined.standard) == set(SCORES) - {"strangeness"}
+    assert set(joined.standard) == set(SCORES) - {"strangeness", "combined"}
     whole = torch.cat([encode(Letters(), ["hello"])["input_ids"], joined.next_ids], 1)
     again = fitted.token_uncertainty(whole)
     torch.testing.assert_close(joined.strangeness, again.strangeness[:, 4:-1], rtol=1e-3, atol=1e-3)
@@ -231,8 +231,8 @@ def test_fit_measures_what_is_usual(fitted: Handle) -> None:
     for score in SCORES:
         values = found.score(score, standardised=True)
         values = values[values.isfinite()]
-        assert abs(float(values.mean())) < 0.35, score
-        assert 0.6 < float(values.std()) < 1.5, score
+        assert abs(float(values.mean())) < 0.4, score
+        assert 0.6 < float(values.std()) < 1.5 * (1 + (score == "combined")), score
     assert float(found.p_value.min()) > 0
     assert 0.35 < float(found.p_value.mean()) < 0.65
 
@@ -276,7 +276,22 @@ def test_other_texts_are_flagged(fitted: Handle) -> None:
         assert 0 <= span.start < span.stop <= 12
         assert len(span.text) == span.stop - span.start
     first = fitted.token_uncertainty(foreign)
-    assert fitted.flag_spans(first, rate=0.02) == fitted.flag_spans(foreign, rate=0.02)
+    for by in ("strangeness", "combined"):
+        assert fitted.flag_spans(first, rate=0.02, by=by) == fitted.flag_spans(foreign, rate=0.02, by=by)
+
+
+def test_combined_adds_the_surprise_of_the_same_token(fitted: Handle) -> None:
+    found = fitted.token_uncertainty(texts("right"))
+    combined, surprise = found.score("combined"), found.standard["surprise"]
+    torch.testing.assert_close(combined[:, 0], found.strangeness[:, 0])
+    torch.testing.assert_close(combined[0, 1:], found.strangeness[0, 1:] + surprise[0, :-1])
+    assert bool(combined[found.real].isfinite().all())
+
+
+def test_odds_end_where_single_precision_does() -> None:
+    u = torch.tensor([1e-12, 0.25, 0.5, 1 - 2**-20, 1.0])
+    wanted = torch.tensor([1e-7, 1 / 3, 1.0, 2**20 - 1, 1e7]).log()
+    torch.testing.assert_close(log_odds(u.log()), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_windows_average_what_is_known() -> None:
@@ -317,8 +332,8 @@ def test_shown_in_a_terminal(fitted: Handle, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_shown_as_html(fitted: Handle) -> None:
     found = fitted.token_uncertainty("a<b>&")
-    page = found.to_html()
-    assert page == found._repr_html_()
+    page = found.to_html("surprise")
+    assert found.to_html() == found.to_html("combined") == found._repr_html_()
     assert page.count("<span") == 5
     assert 'title=""' in page  # nothing predicted the first token
     assert "strangeness" in page

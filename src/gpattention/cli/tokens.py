@@ -14,7 +14,7 @@ from gpattention.cli.main import App
 from gpattention.cli.options import Device, Json
 from gpattention.files import write_atomically
 from gpattention.hosts import Handle, Span, TokenUncertainty, attach, load_language_model
-from gpattention.hosts.tokens import DEFAULT, SCORES, check_score
+from gpattention.hosts.tokens import AFTER, check_score
 from gpattention.numerics import choose_device
 
 app = App()
@@ -24,7 +24,7 @@ app = App()
 def tokens(
     model: str,
     text: str,
-    by: str = DEFAULT,
+    by: str | None = None,
     held_out: str | None = None,
     fitted: str | None = None,
     rate: float = 0.01,
@@ -40,7 +40,7 @@ def tokens(
         model (MODEL): folder of a model and its tokenizer, or a GGUF file.
         text (TEXT): the text, or - for standard input.
         by (SCORE): what the colours say: entropy, top_probability, margin, surprise, log_variance, log_pivot,
-            or strangeness.
+            strangeness or combined; surprise if not given, combined where usual texts are known.
         held_out (FILE): usual texts, one a line, that the scores are compared with.
         fitted (FOLDER): what is usual, as handle.save wrote it; with --held-out it is written there.
         rate: share of usual tokens that are flagged all the same.
@@ -58,7 +58,7 @@ def tokens(
     entropy, top probability, margin and surprise colour the token that they predict, the others the one that
     is read.  Without --held-out or --fitted colours are ranks within the text, and nothing is flagged.
     """
-    score = check_score("--by", by)
+    score = None if by is None else check_score("--by", by)
     whole = sys.stdin.read() if text == "-" else text
     host, tokenizer = load_language_model(model, device=choose_device(device))
     handle = attach(host, tokenizer)
@@ -71,13 +71,13 @@ def tokens(
         # the last row of the text is the first of what follows it
         found = TokenUncertainty.join([found[:, :-1], steps]) if found.ids.shape[1] > 1 else steps
     found = found.cpu()
-    spans = handle.flag_spans(found, rate) if found.standard else []
+    spans = handle.flag_spans(found, rate, by=score or AFTER) if found.standard else []
     if json:
         print(dumps(_document(model, found, spans), indent=2))
         return
     if html is not None:
         body = found.to_html(score)
-        page = f'<!doctype html><meta charset="utf-8"><title>{score}</title><body>{body}</body>\n'
+        page = f'<!doctype html><meta charset="utf-8"><title>{score or "tokens"}</title><body>{body}</body>\n'
         write_atomically(Path(html), page.encode())
         say(f"wrote {html}", error=True)
         return
@@ -99,11 +99,10 @@ def _know(handle: Handle, held_out: str | None, fitted: str | None) -> None:
 
 def _document(model: str, found: TokenUncertainty, spans: list[Span]) -> dict[str, Any]:
     """Everything, with null for what is not known."""
-    names = [name for name in (*SCORES, "p_value") if getattr(found, name) is not None]
-    rows = []
+    known, rows = found.known(), []
     (pieces,), (later,) = found.pieces(), found.next_pieces()
     for n in found.real[0].nonzero()[:, 0].tolist():
-        numbers = {name: float(getattr(found, name)[0, n]) for name in names}
+        numbers = {name: float(x[0, n]) for name, x in known.items()}
         shown = {name: x if isfinite(x) else None for name, x in numbers.items()}
         rows.append({"token": pieces[n], "next": later[n] or None, **shown})
     return {"model": model, "tokens": rows, "flagged": [vars(span) for span in spans]}

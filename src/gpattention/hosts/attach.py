@@ -42,7 +42,7 @@ from gpattention.hosts.predict import (
 from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
 from gpattention.hosts.signals import Head, attached_signals
 from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
-from gpattention.hosts.tokens import FLAGS_BY, SCORES, Score, Span, TokenUncertainty, spans_of
+from gpattention.hosts.tokens import AFTER, SCORES, Score, Span, TokenUncertainty, spans_of
 from gpattention.hosts.usual import NOT_FITTED, Usual, fit_usual
 from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
 from gpattention.models import Prediction, Signals
@@ -461,7 +461,7 @@ class Handle:
         inputs: Inputs | Mapping[str, Any] | str | Sequence[str] | TokenUncertainty,
         rate: float = 0.01,
         *,
-        by: Score = FLAGS_BY,
+        by: Score = AFTER,
         batch_size: int | None = None,
     ) -> list[Span]:
         """Spans of texts that are not like the held-out texts of `fit`.

@@ -3,7 +3,9 @@
 The variance of attention falls with every further key, and so does the entropy of the next token: length and
 position confound every score.  `TokenUsual` therefore knows mean and deviation of each at every position of
 held-out text; of the profile of all heads it knows a Gaussian too, whose distance, standardised the same way,
-is the strangeness.  Two of five held-out texts are kept back from all of that, for the p-values.
+is the strangeness.  The profile is that of log odds u / (1 - u): in most heads of real models hardly a key is
+near a query, so that u is nearly 1 and log u says nothing, while 1 - u, what the keys explain, spans many
+orders of magnitude.  Two of five held-out texts are kept back from all of that, for the p-values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +31,7 @@ from gpattention.hosts.fitting import (
 )
 from gpattention.hosts.predict import real_tokens
 from gpattention.hosts.settings import Settings
-from gpattention.hosts.tokens import SCORES, Score, TokenUncertainty
+from gpattention.hosts.tokens import FITTED, SCORES, Score, TokenUncertainty
 from gpattention.hosts.variance import Placed, causal_variances, placed, unit_variances
 from gpattention.models.predict import Inputs, count_items, evaluating, iterate_rows, take
 from gpattention.strangeness.detectors import Gaussians, fit_gaussians, mahalanobis
@@ -51,7 +53,8 @@ OF_TOKENS = (
     "expected a model that answers for whole items, got a language model, whose fit knows tokens: "
     "call token_uncertainty or flag_spans"
 )
-_PLAIN: tuple[Score, ...] = tuple(name for name in SCORES if name != "strangeness")
+_PLAIN: tuple[Score, ...] = tuple(name for name in SCORES if name not in FITTED)
+_ENDS = 1e-7  # from 0 and 1, where odds end
 
 
 def load_language_model(
@@ -467,7 +470,7 @@ class TokenUsual:
             found.profile.flatten(0, 1).split(4096), found.positions.flatten().split(4096), strict=True
         ):
             index = _range_of(places, self.starts.to(device))
-            x = (rows.to(mean) - mean[index]) / deviation[index]
+            x = (log_odds(rows).to(mean) - mean[index]) / deviation[index]
             parts.append(0.5 * mahalanobis(x, gaussian).clamp_min(1e-30).log())
         return torch.cat(parts).view(found.ids.shape)
 
@@ -537,6 +540,19 @@ class TokenUsual:
             raise ValueError(f"{folder / NAME}.safetensors does not hold what is usual: {error}") from error
 
 
+def log_odds(log_u: Tensor) -> Tensor:
+    """log u / (1 - u), which ends 1e-7 from 0 and from 1.
+
+    Args:
+        log_u: log variances of unit processes.
+
+    Returns:
+        The same shape.
+    """
+    u = log_u.exp()
+    return u.clamp_min(_ENDS).log() - (-log_u.expm1()).clamp_min(_ENDS).log()
+
+
 def window_means(scores: Tensor, real: Tensor) -> Tensor:
     """Means of the rows around each, `WINDOW` of them; rows without a number count for nothing.  [B, N]
 
@@ -564,7 +580,7 @@ def _rows_of(parts: Sequence[TokenUncertainty]) -> tuple[Tensor, Tensor]:
     for part in parts:
         assert part.profile is not None
         scores = [part.score(name)[part.real] for name in _PLAIN]
-        rows.append(torch.cat([torch.stack(scores, -1), part.profile[part.real]], -1).double())
+        rows.append(torch.cat([torch.stack(scores, -1), log_odds(part.profile[part.real])], -1).double())
         places.append(part.positions[part.real])
     return torch.cat(rows), torch.cat(places)
 

@@ -3,7 +3,8 @@
 Every number belongs to a row: what the model says having read the tokens up to there.  Of the prediction it
 then makes there are entropy, top probability, margin and surprise; of how its attention met the token it has
 read, the variance of eq. 22, and how far its profile over all heads lies from what is usual at that position.
-So the first four are shown at the token that follows, the others at the token itself.
+So the first four are shown at the token that follows, the others at the token itself, and so is the sum of
+strangeness and surprise.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Score: TypeAlias = Literal[
-    "entropy", "top_probability", "margin", "surprise", "log_variance", "log_pivot", "strangeness"
+    "entropy", "top_probability", "margin", "surprise", "log_variance", "log_pivot", "strangeness", "combined"
 ]
 OF_PREDICTION: tuple[Score, ...] = ("entropy", "top_probability", "margin", "surprise")
-OF_ATTENTION: tuple[Score, ...] = ("log_variance", "log_pivot", "strangeness")
+OF_ATTENTION: tuple[Score, ...] = ("log_variance", "log_pivot", "strangeness", "combined")
+FITTED: tuple[Score, ...] = ("strangeness", "combined")  # that only a fitted handle knows
 SCORES: tuple[Score, ...] = (*OF_PREDICTION, *OF_ATTENTION)
-DEFAULT: Score = "entropy"  # what `show` takes: see docs/tokens.md for what was measured
-FLAGS_BY: Score = "strangeness"  # what spans are flagged by
+# what `show` and flags take, measured in docs/tokens.md: before a fit, and after it
+BEFORE, AFTER = cast(tuple[Score, Score], ("surprise", "combined"))
 _FALLING = ("top_probability", "margin")  # whose small values say that something is strange
 
 
@@ -107,6 +109,8 @@ class TokenUncertainty:
             ValueError: for other names, and for what only a fitted handle knows.
         """
         check_choice("score", name, SCORES)
+        if name == "combined":
+            return self._combined()
         if standardised and name != "strangeness":
             if not self.standard:
                 raise ValueError(
@@ -117,6 +121,15 @@ class TokenUncertainty:
         if found is None:
             raise ValueError(f"expected a handle that was fitted for {name}: call handle.fit(held_out)")
         return -found if name in _FALLING else found
+
+    def _combined(self) -> Tensor:
+        """Strangeness plus the standardised surprise of the same token, which the row before tells."""
+        if not self.standard or self.strangeness is None:
+            raise ValueError("expected a handle that was fitted for combined: call handle.fit(held_out)")
+        surprise = torch.zeros_like(self.strangeness)
+        follows = self.next_ids[:, :-1] >= 0
+        surprise[:, 1:] = torch.where(follows, self.standard["surprise"][:, :-1], 0.0)
+        return self.strangeness + surprise
 
     def cpu(self) -> "TokenUncertainty":
         """The same on the CPU."""
@@ -183,27 +196,33 @@ class TokenUncertainty:
             }
         return replace(parts[0], **joined)
 
-    def show(self, by: Score = DEFAULT, *, file: TextIO | None = None) -> None:
+    def show(self, by: Score | None = None, *, file: TextIO | None = None) -> None:
         """Print the texts in colours: the deeper, the stranger by this score.
 
         Of a fitted handle the colours are deviations from what is usual at the position, else ranks in the
         text.  Scores of predictions colour the token that follows, as it is the one that was predicted.
 
         Args:
-            by: one of `SCORES`.
+            by: one of `SCORES`; "combined" after a fit and "surprise" before it, if not given.
             file: where to; standard output if not given.
         """
+        by = by or self._default
         show_lines(self._title(by), self._painted(by), file=file)
 
-    def to_html(self, by: Score = DEFAULT) -> str:
+    @property
+    def _default(self) -> Score:
+        return AFTER if self.standard else BEFORE
+
+    def to_html(self, by: Score | None = None) -> str:
         """The same as a piece of HTML; a pointer over a token shows all its numbers.
 
         Args:
-            by: one of `SCORES`.
+            by: as of `show`.
 
         Returns:
             One `div` that needs nothing else.
         """
+        by = by or self._default
         return html_of(self._title(by), self._painted(by))
 
     def _repr_html_(self) -> str:
@@ -236,17 +255,27 @@ class TokenUncertainty:
         made: dict[str, Any] = {"item": item.tolist(), "position": self.positions[item, row].tolist()}
         for name, pieces in (("token", self.pieces()), ("next", self.next_pieces())):
             made[name] = [pieces[b][n] for b, n in zip(item.tolist(), row.tolist(), strict=True)]
-        for name in (*SCORES, "p_value"):
-            if (found := getattr(self, name)) is not None:
-                made[name] = found[item, row].tolist()
+        for name, found in self.known().items():
+            made[name] = found[item, row].tolist()
         for name, found in (self.standard or {}).items():
             made[f"{name} standardised"] = found[item, row].tolist()
         return DataFrame(made)
+
+    def known(self) -> dict[str, Tensor]:
+        """Every score that is known, as it is, and the p-value.
+
+        Returns:
+            [B, N] by name.
+        """
+        names = [name for name in (*SCORES, "p_value") if name != "combined"]
+        found = {name: x for name in names if (x := getattr(self, name)) is not None}
+        return {**found, "combined": self._combined()} if self.standard else found
 
     def _title(self, by: Score) -> str:
         shown = by.replace("_", " ")
         whose = "of the token that follows" if by in OF_PREDICTION else "of the token read"
         how = "deviations from what is usual there" if self.standard else "ranks within the text"
+        shown = "strangeness and surprise together" if by == "combined" else shown
         return f"{shown} {whose}, in {how}"
 
     def _painted(self, by: Score) -> list[Painted]:
@@ -269,8 +298,7 @@ class TokenUncertainty:
         return Painted(pieces, levels, notes)
 
     def _note(self, item: int, row: int) -> str:
-        known = [(n, x) for n in (*SCORES, "p_value") if (x := getattr(self, n)) is not None]
-        return ", ".join(f"{n.replace('_', ' ')} {float(x[item, row]):.3g}" for n, x in known)
+        return ", ".join(f"{n.replace('_', ' ')} {float(x[item, row]):.3g}" for n, x in self.known().items())
 
 
 @dataclass(frozen=True)
