@@ -49,7 +49,7 @@ class Graphed(Generic[P, R]):
     """
 
     def __init__(self, fn: Callable[P, R], example: tuple[Any, ...]) -> None:
-        self._fn = fn
+        self._fn: Callable[..., R] = fn
         leaves, self._form = pytree.tree_flatten(example)
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         self._expected = [_described(x) for x in leaves]

@@ -233,9 +233,7 @@ def residual_norm(
         _, n = _RESIDUAL_NORM(x, None, None, weight, shift, None, ALONE, 0.0, 0, eps)
         return x, n
     kind = INSIDE if added.inside else ADDED
-    return _RESIDUAL_NORM(  # type: ignore[no-any-return]
-        x, added.z, added.bias, weight, shift, seed, kind, added.rate, added.site, eps
-    )
+    return _RESIDUAL_NORM(x, added.z, added.bias, weight, shift, seed, kind, added.rate, added.site, eps)
 
 
 def residual_norm_reference(
