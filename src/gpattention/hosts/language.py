@@ -711,13 +711,12 @@ def fit_language(
     silent = replace(settings, scale=torch.zeros_like(settings.scale))
     fit = _fit_scale(runner, silent, batches, options)
     found: tuple[list[TokenUncertainty], list[TokenUncertainty]] = ([], [])
-    for done, batch in enumerate(batches):
+    for batch in options.reported("tokens", batches):
         measured = measure_tokens(runner, silent, batch.inputs, heads=True, tokenizer=tokenizer).cpu()
         apart = batch.numbers % 5 >= 3
         for where, own in zip(found, (~apart, apart), strict=True):
             if bool(own.any()):
                 where.append(measured[own])
-        options.report("tokens", done + 1, len(batches))
     return fit, TokenUsual.fit(*found)
 
 
@@ -738,10 +737,10 @@ def _fit_scale(runner: "Runner", silent: Settings, batches: list[Batch], options
         replace(silent, scale=torch.full_like(silent.scale, scale), noise=silent.noise) for scale in scales
     ]
     firsts = [_first_texts(_those(batches, kept_back=back)) for back in (False, True)]
-    fitted = []
-    for done, own in enumerate(candidates):
-        fitted.append(_text_likelihoods(runner, own, firsts[0], options).mean())
-        options.report("scales", done + 1, len(candidates))
+    fitted = [
+        _text_likelihoods(runner, own, firsts[0], options).mean()
+        for own in options.reported("scales", candidates)
+    ]
     best = max(range(1, len(scales)), key=lambda n: float(fitted[n])) if len(scales) > 1 else 0
     found = []
     for name, n in (("plain", 0), *((("global", best),) if best else ())):
