@@ -246,7 +246,7 @@ def failure_counter(device: torch.device) -> Tensor:
     return _failures[device]
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _make_counter(device: torch.device) -> None:
     if device in _failures:
         return

@@ -61,7 +61,7 @@ def fused_kernels(mode: Mode) -> Iterator[None]:
         _mode.reset(token)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def fused_mode() -> Mode:
     """The mode in force here.
 
@@ -136,7 +136,7 @@ def why_not_fused_on(
 TRANSFORMED = "the call is transformed by torch.func"
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _obstacle(device: str, dtype: torch.dtype, mode: Mode) -> str | None:
     """A compiler asks once, and keeps the answer as long as what it made."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # also where the compiler sees the transform

@@ -26,12 +26,13 @@ from gpattention import gp
 from gpattention.checks import check_choice, check_count
 from gpattention.data import Batch
 from gpattention.gp import reference
+from gpattention.graphs import WARM_UP
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
 from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gaps_to_ours, paper_model
 from gpattention.training.devices import Hardware, SingleProcess, why_no_graph
-from gpattention.training.engine import WARM_UP, CaptureFailedError, EagerEngine, GraphEngine, StepFailedError
+from gpattention.training.engine import CaptureFailedError, EagerEngine, GraphEngine, StepFailedError
 from gpattention.training.objective import Controls, Objective
 
 Progress = Callable[[int, int], object]
