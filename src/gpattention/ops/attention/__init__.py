@@ -110,19 +110,9 @@ def _forward(
 
 
 def _backward(
-    by_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    query_mask: Tensor | None,
-    out: Tensor,
-    log_sum: Tensor | None,
-    distance: bool,
-    normalised: bool,
-    causal: bool,
-    scale: float,
-) -> Made:
+    by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, query_mask: Tensor | None,
+    out: Tensor, log_sum: Tensor | None, distance: bool, normalised: bool, causal: bool, scale: float,
+) -> Made:  # fmt: skip
     found = kernels_of("attention")
     (B, H, NQ, C), (N, D) = q.shape, v.shape[2:]
     d_q, d_k, d_v = (token_major(B, H, n, x, q) for n, x in ((NQ, C), (N, C), (N, D)))

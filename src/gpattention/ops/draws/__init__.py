@@ -142,8 +142,9 @@ def _forward(
 
 
 def _backward(
-    by_draws: Tensor, spread: Tensor, noise: Tensor, stream: int | None, squared: bool, needed: Sequence[bool]
-) -> Made:
+    by_draws: Tensor, spread: Tensor, noise: Tensor, stream: int | None, squared: bool,
+    needed: Sequence[bool],
+) -> Made:  # fmt: skip
     n, B, H, N, D = by_draws.shape
     g = by_draws if by_draws.stride(-1) == 1 else by_draws.contiguous()
     d_spread = None

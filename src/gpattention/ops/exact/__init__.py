@@ -93,19 +93,10 @@ def _amplitude(
 
 
 def _amplitude_backward(
-    by_log_amplitude: Tensor,
-    q: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    mask: Tensor | None,
-    query_mask: Tensor | None,
-    tokens_q: Tensor,
-    tokens_k: Tensor,
-    log_sum: Tensor,
-    lead: Sequence[int],
-    most: float | None,
-    needed: Sequence[bool],
-) -> Made:
+    by_log_amplitude: Tensor, q: Tensor, k: Tensor, scale: Tensor, mask: Tensor | None,
+    query_mask: Tensor | None, tokens_q: Tensor, tokens_k: Tensor, log_sum: Tensor, lead: Sequence[int],
+    most: float | None, needed: Sequence[bool],
+) -> Made:  # fmt: skip
     (B, H, NQ, C), N, empty = q.shape, k.shape[2], allocator(q)
     (QP, CP), NP = tokens_q.shape[1:], tokens_k.shape[1]
     d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
@@ -235,20 +226,10 @@ def _density(
 
 
 def _density_backward(
-    by_value: Tensor,
-    x_shape: Sequence[int],
-    X_shape: Sequence[int],
-    noise: Tensor,
-    scale: Tensor,
-    log_amplitude: Tensor | None,
-    mask: Tensor | None,
-    inputs: Tensor,
-    white: Tensor,
-    gram: Tensor,
-    prior_roots: Tensor,
-    lead: Sequence[int],
-    needed: Sequence[bool],
-) -> Made:
+    by_value: Tensor, x_shape: Sequence[int], X_shape: Sequence[int], noise: Tensor, scale: Tensor,
+    log_amplitude: Tensor | None, mask: Tensor | None, inputs: Tensor, white: Tensor, gram: Tensor,
+    prior_roots: Tensor, lead: Sequence[int], needed: Sequence[bool],
+) -> Made:  # fmt: skip
     (B, H, N, C), D, empty = x_shape, X_shape[-1], allocator(gram)
     prior = Prior(gram, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
     found = empty(2, 1, B, H)
@@ -521,40 +502,14 @@ def _cgp(
 
 
 def _cgp_backward(
-    by_mean: Tensor | None,
-    by_variance: Tensor | None,
-    by_key: Tensor | None,
-    by_cost: Tensor | None,
-    k_shape: Sequence[int],
-    noise: Tensor,
-    scale_q: Tensor,
-    scale_k: Tensor,
-    log_amplitude: Tensor | None,
-    mask: Tensor | None,
-    query_mask: Tensor | None,
-    mean: Tensor,
-    variance: Tensor | None,
-    unit: Tensor,
-    tokens_q: Tensor,
-    tokens_o: Tensor,
-    tokens_k: Tensor,
-    tokens_v: Tensor,
-    grams: Tensor,
-    roots: Tensor,
-    K_qo: Tensor,
-    K_ok: Tensor,
-    A: Tensor,
-    F: Tensor,
-    inputs: Tensor | None,
-    white: Tensor | None,
-    gram: Tensor | None,
-    rest: Tensor | None,
-    prior_roots: Tensor | None,
-    lead: Sequence[int],
-    with_variance: bool,
-    with_cost: str,
-    needed: Sequence[bool],
-) -> Made:
+    by_mean: Tensor | None, by_variance: Tensor | None, by_key: Tensor | None, by_cost: Tensor | None,
+    k_shape: Sequence[int], noise: Tensor, scale_q: Tensor, scale_k: Tensor, log_amplitude: Tensor | None,
+    mask: Tensor | None, query_mask: Tensor | None, mean: Tensor, variance: Tensor | None, unit: Tensor,
+    tokens_q: Tensor, tokens_o: Tensor, tokens_k: Tensor, tokens_v: Tensor, grams: Tensor, roots: Tensor,
+    K_qo: Tensor, K_ok: Tensor, A: Tensor, F: Tensor, inputs: Tensor | None, white: Tensor | None,
+    gram: Tensor | None, rest: Tensor | None, prior_roots: Tensor | None, lead: Sequence[int],
+    with_variance: bool, with_cost: str, needed: Sequence[bool],
+) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
     sizes = Sizes(B, H, NQ, N, C, D)
     S, P, empty = sizes.heads, sizes.padded, allocator(mean)
@@ -632,41 +587,15 @@ def _direct(
 
 
 def _direct_backward(
-    by_mean: Tensor | None,
-    by_variance: Tensor | None,
-    by_key: Tensor | None,
-    by_cost: Tensor | None,
-    by_stddev: Tensor | None,
-    by_unit: Tensor | None,
-    k_shape: Sequence[int],
-    noise: Tensor,
-    scale_q: Tensor,
-    scale_k: Tensor,
-    log_amplitude: Tensor | None,
-    mask: Tensor | None,
-    query_mask: Tensor | None,
-    mean: Tensor,
-    stddev: Tensor | None,
-    variance: Tensor | None,
-    raw: Tensor,
-    tokens_q: Tensor,
-    tokens_k: Tensor,
-    tokens_v: Tensor,
-    grams: Tensor,
-    roots: Tensor,
-    K: Tensor,
-    weights: Tensor | None,
-    W: Tensor | None,
-    inputs: Tensor | None,
-    white: Tensor | None,
-    gram: Tensor | None,
-    rest: Tensor | None,
-    prior_roots: Tensor | None,
-    lead: Sequence[int],
-    with_variance: bool,
-    with_cost: str,
-    needed: Sequence[bool],
-) -> Made:
+    by_mean: Tensor | None, by_variance: Tensor | None, by_key: Tensor | None, by_cost: Tensor | None,
+    by_stddev: Tensor | None, by_unit: Tensor | None, k_shape: Sequence[int], noise: Tensor,
+    scale_q: Tensor, scale_k: Tensor, log_amplitude: Tensor | None, mask: Tensor | None,
+    query_mask: Tensor | None, mean: Tensor, stddev: Tensor | None, variance: Tensor | None, raw: Tensor,
+    tokens_q: Tensor, tokens_k: Tensor, tokens_v: Tensor, grams: Tensor, roots: Tensor, K: Tensor,
+    weights: Tensor | None, W: Tensor | None, inputs: Tensor | None, white: Tensor | None,
+    gram: Tensor | None, rest: Tensor | None, prior_roots: Tensor | None, lead: Sequence[int],
+    with_variance: bool, with_cost: str, needed: Sequence[bool],
+) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
     sizes = Sizes(B, H, NQ, N, C, D)
     S, P, empty = sizes.heads, sizes.padded, allocator(mean)

@@ -284,20 +284,10 @@ def _residual_norm(
 
 
 def _residual_norm_backward(
-    by_y: Tensor | None,
-    by_n: Tensor | None,
-    x_shape: Sequence[int],
-    y: Tensor | None,
-    alone: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor,
-    seed: Tensor | None,
-    kind: int,
-    rate: float,
-    site: int,
-    eps: float,
-    needed: Sequence[bool],
-) -> Made:
+    by_y: Tensor | None, by_n: Tensor | None, x_shape: Sequence[int], y: Tensor | None,
+    alone: Tensor | None, bias: Tensor | None, weight: Tensor, seed: Tensor | None, kind: int, rate: float,
+    site: int, eps: float, needed: Sequence[bool],
+) -> Made:  # fmt: skip
     summed = alone if y is None else y
     assert summed is not None
     by_n = torch.zeros_like(summed) if by_n is None else by_n.contiguous()
@@ -380,15 +370,9 @@ def _gelu_linear(
 
 
 def _gelu_linear_backward(
-    by_z: Tensor,
-    h: Tensor,
-    bias: Tensor | None,
-    weight: Tensor,
-    seed: Tensor | None,
-    rate: float,
-    site: int,
-    needed: Sequence[bool],
-) -> Made:
+    by_z: Tensor, h: Tensor, bias: Tensor | None, weight: Tensor, seed: Tensor | None, rate: float,
+    site: int, needed: Sequence[bool],
+) -> Made:  # fmt: skip
     h, (width, hidden) = h.contiguous(), weight.shape
     by_z = by_z.reshape(-1, width)
     by_a, a = by_z @ weight, torch.empty_like(h)  # the first becomes the gradient of h

@@ -191,26 +191,11 @@ def _forward(
 
 
 def _backward(
-    by_mean: Tensor | None,
-    by_spread: Tensor | None,
-    by_kl: Tensor | None,
-    x: Tensor,
-    v: Tensor,
-    v_b: Tensor,
-    s: Tensor,
-    variance: Tensor | None,
-    mask: Tensor | None,
-    tokens_b: Tensor,
-    turned: Tensor,
-    origin: Tensor,
-    gram: Tensor,
-    root: Tensor,
-    S: Tensor,
-    phi: Tensor,
-    columns: Tensor | None,
-    jitter: float,
-    with_variance: bool,
-) -> Made:
+    by_mean: Tensor | None, by_spread: Tensor | None, by_kl: Tensor | None, x: Tensor, v: Tensor,
+    v_b: Tensor, s: Tensor, variance: Tensor | None, mask: Tensor | None, tokens_b: Tensor, turned: Tensor,
+    origin: Tensor, gram: Tensor, root: Tensor, S: Tensor, phi: Tensor, columns: Tensor | None,
+    jitter: float, with_variance: bool,
+) -> Made:  # fmt: skip
     found = kernels_of("sgpa")
     (B, H, N, C), (m, D) = x.shape, v_b.shape[1:]
     sizes = _Sizes(B, H, N, m, C, D)

@@ -504,37 +504,13 @@ def _scgp(
 
 
 def _scgp_backward(
-    by_mean: Tensor | None,
-    by_variance: Tensor | None,
-    by_query: Tensor | None,
-    by_key: Tensor | None,
-    by_divergence: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    o: Tensor,
-    v: Tensor,
-    m_shape: Sequence[int],
-    noise: Tensor,
-    scale_q: Tensor,
-    scale_k: Tensor,
-    log_amplitude: Tensor | None,
-    mask: Tensor | None,
-    query_mask: Tensor | None,
-    centres: Tensor,
-    points_m: Tensor,
-    points_l: Tensor | None,
-    W_m: Tensor,
-    W_l: Tensor | None,
-    sums: Tensor,
-    l_shape: Sequence[int],
-    dual: bool,
-    include_noise: bool,
-    delta: float,
-    density: bool,
-    kl: bool,
-    independent: bool,
-    group: "ProcessGroup | None" = None,
-) -> Made:
+    by_mean: Tensor | None, by_variance: Tensor | None, by_query: Tensor | None, by_key: Tensor | None,
+    by_divergence: Tensor | None, q: Tensor, k: Tensor, o: Tensor, v: Tensor, m_shape: Sequence[int],
+    noise: Tensor, scale_q: Tensor, scale_k: Tensor, log_amplitude: Tensor | None, mask: Tensor | None,
+    query_mask: Tensor | None, centres: Tensor, points_m: Tensor, points_l: Tensor | None, W_m: Tensor,
+    W_l: Tensor | None, sums: Tensor, l_shape: Sequence[int], dual: bool, include_noise: bool, delta: float,
+    density: bool, kl: bool, independent: bool, group: "ProcessGroup | None" = None,
+) -> Made:  # fmt: skip
     options = Options(dual, include_noise, delta, density, kl, independent, group)
     found = kernels_of("sparse")
     sizes = _sizes(q.shape, k.shape, v.shape[3], m_shape, l_shape)
@@ -677,18 +653,9 @@ def _row_sum(
 
 
 def _row_sum_backward(
-    by_row_sum: Tensor,
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    query_mask: Tensor | None,
-    centres: Tensor,
-    points: Tensor,
-    W: Tensor,
-    totals: Tensor,
-    l_shape: Sequence[int],
-    delta: float,
-) -> Made:
+    by_row_sum: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, query_mask: Tensor | None,
+    centres: Tensor, points: Tensor, W: Tensor, totals: Tensor, l_shape: Sequence[int], delta: float,
+) -> Made:  # fmt: skip
     found, sizes = kernels_of("sparse"), _sizes(q.shape, k.shape, 1, l_shape)
     B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
     S, E, empty = sizes.heads, sizes.sets, allocator(q)
