@@ -28,7 +28,8 @@ OF_ATTENTION: tuple[Score, ...] = ("log_variance", "log_pivot", "strangeness", "
 FITTED: tuple[Score, ...] = ("strangeness", "combined")  # that only a fitted handle knows
 SCORES: tuple[Score, ...] = (*OF_PREDICTION, *OF_ATTENTION)
 # what `show` and flags take, measured in docs/tokens.md: before a fit, and after it
-BEFORE, AFTER = cast(tuple[Score, Score], ("surprise", "combined"))
+BEFORE: Score = "surprise"
+AFTER: Score = "combined"
 _FALLING = ("top_probability", "margin")  # whose small values say that something is strange
 
 
