@@ -399,6 +399,9 @@ def foreign_table(
         "variance": Usual.of(row_density["variance"].distance(variance.standard(kept_back.odds))),
         "attention": Usual.of(row_density["attention"].distance(attention.standard(kept_back.attention))),
     }
+    log_u = Usual.of(fitting.variance)
+    log_u_density = Density(log_u.standard(fitting.variance)[:, 1:].flatten(0, 1))
+    usual_log_u = Usual.of(log_u_density.distance(log_u.standard(kept_back.variance)))
     L = fitting.states.shape[1]
     chosen_layers = sorted({L // 4, L // 2, 3 * L // 4, L - 1})
     of_states = {n: Density(fitting.states[:, n]) for n in chosen_layers}
@@ -423,6 +426,9 @@ def foreign_table(
             "log variance (mean)": rows.variance.mean(-1),
             "log pivot (mean)": rows.pivot,
             "ours: strangeness of the row": ours,
+            "the same of log u, not log odds": usual_log_u.standard(
+                log_u_density.distance(log_u.standard(rows.variance))
+            ),
             "attention entropy: density of the row": theirs,
         }
 

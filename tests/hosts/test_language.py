@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gpattention
 from gpattention.hosts import Handle, TokenUncertainty, language
-from gpattention.hosts.language import encode, log_odds, prediction_scores, window_means
+from gpattention.hosts.language import TokenUsual, encode, log_odds, prediction_scores, window_means
 from gpattention.hosts.tokens import SCORES
 from tests.hosts.decoder_hosts import ITEMS, TOKENS, VOCABULARY, decoder, packed, sequences, texts
 from tests.refusals import refusals
@@ -278,6 +278,29 @@ def test_other_texts_are_flagged(fitted: Handle) -> None:
     first = fitted.token_uncertainty(foreign)
     for by in ("strangeness", "combined"):
         assert fitted.flag_spans(first, rate=0.02, by=by) == fitted.flag_spans(foreign, rate=0.02, by=by)
+
+
+def made_up(texts: int, seed: int) -> TokenUncertainty:
+    """Scores that grow with the position, and spread as it grows."""
+    made = torch.Generator().manual_seed(seed)
+    place = torch.arange(20).expand(texts, -1)  # [B, N]
+    grown = {name: (1 + place) * (3 + torch.randn(texts, 20, generator=made)) for name in range(6)}
+    profile = -(1 + torch.rand(texts, 20, 4, generator=made)) / (1 + place[..., None])
+    real = torch.ones(texts, 20, dtype=torch.bool)
+    return TokenUncertainty(place, place, real, place, *grown.values(), profile, ("a", "b", "c", "d"))
+
+
+def test_scores_are_compared_with_those_of_their_position() -> None:
+    usual = TokenUsual.fit([made_up(300, 0)], [made_up(200, 1)])
+    found = usual.judge(made_up(400, 2))
+    for name in SCORES:
+        if name == "combined":
+            continue
+        values = found.score(name, standardised=True)  # [B, N]
+        assert float(values.mean(0).abs().max()) < 0.75, name  # half octaves: their ends are apart
+        assert 0.6 < float(values.std(0).min()) <= float(values.std(0).max()) < 1.5, name
+    sure = found.score("margin", standardised=True)
+    torch.testing.assert_close(sure.mean(), torch.tensor(0.0), atol=0.1, rtol=0)
 
 
 def test_combined_adds_the_surprise_of_the_same_token(fitted: Handle) -> None:
