@@ -6,7 +6,7 @@ longer than running them; a replay starts all of them at once.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -134,10 +134,10 @@ class Graphed(Generic[P, R]):
             if torch.is_autocast_enabled("cuda")
             else nullcontext()
         )
-        args, call = pytree.tree_unflatten(self._read, self._form), cast(Callable[..., R], self._fn)
+        args = pytree.tree_unflatten(self._read, self._form)
         try:
             with uncached:
-                self._graph, self._given = capture(lambda: call(*args), error_mode="thread_local")
+                self._graph, self._given = capture(lambda: self._fn(*args), error_mode="thread_local")
         except (torch.OutOfMemoryError, NumericalError):
             raise
         except RuntimeError as error:
