@@ -15,10 +15,10 @@ from gpattention.attention import (
     Attention,
     Heads,
     attention_class,
+    base,
     build_attention,
     list_attention,
     register_attention,
-    registry,
 )
 from tests.attention.variants import (
     BATCH,
@@ -181,7 +181,7 @@ class MeanAttention(Attention):
 
 
 def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    monkeypatch.setattr(base, "_KINDS", dict(base._KINDS))
     known = list_attention()
     assert register_attention("mean")(MeanAttention) is MeanAttention
     assert list_attention() == tuple(sorted([*known, "mean"]))

@@ -111,7 +111,7 @@ def test_corrupt_writes_what_the_library_computes(tmp_path: Path, run: Run) -> N
         assert torch.equal(found, torch.cat(expected))
     assert np.array_equal(np.load(folder / "labels.npy"), np.tile(clean.labels.numpy(), 2))
     run(*words)  # nothing left to do
-    assert "regenerate with another recipe into another folder" in run(*words, "--seed", "4", code=2).err
+    assert "expected seed 4, got 3: take another folder" in run(*words, "--seed", "4", code=2).err
 
 
 def test_types_are_names_and_categories() -> None:

@@ -31,12 +31,12 @@ def vision(attention, seed: int = 0) -> VisionTransformer:
     return VisionTransformer(VisionConfig(classes=3, dropout=0.2, attention=attention, **sizes)).train()
 
 
-def predictors(model: VisionTransformer) -> dict:
+def predictors(model: VisionTransformer, images: Tensor = IMAGES) -> dict:
     """All of them, fitted to labels of which the untrained model gets three in four right."""
-    labels = (predict(model, IMAGES, samples=0).label + (torch.arange(20) % 4 == 0)) % 3
+    labels = (predict(model, images, samples=0).label + (torch.arange(20) % 4 == 0)) % 3
     return {
         "model": ModelPredictor(model),
-        "temperature": TemperatureScaling(model).fit(IMAGES, labels, samples=3),
+        "temperature": TemperatureScaling(model).fit(images, labels, samples=3),
         "dropout": MCDropout(model),
         "dropout and draws": MCDropout(model, draw="independent"),
         "ensemble": DeepEnsemble([model, model]),
@@ -55,14 +55,14 @@ def same(found: Tensor, expected: Tensor) -> None:
 )
 def test_batch_size_changes_nothing(attention) -> None:
     """4 rows at once are as many as heads, through which SGPA passes its inducing inputs."""
-    model = vision(attention)
-    for name, predictor in predictors(model).items():
-        whole = predictor.predict(IMAGES, samples=3, seed=5)
+    model, images = vision(attention).double(), IMAGES.double()  # float32 rounds a batch as its size has it
+    for name, predictor in predictors(model, images).items():
+        whole = predictor.predict(images, samples=3, seed=5)
         assert isinstance(whole, Prediction), name
         assert whole.probs.shape == (20, 3)
         for batch_size in (4, 17):
-            same(predictor.predict(IMAGES, samples=3, seed=5, batch_size=batch_size).logits, whole.logits)
-        part = predictor.predict(IMAGES[6:], samples=3, seed=5, first_item=6)
+            same(predictor.predict(images, samples=3, seed=5, batch_size=batch_size).logits, whole.logits)
+        part = predictor.predict(images[6:], samples=3, seed=5, first_item=6)
         same(part.logits, whole.logits[:, 6:])
         if model.draws:
             assert float(whole.mutual_information.min()) > 0, name

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from gpattention.attention import registry
+from gpattention.attention import base
 from gpattention.models import (
     AttentionConfig,
     TextConfig,
@@ -186,7 +186,7 @@ def test_the_limit_counts_every_parameter(
     count = sum(parameter.numel() for parameter in model.parameters())
     plain, state = model.config.to_dict(), torch.get_rng_state()
     for limit in (count, count - 1):
-        for module in (registry, config_module):
+        for module in (base, config_module):
             monkeypatch.setattr(module, "MAX_PARAMETERS", limit)
         with nullcontext() if limit == count else pytest.raises(ValueError, match="parameters, got"):
             assert type(model.config).from_dict(plain) == model.config

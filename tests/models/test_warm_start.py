@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpattention.attention import DirectAttention, Positive, attention_class, register_attention, registry
+from gpattention.attention import DirectAttention, Positive, attention_class, base, register_attention
 from gpattention.models import Transformer, WarmStart, output_gap, warm_start
 from tests.models.small_models import attentions, images, layer, sentences, text, vision
 
@@ -196,7 +196,7 @@ def refused(target: Transformer, source: Transformer, message: str, **options: A
 
 def test_a_kind_of_ones_own_says_what_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but its class is asked: no list elsewhere names the kinds."""
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    monkeypatch.setattr(base, "_KINDS", dict(base._KINDS))
     register_attention("mine")(type("MyAttention", (DirectAttention,), {}))
     options = attention_class("mine").kernel_options({"normalize": "none"})
     assert options == {"normalize": "none", "causal": False}

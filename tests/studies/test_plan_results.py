@@ -463,11 +463,11 @@ WHOLE = {"gp-seed0/recipe.json": b"{}", "gp-seed0/evaluation/clean.json": b" " *
     [
         ({"gp-seed0/model/model.safetensors": b""}, "got 'gp-seed0/model/model.safetensors'"),
         ({"notes/recipe.json": b""}, "got 'notes/recipe.json'"),
-        ({"../gp-seed0/recipe.json": b""}, "got '../gp-seed0/recipe.json'"),
-        ({"/gp-seed0/recipe.json": b""}, "got '/gp-seed0/recipe.json'"),
+        ({"../gp-seed0/recipe.json": b""}, "outside the folder: '../gp-seed0/recipe.json'"),
+        ({"/gp-seed0/recipe.json": b""}, "outside the folder: '/gp-seed0/recipe.json'"),
         ({"gp-seed0/evaluation/old/clean.json": b""}, "got 'gp-seed0/evaluation/old/clean.json'"),
         (tarred(WHOLE, metrics="/etc/passwd"), "'gp-seed0/metrics.csv'"),
-        (WHOLE, "at most 2097152 bytes, got 3145728"),
+        (WHOLE, "got 3145728 bytes, more than 2097152"),
     ],
 )
 def test_foreign_and_large_archives_are_refused(

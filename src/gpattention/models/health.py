@@ -222,7 +222,9 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
     """Spearman's: the correlation of ranks, ties sharing theirs; 0 where one of them is constant."""
-    return float(torch.corrcoef(torch.stack([_ranks(x), _ranks(y)]))[0, 1].nan_to_num(0.0))
+    a, b = (ranks - ranks.mean() for ranks in (_ranks(x), _ranks(y)))
+    scale = a.norm() * b.norm()
+    return float((a @ b) / scale) if float(scale) > 0 else 0.0
 
 
 def _ranks(x: Tensor) -> Tensor:
