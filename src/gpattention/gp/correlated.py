@@ -191,8 +191,9 @@ class CGPPosterior(ExactPosterior):
         if with_variance:
             return t.amplify(self._moments[0])
         # L and W stay for a covariance, density or KL that is asked for later
-        Y = solve_triangular(self.L, self.K_ok @ t.v, upper=False)  # [..., K, D]
-        return t.amplify(self.W @ Y)  # eq. 4
+        # as `_Moments` has it, so that a mean has the same bits beside a variance
+        Y_t = _right_upper((self.K_ok @ t.v).mT, self.L)  # [..., D, K]
+        return t.amplify(self.W @ Y_t.mT)  # eq. 4
 
     @kept
     def M(self) -> Tensor:
@@ -231,8 +232,8 @@ class CGPPosterior(ExactPosterior):
         if wants_plain_operations():  # which see through no gradient of our own
             A, F_t = self.explained
             u = 1 - t.noise[..., 0] * A.square().sum(-1) - F_t.square().sum(-1)
-            Y = solve_triangular(self.L, self.K_ok @ t.v, upper=False)  # [..., K, D]
-            return self.W @ Y, u, log_det(self.L_k)
+            Y_t = _right_upper((self.K_ok @ t.v).mT, self.L)  # [..., D, K]
+            return self.W @ Y_t.mT, u, log_det(self.L_k)
         M, K_qo, K_ok, v, M_k = expanded(self.M, self.K_qo, self.K_ok, t.v, self.M_k)
         noise = t.noise.expand(*M.shape[:-2], 1, 1)
         moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(  # type: ignore[no-untyped-call]
