@@ -65,7 +65,7 @@ class CosineAttention(KernelAttention):
         f"gpattention models | grep cosine && {MADE.replace('digits-cgp', 'digits-kernel')} true"
         " && gpattention train recipes/digits-kernel.toml --set model.attention=cosine --set phases.epochs=1"
         " --run made/cosine --device cpu && "
-        + python("import torch, gpattention.attention as a; a.build_attention('cosine', 16, 2)(torch.randn(2, 5, 16))"),
+        + python("import torch, gpattention.attention as a; a.build_attention('cosine', embed_dim=16, num_heads=2)(torch.randn(2, 5, 16))"),
     ),
     "metric": Addition(
         (("metrics/registry.py", '    Metric("accuracy", "accuracy", True, "labels", of.accuracy, **_PER_CENT),\n',
