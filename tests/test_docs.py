@@ -220,6 +220,12 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in headings}
 
 
+def test_the_readme_fits_one_screen() -> None:
+    above, _, _ = Page("README.md").text.partition("\n## Licence")
+    assert len(above.split()) <= 700
+    assert above.index("make demo") < above.index("pip install")
+
+
 def test_the_guide_has_an_example_of_every_kind() -> None:
     guide = (ROOT / "docs/attention.md").read_text()
     for kind in BUILT_IN:
