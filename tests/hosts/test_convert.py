@@ -14,10 +14,9 @@ from torch.nn.utils import parametrizations, prune
 import gpattention
 from gpattention.attention import SoftmaxAttention, build_attention
 from gpattention.hosts.families import FAMILIES, own
-from gpattention.hosts.families.base import real_keys
-from gpattention.hosts.layers import converted_layers
-from gpattention.hosts.projected import ProjectedCGP, ProjectedSGPA
 from gpattention.models import Prediction
+from gpattention.models.converted import converted_layers, real_keys
+from gpattention.models.projected import ProjectedCGP, ProjectedSGPA
 from tests.hosts.hosts import HOSTS, SIZES, Host, bert, logits, make
 
 IDS = {"input_ids": torch.randint(3, 40, (3, 7), generator=torch.Generator().manual_seed(0))}
@@ -469,7 +468,7 @@ STEPS = {
     "place": [*((type(family), "place") for family in FAMILIES.values()), (own, "warm_start")],
     "finish": [*((type(family), "finish") for family in FAMILIES.values()), (own, "warm_start")],
     "hook": [(nn.Module, "register_forward_pre_hook"), (nn.Module, "register_forward_hook")],
-    "example": [(CONVERTING, "_place_inducing")],
+    "example": [(CONVERTING, "place_inducing")],
 }
 
 

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 import gpattention
 from gpattention.gp import fused_kernels
-from gpattention.hosts.layers import converted_layers
 from gpattention.models import Prediction, Transformer
+from gpattention.models.converted import converted_layers
 from tests.hosts.hosts import CLASSES, ITEMS, Host, logits, make
 
 FAMILIES = [

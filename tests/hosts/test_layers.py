@@ -12,8 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import gpattention
-from gpattention.hosts.layers import converted_layers
-from gpattention.hosts.projected import shift_queries, softmax_log_amplitudes
+from gpattention.models.converted import converted_layers
+from gpattention.models.projected import shift_queries, softmax_log_amplitudes
 from tests.gp.calls import cgp_kl, direct_kl
 from tests.hosts.hosts import logits, make
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import gpattention
-from gpattention.hosts.layers import converted_layers
 from gpattention.hosts.predict import call_model
+from gpattention.models.converted import converted_layers
 from tests.hosts import hosts
 from tests.hosts.hosts import CLASSES, ITEMS, REAL, TOKENS, Encoder, Host, logits, some
 from tests.hosts.test_convert import Inside

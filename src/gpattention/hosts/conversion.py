@@ -19,9 +19,9 @@ from torch import nn
 
 from gpattention.checks import check_choice, check_whole
 from gpattention.files import make_folder, read_object, replaced, write_atomically
-from gpattention.hosts.layers import ATTRIBUTE, TrainingDraw
-from gpattention.hosts.projected import KINDS
 from gpattention.models.config import CONVERSION_FILE, check_finite, load_tensors
+from gpattention.models.converted import ATTRIBUTE, TrainingDraw
+from gpattention.models.projected import KINDS
 
 FORMAT_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"

@@ -8,21 +8,28 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from gpattention.attention.base import make_attention
 from gpattention.hosts import conversion
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Host, SavedModel, Site
-from gpattention.hosts.layers import ConvertedAttention, Passes, TrainingDraw, converted_layers
-from gpattention.hosts.predict import call_model, check_module
-from gpattention.hosts.projected import KINDS
+from gpattention.hosts.predict import NOT_CONVERTED, call_model, check_module
 from gpattention.hosts.sites import FOUND_FORMS, find_sites
+from gpattention.models import EncoderLayer
 from gpattention.models.config import CONVERSION_FILE
+from gpattention.models.converted import (
+    ConvertedAttention,
+    Passes,
+    TrainingDraw,
+    converted_layers,
+    make_layer,
+    place_inducing,
+)
 from gpattention.models.predict import Inputs, count_items, evaluating
 
 M = TypeVar("M", bound=nn.Module)
@@ -89,7 +96,7 @@ def convert(
             _swap(model, sites, record)
         model.__dict__[_RECORD] = record
         if example is not None:
-            _place_inducing(model, example, record.seed)
+            place_inducing(model, partial(call_model, model, example), record.seed)
     return model
 
 
@@ -131,8 +138,10 @@ def regularizer(model: nn.Module) -> Tensor:
         if own is not None:
             return own
     layers = converted_layers(model)
+    if not layers and (plain := next((m for m in model.modules() if isinstance(m, EncoderLayer)), None)):
+        return plain.norm1.weight.new_zeros(())  # of kind softmax
     if not layers:
-        raise ValueError("expected a converted model, got one without a converted layer: call convert first")
+        raise ValueError(NOT_CONVERTED)
     values = [value for layer in layers for value in layer.regularizers]
     if not values:
         raise ValueError("expected a forward pass in training mode before, got none")
@@ -267,28 +276,7 @@ def _swap(model: nn.Module, sites: list[Site], record: conversion.Conversion) ->
 
 def _layer(site: Site, record: conversion.Conversion) -> ConvertedAttention:
     family = FAMILIES[site.family]
-    parameter = next(site.module.parameters(), None)
-    if parameter is None:
-        raise ValueError(f"{site.name}: expected attention with parameters to train, got none (quantised?)")
-    options = {"device": parameter.device, "dtype": parameter.dtype, **record.options}
-    width, cls = site.heads * site.head_dim, KINDS[record.kind]
-    attention = make_attention(cls, record.kind, width, site.heads, options)
-    keys, scale = family.key_projection(site), family.logit_scale(site)
-    try:
-        attention.start(keys, scale**0.5)
-    except ValueError as error:
-        raise ValueError(f"{site.name}: {error}, and it has none or changes them afterwards") from None
-    layer = ConvertedAttention(attention, logit_scale=scale, draw=record.draw, name=site.title)
-    return layer.train(site.module.training)
-
-
-def _place_inducing(model: nn.Module, example: Inputs, seed: int) -> None:
-    """Run an example in evaluation mode; every layer places its inducing inputs when it comes to it."""
-    kinds = [layer.attention for layer in converted_layers(model)]
-    generator = torch.Generator().manual_seed(seed)
-    for attention in kinds:
-        attention.placing = generator
-    with evaluating(model):  # where it raises, the whole conversion is undone
-        call_model(model, example)
-    for attention in kinds:
-        attention.placing = None
+    return make_layer(
+        record.kind, site.module, site.heads, site.head_dim, keys=family.key_projection(site),
+        scale=family.logit_scale(site), draw=record.draw, name=site.title, options=record.options,
+    )  # fmt: skip

@@ -15,9 +15,9 @@ from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
-from gpattention.hosts.layers import Request, converted_layers
 from gpattention.hosts.painting import Painted, levels_of, show_lines
-from gpattention.models import Prediction, Transformer
+from gpattention.models import EncoderLayer, Prediction, Transformer
+from gpattention.models.converted import Request, converted_layers
 from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, run_samples, take
 from gpattention.models.prediction import differ, warn_undrawn
 
@@ -25,6 +25,10 @@ from gpattention.models.prediction import differ, warn_undrawn
 Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding", "causal"]
 TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding", "causal")
 Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
+NOT_CONVERTED = (
+    "expected a converted model, got one without a converted layer: call convert first, build the model of "
+    "gpattention.models.EncoderLayer, or attach to it as it is"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -411,8 +415,8 @@ def predict(
         return model.predict(inputs, samples, seed, variances=variances, **rows)
     host = uncompiled(model)
     layers = converted_layers(host)
-    if not layers:
-        raise ValueError("expected a converted model, got one without a converted layer: call convert first")
+    if not layers and not any(isinstance(module, EncoderLayer) for module in host.modules()):
+        raise ValueError(NOT_CONVERTED)
     samples = check_count("samples", samples, least=0)
     seed = check_whole("seed", seed)
     drawing = samples > 0 and any(layer.attention.draws for layer in layers)

@@ -16,12 +16,12 @@ from gpattention.attention import Attention
 from gpattention.concurrency import Handler, handling
 from gpattention.gp import attention_entropy
 from gpattention.hosts.families.base import AttentionCall, Context, Site
-from gpattention.hosts.layers import converted_layers
-from gpattention.hosts.predict import Call, Reader, Task, call_model, uncompiled
+from gpattention.hosts.predict import NOT_CONVERTED, Call, Reader, Task, call_model, uncompiled
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.sites import hooked
 from gpattention.hosts.variance import query_mask
 from gpattention.models import Signals, Transformer, Watch, measure_signals, watched
+from gpattention.models.converted import layer_names
 from gpattention.models.predict import Inputs
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ def signals(
     if isinstance(model, Transformer):
         return model.signals(inputs, **options)
     sites: dict[Attention, str] = {
-        layer.attention: layer.name for layer in converted_layers(uncompiled(model))
+        layer.attention: name for layer, name in layer_names(uncompiled(model)).items()
     }
     if not sites:
-        raise ValueError("expected a converted model, got one without a converted layer: call convert first")
+        raise ValueError(NOT_CONVERTED)
     reader, head = Reader(uncompiled(model), call or call_model, task, "signals"), Head()
 
     def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:

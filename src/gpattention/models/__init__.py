@@ -6,6 +6,7 @@
 """
 
 from gpattention.models.config import AttentionConfig, TextConfig, TransformerConfig, VisionConfig
+from gpattention.models.encoder import Encoder, EncoderLayer
 from gpattention.models.health import (
     AttentionHealth,
     HealthReport,
@@ -29,8 +30,9 @@ from gpattention.models.transformer import (
 from gpattention.models.warm_start import WarmStart, output_gap, warm_start
 
 __all__ = [
-    "AttentionConfig", "AttentionHealth", "Block", "HealthReport", "LayerOutput", "ModelOutput", "Prediction",
-    "Signals", "Similarity", "TextConfig", "TextTransformer", "Transformer", "TransformerConfig",
-    "VisionConfig", "VisionTransformer", "WarmStart", "Watch", "cosine_similarity", "diagnose",
-    "measure_health", "measure_signals", "output_gap", "predict", "token_similarity", "warm_start", "watched",
+    "AttentionConfig", "AttentionHealth", "Block", "Encoder", "EncoderLayer", "HealthReport", "LayerOutput",
+    "ModelOutput", "Prediction", "Signals", "Similarity", "TextConfig", "TextTransformer", "Transformer",
+    "TransformerConfig", "VisionConfig", "VisionTransformer", "WarmStart", "Watch", "cosine_similarity",
+    "diagnose", "measure_health", "measure_signals", "output_gap", "predict", "token_similarity",
+    "warm_start", "watched",
 ]  # fmt: skip

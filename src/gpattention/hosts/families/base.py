@@ -13,21 +13,16 @@ from pathlib import Path
 from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from gpattention.attention.base import Form
 from gpattention.concurrency import Handler, attribute_without_loans, handling
-from gpattention.numerics import is_mapped
 
 if TYPE_CHECKING:
     from gpattention.hosts.conversion import Conversion
     from gpattention.hosts.families.decoders import Attends, Past
-    from gpattention.hosts.layers import ConvertedAttention, Request
-    from gpattention.hosts.projected import KeyProjection
-
-# hosts add -10,000, -1e9 or their least number to logits of padding: below this a weight is 0 in any type
-MASKED_LOGIT = -9e3
+    from gpattention.models.converted import ConvertedAttention, Request
+    from gpattention.models.projected import KeyProjection
 
 CAUSAL = "causal attention: every query sees other keys, and one posterior per head does not hold"
 GROUPED = "grouped-query attention: query heads share keys, so the heads of queries and keys do not pair up"
@@ -301,40 +296,3 @@ def bias_reasons(module: nn.Module) -> list[str]:
     held = any(getattr(module, name, None) is not None for name in _RELATIVE_ATTRIBUTES)
     switched = any(is_set(holder, name) for holder in (module, config) for name in _RELATIVE_SETTINGS)
     return [RELATIVE] if held or switched or not set(_RELATIVE_ARGUMENTS).isdisjoint(arguments) else []
-
-
-def real_keys(mask: Tensor, name: str) -> Tensor:
-    """Keys that are no padding [B or 1, K], from a mask in any of the forms that hosts have.
-
-    Args:
-        mask: [B, K] or pairs [B or 1, 1 or H, Q or 1, K]; a bool one says True = attend, any other is added
-            to logits (0 or very negative).  While a model is exported, or mapped by `torch.func.vmap`, its
-            values cannot be read, and are believed.
-        name: of the site, for messages.
-
-    Raises:
-        ValueError: for a mask that is more than padding.
-    """
-    attend = mask
-    if mask.dtype != torch.bool:
-        attend = mask == 0
-        least = MASKED_LOGIT if mask.is_floating_point() else 0
-        _refuse_mask((mask != 0) & (mask > least), name, "one that adds numbers to the logits")
-    while attend.ndim not in (2, 4):
-        attend = attend[None]
-    if attend.ndim == 4:
-        keys = attend[:, :1, :1]  # [B, 1, 1, K]
-        _refuse_mask(attend != keys, name, "one that differs between queries or heads (causal or windowed?)")
-        attend = keys[:, 0, 0]
-    return attend
-
-
-def _refuse_mask(wrong: Tensor, name: str, found: str) -> None:
-    if not torch.compiler.is_compiling() and not is_mapped() and bool(wrong.any()):
-        raise refused_call(name, "a mask of padding, the same for every query and head", found)
-
-
-def refused_call(name: str, expected: str, found: str) -> ValueError:
-    """The error of a call in which queries of one head do not see the same keys."""
-    why = "every query would need a posterior of its own"
-    return ValueError(f"{name}: expected {expected}, got {found}: {why}")

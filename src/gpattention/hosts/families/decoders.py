@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from gpattention.gp import Sight
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, Site
+from gpattention.models.converted import MASKED_LOGIT, refused_call
 
 Attends: TypeAlias = Literal["all", "causal", "cross"]
 
@@ -164,7 +165,7 @@ def causal_call(
         ValueError: for masks that add numbers to the logits, or differ between heads.
     """
     if arguments.get("position_bias") is not None:
-        raise base.refused_call(site.title, "attention of queries and keys alone", "a position bias")
+        raise refused_call(site.title, "attention of queries and keys alone", "a position bias")
     queries, groups, all_seen = query.shape[2], query.shape[1] // key.shape[1], False
     if attention_mask is None:
         causal = arguments.get("is_causal")
@@ -209,7 +210,7 @@ def visible_pairs(mask: Tensor, name: str) -> Tensor:
         attend = mask == 0
         if not mask.is_floating_point():
             attend = ~attend  # 1 = attend
-        elif bool(((mask != 0) & (mask > base.MASKED_LOGIT)).any()):
+        elif bool(((mask != 0) & (mask > MASKED_LOGIT)).any()):
             expected = f"{name}: expected a mask that hides keys or shows them"
             raise ValueError(f"{expected}, got one that adds numbers to the logits")
     if attend.ndim == 2:

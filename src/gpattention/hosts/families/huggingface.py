@@ -27,9 +27,9 @@ from gpattention.hosts.conversion import RECORD, Conversion, plain_weights
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, SavedModel, Site
 from gpattention.hosts.families.decoders import Attends, Pasts, causal_call, decoding
-from gpattention.hosts.layers import ATTRIBUTE, ConvertedAttention
-from gpattention.hosts.projected import KeyProjection, is_plain_linear
 from gpattention.models.config import check_finite
+from gpattention.models.converted import ATTRIBUTE, ConvertedAttention, real_keys, refused_call
+from gpattention.models.projected import KeyProjection, is_plain_linear
 
 IMPLEMENTATION = "gpattention_converted"  # what the config of a converted model calls its attention
 # What it calls it in a folder.  Transformers has no attention of that name and says so: no class builds its
@@ -187,7 +187,7 @@ def _asking(own: Handler) -> Handler:
 
 def _check_plain(name: str, arguments: Mapping[str, Any]) -> None:
     if arguments.get("is_causal") or arguments.get("position_bias") is not None:
-        raise base.refused_call(name, "plain attention", "causal attention or a position bias")
+        raise refused_call(name, "plain attention", "causal attention or a position bias")
 
 
 def _hooked_attention(
@@ -209,7 +209,7 @@ def _hooked_attention(
         call = causal_call(site, pasts, mean.transpose(1, 2), query, key, value, attention_mask, kwargs)
         return hook(site, call).transpose(1, 2).contiguous(), weights
     _check_plain(site.name, kwargs)
-    real = None if attention_mask is None else base.real_keys(attention_mask, site.title)
+    real = None if attention_mask is None else real_keys(attention_mask, site.title)
     call = AttentionCall.scaled(mean.transpose(1, 2), query, key, value, real, kwargs.get("scaling"))
     return hook(site, call).transpose(1, 2).contiguous(), weights
 
@@ -270,7 +270,7 @@ def _converted_attention(
     tokens = _taken_tokens(module)
     if tokens is None or tokens[1].shape[1] != key.shape[2]:
         raise ValueError(f"{layer.name}: expected self-attention over the tokens given, got other keys")
-    real = None if attention_mask is None else base.real_keys(attention_mask, layer.name)
+    real = None if attention_mask is None else real_keys(attention_mask, layer.name)
     scaling = kwargs.get("scaling")
     if scaling is not None and scaling != layer.logit_scale:  # some hosts scale their queries themselves
         query = query * (scaling / layer.logit_scale)

@@ -27,15 +27,6 @@ from gpattention.gp import LogDensity, Posterior, keep_rows
 from gpattention.hosts.conversion import Conversion
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, SavedModel, Site
-from gpattention.hosts.layers import (
-    ATTRIBUTE,
-    ConvertedAttention,
-    Request,
-    converted_layers,
-    inherit,
-    take_place,
-)
-from gpattention.hosts.projected import KeyProjection, ProjectedHeads, is_plain_linear
 from gpattention.models import (
     AttentionConfig,
     ModelOutput,
@@ -45,7 +36,16 @@ from gpattention.models import (
     warm_start,
 )
 from gpattention.models.config import load_folder
+from gpattention.models.converted import (
+    ATTRIBUTE,
+    ConvertedAttention,
+    Request,
+    converted_layers,
+    inherit,
+    take_place,
+)
 from gpattention.models.predict import is_predicting
+from gpattention.models.projected import KeyProjection, ProjectedHeads, is_plain_linear
 
 _MODELS: dict[str, type[Transformer]] = {
     "VisionTransformer": VisionTransformer, "TextTransformer": TextTransformer,

@@ -179,6 +179,9 @@ class _ProjectedGaussian(Projected, GaussianAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, normalize: str = "softmax", **options: Any) -> None:
         if normalize not in ("softmax", "rows", "none"):
             raise ValueError(f"expected normalize to be 'softmax', 'rows' or 'none', got {normalize!r}")
+        if normalize == "softmax" and self.causal_form and options.get("causal"):
+            why = "as the amplitudes of eq. 21 average all keys; 'softmax-gp' has a causal form of softmax"
+            raise ValueError(f"expected normalize='rows' or 'none' beside causal=True, {why}, got 'softmax'")
         # eq. 21 has the prior scale of eq. 25, and its values are the dual ones
         self._from_softmax = normalize == "softmax"
         super().__init__(

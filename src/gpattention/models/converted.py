@@ -1,6 +1,9 @@
-"""What a converted layer attends with: it lives inside the host and holds every parameter that was added."""
+"""What a converted layer attends with: it lives inside the host and holds every parameter that was added.
 
-from collections.abc import Iterable
+Hosts of other libraries are given such layers by `convert`; our own encoder layers are built with them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -8,13 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.attention import Heads
-from gpattention.attention.base import Source
+from gpattention.attention.base import Source, make_attention
 from gpattention.gp import NumericalError, Posterior
-from gpattention.hosts.projected import Projected, ProjectedHeads
-from gpattention.models.predict import is_predicting
+from gpattention.models.predict import evaluating, is_predicting
+from gpattention.models.projected import KINDS, KeyProjection, Projected, ProjectedHeads
+from gpattention.numerics import is_mapped
 
 ATTRIBUTE = "gpattention"  # its name in the host's attention module, and in the host's state_dict
 TrainingDraw: TypeAlias = Literal["independent", "none"]
+TRAINING_DRAWS: tuple[TrainingDraw, ...] = ("independent", "none")
+# hosts add -10,000, -1e9 or their least number to logits of padding: below this a weight is 0 in any type
+MASKED_LOGIT = -9e3
 _HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -51,6 +58,11 @@ class ConvertedAttention(nn.Module):
         """The kind of attention."""
         return self.attention.kind
 
+    @property
+    def title(self) -> str:
+        """Its path at the conversion, for messages; layers that were built as they are know none."""
+        return self.name or "self_attn"
+
     def forward(
         self,
         q: Tensor,  # [B, H, Q, D]
@@ -80,7 +92,7 @@ class ConvertedAttention(nn.Module):
                 request.layer_variances[id(self)] = None if posterior is None else posterior.variance
             weights = self.attention._weights(heads) if need_weights else None
         except NumericalError as error:
-            error.add_note(f"in {self.name} ({self.kind}), where matrices are numbered [item, head]")
+            error.add_note(f"in {self.title} ({self.kind}), where matrices are numbered [item, head]")
             raise
         return mean.transpose(1, 2).to(v.dtype), None if weights is None else weights.to(v.dtype)
 
@@ -120,9 +132,55 @@ class ConvertedAttention(nn.Module):
         return f"draw={self.draw!r}"
 
 
+def make_layer(
+    kind: str,
+    module: nn.Module,
+    heads: int,
+    head_dim: int,
+    *,
+    keys: KeyProjection | None,
+    scale: float,
+    draw: TrainingDraw,
+    name: str,
+    options: Mapping[str, Any],
+) -> ConvertedAttention:
+    """A layer of that kind for attention by softmax over `scale` q . k, into which it is not put yet."""
+    parameter = next(module.parameters(), None)
+    where = f"{name}: " if name else ""
+    if parameter is None:
+        raise ValueError(f"{where}expected attention with parameters to train, got none (quantised?)")
+    made = {"device": parameter.device, "dtype": parameter.dtype, **options}
+    attention = make_attention(KINDS[kind], kind, heads * head_dim, heads, made)
+    assert isinstance(attention, Projected)
+    try:
+        attention.start(keys, scale**0.5)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}, and it has none or changes them afterwards") from None
+    layer = ConvertedAttention(attention, logit_scale=scale, draw=draw, name=name)
+    return layer.train(module.training)
+
+
+def place_inducing(model: nn.Module, run: Callable[[], object], seed: int) -> None:
+    """Run an example in evaluation mode; every layer places its inducing inputs when it comes to it."""
+    kinds = [layer.attention for layer in converted_layers(model)]
+    generator = torch.Generator().manual_seed(seed)
+    for attention in kinds:
+        attention.placing = generator
+    with evaluating(model):  # where it raises, the layers are no longer wanted
+        run()
+    for attention in kinds:
+        attention.placing = None
+
+
 def converted_layers(model: nn.Module) -> list[ConvertedAttention]:
     """All converted layers of a model, in its order."""
     return [module for module in model.modules() if isinstance(module, ConvertedAttention)]
+
+
+def layer_names(model: nn.Module) -> dict[ConvertedAttention, str]:
+    """All converted layers of a model, and what each is called: its path at the conversion, or its own."""
+    named = {m: name for name, m in model.named_modules() if isinstance(m, ConvertedAttention)}
+    return {layer: layer.name or name.rpartition(".")[0] or "the model" for layer, name in named.items()}
 
 
 def take_place(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -186,3 +244,40 @@ class Passes:
 def _in_backward() -> bool:
     """Compilers cannot ask, and run nothing again that would be seen here."""
     return not torch.compiler.is_compiling() and bool(torch._C._current_graph_task_id() != -1)
+
+
+def real_keys(mask: Tensor, name: str) -> Tensor:
+    """Keys that are no padding [B or 1, K], from a mask in any of the forms that hosts have.
+
+    Args:
+        mask: [B, K] or pairs [B or 1, 1 or H, Q or 1, K]; a bool one says True = attend, any other is added
+            to logits (0 or very negative).  While a model is exported, or mapped by `torch.func.vmap`, its
+            values cannot be read, and are believed.
+        name: of the site, for messages.
+
+    Raises:
+        ValueError: for a mask that is more than padding.
+    """
+    attend = mask
+    if mask.dtype != torch.bool:
+        attend = mask == 0
+        least = MASKED_LOGIT if mask.is_floating_point() else 0
+        _refuse_mask((mask != 0) & (mask > least), name, "one that adds numbers to the logits")
+    while attend.ndim not in (2, 4):
+        attend = attend[None]
+    if attend.ndim == 4:
+        keys = attend[:, :1, :1]  # [B, 1, 1, K]
+        _refuse_mask(attend != keys, name, "one that differs between queries or heads (causal or windowed?)")
+        attend = keys[:, 0, 0]
+    return attend
+
+
+def _refuse_mask(wrong: Tensor, name: str, found: str) -> None:
+    if not torch.compiler.is_compiling() and not is_mapped() and bool(wrong.any()):
+        raise refused_call(name, "a mask of padding, the same for every query and head", found)
+
+
+def refused_call(name: str, expected: str, found: str) -> ValueError:
+    """The error of a call in which queries of one head do not see the same keys."""
+    why = "every query would need a posterior of its own"
+    return ValueError(f"{name}: expected {expected}, got {found}: {why}")

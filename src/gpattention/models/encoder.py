@@ -1,0 +1,241 @@
+"""Encoder layers that return tensors: `nn.TransformerEncoderLayer` and `nn.TransformerEncoder` with any kind.
+
+They are PyTorch's own classes, with the same arguments, parts and names of parameters.  Softmax stays
+`nn.MultiheadAttention`; every other kind takes its place as in a converted model (`convert`), and what it
+adds is called `self_attn.gpattention...`.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from gpattention.checks import check_choice, check_count
+from gpattention.models.converted import (
+    ATTRIBUTE,
+    TRAINING_DRAWS,
+    Passes,
+    TrainingDraw,
+    converted_layers,
+    make_layer,
+    place_inducing,
+)
+from gpattention.models.multihead import ConvertedMultihead, key_projection
+from gpattention.models.projected import KINDS
+
+ENCODER_KINDS = ("softmax", *KINDS)
+
+
+class EncoderLayer(nn.TransformerEncoderLayer):
+    """`nn.TransformerEncoderLayer` with attention of any kind; it takes and returns tensors.
+
+    In training a Gaussian-process kind draws its output, and remembers its regulariser for
+    `gpattention.regularizer(model)`, that of its last call; in evaluation it gives the mean.
+    `gpattention.predict(model, inputs)` draws.  Draws take the place of the dropout of attention weights; all
+    other dropout is PyTorch's.
+
+    Masks are PyTorch's.  A kind but softmax has one posterior per head: it takes padding, and with
+    `causal=True` (softmax-gp, kernel, and direct or cgp with `normalize="rows"` or `"none"`) lets token i see
+    tokens up to i, where a causal `src_mask` may say so too.
+
+    Args:
+        d_model: width of the tokens; a multiple of `nhead`.
+        nhead: number of heads.
+        dim_feedforward: width of the feed-forward part's hidden layer.
+        dropout: probability of dropping an entry.
+        activation: of the hidden layer, "relu", "gelu" or a function.
+        layer_norm_eps: of both LayerNorms.
+        batch_first: tokens are [B, N, E] instead of [N, B, E].
+        norm_first: LayerNorm before attention and feed-forward part, and not after them.
+        bias: whether linear maps and LayerNorms have biases.
+        device: where parameters live.
+        dtype: their type.
+        kind: "cgp", "direct", "scgp", "softmax-gp", "kernel", "sgpa" or "softmax".
+        draw: what it does in training, "independent" draws or the mean ("none").
+        **options: of the kind, as of `convert`: `noise`, `prior_scale`, `regularizer`, `num_inducing`,
+            `causal`, ...
+
+    Raises:
+        ValueError: for sizes that do not fit, unknown kinds, and options that the kind does not take.
+
+    >>> layer = EncoderLayer(d_model=128, nhead=4, batch_first=True, kind="cgp")
+    >>> layer(tokens, src_key_padding_mask=padding)  # [B, N, 128]
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        kind: str = "cgp",
+        draw: TrainingDraw = "independent",
+        **options: Any,
+    ) -> None:
+        d_model, nhead = check_count("d_model", d_model), check_count("nhead", nhead)
+        if d_model % nhead:
+            raise ValueError(f"expected d_model a multiple of nhead, got {d_model} and {nhead}")
+        super().__init__(
+            d_model, nhead, check_count("dim_feedforward", dim_feedforward), dropout, activation,
+            layer_norm_eps, batch_first, norm_first, bias, device, dtype,
+        )  # fmt: skip
+        self._attend_by(kind, draw, options)
+
+    @classmethod
+    def from_torch(
+        cls,
+        layer: nn.TransformerEncoderLayer,
+        kind: str = "cgp",
+        *,
+        draw: TrainingDraw = "independent",
+        example: Tensor | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """A copy of PyTorch's layer whose attention is of that kind, with all its weights.
+
+        It starts as `convert` does: softmax-gp, direct and cgp from the layer's own mean.
+
+        Args:
+            layer: an `nn.TransformerEncoderLayer`, or one of ours of kind softmax; it stays what it is.
+            kind: as of the class.
+            draw: as of the class.
+            example: tokens as the layer is called with, for scgp and sgpa: inducing inputs start at them.
+            seed: of that start.
+            **options: of the kind.
+
+        Returns:
+            The new layer, in the mode of the old one.
+
+        Raises:
+            ValueError: for another module, and as of the class.
+
+        >>> EncoderLayer.from_torch(trained, kind="softmax-gp")
+        """
+        made = _copied(cls, layer, nn.TransformerEncoderLayer)
+        if type(made.self_attn) is not nn.MultiheadAttention:
+            got = f"expected a layer with softmax attention, nn.MultiheadAttention, got {_kind_of(made)!r}"
+            raise ValueError(got)
+        made._attend_by(kind, draw, options)
+        if example is not None:
+            place_inducing(made, partial(made, example), seed)
+        return made
+
+    @property
+    def kind(self) -> str:
+        """The kind of its attention."""
+        return _kind_of(self)
+
+    def _attend_by(self, kind: str, draw: TrainingDraw, options: dict[str, Any]) -> None:
+        """Put attention of a kind where softmax is."""
+        check_choice("kind", kind, ENCODER_KINDS)
+        check_choice("draw", draw, TRAINING_DRAWS)
+        if kind == "softmax":
+            if options:
+                raise ValueError(f"expected no options for kind='softmax', got {', '.join(options)}")
+            return
+        host = self.self_attn
+        layer = make_layer(
+            kind, host, host.num_heads, host.head_dim, keys=key_projection(host, "self_attn"),
+            scale=host.head_dim**-0.5, draw=draw, name="", options=options,
+        )  # fmt: skip
+        self.self_attn = ConvertedMultihead(host, layer)  # type: ignore[assignment]
+        Passes().watch(self, [layer])
+
+    def extra_repr(self) -> str:
+        """Its kind in the module's print-out."""
+        return f"kind={self.kind!r}"
+
+
+class Encoder(nn.TransformerEncoder):
+    """`nn.TransformerEncoder` of such layers: copies of one layer, which share no weights.
+
+    Args:
+        encoder_layer: the layer that is copied, an `EncoderLayer` or PyTorch's own.
+        num_layers: how many copies.
+        norm: of what the last layer gives.
+        enable_nested_tensor: let PyTorch leave padding out in evaluation, where all layers are softmax.
+        mask_check: look whether padding is at the end before that.
+
+    Raises:
+        ValueError: for a number of layers that is none.
+
+    >>> encoder = Encoder(EncoderLayer(128, 4, batch_first=True, kind="cgp"), num_layers=2)
+    >>> encoder(tokens, src_key_padding_mask=padding)  # [B, N, 128]
+    """
+
+    def __init__(
+        self,
+        encoder_layer: nn.TransformerEncoderLayer,
+        num_layers: int,
+        norm: nn.Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        nested = enable_nested_tensor and not converted_layers(encoder_layer)
+        super().__init__(encoder_layer, check_count("num_layers", num_layers), norm, nested, mask_check)
+
+    @classmethod
+    def from_torch(
+        cls,
+        encoder: nn.TransformerEncoder,
+        kind: str = "cgp",
+        *,
+        example: Tensor | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """A copy of PyTorch's encoder whose attention is of that kind, with all its weights.
+
+        Args:
+            encoder: an `nn.TransformerEncoder`; it stays what it is.
+            kind: as of `EncoderLayer`, of all layers; assign to `layers[i]` to mix kinds.
+            example: tokens as the encoder is called with, as of `EncoderLayer.from_torch`.
+            seed: of that start.
+            **options: `draw`, and those of the kind.
+
+        Returns:
+            The new encoder, in the mode of the old one.
+
+        Raises:
+            ValueError: for another module, and as of `EncoderLayer`.
+
+        >>> Encoder.from_torch(trained, kind="cgp", noise=0.01)
+        """
+        made = _copied(cls, encoder, nn.TransformerEncoder)
+        made.layers = nn.ModuleList(
+            EncoderLayer.from_torch(layer, kind, **options) for layer in encoder.layers
+        )
+        made.layers.train(encoder.layers.training)
+        made.use_nested_tensor = made.use_nested_tensor and kind == "softmax"
+        if example is not None:
+            place_inducing(made, partial(made, example), seed)
+        return made
+
+
+def _copied(cls: type[Any], module: nn.Module, expected: type[nn.Module]) -> Any:
+    """A copy that is of our class, with all that the module holds."""
+    if not isinstance(module, expected) or type(module).forward is not expected.forward:
+        own = " with a forward of its own" if isinstance(module, expected) else ""
+        got = f"{type(module).__name__}{own}"
+        raise ValueError(f"expected an nn.{expected.__name__} to start from, got {got}")
+    made = object.__new__(cls)
+    vars(made).update(vars(deepcopy(module)))
+    return made
+
+
+def _kind_of(layer: nn.TransformerEncoderLayer) -> str:
+    own = layer.self_attn._modules.get(ATTRIBUTE)
+    return "softmax" if own is None else str(own.kind)
