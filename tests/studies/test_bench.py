@@ -53,6 +53,14 @@ class TestSteps:
         assert set(result.gaps) == {"paper-cgp", PAPER_KERNEL}
         assert result.baselines_hold
 
+    def test_sequences_of_any_length_without_the_paper_kernel_unless_it_is_named(self) -> None:
+        result = bench_steps(["kernel"], batch=1, repeats=1, tokens=17, config=SMALL)
+        assert ([row["name"] for row in result.rows], result.facts["tokens"]) == ([SOFTMAX, "kernel"], 17)
+        result = bench_steps([PAPER_KERNEL], batch=1, repeats=1, tokens=3, config=SMALL)
+        assert [row["name"] for row in result.rows] == [SOFTMAX, PAPER_KERNEL]
+        with pytest.raises(ValueError, match="tokens.*got 0"):
+            bench_steps(["kernel"], batch=1, repeats=1, tokens=0, config=SMALL)
+
     def test_every_variant_can_be_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bench, "time_in_turns", partial(time_in_turns, warm_up=0))
         result = bench_steps(tuple(VARIANTS), batch=2, repeats=1, config=SMALL, fused="off")

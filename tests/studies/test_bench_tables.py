@@ -33,7 +33,7 @@ ROWS = (
     step("cgp", 0.006, to_softmax=2.0, to_paper=40.0, launches=800, fused=("roots_kernel",)),
     step("paper-cgp", None, reason="out of memory", engine="none"),
 )
-STEPS = measurement(ROWS, batch=100)
+STEPS = measurement(ROWS, batch=100, tokens=64)
 TABLE = BenchTable("T", (("a", "A", "", ""), ("x", "X", ".1f", "x"), ("y", "Y", "d", "")),
                    ({"a": "p|q", "x": 1.25}, {"a": "r", "x": None}), ("one", "two"))  # fmt: skip
 
@@ -76,7 +76,7 @@ class TestWords:
         assert column(table, "softmax", "fused") == "none"
         assert column(table, "paper-cgp", "reason") == "out of memory"
         assert table.notes[-1] == tables.REFERENCE
-        assert "batch 100, median of 5 turns of 10 steps" in table.notes[0]
+        assert "batch 100, 64 tokens, median of 5 turns of 10 steps" in table.notes[0]
 
     def test_other_batches_and_machines_have_none(self) -> None:
         for other in (measurement(ROWS, batch=50), measurement(ROWS, batch=100, device="cpu")):

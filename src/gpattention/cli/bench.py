@@ -78,11 +78,15 @@ app.add_typer(bench, name="bench")
 
 @bench.command("step", epilog=f"kinds: {', '.join(VARIANTS)}")
 @takes(Options, "options")
-def step(ctx: typer.Context, options: Options) -> int:
+def step(ctx: typer.Context, options: Options, tokens: int | None = None) -> int:
     """Whole training steps of each kind.
+
+    Options:
+        tokens (N): of a sequence (default: the paper's 64; others leave the paper's kernel attention out).
 
     Examples:
       gpattention bench step
+      gpattention bench step --device cpu --tokens 17 --kinds direct,cgp,scgp-16
       gpattention bench step --device cuda --out results/bench
       gpattention bench step --kinds softmax,cgp,scgp-16 --batch 50 --repeats 7
       gpattention bench step --device cuda --fused off --json plain.json
@@ -94,7 +98,7 @@ def step(ctx: typer.Context, options: Options) -> int:
     """
     shared = options.shared()
     with closing(Bar("steps")) as bar:
-        result = bench_steps(options.kinds, batch=options.batch, progress=bar, **shared)
+        result = bench_steps(options.kinds, batch=options.batch, tokens=tokens, progress=bar, **shared)
     tables = {"step": bench_tables.step_table(result)}
     if shared["device"].type == "cuda":
         ours = [row["name"] for row in result.rows if not row["name"].startswith("paper")]

@@ -85,6 +85,7 @@ VARIANTS = {
     "cgp-rows": Variant("cgp", {"regularizer": "marginal"}, "paper-cgp"),
     **{f"scgp-{m}": Variant("scgp", {**_SPARSE, "num_inducing": m}, "paper-scgp") for m in (8, 16, 32)},
     **{f"sgpa-{m}": Variant("sgpa", {"num_inducing": m}) for m in (8, 16, 32)},
+    **{f"{kind}-default": Variant(kind) for kind in ("direct", "cgp", "scgp")},
     "softmax-eager": Variant("softmax", eager=True),
     **{name: Variant(paper.kind, paper.options, name) for name, paper in PAPERS.items()},
 }
@@ -185,6 +186,7 @@ def bench_steps(
     seed: int = 0,
     device: torch.device | str = "cpu",
     fused: Mode | None = None,
+    tokens: int | None = None,
     config: VisionConfig | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
@@ -197,6 +199,9 @@ def bench_steps(
         seed: of weights, images and draws.
         device: where to compute.
         fused: the mode of fused kernels; the one in force if not given.
+        tokens: of a sequence, in one row of patches; those of the config if not given.  The paper's kernel
+            attention, which on a CPU takes longer than all others together, is then timed where `kinds` names
+            it alone.
         config: the transformer but for its attention; the paper's if not given.
         progress: called with the turns done, and in all.
 
@@ -210,6 +215,9 @@ def bench_steps(
     """
     place, shape = torch.device(device), config or VisionConfig()
     names = check_kinds((SOFTMAX, *(default_kinds(place) if kinds is None else kinds), PAPER_KERNEL))
+    if tokens is not None:
+        shape = replace(shape, image_size=(shape.patch, shape.patch * check_count("tokens", tokens)))
+        names = tuple(name for name in names if name != PAPER_KERNEL or name in (kinds or ()))
     batch, repeats = check_count("batch", batch), check_count("repeats", repeats)
     at_once, rows = AT_ONCE.get(place.type, 1), []
     with gp.fused_kernels(fused or fused_mode()):
@@ -227,6 +235,7 @@ def bench_steps(
             rows.append({"name": name, "seconds": own, **ratios, **engine, **profile})
         mode = fused_mode()
     facts = {"batch": batch, "repeats": repeats, "at_once": at_once, "seed": seed, "device": place.type}
+    facts |= {"tokens": shape.tokens}
     return Measurement(tuple(rows), {**facts, "mode": mode}, gaps_to_ours(names))
 
 
@@ -471,7 +480,7 @@ def _floor(name: str, batch: int, shape: VisionConfig) -> dict[str, Any]:
 def attention_flops(name: str, n: int, d: int) -> float:
     """Forward pass of one sequence and head, without projections, regulariser included."""
     variant = VARIANTS[name]
-    m = int(variant.options.get("num_inducing", 0))
+    m = int(variant.options.get("num_inducing", 32))
     gram = 2 * n * n * d  # one matrix of kappa, or one product with the values
     chol = n**3 / 3
     density = gram + chol + n * n * d  # -log N(mean; 0, K_q + tau^2 I), eq. 10
@@ -481,7 +490,7 @@ def attention_flops(name: str, n: int, d: int) -> float:
         return 3 * gram + chol + n**3 + density + n * n * d
     if variant.kind == "cgp":  # four matrices, K_ok V, two factors, three solves and a product (eq. 4, 6)
         exact = 4 * gram + gram + 2 * chol + 3 * n**3 + 2 * n**3 + 2 * gram
-        if variant.options.get("regularizer") == "kl":  # K_q, V, both factors, one solve each way (eq. 23)
+        if variant.options.get("regularizer", "kl") == "kl":  # K_q, V, both factors, one solve each way (eq. 23)
             return exact + gram + 4 * n**3 + 2 * chol + n**3 + n * n * d
         return exact + density + n * n * d
     small = 2 * n * m * d  # kappa with the inducing inputs, or a product m x n with the values

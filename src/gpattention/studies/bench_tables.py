@@ -40,7 +40,7 @@ PUBLISHED: dict[str, Any] = tomllib.loads(
 )
 REFERENCE: str = PUBLISHED["reference"]
 COLUMNS = {name: tuple(map(tuple, of)) for name, of in PUBLISHED["columns"].items()}
-TARGET_BATCH = 100
+TARGET_BATCH, TARGET_TOKENS = 100, 64
 Quantity = tuple[str, str, str, str]  # key in CSV and JSON, head, form of `format` (none of a text), suffix
 
 
@@ -81,7 +81,7 @@ class BenchTable:
 def step_table(result: Measurement) -> BenchTable:
     """Training steps: one row for each model, targets beside those of an H200."""
     facts, cuda = result.facts, result.facts["device"] == "cuda"
-    aimed = cuda and facts["batch"] == TARGET_BATCH
+    aimed = cuda and (facts["batch"], facts["tokens"]) == (TARGET_BATCH, TARGET_TOKENS)
     rows, targets = [], PUBLISHED["step"] if aimed else {}
     for row in result.rows:
         goals = targets.get(row["name"], {})
@@ -93,8 +93,8 @@ def step_table(result: Measurement) -> BenchTable:
     name, ms, *others = COLUMNS["step"]
     columns = (name, ms if cuda else (*ms[:2], ".1f", ""), *others)
     notes = [
-        f"batch {facts['batch']}, median of {facts['repeats']} turns of {facts['at_once']} steps, seed "
-        f"{facts['seed']}, fused kernels {facts['mode']!r}",
+        f"batch {facts['batch']}, {facts['tokens']} tokens, median of {facts['repeats']} turns of "
+        f"{facts['at_once']} steps, seed {facts['seed']}, fused kernels {facts['mode']!r}",
         *_gap_notes(result),
         *([REFERENCE] if aimed else []),
     ]
