@@ -21,6 +21,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import torch
+
 from gpattention.checks import check_count, check_name
 from gpattention.evaluation import FITTED, PREDICTOR_NAMES
 from gpattention.evaluation.suites import SUITES
@@ -37,7 +39,9 @@ AGGREGATIONS = ("pooled", "batch-mean")
 BATCHED = ("ece", "mce")  # measures that the paper averages over batches; the others are the same both ways
 SETS = {"clean": "test", "corrupted": "corrupted/mean"}  # what a suite's goal is about unless it says so
 STOPPED = 130  # exit code of a command that saved its state and stopped
-_KEYS = {"name", "seeds", "changes", "train", "suites", "evaluate", "runs", "goals", "rivals", "choose"}
+_KEYS = {
+    "name", "seeds", "changes", "train", "suites", "evaluate", "runs", "goals", "rivals", "choose", "threads",
+}  # fmt: skip
 _RUN_KEYS = {"recipe", "name", "changes", "seeds", "evaluate"}
 _SHARED_KEYS = {"shared", "name", "evaluate"}
 
@@ -100,6 +104,8 @@ class PlannedTraining:
     recipe: Recipe
     evaluate: tuple[str, ...] = ()  # arguments of `gpattention evaluate` for this model, after the plan's
     shared: Path | None = None  # a shared model's folder: nothing is trained then
+    threads: int | None = None  # of the CPU; torch decides where none are given
+    again: str = ""  # the model that this one is once more, with other threads
 
     @property
     def folder(self) -> str:
@@ -158,7 +164,7 @@ class Plan:
         for training in self.trainings:
             recipe = training.recipe
             if training.shared is None and recipe.phases.kernel_epochs >= 1 and needs_warm_start(recipe):
-                key = json.dumps(first_phase(recipe), sort_keys=True)
+                key = json.dumps([first_phase(recipe), training.threads], sort_keys=True)
                 found[training.folder] = first.setdefault(key, training.folder)
         return {folder: source for folder, source in found.items() if source != folder}
 
@@ -183,9 +189,10 @@ def load_plan(path: str | Path) -> Plan:
     _check_keys(plain, _KEYS, str(path))
     if not plain.get("runs"):
         raise ValueError(f"expected [[runs]] in {path}, got none")
+    trainings = [each for entry in plain["runs"] for each in _trainings(entry, plain, path)]
     plan = Plan(
         name=check_name(f"name of {path}", plain.get("name", path.stem)),
-        trainings=tuple(each for entry in plain["runs"] for each in _trainings(entry, plain, path)),
+        trainings=_with_threads(trainings, plain.get("threads", []), path),
         goals=tuple(_goal(entry, f"[[goals]] of {path}") for entry in plain.get("goals", ())),
         rivals=tuple(Candidate.parse(entry) for entry in plain.get("rivals", ())),
         suites=tuple(plain.get("suites", ("clean",))),
@@ -253,6 +260,26 @@ def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -
     return [PlannedTraining(model, s, with_seed(replace(recipe, name=model), s), evaluate) for s in seeds]
 
 
+def _with_threads(
+    trainings: Sequence[PlannedTraining], threads: Any, path: Path
+) -> tuple[PlannedTraining, ...]:
+    """Every run with the first number of threads, then all of them again, under other names, with the next."""
+    if not isinstance(threads, list) or len(set(map(str, threads))) < len(threads):
+        raise ValueError(f"{path}: expected threads to be a list of different numbers, got {threads!r}")
+    if not threads:
+        return tuple(trainings)
+    first, *others = (check_count(f"{path}: threads", number) for number in threads)
+    found = [replace(training, threads=first) for training in trainings]
+    for number in others:
+        for training in trainings:
+            if training.shared is None:
+                name = f"{training.model}-{number}-threads"
+                recipe = replace(training.recipe, name=name)
+                again = replace(training, model=name, recipe=recipe, threads=number, again=training.model)
+                found.append(again)
+    return tuple(found)
+
+
 def _check_keys(plain: Mapping[str, Any], known: set[str], where: str) -> None:
     unknown = sorted(set(plain) - known)
     if unknown:
@@ -284,6 +311,7 @@ class _Command:
     arguments: tuple[str, ...]  # of `gpattention`
     log: Path
     awaits: Path | None = None  # a folder that another run writes a checkpoint into
+    threads: int | None = None
 
 
 class How(TypedDict, total=False):
@@ -339,7 +367,8 @@ def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
         elif source is not None and not (is_finished(source) and not list_checkpoints(source / FIRST_PHASE)):
             arguments += ["--first-phase", str(source)]
             awaits = source / FIRST_PHASE
-        commands.append(_Command(name, tuple(arguments), runs / "logs" / f"{name}.txt", awaits))
+        log = runs / "logs" / f"{name}.txt"
+        commands.append(_Command(name, tuple(arguments), log, awaits, training.threads))
     return _run_all(commands, **how)
 
 
@@ -362,7 +391,8 @@ def evaluate_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome
         if finished:
             settings = (*plan.evaluate, *seeds[0].evaluate)  # of an option given twice the last counts
             arguments = ("evaluate", *finished, "--suite", ",".join(plan.suites), *settings)
-            commands.append(_Command(model, arguments, runs / "logs" / f"evaluate-{model}.txt"))
+            log = runs / "logs" / f"evaluate-{model}.txt"
+            commands.append(_Command(model, arguments, log, threads=seeds[0].threads))
     return _run_all(commands, **how)
 
 
@@ -403,6 +433,8 @@ def run_command(command: _Command, _: int) -> int:
     with command.log.open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
+    if command.threads is not None:
+        torch.set_num_threads(command.threads)
     sys.argv = ["gpattention", *command.arguments]
     try:
         # the command line stands above this package, which cannot import it
