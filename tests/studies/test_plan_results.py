@@ -184,6 +184,26 @@ def test_runs_that_are_missing_or_others_and_what_earlier_results_had(tmp_path: 
     assert " --models gp --stage train --device cuda\n" in text
 
 
+def test_threads_stand_on_a_page_of_their_own(tmp_path: Path) -> None:
+    def drifting(model: str, seed: int, predictor: str, place: str, metric: str) -> float:
+        gap = 0.0 if "threads" not in model else 0.002 if model.startswith("gp") else 0.001 * (seed - 1)
+        return 0.5 + 0.1 * model.startswith("gp") + 0.01 * seed + gap
+
+    plan = write_plan(tmp_path, more="threads = [1, 2]", seeds=[0, 1, 2])
+    write_runs(plan, tmp_path / "runs", drifting)
+    write_results(plan, tmp_path / "runs", tmp_path / "out")
+    found = contents(tmp_path / "out")
+    page = found["threads.md"].decode()
+    assert "| gp | model | 2 | **0.200 ± 0.000 (0.200)** |" in page.replace("+", "")  # accuracy, %
+    assert re.search(r"\| softmax \| model \| 2 \| [+-]0.000 ± 0.058 \(0.100\) \|", page), page
+    assert "| Clean: test items | Accuracy, % ↑ | **gp** | **gp** |" in page
+    assert "| Clean: test items | NLL ↓ | **softmax** | **softmax** |" in page
+    for name in ("summary.md", "summary.csv", "choice.md"):
+        assert b"threads" not in found[name]  # those are of the first number
+    assert b"12 of 12 runs" in found["README.md"]
+    assert "training-gp-2-threads.csv" not in found
+
+
 def test_texts(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, more=RIVALS, texts=True)
     write_runs(plan, tmp_path / "runs", numbered)

@@ -42,8 +42,31 @@ def plan_file(tmp_path: Path) -> Path:
 def test_plans_of_the_project_can_be_read(path: Path) -> None:
     plan = load_plan(path)
     assert len(plan.trainings) >= len(plan.models) > 1
+    threads = {training.folder: training.threads for training in plan.trainings}
     for target, source in plan.sources().items():
         assert target != source
+        assert threads[target] == threads[source]  # another number gives other weights
+
+
+def test_threads(plan_file: Path, tmp_path: Path) -> None:
+    """Every run with each number: other names, other first phases, and the processes have that many."""
+    plan_file.write_text(f"threads = [1, 2]\n{PLAN}")
+    plan = load_plan(plan_file)
+    named = [(t.folder, t.recipe.name, t.threads, t.again) for t in plan.trainings]
+    assert named == [
+        ("small-seed0", "small", 1, ""), ("other-seed0", "other", 1, ""),
+        ("small-2-threads-seed0", "small-2-threads", 2, "small"),
+        ("other-2-threads-seed0", "other-2-threads", 2, "other"),
+    ]  # fmt: skip
+    assert plan.sources() == {
+        "other-seed0": "small-seed0", "other-2-threads-seed0": "small-2-threads-seed0",
+    }  # fmt: skip
+    part, runs = plan.only(["small", "small-2-threads"]), tmp_path / "runs"
+    assert [o.code for o in train_plan(part, runs, device="cpu")] == [0, 0]
+    assert [o.code for o in evaluate_plan(part, runs, device="cpu")] == [0, 0]
+    for folder, threads in (("small-seed0", "1"), ("small-2-threads-seed0", "2")):
+        suite = json.loads((runs / folder / "evaluation" / "clean.json").read_text())
+        assert suite["environment"]["threads"] == threads
 
 
 def test_a_plan_from_start_to_end(plan_file: Path, tmp_path: Path) -> None:
@@ -124,6 +147,8 @@ GOAL = {
     [
         ("seeds = [0]", r"[[runs]]"),
         ("run = 1", "unknown key 'run'"),
+        (f"threads = [1, 1]\n{ONE}", "list of different numbers, got [1, 1]"),
+        (f"threads = [0]\n{ONE}", "threads >= 1, got 0"),
         ("x =", "is not TOML"),
         (f'suites = ["clan"]\n{ONE}', "got 'clan'"),
         ('[[runs]]\nname = "a"', "recipe or shared in every"),

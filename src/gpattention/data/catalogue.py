@@ -11,11 +11,12 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gpattention.checks import check_choice
+from gpattention.checks import check_choice, check_whole
+from gpattention.data.datasets import ImageData
 from gpattention.data.files import image_files, unpack
 from gpattention.files import StrPath
 
@@ -151,8 +152,10 @@ def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) 
     Args:
         name: one of `known()`; digits comes with the library.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        seed: decides the split, where there is one.
-        options: of the dataset: see `load_digits`, `load_cifar`, `load_cola`, `load_corrupted`, `load_ood`.
+        seed: decides the split, where there is one, and the augmentation.
+        options: of the dataset: see `load_digits`, `load_cifar`, `load_cola`, `load_imdb`, `load_corrupted`,
+            `load_ood`.  Where there is a split, `split_seed` decides it in the seed's place: runs of several
+            seeds then have the same parts, and their ensemble validation items that none was trained on.
 
     Returns:
         What the dataset's own function returns.
@@ -165,11 +168,19 @@ def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) 
     parameters = inspect.signature(entry.load).parameters
     given = {key: value for key, value in {"root": root, "seed": seed}.items() if key in parameters}
     allowed = {p.name: p.annotation for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    if entry.kind in ("images", "text"):
+        allowed["split_seed"] = int
     for option, value in options.items():
         check_choice(f"an option of {name}", option, allowed)
         if allowed[option] is bool and not isinstance(value, bool):  # a recipe's text 'False' would be true
             raise ValueError(f"expected option {option} of {name} to be true or false, got {value!r}")
-    return entry.load(**given, **options)
+    if "split_seed" not in options:
+        return entry.load(**given, **options)
+    given["seed"] = check_whole(f"option split_seed of {name}", options.pop("split_seed"))
+    data = entry.load(**given, **options)
+    if isinstance(data, ImageData) and data.augmentation is not None:  # which is of the training
+        data = replace(data, augmentation=replace(data.augmentation, seed=seed))
+    return data
 
 
 @dataclass(frozen=True, slots=True)

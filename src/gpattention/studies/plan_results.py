@@ -57,6 +57,7 @@ RANKED, ACCURACY = Column("clean", "validation", "nll"), Column("clean", "valida
 ROUNDING = 1e-9  # equal figures of several seeds need not have equal means
 # where a rival is held against the choice: the hardest of these
 PLACES = (("corrupted", "corrupted/mean"), ("clean", "ood/out-of-domain"), ("clean", "test"))
+THREADED = ("accuracy", "mcc", "nll", "ece", "auroc")  # what the page of threads shows
 MADE_AGAIN = "report.html"  # at will: not worth a place in a repository
 
 
@@ -115,6 +116,8 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
         "summary.csv": summary_csv(results),
         "choice.md": choice_markdown(results, ranking),
     }
+    if results.again:
+        texts["threads.md"] = threads_markdown(results)
     configs = {}
     for model in results.models:
         rows = [(run.seed, row) for run in model.runs for row in run.rows]
@@ -129,7 +132,8 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
     for table in (paper_table(name, results.models) for name in (*TABLES, *FIGURES)):
         if any(cell.ours is not None for row in table.rows for cell in row.cells):
             texts |= {f"{table.name}.md": to_markdown(table), f"{table.name}.csv": to_csv(table)}
-    shown = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in results.runs]
+    own = [run for model in results.models for run in model.runs]
+    shown = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in own]
     title = f"{results.plan.name}: {len(results.models)} models"
     without = () if results.texts else ("gallery",)  # records have no images
     texts["report.html"] = reports.build_report(shown, title, without=without)
@@ -161,11 +165,17 @@ class PlanResults:
     missing: tuple[str, ...]  # runs of the plan that are not trained or not evaluated
     failed: tuple[RunData, ...] = ()  # runs whose training broke off: a result too, without figures
     planned: Mapping[str, Recipe] = field(default_factory=dict)  # by run, what the plan says of it now
+    again: tuple[Group, ...] = ()  # models that were trained once more, with other numbers of threads
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The models, and those that are some of them again."""
+        return (*self.models, *self.again)
 
     @cached_property
     def table(self) -> Results:
-        """Of the models by their names in the plan."""
-        return Results.of(self.models)
+        """Of all groups by their names in the plan."""
+        return Results.of(self.groups)
 
     @cached_property
     def candidates(self) -> list[Candidate]:
@@ -179,8 +189,8 @@ class PlanResults:
 
     @property
     def runs(self) -> list[RunData]:
-        """Of all models."""
-        return [run for model in self.models for run in model.runs]
+        """Of all groups."""
+        return [run for model in self.groups for run in model.runs]
 
     @property
     def texts(self) -> bool:
@@ -204,12 +214,15 @@ def read_results(plan: Plan, runs: Path) -> PlanResults:
     for training in plan.trainings:
         if training.folder in found and found[training.folder].suites:
             models.setdefault(training.model, []).append(found[training.folder])
-    if not models:
+    again = {training.model for training in plan.trainings if training.again}
+    groups = [Group(name, tuple(of_model)) for name, of_model in models.items()]
+    if not set(models) - again:
         how = "gpattention reproduce PLAN --stage evaluate makes them"
         raise ValueError(f"expected evaluated runs of {plan.name} in {runs}, got none: {how}")
     return PlanResults(
         plan,
-        models=tuple(Group(name, tuple(of_model)) for name, of_model in models.items()),
+        models=tuple(group for group in groups if group.name not in again),
+        again=tuple(group for group in groups if group.name in again),
         missing=tuple(t.folder for t in plan.trainings if t.folder not in found),
         failed=tuple(run for run in found.values() if not run.suites),
         planned={found[t.folder].name: t.recipe for t in plan.trainings if t.folder in found},
@@ -337,6 +350,63 @@ def _layouts(results: PlanResults) -> Iterator[tuple[str, list[Column], str]]:
             "summary.csv has the other scores."
         )
         yield "Items of other kinds, against test items", columns, note
+
+
+def threads_markdown(results: PlanResults) -> str:
+    """The page of models that were trained again with another number of threads: how far figures move."""
+    threads = {training.model: training.threads for training in results.plan.trainings}
+    layouts = [
+        (title, [column for column in columns if column.metric in THREADED])
+        for title, columns, _ in _layouts(results)
+    ]
+    names = {model.name for model in results.models}
+    twins = {t.model: t.again for t in results.plan.trainings if t.again in names}
+    pairs = [(again.name, twins[again.name]) for again in results.again if again.name in twins]
+    drift, leaders = [], []
+    for title, columns in layouts:
+        rows = []
+        for again, model in pairs:
+            for predictor in sorted(results.table.predictors(model), key=predictor_order):
+                found = [_drift(results, again, model, predictor, column) for column in columns]
+                if any(found) and not Candidate(model, predictor).is_ensemble:
+                    rows.append([model, predictor, str(threads[again]), *found])
+        heads = ["Model", "Predictor", "Threads", *(column.head for column in columns)]
+        drift.append((title, markdown_table(heads, rows, left=2)))
+        leaders += [
+            [title, column.head, *(_leaders(results, column, twins, threads).values())] for column in columns
+        ]
+    heads = ["Items", "Measure", *(f"First, {n} threads" for n in sorted({n for n in threads.values() if n}))]
+    table = markdown_table(heads, leaders, left=None)
+    return page("threads.md", name=results.plan.name, drift=drift, leaders=table, how_clear=HOW_CLEAR)
+
+
+def _drift(results: PlanResults, again: str, model: str, predictor: str, column: Column) -> str:
+    """Mean difference seed by seed ± its standard error, and the largest of a seed."""
+    one, other = (column.find(results.table, name, predictor) for name in (again, model))
+    if one is None or other is None:
+        return ""
+    gap, (digits, scale) = difference(one, other), (column.shown.digits, column.shown.scale)
+    largest = max(abs(one.values[s] - other.values[s]) for s in one.values if s in other.values)
+    text = f"{gap.text(digits, scale)} ({largest * scale:.{digits}f})"
+    return Bold(text) if gap.clear else text
+
+
+def _leaders(
+    results: PlanResults, column: Column, twins: Mapping[str, str], threads: Mapping[str, int | None]
+) -> dict[int, str]:
+    """Whose own prediction has the best mean, by number of threads; bold where clearly so."""
+    found = {}
+    for number in sorted({n for n in threads.values() if n}):
+        figures = {
+            twins.get(name, name): figure
+            for name, n in threads.items()
+            if n == number and (figure := column.find(results.table, name, "model")) is not None
+        }
+        order = sorted(figures, key=lambda name: figures[name].mean, reverse=bool(column.shown.larger))
+        clear = len(order) > 1 and difference(figures[order[0]], figures[order[1]]).clear
+        text = order[0] if order else ""
+        found[number] = Bold(text) if clear else text
+    return found
 
 
 def best_candidate(results: PlanResults, column: Column) -> Candidate | None:
@@ -546,12 +616,12 @@ def readme(results: PlanResults, commands: Sequence[str], names: Sequence[str]) 
     return page(
         "results.md",
         plan=results.plan,
-        models=results.models,
+        models=results.groups,
         failed=results.failed,
         seeds=_seeds,
         commands="\n".join(visible(command).replace("```", "` ` `") for command in commands),
         trainings=[_training(run) for run in results.runs],
-        evaluations=[row for model in results.models for row in _evaluations(model)],
+        evaluations=[row for model in results.groups for row in _evaluations(model)],
         cuts=list(_cuts(results)),
         files=_file_table(names),
     )
@@ -597,7 +667,7 @@ def _evaluations(model: Group) -> Iterator[list[str]]:
 def _cuts(results: PlanResults) -> Iterator[str]:
     """Each once, with whose it is where it is not everyone's."""
     owners: dict[str, dict[str, None]] = {}
-    for model in results.models:
+    for model in results.groups:
         for run in model.runs:
             notes = [note for suite in run.suites.values() for note in suite.notes]
             recipes = run.parsed, results.planned.get(run.name, run.parsed)
@@ -609,7 +679,7 @@ def _cuts(results: PlanResults) -> Iterator[str]:
             for note in notes:
                 owners.setdefault(note, {})[model.name] = None
     for note, of in owners.items():
-        yield note if len(of) == len(results.models) else f"{', '.join(of)}: {note}"
+        yield note if len(of) == len(results.groups) else f"{', '.join(of)}: {note}"
     if results.missing:
         yield f"not trained or not evaluated: {', '.join(results.missing)}"
     if not results.texts:

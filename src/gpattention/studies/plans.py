@@ -263,7 +263,7 @@ def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -
 def _with_threads(
     trainings: Sequence[PlannedTraining], threads: Any, path: Path
 ) -> tuple[PlannedTraining, ...]:
-    """Every run with the first number of threads, then all of them again, under other names, with the next."""
+    """Every run with the first number of threads, then all again with the next, under other names."""
     if not isinstance(threads, list) or len(set(map(str, threads))) < len(threads):
         raise ValueError(f"{path}: expected threads to be a list of different numbers, got {threads!r}")
     if not threads:
@@ -300,7 +300,9 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The last line of its log."""
+        """The last line of its log; nothing where it was ended before it wrote one."""
+        if not self.log.is_file():
+            return ""
         lines = self.log.read_text(errors="replace").replace("\r", "\n").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
