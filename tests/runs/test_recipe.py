@@ -171,6 +171,7 @@ NAMES = {
     *(f"{data}-{model}" for data in ("cifar10", "cifar100") for model in SHARED),
     *(f"{d}-{m}-rows" for d in ("cifar10", "cifar100") for m in ("cgpt", "scgpt", "direct")),
     *(f"cola-{model}" for model in ("softmax", "kernel", "sgpa", "cgpt", "scgpt", "cgpt-rows")),
+    *(f"imdb-{model}" for model in ("softmax", "kernel", "sgpa", "direct", "cgpt", "scgpt")),
     *(f"{d}-{m}-paper-literal" for d in ("cifar10", "cifar100", "cola") for m in ("sgpa", "cgpt", "scgpt")),
     "cifar10-cgpt-paper-literal-07",
 }
@@ -206,8 +207,9 @@ FACTS: dict[str, dict[str, Any]] = {
     "cifar10": {"classes": 10, "image_size": 32, "channels": 3, "patch": 4},
     "cifar100": {"classes": 100, "image_size": 32, "channels": 3, "patch": 4},
     "cola": {"classes": 2, "vocabulary": 50, "contextual_width": 0, "max_length": 12},
+    "imdb": {"classes": 2, "vocabulary": 50, "contextual_width": 0, "max_length": 12},
 }
-OF_PAPER = sorted(name for name in RECIPES if not name.startswith("digits"))
+OF_PAPER = sorted(name for name in RECIPES if not name.startswith(("digits", "imdb")))
 
 
 def test_every_model_of_the_paper_has_its_recipe() -> None:
@@ -219,7 +221,7 @@ def test_a_comment_says_what_it_is_and_it_reads_back(name: str, tmp_path: Path) 
     lines = (FOLDER / f"{name}.toml").read_text().splitlines()
     comment = " ".join(line.removeprefix("# ") for line in lines[: lines.index("seed = 0")])
     assert all(line.startswith("# ") for line in lines[: lines.index("seed = 0")])
-    ours = RECIPES[name].data.name == "digits"
+    ours = RECIPES[name].data.name in ("digits", "imdb")
     for part in ("every setting is ours",) if ours else ("The paper says", "The paper is silent on"):
         assert part in comment
     assert ours or "table" in comment or "Not in the paper" in comment

@@ -38,6 +38,7 @@ from gpattention.data.datasets import (
 )
 from gpattention.data.digits import load_digits
 from gpattention.data.files import image_files, open_image, unpack
+from gpattention.data.imdb import load_imdb
 from gpattention.data.ood import OOD_SETS, load_ood
 from gpattention.data.text_shifts import TEXT_SHIFTS, TextShift, shift_texts
 
@@ -49,6 +50,6 @@ __all__ = [
     "CorruptedImages", "CropAndFlip", "Entry", "ImageData", "Images", "NoRootError", "Normalisation",
     "Regenerated", "Status", "TextData", "TextShift", "Texts", "batches", "check",
     "data_root", "entry_of", "get", "image_files", "known", "load", "load_cifar", "load_cola",
-    "load_corrupted", "load_digits", "load_ood", "loader", "open_image", "regenerate", "shift_texts",
-    "status_of", "unpack",
+    "load_corrupted", "load_digits", "load_imdb", "load_ood", "loader", "open_image", "regenerate",
+    "shift_texts", "status_of", "unpack",
 ]  # fmt: skip

@@ -66,6 +66,7 @@ def load_cola(
         classes=("unacceptable", "acceptable"),
         seed=seed,
         ood={"out-of-domain": outside},
+        tokenized=form == "tokenized",
     )
 
 

@@ -506,6 +506,7 @@ class TextData(_Splits[Texts]):
         classes: their names.
         seed: of the split.
         ood: out-of-distribution sentences by name.
+        tokenized: whether white space separates the words; else `prepare` of a recipe cuts them.
     """
 
     name: str
@@ -515,6 +516,7 @@ class TextData(_Splits[Texts]):
     classes: tuple[str, ...]
     seed: int
     ood: Mapping[str, Texts] = field(default_factory=dict)
+    tokenized: bool = True
 
     def encoded(self, encoder: Encoder) -> "TextData":
         """The same with the encoder's tensors as inputs of every part."""

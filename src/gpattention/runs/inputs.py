@@ -56,7 +56,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 PACKAGE = "package:"  # a path inside an installed Python package
 CACHE_VARIABLE = "GPATTENTION_CACHE"
-OWN_OPTIONS = ("contextual", "vocabulary")  # of `data.options`: ours, not the loader's
+OWN_OPTIONS = ("contextual", "vocabulary", "length")  # of `data.options`: ours, not the loader's
 FORMAT = "gpattention-preprocessing-1"
 FOLDER, FILE, WORDS = "preprocessing", "preprocessing.json", "vocabulary.json"
 ROUNDING = 1e-3  # of pixels in half precision
@@ -222,14 +222,18 @@ class TextEncoder:
         vocabulary: of the training part.
         embedding: the frozen vectors.
         length: words of the longest sentence.
+        cut: whether longer sentences lose their ends; else they are refused.
     """
 
     vocabulary: Vocabulary
     embedding: ContextualEmbedding
     length: int
+    cut: bool = False
 
     def __call__(self, sentences: Sequence[Sequence[str]]) -> dict[str, Tensor]:
         """tokens [B, N] int64, padding_mask [B, N] bool, contextual [B, N, width] where there is one."""
+        if self.cut:
+            sentences = [sentence[: self.length] for sentence in sentences]
         longest = max((len(sentence) for sentence in sentences), default=0)
         if longest > self.length:
             raise ValueError(f"expected sentences of at most {self.length} words, got one of {longest}")
@@ -264,13 +268,14 @@ def sentence_words(text: str) -> list[str]:
     return _WORD.findall(_CONTRACTION.sub(r" \1", plain))
 
 
-def with_words(data: TextData) -> TextData:
-    """Sentences as written, cut into words by `sentence_words`."""
+def with_words(data: TextData, length: int | None = None) -> TextData:
+    """Sentences cut into words by `sentence_words`, if they are as written, and at most `length` of them."""
+    words = str.split if data.tokenized else sentence_words
 
     def cut(part: Texts) -> Texts:
-        return replace(part, sentences=tuple(" ".join(sentence_words(text)) for text in part.sentences))
+        return replace(part, sentences=tuple(" ".join(words(text)[:length]) for text in part.sentences))
 
-    return data.each(cut)
+    return data if data.tokenized and length is None else replace(data.each(cut), tokenized=True)
 
 
 def encode_texts(
@@ -279,19 +284,23 @@ def encode_texts(
     vocabulary_options: Mapping[str, Any],
     root: StrPath | None = None,
     *,
+    length: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[TextData, TextEncoder]:
     """All parts encoded: the vocabulary is the training part's, the length the longest sentence's of all.
 
-    A sentence without words (there is none in CoLA) is refused by the vocabulary.
+    With a length, words beyond it are left out, of these sentences and of all that are encoded later.  A
+    sentence without words (there is none in CoLA) is refused by the vocabulary.
     """
     if not isinstance(vocabulary_options, Mapping):
         raise ValueError(f"expected vocabulary to be a table, got {vocabulary_options!r}")
     for name in vocabulary_options:
         check_choice("an option of the vocabulary", name, ("min_count", "max_size", "lowercase"))
+    data = with_words(data, length)
     vocabulary = Vocabulary.from_sentences(data.train.words, **vocabulary_options)
-    length = max(len(sentence) for part in data.parts.values() for sentence in part.words)
-    encoder = TextEncoder(vocabulary, open_contextual(contextual, root, progress=progress), length)
+    longest = max(len(sentence) for part in data.parts.values() for sentence in part.words)
+    embedding = open_contextual(contextual, root, progress=progress)
+    encoder = TextEncoder(vocabulary, embedding, longest, cut=length is not None)
     return data.encoded(encoder), encoder
 
 
@@ -447,7 +456,7 @@ class TextPreprocessing(Preprocessing):
     contextual: Contextual
 
     def sentences(self, given: Sequence[str]) -> dict[str, Tensor]:
-        """Model inputs; sentences are cut into words by `sentence_words`, longer ones than known refused."""
+        """Model inputs; sentences are cut into words by `sentence_words`, long ones refused or cut."""
         if isinstance(given, str):
             raise ValueError(f"expected a list of sentences, got the string {given!r}")
         return self.encoder([self.words(sentence) for sentence in given])
@@ -462,7 +471,8 @@ class TextPreprocessing(Preprocessing):
     def to_dict(self) -> dict[str, Any]:
         """Everything but the vocabulary; the embedding's fingerprint tells other files from those used."""
         contextual = {**self.contextual.to_dict(), "fingerprint": self.encoder.embedding.name}
-        return {"vocabulary": WORDS, "length": self.encoder.length, "contextual": contextual}
+        cut = {"cut": True} if self.encoder.cut else {}
+        return {"vocabulary": WORDS, "length": self.encoder.length, **cut, "contextual": contextual}
 
     def save(self, folder: Path) -> None:
         """Write both files, the vocabulary first."""
@@ -498,7 +508,7 @@ def load_preprocessing(run: StrPath, root: StrPath | None = None) -> Preprocessi
         plain = dict(content["contextual"])
         fingerprint = plain.pop("fingerprint")
         contextual = contextual_from_dict(plain)
-        length = check_count("length", content["length"])
+        length, cut = check_count("length", content["length"]), content.get("cut") is True
         words = place / check_name("vocabulary", content["vocabulary"])
     except (KeyError, TypeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
@@ -509,7 +519,7 @@ def load_preprocessing(run: StrPath, root: StrPath | None = None) -> Preprocessi
             f"{place / FILE}: expected the frozen embedding {fingerprint}, got {embedding.name}: "
             f"the files of {contextual.path} are not those of the training"
         )
-    return TextPreprocessing(classes, TextEncoder(Vocabulary.load(words), embedding, length), contextual)
+    return TextPreprocessing(classes, TextEncoder(Vocabulary.load(words), embedding, length, cut), contextual)
 
 
 def _image_preprocessing(classes: tuple[str, ...], content: Mapping[str, Any]) -> ImagePreprocessing:
@@ -579,7 +589,8 @@ def prepare(recipe: Recipe, root: StrPath | None = None, *, progress: Progress |
 
     Args:
         recipe: `data.options` are those of the loader; for texts also `contextual` (a table with a kind,
-            see `Contextual`) and `vocabulary` (min_count, max_size, lowercase).
+            see `Contextual`), `vocabulary` (min_count, max_size, lowercase) and `length` (words of a text,
+            at most; longer ones are cut).
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         progress: called with the sentences whose frozen vectors must be computed.
 
@@ -595,6 +606,7 @@ def prepare(recipe: Recipe, root: StrPath | None = None, *, progress: Progress |
     if recipe.model.type == "vision" and own:
         raise ValueError(f"expected data.options.{min(own)} with a text model only, got a vision model")
     contextual = contextual_from_dict(own.get("contextual", {}))  # a mistake shows before the data is read
+    length = check_count("data.options.length", own["length"]) if "length" in own else None
     data = load(recipe.data.name, root, recipe.seed, **options)
     if recipe.model.type == "vision":
         if not isinstance(data, ImageData):
@@ -603,9 +615,9 @@ def prepare(recipe: Recipe, root: StrPath | None = None, *, progress: Progress |
         return Prepared(recipe, data, image_training_data(data), made)
     if not isinstance(data, TextData):
         raise ValueError(f"expected data of texts for a text model, got {recipe.data.name!r}")
-    if options.get("form") == "raw":
-        data = with_words(data)
-    data, encoder = encode_texts(data, contextual, own.get("vocabulary", {}), root, progress=progress)
+    data, encoder = encode_texts(
+        data, contextual, own.get("vocabulary", {}), root, length=length, progress=progress
+    )
     preprocessing = TextPreprocessing(data.classes, encoder, contextual)
     return Prepared(recipe, data, text_training_data(data, encoder), preprocessing)
 
