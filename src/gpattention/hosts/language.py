@@ -282,6 +282,7 @@ def decoding_sites(sites: Sequence[Site]) -> list[Site]:
     return [site for site in sites if site.attends != "all"]
 
 
+@torch.no_grad()
 def measure_tokens(
     runner: "Runner",
     settings: Settings,
@@ -682,6 +683,7 @@ def text_batches(data: Any, labels: Tensor | None, tokenizer: Any, most: int | N
     return batches
 
 
+@torch.no_grad()  # nothing is differentiated, and sums over all texts would keep every graph
 def fit_language(
     runner: "Runner", start: Settings, batches: list[Batch], options: FitOptions, tokenizer: Any
 ) -> tuple[Fit, TokenUsual]:
