@@ -2,6 +2,7 @@
 
     python scripts/refresh_tutorials.py                                   all of docs/tutorials
     python scripts/refresh_tutorials.py docs/tutorials/ood-detection.md   one page
+    python scripts/refresh_tutorials.py docs/notebooks/vit.ipynb          a notebook (nbclient, ipykernel)
 
 The Python blocks of a page and the console blocks marked `<!-- tests: run -->` run in order, in a folder
 that holds `recipes`.  Every block of the language `output` becomes what the block above it printed; a PNG
@@ -34,15 +35,15 @@ def main() -> None:
     """Read the command line and refresh the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path, help="default: every tutorial")
-    os.environ["MPLBACKEND"] = "agg"
     for page in parser.parse_args().pages or sorted(PAGES.glob("*.md")):
         start = time.perf_counter()
-        refresh(page.resolve())
+        refresh_notebook(page.resolve()) if page.suffix == ".ipynb" else refresh(page.resolve())
         print(f"{page}: {time.perf_counter() - start:.0f} s")
 
 
 def refresh(page: Path) -> None:
     """Run one page and rewrite it."""
+    os.environ["MPLBACKEND"] = "agg"  # notebooks have a backend of their own
     text = page.read_text()
     namespace: dict[str, Any] = {"__name__": "docs"}
     printed = ""
@@ -60,6 +61,20 @@ def refresh(page: Path) -> None:
         Path("recipes").symlink_to(ROOT / "recipes")
         page.write_text(FENCE.sub(renewed, text))
         keep_pictures(Path(folder), text)
+
+
+def refresh_notebook(page: Path) -> None:
+    """Run a notebook in the folder of the call, where weights may lie, and keep what it shows."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(page, as_version=4)
+    NotebookClient(notebook, timeout=7200, record_timing=False).execute()
+    notebook.metadata.language_info = {"name": "python"}  # and no version, which differs between machines
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    nbformat.write(notebook, page)
 
 
 def run(language: str, body: str, name: str, namespace: dict[str, Any]) -> str:

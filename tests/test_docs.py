@@ -1,26 +1,32 @@
 """Every block of the README and of the documentation runs, prints what it says and names real commands.
 
 All pages below docs/ are found, however deep.  The Python blocks of a page share one namespace and run in a
-folder of their own that holds the repository's `recipes`.  Comments, unseen by readers, steer this:
+folder of their own that holds the repository's `recipes` and `results`.  Comments, unseen by readers, steer
+this:
 
     <!-- tests: slow -->                     the page takes long: it runs in the slow tier alone
     <!-- tests: quick OLD => NEW -->         the fast tier puts NEW for OLD, the slow one keeps OLD
+    <!-- tests: weights -->                  the page as it stands wants weights no test has: fast tier only
     <!-- tests: needs transformers, onnx --> skip the page without these packages
     <!-- tests: run -->                      before a console block: its `gpattention` commands are run too
     <!-- tests: long -->                     before a block: the fast tier leaves it out
     <!-- tests: fragment -->                 before a block: not to be run
 
-A block of the language `output` holds what the block above it prints.  Figures differ between machines, so
-words are compared, and only where the page runs as it stands.
+Notebooks below docs/notebooks are pages too, by `scripts/docs_notebooks.py`; they carry these words in their
+metadata.  A block of the language `output` holds what the block above it prints.  Figures differ between
+machines, so words are compared, and only where the page runs as it stands.
 """
 
 import contextlib
+import importlib.util
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -42,6 +48,18 @@ FENCE = re.compile(
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?%?")
 
 
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_notebooks = _script("docs_notebooks")
+
+
 @dataclass(frozen=True)
 class Block:
     """A fenced block: its language, its text, what is to be done with it, and what it should print."""
@@ -60,7 +78,12 @@ class Page:
 
     @property
     def text(self) -> str:
-        return (ROOT / self.name).read_text()
+        text = (ROOT / self.name).read_text()
+        return text if self.name.endswith(".md") else _notebooks.as_markdown(json.loads(text))
+
+    @property
+    def weights(self) -> bool:
+        return "<!-- tests: weights -->" in self.text
 
     @property
     def slow(self) -> bool:
@@ -110,7 +133,7 @@ class Page:
 
 def _pages() -> Iterator[Page]:
     yield Page("README.md")
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+    for path in sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]):
         yield Page(path.relative_to(ROOT).as_posix())
 
 
@@ -124,7 +147,7 @@ def _tiers() -> list[object]:
     slow = [
         pytest.param(page, False, id=f"{page.name}-whole", marks=pytest.mark.slow)
         for page in RUN
-        if page.slow or page.shortened
+        if (page.slow or page.shortened) and not page.weights
     ]
     return [*fast, *slow]
 
@@ -133,7 +156,8 @@ def _tiers() -> list[object]:
 def test_blocks_run(page: Page, reduced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in page.needs:
         pytest.importorskip(package)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    for folder in ("recipes", "results"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setattr("gpattention.attention.base._KINDS", dict(_kinds()))
@@ -210,8 +234,9 @@ def test_links_between_pages_lead_somewhere(page: Page) -> None:
         file, _, heading = target.partition("#")
         path = (ROOT / page.name).parent / file if file else ROOT / page.name
         assert path.exists(), f"{page.name}: {target}"
-        if heading and path.suffix == ".md":
-            assert heading in _anchors(path.read_text()), f"{page.name}: {target}"
+        if heading and path.suffix in (".md", ".ipynb"):
+            there = Page(path.resolve().relative_to(ROOT).as_posix())
+            assert heading in _anchors(there.text), f"{page.name}: {target}"
 
 
 def _anchors(text: str) -> set[str]:

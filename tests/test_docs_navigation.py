@@ -11,7 +11,9 @@ def test_the_navigation_has_every_page_once() -> None:
     settings = (ROOT / "mkdocs.yml").read_text()
     navigation = settings[settings.index("\nnav:") : settings.index("\nmarkdown_extensions:")]
     named = Counter(re.findall(r"([\w/-]+\.md)$", navigation, re.M))
-    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    docs = ROOT / "docs"
+    notebooks = [page.with_suffix(".md") for page in docs.rglob("*.ipynb")]  # made by a hook
+    pages = {page.relative_to(docs).as_posix() for page in [*docs.rglob("*.md"), *notebooks]}
     assert sorted(pages - set(named)) == []
     assert sorted(set(named) - pages) == []
     assert [page for page, count in named.items() if count > 1] == []
