@@ -105,16 +105,20 @@ def main() -> None:
         axes[1, column].set_title(f"p = {p:.3f}, {flag}", fontsize=9)
         for row in (0, 1):
             axes[row, column].set_axis_off()
+    for row, word in enumerate(("the input", "how unusual\neach patch is")):
+        place = {"rotation": 90, "ha": "center", "va": "center", "transform": axes[row, 0].transAxes}
+        axes[row, 0].text(-0.22, 0.5, word, fontsize=9, color="#57606a", **place)
     chart = right.subplots()
     chart.plot([0.1, 1], [0.1, 1], color="#8b949e", linewidth=1)
     for (points, error), title, colour in (
-        (before, "one temperature", "#9c3409"), (after, "knows shift", "#1257c4"),
+        (before, "before", "#9c3409"), (after, "after", "#1257c4"),
     ):  # fmt: skip
         chart.plot(
             *zip(*points, strict=True), "o-", color=colour, label=f"{title}, ECE {error:.3f}", markersize=4
         )
     chart.set(xlabel="confidence", ylabel="accuracy", xlim=(0.1, 1), ylim=(0.1, 1))
-    chart.set_title("corrupted images", fontsize=9)
+    chart.set_title("2,000 damaged images", fontsize=9)
+    chart.text(0.42, 0.15, "calibrated: on the line", color="#57606a", fontsize=8)
     chart.legend(frameon=False, fontsize=8)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(given.out, dpi=110, facecolor="white", metadata={"Software": None})
