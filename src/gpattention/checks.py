@@ -5,7 +5,8 @@ Numbers are made Python's own before they are stored.  NumPy and tensors have nu
 """
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
@@ -64,7 +65,29 @@ def check_fraction(name: str, value: float, *, one: bool = False) -> None:
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """One of the names."""
     if value not in choices:
-        raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")
+        hint = did_you_mean(value, choices)
+        raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}{hint}")
+
+
+def check_keys(where: str, given: Iterable[str], known: Collection[str]) -> None:
+    """No key but the known ones; errors call one by its name in `where`."""
+    for key in given:
+        if key not in known:
+            hint = did_you_mean(key, known) or f"; known: {', '.join(sorted(known))}"
+            raise ValueError(f"unknown key {key!r} in {where}{hint}")
+
+
+def did_you_mean(value: object, known: Iterable[object], *, cutoff: float = 0.6) -> str:
+    """What an error about a name ends with: the known one that is nearest, nothing where none is near."""
+    near = nearest(str(value), map(str, known), cutoff=cutoff)
+    return "" if near is None else f"; did you mean {near!r}?"
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that one was meant to be; None where none is near."""
+    names = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
+    return names[near[0]] if near else None
 
 
 def check_tensor(name: str, value: object) -> None:

@@ -11,11 +11,13 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
+
+from gpattention.checks import nearest
 
 try:
     import fcntl
@@ -37,6 +39,14 @@ def existing_file(argument: str, path: StrPath) -> Path:
     if not file.is_file():
         raise FileNotFoundError(f"expected {argument} to be a file, got {file}")
     return file
+
+
+def nearest_path(path: Path, suffix: str = "", *, beside: Iterable[str] = ()) -> str:
+    """What an error about a missing path ends with: the nearest name in its folder, or in one `beside` it."""
+    folders = [folder for name in (".", *beside) if (folder := path.parent / name).is_dir()]
+    found = {each.name: each for folder in folders for each in sorted(folder.glob(f"[!.]*{suffix}"))}
+    near = nearest(path.name, found)
+    return "" if near is None else f"; did you mean {found[near]}?"
 
 
 def file_digest(file: Path) -> str:

@@ -53,7 +53,7 @@ def make(cls: type[Attention], **options: Any) -> Attention:
 
 
 def test_an_unknown_option_is_named_beside_those_of_all_constructors_above() -> None:
-    with pytest.raises(ValueError, match="does not take these options: unknown 'nosie'; known: ") as refused:
+    with pytest.raises(ValueError, match=r"options: unknown 'nosie' \(did you mean 'noise'\?\); ") as refused:
         build_attention("cgp", **SIZES, nosie=0.1, dropout=0.1)
     known = str(refused.value).partition("known: ")[2].split(", ")
     assert {"bias", "dropout", "latent_prior", "noise", "normalize"} <= set(known)

@@ -35,6 +35,7 @@ from tests.attention.variants import (
     padding,
     tokens,
 )
+from tests.refusals import refusals
 
 POSTERIORS = [variant for variant in DEFAULTS if variant.draws]
 every_posterior = every(POSTERIORS)
@@ -309,3 +310,29 @@ BAD_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
 def test_bad_options_are_refused(kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_attention(kind, **{"embed_dim": EMBED, "num_heads": HEADS} | options)
+
+
+def call(**given: Any) -> Any:
+    return build_attention("cgp", EMBED, HEADS)(**{"query": tokens().float(), **given})
+
+
+test_habits_of_other_libraries = refusals([
+    (lambda: build_attention("scgp", EMBED, HEADS, causal=True), "'causal' .kinds that have", "cgp, direct"),
+    (lambda: build_attention("cgpt", EMBED, HEADS), "'cgpt'", "did you mean 'cgp'"),
+    (lambda: build_attention(EMBED, HEADS, 0), "kind to be one of", str(EMBED)),  # type: ignore[arg-type]
+    (lambda: call(attn_mask=None), "attn_mask", "key_padding_mask .* causal=True"),
+    (lambda: call(is_causal=True), "is_causal", "causal=True"),
+    (lambda: call(need_weights=True), "need_weights", r"need=\('output', 'weights'\)"),
+    (lambda: call(key_mask=None), "key_mask", "key_padding_mask"),
+    (lambda: call(quux=None), "quux", "known: query, key"),
+    (lambda: call(query=tokens().double()), "query of torch.float32", "torch.float64"),
+    (lambda: call(key=tokens().double()), "key of torch.float32", "torch.float64"),
+    (lambda: call(query=torch.ones(BATCH, TOKENS).long()), "query to be floating-", "int64.*Embedding"),
+    (lambda: call(query=tokens().float().numpy()), "query to be a tensor", "ndarray"),
+    (lambda: call(key_padding_mask=torch.ones(BATCH, TOKENS)), "key_padding_mask to be bool", "mask == 0"),
+])  # fmt: skip
+
+
+def test_autocast_takes_what_it_casts() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(query=tokens().bfloat16()).output.isfinite().all()

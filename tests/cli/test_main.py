@@ -111,7 +111,11 @@ def test_exit_codes(
 
 
 MISTAKES = [
-    ("trian", "trian"),
+    ("trian", "Did you mean 'train'? See gpattention --help"),
+    ("train DIGITS --sett a=1", "Did you mean '--set'? See"),
+    (f"train {DIGITS}x", f"no recipe {DIGITS}x; did you mean {DIGITS}"),
+    ("reproduce recipes/plans/digts.toml", "no plan recipes/plans/digts.toml"),
+    ("train DIGITS --set model.attention=cpg", "did you mean 'cgp'"),
     ("sweep a --jobs many", "--jobs"),
     ("train", "expected a recipe, or --resume with --run FOLDER"),
     ("train nowhere.toml", "no recipe nowhere.toml"),
@@ -160,7 +164,7 @@ def test_mistakes_take_one_line(
     err = run(*(known.get(word, word) for word in words.split()), code=2).err
     assert message in err
     assert err.count("\n") == 1
-    assert err.startswith("gpattention: ") or re.search(r"; see gpattention.* --help\n$", err)
+    assert err.startswith("gpattention: ") or re.search(r"(; s|\? S)ee gpattention.* --help\n$", err)
     assert os.listdir() == ["digit.png"]  # nothing was written
 
 

@@ -15,7 +15,7 @@ true, so that without a check the option would be the opposite of what was asked
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -26,15 +26,27 @@ from torch import Generator, Tensor, nn
 from torch import distributed as dist
 
 from gpattention.attention.parameters import Positive, preserve_, projected_together
-from gpattention.checks import check_choice, check_count, plain
+from gpattention.checks import check_choice, check_count, check_tensor, nearest, plain
 from gpattention.gp import LogDensity, NoiseSource, Posterior, keep_rows
-from gpattention.numerics import checked_once
+from gpattention.numerics import autocast_is_on, checked_once
 
 Draw = Literal["none", "independent", "joint"]
 DRAWS: tuple[Draw, ...] = ("none", "independent", "joint")
 NEEDS = ("output", "variance", "regularizer", "weights", "posterior")
 Form = Literal["softmax", "rows", "rbf", "exp_dot"]
 Source: TypeAlias = Generator | NoiseSource | None  # of random numbers; None is torch's own
+# what calls of other libraries' attention have, and which argument of ours does that
+HABITS = {
+    "attn_mask": "key_padding_mask [B, K] hides keys (True = ignore), and causal=True, given to the "
+    "constructor, later tokens; masks of single pairs there are none",
+    "is_causal": "give causal=True to the constructor",
+    "need_weights": "name them: need=('output', 'weights')",
+    "average_attn_weights": "weights are those of every head, [B, H, Q, K]: .mean(1) averages",
+    "attention_mask": "key_padding_mask [B, K] is True where it is 0: key_padding_mask=attention_mask == 0",
+    "mask": "key_padding_mask [B, K] is True at padding",
+    "src_key_padding_mask": "it is called key_padding_mask",
+    "padding_mask": "it is called key_padding_mask",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +199,7 @@ class Attention(nn.Module):
         need: tuple[str, ...] = ("output",),
         inducing: Tensor | None = None,  # [H, m, E], of kinds whose inducing inputs are tokens
         finish: bool = True,
+        **unknown: Any,
     ) -> AttentionOutput:
         """Attend, and return the output with whatever `need` names.
 
@@ -198,6 +211,15 @@ class Attention(nn.Module):
         posterior, which has a batch of one.  `finish=False` leaves the output projection and its dropout to
         the caller, who may have them done together with what follows: the output is what they are given.
         """
+        if unknown:
+            name = next(iter(unknown))
+            known = [*inspect.signature(Attention.forward).parameters][1:-1]
+            near = nearest(name, known)
+            helps = HABITS.get(name) or (f"did you mean {near!r}?" if near else f"known: {', '.join(known)}")
+            raise ValueError(f"{self.kind!r} attention takes no {name}: {helps}")
+        for name, x in {"query": query, "key": key, "value": value}.items():
+            if x is not None:
+                check_tensor(name, x)
         self._check_request(draw, samples, need)
 
         def attend() -> AttentionOutput:
@@ -296,7 +318,7 @@ class Attention(nn.Module):
         values_are_keys = value is None or value is key
         key = query if key is None else key
         value = key if value is None else value
-        self._check_shapes(query=query, key=key, value=value)
+        self._check_tokens(query=query, key=key, value=value)
         unbatched = query.ndim == 2
         if unbatched:
             query, key, value = query[None], key[None], value[None]
@@ -322,12 +344,19 @@ class Attention(nn.Module):
         used = self._inducing_inputs(inducing)
         return Heads(queries, keys, self._split(values), mask, query_mask, used, ready), unbatched
 
-    def _check_shapes(self, **tokens: Tensor) -> None:
+    def _check_tokens(self, **tokens: Tensor) -> None:
         axes = 2 if tokens["query"].ndim == 2 else 3
+        weight = self.value.weight if type(self.value) is nn.Linear else None
         for name, x in tokens.items():
+            if not x.is_floating_point():
+                helps = "ids are embedded first, as by nn.Embedding"
+                raise ValueError(f"expected {name} to be floating-point tokens, got {x.dtype}: {helps}")
             if x.ndim != axes or x.shape[-1] != self.embed_dim:
                 expected = f"expected {name} of shape [B, N, {self.embed_dim}] (or all unbatched)"
                 raise ValueError(f"{expected}, got {tuple(x.shape)}")
+            if weight is not None and x.dtype != weight.dtype and not autocast_is_on(x.device):
+                expected = f"expected {name} of {weight.dtype}, as the weights are, got {x.dtype}"
+                raise ValueError(f"{expected}: {name}.to({weight.dtype}), or attention.to({x.dtype})")
 
     def _check_counts(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if key.shape[0] != query.shape[0] or value.shape[:2] != key.shape[:2]:
@@ -470,7 +499,8 @@ def _as_real(padding: Tensor | None, tokens: Tensor, name: str) -> Tensor | None
         return None
     if padding.dtype != torch.bool or padding.shape != tokens.shape[:2]:
         expected = f"expected {name} to be bool (True = ignore) of shape {list(tokens.shape[:2])}"
-        raise ValueError(f"{expected}, got shape {tuple(padding.shape)} and {padding.dtype}")
+        helps = "" if padding.dtype == torch.bool else ": of a mask that is 1 at real tokens, pass mask == 0"
+        raise ValueError(f"{expected}, got shape {tuple(padding.shape)} and {padding.dtype}{helps}")
     return ~padding[:, None]
 
 
@@ -539,7 +569,7 @@ def attention_class(kind: str) -> type[Attention]:
     return _KINDS[kind]
 
 
-def build_attention(kind: str, *, embed_dim: int, num_heads: int, **options: Any) -> Attention:
+def build_attention(kind: str, embed_dim: int, num_heads: int, **options: Any) -> Attention:
     """An attention module by name.
 
     Args:
@@ -580,8 +610,17 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
         unknown = sorted(set(options) - set(known))
         if not unknown:
             raise
-        named = f"unknown {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))}"
-        raise ValueError(refusal + named) from error
+        named = ", ".join(f"{name!r}{_instead(name, known)}" for name in unknown)
+        raise ValueError(f"{refusal}unknown {named}; known: {', '.join(sorted(known))}") from error
+
+
+def _instead(option: str, known: Collection[str]) -> str:
+    """What helps who wants an option that a kind does not have, in brackets."""
+    if option == "causal":
+        causal = ", ".join(kind for kind in list_attention() if _KINDS[kind].causal_form)
+        return f" (kinds that have a causal form: {causal})"
+    near = nearest(option, known)
+    return "" if near is None else f" (did you mean {near!r}?)"
 
 
 def option_annotations(cls: type) -> dict[str, Any]:

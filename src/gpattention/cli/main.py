@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if type(mistake).__name__ == "NoArgsIsHelpError":  # the message is the help itself
             print(mistake.format_message())
         else:
-            _say(f"{path}: {mistake.format_message().rstrip('.')}; see {path} --help")
+            _say(f"{path}: {_mistake(mistake)} {path} --help")
         return 2
     except Exception as error:
         code = _exit_code(error)
@@ -85,6 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _say(f"gpattention: {error}")
         return code
+
+
+def _mistake(mistake: Any) -> str:
+    """What typer says, with names that are near told as we tell them, up to where help is."""
+    near = getattr(mistake, "possibilities", None)
+    said = f"{mistake.message}. Did you mean {near[0]!r}?" if near else mistake.format_message().rstrip(".")
+    return f"{said} See" if said.endswith("?") else f"{said}; see"
 
 
 def _say(line: str) -> None:

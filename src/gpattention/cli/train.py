@@ -151,8 +151,8 @@ def sweep(
     The choice is made on the validation split; the test split is not looked at. Then train what was chosen:
       gpattention train runs/sweep-digits-cgp/chosen.toml
     """
-    if choose not in CRITERIA:
-        raise ValueError(f"expected --choose to be one of {', '.join(CRITERIA)}, got {choose!r}")
+    if choose not in CRITERIA:  # which tells the type checker, too
+        check_choice("--choose", choose, CRITERIA)
     grid = parse_over(over or [])
     total = seeds * math.prod(len(values) for values in grid.values())
     done: list[SweepRow] = []

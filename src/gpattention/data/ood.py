@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpattention.checks import did_you_mean
 from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
 from gpattention.data.datasets import Images
 from gpattention.data.files import Fit, image_files, read_images, read_npz
@@ -75,7 +76,7 @@ def _place(source: str, root: StrPath | None) -> Path:
             return place
     raise FileNotFoundError(
         f"expected source to be one of {', '.join(OOD_SETS)}, or a folder or an .npz file, "
-        f"got {source!r}; there is no {' or '.join(map(str, tried))}"
+        f"got {source!r}; there is no {' or '.join(map(str, tried))}{did_you_mean(source, OOD_SETS)}"
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpattention.checks import check_choice, did_you_mean
 from gpattention.data import (
     CorruptedImages,
     ImageData,
@@ -79,8 +80,7 @@ def corrupt_test_set(
         ValueError: another dataset or type, or a folder with other arrays.
         FileNotFoundError: no such dataset or pictures.
     """
-    if name not in SOURCES:
-        raise ValueError(f"expected name to be one of {', '.join(SOURCES)}, got {name!r}")
+    check_choice("name", name, SOURCES)
     wanted = corruption_names(types)
     pictures = frost_pictures(data_root(root), frost)
     data = load(name, root, subset=subset)
@@ -102,7 +102,8 @@ def corruption_names(types: Sequence[str] | None) -> tuple[str, ...]:
     known = {**{name: (name,) for name in CORRUPTIONS}, **CATEGORIES}
     for each in types or ():
         if each not in known:
-            raise ValueError(f"expected types among {', '.join((*CATEGORIES, *CORRUPTIONS))}, got {each!r}")
+            among = ", ".join((*CATEGORIES, *CORRUPTIONS))
+            raise ValueError(f"expected types among {among}, got {each!r}{did_you_mean(each, known)}")
     return tuple(dict.fromkeys(x for each in (CORRUPTIONS if types is None else types) for x in known[each]))
 
 

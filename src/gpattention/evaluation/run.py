@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import gpattention
-from gpattention.checks import check_count
+from gpattention.checks import check_count, did_you_mean
 from gpattention.data import TEXT_SHIFTS
 from gpattention.data.corruptions import CORRUPTIONS, SEVERITIES
 from gpattention.evaluation.corrupted import PREFIX, CorruptedSource
@@ -121,7 +121,9 @@ class EvaluationSettings:
             for value in values:
                 if value not in known:
                     among = ", ".join(map(str, known))
-                    raise ValueError(f"expected {name} to be among {among}, got {value!r}")
+                    raise ValueError(
+                        f"expected {name} to be among {among}, got {value!r}{did_you_mean(value, known)}"
+                    )
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
         for name, least in (("samples", 0), ("batch_size", 1), ("limit", 1)):
             if getattr(self, name) is not None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gpattention.checks import did_you_mean
 from gpattention.hosts import conversion
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Host, SavedModel, Site
@@ -256,7 +257,8 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
     names, known = list(layers), [site.name for site in sites]
     for name in names:
         if name not in known:
-            raise ValueError(f"expected layers among {', '.join(known) or 'none'}, got {name!r}")
+            among = f"expected layers among {', '.join(known) or 'none'}"
+            raise ValueError(f"{among}, got {name!r}{did_you_mean(name, known)}")
     return [site for site in sites if site.name in names]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpattention.attention import attention_class
 from gpattention.attention.base import MAX_PARAMETERS, check_parameters, count_parameters, most_parameters
-from gpattention.checks import check_count, plain
+from gpattention.checks import check_count, check_keys, plain
 from gpattention.files import make_folder, read_object, write_atomically
 
 FORMAT_VERSION = 1
@@ -127,10 +127,7 @@ class TransformerConfig:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; unknown keys are refused."""
-        known = {f.name for f in fields(cls)}
-        unknown = ", ".join(sorted(set(plain) - known))
-        if unknown:
-            raise ValueError(f"unknown keys in {cls.__name__}: {unknown}; known: {', '.join(sorted(known))}")
+        check_keys(cls.__name__, plain, {f.name for f in fields(cls)})
         values = dict(plain)
         if "attention" in values:
             given = values["attention"]

@@ -104,6 +104,8 @@ def _named(inputs: Inputs) -> dict[str, Tensor]:
         if not isinstance(x, Tensor) or x.ndim == 0:
             found = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"expected {name} to be a tensor with the batch first, got {found}")
+        if name.endswith("input_ids") and x.is_floating_point():
+            raise ValueError(f"expected {name} to be whole numbers, got {x.dtype}: pass {name}.long()")
     return named
 
 

@@ -6,6 +6,7 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
+from gpattention.checks import did_you_mean
 from gpattention.files import StrPath, make_folder, write_atomically
 from gpattention.reports.comparison import compare, listed
 from gpattention.reports.html import environment
@@ -37,7 +38,8 @@ def build_report(runs: Sequence[RunData], title: str | None = None, *, without: 
     known = [section.name for section in SECTIONS]
     for name in without:
         if name not in known:
-            raise ValueError(f"expected without to name sections ({', '.join(known)}), got {name!r}")
+            hint = did_you_mean(name, known)
+            raise ValueError(f"expected without to name sections ({', '.join(known)}), got {name!r}{hint}")
     comparisons = compare(runs)
     sections = {}
     for section in SECTIONS:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpattention.checks import check_choice
-from gpattention.files import StrPath, read_object, read_text
+from gpattention.files import StrPath, nearest_path, read_object, read_text
 from gpattention.models import TextTransformer, Transformer, VisionTransformer
 from gpattention.runs.inputs import Preprocessing, load_preprocessing
 from gpattention.runs.recipe import Recipe, load_recipe, read_recipe
@@ -122,7 +122,7 @@ def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {folder}")
+        raise FileNotFoundError(f"no folder {folder}{nearest_path(folder)}")
     found = sorted(path.parent for path in folder.rglob("recipe.json"))
     return [run for run in found if unfinished or (run / "model" / CONFIG).is_file()]
 

@@ -1,6 +1,5 @@
 """A training run as frozen data: what to train, on what, how; checked when made, kept as TOML."""
 
-import difflib
 import json
 import math
 import re
@@ -13,8 +12,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
-from gpattention.checks import check_choice, check_name, check_whole, plain
-from gpattention.files import StrPath, parse_toml, read_json, read_toml, write_atomically
+from gpattention.checks import check_choice, check_name, check_whole, did_you_mean, plain
+from gpattention.files import StrPath, nearest_path, parse_toml, read_json, read_toml, write_atomically
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Mapping: "a table"}
@@ -320,7 +319,7 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no recipe {path}")
+        raise FileNotFoundError(f"no recipe {path}{nearest_path(path, '.toml', beside=['recipes'])}")
     content = read_toml(path)
     try:
         return change_recipe(recipe_from_dict({"name": path.stem, **content}), changes)
@@ -400,8 +399,7 @@ def _build(cls: type[T], plain: Mapping[str, Any], *, where: str) -> T:
     values: dict[str, Any] = {}
     for key, value in plain.items():
         if key not in kinds:
-            near = difflib.get_close_matches(key, kinds, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(kinds)}"
+            hint = did_you_mean(key, kinds, cutoff=0.4) or f"; known: {', '.join(kinds)}"
             raise ValueError(f"unknown key {where + key!r}{hint}")
         values[key] = _build(kinds[key], value, where=f"{where}{key}.") if is_dataclass(kinds[key]) else value
     return cls(**values)

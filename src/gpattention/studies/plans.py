@@ -23,10 +23,10 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from gpattention.checks import check_count, check_name
+from gpattention.checks import check_count, check_keys, check_name, did_you_mean
 from gpattention.evaluation import FITTED, PREDICTOR_NAMES
 from gpattention.evaluation.suites import SUITES
-from gpattention.files import StrPath, make_folder, read_toml
+from gpattention.files import StrPath, make_folder, nearest_path, read_toml
 from gpattention.metrics import METRICS
 from gpattention.runs import Recipe, load_recipe, read_events, with_seed, write_recipe
 from gpattention.runs.folder import CARD_RECIPE
@@ -150,8 +150,8 @@ class Plan:
             known = dict.fromkeys(getattr(training, name) for training in self.trainings)
             for each in wanted:
                 if each not in known:
-                    all_known = ", ".join(map(str, known))
-                    raise ValueError(f"expected {name}s of the plan ({all_known}), got {each!r}")
+                    of, hint = ", ".join(map(str, known)), did_you_mean(each, known)
+                    raise ValueError(f"expected {name}s of the plan ({of}), got {each!r}{hint}")
             if wanted:
                 chosen = tuple(training for training in chosen if getattr(training, name) in wanted)
                 part += [f"--{name}s", ",".join(map(str, wanted))]
@@ -184,9 +184,11 @@ def load_plan(path: str | Path) -> Plan:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no plan {path}")
+        raise FileNotFoundError(
+            f"no plan {path}{nearest_path(path, '.toml', beside=['plans', 'recipes/plans'])}"
+        )
     plain = read_toml(path)
-    _check_keys(plain, _KEYS, str(path))
+    check_keys(str(path), plain, _KEYS)
     if not plain.get("runs"):
         raise ValueError(f"expected [[runs]] in {path}, got none")
     trainings = [each for entry in plain["runs"] for each in _trainings(entry, plain, path)]
@@ -207,7 +209,8 @@ def load_plan(path: str | Path) -> Plan:
     for what, given, known in (("suites", plan.suites, tuple(SUITES)), ("rivals", rivals, plan.models)):
         for each in given:
             if each not in known:
-                raise ValueError(f"{path}: expected {what} among {', '.join(known)}, got {each!r}")
+                among = f"expected {what} among {', '.join(known)}, got {each!r}{did_you_mean(each, known)}"
+                raise ValueError(f"{path}: {among}")
     for entry in plan.choose:
         base, plus, more = str(entry).partition("+")
         if base not in PREDICTOR_NAMES or (plus and more not in FITTED):
@@ -218,7 +221,7 @@ def load_plan(path: str | Path) -> Plan:
 
 def _goal(entry: Mapping[str, Any], where: str) -> Goal:
     known = {field.name for field in fields(Goal)}
-    _check_keys(entry, known, where)
+    check_keys(where, entry, known)
     if missing := sorted(known - {"aggregation", "set"} - set(entry)):
         raise ValueError(f"expected {missing[0]} in {where}, got {dict(entry)!r}")
     measure = entry["measure"]
@@ -238,7 +241,7 @@ def _goal(entry: Mapping[str, Any], where: str) -> Goal:
 def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -> list[PlannedTraining]:
     evaluate, where = tuple(entry.get("evaluate", ())), f"[[runs]] of {path}"
     if "shared" in entry:  # its recipe and seed are those that it was trained with
-        _check_keys(entry, _SHARED_KEYS, f"{where} with a shared model, which is not trained")
+        check_keys(f"{where} with a shared model, which is not trained", entry, _SHARED_KEYS)
         places = [path.parent / entry["shared"], Path(entry["shared"])]
         folder = next((place for place in places if (place / CARD_RECIPE).is_file()), None)
         if folder is None:
@@ -246,7 +249,7 @@ def _trainings(entry: Mapping[str, Any], plain: Mapping[str, Any], path: Path) -
         recipe = load_recipe(folder / CARD_RECIPE)
         model = check_name(f"name in {where}", entry.get("name", recipe.name))
         return [PlannedTraining(model, recipe.seed, recipe, evaluate, folder)]
-    _check_keys(entry, _RUN_KEYS, where)
+    check_keys(where, entry, _RUN_KEYS)
     if "recipe" not in entry:
         raise ValueError(f"{path}: expected recipe or shared in every [[runs]], got {dict(entry)!r}")
     file = f"{entry['recipe']}.toml"
@@ -278,12 +281,6 @@ def _with_threads(
                 again = replace(training, model=name, recipe=recipe, threads=number, again=training.model)
                 found.append(again)
     return tuple(found)
-
-
-def _check_keys(plain: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(plain) - known)
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r} in {where}; known: {', '.join(sorted(known))}")
 
 
 # The work of a plan

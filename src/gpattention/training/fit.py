@@ -25,6 +25,7 @@ import torch
 from torch.nn.functional import nll_loss
 
 from gpattention.attention import Attention, attention_class
+from gpattention.checks import check_keys
 from gpattention.data import Batch
 from gpattention.files import StrPath, make_folder
 from gpattention.models import (
@@ -322,9 +323,7 @@ def _transformer(recipe: Recipe, facts: Mapping[str, Any], attention: AttentionC
     plain = {**facts, **recipe.model.config}
     config: Any = VisionConfig if recipe.model.type == "vision" else TextConfig
     names = set(config.__dataclass_fields__) - {"attention"}
-    if unknown := sorted(set(plain) - names):
-        known = ", ".join(sorted(names))
-        raise ValueError(f"unknown keys in model.config: {', '.join(unknown)}; known: {known}")
+    check_keys("model.config", plain, names)
     model: type[Any] = VisionTransformer if recipe.model.type == "vision" else TextTransformer
     made: Transformer = model(config(**plain, attention=attention))
     return made
