@@ -58,7 +58,7 @@ class TestSteps:
         assert ([row["name"] for row in result.rows], result.facts["tokens"]) == ([SOFTMAX, "kernel"], 17)
         result = bench_steps([PAPER_KERNEL], batch=1, repeats=1, tokens=3, config=SMALL)
         assert [row["name"] for row in result.rows] == [SOFTMAX, PAPER_KERNEL]
-        with pytest.raises(ValueError, match="tokens.*got 0"):
+        with pytest.raises(ValueError, match=r"tokens.*got 0"):
             bench_steps(["kernel"], batch=1, repeats=1, tokens=0, config=SMALL)
 
     def test_every_variant_can_be_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
