@@ -26,15 +26,15 @@ FILES = sorted((SOURCE / "gpattention").rglob("*.py"))
 
 PUBLIC = [
     "ArdRbf", "CGPPosterior", "CausalCGPState", "CausalRow", "CausalVariance", "CausalVarianceState",
-    "DirectPosterior", "ExactPosterior", "ItemNoise", "LogDensity", "NoiseSource", "NonFiniteError",
-    "NotPositiveDefiniteError", "NumericalError", "Posterior", "SCGPPosterior", "SGPAPosterior",
-    "ShardNoise", "Sight", "TooFarApartError", "UndefinedCovarianceError", "UnitProcess", "ard_rbf",
-    "attention_entropy", "causal_cgp_posterior", "causal_unit_variance", "cgp_posterior", "check_health",
-    "deferred_checks", "direct_posterior", "distance_log_amplitude", "exp_dot", "fill_rows",
-    "fused_kernels", "health", "keep_rows", "kernel_attention", "kernel_weights", "key_log_amplitude",
-    "noise_floor", "query_exponent", "query_log_amplitude", "rbf", "real_mean", "row_log_amplitude",
-    "scgp_posterior", "sgpa_posterior", "softmax_attention", "softmax_posterior",
-    "sparse_row_log_amplitude", "unit_variance", "why_not_fused", "without_padding",
+    "DirectPosterior", "ExactPosterior", "ItemNoise", "KEPPosterior", "LogDensity", "NoiseSource",
+    "NonFiniteError", "NotPositiveDefiniteError", "NumericalError", "Posterior", "SCGPPosterior",
+    "SGPAPosterior", "ShardNoise", "Sight", "TooFarApartError", "UndefinedCovarianceError", "UnitProcess",
+    "ard_rbf", "attention_entropy", "causal_cgp_posterior", "causal_unit_variance", "cgp_posterior",
+    "check_health", "deferred_checks", "direct_posterior", "distance_log_amplitude", "exp_dot",
+    "fill_rows", "fused_kernels", "health", "keep_rows", "kep_svgp_posterior", "kernel_attention",
+    "kernel_weights", "key_log_amplitude", "noise_floor", "query_exponent", "query_log_amplitude", "rbf",
+    "real_mean", "row_log_amplitude", "scgp_posterior", "sgpa_posterior", "softmax_attention",
+    "softmax_posterior", "sparse_row_log_amplitude", "unit_variance", "why_not_fused", "without_padding",
 ]  # fmt: skip
 WITHOUT_EQUATION = {"check_health", "deferred_checks", "fused_kernels", "health", "why_not_fused"}
 # Bottom up: a part imports parts of lower lines only; parts of one line do not import each other.

@@ -93,7 +93,27 @@ def _softmax_inducing(q: Tensor, k: Tensor, v: Tensor, inducing: Tensor, **optio
     return gp.softmax_posterior(q, k, v, inducing=inducing, **options)
 
 
+def kep_arguments(q: Any, k: Any, o: Any, a: Any, b: Any, v: Any, scale_tril: Any) -> tuple[Any, ...]:
+    """A sample's tensors or arrays as those of `kep_svgp_posterior`: 5 rows, as many features as o has."""
+    s, rows = o.shape[-1], a.shape[-2]
+    own = (a, b[..., :rows, :], 0.25 * b[..., 0, :], v[..., :s, :], scale_tril[..., :s, :s])
+    return (q, k, o, *own)
+
+
+def kep_svgp(*tensors: Tensor, cat: bool = False, **options: Any) -> gp.KEPPosterior:
+    n = tensors[0].shape[-2]
+    combine = kep_combine(n).to(tensors[0]) if cat else None
+    return gp.kep_svgp_posterior(*kep_arguments(*tensors), combine=combine, **options)
+
+
+def kep_combine(n: int) -> Tensor:
+    """[N, 2 N]"""
+    return torch.arange(2.0 * n * n, dtype=torch.float64).view(n, 2 * n).sin() / n**0.5
+
+
+kep_svgp_kl = asking(kep_svgp, "kl")
 DIRECT, CGP = ("q", "k", "v"), ("q", "k", "o", "v")
+KEP = ("q", "k", "o", "inducing_q", "inducing_k", "inducing_v", "scale_tril")
 SCGP = (*CGP, "inducing_q", "inducing_k")
 SGPA = ("q", "v", "inducing_k", "inducing_v", "scale_tril")
 _direct = partial(Call, arguments=DIRECT, parameters=MODEL)
@@ -113,6 +133,7 @@ JOINT_POSTERIORS = {
     "scgp-independent": _scgp(gp.scgp_posterior, options={"conditional": "independent"}),
     "scgp-shared": _scgp(gp.scgp_posterior, arguments=(*CGP, "inducing_q"), options={}),
     "sgpa": _sgpa(gp.sgpa_posterior, options={}),
+    "kep-svgp": _sgpa(kep_svgp, arguments=KEP, options={}),
 }
 CAUSAL_POSTERIORS = {
     "direct-causal": _direct(gp.direct_posterior, options={"causal": True}, square=True),

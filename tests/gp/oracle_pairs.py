@@ -15,12 +15,16 @@ from tests.gp.calls import (
     cgp_log_density,
     direct_kl,
     direct_log_density,
+    kep_arguments,
+    kep_combine,
+    kep_svgp,
+    kep_svgp_kl,
     scgp_kl,
     scgp_log_density,
     sgpa_kl,
 )
 from tests.gp.samples import Sample
-from tests.oracles import amplitude, densities, divergences, exact, kernels, sgpa, softmax, sparse
+from tests.oracles import amplitude, densities, divergences, exact, kernels, sgpa, singular, softmax, sparse
 
 OPTIONAL = ("mask", "query_mask", "log_amplitude")
 MASKS = ("mask", "query_mask")
@@ -84,12 +88,18 @@ def _sparse_softmax(q, k, v, inducing, **options: Any) -> np.ndarray:
     return softmax.sparse_softmax_variance(q, k, inducing, delta=1e-6, **options)
 
 
+def _kep(theirs: Callable[..., Any], *args: np.ndarray, cat: bool = False, **options: Any) -> Any:
+    combine = kep_combine(len(args[0])).numpy() if cat else None
+    return theirs(*kep_arguments(*args), combine=combine, **options)
+
+
 SCALES = {"scale_q": 1.3, "scale_k": 0.7}
 DIRECT, CGP = "q k v", "q k o v"
 SCGP = f"{CGP} inducing_q inducing_k"
 _direct, _cgp = partial(_pair, fields=DIRECT, **SCALES), partial(_pair, fields=CGP, **SCALES)
 _scgp, _soft = partial(_pair, fields=SCGP, **SCALES), partial(_pair, fields=DIRECT, prior_scale=1.7)
 _sgpa = partial(_pair, fields="k v inducing_k inducing_v scale_tril", optional=("mask",), noisy=False)
+_kep_svgp = partial(_sgpa, fields="k o o inducing_q inducing_k inducing_v scale_tril")
 _rows = partial(_pair, fields="q k", optional=MASKS, noisy=False)
 ROWS, PREFIX = ("mask", "log_amplitude"), {"covariance": False, "only_ours": {"causal": True}}
 PAIRS: dict[str, Pair] = {
@@ -110,6 +120,9 @@ PAIRS: dict[str, Pair] = {
     ),
     "sgpa": _sgpa(gp.sgpa_posterior, sgpa.sgpa_posterior),
     "sgpa kl": _sgpa(sgpa_kl, sgpa.sgpa_kl),
+    "kep-svgp": _kep_svgp(kep_svgp, partial(_kep, singular.kep_svgp_posterior)),
+    "kep-svgp cat": _kep_svgp(kep_svgp, partial(_kep, singular.kep_svgp_posterior), cat=True),
+    "kep-svgp kl": _kep_svgp(kep_svgp_kl, partial(_kep, singular.kep_svgp_kl)),
     "row amplitude": _rows(gp.row_log_amplitude, amplitude.row_log_amplitude, scale=1.7),
     "row amplitude causal": _rows(
         gp.row_log_amplitude, amplitude.row_log_amplitude, optional=("mask",), causal=True

@@ -41,7 +41,7 @@ def self_attention(name: str, s: Sample) -> Sample:
     return s if "query_mask" in PAIRS[name].optional else dataclasses.replace(s, query_mask=s.mask)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [n for n in PAIRS if n != "kep-svgp cat"])  # which is of one length
 def test_padding_anywhere_equals_no_padding(name: str) -> None:
     s = self_attention(name, sample(seed=7))
     call, leaves = as_function(name, poisoned(s), masked=True)
@@ -103,6 +103,8 @@ def test_fully_masked_sequences_give_zeros_and_finite_gradients(name: str) -> No
             # values of zero add nothing: what stays is the inducing part
             free = sgpa_kl(s.k[0], 0 * s.v[0], s.inducing_k, s.inducing_v, s.scale_tril)
             torch.testing.assert_close(x[1], free, rtol=1e-12, atol=0)
+        elif name == "kep-svgp kl":
+            assert bool((x[1] == x[0]).all())
         elif "printed" in name:  # the printed constant -s / (2 sigma) has no n in it
             torch.testing.assert_close(x[1], torch.tensor(-4 / (2 * 0.1**0.5), dtype=x.dtype))
         else:

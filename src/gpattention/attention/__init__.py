@@ -1,4 +1,4 @@
-"""Attention modules to drop into a model: seven kinds behind one call.
+"""Attention modules to drop into a model: eight kinds behind one call.
 
 >>> from gpattention.attention import build_attention
 >>> attention = build_attention("cgp", embed_dim=128, num_heads=4)
@@ -24,6 +24,7 @@ from gpattention.attention.base import (
 from gpattention.attention.cgp import CGPAttention
 from gpattention.attention.direct import DirectAttention
 from gpattention.attention.gaussian import GaussianAttention
+from gpattention.attention.kep_svgp import KEPSVGPAttention
 from gpattention.attention.kernel import KernelAttention
 from gpattention.attention.parameters import Positive
 from gpattention.attention.scgp import SCGPAttention
@@ -31,10 +32,10 @@ from gpattention.attention.sgpa import SGPAAttention
 from gpattention.attention.softmax import SoftmaxAttention, SoftmaxGPAttention
 
 __all__ = [
-    "DRAWS", "Attention", "AttentionOutput", "CGPAttention", "DirectAttention", "Draw", "GaussianAttention",
-    "Heads", "KernelAttention", "MeanProcess", "Positive", "SCGPAttention", "SGPAAttention",
-    "SoftmaxAttention", "SoftmaxGPAttention", "attention_class", "build_attention", "list_attention",
-    "register_attention",
+    "DRAWS", "Attention", "AttentionOutput", "CGPAttention", "DirectAttention", "Draw",
+    "GaussianAttention", "Heads", "KEPSVGPAttention", "KernelAttention", "MeanProcess", "Positive",
+    "SCGPAttention", "SGPAAttention", "SoftmaxAttention", "SoftmaxGPAttention", "attention_class",
+    "build_attention", "list_attention", "register_attention",
 ]  # fmt: skip
 
 # a kind registers itself when its file is imported: a new kind is a new file here

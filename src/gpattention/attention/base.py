@@ -145,6 +145,9 @@ class Attention(nn.Module):
     causal_form: ClassVar[bool] = False  # whether it takes causal=True
     causal: bool = False  # whether token i sees tokens up to i alone
     crosses: ClassVar[bool] = True  # whether keys may differ from queries
+    weighs: ClassVar[bool] = True  # whether its mean is a matrix of weights times the values
+    sized: ClassVar[bool] = False  # whether it takes `tokens`, the number of a sequence's: a model says it
+    below: ClassVar[str | None] = None  # kind of the layers below the last where a model is named by this one
     projections: ClassVar[tuple[str, ...]] = ("value",)  # its linear maps of the tokens
     converts_from: ClassVar[tuple[str, ...]] = ()  # kinds whose trained weights can start it
     # whether its mean needs no factor of a matrix, which ONNX cannot compute
@@ -291,6 +294,8 @@ class Attention(nn.Module):
         """Refuse what this kind of attention cannot give, before anything is computed."""
         check_draw(draw, samples)
         check_need(need, NEEDS)
+        if not self.weighs and "weights" in need:
+            raise ValueError(f"{self.kind!r} attention weighs no values, so need={need!r} cannot be answered")
         if not self.draws and (draw != "none" or "variance" in need or "posterior" in need):
             asked = f"draw={draw!r}" if draw != "none" else f"need={need!r}"
             helps = "use a kind that has one, such as 'cgp' or 'softmax-gp'"
@@ -664,10 +669,10 @@ def _fits(value: Any, kind: type) -> bool:
 
 
 def most_parameters(embed_dim: int, num_heads: int, options: Mapping[str, Any]) -> int:
-    """More than any kind here has: some maps of the width, and the square of the largest option."""
+    """More than any kind here has: some maps of the width, and the cube of the largest option."""
     values = (y for x in options.values() for y in (x if isinstance(x, tuple | list) else (x,)))
     count = max((abs(x) for x in values if isinstance(x, int)), default=1)  # such as inducing points
-    return embed_dim * (16 * embed_dim + 2 * (num_heads + 1) * count + count**2)
+    return embed_dim * (16 * embed_dim + 2 * (num_heads + 1) * count + count**3)
 
 
 def count_parameters(cls: type[Attention], embed_dim: int, num_heads: int, options: Mapping[str, Any]) -> int:

@@ -35,6 +35,7 @@ from gpattention.gp.kernels import (
     without_padding,
 )
 from gpattention.gp.posterior import LogDensity, Posterior, noise_floor
+from gpattention.gp.singular import KEPPosterior, kep_svgp_posterior
 from gpattention.gp.softmax import (
     distance_log_amplitude,
     key_log_amplitude,
@@ -60,13 +61,13 @@ from gpattention.ops import ItemNoise, NoiseSource, ShardNoise, fused_kernels, w
 
 __all__ = [
     "ArdRbf", "CGPPosterior", "CausalCGPState", "CausalRow", "CausalVariance", "CausalVarianceState",
-    "DirectPosterior", "ExactPosterior", "ItemNoise", "LogDensity", "NoiseSource", "NonFiniteError",
-    "NotPositiveDefiniteError", "NumericalError", "Posterior", "SCGPPosterior", "SGPAPosterior",
-    "ShardNoise", "Sight", "TooFarApartError", "UndefinedCovarianceError", "UnitProcess", "ard_rbf",
-    "attention_entropy", "causal_cgp_posterior", "causal_unit_variance", "cgp_posterior", "check_health",
-    "deferred_checks", "direct_posterior", "distance_log_amplitude", "exp_dot", "fill_rows",
-    "fused_kernels", "health", "keep_rows", "kernel_attention", "kernel_weights", "key_log_amplitude",
-    "noise_floor", "query_exponent", "query_log_amplitude", "rbf", "real_mean", "row_log_amplitude",
-    "scgp_posterior", "sgpa_posterior", "softmax_attention", "softmax_posterior",
-    "sparse_row_log_amplitude", "unit_variance", "why_not_fused", "without_padding",
+    "DirectPosterior", "ExactPosterior", "ItemNoise", "KEPPosterior", "LogDensity", "NoiseSource",
+    "NonFiniteError", "NotPositiveDefiniteError", "NumericalError", "Posterior", "SCGPPosterior",
+    "SGPAPosterior", "ShardNoise", "Sight", "TooFarApartError", "UndefinedCovarianceError", "UnitProcess",
+    "ard_rbf", "attention_entropy", "causal_cgp_posterior", "causal_unit_variance", "cgp_posterior",
+    "check_health", "deferred_checks", "direct_posterior", "distance_log_amplitude", "exp_dot",
+    "fill_rows", "fused_kernels", "health", "keep_rows", "kep_svgp_posterior", "kernel_attention",
+    "kernel_weights", "key_log_amplitude", "noise_floor", "query_exponent", "query_log_amplitude", "rbf",
+    "real_mean", "row_log_amplitude", "scgp_posterior", "sgpa_posterior", "softmax_attention",
+    "softmax_posterior", "sparse_row_log_amplitude", "unit_variance", "why_not_fused", "without_padding",
 ]  # fmt: skip

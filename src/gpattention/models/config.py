@@ -67,7 +67,8 @@ class TransformerConfig:
         heads: of every attention; the width is a multiple.
         mlp_width: of the feed-forward parts; None is the model's width, as in the paper.
         dropout: probability in [0, 1).
-        attention: one kind or config for all layers, or one for each.
+        attention: one kind or config for all layers (of the last, where its kind has another one below it),
+            or one for each.
     """
 
     classes: int = 10
@@ -90,7 +91,7 @@ class TransformerConfig:
         if self.depth > MAX_DEPTH:
             raise ValueError(f"expected depth <= {MAX_DEPTH}, got {self.depth}")
         one = not isinstance(self.attention, tuple | list)
-        given: Any = (self.attention,) * self.depth if one else self.attention
+        given: Any = self.attention if not one else self._stack(self.attention)  # type: ignore[arg-type]
         if len(given) != self.depth:
             raise ValueError(f"expected attention for {self.depth} layers, got {len(given)}")
         layers = tuple(a if isinstance(a, AttentionConfig) else AttentionConfig(a) for a in given)
@@ -111,6 +112,16 @@ class TransformerConfig:
                 for text, a in {repr(a): a for a in self.layers}.items()
             }
             check_parameters(count + sum(sizes[repr(a)] for a in self.layers), what)
+
+    def _stack(self, top: AttentionConfig | str) -> tuple[AttentionConfig | str, ...]:
+        """One kind in all layers; in the last one where it has another kind below."""
+        below = attention_class(top if isinstance(top, str) else top.kind).below
+        return (top if below is None else below,) * (self.depth - 1) + (top,)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a sequence, or the most that there may be; None where any number may."""
+        return None
 
     def _count(self, name: str, least: int) -> None:
         object.__setattr__(self, name, check_count(name, getattr(self, name), least=least))
@@ -173,6 +184,11 @@ class VisionConfig(TransformerConfig):
         """Number of patches."""
         return (self.sides[0] // self.patch) * (self.sides[1] // self.patch)
 
+    @property
+    def longest(self) -> int:
+        """All of them."""
+        return self.tokens
+
 
 @dataclass(frozen=True)
 class TextConfig(TransformerConfig):
@@ -200,6 +216,11 @@ class TextConfig(TransformerConfig):
             self._count(name, count)
         inputs = self.embedding_width + self.contextual_width
         self._check_size(self.vocabulary * self.embedding_width + self.width * (inputs + 1 + self.max_length))
+
+    @property
+    def longest(self) -> int:
+        """Words of a sentence at most."""
+        return self.max_length
 
 
 def _attention_from(plain: Any) -> AttentionConfig:

@@ -16,11 +16,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from gpattention.attention import Attention, AttentionOutput, Draw, build_attention
+from gpattention.attention import Attention, AttentionOutput, Draw, attention_class, build_attention
 from gpattention.attention.base import check_draw, check_need
 from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.config import (
     CONVERSION_FILE,
+    AttentionConfig,
     TextConfig,
     TransformerConfig,
     VisionConfig,
@@ -226,6 +227,12 @@ def _is_plain_block(block: Block) -> bool:
     )
 
 
+def _sized(layer: AttentionConfig, config: TransformerConfig) -> dict[str, Any]:
+    """The options of a layer, with the number of tokens for kinds that are made for it."""
+    sized = attention_class(layer.kind).sized and config.longest is not None
+    return {**({"tokens": config.longest} if sized else {}), **layer.options}
+
+
 class Transformer(nn.Module):
     """Base of `VisionTransformer` and `TextTransformer`; a subclass embeds and pools.
 
@@ -243,7 +250,11 @@ class Transformer(nn.Module):
         sizes: dict[str, Any] = {"embed_dim": width, "num_heads": config.heads, "dropout": dropout}
         hidden = width if config.mlp_width is None else config.mlp_width
         self.blocks = nn.ModuleList(
-            Block(build_attention(layer.kind, **sizes, **layer.options), mlp_width=hidden, dropout=dropout)
+            Block(
+                build_attention(layer.kind, **sizes, **_sized(layer, config)),
+                mlp_width=hidden,
+                dropout=dropout,
+            )
             for layer in config.layers
         )
         self.norm = nn.LayerNorm(width)
@@ -395,7 +406,8 @@ class Transformer(nn.Module):
             # until the first layer that draws, all samples are one computation
             parts = samples > 1 and not parted and block.attention.draws
             drawing = block.attention.draws  # of a layer without a posterior nothing of it is asked
-            known = ("regularizer", "weights", *(("variance", "posterior") if drawing else ()))
+            known = ("regularizer", *(("variance", "posterior") if drawing else ()))
+            known += ("weights",) if block.attention.weighs else ()
             options: dict[str, Any] = {
                 "draw": draw if drawing else "none", "need": ("output", *(n for n in need if n in known)),
                 "key_padding_mask": padding, "samples": samples if parts else 1, "generator": generator,

@@ -118,6 +118,7 @@ class ModelRecipe(Section, section="model"):
     Attributes:
         type: what it reads.
         attention: the kind, one of `gpattention.attention.list_attention()`.
+        below: kind of all layers but the last; None is the same as in the last, or what its kind declares.
         options: of the attention.
         config: width, depth, heads, patch, ...
     """
@@ -126,6 +127,7 @@ class ModelRecipe(Section, section="model"):
     attention: str = "cgp"
     options: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    below: str | None = None
 
 
 @dataclass(frozen=True)

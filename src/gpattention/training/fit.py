@@ -321,12 +321,22 @@ def _refuse_weights(recipe: Recipe) -> None:
 
 def _transformer(recipe: Recipe, facts: Mapping[str, Any], attention: AttentionConfig) -> Transformer:
     plain = {**facts, **recipe.model.config}
+    below = _kind_below(recipe)
     config: Any = VisionConfig if recipe.model.type == "vision" else TextConfig
     names = set(config.__dataclass_fields__) - {"attention"}
     check_keys("model.config", plain, names)
     model: type[Any] = VisionTransformer if recipe.model.type == "vision" else TextTransformer
-    made: Transformer = model(config(**plain, attention=attention))
+    shape = config(**plain, attention=attention)
+    lower = attention if below is None else AttentionConfig(below)
+    made: Transformer = model(replace(shape, attention=(lower,) * (shape.depth - 1) + (attention,)))
     return made
+
+
+def _kind_below(recipe: Recipe) -> str | None:
+    """The attention of all layers but the last, in both phases; None where it is that of the last."""
+    kind = recipe.model.attention
+    below = recipe.model.below or attention_class(kind).below
+    return None if below == kind else below
 
 
 def check_models(recipe: Recipe, facts: Mapping[str, Any]) -> None:
@@ -398,6 +408,7 @@ def first_phase(recipe: Recipe) -> dict[str, Any]:
         "model.type": recipe.model.type,
         **flat({"model.config": plain["model"]["config"], "options of phase 1": kernel.options}),
         "kind of phase 1": kernel.kind,
+        "kind below": _kind_below(recipe),
         "phases.kernel_epochs": recipe.phases.kernel_epochs,
         **epochs,
     }
