@@ -35,6 +35,8 @@ def positive(p: Positive) -> Tensor:
 
 def merge(module: Attention, mean: Tensor) -> Tensor:
     """Heads [B, H, N, D] to the output [B, N, E]."""
+    if module.kind == "kep-svgp":  # one map for all heads
+        return (torch.einsum("bhns,ds->bnhd", mean, module.output.weight) + module.output.bias).flatten(2)
     weight = module.output.weight.view(EMBED, HEADS, WIDTH)
     return torch.einsum("bhnd,ehd->bne", mean, weight) + module.output.bias
 
@@ -143,6 +145,21 @@ def sgpa_call(module: Any, query: Tensor, real: Mask) -> Call:
     )
 
 
+def kep_call(module: Any, query: Tensor, real: Mask) -> Call:
+    q, k = (
+        torch.einsum("bne,hde->bhnd", query, linear.weight.view(HEADS, WIDTH, EMBED))
+        for linear in (module.query, module.key)
+    )
+    root = module.scale_lower.tril(-1) + torch.diag_embed(module.log_diagonal.exp())
+    rows = (module.query_rows, module.key_rows)
+    tensors = (q, k, query.view(*q.mT.shape[:1], -1, HEADS, WIDTH).transpose(1, 2), *rows)
+    options = {"mask": None if real is None else real[:, None], "combine": getattr(module, "combine", None)}
+    return Call((*tensors, module.log_scale, module.inducing_mean, root), options)
+
+
+CALLS = {"sgpa": (gp.sgpa_posterior, sgpa_call), "kep-svgp": (gp.kep_svgp_posterior, kep_call)}
+
+
 def heads_by_hand(
     module: Any, query: Tensor, key: Tensor | None = None, *, real: Mask = None, real_query: Mask = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -164,9 +181,10 @@ def heads_by_hand(
             query_mask=None if real_query is None else real_query[:, None],
         )  # fmt: skip
         return mean, posterior.variance
-    if module.kind == "sgpa":
-        tensors, options = sgpa_call(module, query, real)
-        posterior = gp.sgpa_posterior(*tensors, **options)
+    if module.kind in CALLS:
+        function, call = CALLS[module.kind]
+        tensors, options = call(module, query, real)
+        posterior = function(*tensors, **options)
         return posterior.mean, posterior.variance
     tensors, options = gaussian_call(module, query, key, real, real_query)
     if module.kind == "direct":

@@ -17,6 +17,7 @@ BATCH, HEADS = 2, 2
 KINDS = [
     (kind, normalize)
     for kind in list_attention()
+    if attention_class(kind).weighs
     for normalize in (("none", "rows") if attention_class(kind).normalizes else (None,))
 ]
 every_width = pytest.mark.parametrize("width", [16, 32, 64, 128])
@@ -100,6 +101,18 @@ def test_attention_is_on_and_its_deviation_says_something(
         assert float(ratio.max()) < 1.001
         assert 0.01 < float(ratio.mean()) < 0.95
         assert float(ratio.std(-1).mean()) > 0.01
+
+
+@torch.no_grad()
+@every_width
+@every_length
+def test_singular_features_start_in_proportion(width: int, length: int) -> None:
+    module = build_attention("kep-svgp", embed_dim=HEADS * width, num_heads=HEADS, tokens=length)
+    x = layer_norm(BATCH, length, HEADS * width)
+    found = module(x, need=("output", "variance", "posterior"))
+    assert 0.1 < float(found.output.norm() / x.norm()) < 10
+    ratio = found.variance.sqrt().mean(-1) / found.posterior.prior_stddev
+    assert 0.01 < float(ratio.mean()) < 0.95
 
 
 @torch.no_grad()

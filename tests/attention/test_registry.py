@@ -15,6 +15,7 @@ from gpattention.attention import (
     build_attention,
     cgp,
     gaussian,
+    kep_svgp,
     list_attention,
 )
 from gpattention.attention.base import make_attention, option_annotations
@@ -104,12 +105,14 @@ MODES: dict[str, dict[str, tuple[Any, ...]]] = {
     "cgp": {"normalize": WAYS, "regularizer": attention_class("cgp").regularizers, "causal": BOTH},
     "scgp": {"normalize": WAYS, "regularizer": ("kl", "jensen", "none"), "conditional": CONDITIONALS},
     "sgpa": {"kernel": KERNELS, "regularizer": ("kl", "none")},
+    "kep-svgp": {"merge": ("sum",), "regularizer": attention_class("kep-svgp").regularizers},
 }  # fmt: skip
 OTHER: dict[str, Any] = {  # values that are no default; with max_stddev 0.05 amplitudes are capped here
-    "batch_first": False, "bias": False, "dropout": 0.5, "inducing": "pooled", "jitter": 1e-2,
+    "batch_first": False, "bias": False, "dropout": 0.5, "eta_kl": 0.5, "eta_ksvd": 3.0,
+    "inducing": "pooled", "jitter": 1e-2,
     "latent_prior": "latent", "learn_noise": False, "learn_prior_scale": False, "learn_scale": False,
     "max_stddev": 0.05, "noise": 0.3, "num_inducing": 4, "observation_noise": 0.3, "prior_scale": 0.5,
-    "regularizer_samples": 4, "scale": 1.7,
+    "rank": 2, "regularizer_samples": 4, "scale": 1.7, "tokens": 4,
 }  # fmt: skip
 
 
@@ -176,7 +179,7 @@ def test_each_option_has_an_effect_or_is_refused(kind: str, monkeypatch: pytest.
             options = {**mode, name: other(name, mode)}
             refused = is_refused(kind, options, name)
             with monkeypatch.context() as let:
-                for module in (gaussian, cgp):
+                for module in (gaussian, cgp, kep_svgp):
                     let.setattr(module, "refuse_unused", lambda *_, **__: None)
                 assert alike(results(kind, options), plain) == refused, (mode, name)
 

@@ -131,7 +131,9 @@ def test_options_of_cgp(options: dict[str, Any]) -> None:
 def test_defaults() -> None:
     chosen = {kind: attention_class(kind).default_regularizer for kind in list_attention()}
     with_kl = dict.fromkeys(("cgp", "direct", "scgp", "sgpa"), "kl")
-    assert chosen == with_kl | dict.fromkeys(("kernel", "softmax", "softmax-gp"), "none")
+    assert chosen == with_kl | {"kep-svgp": "ksvd+kl"} | dict.fromkeys(
+        ("kernel", "softmax", "softmax-gp"), "none"
+    )
     for variant in VARIANTS:
         assert build(variant).regularizer == ("none" if variant.causal else chosen[variant.kind])
 

@@ -65,6 +65,10 @@ def test_only_what_is_named_is_computed(
     variant: Variant, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, x = build(variant), tokens()
+    if asked == "weights" and not variant.weighs:
+        with pytest.raises(ValueError, match="'kep-svgp' attention weighs no values"):
+            module(x, need=(asked,))
+        return
     calls: Counter[str] = Counter()
     count(monkeypatch, calls, type(module(x, need=("posterior",)).posterior), "_raw_variance")
     count(monkeypatch, calls, module, "_weights")
@@ -152,8 +156,13 @@ def test_moments_of_draws(variant: Variant, draw: str) -> None:
         variance = found.variance[0] if found.variance.ndim == 3 else found.variance[0].mT
         covariance = torch.diag_embed(variance)
     covariance = covariance if covariance.ndim == 4 else covariance[:, None].expand(-1, WIDTH, -1, -1)
-    squares = module.output.weight.unflatten(-1, (HEADS, WIDTH)).square()
-    expected = torch.einsum("ehd,hdnm->enm", squares, covariance)  # [E, N, N]
+    if variant.weighs:
+        weight = module.output.weight.unflatten(-1, (HEADS, WIDTH))  # [E, H, D]
+    else:  # one map for all heads
+        weight = torch.stack([torch.kron(e[:, None], module.output.weight) for e in torch.eye(HEADS)], 1)
+    expected = torch.einsum("ehd,hdnm->enm", weight.square(), covariance)  # [E, N, N]
+    if draw == "independent" and variant.kind == "kep-svgp":  # a token's channels share one number
+        expected = torch.diag_embed(torch.einsum("ehd,hdn->ehn", weight, variance.sqrt()).square().sum(1))
     centred = drawn - drawn.mean(0)
     estimate = torch.einsum("sne,sme->enm", centred, centred) / (DRAWS - 1)
     scale = expected.diagonal(dim1=-2, dim2=-1).sqrt()  # [E, N]

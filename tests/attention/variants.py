@@ -32,6 +32,14 @@ class Variant(NamedTuple):
     def crosses(self) -> bool:
         return attention_class(self.kind).crosses
 
+    @property
+    def weighs(self) -> bool:
+        return attention_class(self.kind).weighs
+
+    @property
+    def any_length(self) -> bool:
+        return self.options.get("merge") != "cat"
+
 
 def _grid(kind: str, common: dict[str, Any] | None = None, **axes: tuple[Any, ...]) -> list[Variant]:
     found = []
@@ -60,12 +68,14 @@ VARIANTS = [
     ),
     *_grid("scgp", {"num_inducing": 5}, conditional=("independent",), normalize=WAYS),
     *_grid("sgpa", {"num_inducing": 5}, kernel=KERNELS),
+    *_grid("kep-svgp", {"rank": 3}, tokens=(None, 4)),  # rows for all tokens, and for fewer
+    *_grid("kep-svgp", {"rank": 3}, merge=("cat",), tokens=(TOKENS,)),
 ]  # fmt: skip
 NAMED = {variant.name: variant for variant in VARIANTS}
-SMALL = {"scgp": {"num_inducing": 5}, "sgpa": {"num_inducing": 5}}
+SMALL = {"scgp": {"num_inducing": 5}, "sgpa": {"num_inducing": 5}, "kep-svgp": {"rank": 3}}
 DEFAULTS = [
     Variant(kind, kind, SMALL.get(kind, {}))
-    for kind in ("softmax", "kernel", "softmax-gp", "direct", "cgp", "scgp", "sgpa")
+    for kind in ("softmax", "kernel", "softmax-gp", "direct", "cgp", "scgp", "sgpa", "kep-svgp")
 ]
 
 
@@ -114,4 +124,5 @@ def padding(batch: int = BATCH, length: int = TOKENS, *, seed: int = 2) -> Tenso
 
 def needs(module: Attention) -> tuple[str, ...]:
     """All that the module can be asked for, short of the posterior itself."""
-    return ("output", "regularizer", "weights", *(("variance",) if module.draws else ()))
+    able = {"weights": module.weighs, "variance": module.draws}
+    return ("output", "regularizer", *(name for name, can in able.items() if can))

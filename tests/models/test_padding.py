@@ -112,7 +112,8 @@ def test_sentences_alone(name: str) -> None:
         for ours, theirs in zip(together.layers, alone.layers, strict=True):
             if theirs.variance is not None:
                 same_at_the_front(ours.variance[b], theirs.variance[0], 1)
-    same(together.regularizer, total / sum(LENGTHS))  # a mean over real words
+    if "ksvd" not in name:  # the square of a mean over the whole batch
+        same(together.regularizer, total / sum(LENGTHS))  # a mean over real words
 
 
 @pytest.mark.parametrize("kind", KINDS)

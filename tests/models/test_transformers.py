@@ -173,8 +173,10 @@ class TestNeed:
                 expected = {"tokens": {"tokens", "attended"}}.get(asked, {asked})
                 if not attention.draws:
                     expected = expected - {"variance", "posterior"}
+                if not attention.weighs:
+                    expected = expected - {"weights"}
                 assert {name for name in fields if getattr(layer, name) is not None} == expected & set(fields)
-                channels = (8,) if attention.kind == "sgpa" else ()
+                channels = {"sgpa": (8,), "kep-svgp": (10,)}.get(attention.kind, ())
                 shapes = {"variance": (3, 2, 6, *channels), "weights": (3, 2, 6, 6), "tokens": (3, 6, 16)}
                 for name in expected & set(shapes):
                     assert getattr(layer, name).shape == shapes[name]

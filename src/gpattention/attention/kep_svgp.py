@@ -119,8 +119,10 @@ class KEPSVGPAttention(Attention):
         if self.merge == "cat" and self.tokens != N:
             why = "whose map from queries and keys to tokens is of one length"
             raise ValueError(f"expected sequences of tokens={self.tokens} with merge='cat', {why}, got {N}")
+        q, k = self._projected(heads)
+        dtype = torch.promote_types(q.dtype, heads.v.dtype)  # under autocast the tokens are not projected
         return kep_svgp_posterior(
-            *self._projected(heads), heads.v, self.query_rows, self.key_rows, self.log_scale,
+            q.to(dtype), k.to(dtype), heads.v.to(dtype), self.query_rows, self.key_rows, self.log_scale,
             self.inducing_mean, self.scale_tril(), mask=heads.one_mask("'kep-svgp'"),
             combine=self.combine if self.merge == "cat" else None,
         )  # fmt: skip

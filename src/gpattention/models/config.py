@@ -96,10 +96,13 @@ class TransformerConfig:
             raise ValueError(f"expected attention for {self.depth} layers, got {len(given)}")
         layers = tuple(a if isinstance(a, AttentionConfig) else AttentionConfig(a) for a in given)
         object.__setattr__(self, "attention", layers)
-        self._check_size(0)
+        self._check_size(0, tokens=1)
 
-    def _check_size(self, embedding: int) -> None:
-        """Refuse what has too many parameters, `embedding` before the first block, before any is made."""
+    def _check_size(self, embedding: int, tokens: int | None = None) -> None:
+        """Refuse what has too many parameters, `embedding` before the first block, before any is made.
+
+        Kinds made for a number of tokens are made for `tokens`, the model's own if not given.
+        """
         width, hidden = self.width, self.width if self.mlp_width is None else self.mlp_width
         block = 2 * width * hidden + hidden + 5 * width  # two LayerNorms and the feed-forward part
         count = embedding + self.depth * block + (self.classes + 2) * width + self.classes
@@ -108,15 +111,22 @@ class TransformerConfig:
         # building attention to count it takes time, so that only what may be too large is counted exactly
         if count + sum(most_parameters(width, self.heads, a.options) for a in self.layers) > MAX_PARAMETERS:
             sizes = {
-                text: count_parameters(attention_class(a.kind), width, self.heads, a.options)
+                text: count_parameters(attention_class(a.kind), width, self.heads, self.sized(a, tokens))
                 for text, a in {repr(a): a for a in self.layers}.items()
             }
             check_parameters(count + sum(sizes[repr(a)] for a in self.layers), what)
 
-    def _stack(self, top: AttentionConfig | str) -> tuple[AttentionConfig | str, ...]:
+    def _stack(self, top: AttentionConfig | str) -> tuple[AttentionConfig, ...]:
         """One kind in all layers; in the last one where it has another kind below."""
-        below = attention_class(top if isinstance(top, str) else top.kind).below
-        return (top if below is None else below,) * (self.depth - 1) + (top,)
+        last = top if isinstance(top, AttentionConfig) else AttentionConfig(top)
+        below = attention_class(last.kind).below
+        return (last if below is None else AttentionConfig(below),) * (self.depth - 1) + (last,)
+
+    def sized(self, layer: AttentionConfig, tokens: int | None = None) -> dict[str, Any]:
+        """Options of a layer's attention; with `tokens`, the model's own, for kinds made for a number."""
+        wanted = attention_class(layer.kind).sized
+        tokens = self.longest if wanted and tokens is None else tokens
+        return {**({"tokens": tokens} if wanted and tokens is not None else {}), **layer.options}
 
     @property
     def longest(self) -> int | None:

@@ -16,12 +16,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from gpattention.attention import Attention, AttentionOutput, Draw, attention_class, build_attention
+from gpattention.attention import Attention, AttentionOutput, Draw, build_attention
 from gpattention.attention.base import check_draw, check_need
 from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.config import (
     CONVERSION_FILE,
-    AttentionConfig,
     TextConfig,
     TransformerConfig,
     VisionConfig,
@@ -227,12 +226,6 @@ def _is_plain_block(block: Block) -> bool:
     )
 
 
-def _sized(layer: AttentionConfig, config: TransformerConfig) -> dict[str, Any]:
-    """The options of a layer, with the number of tokens for kinds that are made for it."""
-    sized = attention_class(layer.kind).sized and config.longest is not None
-    return {**({"tokens": config.longest} if sized else {}), **layer.options}
-
-
 class Transformer(nn.Module):
     """Base of `VisionTransformer` and `TextTransformer`; a subclass embeds and pools.
 
@@ -251,9 +244,7 @@ class Transformer(nn.Module):
         hidden = width if config.mlp_width is None else config.mlp_width
         self.blocks = nn.ModuleList(
             Block(
-                build_attention(layer.kind, **sizes, **_sized(layer, config)),
-                mlp_width=hidden,
-                dropout=dropout,
+                build_attention(layer.kind, **sizes, **config.sized(layer)), mlp_width=hidden, dropout=dropout
             )
             for layer in config.layers
         )

@@ -102,6 +102,8 @@ def test_training_with_a_seed_is_that_of_plain_operations(kind: str) -> None:
     # processor's: plain operations in float32 say how much that is
     for place, (error, alone) in enumerate(zip(errors(fused, plain), errors(single, plain), strict=True)):
         assert error < max(2e-5, 2 * alone), f"{place}: {error:.1e}, by plain operations {alone:.1e}"
+    if not attention_class(kind).weighs:  # its map of the heads is no plain one: the model runs plain
+        return
     assert seen.count("residual_norm_kernel") >= 5  # two LayerNorms in each of two blocks, one after them
     assert seen.count("residual_norm_backward_kernel") == seen.count("residual_norm_kernel")
     assert seen.count("gather_kernel") == 2
