@@ -36,7 +36,7 @@ from gpattention.cli import main
 from tests.cli.parsing import parsed
 
 ROOT = Path(__file__).parent.parent
-BUILT_IN = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
+BUILT_IN = ("cgp", "direct", "kep-svgp", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 ELSEWHERE = {  # run by tests of their own, or formulae in the words of Python
     "docs/scaling.md": "tests/attention/test_sharded_docs.py",
     "docs/derivations/row-normalised.md": None,
