@@ -40,13 +40,22 @@ from gpattention.hosts.predict import (
     uncompiled,
 )
 from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
-from gpattention.hosts.signals import Head, attached_signals
+from gpattention.hosts.sharing import VARIANCES_FROM, Shared, Sharing, VarianceFrom
+from gpattention.hosts.signals import Head, attached_signals, in_cache
 from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
 from gpattention.hosts.tokens import AFTER, SCORES, Score, Span, TokenUncertainty, spans_of
 from gpattention.hosts.usual import NOT_FITTED, Usual, fit_usual
 from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
 from gpattention.models import Prediction, Signals
-from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device, run_samples
+from gpattention.models.predict import (
+    Inputs,
+    Progress,
+    Rows,
+    Variances,
+    evaluating,
+    model_device,
+    run_samples,
+)
 from gpattention.strangeness import Explanation
 
 MAX_LOG_AMPLITUDE = 3.0
@@ -61,15 +70,41 @@ class Runner(Reader):
     max_keys: int = MAX_KEYS
     max_log_amplitude: float | None = None
 
-    def answer(self, inputs: Inputs, hook: AttentionHook | None = None) -> Tensor:
+    def answer(
+        self, inputs: Inputs, hook: AttentionHook | None = None, shared: Shared | None = None
+    ) -> Tensor:
         """What the model answers to one batch on its device, hooked or by itself."""
         if hook is None:
             return self.read(self.model, inputs, nullcontext())
         host = uncompiled(self.model)
-        return self.read(host, inputs, hooked(host, self.sites, hook))
+        context = hooked(host, self.sites, hook)
+        return self.read(host, inputs, context if shared is None else shared.within(context))
+
+    def draws(
+        self, inputs: Inputs, settings: Settings, *, seed: int, variances: bool = False,
+        variance_from: VarianceFrom = "draws", share: bool = True, **options: Any,
+    ) -> tuple[Tensor, Variances]:  # fmt: skip
+        """Drawn answers [S, B, ...] of all items, and variances of the sites where they are wanted."""
+
+        def answer(rows: Rows, shared: Shared) -> tuple[Tensor, list[Tensor | None]]:
+            return self.draw(rows, settings, seed=seed, keep_variances=variances, shared=shared)
+
+        def mean(part: Inputs, shared: Shared) -> object:
+            return self.measure(part, settings, keep=False, shared=shared)
+
+        drawing = [site.module for site in self.sites if settings.drawn(site.index)]
+        first = mean if variance_from == "mean" else None
+        sharing = Sharing(self.model, drawing, answer, self.known, first, share)
+        return sharing.run(inputs, seed=seed, **options)
 
     def draw(
-        self, rows: Rows, settings: Settings, *, seed: int, keep_variances: bool = False
+        self,
+        rows: Rows,
+        settings: Settings,
+        *,
+        seed: int,
+        keep_variances: bool = False,
+        shared: Shared | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """One pass in which every row draws for itself: the answers, and variances where kept.
 
@@ -80,7 +115,7 @@ class Runner(Reader):
         # of its own for every site: which others draw, and how items are cut into batches, changes nothing
         seeds = [seed + (index + 1) * _SITE_SEEDS for index in range(len(self.sites))]
         noise = [ItemNoise(own, rows.numbers, rows.samples) for own in seeds]
-        return self.measure(rows.inputs, settings, noise, keep=keep_variances)
+        return self.measure(rows.inputs, settings, noise, keep=keep_variances, shared=shared)
 
     def measure(
         self,
@@ -89,22 +124,29 @@ class Runner(Reader):
         noise: Sequence[ItemNoise] | None = None,
         *,
         keep: bool = True,
+        shared: Shared | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """One hooked pass: the answers and, where kept, variances of the sites, [B, H, N] each.
 
         Without noise, answers are the host's own, and sites that do not draw are measured too.  With it, a
-        draw of its deviation is added to every mean, token by token.
+        draw of its deviation is added to every mean, token by token.  With `shared` it is a pass of samples
+        that have a part in common, and only sites that draw are met.
         """
         variances: list[Tensor | None] = [None] * len(self.sites)
         called: list[Site] = []
 
         def hook(site: Site, call: AttentionCall) -> Tensor:  # [B, H, Q, D]
             called.append(site)
-            if noise is not None and not settings.drawn(site.index):
+            if (noise is not None or shared is not None) and not settings.drawn(site.index):
                 return call.mean
             # how it depends on earlier draws is left out of gradients: they would cross Cholesky factors
             still = call.map(Tensor.detach) if torch.is_grad_enabled() else call
-            log_std = self.log_std(site, still, settings)  # [B, H, Q]
+
+            def spread() -> Tensor:  # [B, H, Q]
+                parts = [still] if torch.is_grad_enabled() else in_cache(still)
+                return torch.cat([self.log_std(site, part, settings) for part in parts])
+
+            log_std = spread() if shared is None else shared.spread(call.mean, spread)  # [B, H, Q]
             if keep:
                 variances[site.index] = (2 * log_std.detach()).exp()
             if noise is None:
@@ -113,7 +155,7 @@ class Runner(Reader):
             normal = noise[site.index].normal(shape, log_std.dtype, device)[0]  # [B, H, Q, D]
             return call.mean + (log_std.exp()[..., None] * normal).to(call.mean.dtype)
 
-        answer = self.answer(inputs, hook)
+        answer = self.answer(inputs, hook, shared)
         if not called:
             expected = f"expected the model to call one of its {len(self.sites)} sites"
             raise ValueError(f"{expected}, got a forward pass that called none: attach before you compile")
@@ -169,6 +211,11 @@ class Handle:
         return self._runner.task
 
     @property
+    def sharing(self) -> str:
+        """What the samples of the last prediction had in common, in a sentence."""
+        return self._runner.known.note
+
+    @property
     def settings(self) -> Settings:
         """What it draws with; assign to change."""
         return self._settings
@@ -196,23 +243,30 @@ class Handle:
         variances: bool = False,
         first_item: int = 0,
         tokens: bool = False,
+        variance_from: VarianceFrom = "draws",
+        share: bool = True,
         progress: Progress | None = None,
     ) -> Result:
         """Predict with uncertainty, in evaluation mode and without gradients.
 
-        The draws of item i depend on `seed` and `first_item` + i alone.
+        The draws of item i depend on `seed` and `first_item` + i alone.  What the model computes before its
+        first draw is computed once for all samples of an item (see `sharing`).
 
         Args:
             inputs: a tensor or a mapping of tensors, with the batch first.
             samples: number of draws.  0 is the model itself, to the last bit; so are samples where no site
                 draws, but for the temperature.
             seed: of the draws.
-            batch_size: most rows (items times samples) that run at once: if not given 256, or 2000 on a GPU
-                whose memory suffices.
+            batch_size: most rows (items times samples) that run at once: if not given as many as stay in the
+                cache of a CPU, or 2000 on a GPU, halved until they fit its memory.
             variances: add each site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
             first_item: number of the first item, where the inputs are a part of more.
             tokens: of a language model, what it says after every token, with samples=0 alone: otherwise its
                 answer is the `Prediction` of the token that follows the text.
+            variance_from: "draws" computes the variances of a site from what the draws before it made of its
+                queries and keys; "mean" takes those of one pass without draws for all samples, which is
+                faster and leaves out how the draws of lower layers change the variances of higher ones.
+            share: False runs every sample as a full pass: for models with a state of their own.
             progress: called with how many rows are done, and how many there are.
 
         Returns:
@@ -225,6 +279,7 @@ class Handle:
         """
         self._check_attached()
         samples, seed = check_count("samples", samples, least=0), check_whole("seed", seed)
+        check_choice("variance_from", variance_from, VARIANCES_FROM)
         # once: a thread may change the settings meanwhile
         adaptive, own, runner = self._usual.temperature, self._settings, self._runner
         if tokens:
@@ -244,10 +299,15 @@ class Handle:
                 return runner.draw(rows, settings, seed=seed, keep_variances=variances)
             return runner.measure(rows.inputs, settings) if variances else (runner.answer(rows.inputs), ())
 
-        answers, means = run_samples(
-            self.model, answer, inputs, samples=count, seed=seed, batch_size=batch_size,
-            first_item=first_item, progress=progress,
-        )  # fmt: skip
+        rows: dict[str, Any] = {
+            "samples": count, "seed": seed, "batch_size": batch_size, "first_item": first_item,
+            "progress": progress,
+        }  # fmt: skip
+        if drawn:
+            how: dict[str, Any] = {"variances": variances, "variance_from": variance_from, "share": share}
+            answers, means = runner.draws(inputs, settings, **how, **rows)
+        else:
+            answers, means = run_samples(self.model, answer, inputs, **rows)
         answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
         assert runner.task is not None
         acting: dict[str, Any] = {}

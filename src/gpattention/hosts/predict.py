@@ -16,9 +16,10 @@ from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.painting import Painted, levels_of, show_lines
+from gpattention.hosts.sharing import Known, Shared, Sharing
 from gpattention.models import EncoderLayer, Prediction, Transformer
 from gpattention.models.converted import Request, converted_layers
-from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, run_samples, take
+from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, take
 from gpattention.models.prediction import differ, warn_undrawn
 
 # "causal": logits of the token that follows each, of which the last one is the answer
@@ -230,12 +231,14 @@ class Reader:
         call: how to run it.
         task: what it answers; None until its first output has been seen.
         function: which of ours was called, for messages.
+        known: what its passes have shown.
     """
 
     model: nn.Module
     call: Call
     task: Task | None
     function: str
+    known: Known = field(default_factory=Known, init=False)
     _batch_first: bool = field(default=False, init=False)  # once it has been seen
 
     def __post_init__(self) -> None:
@@ -380,12 +383,13 @@ def predict(
     batch_size: int | None = None,
     variances: bool = False,
     first_item: int = 0,
+    share: bool = True,
     progress: Progress | None = None,
 ) -> Result:
     """What a converted model predicts, with uncertainty: as the handle of `attach` does.
 
     The model runs in evaluation mode and without gradients.  The draws of item i depend on `seed` and
-    `first_item` + i alone.
+    `first_item` + i alone.  What is before the first draw is computed once for all samples of an item.
 
     Args:
         model: what `convert` returned, or one of our own transformers.
@@ -395,10 +399,10 @@ def predict(
         task: "classification", "tokens", "regression", "embedding" or "causal"; seen from the output if not
             given.
         call: how to run the model: `call(model, inputs)` gives its output with the batch first.
-        batch_size: most rows (items times samples) that run at once: if not given 256, or 2000 on a GPU whose
-            memory suffices.
+        batch_size: most rows (items times samples) that run at once, as of the handle.
         variances: add the layers' variances, averaged over the samples, to a `Prediction`.
         first_item: number of the first item, where the inputs are a part of more.
+        share: False runs every sample as a full pass: for models with a state of their own.
         progress: called with how many rows are done, and how many there are.
 
     Returns:
@@ -422,12 +426,15 @@ def predict(
     drawing = samples > 0 and any(layer.attention.draws for layer in layers)
     reader = Reader(host, call or call_model, task, "predict")
 
-    def answer(rows: Rows) -> tuple[Tensor, Sequence[Tensor | None]]:
-        request = Request("independent" if drawing else "none", rows.noise, variances)
-        part = reader.read(host, rows.inputs, _requested(host, request))
+    def answer(rows: Rows, shared: Shared) -> tuple[Tensor, Sequence[Tensor | None]]:
+        request = Request("independent" if drawing else "none", rows.noise, variances, shared.draws)
+        part = reader.read(host, rows.inputs, shared.within(_requested(host, request)))
         return part, [request.layer_variances.get(id(layer)) for layer in layers]
 
     count = samples if drawing else 1
-    answers, means = run_samples(host, answer, inputs, samples=count, seed=seed, **rows)
+    sharing = Sharing(
+        host, [layer for layer in layers if layer.attention.draws], answer, reader.known, share=share
+    )
+    answers, means = sharing.run(inputs, samples=count, seed=seed, **rows)
     assert reader.task is not None
     return make_result(answers, reader.task, inputs, means if variances else None, drawn=drawing)

@@ -35,6 +35,7 @@ class Request:
     draw: TrainingDraw
     generator: Source
     variances: bool = False
+    drawing: Callable[[Tensor], object] = lambda _: None  # told the queries of every layer that draws
     # the last, by the id of the layer
     layer_variances: dict[int, Tensor | None] = field(default_factory=dict)
 
@@ -76,6 +77,8 @@ class ConvertedAttention(nn.Module):
         request: Request | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The heads' outputs [B, Q, H, D] and, where asked, weights [B, H, Q, K]."""
+        if request is not None and self.attention.draws:
+            request.drawing(q)
         heads = self._heads(q, k, v, queries=queries, keys=keys, real=real)
         draw = request.draw if request is not None else self.draw if self.training else "none"
         asked = request is not None and request.variances

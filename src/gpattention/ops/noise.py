@@ -19,6 +19,7 @@ NOISE_LAYOUT = 1  # one more whenever the same seed comes to give other numbers:
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number (splitmix64)
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_CACHED = 2**16  # pairs of numbers that a CPU makes at once
 
 
 class NoiseSource(Protocol):
@@ -163,17 +164,27 @@ class ItemNoise:
 
     def _pairs(self, draws: int, batch: int, pairs: Tensor) -> Tensor:
         """The normal numbers 2 i and 2 i + 1 of each pair i, from one hash.  [draws, batch, 2 pairs]"""
-        bits = self._hash(draws, batch, pairs)
-        radius = _unit(bits >> 32).log_().mul_(-2).sqrt_()
-        angle = _unit(bits).mul_(2 * math.pi)
-        return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(-2)
+        keys, steps = self._row_keys(draws, batch, pairs.device).flatten(), pairs * _GOLDEN
+        found = torch.empty(len(keys), len(pairs), 2, device=pairs.device)
+        # on a CPU as many rows at once as stay in its cache
+        most = max(1, _CACHED // max(len(pairs), 1)) if pairs.device.type == "cpu" else max(len(keys), 1)
+        for some, to in zip(keys.split(most), found.split(most), strict=True):
+            bits = _mix(some[:, None] + steps)  # [rows, pairs]
+            radius = _unit(bits >> 32).log_().mul_(-2).sqrt_()
+            angle = _unit(bits).mul_(2 * math.pi)
+            torch.mul(radius, angle.cos(), out=to[..., 0])
+            torch.mul(radius, angle.sin_(), out=to[..., 1])
+        return found.view(draws, batch, -1)
 
     def _hash(self, draws: int, batch: int, places: Tensor) -> Tensor:
         """64 random bits each.  [draws, batch, places]"""
-        own = self._keys_of(batch, places.device)
-        stream = self._next_stream() + torch.arange(draws, device=places.device)  # [draws]
-        keys = _mix(own + stream[:, None] * _GOLDEN)  # [draws, batch]
-        return _mix(keys[..., None] + places * _GOLDEN)
+        return _mix(self._row_keys(draws, batch, places.device)[..., None] + places * _GOLDEN)
+
+    def _row_keys(self, draws: int, batch: int, device: torch.device) -> Tensor:
+        """Of the next call.  [draws, batch]"""
+        own = self._keys_of(batch, device)
+        stream = self._next_stream() + torch.arange(draws, device=device)  # [draws]
+        return _mix(own + stream[:, None] * _GOLDEN)
 
     def _keys_of(self, batch: int, device: torch.device) -> Tensor:
         if batch != len(self._keys):
@@ -210,14 +221,14 @@ def stream_key(key: Tensor, stream: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """The finaliser of splitmix64; int64 products wrap around as unsigned ones do."""
-    x = (x ^ _shift(x, 30)) * _MIX_1
-    x = (x ^ _shift(x, 27)) * _MIX_2
-    return x ^ _shift(x, 31)
+    x = _shift(x, 30).bitwise_xor_(x).mul_(_MIX_1)
+    x = _shift(x, 27).bitwise_xor_(x).mul_(_MIX_2)
+    return _shift(x, 31).bitwise_xor_(x)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical shift right: int64's own copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _unit(bits: Tensor) -> Tensor:

@@ -209,10 +209,13 @@ class ConvertedOwn(Attention):
         return self._answering._kernel_inputs(self._host_heads(heads))
 
 
-def _answer(module: ConvertedOwn, request: Request, own: Handler, *args: Any, **kwargs: Any) -> Any:
+def _answer(
+    module: ConvertedOwn, request: Request, own: Handler, query: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     need = (*kwargs.get("need", ("output",)), *(("variance",) if request.variances else ()))
+    request.drawing(query)
     asked = {"draw": request.draw, "generator": request.generator, "need": tuple(dict.fromkeys(need))}
-    output: AttentionOutput = own(*args, **{**kwargs, **asked})
+    output: AttentionOutput = own(query, *args, **{**kwargs, **asked})
     if request.variances:
         request.layer_variances[id(getattr(module, ATTRIBUTE))] = output.variance
     return output
