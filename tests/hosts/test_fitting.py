@@ -28,7 +28,7 @@ from tests.hosts.hosts import CLASSES, Encoder, bert
 ZERO = torch.zeros(())
 QUICK: dict[str, Any] = {"steps": 6, "samples": 4}
 GLOBAL: dict[str, Any] = {**QUICK, "levels": ("global",), "select": False}
-NO_LEVELS: dict[str, Any] = {**QUICK, "levels": (), "select": False}
+NO_LEVELS: dict[str, Any] = {**QUICK, "levels": ()}
 
 
 class Loud(nn.Module):
@@ -57,6 +57,13 @@ def labelled(model: Loud, items: int, seed: int) -> tuple[Tensor, Tensor]:
 def fitted_to(items: int) -> Tensor:
     """Which of them candidates are fitted to.  [items]"""
     return torch.arange(items) % 5 < 3
+
+
+def test_without_levels_no_draws_are_tried() -> None:
+    model = Loud(4.0)
+    fit = gpattention.attach(model).fit(*labelled(model, 60, 0), **NO_LEVELS)
+    assert [candidate.name for candidate in fit.candidates] == ["plain", "temperature"]
+    assert not fit.settings.any_drawn
 
 
 def test_an_overconfident_model_is_softened() -> None:

@@ -55,7 +55,7 @@ class FitOptions:
     Args:
         samples: draws of every item; half as many in gradient steps.
         steps: gradient steps of each stage.
-        levels: which candidates to fit, of "global", "sites" and "heads".
+        levels: which candidates to fit, of "global", "sites" and "heads"; with none draws are not tried.
         select: whether to choose sites greedily too.
         temperature: whether drawn logits are divided by a fitted temperature.
         alignment: the map A between queries and keys: "full" or "none" (see `variance`).
@@ -392,6 +392,8 @@ def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> lis
     found = [("plain", replace(silent, temperature=1.0))]
     if options.temperature and scorer.task != "regression":
         found.append(("temperature", silent))
+    if not options.levels:
+        return found  # no draws are asked for, so none are looked for
     best = _coarse(scorer, settings, batches)
     for level in options.levels:
         best = _descend(scorer, best, batches, level)
