@@ -69,6 +69,24 @@ def test_a_mixed_model_is_taken_in_part() -> None:
         assert name in str(handle.found)
 
 
+def test_a_refusal_is_one_line_a_kind_with_what_helps_instead() -> None:
+    deep = tf.BloomModel(tf.BloomConfig(**{"hidden_size": 16, **SHORT, "n_layer": 12}))
+    with pytest.raises(ValueError, match="ALiBi") as refused:
+        gpattention.attach(deep)
+    assert str(refused.value).count("ALiBi") == 1
+    assert "h.0.self_attention and 11 more" in str(refused.value)
+    assert "instead: Signals of its logits" in str(refused.value)
+    ours = nn.Sequential(*(nn.TransformerDecoderLayer(16, 2, 16) for _ in range(5)))
+    with pytest.raises(ValueError, match=r"0.self_attn and 4 more .* causal=True of cgp") as refused:
+        gpattention.convert(ours)
+    assert str(refused.value).count("cross-attention") == 1
+    mixed = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 16), ours)
+    assert repr(gpattention.attach(mixed)).count("\n") == 4  # two rows and two reasons
+    assert str(gpattention.conversion_of(gpattention.convert(mixed))).count("more  left alone") == 2
+    with pytest.raises(ValueError, match=r"'cgp' attention has a posterior .* instead: gpattention.predict"):
+        gpattention.attach(gpattention.models.EncoderLayer(16, 2, kind="cgp"))
+
+
 def test_clip_text_is_causal_and_its_pictures_are_not() -> None:
     text = {**SIZES, "bos_token_id": 0, "eos_token_id": 1}
     config = tf.CLIPConfig(text_config=text, vision_config=IMAGES, projection_dim=8)

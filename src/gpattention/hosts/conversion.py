@@ -83,7 +83,11 @@ class Conversion:
         alone = len(self.left_alone)
         lines = [f"{len(self.layers)} layers are {self.kind} attention now, {alone} left alone"]
         lines += [f"  {name or '(the model)'}" for name in self.layers]
-        lines += [f"  {name or '(the model)'}  left alone: {why}" for name, why in self.left_alone]
+        names: dict[str, list[str]] = {}
+        for name, why in self.left_alone:
+            names.setdefault(why, []).append(name or "(the model)")
+        for why, (first, *others) in names.items():
+            lines.append(f"  {first}{f' and {len(others)} more' if others else ''}  left alone: {why}")
         return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpattention.hosts.families.base import Site
-from gpattention.hosts.sites import Found, in_columns
+from gpattention.hosts.sites import Found, by_reason, in_columns
 from gpattention.hosts.variance import Frame, Prior
 from gpattention.models.config import check_finite
 from gpattention.strangeness.strangeness import load_fitted, save_fitted
@@ -161,7 +161,7 @@ def describe(model: str, found: Found, settings: Settings, *, attached: bool) ->
         shown = map(_range, numbers) if settings.drawn(index) else ("off", "", "")
         kind, heads = f"{site.kind} ({site.family})", f"{site.heads} x {site.head_dim}"
         rows.append((site.name or "(the model)", kind, heads, *shown))
-    alone = [f"left alone: {a.name or '(the model)'} ({a.kind}): {a.why}" for a in found.left_alone]
+    alone = [f"left alone: {a.name} ({a.kind}): {a.why}" for a in by_reason(found.left_alone)]
     return "\n".join([head, *in_columns(rows), *alone])
 
 

@@ -5,7 +5,7 @@ of Hugging Face's transformers, by whatever hides keys.  Everything else that lo
 alone, with the reason.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,15 @@ FOUND_FORMS = ", ".join(family.forms for family in FAMILIES.values())
 _CONVERTED = "it was converted: its attention is a Gaussian process already"
 _UNKNOWN = f"it is none of {FOUND_FORMS}"
 _NO_HEADS = "no attribute known here says its number of heads and their width"
+_POSTERIOR = "has a posterior of its own"
+# what helps instead, by a part of the reason
+_INSTEAD = {
+    "attach takes it": "",
+    "causal": "build it with causal=True of cgp, direct, kernel or softmax-gp",
+    _CONVERTED: "gpattention.predict and signals have its uncertainty",
+    _POSTERIOR: "gpattention.predict and signals have its uncertainty",
+}
+_OTHERWISE = "Signals of its logits and features alone still find strange inputs (docs/models.md)"
 
 
 @dataclass(frozen=True)
@@ -55,16 +64,29 @@ class Found:
     def convertible(self) -> "Found":
         """The same with the attention of decoders left alone, which can be attached to and not converted."""
         sites = [site for site in self.sites if site.attends == "all"]
-        why = {"causal": CAUSAL, "cross": CROSS}
+        why = {name: f"{of}; attach takes it as it is" for name, of in (("causal", CAUSAL), ("cross", CROSS))}
         decoders = [LeftAlone(s.name, s.kind, why[s.attends]) for s in self.sites if s.attends != "all"]
         numbered = (replace(site, index=index) for index, site in enumerate(sites))
         return Found(tuple(numbered), (*self.left_alone, *decoders))
 
     def __str__(self) -> str:
         rows = [(s.name, s.kind, s.family, f"{s.heads} heads of {s.head_dim}") for s in self.sites]
-        rows += [(a.name, a.kind, "left alone", a.why) for a in self.left_alone]
+        rows += [(a.name, a.kind, "left alone", a.why) for a in by_reason(self.left_alone)]
         lines = in_columns([(name or "(the model)", *others) for name, *others in rows])
         return "\n".join([f"{len(self.sites)} sites, {len(self.left_alone)} left alone", *lines])
+
+
+def by_reason(left_alone: Iterable[LeftAlone]) -> list[LeftAlone]:
+    """One for all modules of a kind with the same reason, named by the first, with what helps instead."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for alone in left_alone:
+        groups.setdefault((alone.kind, alone.why), []).append(alone.name or "(the model)")
+    told = []
+    for (kind, why), (first, *others) in groups.items():
+        instead = next((helps for part, helps in _INSTEAD.items() if part in why), _OTHERWISE)
+        name = f"{first} and {len(others)} more" if others else first
+        told.append(LeftAlone(name, kind, f"{why}; instead: {instead}" if instead else why))
+    return told
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
