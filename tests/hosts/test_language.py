@@ -2,7 +2,9 @@
 
 import io
 import math
+import sys
 import threading
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -375,6 +377,18 @@ def test_shown_as_html(fitted: Handle) -> None:
     assert "&lt;" in bare.to_html("entropy")
 
 
+def test_shown_in_a_notebook(fitted: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, shown = types.ModuleType("IPython.display"), list[str]()
+    notebook.HTML, notebook.display = str, shown.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    found = fitted.token_uncertainty("a<b>&")
+    found.show("surprise")
+    assert shown == [found.to_html("surprise")]
+    found.show("surprise", file=(text := io.StringIO()))
+    assert "surprise" in text.getvalue()
+
+
 def test_as_a_table(fitted: Handle) -> None:
     pytest.importorskip("pandas")
     frame = fitted.token_uncertainty(texts("right")).to_frame()
@@ -508,3 +522,12 @@ def test_predictions_of_encoders_are_shown_too() -> None:
     assert len(bare.getvalue().splitlines()) == 3
     with pytest.raises(ValueError, match=r"3 tokens, got \[1, 1\]"):
         result.show([["a"], ["b"]])
+    assert repr(result).startswith("TokenPrediction of 2 texts, 5 tokens, 2 draws: mean confidence 0.")
+    assert result.to_html() == result._repr_html_()
+    assert f'title="entropy {float(result.entropy[1, 1]):.3g}"' in result.to_html()
+    pytest.importorskip("pandas")
+    frame = result.to_frame([["one", "two", "three"], ["four", "five", "six"]])
+    assert list(frame["token"]) == ["one", "two", "three", "four", "five"]
+    assert (list(frame["item"]), list(frame["position"])) == ([0, 0, 0, 1, 1], [0, 1, 2, 0, 1])
+    assert list(frame["entropy"]) == result.of_real_tokens.entropy.tolist()
+    assert "token" not in result.to_frame()

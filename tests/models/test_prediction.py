@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import sys
 import warnings
 from typing import Any
 
@@ -169,6 +170,45 @@ class Pooled(StubModel):
 
 def of(inputs: Any = X, **options: Any) -> Prediction:
     return predict(StubModel(), inputs, **options)
+
+
+def test_printed_it_is_a_short_table() -> None:
+    lines = repr(of(samples=4)).splitlines()
+    assert lines[0] == "Prediction of 11 items, 4 classes, 4 draws (entropies in nats)"
+    assert lines[1].split() == [
+        "item",
+        "label",
+        "confidence",
+        "entropy",
+        "expected",
+        "entropy",
+        "mutual",
+        "information",
+    ]
+    assert (len(lines), lines[-1]) == (2 + 8 + 1, "... and 3 more")
+    found = of(samples=4)
+    assert lines[2].split()[:3] == ["0", str(int(found.label[0])), f"{float(found.confidence[0]):.3f}"]
+    with warnings.catch_warnings():  # nothing is said of draws that are none
+        warnings.simplefilter("error")
+        undrawn = repr(of(samples=0)[:2])
+    assert "no draws" in undrawn
+    assert "mutual" not in undrawn
+    assert undrawn.count("\n") == 3
+    assert "of 0 items" in repr(found[[]])
+
+
+def test_as_a_table_of_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    found = of(samples=4)
+    frame = found.to_frame(probs=True)
+    assert list(frame["item"]) == list(range(11))
+    for name in ("label", "confidence", "entropy", "expected_entropy", "mutual_information"):
+        assert list(frame[name]) == getattr(found, name).tolist()
+    assert list(frame["probs_2"]) == found.probs[:, 2].tolist()
+    assert "mutual_information" not in of(samples=0).to_frame()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"gpattention\[train\]"):
+        found.to_frame()
 
 
 test_refusals = refusals([

@@ -7,7 +7,8 @@ instead of done.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TextIO
+from importlib import import_module
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -65,6 +66,8 @@ def printable(piece: str) -> str:
 def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = None) -> None:
     """Print lines in colours, where the terminal has any; elsewhere strong pieces stand in brackets.
 
+    In a notebook they are shown as HTML, whose numbers a pointer finds.
+
     Args:
         title: what the colours say.
         lines: what is shown.
@@ -73,7 +76,13 @@ def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = No
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=file, highlight=False, soft_wrap=True)
+    # in a notebook rich writes into the notebook, whatever the file
+    jupyter = None if file is None else False
+    console = Console(file=file, highlight=False, soft_wrap=True, force_jupyter=jupyter)
+    if console.is_jupyter:
+        display: Any = import_module("IPython.display")  # which every notebook has
+        display.display(display.HTML(html_of(title, lines)))
+        return
     plain = console.color_system is None
     console.print(Text(title, style="italic"))
     for line in lines:

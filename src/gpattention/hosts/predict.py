@@ -6,7 +6,7 @@ passed, all shapes are as expected and every number is wrong; with fewer rows th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,23 @@ from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
+<<<<<<< HEAD
 from gpattention.hosts.painting import Painted, levels_of, show_lines
 from gpattention.hosts.sharing import Known, Shared, Sharing
 from gpattention.models import EncoderLayer, Prediction, Transformer
 from gpattention.models.converted import Request, converted_layers
 from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, take
 from gpattention.models.prediction import differ, warn_undrawn
+=======
+from gpattention.hosts.painting import Painted, html_of, levels_of, show_lines
+from gpattention.models import EncoderLayer, Prediction, Transformer
+from gpattention.models.converted import Request, converted_layers
+from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, run_samples, take
+from gpattention.models.prediction import differ, make_frame, warn_undrawn
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+>>>>>>> 5ee2770 (Predictions print as a short table, go into pandas, and tokens show in notebooks)
 
 # "causal": logits of the token that follows each, of which the last one is the answer
 Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding", "causal"]
@@ -96,9 +107,9 @@ class Values:
         return self.draws.shape[1]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenPrediction:
-    """A class for every token.
+    """A class for every token; printed, one line of what it holds, in a notebook its texts in colours.
 
     Attributes:
         tokens: the prediction of B * N tokens, item by item.
@@ -157,21 +168,74 @@ class TokenPrediction:
 
         >>> prediction.show([[tokenizer.decode(i) + " " for i in ids] for ids in inputs["input_ids"]])
         """
-        check_choice("by", by, ("entropy", "confidence", "mutual_information"))
-        if pieces is None:
-            pieces = [[f"{label} " for label in line] for line in self.label.tolist()]
+        show_lines(*self._painted(pieces, by), file=file)
+
+    def to_html(
+        self,
+        pieces: Sequence[Sequence[str]] | None = None,
+        by: Literal["entropy", "confidence", "mutual_information"] = "entropy",
+    ) -> str:
+        """The same as a piece of HTML; a pointer over a token shows its numbers.
+
+        Args:
+            pieces: as of `show`.
+            by: as of `show`.
+
+        Returns:
+            One `div` that needs nothing else.
+        """
+        return html_of(*self._painted(pieces, by))
+
+    def to_frame(self, pieces: Sequence[Sequence[str]] | None = None) -> "DataFrame":
+        """One line for each real token, as a table of pandas.
+
+        Args:
+            pieces: what stands for every token, as of `show`; without them there is no column for it.
+
+        Returns:
+            Columns item, position, token, and those of `Prediction.to_frame`.
+
+        Raises:
+            ImportError: without pandas.
+            ValueError: for other numbers of pieces.
+        """
+        item, position = (x.tolist() for x in self.real.cpu().nonzero().unbind(-1))
+        columns: dict[str, Any] = {"item": item, "position": position}
+        if pieces is not None:
+            self._check_pieces(pieces)
+            columns["token"] = [pieces[i][n] for i, n in zip(item, position, strict=True)]
+        return make_frame({**columns, **self.of_real_tokens._columns()})
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        real = self.of_real_tokens
+        means = (
+            f"mean confidence {float(real.confidence.mean()):.3g}, entropy {float(real.entropy.mean()):.3g}"
+        )
+        draws = f"{real.samples} draws" if self.drawn else "no draws"
+        return f"TokenPrediction of {len(self)} texts, {len(real)} tokens, {draws}: {means} nats"
+
+    def _check_pieces(self, pieces: Sequence[Sequence[str]]) -> None:
         if [len(line) for line in pieces] != [self.real.shape[1]] * len(self):
             expected = f"expected pieces for {len(self)} texts of {self.real.shape[1]} tokens"
             raise ValueError(f"{expected}, got {[len(line) for line in pieces]}")
+
+    def _painted(self, pieces: Sequence[Sequence[str]] | None, by: str) -> tuple[str, list[Painted]]:
+        check_choice("by", by, ("entropy", "confidence", "mutual_information"))
+        if pieces is None:
+            pieces = [[f"{label} " for label in line] for line in self.label.tolist()]
+        self._check_pieces(pieces)
         values = -self.confidence if by == "confidence" else getattr(self, by)
         lines = []
         for own, numbers, real in zip(pieces, values, self.real, strict=True):
             shown = [piece for piece, kept in zip(own, real.tolist(), strict=True) if kept]
-            levels = levels_of(numbers.detach().double().cpu()[real.cpu()], standardised=False)
-            lines.append(Painted(shown, levels, [""] * len(shown)))
-        show_lines(
-            f"{by.replace('_', ' ')} of each token's class, in ranks within the text", lines, file=file
-        )
+            found = numbers.detach().double().cpu()[real.cpu()]
+            levels = levels_of(found, standardised=False)
+            notes = [f"{by.replace('_', ' ')} {abs(x):.3g}" for x in found.tolist()]
+            lines.append(Painted(shown, levels, notes))
+        return f"{by.replace('_', ' ')} of each token's class, in ranks within the text", lines
 
     @property
     def of_real_tokens(self) -> Prediction:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpattention.checks import check_choice
 from gpattention.hosts.painting import Painted, html_of, levels_of, pieces_of, show_lines
+from gpattention.models.prediction import make_frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -248,10 +249,6 @@ class TokenUncertainty:
         Raises:
             ImportError: without pandas.
         """
-        try:
-            from pandas import DataFrame
-        except ImportError as error:
-            raise ImportError("to_frame needs pandas: pip install 'gpattention[train]'") from error
         item, row = self.real.nonzero().unbind(-1)
         made: dict[str, Any] = {"item": item.tolist(), "position": self.positions[item, row].tolist()}
         for name, pieces in (("token", self.pieces()), ("next", self.next_pieces())):
@@ -260,7 +257,7 @@ class TokenUncertainty:
             made[name] = found[item, row].tolist()
         for name, found in (self.standard or {}).items():
             made[f"{name} standardised"] = found[item, row].tolist()
-        return DataFrame(made)
+        return make_frame(made)
 
     def known(self) -> dict[str, Tensor]:
         """Every score that is known, as it is, and the p-value.

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +32,11 @@ from torch.nn.functional import pad
 
 from gpattention.checks import check_tensor
 from gpattention.gp import NonFiniteError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SHOWN = 8  # items of a prediction that is printed
 
 
 class Items:
@@ -129,11 +134,11 @@ _GRID = 31  # points of the coarse grid over logarithms
 Curve: TypeAlias = Callable[[float], tuple[float, float]]  # a number to a value and its slope there
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction(Items):
     """Predicted classes of B items from S draws of their logits; made by `from_logits`.
 
-    Entropies are in nats.  Indexing with a slice, a mask or item numbers gives the prediction of those
+    Entropies are in nats; printed, it is a short table.  Indexing with a slice, a mask or item numbers gives the prediction of those
     items; a single number gives a prediction of one item.
 
     `drawn` says whether the logits are draws: of attention outputs, of dropout masks, of the weights of a
@@ -211,8 +216,55 @@ class Prediction(Items):
         """Number of classes C."""
         return self.logits.shape[-1]
 
+    def to_frame(self, *, probs: bool = False) -> "DataFrame":
+        """One line for each item, as a table of pandas.
+
+        Args:
+            probs: whether to add the probability of every class.
+
+        Returns:
+            Columns item, label, confidence, entropy, expected_entropy and, where there are draws,
+            mutual_information; entropies are in nats.
+
+        Raises:
+            ImportError: without pandas.
+        """
+        columns: dict[str, Any] = {"item": range(len(self)), **self._columns()}
+        if probs:
+            columns |= {f"probs_{c}": p for c, p in enumerate(self.probs.T.tolist())}
+        return make_frame(columns)
+
+    def _columns(self) -> dict[str, list[Any]]:
+        """What is told of every item; no mutual information where it says nothing."""
+        names = ("label", "confidence", "entropy", "expected_entropy")
+        found = {name: getattr(self, name).tolist() for name in names}
+        if self.drawn and self.samples > 1:
+            found["mutual_information"] = self.disagreement().tolist()
+        return found
+
+    def __repr__(self) -> str:
+        draws = f"{self.samples} draws" if self.drawn else "no draws"
+        head = f"Prediction of {len(self)} items, {self.classes} classes, {draws} (entropies in nats)"
+        columns = {"item": list(range(SHOWN)), **self[:SHOWN]._columns()}
+        shown = [[name.replace("_", " ") for name in columns]]
+        for row in zip(*columns.values(), strict=False):
+            shown.append([f"{x:.3f}" if isinstance(x, float) else str(x) for x in row])
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in shown]
+        more = [f"... and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        return "\n".join([head, *lines, *more])
+
     def __len__(self) -> int:
         return self.logits.shape[1]
+
+
+def make_frame(columns: Mapping[str, Any]) -> "DataFrame":
+    """A table of pandas, which is asked for only here."""
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise ImportError("to_frame needs pandas: pip install 'gpattention[train]'") from error
+    return DataFrame(columns)
 
 
 def differ(draws: Tensor) -> bool:
