@@ -15,23 +15,15 @@ from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
-<<<<<<< HEAD
-from gpattention.hosts.painting import Painted, levels_of, show_lines
+from gpattention.hosts.painting import Painted, html_of, levels_of, show_lines
 from gpattention.hosts.sharing import Known, Shared, Sharing
 from gpattention.models import EncoderLayer, Prediction, Transformer
 from gpattention.models.converted import Request, converted_layers
 from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, take
-from gpattention.models.prediction import differ, warn_undrawn
-=======
-from gpattention.hosts.painting import Painted, html_of, levels_of, show_lines
-from gpattention.models import EncoderLayer, Prediction, Transformer
-from gpattention.models.converted import Request, converted_layers
-from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, run_samples, take
 from gpattention.models.prediction import differ, make_frame, warn_undrawn
 
 if TYPE_CHECKING:
     from pandas import DataFrame
->>>>>>> 5ee2770 (Predictions print as a short table, go into pandas, and tokens show in notebooks)
 
 # "causal": logits of the token that follows each, of which the last one is the answer
 Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding", "causal"]
@@ -211,11 +203,9 @@ class TokenPrediction:
 
     def __repr__(self) -> str:
         real = self.of_real_tokens
-        means = (
-            f"mean confidence {float(real.confidence.mean()):.3g}, entropy {float(real.entropy.mean()):.3g}"
-        )
-        draws = f"{real.samples} draws" if self.drawn else "no draws"
-        return f"TokenPrediction of {len(self)} texts, {len(real)} tokens, {draws}: {means} nats"
+        sure, entropy = (f"{float(x.mean()):.3g}" for x in (real.confidence, real.entropy))
+        what = f"{len(self)} texts, {len(real)} tokens, {real.samples if self.drawn else 'no'} draws"
+        return f"TokenPrediction of {what}: mean confidence {sure}, entropy {entropy} nats"
 
     def _check_pieces(self, pieces: Sequence[Sequence[str]]) -> None:
         if [len(line) for line in pieces] != [self.real.shape[1]] * len(self):

@@ -138,8 +138,8 @@ Curve: TypeAlias = Callable[[float], tuple[float, float]]  # a number to a value
 class Prediction(Items):
     """Predicted classes of B items from S draws of their logits; made by `from_logits`.
 
-    Entropies are in nats; printed, it is a short table.  Indexing with a slice, a mask or item numbers gives the prediction of those
-    items; a single number gives a prediction of one item.
+    Entropies are in nats.  Printed, it is a short table.  Indexing with a slice, a mask or item numbers gives
+    the prediction of those items; a single number gives a prediction of one item.
 
     `drawn` says whether the logits are draws: of attention outputs, of dropout masks, of the weights of a
     last layer, or the members of an ensemble, whose disagreement is as real.  Where it is False the samples
