@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# shows what it fetches
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
@@ -15,13 +17,14 @@ setup: $(STAMP) ## make .venv and install the package with its pinned tools
 
 # Build isolation would fetch unpinned build tools; the pinned ones are in the constraints.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "making $(VENV), once; PyTorch alone is 200 MB to fetch, so that this takes minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(STAMP)
 
-demo: setup ## train, evaluate and compare six kinds of attention on bundled digits
-	$(BIN)/gpattention demo
+demo: setup ## train, evaluate and compare six kinds of attention on bundled digits (QUICK=1: two, in a minute)
+	$(BIN)/gpattention demo $(if $(QUICK),--quick)
 
 test: setup format-check lint types unit ## format check, lint, types, fast tests
 
@@ -63,7 +66,7 @@ bench: setup ## time posteriors, training steps and 65,536 tokens on this CPU, i
 	$(BIN)/gpattention bench cpu
 
 docs: setup ## build the documentation into site/
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
+	$(PIP) --no-build-isolation -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 browser: setup ## open a report in headless Chromium; installs it where it can

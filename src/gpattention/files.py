@@ -1,6 +1,7 @@
 """Files read whole and checked, and written whole or not at all.
 
-Whatever is wrong with a file that is read is a `ValueError`, or an `OSError` where it cannot be read.
+Whatever is wrong with a file that is read is a `ValueError`, or an `OSError` where it cannot be read.  What
+somebody else wrote, or called a file, is shown as `visible`.
 """
 
 import errno
@@ -10,6 +11,7 @@ import math
 import os
 import re
 import tomllib
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +33,23 @@ DEEPEST = 100  # lists and tables in each other: whoever goes through them later
 _DOTS = 200  # of a line of TOML: time is quadratic in the length of a key
 _TRIES = 100  # temporary files that may be removed one after the other before anything is written
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")  # what `replaced` calls a file that is not whole yet
+
+
+def visible(text: object, keep: str = "") -> str:
+    r"""Every sign that is not printed (control, direction of writing, half a character) as its escape.
+
+    >>> visible("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(
+        letter
+        if letter.isprintable() or letter in keep or unicodedata.category(letter) == "Zs"
+        else letter.encode("unicode_escape").decode()
+        for letter in plain
+    )
 
 
 def existing_file(argument: str, path: StrPath) -> Path:

@@ -43,4 +43,3 @@ def test_demo_recipes_are_the_same_but_for_the_attention() -> None:
 def test_models_lists_every_kind(run: Run) -> None:
     listed = run("models").out
     assert all(kind in listed for kind in MODELS)
-    assert run(code=2).out  # the help

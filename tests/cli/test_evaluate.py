@@ -40,7 +40,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_table_with_accuracy_and_nll_beside_ece(runs: Path, run: Run) -> None:
     folder, suites = runs / "cgp0", ("clean", "corrupted", "ood", "selective")
     out, err = run("evaluate", folder, "--suite", ",".join(suites), *QUICK)
-    assert re.split(r"\s{2,}", out.splitlines()[0]) == [
+    assert out.startswith("on test items:\n")
+    assert re.split(r"\s{2,}", out.splitlines()[1]) == [
         "run", "prediction", "accuracy", "NLL", "ECE", "corr. acc.", "corr. NLL", "corr. ECE", "OOD AUROC",
         "AURC",
     ]  # fmt: skip
@@ -54,7 +55,7 @@ def test_a_table_with_accuracy_and_nll_beside_ece(runs: Path, run: Run) -> None:
 def test_a_folder_of_runs_with_seeds(runs: Path, run: Run) -> None:
     out, err = run("evaluate", runs, "--suite", "clean", "--predictors", "model,mean", *QUICK)
     # mc_dropout: of the evaluation before, and not lost
-    for text in ("cgp0  ensemble", "mean ± standard error over seeds", "±", "mc_dropout"):
+    for text in ("cgp0  ensemble", "on test items, mean ± standard error over seeds:", "±", "mc_dropout"):
         assert text in out
     assert "ensemble of 2 clean" in err
 
@@ -65,7 +66,7 @@ def test_runs_of_one_name_have_a_row_each(runs: Path, tmp_path: Path, run: Run) 
         shutil.copytree(runs / name, tmp_path / setting / "seed-0", ignore=left_out)
     again = (tmp_path / "a=1" / "seed-0").resolve()  # named twice, evaluated once
     out = run("evaluate", tmp_path, again, "--suite", "clean", "--predictors", "mean", *QUICK).out
-    first, _, seeds = out.partition("mean ± standard")
+    first, _, seeds = out.partition("on test items, mean")
     rows = [line.split()[0] for line in first.splitlines() if " mean " in line]
     assert rows == ["a=1/seed-0", "a=2/seed-0"]
     assert "tiny" in seeds
@@ -164,6 +165,6 @@ class TestTable:
         both, one = Results.of(group(runs)), Results.of(group(runs[:1]))
         drawn = seeds_table(both, ["clean"], bold=False)
         assert "a       model       0.600 ± 0.100" in drawn
-        assert drawn.startswith("mean ± standard error over seeds\n")
+        assert drawn.startswith("on test items, mean ± standard error over seeds:\n")
         assert seeds_table(both, ["ood"], bold=False) == ""
         assert seeds_table(one, ["clean"], bold=False) == ""

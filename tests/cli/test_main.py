@@ -71,6 +71,13 @@ def test_help_has_every_option_and_examples(path: str, run: Run, monkeypatch: py
     assert all(option.flags[0] in text for option in TREE[path].options)
 
 
+def test_alone_it_shows_three_ways(run: Run) -> None:
+    shown = run().out
+    assert [word for word in ("attach(model)", "build_attention(", "demo --quick") if word not in shown] == []
+    assert all(parsed(shlex.split(line)[1:]) for line in examples(shown))
+    assert all((ROOT / page).is_file() for page in re.findall(r"docs/\S+", shown))
+
+
 def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from gpattention.cli import main; code = main(['--help']); "
@@ -188,7 +195,7 @@ def test_seeds_have_a_range(arguments: list[str], run: Run) -> None:
     ("words", "listens", "kept"),
     [
         (["models"], "models.list_attention", ""),
-        (["evaluate", "."], "evaluate.find_runs", f"; {GOES_ON} "),
+        (["evaluate", "."], "evaluate.find_runs", f"; {GOES_ON}\n  gpattention evaluate ."),
     ],
 )
 def test_signals_end_every_command_in_order(
@@ -208,8 +215,7 @@ def test_signals_end_every_command_in_order(
         for each, handler in outside.items():
             signal.signal(each, handler)
     assert after == handlers
-    assert err.startswith(f"gpattention: stopped by {number.name}{kept}")
-    assert err.count("\n") == 1
+    assert err == f"gpattention: stopped by {number.name}{kept}\n"
 
 
 def test_signals_that_others_handle_are_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:

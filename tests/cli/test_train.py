@@ -16,9 +16,11 @@ SMALL = ["--set", "phases.kernel_epochs=1", "--set", "phases.epochs=1", "--set",
 def test_train_and_resume(tmp_path: Path, run: Run) -> None:
     train, folder = ["train", RECIPE, *SMALL], ["--run", tmp_path / "run"]
     out, err = run(*train, *folder)
-    assert "validation accuracy" in out
+    assert "on validation items: accuracy 0." in out
+    assert f"on test items: gpattention evaluate {tmp_path / 'run'}" in out
     assert re.fullmatch(
-        r"digits-cgp epoch 2/2 gp +loss \d\.\d{3}  accuracy \d\.\d{3}  NLL \d\.\d{3}  \d+ s\n", err
+        r"digits-cgp epoch 2/2 gp +loss \d\.\d{3}  on validation: accuracy \d\.\d{3}  NLL \d\.\d{3}  \d+ s\n",
+        err,
     )
     assert "holds a run already" in run(*train, *folder, code=2).err
     run(*train, *folder, "--resume")
@@ -40,7 +42,7 @@ def test_train_tells_of_the_weights_that_it_keeps(run: Run, monkeypatch: pytest.
     monkeypatch.setattr("gpattention.cli.train.train_recipe", lambda *_, **__: trained)
     for select, kept in (("best", "0.9000, NLL 0.5000 (epoch 1"), ("last", "0.7000, NLL 0.4000 (epoch 3")):
         out = run("train", RECIPE, "--set", f"checkpoint.select={select}").out
-        assert f"validation accuracy {kept}, whose weights are kept)" in out
+        assert f"on validation items: accuracy {kept}, whose weights are kept)" in out
 
 
 def test_sweep_marks_the_winner(recipe: Path, tmp_path: Path, run: Run) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from gpattention.files import visible
 from gpattention.reports import severity_figure
 from gpattention.reports.comparison import Table
 from gpattention.reports.drawing import figure_svg
@@ -18,7 +19,6 @@ from gpattention.reports.html import environment, lines_table, read_at, render
 from gpattention.reports.sections.calibration import pooled_bins
 from gpattention.reports.sections.gallery import png_data
 from gpattention.reports.style import VARIABLES
-from gpattention.runs.tables import visible
 from tests.reports.reading import read
 from tests.reports.synthetic import reliability
 

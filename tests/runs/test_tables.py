@@ -19,6 +19,7 @@ from gpattention.cli.predict import predictions_table
 from gpattention.cli.status import _page
 from gpattention.cli.train import sweep_table
 from gpattention.evaluation import InputPrediction
+from gpattention.files import visible
 from gpattention.reports import build_report
 from gpattention.reports.html import environment, render
 from gpattention.runs import Column, OverSeeds, Recipe, Record, SuiteResult
@@ -30,7 +31,6 @@ from gpattention.runs.tables import (
     markdown_code,
     markdown_line,
     markdown_table,
-    visible,
 )
 from gpattention.studies import adoption, adoption_tables
 from gpattention.studies import bench_tables as bench

@@ -21,7 +21,7 @@ def test_a_signal_ends_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return started(work, slot, task, fresh)
 
     monkeypatch.setattr(scheduler, "_start", start)
-    with pytest.raises(TrainingStoppedError, match="stopped by SIGTERM; the next demo starts anew"):
+    with pytest.raises(TrainingStoppedError, match="stopped by SIGTERM; what is trained so far is kept"):
         run_demo(tmp_path, models=("softmax", "cgp"), workers=2)
     assert [process.calls[0] for process in started.processes] == ["terminate"] * 2
 
@@ -37,7 +37,7 @@ def test_alone_it_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise TrainingStoppedError("stopped by SIGINT at step 3; resume to go on")
 
     monkeypatch.setattr("gpattention.studies.demo.train_recipe", stop)
-    with pytest.raises(TrainingStoppedError, match=r"^stopped by SIGINT at step 3; the next demo starts"):
+    with pytest.raises(TrainingStoppedError, match=r"^stopped by SIGINT at step 3; what is trained"):
         run_demo(tmp_path, models=("softmax",), workers=1)
     with pytest.raises(ValueError, match=r"workers .* got 0"):
         run_demo(tmp_path, workers=0)

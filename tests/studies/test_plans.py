@@ -110,7 +110,7 @@ def test_no_process_is_left_behind(plan_file: Path, tmp_path: Path, monkeypatch:
         def __call__(self, *given: object) -> scheduler._Worker:
             worker = super().__call__(*given)  # type: ignore[arg-type]
             if len(self.processes) == 1:
-                self.ends[0].send(0)
+                self.ends[0].send((True, 0))
             return worker
 
     def fail(outcome: object) -> None:

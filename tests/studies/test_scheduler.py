@@ -25,6 +25,7 @@ from gpattention.studies.scheduler import (
     _Worker,
     shared_gpu,
     side_by_side,
+    tell,
 )
 from gpattention.training import TrainingStoppedError
 from tests.studies.plan_runs import write_plan
@@ -59,7 +60,7 @@ class Started:
         if self.exitcode is not None:
             theirs.close()
         elif isinstance(task, str) and task in self.answers:
-            theirs.send(self.answers[task])
+            theirs.send((True, self.answers[task]))
         self.processes.append(process)
         self.ends.append(theirs)
         self.tasks.append((task, slot))
@@ -67,6 +68,7 @@ class Started:
 
 
 def double(task: int, slot: int) -> int:
+    tell(f"at {task}")
     return 2 * task
 
 
@@ -124,7 +126,10 @@ def test_tasks_wait_until_they_are_ready(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_one_at_a_time_works_here() -> None:
-    assert [answer for _, answer, _ in side_by_side(double, [1, 2], 1)] == [2, 4]
+    heard = list[tuple[int, str]]()
+    found = side_by_side(double, [1, 2], 1, on_message=lambda task, message: heard.append((task, message)))
+    assert [answer for _, answer, _ in found] == [2, 4]
+    assert heard == [(1, "at 1"), (2, "at 2")]
 
     def stop(task: int, slot: int) -> TrainingStoppedError:
         return TrainingStoppedError("stopped by SIGINT at step 3; resume to go on")

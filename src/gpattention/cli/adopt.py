@@ -19,7 +19,7 @@ import typer
 from gpattention.checks import check_choice
 from gpattention.cli.console import Bars, say
 from gpattention.cli.main import App
-from gpattention.cli.options import GOES_ON, Data, Out, goes_on, takes
+from gpattention.cli.options import Data, Out, goes_on, takes
 from gpattention.numerics import choose_device
 from gpattention.runs import Column
 from gpattention.runs.tables import markdown_code
@@ -36,7 +36,6 @@ from gpattention.studies.adoption_tables import BASELINES, to_markdown, write_co
 from gpattention.studies.bench_tables import environment, in_words
 
 OUT = "results/adopt"
-STOPPED = f"{GOES_ON} (without --fresh)"
 
 Kinds = Annotated[
     tuple[str, ...],
@@ -52,7 +51,7 @@ app.add_typer(adopt, name="adopt")
 
 
 @adopt.command("cola")
-@goes_on(STOPPED)
+@goes_on(drop="--fresh")
 @takes(ColaSettings, "settings", skip=("kinds", "root", "fit"))
 def cola(
     settings: ColaSettings,
@@ -85,7 +84,7 @@ def cola(
 
 
 @adopt.command("images")
-@goes_on(STOPPED)
+@goes_on(drop="--fresh")
 @takes(
     ImageSettings,
     "settings",

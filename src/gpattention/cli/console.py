@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpattention.runs.tables import Bold, visible
+from gpattention.files import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,6 +29,8 @@ def table(
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from gpattention.runs.tables import Bold  # takes a second to import
 
     def cell(text: str) -> Text:
         shown = visible(text)
@@ -147,3 +149,68 @@ class Bars:
         """Leave the last one where it is."""
         if self._bar is not None:
             self._bar.close()
+
+
+class Overall:
+    """Progress of several pieces of work at once, and the time left for all of it, on standard error.
+
+    In a terminal a bar for the whole with a line for each piece under way; elsewhere, in a log perhaps, a
+    line whenever a piece comes to something else.
+
+    Args:
+        name: of the whole.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = visible(name)
+        self._starts: dict[str, float] = {}
+        self._amounts: dict[str, tuple[float, float]] = {}  # done, and how much there is
+        self._at: dict[str, str] = {}
+        self._lines: dict[str, TaskID] = {}
+        self._shown: tuple[Progress, TaskID] | None = None
+        self.terminal = sys.stderr.isatty()
+
+    def __call__(self, piece: str, what: str, done: float, total: float) -> None:
+        """Show what a piece is at ("done" at its end), and how much of its work is done."""
+        begun = what != ""
+        self._amounts[piece] = done, total
+        seconds = time.monotonic() - self._starts.setdefault(piece, time.monotonic()) if begun else 0.0
+        if self.terminal:
+            self._show(piece, what, seconds)
+        elif (stage := what.partition(",")[0]) != self._at.get(piece, ""):
+            self._at[piece] = stage
+            say(f"  {piece}: {stage}{f' after {duration(seconds)}' if seconds > 1 else ''}", error=True)
+
+    def close(self) -> None:
+        """Leave what is there, so that a message can follow."""
+        if self._shown is not None:
+            self._shown[0].stop()
+            self._shown = None
+
+    def _show(self, piece: str, what: str, seconds: float) -> None:
+        progress, whole = self._shown = self._shown or self._begin()
+        done, total = (sum(each) for each in zip(*self._amounts.values(), strict=True))
+        progress.update(whole, completed=done, total=total, note=f"{done / total:.0%}")
+        if what == "done":
+            if piece in self._lines:
+                progress.remove_task(self._lines.pop(piece))
+            progress.console.print(
+                f"  {visible(piece):<10} {duration(seconds)}", markup=False, highlight=False
+            )
+        elif what:
+            if piece not in self._lines:
+                self._lines[piece] = progress.add_task(f"  {visible(piece)}", note="")
+            amount, most = self._amounts[piece]
+            progress.update(self._lines[piece], completed=amount, total=most, note=visible(what))
+
+    def _begin(self) -> "tuple[Progress, TaskID]":
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+        progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24),
+            TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}", markup=False),
+            console=Console(stderr=True), speed_estimate_period=120, transient=True,
+        )  # fmt: skip
+        progress.start()
+        return progress, progress.add_task(self._name, note="starting")

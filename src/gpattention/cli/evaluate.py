@@ -10,9 +10,10 @@ from typing import Any
 
 from gpattention.cli.console import Bar, Bars, say, table
 from gpattention.cli.main import App
-from gpattention.cli.options import GOES_ON, Data, Json, goes_on, takes
+from gpattention.cli.options import Data, Json, goes_on, takes
 from gpattention.evaluation import EvaluationSettings, evaluate_runs
 from gpattention.evaluation.suites.findings import STEP
+from gpattention.files import visible
 from gpattention.runs import (
     Column,
     Group,
@@ -25,7 +26,7 @@ from gpattention.runs import (
     find_runs,
     read_results,
 )
-from gpattention.runs.tables import Bold, visible
+from gpattention.runs.tables import Bold
 
 app = App()
 OUT_OF_DOMAIN = "ood/out-of-domain"
@@ -45,11 +46,11 @@ COLUMNS = (
     Column("efficiency", "train", "train_peak_mib", head="train MiB"),
 )
 NOTE = f"OOD AUROC: mean over the sets, by {OOD_SCORE}; corr.: mean over the corruptions"
-SEEDS = "mean ± standard error over seeds"
+SEEDS = "on test items, mean ± standard error over seeds:"
 
 
 @app.command("evaluate")
-@goes_on(f"{GOES_ON} (without --fresh)")
+@goes_on(drop="--fresh")
 @takes(EvaluationSettings, "settings", skip=("root",), flags={"suites": "--suite"})
 def evaluate(runs: list[str], settings: EvaluationSettings, json: Json = False, data: Data = None) -> None:
     """Evaluate finished runs.
@@ -80,6 +81,7 @@ def evaluate(runs: list[str], settings: EvaluationSettings, json: Json = False, 
         return
     bold = sys.stdout.isatty()
     names = distinct_names([folder.resolve() for folder in found])
+    print("on test items:")
     print(evaluation_table(dict(zip(names, found.values(), strict=True)), bold=bold))
     done = list(next(iter(found.values())))
     if several := seeds_table(read_results(folders), done, bold=bold):
@@ -139,18 +141,21 @@ def seeds_table(results: Results, suites: Sequence[str], *, bold: bool) -> str:
 
 
 def results_table(
-    head: str, results: Results, columns: Sequence[Column], *, bold: bool, fewest: int = 1, note: str = NOTE
-) -> str:
+    head: str, results: Results, columns: Sequence[Column], *, bold: bool, fewest: int = 1, note: str = NOTE,
+    fold: bool = False,
+) -> str:  # fmt: skip
     """A table for each data set: only numbers on the same data can be better than others.
 
-    Numbers of fewer than so many seeds, and lines without any number, are left out.
+    Numbers of fewer than so many seeds, lines without any number, and with `fold` those that are the same as
+    an earlier line of the recipe are left out.
     """
     tables: dict[str, dict[tuple[str, str], list[OverSeeds | None]]] = {}
     for recipe, data in results.frame[["recipe", "data"]].drop_duplicates("recipe").itertuples(index=False):
         for predictor in results.predictors(recipe):
             found = (column.find(results, recipe, predictor) for column in columns)
             figures = [x if x and x.count >= fewest else None for x in found]
-            if any(figures):
+            earlier = (of for (r, _), of in tables.get(data, {}).items() if r == recipe)
+            if any(figures) and not (fold and figures in earlier):
                 tables.setdefault(data, {})[recipe, predictor] = figures
     return "\n\n".join(_drawn(head, lines, columns, bold=bold, note=note) for lines in tables.values())
 

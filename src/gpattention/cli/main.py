@@ -20,7 +20,8 @@ from typer._completion_classes import completion_init
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from gpattention.cli.options import F, command
+from gpattention.cli.console import say
+from gpattention.cli.options import F, Stopped, command
 
 # in the order of the help text: command -> its module here, and what it does
 COMMANDS = {
@@ -40,6 +41,26 @@ COMMANDS = {
     "bench": ("bench", "time training, prediction and lengths on this machine"),
     "completion": ("models", "print a script for your shell's completion"),
 }
+WELCOME = """\
+Transformers that know what they do not know. Where would you like to begin?
+
+A model you have: its predictions stay, strange inputs are flagged        docs/attach.md
+  handle = gpattention.attach(model)              # of PyTorch, Hugging Face, timm
+  handle.fit(held_out, labels)                    # inputs that it was not trained on
+  flags = handle.flag(inputs, rate=0.01)          # one false alarm in a hundred
+
+A module for a model of your own                                          docs/attention.md
+  from gpattention.attention import build_attention
+  attention = build_attention("direct", embed_dim=256, num_heads=8)
+  gpattention models                              # all kinds, and what each can do
+
+From a recipe to a report                                                 docs/training.md
+  gpattention demo --quick                        # all of it in under a minute, on bundled digits
+  gpattention train recipes/digits-cgp.toml
+  gpattention evaluate runs/digits-cgp
+  gpattention report runs -o report.html
+
+All commands: gpattention --help"""
 # typer ships its own click, and BadParameter's base is every mistake of use: unknown options, missing values
 UsageError: Any = typer.BadParameter.__base__
 # by default SIGTERM, and the end of a terminal, end Python without a word, with nothing put in order first;
@@ -69,6 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
         return int(code or 0)
+    except Stopped as stop:
+        say(f"gpattention: {stop}", error=True)
+        if "LOCAL_RANK" not in os.environ:  # what started several processes is another command
+            say(f"  {stop.command(given)}", error=True)
+        return 130
     except BrokenPipeError:  # `head`, perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -77,13 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if type(mistake).__name__ == "NoArgsIsHelpError":  # the message is the help itself
             print(mistake.format_message())
         else:
-            _say(f"{path}: {_mistake(mistake)} {path} --help")
+            say(f"{path}: {_mistake(mistake)} {path} --help", error=True)
         return 2
     except Exception as error:
         code = _exit_code(error)
         if debug or code is None:
             raise
-        _say(f"gpattention: {error}")
+        say(f"gpattention: {error}", error=True)
         return code
 
 
@@ -94,15 +120,9 @@ def _mistake(mistake: Any) -> str:
     return f"{said} See" if said.endswith("?") else f"{said}; see"
 
 
-def _say(line: str) -> None:
-    from gpattention.cli.console import say  # what it needs takes a second to import
-
-    say(line, error=True)
-
-
 def command_line() -> TyperGroup:
     """The whole command line; a command's module is imported when it is asked for."""
-    app = App(cls=Commands)
+    app = App(cls=Commands, no_args_is_help=False, invoke_without_command=True)
     app.callback()(_top)
     completion_init()
     return get_group(app)
@@ -117,6 +137,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _top(
+    ctx: typer.Context,
     version: bool = typer.Option(
         False, "--version", help="show the version", callback=_show_version, is_eager=True
     ),
@@ -125,7 +146,7 @@ def _top(
     """Transformers whose attention is a Gaussian process.
 
     Examples:
-      gpattention demo                                       six kinds of attention on handwritten digits
+      gpattention demo --quick                               two kinds of attention on handwritten digits
       gpattention train recipes/digits-cgp.toml              train into runs/digits-cgp
       gpattention evaluate runs/digits-cgp                   accuracy, calibration, corruptions, other images
       gpattention report runs -o report.html                 one page that compares runs
@@ -138,6 +159,8 @@ def _top(
 
     exit codes: 0 done, 1 the run failed, 2 wrong use, 130 interrupted
     """
+    if ctx.invoked_subcommand is None:
+        print(WELCOME)
 
 
 class _WithExamples:
@@ -161,7 +184,7 @@ class _WithExamples:
         try:
             return super().invoke(ctx)  # type: ignore[misc]
         except KeyboardInterrupt as stop:
-            _say(f"gpattention: {str(stop) or 'interrupted'}")
+            say(f"gpattention: {str(stop) or 'interrupted'}", error=True)
             raise typer.Exit(130) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -217,7 +240,8 @@ class Commands(Group):
         module, summary = COMMANDS[cmd_name]
         if self._listing:
             return TyperCommand(cmd_name, help=summary)
-        return get_group(import_module(f"gpattention.cli.{module}").app).commands[cmd_name]
+        with _loading():
+            return get_group(import_module(f"gpattention.cli.{module}").app).commands[cmd_name]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
@@ -226,6 +250,18 @@ class Commands(Group):
             super().format_help(ctx, formatter)
         finally:
             self._listing = False
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Something that moves in a terminal while a command and PyTorch are imported, for seconds perhaps."""
+    if not sys.stderr.isatty() or "_GPATTENTION_COMPLETE" in os.environ:
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading PyTorch"):
+        yield
 
 
 def _exit_code(error: Exception) -> int | None:

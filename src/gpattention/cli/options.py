@@ -6,8 +6,9 @@ a value has a name of its own.  Tuples are comma-separated text, and seeds are c
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields, replace
 from functools import partial, wraps
@@ -16,7 +17,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import typer
 
-GOES_ON = "what is finished is kept, and the same command goes on"  # of commands that were stopped
+GOES_ON = "what is finished is kept; to go on:"  # of commands that were stopped: theirs comes below
 F = TypeVar("F", bound=Callable[..., Any])
 ENTRY = re.compile(r"^ {4}(\w+)(?: \(([^)]+)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)  # of an `Args:`
 Out = typer.Option("--out", "-o")
@@ -43,6 +44,8 @@ ShareGpu = Annotated[
 
 
 def _seed(text: str | int) -> int:
+    if isinstance(text, int):  # the default
+        return text
     from gpattention.runs import check_seed
     from gpattention.runs.recipe import LARGEST_SEED
 
@@ -65,20 +68,37 @@ def sharing(share_gpu: bool, device: object) -> AbstractContextManager[None]:
     return shared_gpu()
 
 
-def goes_on(note: str = GOES_ON) -> Callable[[F], F]:
-    """Say what is kept where a command is interrupted."""
+class Stopped(Exception):  # noqa: N818 # of a command that somebody stopped
+    """A command was stopped; the message says what is kept.
 
-    def decorate(command: F) -> F:
-        @wraps(command)
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            try:
-                return command(*arguments, **options)
-            except KeyboardInterrupt as stop:
-                raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}; {note}") from None
+    Attributes:
+        add: the option with which the same command goes on; empty if it does so as it is.
+        drop: the option without which it does.
+    """
 
-        return wrapped  # type: ignore[return-value]
+    def __init__(self, message: str, add: str = "", drop: str = "") -> None:
+        super().__init__(message)
+        self.add, self.drop = add, drop
 
-    return decorate
+    def command(self, given: Sequence[str]) -> str:
+        """The command line that goes on, made of the one that was stopped."""
+        kept = [word for word in given if word != self.drop]
+        more = [self.add] if self.add and self.add not in kept else []
+        return shlex.join(["gpattention", *kept, *more])
+
+
+@contextmanager
+def goes_on(note: str = GOES_ON, add: str | Callable[[], str] = "", drop: str = "") -> Iterator[None]:
+    """Around a command, or a part of it: where that is stopped, say what is kept and what goes on."""
+    try:
+        yield
+    except BaseException as stop:
+        stopped = isinstance(stop, KeyboardInterrupt) or type(stop).__name__ == "TrainingStoppedError"
+        if not stopped:
+            raise
+        said = str(stop) or "interrupted"  # the training says itself what it keeps
+        message = said if ";" in said or not note else f"{said}; {note}"
+        raise Stopped(message, add if isinstance(add, str) else add(), drop) from None
 
 
 def command(function: F) -> F:

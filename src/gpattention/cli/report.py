@@ -8,7 +8,7 @@ import typer
 from gpattention.checks import check_choice
 from gpattention.cli.console import say, shortened
 from gpattention.cli.main import App
-from gpattention.cli.options import Data, Device, Out, ShareGpu, goes_on, sharing
+from gpattention.cli.options import GOES_ON, Data, Device, Out, ShareGpu, Stopped, goes_on, sharing
 from gpattention.numerics import choose_device
 from gpattention.reports import write_report
 from gpattention.studies.paper import FIGURES, TABLES, paper_table
@@ -167,4 +167,6 @@ def reproduce(
         say(f"results: {len(files)} files in {out}, {files[-1].name} tells how they were made")
     if any(code not in (0, STOPPED) for code in codes):
         return 1
-    return STOPPED if left or STOPPED in codes else 0
+    if STOPPED in codes or (left and stage != "evaluate"):  # which does not train what is left
+        raise Stopped(f"stopped; {GOES_ON}")
+    return STOPPED if left else 0

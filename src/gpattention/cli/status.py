@@ -14,11 +14,11 @@ import typer
 
 from gpattention.cli.console import duration, shortened, table
 from gpattention.cli.main import App
-from gpattention.runs.tables import visible
+from gpattention.files import visible
 from gpattention.training import RunStatus, read_statuses
 
 app = App()
-HEADS = ("Run", "State", "Phase", "Epoch", "Accuracy", "NLL", "Steps/s", "Left", "Evaluated")
+HEADS = ("Run", "State", "Phase", "Epoch", "Val. acc.", "Val. NLL", "Steps/s", "Left", "Evaluated")
 LONGEST = 160  # characters of a reason
 
 
@@ -38,7 +38,8 @@ def status(
       gpattention status runs/cifar10-60 --watch 30   again every half minute, until none trains
       gpattention status runs --json                  for scripts
 
-    Steps a second and the time left are those of the last two validations; in the first of two phases the
+    Val. acc. and Val. NLL are those of the last validation; figures of test items come from evaluate. Steps
+    a second and the time left are those of the last two validations; in the first of two phases the
     time left is a lower bound. A run that was cut off was killed: train --resume, or the same reproduce
     or sweep call, goes on with it.
     """

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -64,6 +65,8 @@ def train(
     if devices < 1:
         raise ValueError(f"expected --devices >= 1, got {devices}")
     check_choice("--precision", precision, PRECISIONS)
+    # --resume refuses a folder in which nothing has begun
+    again = goes_on("", add=lambda: "--resume" if (folder / "recipe.json").is_file() else "")
     several = devices > 1 or os.environ.get("WORLD_SIZE", "1") != "1"
     if several and first_phase is not None:
         raise ValueError("expected --first-phase with one process: let it take the phase over, then --resume")
@@ -71,15 +74,16 @@ def train(
         if plan.optimizer.batch_size % devices:
             multiple = f"expected optimizer.batch_size to be a multiple of the {devices} processes"
             raise ValueError(f"{multiple}, got {plan.optimizer.batch_size}")
-        launch(["-m", "gpattention", *sys.argv[1:]], devices, folder)
+        with again:
+            launch(["-m", "gpattention", *sys.argv[1:]], devices, folder)
         return
     leads = is_leading()
-    with closing(Bar(plan.name)) as bar:
+    with again, closing(Bar(plan.name)) as bar:
 
         def validated(row: Any) -> None:
             bar.log(
                 f"epoch {row['epoch']}/{plan.epochs} {row['phase']:<6} loss {row['train_loss']:.3f}  "
-                f"accuracy {row['validation_accuracy']:.3f}  NLL {row['validation_nll']:.3f}"
+                f"on validation: accuracy {row['validation_accuracy']:.3f}  NLL {row['validation_nll']:.3f}"
             )
 
         result = train_recipe(
@@ -91,14 +95,15 @@ def train(
         )  # fmt: skip
     if leads:
         kept = chosen_row(plan, result.rows)  # those of the last epoch may be of other weights
-        numbers = f"validation accuracy {kept['validation_accuracy']:.4f}, NLL {kept['validation_nll']:.4f}"
-        print(f"{numbers} (epoch {kept['epoch']}, whose weights are kept)")
+        numbers = f"accuracy {kept['validation_accuracy']:.4f}, NLL {kept['validation_nll']:.4f}"
+        print(f"on validation items: {numbers} (epoch {kept['epoch']}, whose weights are kept)")
+        say(f"on test items: gpattention evaluate {shlex.quote(str(result.folder))}")
         say(f"run: {result.folder}")
 
 
 def _note(p: TrainingStep) -> str:
     """What stands beside the bar of a training."""
-    accuracy = "" if p.accuracy is None else f"  accuracy {p.accuracy:.3f}"
+    accuracy = "" if p.accuracy is None else f"  validation accuracy {p.accuracy:.3f}"
     penalty = "" if p.regularizer is None else f"  alpha {p.alpha:.3f} x {p.regularizer:.3f}"
     return f"{p.phase:<6} loss {p.loss:.3f}{accuracy}{penalty}  {p.examples_per_second:.0f}/s"
 
@@ -116,7 +121,7 @@ def _recipe(file: str | None, run: str | None, resume: bool, changes: list[str])
 
 
 @app.command("sweep")
-@goes_on("finished runs are kept, and --resume goes on")
+@goes_on(add="--resume")
 def sweep(
     recipe: str,
     over: list[str] | None = None,
@@ -185,7 +190,7 @@ def sweep_table(result: SweepResult) -> str:
         ("*" if setting is result.chosen else "", *setting.settings.values(), *setting.numbers)
         for setting in result.settings
     ]
-    heads = ("", *keys, "accuracy", "NLL", "runs")
+    heads = ("", *keys, "val. accuracy", "val. NLL", "runs")
     error = "; ± is the standard error over seeds" if any(s.runs > 1 for s in result.settings) else ""
     shown = table(heads, rows, right=range(len(keys) + 1, len(keys) + 4))
     return f"{shown}\n\n* chosen by {result.how_chosen}{error}"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpattention.files import visible
 from gpattention.reports.comparison import Table, heading, listed, number
 from gpattention.reports.drawing import figure_svg
 from gpattention.reports.figures import Curves, Points
 from gpattention.runs import OverSeeds
-from gpattention.runs.tables import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -9,8 +9,9 @@ spreadsheet, and is no markup.  Each kind of page has one function for that, and
 import csv
 import io
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
+
+from gpattention.files import visible
 
 # what a spreadsheet takes for the beginning of a formula, also in the wide forms of East Asian text
 _FORMULA = tuple("=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}"
@@ -40,23 +41,6 @@ class Bold(str):
     """A cell that stands out; each format writes it in its own way."""
 
     __slots__ = ()
-
-
-def visible(text: object, keep: str = "") -> str:
-    r"""Every sign that is not printed (control, direction of writing, half a character) as its escape.
-
-    >>> visible("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    plain = str(text)
-    if plain.isprintable():
-        return plain
-    return "".join(
-        letter
-        if letter.isprintable() or letter in keep or unicodedata.category(letter) == "Zs"
-        else letter.encode("unicode_escape").decode()
-        for letter in plain
-    )
 
 
 def csv_text(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -4,12 +4,14 @@ Every model has the same size and schedule: a third of it as kernel attention (s
 with draws.  Predictions average ten draws.  Uncertainty for out-of-distribution detection is the entropy.
 """
 
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,9 +21,9 @@ from gpattention.evaluation import EvaluationSettings, evaluate_run
 from gpattention.files import read_json
 from gpattention.metrics import metric_of
 from gpattention.reports import write_report
-from gpattention.runs import Column, Group, Recipe, Results, read_run, recipe_from_dict
-from gpattention.studies.scheduler import Died, side_by_side
-from gpattention.training import TrainingFailedError, train_recipe
+from gpattention.runs import Column, Group, Recipe, Results, difference, read_run, recipe_from_dict
+from gpattention.studies.scheduler import Died, side_by_side, tell
+from gpattention.training import TrainingFailedError, TrainingStep, train_recipe
 
 MODELS: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -31,11 +33,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "cgp": {},
     "scgp": {"num_inducing": 16},
 }
+# of one CPU core, in seconds: an epoch with draws, and the evaluation; only their ratios matter
+COSTS = {
+    "softmax": (0.3, 1), "kernel": (0.3, 1), "sgpa": (1.3, 23), "direct": (1.1, 11), "cgp": (1.2, 13),
+    "scgp": (1.3, 16),
+}  # fmt: skip
+KERNEL_COST = 0.35  # an epoch of phase 1
+REPORT_COST = 8.0
 CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "contrast", "brightness")
 SEVERITIES = (2, 5)
 TITLE = "Kinds of attention on handwritten digits"
 DRAWS = 10
-STARTS_ANEW = "the next demo starts anew"
+BETWEEN = 0.1  # seconds between two words about progress
+SHARES = {"clean": 0.1, "corrupted": 0.5, "ood": 0.4}  # of an evaluation
+QUICK = {"models": ("softmax", "cgp"), "kernel_epochs": 8, "epochs": 12}  # under a minute on two cores
+STOPPED = "what is trained so far is kept"
 SUITES = ("clean", "corrupted", "ood", "selective", "oversmoothing")
 COLUMNS = (
     *(Column("clean", "test", metric) for metric in ("accuracy", "nll", "ece")),
@@ -45,6 +57,13 @@ COLUMNS = (
     ),
     Column("ood", "ood/near", "auroc", "entropy", head="near AUROC"),
     Column("ood", "ood/*[!r]", "auroc", "entropy", head="far AUROC"),  # all but near
+)
+
+
+# what a verdict says, each of one figure
+CLAIMS = (
+    (COLUMNS[4], "On corrupted digits {model} has the lowest NLL ({figures})"),
+    (COLUMNS[6], "digits never seen in training are told best by the entropy of {model} (AUROC {figures})"),
 )
 
 
@@ -61,6 +80,42 @@ class DemoResult:
     results: Results
     folder: Path
     report: Path
+
+    @property
+    def verdict(self) -> str:
+        """Two sentences: which model is best where inputs are not as in training, and what is chance."""
+        models = list(dict.fromkeys(self.results.frame["recipe"]))
+        clauses, clear = [], []
+        for column, clause in CLAIMS:
+            figures = {m: f for m in models if (f := column.find(self.results, m, "model")) is not None}
+            best = column.shown.best([figure.mean for figure in figures.values()])
+            first = next(model for model, figure in figures.items() if figure.mean == best)
+            rest = [model for model in figures if model != first]
+            shown = [figures[first].text()]
+            if rest:  # softmax where it can be, else the first of the others
+                rival = "softmax" if "softmax" in rest else rest[0]
+                shown.append(f"{rival} {figures[rival].text()}")
+                clear.append(difference(figures[first], figures[rival]).clear)
+            clauses.append(clause.format(model=first, figures=", ".join(shown)))
+        return f"{'; '.join(clauses)}. {self._chance(clear)}"
+
+    def _chance(self, clear: Sequence[bool]) -> str:
+        accuracies = list(
+            self.results.figures(suite="clean", set="test", metric="accuracy", predictor="model")
+        )
+        _, accuracy = accuracies[0]
+        if accuracy.count == 1:
+            count, p = accuracy.items, fmean(figure.mean for _, figure in accuracies)
+            # of two proportions of as many items: an upper bound, as both models saw the same ones
+            chance = 1.96 * math.sqrt(2 * p * (1 - p) / int(count.replace(",", "")))
+            return (
+                "One seed cannot say how much of this is chance: already by the choice of the "
+                f"{count} test images, accuracies up to {chance:.3f} apart are not told apart."
+            )
+        words = ["the difference" if len(clear) == 1 else each for each in ("the first", "the second")]
+        said = [f"{word} is {'' if yes else 'not '}clear" for word, yes in zip(words, clear, strict=False)]
+        compared = f": of the differences {' and '.join(said)}" if said else ""
+        return f"Over {accuracy.count} seeds, ± the standard error, Student's t at 95 %{compared}."
 
 
 def demo_recipe(model: str, *, kernel_epochs: int = 10, epochs: int = 20, seed: int = 0) -> Recipe:
@@ -95,10 +150,12 @@ def run_demo(
     kernel_epochs: int = 10,
     epochs: int = 20,
     seed: int = 0,
+    seeds: int = 1,
     workers: int = 1,
-    on_done: Callable[[str, float], object] | None = None,
+    resume: bool = False,
+    progress: Callable[[str, str, float, float], object] = lambda *_: None,
 ) -> DemoResult:
-    """Train and evaluate the models; what an earlier demo left in `folder` is replaced.
+    """Train and evaluate the models; what an earlier demo left in `folder` is replaced unless `resume`.
 
     Args:
         folder: for runs and report.
@@ -106,13 +163,17 @@ def run_demo(
         kernel_epochs: of phase 1.
         epochs: of phase 2, with draws.
         seed: of data split and training.
+        seeds: how many, from `seed` on.
         workers: models trained at once, each on one thread: matrices this small gain nothing from more.
-        on_done: called with each model when it is done, and the seconds of its training.
+        resume: keep what an earlier demo of the same settings finished, and go on with the rest.
+        progress: called with a run (at last "report"), what it is at ("done" at its end), how much of its
+            work is done, and how much there is, in units that cost about the same.
 
     Returns:
         The evaluations of all models, and the page that compares them.
 
     Raises:
+        CheckpointError: with `resume`, the folder holds a demo of other settings.
         ValueError: a model is not of the demo's.
         FileExistsError: the folder holds a run that is not the demo's.
         TrainingFailedError: a process died.
@@ -121,52 +182,118 @@ def run_demo(
     for model in models:
         check_choice("models", model, MODELS)
     workers, folder = check_count("workers", workers), Path(folder)
-    given = {"kernel_epochs": kernel_epochs, "epochs": epochs, "seed": seed}
-    jobs = [(demo_recipe(model, **given), folder / model) for model in models]
+    phases = {"kernel_epochs": kernel_epochs, "epochs": epochs}
+    jobs = [
+        _Job(demo_recipe(model, **phases, seed=each), folder / _run_name(model, each, seeds), resume)
+        for model in models
+        for each in range(seed, seed + check_count("seeds", seeds))
+    ]
     if workers > 1:  # the long ones first, so that none is left alone at the end
-        jobs.sort(key=lambda job: -list(MODELS).index(job[0].model.attention))
+        jobs.sort(key=lambda job: -job.cost)
         for setting in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             # glibc then keeps memory: a tenth of the time was giving it back
             os.environ.setdefault(setting, str(2**30))
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        for (recipe, _), answer, _ in side_by_side(_attempt, jobs, workers, when_stopped=STARTS_ANEW):
+        for name, cost in [*((job.folder.name, job.cost) for job in jobs), ("report", REPORT_COST)]:
+            progress(name, "", 0.0, cost)
+        done = side_by_side(
+            _attempt, jobs, workers, when_stopped=STOPPED,
+            on_message=lambda job, message: progress(job.folder.name, message[0], message[1], job.cost),
+        )  # fmt: skip
+        for job, answer, _ in done:
             if isinstance(answer, Died):
-                raise TrainingFailedError(f"{recipe.name}: {answer}")
+                raise TrainingFailedError(f"{job.recipe.name}: {answer}")
             if isinstance(answer, Exception):
                 raise answer
-            if on_done is not None:
-                on_done(recipe.model.attention, answer)
+            progress(job.folder.name, "done", job.cost, job.cost)
     finally:
         torch.set_num_threads(threads)
-    runs = [folder / model for model in models]
-    report = write_report(runs, folder / "report.html", title=TITLE)
-    results = Results.of([Group(run.name, (read_run(run),)) for run in runs])
-    return DemoResult(results, folder, report)
+    jobs.sort(key=lambda job: (list(models).index(job.recipe.model.attention), job.recipe.seed))
+    progress("report", "writing", 0.0, REPORT_COST)
+    report = write_report([job.folder for job in jobs], folder / "report.html", title=TITLE)
+    progress("report", "done", REPORT_COST, REPORT_COST)
+    of = {
+        model: tuple(read_run(j.folder) for j in jobs if j.recipe.model.attention == model)
+        for model in models
+    }
+    return DemoResult(Results.of([Group(model, runs) for model, runs in of.items()]), folder, report)
 
 
-def _attempt(job: tuple[Recipe, Path], _: int) -> float | Exception:
-    """The seconds of a training; an error is an answer too, and is raised in the first process."""
+def _run_name(model: str, seed: int, seeds: int) -> str:
+    return model if seeds == 1 else f"{model}-seed{seed}"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One model to train and evaluate."""
+
+    recipe: Recipe
+    folder: Path
+    resume: bool
+
+    @property
+    def training_cost(self) -> float:
+        phases, (epoch, _) = self.recipe.phases, COSTS[self.recipe.model.attention]
+        return KERNEL_COST * phases.kernel_epochs + epoch * phases.epochs
+
+    @property
+    def cost(self) -> float:
+        return self.training_cost + COSTS[self.recipe.model.attention][1]
+
+    def trained(self, step: int, total: int) -> float:
+        """What the steps up to this one cost."""
+        phases = self.recipe.phases
+        epochs = step / total * self.recipe.epochs
+        first = min(epochs, phases.kernel_epochs)
+        return KERNEL_COST * first + COSTS[self.recipe.model.attention][0] * (epochs - first)
+
+
+def _attempt(job: _Job, _: int) -> Exception | None:  # None: it is done
+    """Train and evaluate; an error is an answer, and is raised in the first process."""
     try:
-        return _train_and_evaluate(*job)
+        _train_and_evaluate(job)
     except Exception as error:  # of any kind
         return error
+    return None
 
 
-def _train_and_evaluate(recipe: Recipe, folder: Path) -> float:
-    if (folder / "recipe.json").is_file():
-        _check_demo(folder, recipe.name)
-        shutil.rmtree(folder)
-    start = time.perf_counter()
-    train_recipe(recipe, folder)
-    seconds = time.perf_counter() - start
+def _train_and_evaluate(job: _Job) -> None:
+    begun = (job.folder / "recipe.json").is_file()
+    if begun:
+        _check_demo(job.folder, job.recipe.name)
+    if begun and not job.resume:
+        shutil.rmtree(job.folder)
+    said = time.monotonic()
+
+    def say(what: str, done: float) -> None:
+        nonlocal said
+        if time.monotonic() - said > BETWEEN:
+            said = time.monotonic()
+            tell((what, done))
+
+    def trained(at: TrainingStep) -> None:
+        what = (
+            "kernel attention"
+            if at.phase == "kernel" and job.recipe.model.attention != "softmax"
+            else "training"
+        )
+        say(f"{what}, epoch {at.epoch + 1} of {job.recipe.epochs}", job.trained(at.step, at.total))
+
+    train_recipe(job.recipe, job.folder, resume=begun and job.resume, progress=trained)
+
+    def evaluated(suite: str, done: int, total: int) -> None:
+        if suite in SHARES:
+            before = sum(share for name, share in SHARES.items() if SUITES.index(name) < SUITES.index(suite))
+            share = before + SHARES[suite] * done / total
+            say(f"evaluation, {suite}", job.training_cost + share * (job.cost - job.training_cost))
+
     settings = EvaluationSettings(
         suites=SUITES, device="cpu", samples=DRAWS, predictors=("model",), corruptions=CORRUPTIONS,
         severities=SEVERITIES,
     )  # fmt: skip
-    evaluate_run(folder, settings)
-    return seconds
+    evaluate_run(job.folder, settings, progress=evaluated)
 
 
 def _check_demo(folder: Path, name: str) -> None:

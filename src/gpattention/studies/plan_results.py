@@ -27,13 +27,13 @@ from gpattention.checks import check_name
 from gpattention.data import unpack as unpack_archive
 from gpattention.data.corruptions import SEVERITIES
 from gpattention.evaluation import predictor_order
-from gpattention.files import StrPath, make_folder, read_object, remove_leftovers
+from gpattention.files import StrPath, make_folder, read_object, remove_leftovers, visible
 from gpattention.metrics import metric_of
 from gpattention.runs import Recipe, compared, difference, difference_from, read_run
 from gpattention.runs.recipe import flat
 from gpattention.runs.records import recorded_settings
 from gpattention.runs.results import HOW_CLEAR, Column, Difference, Group, OverSeeds, Results, RunData
-from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_table, visible
+from gpattention.runs.tables import Bold, Markup, csv_text, markdown, markdown_table
 from gpattention.studies import model_card, write_file
 from gpattention.studies.model_card import CLASSIFIED, SCORE, date_of, in_words, page, shown_path
 from gpattention.studies.paper import FIGURES, TABLES, paper_table

@@ -297,11 +297,11 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The last line of its log; nothing where it was ended before it wrote one."""
+        """The last line of its log that begins at the margin, below which may be how to go on."""
         if not self.log.is_file():
             return ""
         lines = self.log.read_text(errors="replace").replace("\r", "\n").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return next((line.strip() for line in reversed(lines) if line.strip() and line[0] != " "), "")
 
 
 @dataclass(frozen=True)

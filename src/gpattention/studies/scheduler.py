@@ -9,11 +9,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -46,6 +49,18 @@ class Died:
         return f"its process {killed or f'ended with exit code {self.code}'}"
 
 
+def _unheard(_: Any) -> None:
+    """Nobody asked."""
+
+
+_HEARS: ContextVar[Callable[[Any], object]] = ContextVar("hears", default=_unheard)
+
+
+def tell(message: Any) -> None:
+    """Say something about the work of this process to `on_message` of whoever started it."""
+    _HEARS.get()(message)
+
+
 @dataclass(eq=False)
 class _Worker:
     """A process, and the task it is at."""
@@ -66,6 +81,7 @@ def side_by_side(
     fresh: bool = False,
     ready: Callable[[Task], bool] = lambda _: True,
     minutes: float | None = None,
+    on_message: Callable[[Task, Any], object] | None = None,
 ) -> Iterator[tuple[Task, Any, float]]:
     """Work on tasks in a process each, `at_once` at a time; if that is 1, in this one unless `fresh`.
 
@@ -79,6 +95,7 @@ def side_by_side(
             thread each, as there are as many of them as cores.
         ready: whether a task can be started now.
         minutes: after which the processes are asked to stop, as by a signal.
+        on_message: called with a task and what its work says meanwhile, by `tell`.
 
     Yields:
         Each task when it is done, its answer and how many seconds it took.  The answer is what `work`
@@ -88,7 +105,7 @@ def side_by_side(
         TrainingStoppedError: SIGTERM or Ctrl-C came, and `when_stopped` was given.
     """
     if at_once == 1 and not fresh:
-        yield from _in_this_process(work, tasks, when_stopped)
+        yield from _in_this_process(work, tasks, when_stopped, on_message)
         return
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     waiting, stopping = list(tasks), False
@@ -112,7 +129,12 @@ def side_by_side(
                     return
                 answered = wait([worker.pipe for worker in workers], timeout=LOOK)
                 for worker in [each for each in workers if each.pipe in answered]:
-                    answer, seconds = _answer(worker), time.monotonic() - worker.begin
+                    final, answer = _message(worker)
+                    if not final:
+                        if on_message is not None:
+                            on_message(worker.task, answer)
+                        continue
+                    seconds = time.monotonic() - worker.begin
                     workers.remove(worker)
                     worker.pipe.close()
                     worker.process.join(GRACE)
@@ -122,11 +144,18 @@ def side_by_side(
 
 
 def _in_this_process(
-    work: Work, tasks: Sequence[Task], when_stopped: str | None
+    work: Work,
+    tasks: Sequence[Task],
+    when_stopped: str | None,
+    on_message: Callable[[Task, Any], object] | None,
 ) -> Iterator[tuple[Task, Any, float]]:
     for task in tasks:
         begin = time.monotonic()
-        answer = work(task, 0)
+        hears = _HEARS.set(partial(on_message, task) if on_message is not None else _unheard)
+        try:
+            answer = work(task, 0)
+        finally:
+            _HEARS.reset(hears)
         if isinstance(answer, TrainingStoppedError):
             raise TrainingStoppedError(f"{str(answer).partition(';')[0]}; {when_stopped}") from answer
         yield task, answer, time.monotonic() - begin
@@ -137,9 +166,23 @@ def _start(work: Work, slot: int, task: Any, fresh: bool) -> _Worker:
     ours, theirs = context.Pipe()
     # no daemon: loaders have theirs
     process = context.Process(target=_child, args=(theirs, work, task, slot, fresh))
-    process.start()
+    with _deaf():
+        process.start()
     theirs.close()  # the child's is the only one left: when it dies, ours sees the end
     return _Worker(process, ours, slot, task, time.monotonic())
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that begin inside do not hear Ctrl-C, which would be a traceback before `_child` begins."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _child(pipe: Connection, work: Work, task: Any, slot: int, fresh: bool) -> None:
@@ -147,17 +190,23 @@ def _child(pipe: Connection, work: Work, task: Any, slot: int, fresh: bool) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not fresh:
         torch.set_num_threads(1)  # as many processes as cores: more threads would wait for each other
-    answer = work(task, slot)
-    with suppress(OSError):  # nobody listens any more
-        pipe.send(answer)
+
+    def send(message: Any, *, final: bool = False) -> None:
+        with suppress(OSError):  # nobody listens any more
+            pipe.send((final, message))
+
+    _HEARS.set(send)
+    send(work(task, slot), final=True)
 
 
-def _answer(worker: _Worker) -> Any:
+def _message(worker: _Worker) -> tuple[bool, Any]:
+    """Whether it is the answer, and the message."""
     try:
-        return worker.pipe.recv()
+        final, message = worker.pipe.recv()
+        return final, message
     except (EOFError, ConnectionResetError):  # it died without a word
         worker.process.join()
-        return Died(worker.process.exitcode or 0)
+        return True, Died(worker.process.exitcode or 0)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
