@@ -15,7 +15,18 @@ from gpattention import gp
 from gpattention.attention import Attention, attention_class, list_attention
 from gpattention.attention.base import normalised
 from tests.attention.by_hand import gaussian_call, sgpa_call
-from tests.attention.variants import BATCH, HEADS, TOKENS, VARIANTS, WIDTH, Variant, build, padding, tokens
+from tests.attention.variants import (
+    BATCH,
+    HEADS,
+    NAMED,
+    TOKENS,
+    VARIANTS,
+    WIDTH,
+    Variant,
+    build,
+    padding,
+    tokens,
+)
 from tests.gp.calls import (
     cgp_kl,
     cgp_log_density,
@@ -107,6 +118,20 @@ def test_cross_attention_counts_real_queries(variant: Variant) -> None:
     masks = {"key_padding_mask": ignore, "query_padding_mask": ignore_query}
     found = module(x, y, **masks, generator=seeded(), need=need).regularizer
     assert_close(found, by_hand(module, x, y, ~ignore, ~ignore_query), **CLOSE)
+
+
+@pytest.mark.parametrize("regularizer", attention_class("kep-svgp").regularizers)
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_kep_svgp_on_its_authors_scale(regularizer: str, masked: bool) -> None:
+    """One KSVD of the batch and the sum of the heads' KL, once a sequence's share is multiplied out."""
+    etas = {name: eta for name, eta in {"eta_ksvd": 3.0, "eta_kl": 0.5}.items() if name[4:] in regularizer}
+    module = build(NAMED["kep-svgp"], regularizer=regularizer, **etas)
+    x, ignore = tokens(), padding() if masked else None
+    found = module(x, key_padding_mask=ignore, need=("regularizer", "posterior"))
+    count = BATCH * TOKENS if ignore is None else int((~ignore).sum())
+    kl, ksvd = found.posterior.kl()[0].sum(), found.posterior.ksvd()
+    expected = etas.get("eta_ksvd", 0.0) * ksvd + etas.get("eta_kl", 0.0) * kl
+    assert_close(found.regularizer * HEADS * WIDTH * count / BATCH, expected, **CLOSE)
 
 
 CGP_OPTIONS = [

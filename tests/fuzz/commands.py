@@ -48,7 +48,7 @@ EVENTS = ("\x1b[2J", "failed", 3, "validated", None)
 
 def plain_recipe(r: random.Random) -> dict[str, Any]:
     """One that trains in a second."""
-    kind = r.choice(["softmax", "kernel", "sgpa", "direct", "cgp", "scgp", "softmax-gp"])
+    kind = r.choice(["softmax", "kernel", "sgpa", "direct", "cgp", "scgp", "softmax-gp", "kep-svgp"])
     options = {"num_inducing": 3} if kind in ("sgpa", "scgp") else {}
     return {
         "name": "tiny",

@@ -48,6 +48,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
         "include_noise": (None, True, False), "conditional": ("deterministic", "independent"),
     },
     "sgpa": {"num_inducing": (1, 4), "kernel": ("rbf", "ard_rbf", "exp_dot"), "jitter": (1e-6, 1e-3)},
+    "kep-svgp": {"rank": (1, 3), "tokens": (None, 2, 30), "eta_ksvd": (None, 2.0), "eta_kl": (1.0, 0.0)},
     "any": {"bias": (False, True), "dropout": (0.0, 0.3)},
 }  # fmt: skip
 BAD: tuple[Any, ...] = (
@@ -102,7 +103,8 @@ def check_attention(r: random.Random, tally: Tally) -> None:
     rubbish = r.choice([float("nan"), float("inf"), 1e30, 0.0])
     long = torch.cat([short, torch.full((batch, more, short.shape[-1]), rubbish, dtype=torch.float64)], 1)
     ignore = (torch.arange(real + more) >= real).expand(batch, -1)
-    need = ("output", "regularizer", "weights", *(("variance",) if module.draws else ()))
+    able = {"weights": module.weighs, "variance": module.draws}
+    need = ("output", "regularizer", *(name for name, can in able.items() if can))
     if getattr(module, "regularizer", "none") == "monte_carlo":
         need = tuple(name for name in need if name != "regularizer")  # numbers are laid out along the padding
     try:
@@ -113,7 +115,8 @@ def check_attention(r: random.Random, tally: Tally) -> None:
         return
     label = f"{kind} {sizes} {options}"
     _close(tally, f"{label}: output of padded tokens", padded.output[:, :real], alone.output)
-    _close(tally, f"{label}: weights of padded tokens", padded.weights[:, :, :real, :real], alone.weights)
+    if module.weighs:
+        _close(tally, f"{label}: weights of padded tokens", padded.weights[:, :, :real, :real], alone.weights)
     if module.draws:
         _close(tally, f"{label}: variance of padded tokens", padded.variance[:, :, :real], alone.variance)
     loss = padded.output[:, :real].square().sum()

@@ -39,6 +39,15 @@ class TestPredict:
             with pytest.warns(UserWarning, match="not two draws"):
                 assert found.mutual_information.count_nonzero() == 0
 
+    def test_logits_may_be_averaged_instead(self) -> None:
+        model = vision("cgp")
+        each, found = model.predict(X, samples=4), model.predict(X, samples=4, average="logits")
+        assert_close(found.logits, each.logits.mean(0, keepdim=True))
+        assert_close(found.probs, each.logits.mean(0).softmax(-1))
+        assert found.drawn
+        with pytest.raises(ValueError, match=r"average .* probabilities, logits, got 'votes'"):
+            model.predict(X, average="votes")
+
     @pytest.mark.parametrize("samples", [0, 3])
     def test_nothing_is_left_behind(self, samples: int) -> None:
         model = vision("cgp", "softmax", "sgpa", dropout=0.5, dtype=torch.float32).train()

@@ -172,6 +172,7 @@ NAMES = {
     *(f"{d}-{m}-rows" for d in ("cifar10", "cifar100") for m in ("cgpt", "scgpt", "direct")),
     *(f"cola-{model}" for model in ("softmax", "kernel", "sgpa", "cgpt", "scgpt", "cgpt-rows")),
     *(f"imdb-{model}" for model in ("softmax", "kernel", "sgpa", "direct", "cgpt", "scgpt")),
+    *(f"{data}-kep-svgp" for data in ("digits", "cifar10", "cola", "imdb")),
     *(f"{d}-{m}-paper-literal" for d in ("cifar10", "cifar100", "cola") for m in ("sgpa", "cgpt", "scgpt")),
     "cifar10-cgpt-paper-literal-07",
 }
@@ -255,7 +256,7 @@ def test_settings_are_the_paper_s(name: str) -> None:
         assert options.get("symmetric", False) == (rest == "kernel-symmetric")
     if kind in paper.inducing:
         assert options["num_inducing"] == paper.inducing[kind]
-    if kind not in ("softmax", "sgpa"):
+    if kind not in ("softmax", "sgpa", "kep-svgp"):
         assert options["normalize"] == ("rows" if rest.endswith("-rows") else "none")
     if rest.startswith("scgpt") and not rest.endswith("-rows"):
         assert options["noise"] == pytest.approx(paper.sparse_noise)
@@ -273,6 +274,8 @@ def test_objectives(name: str) -> None:
         assert options["regularizer"] == {"sgpa": "kl", "cgp": "jensen", "scgp": "double_jensen"}[kind]
         if kind == "cgp":
             assert (options["observation_noise"], options["latent_prior"]) == (0.0, "latent")
+    elif kind == "kep-svgp":  # its authors'
+        assert (alpha.start, alpha.end, alpha.normalised) == (1.0, 1.0, False)
     elif kind not in ("softmax", "kernel"):
         assert (alpha.start, alpha.end, alpha.normalised) == (0.0, 0.01, True)
         assert options["regularizer"] == {"sgpa": "kl", "scgp": "dtc"}.get(kind, "marginal")
@@ -298,6 +301,25 @@ def test_both_phases_take_a_step(name: str) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert (regularizer is not None) == model.draws
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds", "first"),
+    [
+        ({"attention": "kep-svgp"}, "softmax softmax kep-svgp", "softmax softmax kep-svgp"),
+        ({"attention": "kep-svgp", "below": "kep-svgp"}, "kep-svgp " * 3, "kep-svgp " * 3),
+        ({"attention": "cgp", "below": "softmax"}, "softmax softmax cgp", "softmax softmax kernel"),
+        ({"attention": "cgp"}, "cgp " * 3, "kernel " * 3),
+    ],
+)
+def test_layers_below_the_last(model: dict[str, Any], kinds: str, first: str) -> None:
+    recipe = recipe_from_dict({"model": {**model, "config": {"depth": 3, "width": 8, "heads": 2}}})
+    for build, expected in ((build_model, kinds), (build_kernel_model, first)):
+        layers = build(recipe, FACTS["digits"]).config.layers
+        assert [layer.kind for layer in layers] == expected.split()
+    warm_start(build_model(recipe, FACTS["digits"]), build_kernel_model(recipe, FACTS["digits"]))
+    with pytest.raises(ValueError, match="got 'sofmax'"):
+        build_model(recipe.replace({"model.below": "sofmax"}), FACTS["digits"])
 
 
 def _step(model: Transformer, inputs: Any, recipe: Recipe, *, drawing: bool) -> Tensor | None:

@@ -36,7 +36,7 @@ from gpattention.training.fit import validate
 from gpattention.training.folder import list_checkpoints, read_checkpoint
 from tests.training.toy import flat, toy_data, toy_recipe
 
-KINDS = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
+KINDS = ("cgp", "direct", "kep-svgp", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-KINDS = ("cgp", "direct", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
+KINDS = ("cgp", "direct", "kep-svgp", "kernel", "scgp", "sgpa", "softmax", "softmax-gp")
 PLAIN = {"model__config": {"width": 16, "heads": 2, "depth": 2, "dropout": 0.0}}
 
 

@@ -14,7 +14,6 @@ from gpattention.numerics import compute_dtype
 Merge = Literal["sum", "cat"]
 MERGES: tuple[Merge, ...] = ("sum", "cat")
 ROWS_PER_RANK = 10  # of tokens that the features' directions are made of, as its authors have it
-SPREAD = 0.1  # standard deviation of the inducing variables at first
 
 
 class HeadMap(nn.Linear):
@@ -98,12 +97,13 @@ class KEPSVGPAttention(Attention):
         if self.output.bias is not None:
             nn.init.zeros_(self.output.bias)
         rows = ROWS_PER_RANK * s if tokens is None else min(tokens, ROWS_PER_RANK * s)
-        self.query_rows, self.key_rows = (nn.Parameter(_orthogonal(H, rows, s).to(**made)) for _ in range(2))
+        start = _orthogonal(H, rows, s).to(**made)  # the same for both: the KSVD loss then starts near 0
+        self.query_rows, self.key_rows = nn.Parameter(start), nn.Parameter(start.clone())
         self.log_scale = nn.Parameter(torch.zeros(H, s, **made))
         # features are about standard normal at first, so that their sum has variance 2 and the mean 1
         self.inducing_mean = nn.Parameter((torch.randn(H, s, s) * (2 * s) ** -0.5).to(**made))
         self.scale_lower = nn.Parameter(torch.zeros(H, s, s, s, **made))  # [H, channels, s, s], strict part
-        self.log_diagonal = nn.Parameter(torch.full((H, s, s), SPREAD, **made).log())
+        self.log_diagonal = nn.Parameter(torch.zeros(H, s, s, **made))  # S is the prior's Lambda^2 at first
         if merge == "cat":
             assert tokens is not None
             both = torch.eye(tokens).repeat(1, 2)  # starts as "sum"

@@ -18,7 +18,7 @@ from gpattention.evaluation.predictions import BasePredictor, Predictor, Request
 from gpattention.gp import NumericalError
 from gpattention.models import Prediction, predict
 from gpattention.models.dropout import Dropout, calls_of_items, find_dropouts, hooked, item_masks
-from gpattention.models.predict import Classifier, Inputs, Progress, Rows, evaluating, predict_rows
+from gpattention.models.predict import Average, Classifier, Inputs, Progress, Rows, evaluating, predict_rows
 from gpattention.models.prediction import TemperatureProfile, check_logits, profile_temperature
 
 
@@ -32,14 +32,17 @@ class ModelPredictor(BasePredictor):
         model: classifies, and may draw.
         draw: independent, joint or none.
         variances: whether predictions have the layers' variances.
+        average: probabilities or logits, over the draws.
     """
 
     model: Classifier
     draw: Draw = "independent"
     variances: bool = False
+    average: Average = "probabilities"
 
     def _predict(self, inputs: Inputs, request: Request) -> Prediction:
-        return predict(self.model, inputs, draw=self.draw, variances=self.variances, **vars(request))
+        options = {"draw": self.draw, "variances": self.variances, "average": self.average}
+        return predict(self.model, inputs, **options, **vars(request))  # type: ignore[arg-type]
 
 
 class MCDropout(BasePredictor):

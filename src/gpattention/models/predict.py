@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ LAUNCH_BOUND = 0.7  # share of a chunk's time that went into starting its kernel
 # whose threads never compute on a GPU: progress bars, loaders that pin memory, notebooks
 HELPERS = ("tqdm.", "torch.utils.data.", "ipykernel.", "IPython.", "zmq.", "tornado.")
 NO_CAPTURE = "expected capture=None or False for a model that cannot be captured, got True: {}"
+Average = Literal["probabilities", "logits"]
+AVERAGES: tuple[Average, ...] = get_args(Average)
 
 
 class Classifier(Protocol):
@@ -249,7 +251,7 @@ class VarianceMeans:
 def predict(
     model: Classifier, inputs: Inputs, *, samples: int = 10, seed: int = 0, draw: Draw = "independent",
     batch_size: int | None = None, variances: bool = False, first_item: int = 0, capture: bool | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, average: Average = "probabilities",
 ) -> Prediction:  # fmt: skip
     """Class probabilities from `samples` forward passes with drawn attention outputs.
 
@@ -276,6 +278,8 @@ def predict(
             GPU.  True fails with the reason where nothing can be captured; two batches come first, so fewer
             are not replays.
         progress: called with (done, total) rows after every batch.
+        average: what is averaged over the draws.  "logits", as some methods' authors have it, is surer where
+            draws disagree, and leaves one sample, which disagrees with none.
 
     Returns:
         Probabilities, labels and uncertainty of all items.
@@ -288,6 +292,7 @@ def predict(
     samples = check_count("samples", samples, least=0)
     seed, first_item = check_whole("seed", seed), check_count("first_item", first_item, least=0)
     check_choice("draw", draw, DRAWS)
+    check_choice("average", average, AVERAGES)
     drawn = samples > 0 and draw != "none" and model.draws
     count = samples if drawn else 1
     draw, need = draw if drawn else "none", ("logits", "variance") if variances else ("logits",)
@@ -308,6 +313,7 @@ def predict(
             logits, means = run_rows(lambda rows: chunks().run(rows, progress), batch_size, device)
     if variances and all(variance is None for variance in means):
         raise ValueError(f"variances=True, but none of the model's {len(means)} layers has a variance")
+    logits = logits.mean(0, keepdim=True) if average == "logits" else logits  # [1 or S, B, C]
     return Prediction.from_logits(logits, means if variances else None, drawn=drawn)
 
 
