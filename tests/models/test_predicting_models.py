@@ -8,8 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import gpattention
 from gpattention import gp
-from gpattention.models import Transformer
+from gpattention.attention import Draw, build_attention
+from gpattention.models import (
+    FeatureClassifier,
+    LayerOutput,
+    ModelOutput,
+    Prediction,
+    Transformer,
+    predict,
+)
 from tests.models.small_models import DRAWING, KINDS, STACKS, images, seeded, sentences, text, vision
 from tests.threads import state_of
 
@@ -144,3 +153,40 @@ class TestRuntime:
         full = model.eval()(WORDS).logits
         with torch.autocast("cpu", torch.bfloat16):
             assert_close(model(WORDS).logits.float(), full, rtol=0.1, atol=0.1)
+
+
+class Own(nn.Module):
+    """A classifier that calls an attention module itself; it inherits nothing of ours."""
+
+    draws = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = build_attention("direct", 8, 2)
+        self.head = nn.Linear(8, 3)
+
+    def forward(
+        self, x: Tensor, *, draw: Draw = "none", generator: Any = None, need: tuple[str, ...] = ("logits",)
+    ) -> ModelOutput:
+        asked = ("output", *(name for name in need if name == "variance"))
+        found = self.attention(x, draw=draw, generator=generator, need=asked)
+        return ModelOutput(self.head((x + found.output).mean(1)), layers=(LayerOutput(found.variance),))
+
+    def features(self, x: Tensor) -> Tensor:
+        return (x + self.attention(x).output).mean(1)
+
+
+def test_a_model_of_ones_own_needs_what_the_protocol_says() -> None:
+    model, x = Own(), torch.randn(5, 4, 8, generator=seeded(1))
+    checked: FeatureClassifier = model  # by the type checker
+    found = gpattention.predict(model, x, samples=6, variances=True, batch_size=4)
+    assert isinstance(found, Prediction)
+    assert_close(found.logits, predict(checked, x, samples=6).logits)
+    assert (found.drawn, found.logits.shape, found.variances[0].shape) == (True, (6, 5, 3), (5, 2, 4))
+    signals = gpattention.signals(model, x)
+    assert_close(signals.logits, model(x).logits.detach())
+    assert signals.sites == ("attention head 0", "attention head 1")
+    del model.head
+    with pytest.raises(ValueError, match="FeatureClassifier"):
+        gpattention.signals(model, x)

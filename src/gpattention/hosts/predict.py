@@ -18,8 +18,9 @@ from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.painting import Painted, html_of, levels_of, show_lines
 from gpattention.hosts.sharing import Known, Shared, Sharing
 from gpattention.models import EncoderLayer, Prediction, Transformer
+from gpattention.models import predict as predict_draws
 from gpattention.models.converted import Request, converted_layers
-from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, take
+from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, is_classifier, take
 from gpattention.models.prediction import differ, make_frame, warn_undrawn
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding"
 Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
 NOT_CONVERTED = (
     "expected a converted model, got one without a converted layer: call convert first, build the model of "
-    "gpattention.models.EncoderLayer, or attach to it as it is"
+    "gpattention.models.EncoderLayer, have it do what gpattention.models.Classifier (for signals: "
+    "FeatureClassifier) says, or attach to it as it is"
 )
 
 
@@ -446,7 +448,8 @@ def predict(
     `first_item` + i alone.  What is before the first draw is computed once for all samples of an item.
 
     Args:
-        model: what `convert` returned, or one of our own transformers.
+        model: what `convert` returned, one that is built of `gpattention.models.EncoderLayer`, one of our own
+            transformers, or a `gpattention.models.Classifier` of your own.
         inputs: a tensor or a mapping of tensors, with the batch first.
         samples: number of draws; 0 is the mean.
         seed: of the draws.
@@ -473,6 +476,8 @@ def predict(
         return model.predict(inputs, samples, seed, variances=variances, **rows)
     host = uncompiled(model)
     layers = converted_layers(host)
+    if not layers and task is None and call is None and is_classifier(host):
+        return predict_draws(host, inputs, samples=samples, seed=seed, variances=variances, **rows)
     if not layers and not any(isinstance(module, EncoderLayer) for module in host.modules()):
         raise ValueError(NOT_CONVERTED)
     samples = check_count("samples", samples, least=0)

@@ -22,7 +22,8 @@ from gpattention.hosts.sites import hooked
 from gpattention.hosts.variance import query_mask
 from gpattention.models import Signals, Transformer, Watch, measure_signals, watched
 from gpattention.models.converted import layer_names
-from gpattention.models.predict import Inputs
+from gpattention.models.predict import Inputs, has_features
+from gpattention.models.signals import model_signals
 
 if TYPE_CHECKING:
     from gpattention.hosts.attach import Runner
@@ -120,7 +121,8 @@ def signals(
     """What one pass of a converted model, without draws, says about every item, as of the handle of `attach`.
 
     Args:
-        model: what `convert` returned, or one of our own transformers.
+        model: what `convert` returned, one that is built of `gpattention.models.EncoderLayer`, one of our own
+            transformers, or a `gpattention.models.FeatureClassifier` of your own.
         inputs: a tensor or a mapping of tensors, with the batch first, or a loader of such.
         task: "classification", "tokens", "regression", "embedding" or "causal"; seen from the output if not
             given.
@@ -141,6 +143,8 @@ def signals(
     sites: dict[Attention, str] = {
         layer.attention: name for layer, name in layer_names(uncompiled(model)).items()
     }
+    if not sites and task is None and call is None and has_features(model):
+        return model_signals(model, inputs, **options)
     if not sites:
         raise ValueError(NOT_CONVERTED)
     reader, head = Reader(uncompiled(model), call or call_model, task, "signals"), Head()

@@ -16,7 +16,13 @@ from gpattention.models.health import (
     measure_health,
     token_similarity,
 )
-from gpattention.models.predict import predict
+from gpattention.models.predict import (
+    Classifier,
+    ClassifierAnswer,
+    FeatureClassifier,
+    LayerAnswer,
+    predict,
+)
 from gpattention.models.prediction import Prediction
 from gpattention.models.signals import Signals, Watch, measure_signals, watched
 from gpattention.models.transformer import (
@@ -30,8 +36,9 @@ from gpattention.models.transformer import (
 from gpattention.models.warm_start import WarmStart, output_gap, warm_start
 
 __all__ = [
-    "AttentionConfig", "AttentionHealth", "Block", "Encoder", "EncoderLayer", "HealthReport", "LayerOutput",
-    "ModelOutput", "Prediction", "Signals", "Similarity", "TextConfig", "TextTransformer", "Transformer",
+    "AttentionConfig", "AttentionHealth", "Block", "Classifier", "ClassifierAnswer", "Encoder",
+    "EncoderLayer", "FeatureClassifier", "HealthReport", "LayerAnswer", "LayerOutput", "ModelOutput",
+    "Prediction", "Signals", "Similarity", "TextConfig", "TextTransformer", "Transformer",
     "TransformerConfig", "VisionConfig", "VisionTransformer", "WarmStart", "Watch", "cosine_similarity",
     "diagnose", "measure_health", "measure_signals", "output_gap", "predict", "token_similarity",
     "warm_start", "watched",

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -54,21 +54,78 @@ Average = Literal["probabilities", "logits"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
 
 
-class Classifier(Protocol):
-    """A model that classifies and may draw its attention outputs: an `nn.Module`, or what has its methods.
+class LayerAnswer(Protocol):
+    """What one layer said in a pass; `LayerOutput` is one."""
 
-    Called as `model(inputs, draw=..., generator=..., need=...)` it gives `logits` [B, C] and `layers`, each
-    with its `variance`, [B, H, N] or [B, H, N, D], or None.
+    @property
+    def variance(self) -> Tensor | None:
+        """[B, H, N] or [B, H, N, D] where variances were asked for and the layer has one, else None."""
+        ...
+
+
+class ClassifierAnswer(Protocol):
+    """What a pass of a `Classifier` gives; `ModelOutput` is one."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, C]; [S, B, C] of a model that takes `samples`, for S > 1 of them."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[LayerAnswer]:
+        """One for every layer; may be empty unless `need` names "variance"."""
+        ...
+
+
+class Classifier(Protocol):
+    """What `predict` needs of a model of one's own: an `nn.Module` that may draw its attention outputs.
+
+    It is called as `model(inputs, draw=..., generator=..., need=...)` and hands `draw` and `generator` to its
+    attention.  `draw` is "none", "independent" or "joint"; `generator` makes the noise, which belongs to the
+    items of the batch in their order; `need` is ("logits",) or ("logits", "variance").  One whose forward
+    pass takes `samples` too runs that many draws of every item at once.
     """
 
     @property
     def draws(self) -> bool:
-        """Whether any layer can draw."""
+        """Whether any layer can draw; `draw` is "none" where it is False."""
         ...
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        """A forward pass."""
+        """A forward pass: a `ClassifierAnswer`."""
         ...
+
+    def modules(self) -> Iterator[Any]:
+        """As of `nn.Module`: they are put into evaluation mode."""
+        ...
+
+    def parameters(self) -> Iterator[Any]:
+        """As of `nn.Module`: the first says where the model computes."""
+        ...
+
+
+class FeatureClassifier(Classifier, Protocol):
+    """What `signals` needs besides: logits that are `head(features(inputs))`."""
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """From features [B, E] to logits [B, C]."""
+        ...
+
+    def features(self, inputs: Any) -> Tensor:
+        """What the head reads, of a pass without draws that calls the model's attention.  [B, E]"""
+        ...
+
+
+# by `hasattr`: where `isinstance` looks, modules inside a module are not seen
+def is_classifier(model: object) -> TypeGuard[Classifier]:
+    """Whether a module does what `Classifier` says, as far as its attributes tell."""
+    return all(hasattr(model, name) for name in ("draws", "modules", "parameters"))
+
+
+def has_features(model: object) -> TypeGuard[FeatureClassifier]:
+    """Whether it does what `FeatureClassifier` says."""
+    return is_classifier(model) and hasattr(model, "features") and hasattr(model, "head")
 
 
 @dataclass(frozen=True)

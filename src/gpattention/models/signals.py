@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from gpattention.checks import check_tensor
 from gpattention.concurrency import Handler, handling
 from gpattention.gp import Posterior, attention_entropy
 from gpattention.models.predict import (
+    FeatureClassifier,
     Inputs,
     count_items,
     device_of,
@@ -303,6 +304,27 @@ def measure_signals(
             batch_size,
             device,
         )
+
+
+def model_signals(model: FeatureClassifier, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
+    """What one pass without draws of a model with attention of ours says about every item.
+
+    Args:
+        model: one of our transformers, or a model of one's own.
+        inputs: a batch, or a loader of batches, whose signals come on the CPU.
+        **options: `variance`, `per_token` and `batch_size` of `measure_signals`.
+
+    Returns:
+        Logits, features, and profiles of variance and attention entropy.
+    """
+    sites = attention_sites(cast(nn.Module, model))
+
+    def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
+        with watched(sites, watch):
+            features = model.features(batch)  # [B, E]
+        return model.head(features), features
+
+    return measure_signals(model, answer, inputs, **options)
 
 
 def input_batches(loader: Iterable[Any]) -> Iterator[Inputs]:

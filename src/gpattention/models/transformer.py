@@ -30,7 +30,7 @@ from gpattention.models.config import (
 from gpattention.models.health import HealthReport, measure_health
 from gpattention.models.predict import Inputs, predict
 from gpattention.models.prediction import Prediction
-from gpattention.models.signals import Signals, Watch, attention_sites, measure_signals, watched
+from gpattention.models.signals import Signals, model_signals
 from gpattention.numerics import autocast_is_on, checked_once, checks_are_deferred
 from gpattention.ops import is_plain, is_watched, why_not_fused_on
 from gpattention.ops.layers import (
@@ -318,14 +318,7 @@ class Transformer(nn.Module):
         Returns:
             Logits, features, and profiles of variance and attention entropy.
         """
-        sites = attention_sites(self)
-
-        def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
-            with watched(sites, watch):
-                features = self.features(batch)  # [B, E]
-            return self.head(features), features
-
-        return measure_signals(self, answer, inputs, **options)
+        return model_signals(self, inputs, **options)
 
     def health(self, inputs: Inputs, labels: Tensor | None = None) -> HealthReport:
         """Per layer: how near to collapse, and whether its variance says something; see `measure_health`."""
