@@ -6,8 +6,10 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import tomllib
 import zipfile
@@ -224,19 +226,63 @@ def test_requirements() -> None:
     assert gpattention.__version__ == PROJECT["version"]
 
 
-ASK = """
-import importlib.metadata, json
-import gpattention
-print(json.dumps([gpattention.__file__, gpattention.__version__, importlib.metadata.version("gpattention")]))
-"""
+def test_one_version_everywhere() -> None:
+    version, changes = PROJECT["version"], (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", changes, re.M)
+    assert newest is not None
+    assert newest[1] == version
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\ndate-released: {newest[2]}\n" in citation
+
+
+def built(kind: str, source: Path, folder: Path) -> Path:
+    """A wheel or sdist of a source tree, made without fetching anything."""
+    python("-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder), str(source))
+    (made,) = folder.iterdir()
+    return made
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
-    (built,) = folder.iterdir()
-    return built
+    return built("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def installed(wheel: Path, folder: Path) -> Path:
+    """The programs of an environment that holds the wheel and nothing else of ours.
+
+    What it depends on comes from here by a path: neither our editable install nor its hooks come along.
+    """
+    python("-m", "venv", "--without-pip", str(folder))
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    programs = folder / "bin"
+    pip = ("-m", "pip", "--python", str(programs / "python"), "install", "--quiet", "--no-deps", "--no-index")
+    python(*pip, "--ignore-installed", str(wheel))
+    return programs
+
+
+def ran(program: Path, *arguments: str) -> str:
+    """What a program prints, away from the source tree."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [program, *arguments], cwd=program.parents[1], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+SMOKE = """
+import importlib.metadata, json
+import torch
+import gpattention
+from gpattention.attention import build_attention
+layer = torch.nn.TransformerEncoderLayer(16, 2, dropout=0.0, batch_first=True)
+host = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+handle = gpattention.attach(torch.nn.Sequential(host, torch.nn.Flatten(), torch.nn.Linear(64, 3)))
+drawn = handle.predict(torch.randn(2, 4, 16), samples=2).probs.shape
+made = build_attention("cgp", embed_dim=16, num_heads=2)(torch.randn(2, 4, 16), need=("output",)).output.shape
+print(json.dumps([gpattention.__file__, importlib.metadata.version("gpattention"), drawn, made]))
+"""
 
 
 def test_wheel_holds_the_package_and_its_licence(wheel: Path) -> None:
@@ -249,12 +295,36 @@ def test_wheel_holds_the_package_and_its_licence(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".py")} == sources
 
 
-def test_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
-    target = str(tmp_path / "installed")
-    python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, str(wheel))
-    where, version, listed = json.loads(python("-c", ASK, PYTHONPATH=target))
-    assert Path(where) == Path(target) / "gpattention" / "__init__.py"
-    assert (version, listed) == (PROJECT["version"], PROJECT["version"])
+def test_a_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    programs = installed(wheel, tmp_path / "empty")
+    assert ran(programs / "gpattention", "--version") == f"gpattention {PROJECT['version']}\n"
+    assert "gpattention demo --quick" in ran(programs / "gpattention")
+    where, listed, drawn, made = json.loads(ran(programs / "python", "-c", SMOKE))
+    assert Path(where).is_relative_to(tmp_path)
+    assert (listed, drawn, made) == (PROJECT["version"], [2, 3], [2, 4, 16])
+
+
+@pytest.mark.slow
+def test_an_sdist_makes_the_same_wheel_which_trains_and_reports(wheel: Path, tmp_path: Path) -> None:
+    archive = built("sdist", ROOT, tmp_path / "sdist")
+    assert archive.name == f"gpattention-{PROJECT['version']}.tar.gz"
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    source = tmp_path / archive.name.removesuffix(".tar.gz")
+    for part in (
+        "tests/test_package.py",
+        "recipes/digits-cgp.toml",
+        "docs/index.md",
+        "CHANGELOG.md",
+        "Makefile",
+    ):
+        assert (source / part).is_file(), part
+    again = built("wheel", source, tmp_path / "again")
+    names = [sorted(zipfile.ZipFile(each).namelist()) for each in (wheel, again)]
+    assert names[0] == names[1]
+    program = installed(again, tmp_path / "empty") / "gpattention"
+    few = ("--models", "softmax", "--kernel-epochs", "0", "--epochs", "1", "--jobs", "1")
+    assert "report: runs/demo/report.html" in ran(program, "demo", *few)
+    assert (tmp_path / "empty" / "runs" / "demo" / "report.html").stat().st_size > 10_000
 
 
 # -- signs on the front doors
