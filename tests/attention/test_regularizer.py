@@ -173,6 +173,7 @@ def test_normalisation() -> None:
 
 SHARES = ((0, 1), (1, BATCH))  # sequences of each process: one against two
 PARALLEL = {c.name: c for c in cases() if c.name in ("cgp kl rows", "scgp dtc none", "sgpa kl")}
+PARALLEL["kep-svgp"] = NAMED["kep-svgp"]
 
 
 def value_and_gradients(module: Attention, x: Tensor, ignore: Tensor) -> list[Tensor]:

@@ -477,7 +477,7 @@ def check_need(need: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 def normalised(total: Tensor, tokens: Tensor | int, *, head_dim: int, training: bool) -> Tensor:
     """`total` [B, H] per sequence and head of so many real tokens, as one number.  []"""
-    if training and _processes() > 1:
+    if training and processes() > 1:
         if not isinstance(tokens, Tensor):  # other processes may have another number
             tokens = torch.full((), float(tokens), device=total.device)  # made there: graphs allow no copies
         tokens = mean_over_processes(tokens)
@@ -487,14 +487,15 @@ def normalised(total: Tensor, tokens: Tensor | int, *, head_dim: int, training: 
 
 def mean_over_processes(count: Tensor) -> Tensor:
     """The mean of a count over the processes of a run; itself in a single one.  []"""
-    if _processes() == 1:
+    if processes() == 1:
         return count
     count = count.clone()
     dist.all_reduce(count)
     return count / dist.get_world_size()
 
 
-def _processes() -> int:
+def processes() -> int:
+    """How many share a batch; 1 without `torch.distributed`."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

@@ -5,7 +5,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gpattention.attention.base import Attention, Heads, Source, register_attention
+from gpattention.attention.base import (
+    Attention,
+    Heads,
+    Source,
+    mean_over_processes,
+    processes,
+    register_attention,
+)
 from gpattention.attention.parameters import refuse_unused
 from gpattention.checks import check_choice, check_count, plain
 from gpattention.gp import KEPPosterior, Posterior, kep_svgp_posterior
@@ -136,12 +143,23 @@ class KEPSVGPAttention(Attention):
         assert isinstance(posterior, KEPPosterior)
         total = posterior.e.new_zeros(heads.queries.shape[0], self.num_heads)  # [B, H]
         if "ksvd" in self.regularizer:  # of the batch: every head of every sequence bears a part
-            total = total + self.eta_ksvd * posterior.ksvd() / self.num_heads
+            total = total + self.eta_ksvd * self._ksvd(posterior, heads) / self.num_heads
         if "kl" in self.regularizer:
             total = total + self.eta_kl * posterior.kl()
         if heads.mask is None:
             return total
         return torch.where(heads.mask.any(-1), total, 0.0)  # padding alone is no example
+
+    def _ksvd(self, posterior: KEPPosterior, heads: Heads) -> Tensor:
+        """Of the whole batch, however many processes share it in training.  []"""
+        if not (self.training and processes() > 1):
+            return posterior.ksvd()
+        gap = posterior.ksvd_gap(mean_over_processes(posterior.ksvd_terms()))
+        whole = mean_over_processes(gap.detach())
+        count = heads.v.new_full((), len(heads.queries)) if heads.mask is None else heads.mask.any(-1).sum()
+        share = mean_over_processes(count.to(gap.dtype)) / count.clamp_min(1)  # each of so many bears it
+        # averaged over processes this is the square of the whole batch's gap, and so is its gradient
+        return share * whole * (2 * gap - whole)
 
 
 def _orthogonal(heads: int, rows: int, columns: int) -> Tensor:

@@ -192,7 +192,6 @@ class KEPPosterior(Posterior):
         kl = 0.5 * (trace + quadratic - D * (4 * self.log_scale.sum(-1) + s) - log_det)
         return kl.expand(self._mean.shape[:-2])
 
-    @full_precision
     def ksvd(self) -> Tensor:
         """The loss under which e and r are singular features of the kernel (eq. 29).
 
@@ -201,12 +200,20 @@ class KEPPosterior(Posterior):
         Returns:
             [].
         """
-        scale = self.log_scale.exp()[..., None, :]  # [..., 1, s] the diagonal of Lambda^-1/2
-        energy = (self.e * scale).square().sum(-1) + (self.r * scale).square().sum(-1)  # [..., N]
+        return self.ksvd_gap(self.ksvd_terms()).square()
+
+    def ksvd_terms(self) -> Tensor:
+        """How many features the averages of eq. 29 are over: real tokens times heads.  []"""
         if self.mask is None:
-            return (0.5 * energy.mean() - self.trace).square()
-        count = self.mask.expand(energy.shape).sum().clamp_min(1)
-        return (0.5 * energy.sum() / count - self.trace).square()
+            return self.e.new_full((), self.e[..., 0].numel())
+        return self.mask.expand(self.e.shape[:-1]).sum().to(self.e.dtype)
+
+    @full_precision
+    def ksvd_gap(self, terms: Tensor) -> Tensor:
+        """What eq. 29 squares, with sums over tokens divided by `terms`.  []"""
+        scale = self.log_scale.exp()[..., None, :]  # [..., 1, s] the diagonal of Lambda^-1/2
+        energy = (self.e * scale).square().sum() + (self.r * scale).square().sum()
+        return 0.5 * energy / terms.clamp_min(1) - self.trace
 
 
 def _check(
