@@ -255,7 +255,8 @@ class CGPPosterior(ExactPosterior):
     def _raw_variance(self) -> Tensor:
         noise = self.t.noise[..., 0]  # [..., 1]
         floor = noise / (self.t.real_keys()[..., None] + noise)
-        unit = torch.clamp(self._moments[1], min=floor, max=torch.ones_like(noise))
+        raw = self._moments[1] if self._closed is None else self._closed.unit
+        unit = torch.clamp(raw, min=floor, max=torch.ones_like(noise))
         return (2 * log_query_scale(self.given)).exp() * unit
 
     def _prior_stddev(self) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.closed import ClosedMoments, closed_moments
 from gpattention.gp.inputs import (
     Scalar,
     check_choice,
@@ -181,7 +182,7 @@ class UnitDirect(Posterior):
 
 
 class ExactPosterior(Posterior):
-    """A posterior whose moments and costs come from fused kernels where these run.
+    """A posterior whose moments and costs come from fused kernels, or from closed forms on a CPU.
 
     Args:
         t: checked inputs as they came; the kernels mask what they read.
@@ -190,16 +191,22 @@ class ExactPosterior(Posterior):
     """
 
     query_covariance: ClassVar[str]  # what errors call K_q + tau^2 I
+    _may_close = True  # whether the closed forms know this process
 
     def __init__(self, t: Tokens, *, with_variance: bool = False, with_cost: Cost = "none") -> None:
         self.given, self._cost = t, with_cost
         self._fused: Moments | None = None
+        self._closed: ClosedMoments | None = None
         if self.why_not_fused() is None:
             self._fused = self._run_fused(with_variance, with_cost)
             super().__init__(self._fused.mean, None, t.dtype)
             self._query_mask = t.query_mask
-        else:
-            super().__init__(self._plain_mean(with_variance), t.query_mask, t.dtype)
+            return
+        if (with_variance or with_cost != "none") and self._may_close:
+            amplitude = log_query_scale(t).exp()
+            self._closed = closed_moments(t, amplitude, cost=with_cost, name=self.query_covariance)
+        mean = self._plain_mean(with_variance) if self._closed is None else self._closed.mean
+        super().__init__(mean, t.query_mask, t.dtype)
 
     def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
         raise NotImplementedError
@@ -242,10 +249,10 @@ class ExactPosterior(Posterior):
             cost: "marginal", minus eq. 10 or 12 (GP), or "kl", eq. 23, both with tau^2 = sigma^2.
 
         Returns:
-            [...], or None where plain operations run.
+            [...], or None where plain operations run, or where it was not announced to the closed forms.
         """
         if self.why_not_fused() is not None:
-            return None
+            return self._closed.cost if self._closed is not None and self._cost == cost else None
         if self._fused is None or self._cost != cost:
             self._cost, self._fused = cost, self._run_fused(True, cost)
         return self._fused.cost
@@ -290,6 +297,8 @@ class ExactPosterior(Posterior):
         fused = self.fused()
         if fused is not None and fused.key is not None:
             return fused.key
+        if self._closed is not None:
+            return self._closed.key
         t = self.t
         quadratic = (t.v * (self.M_k @ t.v)).sum((-2, -1))  # Z^T M_k^-1 Z, as Z = M_k V
         return quadratic_log_density(quadratic, self._log_det_k(), t.real_keys(), t.v)
@@ -319,6 +328,7 @@ class DirectPosterior(ExactPosterior, UnitDirect):
         self, t: Tokens, *, causal: bool = False, with_variance: bool = False, with_cost: Cost = "none"
     ) -> None:
         self._causal = causal
+        self._may_close = not causal
         super().__init__(t, with_variance=with_variance, with_cost=with_cost)
 
     def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
@@ -342,7 +352,11 @@ class DirectPosterior(ExactPosterior, UnitDirect):
 
     def _find_unit_variance(self) -> Tensor:
         fused = self.fused()
-        return super()._find_unit_variance() if fused is None or fused.unit is None else fused.unit
+        if fused is not None and fused.unit is not None:
+            return fused.unit
+        if self._closed is not None:
+            return within_bounds(self._closed.unit, self._process)
+        return super()._find_unit_variance()
 
     def _stddev(self) -> Tensor:
         fused = self.fused()

@@ -490,9 +490,8 @@ def attention_flops(name: str, n: int, d: int) -> float:
         return 3 * gram + chol + n**3 + density + n * n * d
     if variant.kind == "cgp":  # four matrices, K_ok V, two factors, three solves and a product (eq. 4, 6)
         exact = 4 * gram + gram + 2 * chol + 3 * n**3 + 2 * n**3 + 2 * gram
-        if (
-            variant.options.get("regularizer", "kl") == "kl"
-        ):  # K_q, V, two factors, one solve each way (eq. 23)
+        exact_kl = variant.options.get("regularizer", "kl") == "kl"
+        if exact_kl:  # K_q, V, both factors, one solve each way (eq. 23)
             return exact + gram + 4 * n**3 + 2 * chol + n**3 + n * n * d
         return exact + density + n * n * d
     small = 2 * n * m * d  # kappa with the inducing inputs, or a product m x n with the values

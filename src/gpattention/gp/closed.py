@@ -1,0 +1,398 @@
+"""The exact models' training step on a CPU: moments and regulariser as one autograd function.
+
+Autograd's way through `correlated` and `direct`, which stay the reference, keeps some forty matrices of a
+layer and makes a hundred passes over them, and LAPACK takes one small matrix after the other on one core.
+Here every matrix is made once, and all but the factors of blocks of 16 are batched products, which use all
+cores: a block recursion gives L^-1 for the price of L,
+
+    M = [[M_1, B^T], [B, M_2]],  L_1^-1 of M_1,  C = B L_1^-T,  L_2^-1 of M_2 - C C^T:
+    L^-1 = [[L_1^-1, 0], [-L_2^-1 C L_1^-1, L_2^-1]]
+
+and is as exact as substitution where the factor exists at all.  With unit processes k_xy = kappa(x, y),
+N = k_kk + nu I, nu = sigma^2 / s_k^2, query amplitudes a_i = s_q a'_i:
+
+    exact CGP   A = k_qo (k_oo + sigma^2 I)^-1,  G = A k_ok      (eq. 4, 6)
+    direct      G = k_qk, A = 0                                  (eq. 2)
+    mean = a s_k G v,   P = k_qq - Q,   Q = sigma^2 A A^T + G N^-1 G^T,   u = diag P
+    key  = log N(M_k V; 0, M_k),   C = a k_qq a + sigma^2 I,   E = a Q a,   V = C - E
+    marginal = -log N(mean; 0, C) - key                                                           (10)
+    kl       = 1/2 [|L_C^-1 mean|^2 + s (log det C - log det V - tr C^-1 E)]                      (23)
+
+and incoming gradients g of the mean, w of u, X = G N^-1, O = diag w - (gradient of Q):
+    dG = s_k (a g) v^T - 2 O X,   dN = X^T O X,   dA = dG k_ok^T - 2 sigma^2 O A,   dk_ok = A^T dG
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, baddbmm, bmm
+from torch.linalg import solve_triangular
+
+from gpattention.gp.inputs import masked
+from gpattention.gp.kernels import NEAR
+from gpattention.numerics import (
+    Cost,
+    Tokens,
+    broadcast,
+    checks_are_deferred,
+    cholesky,
+    full_precision,
+    once_differentiable,
+    wants_plain_operations,
+)
+from gpattention.ops import fused_mode
+
+LEAF = 24  # largest matrix that LAPACK factors whole
+CHUNK = 2**17  # numbers of the matrices that are passed over together
+
+
+class ClosedMoments(NamedTuple):
+    """What the function gives.
+
+    Attributes:
+        mean: amplified.  [..., Q, D]
+        unit: variance at unit amplitude, before clamping.  [..., Q]
+        key: log density of the observed keys.  [...]
+        cost: the regulariser that was announced; None without one.  [...]
+    """
+
+    mean: Tensor
+    unit: Tensor
+    key: Tensor
+    cost: Tensor | None
+
+
+def closed_moments(
+    t: Tokens,  # as they came
+    amplitude: Tensor,  # [..., Q] or [..., 1]  s_q a_i
+    *,
+    cost: Cost,
+    name: str,
+) -> ClosedMoments | None:
+    """Moments and regulariser of the exact CGP, or of the direct model where there are no latent inputs.
+
+    Args:
+        t: checked inputs.
+        amplitude: of every query.
+        cost: "marginal", "kl" or "none".
+        name: of the queries' covariance, in errors.
+
+    Returns:
+        Them, or None where plain operations have to run: elsewhere than on a CPU, where no gradient is
+        recorded, under compilers and transforms, and for tokens so far apart that distances need float64.
+
+    Raises:
+        NotPositiveDefiniteError: a covariance has no factor.
+    """
+    inputs = (t.q, t.k, t.v) if t.o is None else (t.q, t.k, t.v, t.o)
+    if t.q.device.type != "cpu" or fused_mode() == "off" or not torch.is_grad_enabled():
+        return None
+    if wants_plain_operations() or checks_are_deferred(*inputs) or not any(x.requires_grad for x in inputs):
+        return None
+    t = masked(t)
+    lead = broadcast(*(x.shape[:-2] for x in inputs))
+    q, k, v, *latent = (
+        x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+        for x in ((t.q, t.k, t.v) if t.o is None else (t.q, t.k, t.v, t.o))
+    )
+    centre = k.detach().mean(-2, keepdim=True)  # [S, 1, C]
+    q, k, *latent = (x - centre for x in (q, k, *latent))
+    if q.dtype == torch.float32:
+        with torch.no_grad():
+            squares = [x.square().sum(-1).max() for x in (q, k, *latent)]
+            if not bool(torch.stack(squares).max() <= NEAR**2):  # NaN too goes the way that says so
+                return None
+    numbers = [x.expand(*lead, 1, 1).reshape(-1, 1, 1) for x in (t.noise, t.scale_k)]
+    a = amplitude.expand(*lead, q.shape[-2]).reshape(-1, q.shape[-2], 1)  # [S, Q, 1]
+    masks = [None if m is None else _spread(m, lead) for m in (t.mask, t.query_mask)]
+    found: Sequence[Any] = _Closed.apply(  # type: ignore[no-untyped-call]
+        cost, name, q, k, latent[0] if latent else None, v, a, *numbers, *masks
+    )
+    shaped: list[Any] = [None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found]
+    return ClosedMoments(*shaped)
+
+
+def _spread(mask: Tensor, lead: torch.Size) -> Tensor:
+    """[S, N, 1]"""
+    return mask.expand(*lead, mask.shape[-1]).reshape(-1, mask.shape[-1], 1)
+
+
+def inverse_root(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L^-1, the diagonal of L, and what LAPACK says of the pivots, for M [S, N, N] symmetric."""
+    n = M.shape[-1]
+    if n <= LEAF:
+        L, info = torch.linalg.cholesky_ex(M)
+        eye = torch.eye(n, dtype=M.dtype, device=M.device).expand_as(L)
+        return solve_triangular(L, eye, upper=False), L.diagonal(dim1=-2, dim2=-1), info
+    h = n // 2 if n <= 2 * LEAF else (n // 2 + 7) // 8 * 8
+    first, d_1, info_1 = inverse_root(M[:, :h, :h])
+    C = bmm(M[:, h:, :h], first.mT)  # [S, N - h, h]
+    second, d_2, info_2 = inverse_root(baddbmm(M[:, h:, h:], C, C.mT, alpha=-1))
+    whole = torch.zeros_like(M)
+    whole[:, :h, :h], whole[:, h:, h:] = first, second
+    torch.neg(bmm(second, bmm(C, first)), out=whole[:, h:, :h])
+    return whole, torch.cat([d_1, d_2], -1), info_1 + info_2
+
+
+def _factor(M: Tensor, name: str, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """L^-1 and log det M, or the error that `cholesky` raises.  [S, N, N], [S]"""
+    root, pivots, info = inverse_root(M)
+    if bool((info != 0).any()):
+        root = cholesky(M, name=name, noise=noise)
+        pivots = root.diagonal(dim1=-2, dim2=-1)
+        root = torch.linalg.inv(root)
+    return root, 2 * pivots.log().sum(-1)
+
+
+class _Set(NamedTuple):
+    """Tokens so written that their products are exponents: left . right = -1/2 |x - y|^2."""
+
+    left: Tensor  # [S, N, C + 2]  x, -|x|^2 / 2, 1
+    right: Tensor  # [S, N, C + 2]  x, 1, -|x|^2 / 2
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Set":
+        """The same tokens both ways."""
+        half = x.square().sum(-1, keepdim=True).mul_(-0.5)
+        one = torch.ones_like(half)
+        return cls(torch.cat([x, half, one], -1), torch.cat([x, one, half], -1))
+
+    def kappa(self, other: "_Set") -> Tensor:
+        """[S, N, M]"""
+        K = bmm(self.left, other.right.mT).clamp_max_(0).exp_()
+        if other is self:
+            K.diagonal(dim1=-2, dim2=-1).fill_(1)
+        return K
+
+
+def _masked(K: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """Rows and columns of padded tokens are 0."""
+    K = K if rows is None else K.masked_fill_(~rows, 0.0)
+    return K if columns is None else K.masked_fill_(~columns.mT, 0.0)
+
+
+def _plus(K: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+    """K + noise I in K's place, whose diagonal is 1 at padded tokens.  [S, N, N]"""
+    diagonal = K.diagonal(dim1=-2, dim2=-1)
+    diagonal.add_(noise[:, :, 0])
+    if mask is not None:
+        diagonal.masked_fill_(~mask[..., 0], 1.0)
+    return K
+
+
+def _count(mask: Tensor | None, x: Tensor) -> Tensor | int:
+    return x.shape[-2] if mask is None else mask.sum((-2, -1)).to(x.dtype)
+
+
+def _trace(K: Tensor, mask: Tensor | None) -> Tensor:
+    """Of real tokens.  [S, 1, 1]"""
+    diagonal = K.diagonal(dim1=-2, dim2=-1)
+    diagonal = diagonal if mask is None else diagonal.masked_fill(~mask[..., 0], 0.0)
+    return diagonal.sum(-1)[:, None, None]
+
+
+class _Pulls:
+    """Gradients of token sets, sums over the kernel matrices between them: dx_i = sum_j E_ij (y_j - x_i)."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Tensor] = {}
+        self._sets: list[_Set] = []  # held, so that no other takes their place
+
+    def add(self, E: Tensor, x: _Set, y: _Set) -> None:
+        """E = dK * K of the matrix between x and y; it is overwritten where y is x."""
+        if y is x:
+            E.diagonal(dim1=-2, dim2=-1).zero_()  # a token is no further from itself than 0
+        self._add(E, x, y)
+        self._add(E.mT, y, x)
+
+    def add_symmetric(self, E: Tensor, x: _Set) -> None:
+        """The same for a symmetric one between x and x."""
+        E.diagonal(dim1=-2, dim2=-1).zero_()
+        self._add(E.mul_(2), x, x)
+
+    def _add(self, E: Tensor, x: _Set, y: _Set) -> None:
+        columns = y.right[..., :-1]  # [S, M, C + 1], the last of which counts
+        found = self._found.get(id(x))
+        self._sets.append(x)
+        self._found[id(x)] = bmm(E, columns) if found is None else found.baddbmm_(E, columns)
+
+    def of(self, x: _Set) -> Tensor:
+        """[S, N, C]"""
+        found = self._found[id(x)]
+        return found[..., :-1] - found[..., -1:] * x.left[..., :-2]
+
+
+def _forward(
+    cost: Cost, name: str, q: Tensor, k: Tensor, o: Tensor | None, v: Tensor, a: Tensor, noise: Tensor,
+    scale_k: Tensor, mask: Tensor | None, query_mask: Tensor | None,
+) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:  # fmt: skip
+    """Mean, unit variance, key density and cost of some sequences; and what the backward pass needs."""
+    D, nu = v.shape[-1], noise / scale_k.square()
+    sets = [_Set.of(x) for x in ((q, k) if o is None else (q, k, o))]
+    Q, K = sets[:2]
+    K_kk = _masked(K.kappa(K), mask, mask)
+    root_k, log_det = _factor(_plus(K_kk.clone(), nu, mask), "K_k + noise I", nu)
+    if o is None:
+        A = K_ok = K_qo = root_o = None
+        G = _masked(Q.kappa(K), query_mask, mask)
+        inner = bmm(G, v)
+    else:
+        O = sets[2]  # noqa: E741 - the paper's letter
+        M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
+        root_o, _ = _factor(M, "K_o + noise I", noise)
+        K_qo, K_ok = _masked(Q.kappa(O), query_mask, mask), _masked(O.kappa(K), mask, mask)
+        W = bmm(K_qo, root_o.mT)  # [S, Q, K]
+        A = bmm(W, root_o)  # [S, Q, K]
+        G = bmm(A, K_ok)  # [S, Q, K]
+        inner = bmm(W, bmm(root_o, bmm(K_ok, v)))  # eq. 4, with a factor less than G v
+    F = bmm(G, root_k.mT)  # [S, Q, K]
+    mean = a * scale_k * inner  # [S, Q, D]
+    u = 1 - F.square().sum(-1)  # [S, Q]
+    if A is not None:
+        u -= noise[:, :, 0] * A.square().sum(-1)
+    Kv = bmm(K_kk, v)  # [S, K, D]
+    quadratic = (v * (scale_k.square() * Kv + noise * v)).sum((-2, -1))
+    log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
+    key = -0.5 * (quadratic + D * log_det)
+    # the queries' density, or the divergence of their posterior
+    value = K_qq = root_q = root_v = white = drawn = drawn_o = None
+    if cost != "none":
+        K_qq = _masked(Q.kappa(Q), query_mask, query_mask)
+        C = _plus(a * K_qq * a.mT, noise, query_mask)
+        root_q, log_det_q = _factor(C, name, noise)
+        white = bmm(root_q, mean)  # [S, Q, D]
+        value = white.square().sum((-2, -1)) + D * log_det_q
+        if cost == "marginal":
+            value = 0.5 * (value + D * _count(query_mask, q) * math.log(2 * math.pi)) - key
+        else:
+            # explained = F F^T + sigma^2 A A^T; both parts of the trace are squares: nothing cancels
+            explained, drawn = bmm(F, F.mT), bmm(root_q, a * F)
+            trace = drawn.square().sum((-2, -1))
+            if A is not None:
+                explained.baddbmm_(noise * A, A.mT)
+                drawn_o = bmm(root_q, a * A)
+                trace = trace + noise[:, 0, 0] * drawn_o.square().sum((-2, -1))
+            root_v, log_det_v = _factor(C - a * explained * a.mT, "V + tau^2 I", noise)
+            value = 0.5 * (value - D * (log_det_v + trace))
+    kept = (v, a, noise, scale_k, mask, query_mask, K_kk, root_k, A, K_ok, K_qo, root_o, G, F, inner, Kv,
+            K_qq, root_q, root_v, white, drawn, drawn_o)  # fmt: skip
+    pairs = [x for s in sets for x in s]
+    return (mean, u, key, value), (*kept, *pairs)
+
+
+def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
+    """Gradients of q, k, o, v, a, sigma^2 and s_k."""
+    (v, a, noise, scale_k, mask, query_mask, K_kk, root_k, A, K_ok, K_qo, root_o, G, F, inner, Kv,
+     K_qq, root_q, root_v, white, drawn, drawn_o, *rest) = saved  # fmt: skip
+    sets = [_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2)]
+    Q, K, *latent = sets
+    g, w, by_key, by_cost = grads
+    D, pulls = v.shape[-1], _Pulls()
+    square = scale_k.square()
+    nu = noise / square
+    X = bmm(F, root_k)  # [S, Q, K]
+    OX = w[..., None] * X
+    OA = None if A is None else w[..., None] * A
+    d_a: Tensor | float = 0.0
+    d_noise: Tensor | float = 0.0
+    if cost != "none":
+        c = 0.5 * by_cost[:, None, None]
+        by_key = by_key - by_cost if cost == "marginal" else by_key
+        inverse = bmm(root_q.mT, root_q)  # [S, Q, Q]  C^-1
+        Y = bmm(root_q.mT, white)  # [S, Q, D]
+        g = g + 2 * c * Y
+        marginal = cost == "marginal"
+        dC = baddbmm(inverse, Y, Y.mT, beta=D if marginal else 0, alpha=-1)  # [S, Q, Q]
+        if not marginal:
+            # C^-1 E C^-1 as a square, where products of inverses would lose digits
+            half = bmm(root_q.mT, drawn)  # [S, Q, K]
+            dC.baddbmm_(half, half.mT, alpha=D)
+            explained = bmm(F, F.mT)
+            if A is not None:
+                half = bmm(root_q.mT, drawn_o)
+                dC.baddbmm_(noise * half, half.mT, alpha=D)
+                explained.baddbmm_(noise * A, A.mT)
+            dE = baddbmm(inverse, root_v.mT, root_v, beta=-D, alpha=D)  # D (V^-1 - C^-1)
+            dC -= dE
+            dE *= c
+            by_explained = a * dE * a.mT
+            d_a = 2 * bmm(dE * explained, a)
+            OX = OX.baddbmm_(by_explained, X, alpha=-1)
+            OA = None if OA is None else OA.baddbmm_(by_explained, A, alpha=-1)
+        dC *= c
+        d_noise = _trace(dC, query_mask)
+        dC *= K_qq
+        d_a = d_a + 2 * bmm(dC, a)
+        pulls.add_symmetric(a * dC * a.mT, Q)
+    d_a = d_a + scale_k * (g * inner).sum(-1, keepdim=True)
+    d_scale = (g * (a * inner)).sum((-2, -1), keepdim=True)
+    g = (a * scale_k) * g  # of G v
+    dG = baddbmm(OX, g, v.mT, beta=-2)  # [S, Q, K]
+    dN = bmm(X.mT, OX)  # [S, K, K]
+    if A is None:
+        d_v = bmm(G.mT, g)
+        pulls.add(dG * G, Q, K)
+    else:
+        (o,) = latent
+        d_v = bmm(K_ok.mT, bmm(A.mT, g))
+        d_noise = d_noise - (OA * A).sum((-2, -1), keepdim=True)
+        dA = baddbmm(noise * OA, dG, K_ok.mT, beta=-2)
+        Z = bmm(bmm(dA, root_o.mT), root_o)  # [S, Q, K]  gradient of K_qo
+        dM = bmm(A.mT, Z).neg_()  # [S, K, K]
+        d_noise = d_noise + _trace(dM, mask)
+        pulls.add(Z * K_qo, Q, o)
+        pulls.add(bmm(A.mT, dG) * K_ok, o, K)
+        pulls.add(dM * _masked(o.kappa(o), mask, mask), o, o)
+    # what is observed at the keys
+    e = -0.5 * by_key[:, None, None]
+    dN.baddbmm_((e * D) * root_k.mT, root_k)
+    d_nu = _trace(dN, mask)
+    dN.baddbmm_(e * square * v, v.mT)
+    pulls.add_symmetric(dN * K_kk, K)
+    d_v = d_v + 2 * e * (square * Kv + noise * v)
+    n = _count(mask, v)
+    n = n[:, None, None] if isinstance(n, Tensor) else n
+    d_noise = d_noise + e * v.square().sum((-2, -1), keepdim=True) + d_nu / square
+    d_scale = d_scale + 2 * e * (scale_k * (v * Kv).sum((-2, -1), keepdim=True) + D * n / scale_k)
+    d_scale = d_scale - 2 * d_nu * nu / scale_k
+    by_o = pulls.of(latent[0]) if latent else None
+    return pulls.of(Q), pulls.of(K), by_o, d_v, d_a, d_noise, d_scale
+
+
+class _Closed(torch.autograd.Function):
+    """Chunk by chunk of sequences, so that what is passed over again and again stays in a core's cache."""
+
+    @staticmethod
+    @full_precision
+    def forward(ctx: Any, cost: Cost, name: str, *given: Any) -> tuple[Tensor | None, ...]:
+        each = max(1, CHUNK // given[0].shape[-2] ** 2)
+        parts = [_forward(cost, name, *part) for part in _chunks(given, each)]
+        kept = [saved for _, saved in parts]
+        ctx.save_for_backward(*(x for saved in kept for x in saved))
+        ctx.cost, ctx.chunks, ctx.each = cost, len(parts), each
+        return tuple(_joined(column) for column in zip(*(found for found, _ in parts), strict=True))
+
+    @staticmethod
+    @once_differentiable
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        width = len(saved) // ctx.chunks
+        parts = [
+            _backward(ctx.cost, saved[i * width : (i + 1) * width], *part)
+            for i, part in enumerate(_chunks(grads, ctx.each))
+        ]
+        return None, None, *(_joined(column) for column in zip(*parts, strict=True)), None, None
+
+
+def _chunks(tensors: Sequence[Tensor | None], each: int) -> Iterator[list[Any]]:
+    count = next(len(x) for x in tensors if x is not None)
+    for start in range(0, count, each):
+        yield [None if x is None else x[start : start + each] for x in tensors]
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    found = [x for x in parts if x is not None]
+    return None if not found else found[0] if len(found) == 1 else torch.cat(found)

@@ -1,0 +1,137 @@
+"""The closed forms of a CPU's training step against the plain operations, forward and gradient."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpattention import gp
+from gpattention.gp.closed import CHUNK, closed_moments, inverse_root
+
+SIZES = [(17, 17), (64, 64), (30, 50)]
+MODELS = {"direct": gp.direct_posterior, "cgp": gp.cgp_posterior}
+
+
+def inputs(model: str, n: int, m: int, batch: int = 3) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(n)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    tokens = {"q": normal(batch, 2, n, 8, scale=0.5), "k": normal(batch, 2, m, 8, scale=0.5)}
+    if model == "cgp":
+        tokens["o"] = normal(batch, 2, m, 8, scale=0.5)
+    numbers = {"noise": (0.01, 0.05), "scale_q": (1.0, 0.7), "scale_k": (0.8, 1.2)}
+    parameters = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+    return {
+        **tokens,
+        "v": normal(batch, 2, m, 5),
+        **parameters,
+        "log_amplitude": normal(batch, 2, n, scale=0.3),
+    }
+
+
+def evaluate(
+    model: str, given: dict[str, Tensor], cost: Any, dtype: torch.dtype, mode: Any, **masks: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Mean, variance and cost, and the gradients of a random function of them."""
+    leaves = {name: x.to(dtype, copy=True).requires_grad_() for name, x in given.items()}
+    tokens = [leaves[name] for name in ("q", "k", "o", "v") if name in leaves]
+    options = {name: leaves[name] for name in ("noise", "scale_q", "scale_k", "log_amplitude")}
+    with gp.fused_kernels(mode):
+        p = MODELS[model](*tokens, **options, **masks, with_variance=True, with_cost=cost)
+        assert (p._closed is not None) == (mode == "auto")
+        found = [p.mean, p.variance, p.log_density().key]
+        if cost == "kl":
+            found.append(p.kl())
+        elif cost == "marginal":
+            total = p.fused_cost("marginal")
+            found.append(-p.log_density("marginal").total if total is None else total)
+        g = torch.Generator().manual_seed(1)
+        weights = [torch.randn(x.shape, generator=g, dtype=torch.float64).to(dtype) for x in found]
+        loss = sum((x * w).sum() for x, w in zip(found, weights, strict=True))
+        return [x.detach() for x in found], list(torch.autograd.grad(loss, list(leaves.values())))
+
+
+def gap(found: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("cost", ["none", "marginal", "kl"])
+@pytest.mark.parametrize(("n", "m"), SIZES)
+@pytest.mark.parametrize("model", MODELS)
+def test_values_and_gradients_are_those_of_plain_operations(
+    model, n: int, m: int, cost, masked: bool
+) -> None:
+    given, masks = inputs(model, n, m), {}
+    if masked:
+        for name, count in (("mask", m), ("query_mask", n)):
+            masks[name] = torch.arange(count) < torch.tensor([count, count - 3, 1])[:, None, None]
+    values, gradients = evaluate(model, given, cost, torch.float64, "off", **masks)
+    for dtype, allowed in ((torch.float64, 1e-12), (torch.float32, 3e-5)):
+        found = evaluate(model, given, cost, dtype, "auto", **masks)
+        assert gap(found[0], values) < (allowed if dtype == torch.float64 else 2e-6)
+        assert gap(found[1], gradients) < allowed
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_many_sequences_are_taken_in_chunks(model) -> None:
+    given = inputs(model, 64, 64, batch=CHUNK // 64**2)
+    assert len(given["q"]) * 2 > CHUNK // 64**2
+    expected = evaluate(model, given, "kl", torch.float64, "off")
+    for a, b in zip(evaluate(model, given, "kl", torch.float64, "auto"), expected, strict=True):
+        assert gap(a, b) < 1e-12
+
+
+@pytest.mark.parametrize("n", [1, 16, 24, 25, 48, 49, 64, 130])
+def test_inverse_roots_of_any_size(n: int) -> None:
+    X = torch.randn(3, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    M = X @ X.mT + torch.eye(n)
+    root, pivots, info = inverse_root(M)
+    L = torch.linalg.cholesky(M)
+    torch.testing.assert_close(root @ L, torch.eye(n, dtype=M.dtype).expand_as(M))
+    torch.testing.assert_close(pivots, L.diagonal(dim1=-2, dim2=-1))
+    assert not info.any()
+
+
+def test_where_plain_operations_stay() -> None:
+    given = inputs("direct", 5, 5)
+
+    def closed(**changed: Any) -> Any:
+        p = {"requires": True, "mode": "auto", "scale": 1.0, "dtype": torch.float64, **changed}
+        q, k, v = ((p["scale"] * given[x]).to(p["dtype"]).requires_grad_(p["requires"]) for x in "qkv")
+        with gp.fused_kernels(p["mode"]):
+            return gp.direct_posterior(q, k, v, noise=0.01, with_variance=True)._closed
+
+    assert closed() is not None
+    assert closed(mode="off") is None
+    assert closed(requires=False) is None
+    assert closed(dtype=torch.float32, scale=100.0) is None  # distances need float64 there
+    assert closed(scale=100.0) is not None
+    with torch.no_grad():
+        assert closed() is None
+    with gp.deferred_checks():
+        assert closed() is None
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_matrix_without_a_factor_is_named(model) -> None:
+    given = inputs(model, 40, 40)
+    for x in ("q", "k", "o"):
+        if x in given:
+            given[x] = given[x][..., :1, :].expand(-1, -1, 40, -1)  # all tokens are one
+    given["noise"] = torch.full((2,), 1e-9, dtype=torch.float64)
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"K_[ko] \+ noise I .*smallest noise"):
+        evaluate(model, given, "kl", torch.float32, "auto")
+
+
+def test_gradients_are_not_differentiated_again() -> None:
+    given = inputs("direct", 5, 5)
+    q, k, v = (given[x].requires_grad_() for x in "qkv")
+    p = gp.direct_posterior(q, k, v, noise=0.01, with_variance=True)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(p.variance.sum(), q, create_graph=True)
+    assert closed_moments(p.given, torch.ones(1), cost="none", name="C") is not None
