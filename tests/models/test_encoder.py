@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from typing import Any
 
 import pytest
@@ -209,6 +210,27 @@ def test_causal_layers_see_no_later_token(kind: str, options: dict[str, Any]) ->
     torch.testing.assert_close(layer(changed)[:, :3], y[:, :3])
     if kind == "softmax-gp":
         torch.testing.assert_close(y, reference(x, src_mask=CAUSAL), rtol=1e-4, atol=1e-5)
+
+
+def test_hints_are_given_once_where_attention_starts_from_nothing() -> None:
+    fresh = Classifier("cgp")
+    fresh(tokens())
+    with pytest.warns(UserWarning, match="2 layers of 'cgp' attention are trained from scratch"):
+        gpattention.regularizer(fresh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fresh(tokens())
+        gpattention.regularizer(fresh)
+        loaded = Classifier("cgp")
+        loaded.load_state_dict(fresh.state_dict())
+        started = Encoder.from_torch(nn.TransformerEncoder(theirs(), 1, enable_nested_tensor=False), "cgp")
+        for model in (loaded, Classifier("softmax"), started):
+            model(tokens())
+            gpattention.regularizer(model)
+    plain = nn.TransformerEncoder(theirs(), 1, enable_nested_tensor=False)
+    for start in (Encoder.from_torch, gpattention.convert):
+        with pytest.warns(UserWarning, match="inducing inputs of 'scgp' attention start at random.*example="):
+            start(plain, kind="scgp")  # type: ignore[operator]
 
 
 def test_frozen_parts_and_modes_are_copied() -> None:

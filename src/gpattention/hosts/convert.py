@@ -28,6 +28,8 @@ from gpattention.models.converted import (
     Passes,
     TrainingDraw,
     converted_layers,
+    hint_at_example,
+    hint_at_warm_start,
     make_layer,
     place_inducing,
 )
@@ -60,7 +62,8 @@ def convert(
         draw: whether a layer draws its output in training ("independent") or gives its mean ("none").
         layers: names of the attention modules to convert, as `find_sites` lists them; None is all.
         example: a batch of inputs, for scgp and sgpa: their inducing inputs start at its tokens.  Without it
-            they start at random, and attention may be switched off until they have been learned.
+            they start at random, and attention may be switched off until they have been learned: a warning
+            says so.
         seed: of the start of inducing inputs.
         **options: of the kind: `noise`, `prior_scale`, `regularizer`, `num_inducing`, ...  For cgp, direct
             and scgp `normalize` is "softmax" by default, which starts as the host (eq. 21); "rows" (eq. 25)
@@ -77,9 +80,22 @@ def convert(
     >>> convert(model, kind="direct", layers=["encoder.layer.11.attention.self"])
     """
     check_module(model)
+    record = conversion.Conversion(kind, draw=draw, seed=seed, options=options)
+    _convert(model, record, layers, example)
+    if example is None and converted_layers(model):
+        hint_at_example(kind, options)
+    return model
+
+
+def _convert(
+    model: nn.Module,
+    record: conversion.Conversion,
+    layers: Iterable[str] | None,
+    example: Inputs | None = None,
+) -> None:
+    """Do a conversion, whole or not at all, and keep its record."""
     if conversion_of(model) is not None:
         raise ValueError("expected a model that is not converted yet, got one that is")
-    record = conversion.Conversion(kind, draw=draw, seed=seed, options=options)
     found = find_sites(model).convertible()
     sites = _chosen(found.sites, layers)
     if not sites:
@@ -93,12 +109,14 @@ def convert(
         with evaluating(model):  # an example that the host does not take leaves it as it was
             call_model(model, example)
     with _all_or_nothing(model), _seeded(sites, record.seed):
-        if not any(family.convert_whole(model, sites, kind, options) for family in FAMILIES.values()):
+        if not any(
+            family.convert_whole(model, sites, record.kind, dict(record.options))
+            for family in FAMILIES.values()
+        ):
             _swap(model, sites, record)
         model.__dict__[_RECORD] = record
         if example is not None:
             place_inducing(model, partial(call_model, model, example), record.seed)
-    return model
 
 
 def conversion_of(model: nn.Module) -> conversion.Conversion | None:
@@ -134,6 +152,7 @@ def regularizer(model: nn.Module) -> Tensor:
 
     >>> loss = cross_entropy(model(x), y) + 0.01 * regularizer(model)
     """
+    hint_at_warm_start(model)
     for family in FAMILIES.values():
         own = family.regularizer(model)
         if own is not None:
@@ -209,9 +228,7 @@ def _convert_again(model: nn.Module, record: conversion.Conversion, source: Path
     if conversion_of(model) is not None:
         raise ValueError("expected a host as before the conversion, got one that is converted")
     try:
-        convert(
-            model, record.kind, draw=record.draw, layers=record.layers, seed=record.seed, **record.options
-        )
+        _convert(model, replace(record, layers=(), left_alone=()), record.layers)
     except ValueError as error:
         expected = f"expected the record of a conversion of this {type(model).__name__}"
         raise ValueError(f"{source}: {expected}, got one that it does not take: {error}") from error

@@ -3,6 +3,7 @@
 Hosts of other libraries are given such layers by `convert`; our own encoder layers are built with them.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -161,6 +162,28 @@ def make_layer(
         raise ValueError(f"{where}{error}, and it has none or changes them afterwards") from None
     layer = ConvertedAttention(attention, logit_scale=scale, draw=draw, name=name)
     return layer.train(module.training)
+
+
+def hint_at_example(kind: str, options: Mapping[str, Any], stacklevel: int = 3) -> None:
+    """Say, by a warning at the caller's line, that inducing inputs start at random without an example."""
+    if KINDS[kind].has_inducing and options.get("inducing") != "pooled":
+        why = "start at random, where attention may be switched off until they are learned"
+        helps = "example=, a batch of inputs, starts them at its tokens"
+        warnings.warn(f"inducing inputs of {kind!r} attention {why}: {helps}", stacklevel=stacklevel)
+
+
+def hint_at_warm_start(model: nn.Module, stacklevel: int = 3) -> None:
+    """Say, once, by a warning at the caller's line, that encoder layers of ours are trained from scratch."""
+    fresh: list[Any] = [module for module in model.modules() if getattr(module, "from_scratch", False)]
+    for layer in fresh:
+        layer.from_scratch = False
+    if fresh:
+        what = f"{len(fresh)} layers of {fresh[0].kind!r} attention are trained from scratch"
+        how = f"kind='softmax' first, then Encoder.from_torch(encoder, kind={fresh[0].kind!r})"
+        warnings.warn(
+            f"{what}; recipes train attention without draws first and start from it: {how}",
+            stacklevel=stacklevel,
+        )
 
 
 def place_inducing(model: nn.Module, run: Callable[[], object], seed: int) -> None:

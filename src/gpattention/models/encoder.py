@@ -21,6 +21,7 @@ from gpattention.models.converted import (
     Passes,
     TrainingDraw,
     converted_layers,
+    hint_at_example,
     make_layer,
     place_inducing,
 )
@@ -66,6 +67,8 @@ class EncoderLayer(nn.TransformerEncoderLayer):
     >>> layer(tokens, src_key_padding_mask=padding)  # [B, N, 128]
     """
 
+    from_scratch = False  # whether its Gaussian processes start with nothing that was trained
+
     def __init__(
         self,
         d_model: int,
@@ -92,6 +95,7 @@ class EncoderLayer(nn.TransformerEncoderLayer):
             layer_norm_eps, batch_first, norm_first, bias, device, dtype,
         )  # fmt: skip
         self._attend_by(kind, draw, options)
+        self.from_scratch = kind != "softmax" and KINDS[kind].draws
 
     @classmethod
     def from_torch(
@@ -124,13 +128,23 @@ class EncoderLayer(nn.TransformerEncoderLayer):
 
         >>> EncoderLayer.from_torch(trained, kind="softmax-gp")
         """
-        made = _copied(cls, layer, nn.TransformerEncoderLayer)
+        made = cls._taken(layer, kind, draw, options)
+        if example is not None:
+            place_inducing(made, partial(made, example), seed)
+        elif kind != "softmax":
+            hint_at_example(kind, options)
+        return made
+
+    @classmethod
+    def _taken(
+        cls, layer: nn.TransformerEncoderLayer, kind: str, draw: TrainingDraw, options: dict[str, Any]
+    ) -> Self:
+        made: Self = _copied(cls, layer, nn.TransformerEncoderLayer)
+        made.from_scratch = False
         if type(made.self_attn) is not nn.MultiheadAttention:
             got = f"expected a layer with softmax attention, nn.MultiheadAttention, got {_kind_of(made)!r}"
             raise ValueError(got)
         made._attend_by(kind, draw, options)
-        if example is not None:
-            place_inducing(made, partial(made, example), seed)
         return made
 
     @property
@@ -153,6 +167,11 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         )  # fmt: skip
         self.self_attn = ConvertedMultihead(host, layer)  # type: ignore[assignment]
         Passes().watch(self, [layer])
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        """Whatever was trained before is no start from scratch."""
+        super()._load_from_state_dict(*args, **options)
+        self.from_scratch = False
 
     def extra_repr(self) -> str:
         """Its kind in the module's print-out."""
@@ -193,6 +212,7 @@ class Encoder(nn.TransformerEncoder):
         encoder: nn.TransformerEncoder,
         kind: str = "cgp",
         *,
+        draw: TrainingDraw = "independent",
         example: Tensor | None = None,
         seed: int = 0,
         **options: Any,
@@ -204,7 +224,8 @@ class Encoder(nn.TransformerEncoder):
             kind: as of `EncoderLayer`, of all layers; assign to `layers[i]` to mix kinds.
             example: tokens as the encoder is called with, as of `EncoderLayer.from_torch`.
             seed: of that start.
-            **options: `draw`, and those of the kind.
+            draw: as of `EncoderLayer`.
+            **options: of the kind.
 
         Returns:
             The new encoder, in the mode of the old one.
@@ -216,12 +237,14 @@ class Encoder(nn.TransformerEncoder):
         """
         made = _copied(cls, encoder, nn.TransformerEncoder)
         made.layers = nn.ModuleList(
-            EncoderLayer.from_torch(layer, kind, **options) for layer in encoder.layers
+            EncoderLayer._taken(layer, kind, draw, options) for layer in encoder.layers
         )
         made.layers.train(encoder.layers.training)
         made.use_nested_tensor = made.use_nested_tensor and kind == "softmax"
         if example is not None:
             place_inducing(made, partial(made, example), seed)
+        elif kind != "softmax":
+            hint_at_example(kind, options)
         return made
 
 
