@@ -42,7 +42,8 @@ def _shown(output: dict[str, Any]) -> str:
     if "image/png" in data:
         return f'<img alt="output of the cell above" src="data:image/png;base64,{data["image/png"].strip()}">'
     if "text/html" in data:
-        lines = STYLE.sub("", "".join(data["text/html"])).splitlines()
+        plain = STYLE.sub("", "".join(data["text/html"])).replace(' border="1" class="dataframe"', "")
+        lines = plain.splitlines()
         return "<div>" + "\n".join(line for line in lines if line.strip()) + "</div>"
     return f"```text\n{''.join(data.get('text/plain', '')).rstrip()}\n```"
 
