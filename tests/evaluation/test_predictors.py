@@ -51,7 +51,7 @@ def same(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "attention", ["softmax", "softmax-gp", "direct", "cgp", "scgp", "sgpa", ("cgp", "softmax")]
+    "attention", ["softmax", "softmax-gp", "direct", "cgp", "scgp", "sgpa", "kep-svgp", ("cgp", "softmax")]
 )
 def test_batch_size_changes_nothing(attention) -> None:
     """4 rows at once are as many as heads, through which SGPA passes its inducing inputs."""
