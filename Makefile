@@ -20,7 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making $(VENV), once; PyTorch alone is 200 MB to fetch, so that this takes minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e '.[dev]'
+	@# a pip before 25.1 is silent while it unpacks
+	@(while sleep 3; do printf .; done) & dots=$$!; trap "kill $$dots" EXIT; \
+		$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(STAMP)
 
 demo: setup ## train, evaluate and compare six kinds of attention on bundled digits (QUICK=1: two, in a minute)

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from gpattention.cli.console import Bar, Bars, duration, shortened, table
+from gpattention.cli.console import Bar, Bars, Overall, duration, shortened, table
 from gpattention.runs.tables import Bold
 
 
@@ -84,3 +84,27 @@ def test_long_texts_lose_their_middle() -> None:
     cut = shortened("0123456789" * 3, 11)
     assert cut == "0123...6789"
     assert len(shortened("0123456789" * 3, 12)) == 12
+
+
+def test_several_pieces_of_work_share_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (Terminal(), io.StringIO()):
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setenv("TERM", "xterm")
+        overall = Overall("all")
+        for piece, total in (("a", 10.0), ("[b]", 30.0)):
+            overall(piece, "", 0.0, total)
+        overall("a", "training, epoch 1", 5.0, 10.0)
+        overall("a", "training, epoch 2", 6.0, 10.0)
+        overall("[b]", "training, epoch 1", 0.0, 30.0)
+        overall("a", "done", 10.0, 10.0)
+        overall.close()
+        overall.close()
+        shown = terminal.getvalue()
+        if terminal.isatty():
+            assert "starting" in shown
+            assert "25%" in shown  # 10 of 40
+            assert "training, epoch 1" in shown
+            assert "  [b]" in shown  # a name is no markup
+        else:
+            assert shown == "  a: training\n  [b]: training\n  a: done\n"

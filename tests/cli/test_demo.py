@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from gpattention.studies.demo import COLUMNS, MODELS, demo_recipe, run_demo
 from tests.cli.conftest import Run
 
@@ -12,6 +14,10 @@ def test_demo_trains_compares_and_writes_a_page(tmp_path: Path, run: Run) -> Non
     out = run("demo", "--run", tmp_path, "--models", "softmax,scgp", *FEW).out
     assert "softmax" in out
     assert "near AUROC" in out
+    assert "On corrupted digits " in out
+    assert "One seed cannot say how much of this is chance" in out
+    assert out.index("next:") > out.index(f"report: {tmp_path / 'report.html'}")
+    assert f"gpattention demo --models softmax,cgp --seeds 3 --run {tmp_path}-seeds" in out
     page = (tmp_path / "report.html").read_text()
     assert "Kinds of attention on handwritten digits" in page
     assert page.count("<svg") > 5
@@ -21,6 +27,23 @@ def test_demo_trains_compares_and_writes_a_page(tmp_path: Path, run: Run) -> Non
     result = run_demo(tmp_path, models=("softmax",), epochs=1, kernel_epochs=0)  # an earlier demo is replaced
     assert 0 <= result.results.find("softmax", "clean", "test", "accuracy").mean <= 1
     assert [column.find(result.results, "softmax", "model") is None for column in COLUMNS] == [False] * 8
+
+
+def test_quick_is_two_models_and_seeds_have_a_run_each(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = list[dict[str, object]]()
+
+    def stand_in(folder: str, **given: object) -> None:
+        called.append(given)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("gpattention.cli.demo.run_demo", stand_in)
+    run("demo", "--quick", "--epochs", "3", code=2)
+    run("demo", "--seeds", "2", code=2)
+    keys = ("models", "kernel_epochs", "epochs", "seeds")
+    assert [called[0][key] for key in keys] == [("softmax", "cgp"), 8, 3, 1]
+    assert [called[1][key] for key in keys] == [tuple(MODELS), 10, 20, 2]
 
 
 def test_a_demo_replaces_no_other_run(tmp_path: Path, run: Run) -> None:

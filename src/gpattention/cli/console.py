@@ -190,7 +190,9 @@ class Overall:
     def _show(self, piece: str, what: str, seconds: float) -> None:
         progress, whole = self._shown = self._shown or self._begin()
         done, total = (sum(each) for each in zip(*self._amounts.values(), strict=True))
-        progress.update(whole, completed=done, total=total, note=f"{done / total:.0%}")
+        progress.update(
+            whole, completed=done, total=total, note=f"{done / total:.0%}" if done else "starting"
+        )
         if what == "done":
             if piece in self._lines:
                 progress.remove_task(self._lines.pop(piece))
