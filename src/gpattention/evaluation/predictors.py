@@ -16,7 +16,7 @@ from gpattention.checks import check_choice, check_labels
 from gpattention.evaluation.last_layers import GPLastLayer, LaplaceLastLayer
 from gpattention.evaluation.predictions import BasePredictor, Predictor, Request, check_predictor, not_fitted
 from gpattention.gp import NumericalError
-from gpattention.models import Prediction, predict
+from gpattention.models import Prediction, Transformer, predict
 from gpattention.models.dropout import Dropout, calls_of_items, find_dropouts, hooked, item_masks
 from gpattention.models.predict import Average, Classifier, Inputs, Progress, Rows, evaluating, predict_rows
 from gpattention.models.prediction import TemperatureProfile, check_logits, profile_temperature
@@ -43,6 +43,21 @@ class ModelPredictor(BasePredictor):
     def _predict(self, inputs: Inputs, request: Request) -> Prediction:
         options = {"draw": self.draw, "variances": self.variances, "average": self.average}
         return predict(self.model, inputs, **options, **vars(request))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class MomentsPredictor(BasePredictor):
+    """One pass of a transformer of ours instead of draws: see `gpattention.models.moments`.
+
+    Args:
+        model: whose layers have posteriors.
+    """
+
+    model: Transformer
+
+    def _predict(self, inputs: Inputs, request: Request) -> Prediction:
+        rows, progress = request.batch_size, request.progress
+        return self.model.predict(inputs, method="moments", batch_size=rows, progress=progress)
 
 
 class MCDropout(BasePredictor):
@@ -289,7 +304,8 @@ def build_predictor(
     """One of `PREDICTORS` for a model.
 
     Args:
-        name: `model` draws its attention outputs where it can; `mean` never; `mc_dropout` draws masks
+        name: `model` draws its attention outputs where it can; `mean` never; `moments` propagates their
+            variances through one pass; `mc_dropout` draws masks
             without attention outputs, `dropout_draws` both at once; `laplace` and `gp_layer` are fitted on
             the training items at once, without random choices but those of their fixed seed.
         model: classifies.
@@ -326,6 +342,14 @@ def _mean(model: Any, _: object) -> Predictor:
     return ModelPredictor(model, draw="none", variances=True)
 
 
+def _moments(model: Any, _: object) -> Predictor:
+    if not isinstance(model, Transformer):
+        raise UnavailablePredictorError(f"{type(model).__name__} is no transformer of ours")
+    if not model.draws:
+        raise UnavailablePredictorError("the model does not draw and is its own mean")
+    return MomentsPredictor(model)
+
+
 def _mc_dropout(model: Any, _: object, draw: Draw = "none") -> Predictor:
     if draw != "none" and not model.draws:
         raise UnavailablePredictorError("the model does not draw, see mc_dropout")
@@ -341,6 +365,7 @@ PREDICTORS = {  # in the order of tables
         usual=True,
     ),
     "mean": PredictorKind("mean, without draws", _mean, usual=True),
+    "moments": PredictorKind("moments, one pass", _moments),
     "mc_dropout": PredictorKind("MC dropout", _mc_dropout, "dropout", usual=True),
     "dropout_draws": PredictorKind(
         "draws and MC dropout", partial(_mc_dropout, draw="independent"), "dropout+independent"

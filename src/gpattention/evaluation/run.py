@@ -71,7 +71,8 @@ class EvaluationSettings:
 
     Args:
         suites: of clean, corrupted, ood, selective, oversmoothing, efficiency; or "all".
-        predictors: of model, mean, mc_dropout, dropout_draws, laplace, gp_layer; each also with temperature.
+        predictors: of model, mean, moments, mc_dropout, dropout_draws, laplace, gp_layer; each also with
+            temperature.
         samples: draws of a prediction.
         seed: of the draws.
         batch_size: items times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.

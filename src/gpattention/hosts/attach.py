@@ -27,6 +27,7 @@ from gpattention.hosts.language import (
     text_batches,
     window_means,
 )
+from gpattention.hosts.moments import host_moments
 from gpattention.hosts.painting import pieces_of
 from gpattention.hosts.predict import (
     Call,
@@ -35,6 +36,7 @@ from gpattention.hosts.predict import (
     Task,
     call_model,
     check_module,
+    check_task,
     generates,
     make_result,
     uncompiled,
@@ -47,6 +49,7 @@ from gpattention.hosts.tokens import AFTER, SCORES, Score, Span, TokenUncertaint
 from gpattention.hosts.usual import NOT_FITTED, Usual, fit_usual
 from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
 from gpattention.models import Prediction, Signals
+from gpattention.models.moments import METHODS, Method
 from gpattention.models.predict import (
     Inputs,
     Progress,
@@ -245,6 +248,7 @@ class Handle:
         tokens: bool = False,
         variance_from: VarianceFrom = "draws",
         share: bool = True,
+        method: Method = "draws",
         progress: Progress | None = None,
     ) -> Result:
         """Predict with uncertainty, in evaluation mode and without gradients.
@@ -267,6 +271,8 @@ class Handle:
                 queries and keys; "mean" takes those of one pass without draws for all samples, which is
                 faster and leaves out how the draws of lower layers change the variances of higher ones.
             share: False runs every sample as a full pass: for models with a state of their own.
+            method: "moments" propagates variances through one pass instead of drawing, in classifiers around
+                one `nn.TransformerEncoder`; its logits are those of the mean-field prediction.
             progress: called with how many rows are done, and how many there are.
 
         Returns:
@@ -280,6 +286,10 @@ class Handle:
         self._check_attached()
         samples, seed = check_count("samples", samples, least=0), check_whole("seed", seed)
         check_choice("variance_from", variance_from, VARIANCES_FROM)
+        check_choice("method", method, METHODS)
+        if method == "moments":
+            rest: dict[str, Any] = {"batch_size": batch_size, "variances": variances, "progress": progress}
+            return self._moments(inputs, first_item=first_item, **rest)
         # once: a thread may change the settings meanwhile
         adaptive, own, runner = self._usual.temperature, self._settings, self._runner
         if tokens:
@@ -317,6 +327,24 @@ class Handle:
                 seen = attached_signals(runner, self._head, own, inputs, batch_size=batch_size)
                 acting["temperature"] = adaptive.temperature(answers, seen)[:, None]  # [B, 1]
         return make_result(answers, runner.task, inputs, means if variances else None, drawn=drawn, **acting)
+
+    def _moments(self, inputs: Inputs, **options: Any) -> Prediction:
+        """One pass, by the settings, whose constant temperature divides the logits."""
+        runner, own = self._runner, self._settings
+        settings = own.to(runner.device(inputs))
+
+        def read(part: Inputs) -> Tensor:
+            answer = runner.read(uncompiled(runner.model), part, nullcontext())
+            check_task(runner.task)
+            return answer
+
+        def spread(site: Site, call: AttentionCall) -> Tensor | None:
+            if not settings.drawn(site.index):
+                return None
+            return torch.cat([runner.log_std(site, part, settings) for part in in_cache(call)])
+
+        how: dict[str, Any] = {"sites": self.sites, "spread": spread, "temperature": own.temperature}
+        return host_moments(uncompiled(runner.model), read, inputs, **how, **options)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Variances of every token at every site, in one plain pass; also of sites that do not draw.

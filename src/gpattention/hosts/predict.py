@@ -5,6 +5,7 @@ passed, all shapes are as expected and every number is wrong; with fewer rows th
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeAlias
 
@@ -15,11 +16,13 @@ from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Context, Handlers
+from gpattention.hosts.moments import host_moments
 from gpattention.hosts.painting import Painted, html_of, levels_of, show_lines
 from gpattention.hosts.sharing import Known, Shared, Sharing
 from gpattention.models import EncoderLayer, Prediction, Transformer
 from gpattention.models import predict as predict_draws
 from gpattention.models.converted import Request, converted_layers
+from gpattention.models.moments import METHODS, Method
 from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, is_classifier, take
 from gpattention.models.prediction import differ, make_frame, warn_undrawn
 
@@ -360,6 +363,12 @@ def _find_task(model: nn.Module, output: Any) -> Task:
     return "causal" if generates(model) else "tokens"
 
 
+def check_task(task: Task | None) -> None:
+    """Refuse moments of what are no classes of items."""
+    if task not in (None, "classification"):
+        raise ValueError(f"expected task 'classification' with method='moments', got {task!r}: draw instead")
+
+
 def generates(model: nn.Module) -> bool:
     """Whether the model's library continues texts with it."""
     asked = getattr(model, "can_generate", None)
@@ -440,6 +449,7 @@ def predict(
     variances: bool = False,
     first_item: int = 0,
     share: bool = True,
+    method: Method = "draws",
     progress: Progress | None = None,
 ) -> Result:
     """What a converted model predicts, with uncertainty: as the handle of `attach` does.
@@ -460,6 +470,7 @@ def predict(
         variances: add the layers' variances, averaged over the samples, to a `Prediction`.
         first_item: number of the first item, where the inputs are a part of more.
         share: False runs every sample as a full pass: for models with a state of their own.
+        method: "moments" propagates variances through one pass instead of drawing, as of the handle.
         progress: called with how many rows are done, and how many there are.
 
     Returns:
@@ -473,10 +484,11 @@ def predict(
     check_module(model, ": call its own predict" if hasattr(model, "predict") else "")
     rows: dict[str, Any] = {"batch_size": batch_size, "first_item": first_item, "progress": progress}
     if isinstance(model, Transformer):
-        return model.predict(inputs, samples, seed, variances=variances, **rows)
+        return model.predict(inputs, samples, seed, variances=variances, method=method, **rows)
+    check_choice("method", method, METHODS)
     host = uncompiled(model)
     layers = converted_layers(host)
-    if not layers and task is None and call is None and is_classifier(host):
+    if not layers and method == "draws" and task is None and call is None and is_classifier(host):
         return predict_draws(host, inputs, samples=samples, seed=seed, variances=variances, **rows)
     if not layers and not any(isinstance(module, EncoderLayer) for module in host.modules()):
         raise ValueError(NOT_CONVERTED)
@@ -484,6 +496,15 @@ def predict(
     seed = check_whole("seed", seed)
     drawing = samples > 0 and any(layer.attention.draws for layer in layers)
     reader = Reader(host, call or call_model, task, "predict")
+
+    if method == "moments":
+
+        def read(part: Inputs) -> Tensor:
+            logits = reader.read(host, part, nullcontext())
+            check_task(reader.task)
+            return logits
+
+        return host_moments(host, read, inputs, variances=variances, **rows)
 
     def answer(rows: Rows, shared: Shared) -> tuple[Tensor, Sequence[Tensor | None]]:
         request = Request("independent" if drawing else "none", rows.noise, variances, shared.draws)

@@ -16,6 +16,7 @@ from gpattention.models.health import (
     measure_health,
     token_similarity,
 )
+from gpattention.models.moments import LogitGaussian
 from gpattention.models.predict import (
     Classifier,
     ClassifierAnswer,
@@ -37,8 +38,8 @@ from gpattention.models.warm_start import WarmStart, output_gap, warm_start
 
 __all__ = [
     "AttentionConfig", "AttentionHealth", "Block", "Classifier", "ClassifierAnswer", "Encoder",
-    "EncoderLayer", "FeatureClassifier", "HealthReport", "LayerAnswer", "LayerOutput", "ModelOutput",
-    "Prediction", "Signals", "Similarity", "TextConfig", "TextTransformer", "Transformer",
+    "EncoderLayer", "FeatureClassifier", "HealthReport", "LayerAnswer", "LayerOutput", "LogitGaussian",
+    "ModelOutput", "Prediction", "Signals", "Similarity", "TextConfig", "TextTransformer", "Transformer",
     "TransformerConfig", "VisionConfig", "VisionTransformer", "WarmStart", "Watch", "cosine_similarity",
     "diagnose", "measure_health", "measure_signals", "output_gap", "predict", "token_similarity",
     "warm_start", "watched",

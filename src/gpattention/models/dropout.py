@@ -69,7 +69,7 @@ def _encoder(
     is_causal: bool | None = None,
 ) -> Tensor:  # fmt: skip
     padding = src_key_padding_mask
-    dropped = None if mask is not None else _dropped(encoder, src, padding)
+    dropped = None if mask is not None else dropped_tokens(encoder, src, padding)
     output = src
     for layer in encoder.layers:
         output = layer(output, src_mask=mask, is_causal=bool(is_causal), src_key_padding_mask=padding)
@@ -78,7 +78,7 @@ def _encoder(
     return output if encoder.norm is None else encoder.norm(output)
 
 
-def _dropped(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor | None) -> Tensor | None:
+def dropped_tokens(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor | None) -> Tensor | None:
     """The padded tokens, if the fused pass would take the call: the conditions of PyTorch.  [B, N]
 
     With gradients too, where it never runs: the same model is the same with them.

@@ -82,7 +82,7 @@ def _projected(module: Any, query: Tensor, key: Tensor, value: Tensor) -> list[T
         # one product, as PyTorch itself makes it
         found = linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
     else:
-        found = tuple(map(linear, (query, key, value), *_split_projections(module)))
+        found = tuple(map(linear, (query, key, value), *split_projections(module)))
     return [x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in found]
 
 
@@ -110,7 +110,7 @@ def _check_causal(name: str, attn_mask: Tensor | None) -> None:
         raise ValueError(f"{name}: {expected}, got another; padding goes into key_padding_mask")
 
 
-def _split_projections(module: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+def split_projections(module: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
     """Weights and biases of queries, keys and values, however the module keeps them."""
     bias = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     if module.in_proj_weight is not None:
@@ -126,7 +126,7 @@ def key_projection(module: nn.Module, name: str) -> KeyProjection:
     if computed := ", ".join(sorted(_COMPUTED & set(vars(module)) | parametrized)):
         got = "got pruned or parametrized ones: make that permanent first, by torch.nn.utils"
         raise ValueError(f"{name}: expected {computed} to be parameters, {got}")
-    weights, biases = _split_projections(module)
+    weights, biases = split_projections(module)
     return KeyProjection(weights[1], biases[1])
 
 

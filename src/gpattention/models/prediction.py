@@ -154,6 +154,7 @@ class Prediction(Items):
         expected_entropy: [B] mean entropy of the draws: what more data of the same kind keep.
         variances: per layer [B, H, N] or [B, H, N, D], mean over the draws; None for a layer without one.
         drawn: whether the logits are draws.
+        logit_variance: [B, C] of a prediction by moments, whose logits are the mean-field ones.
     """
 
     logits: Tensor
@@ -164,6 +165,7 @@ class Prediction(Items):
     expected_entropy: Tensor
     variances: tuple[Tensor | None, ...] | None = None
     drawn: bool = True
+    logit_variance: Tensor | None = None
     _axes = {"logits": 1}  # noqa: RUF012
 
     @classmethod

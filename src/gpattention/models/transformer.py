@@ -9,6 +9,7 @@ until the LayerNorm that reads it, across the borders of blocks too, so that bot
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeGuard
 
@@ -18,6 +19,7 @@ from torch.nn.functional import gelu, linear
 
 from gpattention.attention import Attention, AttentionOutput, Draw, build_attention
 from gpattention.attention.base import check_draw, check_need
+from gpattention.checks import check_choice
 from gpattention.gp import NoiseSource, NumericalError, Posterior
 from gpattention.models.config import (
     CONVERSION_FILE,
@@ -28,6 +30,7 @@ from gpattention.models.config import (
     save_folder,
 )
 from gpattention.models.health import HealthReport, measure_health
+from gpattention.models.moments import METHODS, Method, predict_moments, transformer_moments
 from gpattention.models.predict import Inputs, predict
 from gpattention.models.prediction import Prediction
 from gpattention.models.signals import Signals, model_signals
@@ -301,11 +304,17 @@ class Transformer(nn.Module):
         """What the classifier `head` reads.  [B, E]"""
         return self._run(inputs, draw, 1, generator, ("logits",))[0]
 
-    def predict(self, inputs: Inputs, samples: int = 10, seed: int = 0, **options: Any) -> Prediction:
+    def predict(
+        self, inputs: Inputs, samples: int = 10, seed: int = 0, *, method: Method = "draws", **options: Any
+    ) -> Prediction:
         """Class probabilities with uncertainty, in chunks of bounded memory; see `predict`.
 
         `samples=0` is the mean prediction.  An item's noise depends on the seed and its position alone.
+        `method="moments"` is one pass instead of draws, whose variances are propagated (see `moments`).
         """
+        check_choice("method", method, METHODS)
+        if method == "moments":
+            return predict_moments(self, partial(transformer_moments, self), inputs, **options)
         return predict(self, inputs, samples=samples, seed=seed, **options)
 
     def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
