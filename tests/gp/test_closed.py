@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from gpattention.gp.closed import CHUNK, closed_moments, inverse_root
+from gpattention.gp.closed import CHUNK, closed_moments
+from gpattention.gp.roots import inverse_root
 
 SIZES = [(17, 17), (64, 64), (30, 50)]
 MODELS = {"direct": gp.direct_posterior, "cgp": gp.cgp_posterior}
@@ -135,3 +136,26 @@ def test_gradients_are_not_differentiated_again() -> None:
     with pytest.raises(RuntimeError, match="create_graph"):
         torch.autograd.grad(p.variance.sum(), q, create_graph=True)
     assert closed_moments(p.given, torch.ones(1), cost="none", name="C") is not None
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("m", [5, 32])
+@pytest.mark.parametrize("values", ["paper", "dual"])
+def test_the_sparse_model_by_inverted_roots(values, m: int, masked: bool) -> None:
+    given = inputs("cgp", 17, 17)
+    given["inducing"] = torch.randn(2, m, 8, generator=torch.Generator().manual_seed(m), dtype=torch.float64)
+    mask = torch.arange(17) < torch.tensor([17, 14, 1])[:, None, None] if masked else None
+
+    def run(mode: Any, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+        leaves = {name: x.to(dtype, copy=True).requires_grad_() for name, x in given.items()}
+        tokens = [leaves.pop(name) for name in ("q", "k", "o", "v", "inducing")]
+        with gp.fused_kernels(mode):
+            p = gp.scgp_posterior(*tokens, **leaves, mask=mask, values=values)
+            found = [p.mean, p.variance, p.log_density().total, p.kl()]
+            loss = sum((x.sin() if x.ndim > 2 else x).sum() for x in found)
+            return [x.detach() for x in found], list(torch.autograd.grad(loss, [*tokens, *leaves.values()]))
+
+    expected = run("off", torch.float64)
+    for dtype, allowed in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
+        for a, b in zip(run("auto", dtype), expected, strict=True):
+            assert gap(a, b) < allowed

@@ -2,13 +2,8 @@
 
 Autograd's way through `correlated` and `direct`, which stay the reference, keeps some forty matrices of a
 layer and makes a hundred passes over them, and LAPACK takes one small matrix after the other on one core.
-Here every matrix is made once, and all but the factors of blocks of 16 are batched products, which use all
-cores: a block recursion gives L^-1 for the price of L,
-
-    M = [[M_1, B^T], [B, M_2]],  L_1^-1 of M_1,  C = B L_1^-T,  L_2^-1 of M_2 - C C^T:
-    L^-1 = [[L_1^-1, 0], [-L_2^-1 C L_1^-1, L_2^-1]]
-
-and is as exact as substitution where the factor exists at all.  With unit processes k_xy = kappa(x, y),
+Here every matrix is made once, and all but the factors of small blocks (`roots`) are batched products,
+which use all cores.  With unit processes k_xy = kappa(x, y),
 N = k_kk + nu I, nu = sigma^2 / s_k^2, query amplitudes a_i = s_q a'_i:
 
     exact CGP   A = k_qo (k_oo + sigma^2 I)^-1,  G = A k_ok      (eq. 4, 6)
@@ -28,23 +23,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, baddbmm, bmm
-from torch.linalg import solve_triangular
 
 from gpattention.gp.inputs import masked
 from gpattention.gp.kernels import NEAR
+from gpattention.gp.roots import factored, trains_on_cpu
 from gpattention.numerics import (
     Cost,
     Tokens,
     broadcast,
-    checks_are_deferred,
-    cholesky,
     full_precision,
     once_differentiable,
-    wants_plain_operations,
 )
-from gpattention.ops import fused_mode
 
-LEAF = 24  # largest matrix that LAPACK factors whole
 CHUNK = 2**17  # numbers of the matrices that are passed over together
 
 
@@ -87,9 +77,7 @@ def closed_moments(
         NotPositiveDefiniteError: a covariance has no factor.
     """
     inputs = (t.q, t.k, t.v) if t.o is None else (t.q, t.k, t.v, t.o)
-    if t.q.device.type != "cpu" or fused_mode() == "off" or not torch.is_grad_enabled():
-        return None
-    if wants_plain_operations() or checks_are_deferred(*inputs) or not any(x.requires_grad for x in inputs):
+    if not trains_on_cpu(*inputs):
         return None
     t = masked(t)
     lead = broadcast(*(x.shape[:-2] for x in inputs))
@@ -117,33 +105,6 @@ def closed_moments(
 def _spread(mask: Tensor, lead: torch.Size) -> Tensor:
     """[S, N, 1]"""
     return mask.expand(*lead, mask.shape[-1]).reshape(-1, mask.shape[-1], 1)
-
-
-def inverse_root(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L^-1, the diagonal of L, and what LAPACK says of the pivots, for M [S, N, N] symmetric."""
-    n = M.shape[-1]
-    if n <= LEAF:
-        L, info = torch.linalg.cholesky_ex(M)
-        eye = torch.eye(n, dtype=M.dtype, device=M.device).expand_as(L)
-        return solve_triangular(L, eye, upper=False), L.diagonal(dim1=-2, dim2=-1), info
-    h = n // 2 if n <= 2 * LEAF else (n // 2 + 7) // 8 * 8
-    first, d_1, info_1 = inverse_root(M[:, :h, :h])
-    C = bmm(M[:, h:, :h], first.mT)  # [S, N - h, h]
-    second, d_2, info_2 = inverse_root(baddbmm(M[:, h:, h:], C, C.mT, alpha=-1))
-    whole = torch.zeros_like(M)
-    whole[:, :h, :h], whole[:, h:, h:] = first, second
-    torch.neg(bmm(second, bmm(C, first)), out=whole[:, h:, :h])
-    return whole, torch.cat([d_1, d_2], -1), info_1 + info_2
-
-
-def _factor(M: Tensor, name: str, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """L^-1 and log det M, or the error that `cholesky` raises.  [S, N, N], [S]"""
-    root, pivots, info = inverse_root(M)
-    if bool((info != 0).any()):
-        root = cholesky(M, name=name, noise=noise)
-        pivots = root.diagonal(dim1=-2, dim2=-1)
-        root = torch.linalg.inv(root)
-    return root, 2 * pivots.log().sum(-1)
 
 
 class _Set(NamedTuple):
@@ -233,7 +194,7 @@ def _forward(
     sets = [_Set.of(x) for x in ((q, k) if o is None else (q, k, o))]
     Q, K = sets[:2]
     K_kk = _masked(K.kappa(K), mask, mask)
-    root_k, log_det = _factor(_plus(K_kk.clone(), nu, mask), "K_k + noise I", nu)
+    root_k, log_det = factored(_plus(K_kk.clone(), nu, mask), "K_k + noise I", nu)
     if o is None:
         A = K_ok = K_qo = root_o = None
         G = _masked(Q.kappa(K), query_mask, mask)
@@ -241,7 +202,7 @@ def _forward(
     else:
         O = sets[2]  # noqa: E741 - the paper's letter
         M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
-        root_o, _ = _factor(M, "K_o + noise I", noise)
+        root_o, _ = factored(M, "K_o + noise I", noise)
         K_qo, K_ok = _masked(Q.kappa(O), query_mask, mask), _masked(O.kappa(K), mask, mask)
         W = bmm(K_qo, root_o.mT)  # [S, Q, K]
         A = bmm(W, root_o)  # [S, Q, K]
@@ -261,7 +222,7 @@ def _forward(
     if cost != "none":
         K_qq = _masked(Q.kappa(Q), query_mask, query_mask)
         C = _plus(a * K_qq * a.mT, noise, query_mask)
-        root_q, log_det_q = _factor(C, name, noise)
+        root_q, log_det_q = factored(C, name, noise)
         white = bmm(root_q, mean)  # [S, Q, D]
         value = white.square().sum((-2, -1)) + D * log_det_q
         if cost == "marginal":
@@ -274,7 +235,7 @@ def _forward(
                 explained.baddbmm_(noise * A, A.mT)
                 drawn_o = bmm(root_q, a * A)
                 trace = trace + noise[:, 0, 0] * drawn_o.square().sum((-2, -1))
-            root_v, log_det_v = _factor(C - a * explained * a.mT, "V + tau^2 I", noise)
+            root_v, log_det_v = factored(C - a * explained * a.mT, "V + tau^2 I", noise)
             value = 0.5 * (value - D * (log_det_v + trace))
     kept = (v, a, noise, scale_k, mask, query_mask, K_kk, root_k, A, K_ok, K_qo, root_o, G, F, inner, Kv,
             K_qq, root_q, root_v, white, drawn, drawn_o)  # fmt: skip

@@ -61,10 +61,10 @@ from gpattention.gp.posterior import (
     LogDensity,
     Posterior,
     as_log_density,
-    log_det,
     lowrank_log_density,
     lowrank_root,
 )
+from gpattention.gp.roots import Root
 from gpattention.numerics import (
     Tokens,
     broadcast,
@@ -334,14 +334,13 @@ class SCGPPosterior(Posterior):
         if group is not None:
             self.sums, self._kept_density_sums = over_shards(self.sums, self.density_sums, group)
         # from here to the mean nothing knows how many tokens there are
-        self.L_B = lowrank_root(self.sums.Phi_oo, t.noise, "Phi_o^T Phi_o")  # [..., m, m]
-        self.L_Bl = lowrank_root(self.sums.Psi_kk, t.noise, "Psi_k^T Psi_k")  # [..., l, l]
+        self.L_B = Root.of_one_plus(self.sums.Phi_oo, t.noise, "Phi_o^T Phi_o")  # [..., m, m]
+        self.L_Bl = Root.of_one_plus(self.sums.Psi_kk, t.noise, "Psi_k^T Psi_k")  # [..., l, l]
         S = self.sums.Psi_Phi_oo / t.noise  # [..., l, m]
-        S = solve_triangular(self.L_B.mT, S, upper=True, left=False)
-        self.T = solve_triangular(self.L_Bl, S, upper=False)  # [..., l, m]
+        self.T = self.L_Bl.white(self.L_B.white_rows(S))  # [..., l, m]
         c = self.T.mT @ self._whitened_values(kind.values)  # [..., m, D]
         # mean = Phi_q c: the N x m features touch one small matrix only
-        self.c = solve_triangular(self.L_B.mT, c, upper=True)  # [..., m, D]
+        self.c = self.L_B.back(c)  # [..., m, D]
         super().__init__(self.Phi_q @ self.c, t.query_mask, t.dtype)  # eq. 15
 
     @kept
@@ -357,16 +356,16 @@ class SCGPPosterior(Posterior):
     def _whitened_values(self, values: Values) -> Tensor:
         """L_Bl^-1 Psi_k^T z_k / sigma^2 for z_k = V or (Q_k + sigma^2 I) V.  [..., l, D]"""
         if values == "dual":
-            return self.L_Bl.mT @ self.sums.Psi_kV
-        return solve_triangular(self.L_Bl, self.sums.Psi_kV / self.t.noise, upper=False)
+            return self.L_Bl.lower().mT @ self.sums.Psi_kV
+        return self.L_Bl.white(self.sums.Psi_kV / self.t.noise)
 
     @kept
     def R_c(self) -> Tensor:
         """L_B^-T R, so that cov = sigma^2 I + Phi_q R_c R_c^T Phi_q^T.  [..., m, m]"""
-        eye = torch.eye(self.L_B.shape[-1], dtype=self.L_B.dtype, device=self.L_B.device)
-        inverse = solve_triangular(self.L_B, eye, upper=False)  # [..., m, m]
+        eye = torch.eye(self.T.shape[-1], dtype=self.T.dtype, device=self.T.device)
+        inverse = self.L_B.white(eye)  # [..., m, m]
         inner = 2 * eye - inverse @ inverse.mT + self.T.mT @ self.T
-        return inverse.mT @ cholesky(inner, name="2I - B^-1 + T^T T", noise=self.t.noise)
+        return inverse.mT @ Root.of(inner, name="2I - B^-1 + T^T T", noise=self.t.noise).lower()
 
     @full_precision
     def _raw_variance(self) -> Tensor:
@@ -481,9 +480,9 @@ class SCGPPosterior(Posterior):
         query = self._evidence(quadratic, L_0, sums.real_queries)
         return self._of_all_tokens(query, self._evidence(_key_quadratic(self), self.L_Bl, sums.real_keys))
 
-    def _evidence(self, quadratic: Tensor, L: Tensor, real: Tensor) -> Tensor:
+    def _evidence(self, quadratic: Tensor, L: Root, real: Tensor) -> Tensor:
         scalar, D = self.t.noise[..., 0, 0], self.t.v.shape[-1]
-        return -0.5 * (quadratic + D * (log_det(L) + real * (2 * math.pi * scalar).log()))
+        return -0.5 * (quadratic + D * (L.log_det() + real * (2 * math.pi * scalar).log()))
 
     def _of_all_tokens(self, query: Tensor, key: Tensor) -> LogDensity:
         """Both terms, which the processes of a group share."""
@@ -491,12 +490,12 @@ class SCGPPosterior(Posterior):
         query, key = (counted_once(x, self.kind.group) for x in (query, key))
         return LogDensity(query, key, *self.real_counts(), self.t.v.shape[-1])
 
-    def _query_quadratic(self) -> tuple[Tensor, Tensor]:
+    def _query_quadratic(self) -> tuple[Tensor, Root]:
         """N^T (sigma^2 I + Phi_q Phi_q^T)^-1 N, summed over channels, and chol(B_0).  [...], [..., m, m]"""
         noise, scalar = self.t.noise, self.t.noise[..., 0, 0]
         G = self.density_sums.Phi_qq  # [..., m, m]
-        L_0 = lowrank_root(G, noise, "Phi_q^T Phi_q")
-        y = solve(self.c, L_0)  # [..., m, D]
+        L_0 = Root.of_one_plus(G, noise, "Phi_q^T Phi_q")
+        y = L_0.solve(self.c)  # [..., m, D]
         Gy = G @ y  # [..., m, D]
         return (y * Gy).sum((-2, -1)) / scalar + Gy.square().sum((-2, -1)) / scalar.square(), L_0
 
@@ -515,10 +514,10 @@ class SCGPPosterior(Posterior):
         """
         noise, G, R_c = self.t.noise, self.density_sums.Phi_qq, self.R_c  # [..., m, m] each
         quadratic, L_0 = self._query_quadratic()  # [...], [..., m, m]
-        shrink = solve(G / noise, L_0)  # [..., m, m]  I - B_0^-1
+        shrink = L_0.solve(G / noise)  # [..., m, m]  I - B_0^-1
         excess = R_c @ R_c.mT - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-        inner = lowrank_root(R_c.mT @ G @ R_c, noise, "R_c^T G R_c")
-        divergence = (excess * shrink.mT).sum((-2, -1)) + log_det(L_0) - log_det(inner)
+        inner = Root.of_one_plus(R_c.mT @ G @ R_c, noise, "R_c^T G R_c")
+        divergence = (excess * shrink.mT).sum((-2, -1)) + L_0.log_det() - inner.log_det()
         return counted_once(0.5 * (quadratic + self.t.v.shape[-1] * divergence), self.kind.group)
 
 
@@ -610,7 +609,7 @@ def _key_quadratic(p: SCGPPosterior) -> Tensor:
     scalar, P = p.t.noise[..., 0, 0], p.sums.Psi_kV
     if p.kind.values == "dual":
         return scalar * p.density_sums.VV + P.square().sum((-2, -1))
-    w = solve(P / p.t.noise, p.L_Bl)  # [..., l, D]
+    w = p.L_Bl.solve(P / p.t.noise)  # [..., l, D]
     fit = (p.t.v - p.Psi_k @ w).square().sum((-2, -1)) if p.kind.group is None else _fit_from_sums(p, w)
     return fit / scalar + w.square().sum((-2, -1))
 
