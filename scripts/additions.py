@@ -136,13 +136,19 @@ def grey_noise(images: Tensor, scene: Scene, scale: float) -> Tensor:
         f" && grep -q grey_noise {RECORDS}/corrupted.json",
     ),
     "section of the report": Addition(
-        (("reports/sections/environment.py", "", ""),
-         ("reports/sections/__init__.py", '    Section("environment", environment.content),\n',
-          '    Section("colophon", environment.content),\n'),
-         ("reports/templates/page.html", '  "oversmoothing": ("Oversmoothing", "Tokens that grow alike from layer to '
-          'layer carry less and less."),\n', '  "colophon": ("Colophon", "Where all this ran."),\n')),
+        (("reports/sections/colophon.py", "", '''"""Where all this ran."""
+
+from gpattention.reports import html
+from gpattention.reports.comparison import Comparison
+from gpattention.reports.sections.registry import section
+
+
+@section("colophon", "Colophon", "Where all this ran.", place=120)
+def content(comparison: Comparison, name: str) -> "html.Markup":
+    """How many runs there were."""
+    return html.render("advice", f"{len(comparison.runs)} runs")
+'''),),
         f"{MADE} gpattention report made --output made/report.html && grep -q Colophon made/report.html",
-        files=2,
     ),
     "predictor": Addition(
         (("evaluation/predictors.py", "PREDICTORS = {  # in the order of tables\n",

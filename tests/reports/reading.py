@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-VOID = {"meta", "br", "img"}
+VOID = {"meta", "br", "img", "input"}
 
 
 @dataclass

@@ -38,7 +38,7 @@ def synthetic_run(
     name = name or (kind if seed == 0 else f"{kind}-seed{seed}")
     makers: dict[str, Any] = {
         "clean": lambda: _clean(rng, predictors, texts, kind),
-        "corrupted": lambda: (_corrupted(rng, predictors), {}),
+        "corrupted": lambda: (_corrupted(rng, predictors), {"gallery": _corrupted_gallery(rng)}),
         "ood": lambda: _ood(rng, scores),
         "selective": lambda: _selective(rng, predictors),
         "oversmoothing": lambda: _oversmoothing(rng),
@@ -100,31 +100,69 @@ def _clean(
             if texts:
                 values["mcc"] = rng.uniform(0.1, 0.3)
             detail = {"temperature": 1.3} if "+" in predictor else {}
-            records += [record(part, predictor, metric, value, **detail) for metric, value in values.items()]
+            records += [
+                record(part, predictor, metric, value, **detail, interval=[0.9 * value, 1.1 * value])
+                for metric, value in values.items()
+            ]
     curves: dict[str, Any] = {
         "reliability": {predictor: reliability(rng) for predictor in predictors},
-        "gallery": {key: [_item(rng, key, texts) for _ in range(8)] for key in GALLERY},
+        "gallery": _gallery(rng, "test", texts),
         "health": [_layer(rng, kind) for _ in range(3)],
     }  # fmt: skip
     return records, curves
 
 
-def _item(rng: np.random.Generator, key: str, texts: bool) -> dict[str, Any]:
+def _gallery(rng: np.random.Generator, part: str, texts: bool = False) -> dict[str, Any]:
+    """Sure mistakes are the first items, so that their answers are among those that are kept."""
+    found: dict[str, Any] = {key: [_item(rng, key, texts, part) for _ in range(8)] for key in GALLERY}
+    found["sure_and_wrong"] = [
+        {**_item(rng, "most_wrong", texts, part), "index": i, "confidence": 0.99 - i / 100} for i in range(4)
+    ]
+    foreign = part.startswith("ood")
+    found["answers"] = {
+        "items": part, "set": part, "predicted": [5, 5, 5, 5, 3, 3],
+        "labels": None if foreign else [3] * 6, "confidence": [float(x) for x in rng.uniform(0.3, 1, 6)],
+    }  # fmt: skip
+    if foreign:
+        del found["most_wrong"]
+    return found
+
+
+def _corrupted_gallery(rng: np.random.Generator) -> dict[str, Any]:
+    kinds = ("gaussian_noise", "snow")
+    return {
+        "sets": {f"corrupted/{kind}/5": _gallery(rng, f"corrupted/{kind}/5") for kind in kinds},
+        "ladders": {
+            kind: {str(s): [_item(_same(), "most_certain", False, kind) for _ in range(2)] for s in (0, 2, 5)}
+            for kind in kinds
+        },
+    }
+
+
+def _same() -> np.random.Generator:
+    """Items under every severity are the same for all models."""
+    return np.random.default_rng(7)
+
+
+def _item(rng: np.random.Generator, key: str, texts: bool, part: str = "test") -> dict[str, Any]:
     label, predicted = "3", "3" if key == "most_certain" else "5"
     item: dict[str, Any] = {
-        "index": int(rng.integers(400)), "label": label, "predicted": predicted,
+        "index": int(rng.integers(400)), "label": None if part.startswith("ood") else label,
+        "predicted": predicted, "set": part,
         "confidence": float(rng.uniform(0.3, 1)), "uncertainty": float(rng.uniform(0, 2)),
         "image": None, "words": None, "grid": None,
     }  # fmt: skip
     if texts:
         item["words"] = ["The", "mechanical", "doll", "wriggled", "itself", "loose", "."]
         item["token_variance"] = rng.uniform(0.1, 0.6, 7).tolist()
+        item["token_attention"] = rng.dirichlet(np.ones(7)).tolist()
     else:
         blob = np.exp(-((np.indices((8, 8)) - 3.5 - rng.normal(0, 1.2, (2, 1, 1))) ** 2).sum(0) / 5)
         item["image"] = (
             np.clip(255 * blob[..., None] + rng.integers(0, 40, (8, 8, 1)), 0, 255).astype(int).tolist()
         )
         item["token_variance"] = rng.uniform(0.1, 0.6, 16).tolist()
+        item["token_attention"] = rng.dirichlet(np.ones(16)).tolist()
         item["grid"] = [4, 4]
     return item
 
@@ -189,9 +227,10 @@ def _ood(rng: np.random.Generator, names: tuple[str, ...]) -> tuple[list[Any], A
                 ("fpr95", 1 - auroc),
             ):
                 records.append(record(part, "model", metric, value, score=score))
-    sets = {"test": 1.0, **dict.fromkeys(scores, 0.3)}  # below 1 small p-values are frequent
-    p_values = {part: ecdf(np.ceil(100 * rng.beta(a, 1, 200)) / 100) for part, a in sets.items()}
-    return records, {"scores": scores, "roc": roc, "p_values": p_values}
+    others = {"test": 1.0, **dict.fromkeys(scores, 0.3)}  # below 1 small p-values are frequent
+    p_values = {part: ecdf(np.ceil(100 * rng.beta(a, 1, 200)) / 100) for part, a in others.items()}
+    sets = {part: _gallery(rng, part) for part in scores}
+    return records, {"scores": scores, "roc": roc, "p_values": p_values, "gallery": {"sets": sets}}
 
 
 def ecdf(p: Any) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from gpattention import reports
+from gpattention.metrics import share_interval
 from gpattention.reports import bars_figure, p_value_figure, reliability_figure, roc_figure, severity_figure
 from gpattention.reports.drawing import WIDTH, drawing, shorten
 from gpattention.reports.style import GAP, NEUTRAL, style_of
@@ -36,18 +37,21 @@ def test_reliability_bars_end_at_confidence_and_accuracy() -> None:
     bins = reliability(np.random.default_rng(0))
     figure = reliability_figure(bins)
     main, strip = figure.axes
-    full = [bar for bar in main.patches if bar.get_facecolor()[3] > 0.5]
-    gaps = [bar for bar in main.patches if bar.get_facecolor()[3] < 0.5]
+    full, gaps = main.patches[::2], main.patches[1::2]
     known = [k for k, count in enumerate(bins["count"]) if count]
     assert len(full) == len(gaps) == len(known) < 15
-    for bar, gap, k in zip(full, gaps, known, strict=True):
+    errors = [line.get_segments()[0][:, 1] for line in main.collections]
+    for bar, gap, k, error in zip(full, gaps, known, errors, strict=True):
+        few = bins["count"][k] < 10
+        assert (bar.get_facecolor()[3] < 0.5) == few
+        assert error == pytest.approx(share_interval(bins["accuracy"][k], bins["count"][k]))
         sure, right = bins["confidence"][k], bins["accuracy"][k]
         assert bar.get_x() == pytest.approx(bins["edges"][k])
         assert bar.get_height() == pytest.approx(min(sure, right))
         ends = sorted([gap.get_y(), gap.get_y() + gap.get_height()])
         assert ends == pytest.approx(sorted([sure, right]))
-        over = gap.get_edgecolor() == matplotlib.colors.to_rgba(GAP)
-        assert over == (sure > right)
+        over = gap.get_edgecolor()[:3] == matplotlib.colors.to_rgb(GAP)
+        assert over == (sure > right and not few)
     shares = [bar.get_height() for bar in strip.patches]
     assert shares == pytest.approx([count / sum(bins["count"]) for count in bins["count"]])
 
@@ -67,7 +71,12 @@ def test_one_seed_is_a_line_and_several_a_band() -> None:
     assert lines(several)[0] == pytest.approx(np.array([[1, 0.7], [2, 0.4]]))
     (band,) = several.axes[0].collections
     heights = band.get_paths()[0].vertices[:, 1]
-    assert heights.min() == pytest.approx(0.4 - 0.2)  # one standard error
+    assert heights.min() == pytest.approx(0.4 - 12.706 * 0.2, abs=1e-3)  # Student's t of two seeds
+    assert several.axes[0].get_ylim()[0] > -1  # which may leave the axes
+    bands = severity_figure(
+        {"a": [{1: 0.8, 2: 0.6}]}, y="accuracy", bands={"a": [(1, 0.7, 0.9), (2, 0.5, 0.65)]}
+    )
+    assert bands.axes[0].collections[0].get_paths()[0].vertices[:, 1].max() == 0.9
 
 
 def test_seeds_of_different_length_are_thin_lines() -> None:
@@ -121,22 +130,21 @@ def test_corruptions_are_dots_at_their_means() -> None:
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fog", "snow"]
 
 
-def test_bars_are_as_long_as_their_means_with_the_standard_error_in_full() -> None:
-    figure = bars_figure({"a": [1.0, 9.0], "b": [2.0]}, x="seconds")
+def test_bars_are_as_long_as_their_means_with_their_interval() -> None:
+    figure = bars_figure({"a": [4.0, 5.0, 6.0], "b": [2.0]}, x="seconds")
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [5.0, 2.0]
     assert {"5", "2"} <= set(texts(figure))
     (line,) = axes.collections[0].get_segments()
-    assert line[:, 0] == pytest.approx([5 - 4, 5 + 4])
-    assert axes.get_xlim()[1] > 5 + 4
+    assert line[:, 0] == pytest.approx([5 - 4.3027 / 3**0.5, 5 + 4.3027 / 3**0.5], abs=1e-3)
+    assert axes.get_xlim()[1] > 5 + 4.3 / 3**0.5
 
 
-def test_histograms_are_shares_of_each_set() -> None:
+def test_distributions_are_shares_of_each_set() -> None:
     histogram = {"edges": [0, 1, 2], "in": [30, 10], "out": [0, 5]}
     figure = reports.outlier_figure({"a": histogram, "b": histogram}, x="entropy", title="near")
     assert len(figure.axes) == 2
-    heights = [patch.get_data().values.tolist() for patch in figure.axes[0].patches]
-    assert heights == [[0.75, 0.25], [0, 1], [0, 1]]
+    assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[0, 0.75, 1], [0, 0, 1]]
 
 
 @pytest.mark.parametrize("count", [1, 5])

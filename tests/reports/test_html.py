@@ -132,9 +132,9 @@ def test_a_jump_counts_with_its_upper_end() -> None:
 def test_tables_of_lines_and_holes() -> None:
     table = lines_table("epoch", {"a": [[(1, 0.5), (2, 0.25)], [(1, 1.5)]], "b": [[(2, 3.0)]]})
     assert table.heads == ["epoch", "a", "b"]
-    assert table.rows == [["1", "1.000 ± 0.5", None], ["2", "0.2500", "3.000"]]
+    assert table.rows == [["1", "1.000 [-5.353, 7.353]", None], ["2", "0.2500", "3.000"]]
     html = read(render("table", table, "caption <"))
-    assert [cell.text for cell in html.all("td")] == ["1.000 ± 0.5", "\u2013", "0.2500", "3.000"]
+    assert [cell.text for cell in html.all("td")] == ["1.000 [-5.353, 7.353]", "\u2013", "0.2500", "3.000"]
     assert html.one("caption").text == "caption <"
     assert html.all("th")[0].attributes["scope"] == "col"
     box = html.one("div", role="region")

@@ -1,11 +1,15 @@
 """A whole report: what is there, what is missing, and what must never come through."""
 
+import base64
+import io
 import json
 import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from gpattention.evaluation import FITTED, predictor_name
 from gpattention.reports import build_report
@@ -84,20 +88,30 @@ def cells(table: Element) -> list[list[str]]:
     return [[cell.text.strip() for cell in row.children] for row in table.one("tbody").children]
 
 
+def number_of(cell: Element) -> str:
+    """What stands in a cell of the summary, without its interval."""
+    return "".join([*cell.texts, *(part.text for part in cell.all("b"))]).strip()
+
+
 def test_the_best_is_bold_and_ece_has_its_company() -> None:
     runs = [small(kind, suites=("clean", "corrupted")) for kind in KINDS[:4]]
     table = made(*runs).one("table", class_="key summary")
-    heads = [re.sub(r" .*", "", head.text.strip()) for head in table.one("thead").children[1].children]
-    assert heads == ["model", "accuracy", "NLL", "ECE", "AURC", "accuracy", "NLL", "ECE"]
+    heads = [
+        re.sub(r" [↑↓].*", "", head.text.strip()).strip() for head in table.one("thead").children[1].children
+    ]
+    shifted = ["accuracy, %", "NLL, nats", "ECE, 0 to 1"]
+    assert heads == ["model", *shifted, "AURC, 0 to 1", *shifted]
     values = [
         [run.suites["clean"].value("test", m) for run in runs] for m in ("accuracy", "nll", "ece", "aurc")
     ]
     rows = table.one("tbody").children
     for column, (of_models, pick) in enumerate(zip(values, (max, min, min, min), strict=True), 1):
         bold = {i for i, row in enumerate(rows) if row.children[column].all("b")}
-        best = pick(value for value in of_models if value is not None)
-        assert bold == {i for i, value in enumerate(of_models) if f"{value:.3f}" == f"{best:.3f}"}
-        assert [row.children[column].text.strip() for row in rows] == [f"{value:.3f}" for value in of_models]
+        shown = [f"{100 * x:.2f}" if column == 1 else f"{x:.3f}" for x in of_models if x is not None]
+        assert bold == {i for i, text in enumerate(shown) if text == pick(shown, key=float)}
+        assert [number_of(row.children[column]) for row in rows] == shown
+        ends = [row.children[column].one("small", class_="ends").text for row in rows]
+        assert all(re.fullmatch(r"[\d.]+ to [\d.]+", text) for text in ends)
 
 
 def test_a_single_model_is_no_winner() -> None:
@@ -113,9 +127,10 @@ def test_tiles_show_ece_with_accuracy_and_nll(tree: Element) -> None:
 
 
 def test_several_seeds_have_a_mean_and_a_standard_error(tree: Element) -> None:
-    softmax, scgp = cells(section(tree, "summary").all("table", class_="key summary")[0])
-    assert not any("±" in cell for cell in softmax)
-    assert all("±" in cell for cell in scgp[1:])
+    table = section(tree, "summary").all("table", class_="key summary")[0]
+    softmax, scgp = table.one("tbody").children
+    for row in (softmax, scgp):  # of one seed over items, of two by Student's t
+        assert all(" to " in cell.one("small", class_="ends").text for cell in row.children[1:5])
     assert "softmax 1, scgp 2" in section(tree, "summary").text
     assert "the same seed" not in section(tree, "summary").text
     again = read(build_report([small(), replace(small(), name="again")], without=NAMES[1:]))
@@ -138,7 +153,10 @@ def test_data_for_programs_is_the_table(tree: Element) -> None:
     assert comparison["data"] == "digits"
     ours = synthetic_run("softmax", predictors=("model", "model+temperature"))
     number = comparison["models"]["softmax"]["model"]["test ece"]
-    assert number == {"mean": ours.suites["clean"].value("test", "ece"), "standard_error": None, "runs": 1}
+    value = ours.suites["clean"].value("test", "ece")
+    assert value is not None
+    ends = pytest.approx([0.9 * value, 1.1 * value])
+    assert number == {"mean": value, "standard_error": None, "runs": 1, "interval": ends}
     assert comparison["models"]["scgp"]["model"]["test ece"]["runs"] == 2
 
 
@@ -241,7 +259,7 @@ def test_a_model_that_lacks_some_numbers_is_left_out_of_their_charts() -> None:
     kept = tuple(r for r in corrupted.records if r.metric == "accuracy")
     suites["corrupted"] = replace(corrupted, records=kept)
     tree = made(whole, replace(part, suites=suites))
-    heads = {chart.attributes["id"]: chart.one("thead").text for chart in tree.all("figure")}
+    heads = {chart.attributes["id"]: chart.one("thead").text for chart in tree.all("figure", class_="chart")}
     assert "cgp" not in heads["cost-0-own-train_epoch_seconds"]
     assert "cgp" in heads["corruptions-0-severity-0-accuracy"]
     assert "cgp" not in heads["corruptions-0-severity-0-ece"]
@@ -290,12 +308,19 @@ def test_many_runs_make_a_short_command() -> None:
     assert "gpattention evaluate r0 r1 r2 r3 ... --suite clean" in section(tree, "summary").text
 
 
+PAINTED = ("variance of a token, by rank", "attention that it gets of a token, by rank")
+
+
 def test_text_has_words_and_mcc_and_no_corruptions() -> None:
     run = small(texts=True, data="cola", suites=("clean",))
     tree = made(run)
-    words = section(tree, "gallery").all("span", class_="word")
-    assert words[1].texts == ["mechanical"]
-    assert 0 <= int((words[1].attributes["style"] or "").removeprefix("--shade:").removesuffix("%")) <= 80
+    for line, title in zip(
+        section(tree, "gallery").all(class_="painted")[0].all("div"), PAINTED, strict=True
+    ):
+        first, *words = line.all("p")
+        assert first.text == title
+        assert [word.text for word in words[0].all("span")][1] == "mechanical "
+        assert any("background" in (word.attributes.get("style") or "") for word in words[0].all("span"))
     assert "MCC" in section(tree, "summary").text
     assert "this suite needs images" in section(tree, "corruptions").text
     assert "cola" in tree.one("title").text
@@ -309,42 +334,148 @@ def test_two_data_sets_are_two_parts_of_each_section() -> None:
     test_ids_are_unique_and_links_lead_somewhere(tree)
 
 
-def test_patches_are_shaded_by_their_variance() -> None:
+def opacities(card: Element) -> dict[str, list[float]]:
+    """How deep each token is in each map of a card."""
+    found = {}
+    for svg in card.all("svg")[1:]:
+        data = (svg.all("image")[1].attributes["href"] or "").removeprefix("data:image/png;base64,")
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+        found[(svg.attributes["aria-label"] or "").split()[0]] = pixels[:, :, 3].ravel().tolist()
+    return found
+
+
+def test_patches_are_shaded_by_attention_and_by_variance() -> None:
     run = small(suites=("clean",))
-    tree = made(run)
     item = run.suites["clean"].curves["gallery"]["most_wrong"][0]
-    card = section(tree, "gallery").all("li", class_="item")[0]
-    shades = [float(rect.attributes["fill-opacity"] or 0) for rect in card.all("rect")]
-    order = sorted(range(16), key=lambda i: item["token_variance"][i])
-    assert [shades[i] for i in order] == sorted(shades)
+    card = gallery_of(lambda _: None).all("li", class_="item")[0]
+    shades = opacities(card)
+    assert list(shades) == ["attention", "variance"]
+    for what, found in shades.items():
+        order = sorted(range(16), key=lambda i: item[f"token_{what}"][i])
+        assert [found[i] for i in order] == sorted(found)
     assert "5" in card.text
     assert "instead of 3" in card.text
+    assert re.search(r"entropy \d\.\d{3} nats", card.text)
 
 
 def gallery_of(change: Any, **options: Any) -> Element:
     """The gallery of a run whose items were changed."""
     run = small(suites=("clean",), **options)
-    for items in run.suites["clean"].curves["gallery"].values():
-        for item in items:
+    for key, items in run.suites["clean"].curves["gallery"].items():
+        for item in items if key != "answers" else ():
             change(item)
     return section(made(run), "gallery")
 
 
-@pytest.mark.parametrize("change", [{"token_variance": None}, {"grid": None}, {"token_variance": [0.1] * 5}])
+@pytest.mark.parametrize(
+    "change",
+    [{"token_variance": None, "token_attention": None}, {"grid": None},
+     {"token_variance": [0.1] * 5, "token_attention": None}],
+)  # fmt: skip
 def test_items_without_a_grid_are_shown_plain(change: dict[str, Any]) -> None:
     cards = gallery_of(lambda item: item.update(change)).all("li", class_="item")
     assert {len(card.all("svg")) for card in cards} == {1}
 
 
+@pytest.mark.parametrize("image", [{"shape": [8, 8, 1], "pixels": "<script>"}, {"shape": 3}, [[1], [2, 3]]])
+def test_a_damaged_picture_costs_the_picture_alone(image: Any) -> None:
+    cards = gallery_of(lambda item: item.update(image=image)).all("li", class_="item")
+    assert cards
+    assert all(not card.all("svg") and "confidence" in card.text for card in cards)
+
+
 def test_a_class_token_is_no_patch() -> None:
     gallery = gallery_of(lambda item: item["token_variance"].insert(0, 9.0))
-    assert len(gallery.all("li", class_="item")[0].all("rect")) == 16
+    assert len(opacities(gallery.all("li", class_="item")[0])["variance"]) == 16
 
 
 def test_words_without_variance() -> None:
-    gallery = gallery_of(lambda item: item.update(token_variance=None), texts=True)
-    assert gallery.all("span", class_="word") == []
+    gallery = gallery_of(lambda item: item.update(token_variance=None, token_attention=None), texts=True)
+    assert not any("style" in word.attributes for word in gallery.all("span") if "mechanical" in word.text)
     assert "mechanical" in gallery.text
+
+
+def test_the_gallery_opens_on_a_kind_with_a_posterior_and_shows_every_kind_of_item(tree: Element) -> None:
+    gallery = section(tree, "gallery")
+    tabs = gallery.one(role="tablist", aria_label="which model").all(role="tab")
+    assert [tab.text for tab in tabs] == ["scgp", "softmax"]
+    text = gallery.one(role="tabpanel", aria_labelledby=tabs[0].attributes["id"] or "").text
+    for told in (
+        "Known: test items",
+        "Corrupted test items",
+        "Foreign items",
+        "ood/near",
+        "corrupted/snow/5",
+    ):
+        assert told in text
+
+
+def test_pairs_of_a_sure_mistake_and_what_the_other_said() -> None:
+    softmax, cgp = small("softmax", suites=("clean",)), small("cgp", suites=("clean",))
+    theirs, ours = (run.suites["clean"].curves["gallery"] for run in (softmax, cgp))
+    theirs["answers"] |= {
+        "predicted": [5, 5, 5, 3],
+        "labels": [3, 3, 3, 3],
+        "confidence": [0.99, 0.98, 0.5, 0.99],
+    }
+    ours["answers"] |= {
+        "predicted": [3, 5, 5, 5],
+        "labels": [3, 3, 3, 3],
+        "confidence": [0.7, 0.4, 0.95, 0.97],
+    }
+    part = section(made(softmax, cgp), "gallery")
+    cards = part.one("ul", class_="gallery pairs").all("li")
+    told = [card.text for card in cards if "0.990" in card.text and "0.700" in card.text]
+    assert len(told) == 1
+    assert "✓" in told[0]
+    counts = part.one("table", class_="key").one("tbody").all("td")
+    # sure mistakes 0 and 1 of softmax: right, and unsure; 2 and 3 of cgp: unsure, and right
+    assert [cell.text for cell in counts] == ["2", "2", "2", "2"]
+    ours["answers"]["items"] = "other items"
+    assert section(made(softmax, cgp), "gallery").all("ul", class_="gallery pairs") == []
+
+
+def test_a_slider_for_every_item_and_corruption(tree: Element) -> None:
+    ladders = section(tree, "gallery").all("figure", class_="ladder")
+    assert len(ladders) == 4
+    for ladder in ladders:
+        slider = ladder.one("input")
+        assert (slider.attributes["type"], slider.attributes["max"]) == ("range", "2")
+        assert ladder.one("label").attributes["for"] == slider.attributes["id"]
+        frames = ladder.all("li", class_="frame")
+        assert [frame.attributes["data-title"] for frame in frames] == [
+            "as it is",
+            "severity 2",
+            "severity 5",
+        ]
+        assert all({"softmax", "scgp"} <= set(frame.text.split()) for frame in frames)
+
+
+def test_two_sentences_on_top() -> None:
+    def verdict(*runs: RunData) -> str:
+        return section(made(*runs), "summary").one(class_="conclusion").text
+
+    alone = verdict(small("cgp", suites=("clean",)))
+    assert alone.startswith("cgp on the test set of digits (one seed, 95 % bootstrap over items): NLL ")
+    assert "not evaluated on corrupted or foreign data" in alone
+    one = verdict(small("softmax"), small("cgp"))
+    assert "(one seed each), cgp, against softmax" in one
+    assert "one seed says nothing of others" in one
+    assert "clear" not in one
+    pairs = [valued(kind, seed, nll) for kind, nll in (("softmax", 0.4), ("cgp", 0.2)) for seed in range(3)]
+    several = verdict(*pairs)
+    assert "clearly better in NLL (0.201 against 0.401 nats)" in several
+    assert "no clear difference in" in several
+    assert "Student's t at 95 % over the seeds" in several
+    assert verdict(*pairs, valued("sgpa", 0, 0.1)).count("chosen of 3 models by validation NLL") == 1
+
+
+def valued(kind: str, seed: int, nll: float) -> RunData:
+    """A run of a given NLL, about which seeds differ little, and of accuracies that differ by seed alone."""
+    run = small(kind, seed=seed, suites=("clean",))
+    values = {"nll": nll + seed / 1000, "accuracy": 0.9 + (seed if kind == "cgp" else 2 - seed) / 100}
+    records = tuple(replace(r, value=values.get(r.metric, r.value)) for r in run.suites["clean"].records)
+    return replace(run, suites={"clean": replace(run.suites["clean"], records=records)})
 
 
 def test_equal_lines_are_drawn_once() -> None:

@@ -370,8 +370,7 @@ def test_the_archive_holds_records_and_nothing_else(made: Path, tmp_path: Path) 
         original = (made / "runs" / name).read_bytes()
         if name.endswith(".json"):
             plain = json.loads(original)
-            if name.endswith("clean.json"):
-                del plain["curves"]["gallery"]
+            plain.get("curves", {}).pop("gallery", None)
             original = (json.dumps(plain, separators=(",", ":")) + "\n").encode()
         assert content == original
     with tarfile.open(archive) as tar:

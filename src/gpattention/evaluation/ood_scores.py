@@ -144,19 +144,25 @@ class OodScore:
     function: Callable[[Predicted, Any], Tensor | None]  # of fitted `OodScores` too; None: it cannot be had
     place: int = 9  # in records, where tables take the first score if nobody names one
     fitted: bool = False  # whether it needs validation items
+    unit: str = ""
 
 
 SCORES = {  # in the order of tables
-    "entropy": OodScore("predictive entropy", lambda predicted, _: predicted.prediction.entropy, 3),
-    "max_softmax": OodScore("maximum softmax", lambda predicted, _: 1 - predicted.prediction.confidence, 2),
+    "entropy": OodScore(
+        "predictive entropy", lambda predicted, _: predicted.prediction.entropy, 3, unit="nats"
+    ),
+    "max_softmax": OodScore(
+        "maximum softmax", lambda predicted, _: 1 - predicted.prediction.confidence, 2,
+        unit="0 to 1",
+    ),
     "energy": OodScore(
-        "energy", lambda predicted, _: -predicted.prediction.logits.mean(0).logsumexp(-1), 4
+        "energy", lambda predicted, _: -predicted.prediction.logits.mean(0).logsumexp(-1), 4, unit="nats",
     ),
-    "kl_matching": OodScore("KL matching", _kl_matching, 0, fitted=True),
+    "kl_matching": OodScore("KL matching", _kl_matching, 0, fitted=True, unit="nats"),
     "kl_matching_predicted": OodScore(
-        "KL matching, by predicted class", _kl_matching_predicted, 1, fitted=True
+        "KL matching, by predicted class", _kl_matching_predicted, 1, fitted=True, unit="nats"
     ),
-    "mutual_information": OodScore("mutual information", _mutual_information, 5),
+    "mutual_information": OodScore("mutual information", _mutual_information, 5, unit="nats"),
     "gp_variance": OodScore("GP variance", _gp_variance, 6, fitted=True),
     "gen": OodScore(
         "generalised entropy", lambda predicted, _: generalised_entropy(predicted.prediction.log_probs), 7
@@ -169,13 +175,17 @@ SCORES = {  # in the order of tables
 }  # fmt: skip
 
 
-def score_name(score: str) -> str:
+def score_name(score: str, *, unit: bool = False) -> str:
     """What a reader calls a score.
 
     Args:
         score: as records name it.
+        unit: whether to say what it is counted in, where it is counted in something.
 
     Returns:
         Its label; of an unknown one its name in words.
     """
-    return SCORES[score].label if score in SCORES else score.replace("_", " ")
+    known = SCORES.get(score)
+    if known is None:
+        return score.replace("_", " ")
+    return f"{known.label}, {known.unit}" if unit and known.unit else known.label

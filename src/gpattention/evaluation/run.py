@@ -299,7 +299,7 @@ class Evaluation(Subject):
             self.run, settings.root, limit=settings.limit, types=settings.corruptions,
             severities=settings.severities,
         )  # fmt: skip
-        self.device, self.samples = choose_device(settings.device), settings.samples
+        self.device, self.samples, self.seed = choose_device(settings.device), settings.samples, settings.seed
         self.cache = PredictionCache(self.folder / "predictions", fresh=settings.fresh)
         self.notes: list[str] = []
         self._kept: dict[tuple[str, str], RawPrediction] = {}

@@ -11,6 +11,7 @@ from gpattention.hosts.export import export_onnx, export_program
 from gpattention.hosts.families.base import Site
 from gpattention.hosts.fitting import Candidate, Fit, FitOptions
 from gpattention.hosts.language import load_language_model
+from gpattention.hosts.painting import painted_html
 from gpattention.hosts.predict import TokenPrediction, Values, predict
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.signals import signals
@@ -20,6 +21,6 @@ from gpattention.hosts.tokens import Span, TokenUncertainty
 __all__ = [
     "Candidate", "Conversion", "Fit", "FitOptions", "Found", "Handle", "LeftAlone", "Settings", "Site",
     "Span", "TokenPrediction", "TokenUncertainty", "Values", "attach", "conversion_of", "convert",
-    "export_onnx", "export_program", "find_sites", "from_pretrained", "load_language_model", "predict",
-    "regularizer", "signals",
+    "export_onnx", "export_program", "find_sites", "from_pretrained", "load_language_model",
+    "painted_html", "predict", "regularizer", "signals",
 ]  # fmt: skip

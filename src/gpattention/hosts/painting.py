@@ -116,8 +116,28 @@ def html_of(title: str, lines: Sequence[Painted]) -> str:
             style = f' style="{colour}"' if colour else ""
             spans.append(f'<span title="{escape(note)}"{style}>{escape(printable(piece))}</span>')
         rows.append(f'<p style="white-space:pre-wrap;line-height:1.6">{"".join(spans)}</p>')
-    heading = f'<p style="font-style:italic">{escape(title)}</p>'
+    heading = f'<p style="font-style:italic">{escape(title)}</p>' if title else ""
     return f'<div style="font-family:system-ui,sans-serif">{heading}{"".join(rows)}</div>'
+
+
+def painted_html(words: Sequence[str], scores: "Sequence[tuple[str, Sequence[float | None]]]") -> str:
+    """Words in the colours of their numbers, by ranks, as `TokenUncertainty.to_html` has them.
+
+    Args:
+        words: of one text.
+        scores: titles, and a number of each word, or None.
+
+    Returns:
+        One `div` for each title; without scores the words as they are.
+    """
+    pieces = [f"{word} " for word in words]
+    plain = [("", [None] * len(pieces))]
+    blocks = []
+    for title, values in scores or plain:
+        known = torch.tensor([float("nan") if v is None else v for v in values], dtype=torch.float64)
+        notes = ["" if v is None else f"{title}: {v:.3g}" for v in values]
+        blocks.append(html_of(title, [Painted(pieces, levels_of(known, standardised=False), notes)]))
+    return "".join(blocks)
 
 
 def _mixed(step: int) -> tuple[int, int, int]:

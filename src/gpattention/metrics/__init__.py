@@ -23,9 +23,16 @@ from gpattention.metrics.classification import (
 )
 from gpattention.metrics.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
 from gpattention.metrics.registry import METRICS, Estimate, Metric, bootstrap, metric_of, metrics_of
+from gpattention.metrics.resampling import (
+    auroc_replicates,
+    classification_replicates,
+    interval_about,
+    share_interval,
+)
 
 __all__ = [
     "METRICS", "Estimate", "Metric", "ReliabilityBins", "RiskCoverage", "accuracy", "adaptive_ece", "aupr_in",
-    "aupr_out", "aurc", "auroc", "bootstrap", "brier", "classwise_ece", "ece", "fpr_at_tpr", "mcc", "mce",
-    "metric_of", "metrics_of", "nll", "reliability_bins", "risk_coverage",
+    "aupr_out", "aurc", "auroc", "auroc_replicates", "bootstrap", "brier", "classification_replicates",
+    "classwise_ece", "ece", "fpr_at_tpr", "interval_about", "mcc", "mce", "metric_of", "metrics_of", "nll",
+    "reliability_bins", "risk_coverage", "share_interval",
 ]  # fmt: skip

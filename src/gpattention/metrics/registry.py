@@ -34,6 +34,7 @@ class Metric:
         scale: what is shown is the value times this, in `unit`.
         unit: as it is shown.
         short: as a table is headed that has little room; the label if empty.
+        counted_in: what a number without a unit is, such as nats.
     """
 
     name: str
@@ -44,6 +45,13 @@ class Metric:
     scale: float = 1.0
     unit: str = ""
     short: str = ""
+    counted_in: str = ""
+
+    @property
+    def named(self) -> str:
+        """With what it is counted in, such as "accuracy, %"."""
+        what = "%" if self.unit == "%" else self.counted_in  # labels of costs say it already
+        return f"{self.label}, {what}" if what else self.label
 
     @property
     def digits(self) -> int:
@@ -79,17 +87,17 @@ _PER_CENT: dict[str, Any] = {"scale": 100.0, "unit": "%"}
 _ALL = (
     Metric("accuracy", "accuracy", True, "labels", of.accuracy, **_PER_CENT),
     Metric("mcc", "MCC", True, "labels", of.mcc, **_PER_CENT),
-    Metric("nll", "NLL", False, "labels", of.nll),
-    Metric("brier", "Brier score", False, "labels", of.brier),
-    Metric("ece", "ECE", False, "labels", of.ece),
-    Metric("mce", "MCE", False, "labels", of.mce),
-    Metric("adaptive_ece", "adaptive ECE", False, "labels", of.adaptive_ece),
-    Metric("classwise_ece", "classwise ECE", False, "labels", of.classwise_ece),
-    Metric("aurc", "AURC", False, "labels", of.aurc),
+    Metric("nll", "NLL", False, "labels", of.nll, counted_in="nats"),
+    Metric("brier", "Brier score", False, "labels", of.brier, counted_in="0 to 2"),
+    Metric("ece", "ECE", False, "labels", of.ece, counted_in="0 to 1"),
+    Metric("mce", "MCE", False, "labels", of.mce, counted_in="0 to 1"),
+    Metric("adaptive_ece", "adaptive ECE", False, "labels", of.adaptive_ece, counted_in="0 to 1"),
+    Metric("classwise_ece", "classwise ECE", False, "labels", of.classwise_ece, counted_in="0 to 1"),
+    Metric("aurc", "AURC", False, "labels", of.aurc, counted_in="0 to 1"),
     *(
         Metric(
             f"batch_{f.__name__}", f"{f.__name__.upper()}, mean over batches", False, "batches",
-            partial(f, bins=PAPER_BINS), short=f"{f.__name__.upper()}, batches",
+            partial(f, bins=PAPER_BINS), short=f"{f.__name__.upper()}, batches", counted_in="0 to 1",
         )
         for f in (of.ece, of.mce)
     ),
@@ -103,9 +111,9 @@ _ALL = (
         "fpr95_out", "FPR at 95 % TPR, items outside positive", False, "scores",
         partial(fpr_at_tpr, positive="out"), short="FPR95, outside", **_PER_CENT,
     ),
-    Metric("conformal_coverage", "conformal coverage", None),
-    Metric("conformal_size", "conformal set size", False),
-    Metric("token_similarity", "similarity of tokens", False),
+    Metric("conformal_coverage", "conformal coverage", None, counted_in="0 to 1"),
+    Metric("conformal_size", "conformal set size", False, counted_in="classes"),
+    Metric("token_similarity", "similarity of tokens", False, counted_in="cosine"),
     Metric("train_epoch_seconds", "training, seconds per epoch", False, unit="s", short="epoch"),
     Metric(
         "predict_seconds", "prediction, milliseconds per item", False, scale=1000.0, unit="ms",

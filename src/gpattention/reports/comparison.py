@@ -8,6 +8,7 @@ from typing import Any
 
 from gpattention.evaluation import predictor_order
 from gpattention.evaluation.suites import SUITES
+from gpattention.metrics import Metric, metric_of
 from gpattention.reports.style import Style, style_of
 from gpattention.runs import OTHER_WEIGHTS, Group, OverSeeds, Results, RunData, group
 
@@ -30,6 +31,29 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def ends_of(found: OverSeeds, metric: Metric) -> tuple[float, float] | None:
+    """The interval of 95 % as it is shown: in the metric's unit, within what a share can be."""
+    if found.interval is None:
+        return None
+    low, high = found.interval
+    if metric.unit == "%" and metric.name != "mcc":
+        low, high = max(low, 0.0), min(high, 1.0)
+    elif metric.larger is False:  # errors and costs
+        low = max(low, 0.0)
+    return low * metric.scale, high * metric.scale
+
+
+def figure_text(found: OverSeeds | None, metric: Metric | None = None) -> str | None:
+    """A number with its interval of 95 %, in the metric's unit; four digits where there is no metric."""
+    if found is None:
+        return None
+    if metric is None:
+        ends, shape = found.interval, "#.4g"
+    else:
+        ends, shape, found = ends_of(found, metric), f".{metric.digits}f", found.times(metric.scale)
+    return f"{found.mean:{shape}}" + ("" if ends is None else f" [{ends[0]:{shape}}, {ends[1]:{shape}}]")
 
 
 @dataclass(frozen=True)
@@ -116,7 +140,8 @@ class Comparison:
         rows: dict[str, dict[str, str]] = {}
         for what, figure in self.results.figures(suite=suite, **wanted):
             if name := named(what):
-                rows.setdefault(name, {}).setdefault(what["recipe"], figure.text(None))
+                text = figure_text(figure, metric_of(what["metric"]))
+                rows.setdefault(name, {}).setdefault(what["recipe"], text or "")
         return Table([head, *self.labels], [[name, *map(of.get, self.labels)] for name, of in rows.items()])
 
     def what_is_missing(self, suite: str, what: str | None = None) -> tuple[str, str]:

@@ -1,15 +1,17 @@
 """The figures of a report: functions of plain data that return matplotlib figures.
 
 Each takes a mapping from a model's name to its data, one entry per seed; several seeds are drawn as their
-mean with the standard error.  `title` stands above the axes; `styles` default to the models' order.
+mean with the interval of 95 % by Student's t.  `title` stands above the axes; `styles` default to the models'
+order.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from gpattention.metrics import share_interval
 from gpattention.reports import drawing
 from gpattention.reports.comparison import number
 from gpattention.reports.drawing import HEIGHT, WIDTH, drawn, dress, few_ticks, name_axes, new_figure, shorten
@@ -33,10 +35,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]  # x and y
+Band = Sequence[tuple[float, float, float]]  # x, low, high
 Bins = Mapping[str, Sequence[float | None]]  # edges [K+1], confidence, accuracy, count [K]
 Curves = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]  # by model: of each seed, two rows of numbers
 Histogram = Mapping[str, Sequence[float]]  # edges [K+1], in and out [K]
 FEW = 13  # points that are marked one by one
+FEW_ITEMS = 10  # of a bin, below which it is grey
 STRIP = 40  # pixels of the strip of counts below a reliability diagram
 
 
@@ -50,7 +54,8 @@ class Look(TypedDict, total=False):
 @drawn
 def lines_figure(
     series: Mapping[str, Sequence[Points]], *, x: str, y: str, x_names: Mapping[float, str] | None = None,
-    whole_x: bool = False, square: bool = False, boundary: float | None = None, **look: Unpack[Look],
+    whole_x: bool = False, square: bool = False, boundary: float | None = None,
+    bands: Mapping[str, Band] | None = None, **look: Unpack[Look],
 ) -> "Figure":  # fmt: skip
     """One line per model, or one per seed.
 
@@ -62,6 +67,7 @@ def lines_figure(
         whole_x: ticks at whole numbers only.
         square: both axes are shares from 0 to 1, with y = x, e.g. chance in a ROC.
         boundary: the epoch after which draws begin.
+        bands: intervals (x, low, high) of each model, in place of Student's t over its lines.
         look: see `Look`.
     """
     title, styles = _look(look, series)
@@ -69,7 +75,9 @@ def lines_figure(
     figure, axes = new_figure(title, legend, height=300 if square else HEIGHT)
     few_ticks(axes, whole_x=whole_x)
     for label, lines in series.items():
-        _draw_lines(axes, [line for line in lines if line], styles[label])
+        own = None if bands is None else bands.get(label, ())
+        _draw_lines(axes, [line for line in lines if line], styles[label], own)
+    _limit(axes, [y for lines in series.values() for line in lines for _, y in line])
     if x_names is not None:
         axes.set_xticks(list(x_names), labels=list(x_names.values()))
     if square:
@@ -91,10 +99,27 @@ def _over_seeds(values: Mapping[str, Sequence[float]]) -> dict[str, OverSeeds]:
     return {label: OverSeeds(dict(enumerate(seeds))) for label, seeds in values.items()}
 
 
-def _draw_lines(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
+def _limit(axes: "Axes", values: Sequence[float]) -> None:
+    """Two seeds have intervals of twelve standard errors: axes are for the values."""
+    if values:
+        low, high = min(values), max(values)
+        room = (high - low) or abs(high) or 1.0
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, low - room), min(top, high + room))
+
+
+def _draw_lines(
+    axes: "Axes",
+    lines: Sequence[Points],
+    style: Style,
+    band: Sequence[tuple[float, float, float]] | None = None,
+) -> None:
+    if band:
+        xs, low, high = zip(*band, strict=True)
+        axes.fill_between(xs, low, high, color=style.colour, alpha=0.14, linewidth=0)
     # a mean over seeds needs them at the same places
     if len(lines) > 1 and len({tuple(x for x, _ in line) for line in lines}) == 1:
-        _draw_band(axes, lines, style)
+        _draw_band(axes, lines, style, band is None)
         return
     for line in lines:
         xs, ys = zip(*line, strict=True)
@@ -105,15 +130,15 @@ def _draw_lines(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
         )  # fmt: skip
 
 
-def _draw_band(axes: "Axes", lines: Sequence[Points], style: Style) -> None:
-    """The mean of several seeds, and one standard error to either side."""
+def _draw_band(axes: "Axes", lines: Sequence[Points], style: Style, banded: bool) -> None:
+    """The mean of several seeds, and its interval where the caller has drawn none."""
     xs = [x for x, _ in lines[0]]
     found = [
         OverSeeds(dict(enumerate(y))) for y in zip(*([y for _, y in line] for line in lines), strict=True)
     ]
-    low, high = ([each.mean + sign * (each.error or 0.0) for each in found] for sign in (-1, 1))
-    axes.fill_between(xs, low, high, color=style.colour, alpha=0.18, linewidth=0)
-    _draw_lines(axes, [[(x, each.mean) for x, each in zip(xs, found, strict=True)]], style)
+    ends = [each.interval or (each.mean, each.mean) for each in found]
+    band = [(x, low, high) for x, (low, high) in zip(xs, ends, strict=True)] if banded else None
+    _draw_lines(axes, [[(x, each.mean) for x, each in zip(xs, found, strict=True)]], style, band)
 
 
 def training_figure(
@@ -172,13 +197,15 @@ def layer_points(values: Sequence[float | None]) -> Points:
 
 
 def severity_figure(
-    values: Mapping[str, Sequence[Mapping[int, float]]], *, y: str, **look: Unpack[Look]
-) -> "Figure":
+    values: Mapping[str, Sequence[Mapping[int, float]]], *, y: str,
+    bands: Mapping[str, Band] | None = None, **look: Unpack[Look],
+) -> "Figure":  # fmt: skip
     """A metric against the severity of corruption; severity 0 is the clean test set.
 
     Args:
         values: for each model, of each of its seeds, the metric by severity.
         y: name of the metric.
+        bands: intervals (severity, low, high) of each model; by Student's t over its seeds if not given.
         look: `title` above the axes, and `styles` of the models, which are by their order if not given.
 
     Returns:
@@ -190,7 +217,7 @@ def severity_figure(
     }
     severities = sorted({s for seeds in values.values() for seed in seeds for s in seed})
     names = {float(s): "clean" if s == 0 else str(s) for s in severities}
-    return lines_figure(series, x="severity", y=y, **look, x_names=names)
+    return lines_figure(series, x="severity", y=y, **look, x_names=names, bands=bands)
 
 
 def roc_figure(curves: Curves, **look: Unpack[Look]) -> "Figure":
@@ -288,7 +315,7 @@ def cost_figure(values: Mapping[str, Sequence[Points]], *, x: str, y: str, **loo
 
 @drawn
 def bars_figure(values: Mapping[str, Sequence[float]], *, x: str, **look: Unpack[Look]) -> "Figure":
-    """One bar per model with its number; a line through its end is the standard error over seeds.
+    """One bar per model with its number; a line through its end is the interval by Student's t over seeds.
 
     Args:
         values: for each model the values of its seeds.
@@ -310,14 +337,18 @@ def bars_figure(values: Mapping[str, Sequence[float]], *, x: str, **look: Unpack
     offset: dict[str, Any] = {"textcoords": "offset points", "color": INK}
     for row, (label, each) in enumerate(found.items()):
         axes.barh(row, each.mean, thick, color=styles[label].colour, linewidth=0)
-        if each.error is not None:
-            axes.errorbar(each.mean, row, xerr=each.error, fmt="none", ecolor=NEUTRAL, elinewidth=2)
+        low, high = each.interval or (each.mean, each.mean)
+        if high > low:
+            axes.errorbar(each.mean, row, xerr=high - each.mean, fmt="none", ecolor=NEUTRAL, elinewidth=2)
         axes.annotate(f"{each.mean:.3g}", (each.mean, row), (6, 0), va="center", fontsize=11.5, **offset)
         if above:
             axes.annotate(shorten(label), (0, row - thick / 2), (0, 3), va="bottom", fontsize=12, **offset)
     axes.set_ylim(len(values) - 0.5, -0.8 if above else -0.5)
-    # room for the numbers; an error that were cut off would look smaller than it is
-    ends = (max(1.18 * each.mean, 1.02 * (each.mean + (each.error or 0.0))) for each in found.values())
+    # room for the numbers; an interval of two seeds, of twelve standard errors, may leave the axes
+    ends = (
+        max(1.18 * each.mean, min(2 * each.mean, 1.02 * (each.interval or (0, 0))[1]))
+        for each in found.values()
+    )
     axes.set_xlim(0, max(ends, default=0.0) or 1)
     few_ticks(axes, x=4)
     axes.set_yticks(range(len(values)), labels=["" if above else shorten(label) for label in values])
@@ -331,10 +362,12 @@ def reliability_figure(bins: Bins, *, title: str | None = None, style: Style | N
     """Accuracy of the items in each bin of confidence, and below it how many items a bin holds.
 
     The full bar and what stands on it end at confidence and accuracy, whichever is higher: red is confidence
-    beyond accuracy, the pale colour accuracy beyond confidence.
+    beyond accuracy, the pale colour accuracy beyond confidence.  The line through the accuracy is its
+    interval of 95 %.  Bins of fewer than ten items are grey: they say next to nothing.
 
     Args:
-        bins: `edges`, `confidence`, `accuracy` and `count`, e.g. `curves["reliability"]["model"]`.
+        bins: `edges`, `confidence`, `accuracy` and `count`, e.g. `curves["reliability"]["model"]`; may have
+            the ends `low` and `high` of the accuracies' intervals, which are Wilson's if not given.
         title: above the axes.
         style: whose colour the bars have.
 
@@ -352,12 +385,21 @@ def reliability_figure(bins: Bins, *, title: str | None = None, style: Style | N
         sure, right = number(confidence), number(accuracy)
         if counts[i] == 0 or sure is None or right is None:
             continue
-        left, width = edges[i], edges[i + 1] - edges[i]
-        axes.bar(left, min(sure, right), width * 0.92, align="edge", color=colour, alpha=0.85, linewidth=0)
-        gap = GAP if sure > right else colour
+        left, width, few = edges[i], edges[i + 1] - edges[i], counts[i] < FEW_ITEMS
+        fill, gap = (NEUTRAL, NEUTRAL) if few else (colour, GAP if sure > right else colour)
+        opacity = 0.35 if few else 0.85
+        axes.bar(left, min(sure, right), width * 0.92, align="edge", color=fill, alpha=opacity, linewidth=0)
         axes.bar(
-            left, sure - right, width * 0.92, right, align="edge", facecolor=(*to_rgb(gap), 0.3),
-            edgecolor=gap, linewidth=1,
+            left, sure - right, width * 0.92, right, align="edge", facecolor=(*to_rgb(gap), 0.3 * opacity),
+            edgecolor=(*to_rgb(gap), opacity), linewidth=1,
+        )  # fmt: skip
+        low, high = (number(bins[key][i]) if key in bins else None for key in ("low", "high"))
+        if low is None or high is None:
+            low, high = share_interval(min(1.0, max(0.0, right)), counts[i])
+        error = [[max(0.0, right - low)], [max(0.0, high - right)]]
+        axes.errorbar(
+            left + width * 0.46, right, yerr=error, fmt="none", ecolor=NEUTRAL if few else INK,
+            elinewidth=1.3, capsize=2, zorder=4,
         )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(0, 1.0))
     few_ticks(axes)
@@ -372,20 +414,22 @@ def reliability_figure(bins: Bins, *, title: str | None = None, style: Style | N
     strip.bar(edges[:-1], shares, [w * 0.92 for w in widths], align="edge", color=NEUTRAL, linewidth=0)
     strip.set_yticks([0, max(shares)], labels=["0", f"{max(shares):.0%}"])
     strip.set_ylim(0, max(shares) * 1.05 or 1)
-    name_axes(strip, "confidence", "items")
-    name_axes(axes, "", "accuracy")
+    name_axes(strip, "confidence, 0 to 1", "items")
+    name_axes(axes, "", "accuracy, 0 to 1")
     return figure
 
 
 @drawn
 def corruption_figure(
-    values: Mapping[str, Mapping[str, Sequence[float]]], *, x: str, **look: Unpack[Look]
-) -> "Figure":
-    """One line of dots per corruption; a bar through a dot is the standard error over seeds.
+    values: Mapping[str, Mapping[str, Sequence[float]]], *, x: str,
+    intervals: Mapping[str, Mapping[str, tuple[float, float]]] | None = None, **look: Unpack[Look],
+) -> "Figure":  # fmt: skip
+    """One line of dots per corruption; a bar through a dot is its interval of 95 %.
 
     Args:
         values: for each model, of each corruption, the values of its seeds.
         x: name of the metric.
+        intervals: of each model and corruption; by Student's t over the seeds if not given.
         look: `title` above the axes, and `styles` of the models, which are by their order if not given.
 
     Returns:
@@ -396,14 +440,21 @@ def corruption_figure(
     legend = {label: styles[label] for label in values}
     figure, axes = new_figure(title, legend, height=60 + 22 * len(types), left=128)
     axes.grid(False, axis="y")
-    step = 0.6 / max(len(values), 1)
+    step, shown = 0.6 / max(len(values), 1), list[float]()
     for place, (label, of_model) in enumerate(values.items()):
         found = _over_seeds({kind: seeds for kind, seeds in of_model.items() if seeds})
-        means, errors = ([x.mean for x in found.values()], [x.error or 0.0 for x in found.values()])
+        means = [each.mean for each in found.values()]
+        given = {} if intervals is None else intervals.get(label, {})
+        ends = [given.get(kind) or each.interval or (each.mean, each.mean) for kind, each in found.items()]
+        low, high = ([max(0.0, sign * (end[at] - m)) for end, m in zip(ends, means, strict=True)]
+                     for at, sign in ((0, -1), (1, 1)))  # fmt: skip
+        shown += means
         heights = [types.index(kind) + (place - (len(values) - 1) / 2) * step for kind in found]
         style = styles[label]
-        if any(errors):
-            axes.errorbar(means, heights, xerr=errors, fmt="none", ecolor=style.colour, elinewidth=1)
+        if any(low) or any(high):
+            axes.errorbar(
+                means, heights, xerr=[low, high], fmt="none", ecolor=style.colour, elinewidth=1, alpha=0.6
+            )
         axes.plot(
             means, heights, linestyle="none", marker=style.marker, color=style.colour, markersize=6,
             markeredgewidth=0, clip_on=False,
@@ -411,6 +462,9 @@ def corruption_figure(
     for row in range(len(types)):
         axes.axhline(row + 0.5, color=GRID, linewidth=1, zorder=0)
     axes.set_ylim(len(types) - 0.5, -0.5)
+    if shown:  # intervals of two seeds may leave the axes, values do not
+        room, (left, right) = (max(shown) - min(shown)) or abs(shown[0]) or 1.0, axes.get_xlim()
+        axes.set_xlim(max(left, min(shown) - room / 2), min(right, max(shown) + room / 2))
     few_ticks(axes, x=5)
     axes.set_yticks(range(len(types)), labels=[shorten(kind.replace("_", " ")) for kind in types])
     axes.tick_params(axis="y", labelcolor=INK, labelsize=11)
@@ -420,10 +474,10 @@ def corruption_figure(
 
 @drawn
 def outlier_figure(histograms: Mapping[str, Histogram], *, x: str, **look: Unpack[Look]) -> "Figure":
-    """How a score separates known items (grey) from unknown ones (the model's colour).
+    """Which share of known items (grey) and of foreign ones (the model's colour) has at most a score.
 
-    Each line has its own scale, since scores of different models need not be comparable; the less grey
-    and colour overlap, the better.
+    Empirical distribution functions, read at the edges of a histogram's bins.  Each model has its own scale,
+    since scores of different models need not be comparable; the further colour lies below grey, the better.
 
     Args:
         histograms: for each model `edges`, `in` and `out`.
@@ -434,7 +488,7 @@ def outlier_figure(histograms: Mapping[str, Histogram], *, x: str, **look: Unpac
         A matplotlib figure.
     """
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    from matplotlib.lines import Line2D
 
     title, styles = _look(look, histograms)
     whole = 70 + max(250, 84 * len(histograms))
@@ -446,24 +500,30 @@ def outlier_figure(histograms: Mapping[str, Histogram], *, x: str, **look: Unpac
     ):
         dress(axes)
         axes.set_title(shorten(label), loc="left", color=INK, fontsize=12)
-        _draw_histogram(axes, histogram, styles[label])
-    boxes = [
-        Patch(color=NEUTRAL, alpha=0.55, label="known"),
-        Patch(fill=False, edgecolor=INK, label="unknown"),
+        _draw_shares(axes, histogram, styles[label])
+    lines = [
+        Line2D([], [], color=NEUTRAL, linewidth=2.5, label="known"),
+        Line2D([], [], color=INK, linewidth=2, label="foreign"),
     ]
-    figure.legend(handles=boxes, loc="outside upper left", ncols=2, frameon=False, labelcolor=INK)
+    figure.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False, labelcolor=INK)
     figure.supxlabel(shorten(x), color=INK, fontsize=12.5)
+    figure.supylabel("share of items, at most", color=INK, fontsize=12.5)
     return figure
 
 
-def _draw_histogram(axes: "Axes", histogram: Histogram, style: Style) -> None:
+def _draw_shares(axes: "Axes", histogram: Histogram, style: Style) -> None:
     edges = list(histogram["edges"])
-    # as shares, so that sets of different size compare
-    known, unknown = ([n / (sum(histogram[k]) or 1.0) for n in histogram[k]] for k in ("in", "out"))
-    axes.stairs(known, edges, fill=True, color=NEUTRAL, alpha=0.55, linewidth=0)
-    axes.stairs(unknown, edges, fill=True, color=style.colour, alpha=0.3, linewidth=0)
-    axes.stairs(unknown, edges, color=style.colour, linewidth=1.6)
-    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, max([*known, *unknown, 1e-12]) * 1.05))
+    for key, colour, wide in (("in", NEUTRAL, 2.5), ("out", style.colour, 2.0)):
+        axes.plot(edges, [0.0, *shares_up_to(histogram[key])], color=colour, linewidth=wide)
+    known, foreign = ([0.0, *shares_up_to(histogram[key])] for key in ("in", "out"))
+    axes.fill_between(edges, known, foreign, color=style.colour, alpha=0.15, linewidth=0)
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.02))
     few_ticks(axes, x=5)
-    axes.set_yticks([])
+    axes.set_yticks([0, 1])
     axes.tick_params(labelsize=10, pad=3)
+
+
+def shares_up_to(counts: Sequence[float]) -> list[float]:
+    """The share of all items up to the end of each bin, so that sets of different size compare."""
+    whole = sum(counts) or 1.0
+    return [total / whole for total in accumulate(counts)]

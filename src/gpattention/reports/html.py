@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpattention.files import visible
-from gpattention.reports.comparison import Table, heading, listed, number
+from gpattention.reports.comparison import Table, figure_text, heading, listed, number
 from gpattention.reports.drawing import figure_svg
 from gpattention.reports.figures import Curves, Points
 from gpattention.runs import OverSeeds
@@ -47,8 +47,10 @@ def environment() -> "Environment":
 
 
 def render(macro: str, *arguments: Any, **options: Any) -> "Markup":
-    """One macro of parts.html with these arguments."""
-    return getattr(environment().get_template("parts.html").module, macro)(*arguments, **options)
+    """One macro of parts.html, or of gallery.html, with these arguments."""
+    files = (environment().get_template(f"{name}.html").module for name in ("parts", "gallery"))
+    found = next(getattr(file, macro) for file in files if hasattr(file, macro))
+    return found(*arguments, **options)
 
 
 def join(*parts: "Markup | None") -> "Markup":
@@ -70,11 +72,11 @@ def chart(
 
 def line_chart(
     name: str, figure: "Figure", x: str, series: Mapping[str, Sequence[Points]], words: str, title: str,
-    caption: str | None = None,
+    caption: str | None = None, table: Table | None = None,
 ) -> "Markup":  # fmt: skip
     """A chart of lines: their points are its table, and `words` go on with where the lines end."""
     told = f"Lines of {words} {last_values(series)}"
-    return chart(name, figure, lines_table(x, series), heading(title), told, caption)
+    return chart(name, figure, table or lines_table(x, series), heading(title), told, caption)
 
 
 def charts(*drawn: "Markup | None", pairs: bool = False) -> "Markup":
@@ -110,19 +112,15 @@ def short(value: Any) -> str:
     return DASH if known is None else f"{known:.3f}"
 
 
-def seeds_text(found: OverSeeds | None) -> str | None:
-    """Mean and standard error with four digits."""
-    return None if found is None else found.text(None)
-
-
 def lines_table(x: str, series: Mapping[str, Sequence[Points]]) -> Table:
-    """The points of lines: one row per x, one column per model, seeds as mean and standard error."""
+    """The points of lines: one row per x, one column per model, several seeds with their interval."""
     rows: dict[float, dict[str, list[float]]] = {}
     for label, lines in series.items():
         for place, value in (point for line in lines for point in line):
             rows.setdefault(place, {}).setdefault(label, []).append(value)
     cells = {
-        place: [seeds_text(OverSeeds.of(of.get(label, ()))) for label in series] for place, of in rows.items()
+        place: [figure_text(OverSeeds.of(of.get(label, ()))) for label in series]
+        for place, of in rows.items()
     }
     return Table([x, *series], [[f"{place:g}", *cells[place]] for place in sorted(cells)])
 

@@ -41,11 +41,11 @@ def build_report(runs: Sequence[RunData], title: str | None = None, *, without: 
             hint = did_you_mean(name, known)
             raise ValueError(f"expected without to name sections ({', '.join(known)}), got {name!r}{hint}")
     comparisons = compare(runs)
-    sections = {}
+    sections = []
     for section in SECTIONS:
         filled = [(i, c) for i, c in enumerate(comparisons) if section.fills(c)]
         if filled and section.name not in without:
-            sections[section.name] = [(c.data, section.show(c, f"{section.name}-{i}")) for i, c in filled]
+            sections.append((section, [(c.data, section.show(c, f"{section.name}-{i}")) for i, c in filled]))
     from markupsafe import Markup
 
     script, style = (_file(name) for name in ("page.js", "page.css"))

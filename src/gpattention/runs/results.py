@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 Plain = Mapping[str, Any]
 Seed = int | str  # of a run; its name where nobody says, and `ALL` of an ensemble
+Interval = tuple[float, float]
 Sets = tuple[tuple[str, int | None], ...]  # names of sets, and their items; None where nobody says how many
 COLUMNS = (
     "run", "recipe", "seed", "data", "attention", "suite", "set", "severity", "predictor", "metric", "score",
-    "detail", "value", "items",
+    "detail", "value", "items", "low", "high",
 )  # fmt: skip
 KEY = ("recipe", "suite", "set", "predictor", "metric")  # of a number over seeds; several differ by detail
 CONFIDENCE = 0.95  # of what is called clear
@@ -51,10 +52,12 @@ class OverSeeds:
     Attributes:
         values: the number of each seed.
         sets: what each was computed on; numbers on other sets are not to be compared.
+        resampled: the interval of each over its items, by the bootstrap, where the evaluation has one.
     """
 
     values: Mapping[Seed, float]
     sets: Mapping[Seed, Sets] = field(default_factory=dict)
+    resampled: Mapping[Seed, Interval] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: "Iterable[float | None]") -> "OverSeeds | None":
@@ -76,6 +79,14 @@ class OverSeeds:
     def error(self) -> float | None:
         """Standard error of the mean; None of one run."""
         return None if self.deviation is None else self.deviation / math.sqrt(self.count)
+
+    @property
+    def interval(self) -> "Interval | None":
+        """Of 95 %: Student's t over several seeds; of one, the bootstrap over its items; else None."""
+        if self.error is None:
+            return next(iter(self.resampled.values()), None)
+        half = t_quantile(self.count - 1) * self.error
+        return self.mean - half, self.mean + half
 
     @property
     def count(self) -> int:
@@ -102,7 +113,8 @@ class OverSeeds:
 
     def times(self, scale: float) -> "OverSeeds":
         """In another unit."""
-        return OverSeeds({seed: value * scale for seed, value in self.values.items()}, self.sets)
+        ends = {seed: (low * scale, high * scale) for seed, (low, high) in self.resampled.items()}
+        return OverSeeds({seed: value * scale for seed, value in self.values.items()}, self.sets, ends)
 
     def text(self, digits: int | None = 3, scale: float = 1.0) -> str:
         """Mean ± standard error; `digits` after the point, with None four digits in all."""
@@ -149,7 +161,8 @@ def average(several: Sequence[OverSeeds]) -> OverSeeds | None:
         several: numbers.
 
     Returns:
-        Their mean for each seed that has them all; None where no seed has.
+        Their mean for each seed that has them all; None where no seed has.  Its interval over items is the
+        mean of theirs: at most too wide.
     """
     first = several[0].values if several else ()
     seeds = [seed for seed in first if all(seed in each.values for each in several)]
@@ -158,6 +171,12 @@ def average(several: Sequence[OverSeeds]) -> OverSeeds | None:
     return OverSeeds(
         {seed: fmean(each.values[seed] for each in several) for seed in seeds},
         {seed: tuple(s for each in several for s in each.sets.get(seed, ())) for seed in seeds},
+        {
+            seed: (fmean(low for low, _ in ends), fmean(high for _, high in ends))
+            for seed in seeds
+            if all(seed in each.resampled for each in several)
+            for ends in [[each.resampled[seed] for each in several]]
+        },
     )
 
 
@@ -219,6 +238,18 @@ def beyond_chance(t: float, freedom: float) -> float:
     inside = end / 2 * float(weights @ np.cos(end / 2 * (nodes + 1)) ** (freedom - 1))
     whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     return max(0.0, 1 - inside / whole)
+
+
+@lru_cache
+def t_quantile(freedom: float, level: float = CONFIDENCE) -> float:
+    """How many standard errors either side hold a share `level` of Student's distribution."""
+    low, high = 0.0, 2.0
+    while beyond_chance(high, freedom) > 1 - level:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond_chance(middle, freedom) > 1 - level else (low, middle)
+    return high
 
 
 @lru_cache
@@ -515,6 +546,7 @@ class Results:
     def _all(self) -> list[tuple[dict[str, Any], OverSeeds]]:
         """In the order of the records."""
         found: dict[tuple[str, ...], tuple[dict[Seed, list[float]], dict[Seed, Sets]]] = {}
+        ends: dict[tuple[str, ...], dict[Seed, list[Interval]]] = {}
         parts: dict[tuple[Any, ...], dict[str, int | None]] = {}  # of a mean over corruptions
         for row in self.frame.astype(object).where(self.frame.notna(), None).itertuples(index=False):
             if row.value is None or not math.isfinite(row.value):
@@ -526,6 +558,8 @@ class Results:
             key = (row.recipe, row.suite, row.set, row.predictor, row.metric, row.score or "", detail)
             values, sets = found.setdefault(key, ({}, {}))
             values.setdefault(seed, []).append(float(row.value))  # trained twice: a seed counts once
+            if row.low is not None and row.high is not None:
+                ends.setdefault(key, {}).setdefault(seed, []).append((float(row.low), float(row.high)))
             unseen = _detail(detail).get(UNSEEN) if row.suite == "ood" else None  # the other set is whole
             sets[seed] = ((row.set, count), *((("test", unseen),) if unseen is not None else ()))
             if row.suite == "efficiency":  # is of no items
@@ -533,13 +567,17 @@ class Results:
             if row.severity is not None:
                 parts.setdefault((row.recipe, seed, row.predictor), {})[row.set] = count
         figures = []
-        for (recipe, suite, place, predictor, metric, score, detail), (values, sets) in found.items():
+        for whole, (values, sets) in found.items():
+            recipe, suite, place, predictor, metric, score, detail = whole
             if suite == "corrupted" and place.count("/") == 1:  # a mean over fewer is another
                 for seed in values:
                     sets[seed] = tuple(sorted(parts.get((recipe, seed, predictor), {}).items())) or sets[seed]
             what = dict(zip(KEY, (recipe, suite, place, predictor, metric), strict=True))
             what |= {"score": score} if score else {}
-            figure = OverSeeds({seed: fmean(several) for seed, several in values.items()}, sets)
+            own = {
+                s: (fmean(x for x, _ in of), fmean(x for _, x in of)) for s, of in ends.get(whole, {}).items()
+            }
+            figure = OverSeeds({seed: fmean(several) for seed, several in values.items()}, sets, own)
             figures.append(({**what, **_detail(detail)}, figure))
         return figures
 
@@ -580,7 +618,8 @@ def _rows(recipe: str, run: RunData) -> Iterator[dict[str, Any]]:
         for record in suite.records:
             unseen = record.detail.get(UNSEEN) if name != "ood" else None  # there the other set is whole
             most = settings if unseen is None else {**settings, "limit": unseen}
-            detail = {k: v for k, v in record.detail.items() if k not in ("score", "temperature")}
+            detail = {k: v for k, v in record.detail.items() if k not in ("score", "temperature", "interval")}
+            low, high = _ends(record.detail.get("interval"))
             severity = re.fullmatch(r"corrupted/[^/]+/(\d+)", record.set)
             yield {
                 "run": run.name, "recipe": recipe, "seed": run.seed, "data": run.data,
@@ -589,8 +628,15 @@ def _rows(recipe: str, run: RunData) -> Iterator[dict[str, Any]]:
                 "metric": record.metric, "score": record.detail.get("score"),
                 # temperatures differ between seeds, and are no part of what a number is
                 "detail": json.dumps(detail, sort_keys=True), "value": record.value,
-                "items": evaluated_items(suite, record.set, record.predictor, most),
+                "items": evaluated_items(suite, record.set, record.predictor, most), "low": low, "high": high,
             }  # fmt: skip
+
+
+def _ends(interval: Any) -> tuple[float | None, float | None]:
+    """Of a record's interval; files may hold anything."""
+    good = isinstance(interval, Sequence) and len(interval) == 2
+    numbers = [x for x in interval if isinstance(x, int | float) and math.isfinite(x)] if good else []
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (None, None)
 
 
 def evaluated_items(

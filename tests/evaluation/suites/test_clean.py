@@ -1,13 +1,16 @@
 """Suite `clean`: metrics, reliability, gallery and health."""
 
 import math
+from base64 import b64decode
 
 import numpy as np
 import pytest
 import torch
 
+from gpattention.attention import Attention
 from gpattention.evaluation.predictions import ItemSet, Predicted
 from gpattention.evaluation.suites import Findings, clean_findings, gallery, health_table
+from gpattention.evaluation.suites.examples import token_maps
 from gpattention.models import predict
 from tests.evaluation.cases import draws, mean_probs, predicted, softmax, some_labels
 from tests.models.small_models import seeded, sentences, text, vision
@@ -112,24 +115,60 @@ def made() -> tuple:
     return model, items, found, gallery(model, items, found, CLASSES, CPU)
 
 
+def picture(entry: dict) -> np.ndarray:
+    return np.frombuffer(b64decode(entry["image"]["pixels"]), np.uint8).reshape(entry["image"]["shape"])
+
+
+@pytest.mark.parametrize("kind", ["softmax", "kernel", "sgpa", "direct", "cgp", "scgp"])
+def test_attention_that_a_token_gets_is_its_share_of_the_weights(kind: str) -> None:
+    model, x = vision(kind), pixels(3).double() / 255
+    variances, shares = token_maps(model, x)
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    total, calls = np.zeros((3, 4)), list[torch.Tensor]()
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda own, given, named: calls.append((own, given, dict(named))), with_kwargs=True
+        )
+        for layer in layers
+    ]
+    with torch.no_grad():
+        model.eval()(x)
+        for hook in hooks:
+            hook.remove()
+        for layer, given, named in list(calls):
+            weights = layer(*given, **{**named, "need": ("weights",)}).weights
+            for item, head in np.ndindex(*weights.shape[:2]):
+                total[item] += np.abs(weights[item, head].numpy()).sum(0)
+    assert len(calls) == len(layers)
+    assert shares == pytest.approx(total / total.sum(1, keepdims=True), rel=1e-4)
+    assert (variances[0] is None) == (not model.draws)
+
+
 def test_the_gallery_shows_the_items_worth_looking_at(made: tuple) -> None:
     model, items, found, shown = made
+    shown, answers = {k: v for k, v in shown.items() if k != "answers"}, shown["answers"]
+    assert (answers["items"], answers["set"]) == (items.digest, "test")
+    assert answers["predicted"] == found.prediction.label.tolist()
+    assert answers["labels"] == items.labels.tolist()
+    assert answers["confidence"] == pytest.approx(found.prediction.confidence.tolist(), rel=1e-5)
     confidence, right = found.prediction.confidence, found.prediction.probs[torch.arange(30), items.labels]
     wrong = [i for i in range(30) if found.prediction.label[i] != items.labels[i]]
     places = {kind: [entry["index"] for entry in entries] for kind, entries in shown.items()}
     assert places["most_certain"] == sorted(range(30), key=lambda i: -confidence[i])[:8]
     assert places["least_certain"] == sorted(range(30), key=lambda i: confidence[i])[:8]
     assert places["most_wrong"] == sorted(wrong, key=lambda i: right[i])[:8]
+    sure = sorted(wrong, key=lambda i: -confidence[i])[:8]
+    assert places["sure_and_wrong"] == sure
     for entry in (each for kind in shown.values() for each in kind):
         place = entry["index"]
         assert entry["label"] == CLASSES[items.labels[place]]
         assert entry["predicted"] == CLASSES[found.prediction.label[place]]
         assert entry["confidence"] == float(confidence[place])
         assert entry["uncertainty"] == float(found.prediction.entropy[place])
-        assert torch.tensor(entry["image"]).equal(items.stored[place].permute(1, 2, 0).long())
+        assert (picture(entry) == items.stored[place].permute(1, 2, 0).numpy()).all()
         assert (entry["grid"], entry["words"]) == ([2, 2], None)
         one = predict(model, items.inputs(place, place + 1, CPU), samples=0, variances=True)
-        assert entry["token_variance"] == pytest.approx(one.variances[1].mean(1)[0].tolist())
+        assert entry["token_variance"] == pytest.approx(one.variances[1].mean(1)[0].tolist(), rel=1e-5)
 
 
 def test_words_and_padding() -> None:
@@ -154,7 +193,8 @@ def test_a_model_without_variance_and_without_mistakes() -> None:
     assert shown["most_wrong"] == []
     assert {entry["token_variance"] for entry in shown["most_certain"]} == {None}
     first = shown["most_certain"][0]
-    assert torch.tensor(first["image"]).equal(pixels(4)[first["index"]].permute(1, 2, 0).long())
+    assert (picture(first) == pixels(4)[first["index"]].permute(1, 2, 0).numpy()).all()
+    assert sum(first["token_attention"]) == pytest.approx(1, abs=1e-4)
 
 
 def test_health_has_a_row_for_every_layer(made: tuple) -> None:

@@ -8,9 +8,10 @@ of `SUITES`; `gpattention.evaluation.evaluate_run` runs it and writes what it fi
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpattention.evaluation.suites.clean import clean_findings, evaluate_clean, gallery, health_table
+from gpattention.evaluation.suites.clean import clean_findings, evaluate_clean, health_table
 from gpattention.evaluation.suites.corrupted import corruption_means, evaluate_corrupted
 from gpattention.evaluation.suites.efficiency import EfficiencyPlan, efficiency_findings, evaluate_efficiency
+from gpattention.evaluation.suites.examples import gallery
 from gpattention.evaluation.suites.findings import Findings, Subject
 from gpattention.evaluation.suites.ood import evaluate_ood, ood_findings
 from gpattention.evaluation.suites.oversmoothing import evaluate_oversmoothing, oversmoothing_findings

@@ -4,10 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from statistics import fmean
+from typing import Any
 
-from gpattention.data.corruptions import CATEGORIES
-from gpattention.evaluation.corrupted import PREFIX
-from gpattention.evaluation.predictions import Predicted
+import torch
+
+from gpattention.data.corruptions import CATEGORIES, SEVERITIES
+from gpattention.evaluation.corrupted import MADE, PREFIX, CorruptedSource
+from gpattention.evaluation.predictions import ItemSet, Predicted
+from gpattention.evaluation.predictors import build_predictor
+from gpattention.evaluation.suites.examples import Entry, entries, gallery
 from gpattention.evaluation.suites.findings import (
     PAPER_BATCH,
     Findings,
@@ -20,6 +25,10 @@ from gpattention.evaluation.suites.findings import (
 from gpattention.metrics.classification import BINS, BinSums, reliability, top_sums
 from gpattention.runs import Record
 
+TYPES = 4  # of which there are items to look at
+LADDERS = 2  # items that are shown under every severity
+SMALL = 1000  # test items that are corrupted in a moment
+FEW = 2  # of each group, of each type
 MEAN = f"{PREFIX}/mean"  # the set of the means over all types; items are those of one type and severity
 
 
@@ -34,18 +43,51 @@ def evaluate_corrupted(subject: Subject) -> Findings:
     records: list[Record] = []
     pooled: dict[str, BinSums] = {}
     counted: list[Findings] = []
+    examples: dict[str, Any] = {}
     for corruption, severity in product(source.types, source.severities):
         items = subject.corrupted(source, corruption, severity)
         for label, predicted in (each for name in subject.names for each in subject.variants(name, items)):
             records += classification_records(items.name, label, predicted, PAPER_BATCH[sets.kind])
             if label not in pooled:
                 counted.append(count_items_of(label, {MEAN: predicted}))
+            worst = corruption in source.types[:TYPES] and severity == source.severities[-1]
+            if worst and label == "model" and subject.run is not None:
+                about = (subject.run.model, items, predicted, sets.classes, subject.device)
+                examples[items.name] = gallery(*about, count=FEW)
             # sums alone stay: predictions of a million images would not fit
             pooled[label] = pool_reliability(pooled.get(label), predicted)
     means = corruption_means(records, CATEGORIES)
     curves = {label: reliability_curve(reliability(sums)) for label, sums in pooled.items()}
-    found = Findings((*means, *records), {"reliability": curves}, source.notes)
+    shown: dict[str, Any] = {"reliability": curves}
+    if examples:
+        shown["gallery"] = {"sets": examples, "ladders": _ladders(subject, source)}
+    found = Findings((*means, *records), shown, source.notes)
     return Findings.merge([found, *counted])
+
+
+def _ladders(subject: Subject, source: CorruptedSource) -> dict[str, dict[str, list[Entry]]]:
+    """The first items under each of some types, by severity; 0 is as they are."""
+    model, test = subject.run.model, subject.sets.test
+    built = build_predictor("model", model, subject.samples, None)
+    # those made as needed cost nothing but their making
+    small = source.name == MADE and len(test) <= SMALL
+
+    def step(items: ItemSet) -> list[Entry]:
+        few = items.first(LADDERS)
+        inputs = few.inputs(0, len(few), subject.device)
+        found = built.predictor.predict(inputs, samples=built.samples, seed=subject.seed)
+        labels = None if few.labels is None else few.labels.to(found.logits.device)
+        predicted = Predicted.from_logits(found.logits, labels)
+        return entries(model, few, predicted, torch.arange(len(few)), subject.sets.classes, subject.device)
+
+    return {
+        kind: {"0": step(test)}
+        | {
+            str(s): step(subject.corrupted(source, kind, s))
+            for s in (SEVERITIES if small else source.severities)
+        }
+        for kind in source.types[:TYPES]
+    }
 
 
 def pool_reliability(before: BinSums | None, predicted: Predicted) -> BinSums:
@@ -61,7 +103,8 @@ def corruption_means(
 ) -> tuple[Record, ...]:
     """Means of each predictor's metrics: of each category over its types and severities, and over the types.
 
-    A type counts by its mean over the severities, so that none weighs more for having more of them.
+    A type counts by its mean over the severities, so that none weighs more for having more of them.  An
+    interval over items is the mean of the sets' intervals: at most too wide, as all are of the same items.
 
     Args:
         records: of corruptions at severities.
@@ -76,10 +119,16 @@ def corruption_means(
         by_type.setdefault(record.set.split("/")[1], []).append(record)
     means = []
     for (predictor, metric), by_type in grouped.items():
-        of_type = {each: fmean(record.value for record in found) for each, found in by_type.items()}
+        of_type = {each: _means(found) for each, found in by_type.items()}
         shared = next(iter(by_type.values()))[0].detail
         for name, types in {**categories, "mean": tuple(of_type)}.items():
             if known := [of_type[each] for each in types if each in of_type]:
-                detail = {**shared, "types": len(known)}
-                means.append(Record(f"{PREFIX}/{name}", predictor, metric, fmean(known), detail))
+                value, *interval = map(fmean, zip(*known, strict=True))
+                detail = {**shared, "types": len(known)} | ({"interval": interval} if interval else {})
+                means.append(Record(f"{PREFIX}/{name}", predictor, metric, value, detail))
     return tuple(means)
+
+
+def _means(records: Sequence[Record]) -> list[float]:
+    """Of the values and, where all have intervals, of their ends."""
+    return [fmean(x) for x in zip(*((r.value, *r.detail.get("interval", ())) for r in records), strict=True)]

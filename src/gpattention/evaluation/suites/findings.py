@@ -1,5 +1,6 @@
 """What suites have in common: whom they evaluate, what they find, and how it becomes records and curves."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from torch import Tensor
 from gpattention.evaluation.corrupted import CorruptedSource
 from gpattention.evaluation.predictions import ItemSet, Predicted
 from gpattention.evaluation.sets import RunSets
-from gpattention.metrics import ReliabilityBins, metrics_of
+from gpattention.metrics import ReliabilityBins, classification_replicates, interval_about, metrics_of
 from gpattention.metrics.registry import PAPER_BINS
 from gpattention.models import Signals
 from gpattention.runs import Record
@@ -22,6 +23,7 @@ Progress = Callable[[str, int, int], object]  # what is done, how much of it, of
 Curve = dict[str, list[float | None]]
 STEP = 1000  # parts of the progress of one prediction of one set
 POINTS = 200  # of a curve, at most
+LIMITS = {"nll": (0.0, math.inf), "brier": (0.0, 2.0), "mcc": (-1.0, 1.0)}  # of metrics that are no shares
 PAPER_BATCH = {"images": 1000, "texts": 32}  # items over which the paper's code averages ECE and MCE
 
 
@@ -53,6 +55,7 @@ class Subject(ABC):
     device: torch.device
     run: Any = None  # the run whose model suites measure; None of an ensemble
     samples: int = 0  # draws of a prediction
+    seed: int = 0  # of these draws
     head: Head | None = None  # of the model, where it is linear
     progress: Progress | None = None
 
@@ -137,6 +140,11 @@ def numbers(x: Tensor) -> list[float | None]:
     return [float(v) if v == v and abs(v) != float("inf") else None for v in x.double().tolist()]
 
 
+def rounded(values: Iterable[float]) -> list[float]:
+    """For what is looked at and not computed with: six digits are enough."""
+    return [float(f"{value:.6g}") for value in values]
+
+
 def thinned(count: int, points: int = POINTS) -> list[int]:
     """At most so many places of a curve of `count` points, evenly spaced, with the first and the last."""
     if count <= points:
@@ -159,11 +167,15 @@ def classification_records(name: str, predictor: str, predicted: Predicted, batc
         batch: items over which the paper averages its calibration errors.
 
     Returns:
-        Metrics pooled with 15 bins; and as the paper has them, 10 bins over batches of `batch` items.
+        Metrics pooled with 15 bins, with the bootstrap's interval over items where there is one; and as
+        the paper has them, 10 bins over batches of `batch` items.
     """
     probs, labels = predicted.prediction.probs, predicted.known_labels
     detail, paper = detail_of(predicted), detail_of(predicted, bins=PAPER_BINS, batch=batch)
     values = {m: (f(probs, labels), detail) for m, f in metrics_of("labels").items()}
+    for metric, drawn in classification_replicates(probs, labels).items():
+        value, ends = values[metric][0], LIMITS.get(metric, (0.0, 1.0))
+        values[metric] = (value, {**detail, "interval": rounded(interval_about(value, drawn, *ends))})
     values |= {m: (f(probs, labels, batch_size=batch), paper) for m, f in metrics_of("batches").items()}
     return tuple(Record(name, predictor, metric, *found) for metric, found in values.items())
 

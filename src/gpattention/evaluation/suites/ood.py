@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpattention.evaluation.ood_scores import OodScores
 from gpattention.evaluation.predictions import Predicted
+from gpattention.evaluation.suites.examples import gallery
 from gpattention.evaluation.suites.findings import (
     Curve,
     Findings,
@@ -16,13 +17,15 @@ from gpattention.evaluation.suites.findings import (
     count_items_of,
     detail_of,
     numbers,
+    rounded,
     thinned,
 )
-from gpattention.metrics import metrics_of
+from gpattention.metrics import auroc_replicates, interval_about, metrics_of
 from gpattention.runs import Record
 from gpattention.strangeness import Head, Strangeness
 
 BINS = 30
+FEW = 3  # items of each group to look at, of each set
 SUPERSEDED = (
     "gp_variance is for comparison alone: it averages layers whose variances rise and fall, so that they "
     "cancel; variance_density and strangeness look at both sides"
@@ -44,6 +47,12 @@ def evaluate_ood(subject: Subject) -> Findings:
         own, others = (found.get("validation"), found["test"]), {x.name: found[x.name] for x in outside}
         parts.append(ood_findings(label, *own, others, head=subject.head, curves=label == "model"))
         parts.append(count_items_of(label, others))
+        if label == "model" and subject.run is not None:
+            about = (subject.sets.classes, subject.device)
+            shown = {
+                x.name: gallery(subject.run.model, x, others[x.name], *about, count=FEW) for x in outside
+            }
+            parts.append(Findings(curves={"gallery": {"sets": shown}}))
     return Findings.merge([*parts, Findings(notes=notes)])
 
 
@@ -75,7 +84,10 @@ def ood_findings(
         scores = fitted(other)
         for score in (each for each in inside if each in scores):
             pair, detail = (inside[score], scores[score]), detail_of(test, score=score)
-            records += [Record(name, predictor, m, f(*pair), detail) for m, f in metrics_of("scores").items()]
+            values = {m: f(*pair) for m, f in metrics_of("scores").items()}
+            ends = rounded(interval_about(values["auroc"], auroc_replicates(*pair), 0.0, 1.0))
+            details = {"auroc": {**detail, "interval": ends}}
+            records += [Record(name, predictor, m, x, details.get(m, detail)) for m, x in values.items()]
             if curves:
                 histograms.setdefault(name, {})[score] = histogram(*pair)
                 rocs.setdefault(name, {})[score] = roc(*pair)

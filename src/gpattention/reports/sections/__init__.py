@@ -1,47 +1,16 @@
-"""The sections of a report, in their order; each shows one data set's models.
+"""The sections of a report; each shows one data set's models.
 
-A new section is a function `content(comparison, name)`, a line here, and its heading in page.html.
+A new section is one file here: a function `content(comparison, name)` under `@section(...)`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import pkgutil
+from importlib import import_module
 
-from gpattention.reports import html
-from gpattention.reports.comparison import Comparison
-from gpattention.reports.sections import calibration, curves, environment, gallery, shift, summary
+from gpattention.reports.sections.registry import REGISTERED, Section
 
+for _file in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")
 
-@dataclass(frozen=True)
-class Section:
-    """What fills a part of the page; its heading and lead are in page.html."""
-
-    name: str
-    content: "Callable[[Comparison, str], html.Markup]"  # of a comparison, under ids that begin so
-    suite: str | None = None  # which it is about: it says what is missing, and what to know of it
-    fills: Callable[[Comparison], bool] = lambda _: True  # whether a comparison has a place in it
-
-    def show(self, comparison: Comparison, name: str) -> "html.Markup":
-        """Its content, between what its suite lacks and the remarks on it."""
-        if self.suite is None:
-            return self.content(comparison, name)
-        if not comparison.has(self.suite):
-            return html.render("missing", *comparison.what_is_missing(self.suite))
-        remarks = html.render("notes", "Read with this in mind", comparison.remarks(self.suite))
-        return html.join(self.content(comparison, name), remarks)
-
-
-SECTIONS = (
-    Section("summary", summary.content),
-    Section("reliability", calibration.reliability),
-    Section("corruptions", shift.corruptions, "corrupted"),
-    Section("outliers", shift.outliers, "ood"),
-    Section("selective", calibration.selective, "selective"),
-    Section("training", curves.training),
-    Section("health", curves.health),
-    Section("oversmoothing", curves.oversmoothing, "oversmoothing"),
-    Section("cost", curves.cost, "efficiency"),
-    Section("gallery", gallery.content, fills=gallery.fills),
-    Section("environment", environment.content),
-)
+SECTIONS = tuple(sorted(REGISTERED.values(), key=lambda section: (section.place, section.name)))
 
 __all__ = ["SECTIONS", "Section"]

@@ -5,17 +5,18 @@ from typing import Any, NamedTuple
 
 from gpattention.metrics import metric_of
 from gpattention.reports import figures, html
-from gpattention.reports.comparison import Comparison, Model, Table, heading, listed, number
+from gpattention.reports.comparison import Comparison, Model, Table, figure_text, heading, listed, number
 from gpattention.reports.figures import Points, layer_points, training_points
+from gpattention.reports.sections.registry import section
 from gpattention.reports.style import NEUTRAL_STYLE
 from gpattention.runs import OverSeeds
 
 # column of metrics.csv, name, what to know about it
 TRAINING = (
-    ("train_loss", "training loss", "Cross-entropy plus alpha times the regulariser."),
-    ("validation_accuracy", "validation accuracy", "Of the mean, without draws."),
-    ("validation_nll", "validation NLL", "Of the mean, without draws."),
-    ("train_regularizer", "regulariser", "Per head, token and dimension, before alpha."),
+    ("train_loss", "training loss, nats", "Cross-entropy plus alpha times the regulariser."),
+    ("validation_accuracy", "validation accuracy, 0 to 1", "Of the mean, without draws."),
+    ("validation_nll", "validation NLL, nats", "Of the mean, without draws."),
+    ("train_regularizer", "regulariser, nats", "Per head, token and dimension, before alpha."),
     ("alpha", "alpha", "The weight of the regulariser."),
     ("floor_share", "floor share", "Of the worst layer; 1 is collapsed to the noise."),
     ("learning_rate", "learning rate", None),
@@ -24,7 +25,7 @@ SUMMED = (
     "Before alpha: a sequence's sum where the recipe has normalised = false, "
     "else per head, token and dimension."
 )
-ALIKE = "Mean cosine of pairs of tokens; 1 is all alike."
+ALIKE = "Of test items: mean cosine of pairs of tokens; 1 is all alike."
 ALL = "all models"  # where their lines are one and the same
 
 # key of a layer's health, name, what to know about it
@@ -45,6 +46,10 @@ COST = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_pea
 Layers = dict[str, list[list[dict[str, Any]]]]  # by model, of each seed: the layers' health
 
 
+@section(
+    "training", "Training", "One point per validation; validation items, never test items.",
+    place=70,
+)  # fmt: skip
 def training(comparison: Comparison, name: str) -> "html.Markup":
     """One chart per column of metrics.csv that has numbers, and the runs that did not finish."""
     if not any(run.rows for run in comparison.runs):
@@ -84,6 +89,10 @@ def _training_chart(
     return html.line_chart(name, figure, "epoch", series, words, title, caption)
 
 
+@section(
+    "health", "Health by layer",
+    "What the attention layers look like from inside on test items, first layer left.", place=80,
+)  # fmt: skip
 def health(comparison: Comparison, name: str) -> "html.Markup":
     """A chart per quantity of the attention layers; all of them as a table; what is worth a look."""
     seeds: Layers = comparison.curves("clean", "health")
@@ -115,6 +124,10 @@ def health(comparison: Comparison, name: str) -> "html.Markup":
     )
 
 
+@section(
+    "oversmoothing", "Oversmoothing", "Tokens that grow alike from layer to layer carry less and less.",
+    place=90, suite="oversmoothing",
+)  # fmt: skip
 def oversmoothing(comparison: Comparison, name: str) -> "html.Markup":
     """Similarity of the tokens after attention and after the block."""
     drawn = []
@@ -148,6 +161,10 @@ class Cost(NamedTuple):
     value: OverSeeds
 
 
+@section(
+    "cost", "Time and memory", "Measured on the machine named below.",
+    place=100, suite="efficiency",
+)  # fmt: skip
 def cost(comparison: Comparison, name: str) -> "html.Markup":
     """For each metric a bar per model; lines where it was measured at several sizes."""
     groups = []
@@ -176,7 +193,7 @@ def _bars(name: str, comparison: Comparison, metric: str) -> "html.Markup | None
     if not first:
         return None
     label = metric_of(metric).label
-    rows = [[model, html.seeds_text(found)] for model, found in first.items()]
+    rows = [[model, figure_text(found)] for model, found in first.items()]
     values = {model: list(found.values.values()) for model, found in first.items()}
     figure = figures.bars_figure(values, x=label, styles=comparison.styles)
     words = f"Bars of {label}: {listed([f'{model} {text}' for model, text in rows])}"

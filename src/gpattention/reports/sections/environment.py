@@ -5,10 +5,15 @@ from collections.abc import Collection, Mapping
 
 from gpattention.reports import html
 from gpattention.reports.comparison import Comparison, Table
+from gpattention.reports.sections.registry import section
 from gpattention.runs import RunData
 from gpattention.runs.recipe import flat as flat_values
 
 
+@section(
+    "environment", "Environment and config", "What the numbers depend on.",
+    place=110,
+)  # fmt: skip
 def content(comparison: Comparison, name: str) -> "html.Markup":
     """Software, what differs between the recipes, and every recipe in full."""
     runs = comparison.runs

@@ -7,7 +7,15 @@ from typing import Any
 from gpattention.evaluation import SCORES, Strangeness, predictor_name, score_name
 from gpattention.metrics import metric_of
 from gpattention.reports import html
-from gpattention.reports.comparison import Comparison, Model, Table, evaluate_command, heading, listed
+from gpattention.reports.comparison import (
+    Comparison,
+    Model,
+    Table,
+    evaluate_command,
+    figure_text,
+    heading,
+    listed,
+)
 from gpattention.reports.figures import (
     corruption_figure,
     outlier_figure,
@@ -15,16 +23,26 @@ from gpattention.reports.figures import (
     roc_figure,
     severity_figure,
     shares_at,
+    shares_up_to,
 )
+from gpattention.reports.sections.registry import section
 from gpattention.reports.style import Style
 from gpattention.runs import OverSeeds, Results
 
 CORRUPTED = ("accuracy", "nll", "ece")  # always together: a collapsed model has the lowest ECE
 UNKNOWN = ("auroc", "aupr_in", "aupr_out", "fpr95")
 RATES = (0.01, 0.02, 0.05, *(i / 10 for i in range(1, 11)))  # where curves are read for their tables
+DRAWN = ("entropy", "max_softmax", "mutual_information", "strangeness")  # scores; tables have them all
+READ = 5  # bins between two points of a distribution's table
 ALARMS = (0.01, 0.05)  # rates at which flags are counted
 
 
+@section(
+    "corruptions", "Corrupted images", 
+    "The same models on damaged test images; bands and bars are intervals of 95 %. Accuracy, NLL "
+    "and ECE belong together: a collapsed model has the lowest ECE.",
+    place=40, suite="corrupted",
+)  # fmt: skip
 def corruptions(comparison: Comparison, name: str) -> "html.Markup":
     """Calibration by severity, by kind of corruption and by category, a tab per predictor."""
     panels = {}
@@ -38,18 +56,39 @@ def corruptions(comparison: Comparison, name: str) -> "html.Markup":
 
 
 def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str) -> "html.Markup | None":
-    found = {m.label: severities(m.results, m.label, metric, predictor) for m in comparison.models}
-    values = {label: seeds for label, seeds in found.items() if seeds}
-    if not values:
+    of, found = metric_of(metric), dict[str, dict[int, OverSeeds]]()
+    for model in comparison.models:
+        places = {int(s): f"corrupted/*/{s}" for s in sorted(_parts(model.results, model.label, 2))}
+        known = {s: model.find("corrupted", place, metric, predictor) for s, place in places.items()}
+        if any(known.values()):  # clean alone makes no line
+            known[0] = model.find("clean", "test", metric, predictor)
+            scaled = {s: each.times(of.scale) for s, each in known.items() if each is not None}
+            found[model.label] = {s: scaled[s] for s in sorted(scaled)}
+    if not found:
         return None
-    series = {
-        label: [[(float(s), seed[s]) for s in sorted(seed)] for seed in seeds]
-        for label, seeds in values.items()
+    values = {label: _seed_by_seed(of_model) for label, of_model in found.items()}
+    bands = {
+        label: [(float(s), *each.interval) for s, each in of_model.items() if each.interval]
+        for label, of_model in found.items()
     }
-    label = metric_of(metric).label
-    figure = severity_figure(values, y=label, styles=comparison.styles)
-    words = f"{label} by severity, mean over the corruptions: at the highest"
-    return html.line_chart(name, figure, "severity", series, words, f"{label} by severity")
+    series = {
+        label: [[(float(s), y) for s, y in seed.items()] for seed in seeds] for label, seeds in values.items()
+    }
+    levels = sorted({s for of_model in found.values() for s in of_model})
+    rows = [
+        ["clean" if s == 0 else str(s), *(figure_text(of_model.get(s)) for of_model in found.values())]
+        for s in levels
+    ]
+    figure = severity_figure(values, y=of.named, bands=bands, styles=comparison.styles)
+    words = f"{of.named} by severity, test set, mean over the corruptions: at the highest"
+    table = Table(["severity", *found], rows)
+    return html.line_chart(name, figure, "severity", series, words, f"{of.named} by severity", table=table)
+
+
+def _seed_by_seed(found: Mapping[int, OverSeeds]) -> list[dict[int, float]]:
+    """Of each seed, by severity."""
+    seeds = dict.fromkeys(seed for severity, each in found.items() if severity for seed in each.values)
+    return [{s: each.values[seed] for s, each in found.items() if seed in each.values} for seed in seeds]
 
 
 def severities(results: Results, recipe: str, metric: str, predictor: str) -> list[dict[int, float]]:
@@ -64,7 +103,7 @@ def severities(results: Results, recipe: str, metric: str, predictor: str) -> li
 
 
 def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> "html.Markup | None":
-    found: dict[str, dict[str, OverSeeds]] = {}
+    of, found = metric_of(metric), dict[str, dict[str, OverSeeds]]()
     for model in comparison.models:
         for kind in _parts(model.results, model.label, 1):
             each = model.find("corrupted", f"corrupted/{kind}/*", metric, predictor)
@@ -74,22 +113,24 @@ def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> 
     if not kinds:
         return None
     rows = [
-        [kind.replace("_", " "), *(html.seeds_text(of_model.get(kind)) for of_model in found.values())]
+        [kind.replace("_", " "), *(figure_text(of_model.get(kind), of) for of_model in found.values())]
         for kind in kinds
     ]
+    shown = {k: {kind: x.times(of.scale) for kind, x in of_model.items()} for k, of_model in found.items()}
     values = {
-        label: {kind: list(each.values.values()) for kind, each in of_model.items()}
-        for label, of_model in found.items()
+        k: {kind: list(x.values.values()) for kind, x in of_model.items()} for k, of_model in shown.items()
     }
-    label = metric_of(metric).label
+    ends = {
+        label: {kind: each.interval for kind, each in of_model.items() if each.interval}
+        for label, of_model in shown.items()
+    }
     words = (
-        f"Dots of {label} by corruption, mean over the severities: {len(kinds)} corruptions, "
+        f"Dots of {of.named} by corruption, mean over the severities: {len(kinds)} corruptions, "
         f"{len(values)} models"
     )
-    figure = corruption_figure(values, x=label, styles=comparison.styles)
-    return html.chart(
-        name, figure, Table(["corruption", *values], rows), heading(f"{label} by corruption"), words
-    )
+    figure = corruption_figure(values, x=of.named, intervals=ends, styles=comparison.styles)
+    table = Table(["corruption", *values], rows)
+    return html.chart(name, figure, table, heading(f"{of.named} by corruption"), words)
 
 
 def _by_category(comparison: Comparison, predictor: str) -> "html.Markup | None":
@@ -97,7 +138,7 @@ def _by_category(comparison: Comparison, predictor: str) -> "html.Markup | None"
         category = what["set"].removeprefix("corrupted/")
         if "/" in category or what["metric"] not in CORRUPTED:
             return None
-        return f"{'all' if category == 'mean' else category}, {metric_of(what['metric']).label}"
+        return f"{'all' if category == 'mean' else category}, {metric_of(what['metric']).named}"
 
     table = comparison.numbers("corrupted", "category, metric", named, predictor=predictor)
     return html.folded("Means by category", table)
@@ -109,17 +150,25 @@ def _parts(results: Results, recipe: str, place: int) -> list[str]:
     return list(dict.fromkeys(parts[place] for parts in sets if len(parts) == 3 and parts[2].isdecimal()))
 
 
+@section(
+    "outliers", "Foreign data", 
+    "Data of other kinds than the training data should be met with more uncertainty. Larger "
+    "scores mean more foreign: the further colour lies below grey, the better. Strangeness has "
+    "p-values too: of usual items a share of p has at most p.",
+    place=50, suite="ood",
+)  # fmt: skip
 def outliers(comparison: Comparison, name: str) -> "html.Markup":
-    """Histograms and ROC of every set of unknown data, a tab per score; p-values; then all numbers."""
+    """Distributions and ROC of every set, a tab for each of the usual scores; p-values; all numbers."""
     sets_of: dict[str, set[str]] = {}
     for whole in (run.curve("ood", curve) or {} for run in comparison.runs for curve in ("scores", "roc")):
         for part, of_scores in whole.items():
             for score in of_scores:
                 sets_of.setdefault(score, set()).add(part)
     panels = {}
-    for i, score in enumerate(sorted(sets_of, key=_score_order)):
+    drawn = [score for score in DRAWN if score in sets_of] or sorted(sets_of, key=_score_order)[: len(DRAWN)]
+    for i, score in enumerate(drawn):
         sets = list(enumerate(sorted(sets_of[score])))
-        shapes = (_histograms(f"{name}-scores-{i}-{j}", comparison, part, score) for j, part in sets)
+        shapes = (_shares(f"{name}-scores-{i}-{j}", comparison, part, score) for j, part in sets)
         rocs = (_roc(f"{name}-roc-{i}-{j}", comparison, part, score) for j, part in sets)
         panels[score_name(score)] = html.join(html.charts(*shapes), html.charts(*rocs))
     return html.join(
@@ -129,24 +178,27 @@ def outliers(comparison: Comparison, name: str) -> "html.Markup":
     )
 
 
-def _histograms(name: str, comparison: Comparison, part: str, score: str) -> "html.Markup | None":
+def _shares(name: str, comparison: Comparison, part: str, score: str) -> "html.Markup | None":
     curves = comparison.curves("ood", "scores", part, score)
     found = {label: seeds[0] for label, seeds in curves.items()}
     if not found:
         return None
     rows = [
-        [label, f"{h['edges'][k]:.3g} to {h['edges'][k + 1]:.3g}", f"{known:.4g}", f"{unknown:.4g}"]
+        [label, f"{edge:.3g}", f"{known:.4g}", f"{unknown:.4g}"]
         for label, h in found.items()
-        for k, (known, unknown) in enumerate(zip(h["in"], h["out"], strict=True))
+        for edge, known, unknown in list(
+            zip(h["edges"][1:], shares_up_to(h["in"]), shares_up_to(h["out"]), strict=True)
+        )[READ - 1 :: READ]
     ]
-    where, which = _set_name(part), score_name(score)
+    where, which = _set_name(part), score_name(score, unit=True)
+    told = _aurocs(comparison, part, score)
     seed = ", first seed" if comparison.several_seeds else ""
     return html.chart(
         name,
         outlier_figure(found, x=which, styles=comparison.styles),
-        Table(["model", which, "test set", where], rows),
+        Table(["model", f"{which}, at most", "share of the test set", f"share of {where}"], rows),
         f"{where}: {which}",
-        f"Histograms of {which} on the test set and on {where}: {_aurocs(comparison, part, score)}",
+        f"Shares of the test set and of {where} with at most so much {which}: {told}",
         f"Grey: test set; colour: {where}{seed}.",
     )
 
@@ -181,7 +233,7 @@ def _p_values(name: str, comparison: Comparison) -> "html.Markup":
     for part, rate in product(sets, ALARMS):
         of_models = (_flagged(found.get(label, {}), part, rate) for label in comparison.labels)
         where = "test set (false alarms)" if part == "test" else _set_name(part)
-        rows.append([f"{where}, at {100 * rate:g} %", *map(html.seeds_text, of_models)])
+        rows.append([f"{where}, at {100 * rate:g} %", *map(figure_text, of_models)])
     table = Table(["set, rate", *comparison.labels], rows)
     flags = html.folded("Share of items that strangeness flags", table, open=True)
     return html.join(html.charts(*charts) if found else None, flags, missing)
@@ -219,8 +271,8 @@ def _ecdfs(
 
 def _aurocs(comparison: Comparison, part: str, score: str) -> str:
     found = ((m.label, m.find("ood", part, "auroc", score=score)) for m in comparison.models)
-    known = [f"{label} {each.mean:.3f}" for label, each in found if each is not None]
-    return f"AUROC of {listed(known)}" if known else "without AUROC"
+    known = [f"{label} {figure_text(each, metric_of('auroc'))}" for label, each in found if each is not None]
+    return f"AUROC, %: {listed(known)}" if known else "without AUROC"
 
 
 def _numbers(comparison: Comparison, metric: str) -> "html.Markup | None":
@@ -230,7 +282,7 @@ def _numbers(comparison: Comparison, metric: str) -> "html.Markup | None":
         return f"{_set_name(what['set'])}, {score_name(str(what.get('score')))}"
 
     table = comparison.numbers("ood", "set, score", named, predictor="model", metric=metric)
-    return html.folded(f"{metric_of(metric).label} of every set and score", table, open=metric == "auroc")
+    return html.folded(f"{metric_of(metric).named}, of every set and score", table, open=metric == "auroc")
 
 
 def _score_order(score: str) -> tuple[int, str]:

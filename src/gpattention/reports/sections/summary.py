@@ -1,14 +1,15 @@
-"""The numbers first: every model in one table, accuracy and NLL always beside ECE."""
+"""The numbers first: what they say, then every model in one table, accuracy and NLL always beside ECE."""
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 from gpattention.evaluation import predictor_name
-from gpattention.metrics import metric_of
+from gpattention.metrics import Metric, metric_of
 from gpattention.reports import html
-from gpattention.reports.comparison import Comparison, Model, heading, listed
+from gpattention.reports.comparison import Comparison, Model, ends_of, heading, listed
+from gpattention.reports.sections import verdict
+from gpattention.reports.sections.registry import section
 from gpattention.runs import Column, OverSeeds, compared
 
 SCORE = "entropy"  # of the table's AUROC
@@ -21,20 +22,24 @@ OTHER_ITEMS = (
 )
 COLUMNS = (
     *(Column("clean", "test", m, group="test") for m in ("accuracy", "mcc", "nll", "ece", "aurc")),
-    *(Column("corrupted", "corrupted/mean", m, group="corrupted") for m in ("accuracy", "nll", "ece")),
-    Column("ood", "ood/*", "auroc", SCORE, group="unknown data"),
+    *(Column("corrupted", "corrupted/mean", m, group="corrupted test") for m in ("accuracy", "nll", "ece")),
+    Column("ood", "ood/*", "auroc", SCORE, group="foreign data"),
 )
 TILES = (
-    ("test", "accuracy", "accuracy"),
-    ("test", "nll", "NLL"),
-    ("test", "ece", "ECE"),
-    ("corrupted", "ece", "ECE, corrupted"),
-    ("unknown data", "auroc", "AUROC, unknown"),
+    ("test", "accuracy", "accuracy, test"),
+    ("test", "nll", "NLL, test"),
+    ("test", "ece", "ECE, test"),
+    ("corrupted test", "ece", "ECE, corrupted test"),
+    ("foreign data", "auroc", "AUROC, foreign data"),
 )
 
 
+@section(
+    "summary", "Summary", "What it comes to, on test items: how right, how sure, and how well these agree.",
+    place=10,
+)  # fmt: skip
 def content(comparison: Comparison, name: str) -> "html.Markup":
-    """Tiles, a table per predictor, and every number of the clean test set."""
+    """The verdict, tiles, a table per predictor, and every number of the clean test set."""
     predictors = comparison.predictors("clean")
     if not predictors:
         return html.render("missing", *comparison.what_is_missing("clean"))
@@ -44,6 +49,7 @@ def content(comparison: Comparison, name: str) -> "html.Markup":
     numbers = comparison.numbers("clean", "set, prediction, metric", _row)
     remarks = comparison.remarks("clean", beside=("corrupted", "ood"))
     return html.join(
+        verdict.content(comparison),
         html.render("tiles", _tiles(comparison, predictors[0])),
         html.tabs(f"{name}-predictors", "whose prediction", panels),
         html.render("advice", f"{best}{other}{ADVICE}{_seeds(comparison)}"),
@@ -53,7 +59,7 @@ def content(comparison: Comparison, name: str) -> "html.Markup":
 
 
 def _row(what: dict[str, Any]) -> str:
-    return f"{what['set']}, {predictor_name(what['predictor'])}, {metric_of(what['metric']).label}"
+    return f"{what['set']}, {predictor_name(what['predictor'])}, {metric_of(what['metric']).named}"
 
 
 def summary_data(comparison: Comparison) -> dict[str, object]:
@@ -63,7 +69,10 @@ def summary_data(comparison: Comparison) -> dict[str, object]:
         numbers = models[model.label].setdefault(predictor, {})
         for column in COLUMNS:
             if found := column.find(model.results, model.label, predictor):
-                told = {"mean": found.mean, "standard_error": found.error, "runs": found.count}
+                told = {
+                    "mean": found.mean, "standard_error": found.error, "interval": found.interval,
+                    "runs": found.count,
+                }  # fmt: skip
                 numbers[f"{column.group} {column.metric}"] = told
     return {"data": comparison.data, "models": models}
 
@@ -87,19 +96,31 @@ def _rivals(figures: dict[Model, OverSeeds]) -> dict[Model, OverSeeds]:
 def _table(comparison: Comparison, predictor: str) -> "html.Markup":
     """One row per model, the best of each column in bold."""
     grid = _grid(comparison, predictor)
-    rows: list[tuple[Model, list[tuple[str, bool, str]]]] = [(model, []) for model in comparison.models]
+    rows: list[tuple[Model, list[tuple[str, str, bool, str]]]] = [(model, []) for model in comparison.models]
     for column, figures in grid.items():
         rivals = _rivals(figures)
-        best = column.shown.best([each.mean for each in rivals.values()]) if len(rivals) > 1 else math.nan
+        means = {each.mean: each for each in rivals.values()} if len(rivals) > 1 else {}
+        best = _cell(means[column.shown.best(list(means))], column.shown)[0] if means else None
         for model, cells in rows:
             found = figures.get(model)
             # what looks equal is bold alike; what is on other items than most says on how many
-            bold = model in rivals and f"{rivals[model].mean:.3f}" == f"{best:.3f}"
+            bold = model in rivals and _cell(rivals[model], column.shown)[0] == best
             aside = found.basis_text() if found and model not in rivals else ""
-            cells.append((found.text() if found else html.DASH, bold, aside))
+            cells.append((*_cell(found, column.shown), bold, aside))
     groups = [(g, sum(c.group == g for c in grid)) for g in dict.fromkeys(c.group for c in grid)]
     caption = f"{comparison.data}: {predictor_name(predictor)}"
     return html.render("summary_table", caption, groups, [column.shown for column in grid], rows)
+
+
+def _cell(found: OverSeeds | None, metric: Metric) -> tuple[str, str]:
+    """A number and the ends of its interval."""
+    if found is None:
+        return html.DASH, ""
+    shape, ends = f".{metric.digits}f", ends_of(found, metric)
+    return (
+        f"{found.mean * metric.scale:{shape}}",
+        "" if ends is None else f"{ends[0]:{shape}} to {ends[1]:{shape}}",
+    )
 
 
 def _mixed(comparison: Comparison, predictors: Sequence[str]) -> bool:
@@ -120,20 +141,27 @@ def _tiles(comparison: Comparison, predictor: str) -> list[dict[str, Any]]:
         company = ""
         if metric == "ece":  # an ECE never stands alone
             beside = {m: grid.get((group, m), {}).get(model) for m in ("accuracy", "nll")}
-            company = ", ".join(f"{metric_of(m).label} {x.mean:.3f}" for m, x in beside.items() if x)
+            told = ((metric_of(m), x) for m, x in beside.items() if x)
+            company = ", ".join(f"{of.label} {_cell(x, of)[0]} {of.unit or of.counted_in}" for of, x in told)
+        value, ends = _cell(found, metric_of(metric))
         tiles.append({
-            "name": f"Best {what}" if len(rivals) > 1 else heading(what), "value": f"{found.mean:.3f}",
-            "error": None if found.error is None else f"{found.error:.3f}", "model": model,
+            "name": f"Best {what}" if len(rivals) > 1 else heading(what), "value": value, "ends": ends,
+            "unit": metric_of(metric).unit or metric_of(metric).counted_in, "model": model,
             "company": company,
         })  # fmt: skip
     return tiles
 
 
 def _seeds(comparison: Comparison) -> str:
+    """How the intervals were made."""
+    text = (
+        " Small numbers are intervals of 95 %: of a model with one seed the bootstrap over items, which says "
+        "nothing of other seeds"
+    )
     if not comparison.several_seeds:
-        return ""
+        return text + "."
     counts = ", ".join(f"{model.label} {len(model.runs)}" for model in comparison.models)
-    text = f" Mean ± standard error over runs with different seeds ({counts})."
+    text += f"; else Student's t over runs with different seeds ({counts})."
     repeated = [m.label for m in comparison.models if len({run.seed for run in m.runs}) < len(m.runs)]
     # they differ by rounding alone, which says nothing of how much seeds differ
     if repeated:

@@ -45,6 +45,19 @@
     choose(all[0], false);
   }
 
+  for (const ladder of document.querySelectorAll(".ladder")) {
+    const input = ladder.querySelector("input");
+    const frames = [...ladder.querySelectorAll(".frame")];
+    const choose = () => {
+      frames.forEach((frame, i) => (frame.hidden = i !== Number(input.value)));
+      const title = frames[input.value].dataset.title;
+      ladder.querySelector("output").textContent = title;
+      input.setAttribute("aria-valuetext", title);
+    };
+    input.addEventListener("input", choose);
+    choose();
+  }
+
   const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
   const seen = new IntersectionObserver(
     (entries) => {

@@ -1,0 +1,162 @@
+"""Items to look at: what the model answered, and where it looked and was unsure, token by token.
+
+A suite keeps a few items of its sets in the curve "gallery".  Its groups hold the items worth looking at; its
+"answers" hold the answers to the first items of every set, whether worth a look or not, so that models can be
+compared on the mistakes of another.
+"""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpattention.attention import Attention
+from gpattention.concurrency import Handler, handling
+from gpattention.evaluation.predictions import ItemSet, Predicted, padding_of, token_means
+from gpattention.evaluation.suites.findings import rounded
+from gpattention.models import predict
+from gpattention.models.predict import Inputs, count_items, evaluating
+
+COUNT = 8  # items of each group
+ANSWERED = 400  # first items of a set of which every answer is kept
+Entry = dict[str, Any]
+
+
+def gallery(
+    model: Any, items: ItemSet, predicted: Predicted, classes: Sequence[str], device: torch.device,
+    count: int = COUNT,
+) -> dict[str, Any]:  # fmt: skip
+    """The most certain, the least certain and the most wrong items, with what is known at their tokens.
+
+    Certain is by confidence; most wrong are those of the wrongly predicted that give their class the least
+    probability.  Items without labels have no "most_wrong".  `uncertainty` is the entropy of the prediction
+    in nats; `token_variance` the mean over heads and layers in the mean pass, `token_attention` the share of
+    the attention weights' sizes that a token gets.
+
+    Args:
+        model: made the prediction.
+        items: of one set.
+        predicted: of these items.
+        classes: names of them.
+        device: the model's.
+        count: most items of a kind.
+
+    Returns:
+        Items of each kind, by kind; "sure_and_wrong" of the first items, and "answers" of these.
+    """
+    prediction, labels = predicted.prediction, predicted.labels
+    chosen = {
+        "most_certain": prediction.confidence.argsort(descending=True, stable=True)[:count],
+        "least_certain": prediction.confidence.argsort(stable=True)[:count],
+    }
+    first = prediction.confidence[:ANSWERED]
+    by_confidence = first.argsort(descending=True, stable=True)
+    if labels is not None:
+        right = prediction.probs.gather(1, labels[:, None])[:, 0]  # [B]
+        wrong = (prediction.label != labels).nonzero()[:, 0]
+        chosen["most_wrong"] = wrong[right[wrong].argsort(stable=True)][:count]
+        by_confidence = by_confidence[(prediction.label != labels)[by_confidence]]
+    chosen["sure_and_wrong"] = by_confidence[:count]
+    places = {kind: found.cpu() for kind, found in chosen.items()}
+    shown = {kind: entries(model, items, predicted, at, classes, device) for kind, at in places.items()}
+    answers = {
+        "items": items.digest, "set": items.name, "predicted": prediction.label[:ANSWERED].tolist(),
+        "labels": None if labels is None else labels[:ANSWERED].tolist(),
+        "confidence": rounded(first.tolist()),
+    }  # fmt: skip
+    return {**shown, "answers": answers}
+
+
+def entries(
+    model: Any, items: ItemSet, predicted: Predicted, places: Tensor, classes: Sequence[str],
+    device: torch.device,
+) -> list[Entry]:  # fmt: skip
+    """What a page shows of some items.
+
+    Args:
+        model: made the prediction.
+        items: of one set.
+        predicted: of these items.
+        places: [k] of the items to show.
+        classes: names of them.
+        device: the model's.
+
+    Returns:
+        One entry for each.
+    """
+    if len(places) == 0:
+        return []
+    some, prediction = items.select(places), predicted.prediction
+    vision = getattr(model, "vision", None)
+    grid = None if vision is None else [side // vision.patch for side in vision.sides]  # rows, columns
+    variances, attentions = token_maps(model, some.inputs(0, len(some), device))
+    return [
+        {
+            "index": place, "set": items.name,
+            "label": None if predicted.labels is None else classes[int(predicted.labels[place])],
+            "predicted": classes[int(prediction.label[place])],
+            "confidence": float(prediction.confidence[place]),
+            "uncertainty": float(prediction.entropy[place]), "image": stored_image(some.stored, number),
+            "words": None if some.words is None else list(some.words[number]),
+            "token_variance": variances[number], "token_attention": attentions[number], "grid": grid,
+        }
+        for number, place in enumerate(places.tolist())
+    ]  # fmt: skip
+
+
+def token_maps(model: Any, inputs: Inputs) -> tuple[list[list[float] | None], list[list[float] | None]]:
+    """The variance and the attention of the real tokens of each item, of one pass without draws.
+
+    The variance is the mean over heads and layers.  The attention that token j gets is the sum of |W_ij| over
+    real tokens i, heads and layers, as a share of that of all real tokens; weights may be negative where a
+    posterior mean is linear in the values.
+
+    Args:
+        model: a transformer of ours.
+        inputs: a batch.
+
+    Returns:
+        Of each item; None where no layer has any.
+    """
+    received: list[Tensor] = []
+    padding = padding_of(inputs)
+
+    def remember(own: Handler, *args: Any, **kwargs: Any) -> Any:
+        found = own(*args, **{**kwargs, "need": (*kwargs.get("need", ("output",)), "weights")})
+        weights = found.weights.detach().double().abs().sum(1)  # [B, Q, K]
+        real = weights if padding is None else weights * ~padding[:, :, None]
+        received.append(real.sum(1))  # [B, K]
+        return found
+
+    attentions = (module for module in model.modules() if isinstance(module, Attention))
+    handlers: dict[tuple[nn.Module, str], Any] = {(each, "forward"): partial(remember) for each in attentions}
+    with torch.no_grad(), evaluating(model), handling(handlers):
+        model(inputs)
+    total = torch.stack(received).sum(0) if received else None  # [B, K]
+    shares = None if total is None else total / total.sum(-1, keepdim=True).clamp_min(1e-300)  # [B, N]
+    variance = None
+    if model.draws:
+        layers = predict(model, inputs, samples=0, variances=True).variances or ()
+        variance = torch.stack([token_means(v) for v in layers if v is not None]).mean(0)  # [B, N]
+    return tuple(_rows(x, padding, count_items(inputs)) for x in (variance, shares))  # type: ignore[return-value]
+
+
+def _rows(values: Tensor | None, padding: Tensor | None, count: int) -> list[list[float] | None]:
+    if values is None:
+        return [None] * count
+    hidden = torch.zeros_like(values, dtype=torch.bool) if padding is None else padding
+    return [rounded(row[~out].tolist()) for row, out in zip(values, hidden, strict=True)]
+
+
+def stored_image(stored: Inputs, item: int) -> Mapping[str, Any] | None:
+    """An image as its shape [H, W, C] and its 8-bit pixels in base64; None of what is none."""
+    if not isinstance(stored, Tensor) or stored.ndim != 4:
+        return None
+    image = stored[item]
+    if image.is_floating_point():
+        image = (image.clamp(0, 1) * 255).round()
+    pixels = image.to(torch.uint8).permute(1, 2, 0).contiguous().cpu()
+    return {"shape": list(pixels.shape), "pixels": b64encode(pixels.numpy().tobytes()).decode()}
