@@ -99,8 +99,8 @@ def _table(comparison: Comparison, predictor: str) -> "html.Markup":
     rows: list[tuple[Model, list[tuple[str, str, bool, str]]]] = [(model, []) for model in comparison.models]
     for column, figures in grid.items():
         rivals = _rivals(figures)
-        means = {each.mean: each for each in rivals.values()} if len(rivals) > 1 else {}
-        best = _cell(means[column.shown.best(list(means))], column.shown)[0] if means else None
+        first = column.shown.best([each.mean for each in rivals.values()]) if len(rivals) > 1 else None
+        best = next((_cell(each, column.shown)[0] for each in rivals.values() if each.mean == first), None)
         for model, cells in rows:
             found = figures.get(model)
             # what looks equal is bold alike; what is on other items than most says on how many
