@@ -73,7 +73,7 @@ def test_help_has_every_option_and_examples(path: str, run: Run, monkeypatch: py
 
 def test_alone_it_shows_three_ways(run: Run) -> None:
     shown = run().out
-    assert [word for word in ("attach(model)", "build_attention(", "demo --quick") if word not in shown] == []
+    assert [word for word in ("attach(model)", "EncoderLayer(", "demo --quick") if word not in shown] == []
     assert all(parsed(shlex.split(line)[1:]) for line in examples(shown))
     assert all((ROOT / page).is_file() for page in re.findall(r"docs/\S+", shown))
 

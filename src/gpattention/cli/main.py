@@ -50,8 +50,8 @@ A model you have: its predictions stay, strange inputs are flagged        docs/a
   flags = handle.flag(inputs, rate=0.01)          # one false alarm in a hundred
 
 A module for a model of your own                                          docs/attention.md
-  from gpattention.attention import build_attention
-  attention = build_attention("direct", embed_dim=256, num_heads=8)
+  from gpattention.models import EncoderLayer     # in place of nn.TransformerEncoderLayer
+  layer = EncoderLayer(d_model=256, nhead=8, batch_first=True, kind="direct")
   gpattention models                              # all kinds, and what each can do
 
 From a recipe to a report                                                 docs/training.md
