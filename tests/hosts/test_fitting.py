@@ -246,10 +246,12 @@ def test_the_likelihood_averages_probabilities() -> None:
 
 
 def candidates(*result: Any) -> tuple[list[Candidate], list[Tensor]]:
-    """Names, how many of two sites draw, mean log-likelihoods and margins; all differ by the same noise."""
+    """Names, how many of two sites draw (-1: the last), mean log-likelihoods and margins, of one noise."""
     settings = gpattention.attach(Encoder()).settings
     made = [
-        Candidate(name, replace(settings, draws=(drawn > 0, drawn > 1)), 0.0, -mean, *(margin or [0.01]))
+        Candidate(
+            name, replace(settings, draws=(drawn > 0, drawn not in (0, 1))), 0.0, -mean, *(margin or [0.01])
+        )
         for name, drawn, mean, *margin in result
     ]
     noise = 0.1 * torch.randn(100, generator=torch.Generator().manual_seed(0))
@@ -269,6 +271,8 @@ SILENT = (("plain", 0, -1.0), ("temperature", 0, -0.9))
         ((("plain", 0, -0.8), ("temperature", 0, -0.9), ("global", 2, -1.0)), "plain"),
         # behind the one without draws, and not taken for being simple
         ((("temperature", 0, -0.55), ("global", 2, -0.56, 0.2), ("heads", 2, -0.45)), "heads"),
+        # as good, and cheaper: what is before the first draw runs once
+        ((*SILENT, ("global", 2, -0.5), ("selected", -1, -0.499)), "selected"),
         # a gain of one and a half standard errors
         ((("plain", 0, -1.0), ("temperature", 0, -0.55), ("global", 2, -0.535)), "temperature"),
     ],
@@ -277,6 +281,7 @@ def test_draws_must_earn_themselves(result: Any, expected: str) -> None:
     made, scores = candidates(*result)
     best = max(scores, key=lambda score: float(score.mean()))
     assert made[_chosen(made, scores, best)].name == expected
+    assert [c.passes for c in made] == [{0: 1.0, 2: 10.0, -1: 5.5}[drawn] for _, drawn, *_ in result]
 
 
 class Fake:

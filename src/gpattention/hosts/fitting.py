@@ -3,7 +3,8 @@
 The data are parted in two.  On the first part candidates are fitted, each from the one before: no draws;
 one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
 draws by greedy choice.  The second part chooses: draws are made only by a candidate that gains more than two
-standard errors over the better one without, the simplest such that is not one behind the best.  Its last
+standard errors over the better one without, of those that are not one behind the best the cheapest: late
+layers cost less than early ones, as what is before the first draw runs once.  Its last
 number, a temperature or residual variance, is then fitted to both parts.  Temperatures follow the rule of
 `gpattention.models.prediction`: none below 1 that the labels do not show.
 """
@@ -34,6 +35,7 @@ Level: TypeAlias = Literal["global", "sites", "heads"]
 Progress: TypeAlias = Callable[[str, int, int], object]  # stage, done, total
 LEVELS: tuple[Level, ...] = ("global", "sites", "heads")
 IGNORED = -100  # label of tokens that count for nothing, as transformers has it
+DRAWS = 10  # that costs are told of
 CLEAR = 2.0  # standard errors that draws must gain: with four candidates chance alone would pass one
 COARSE_ITEMS = 96  # that coarse comparisons look at
 SCALES = (0.03, 0.1, 0.3, 1.0)  # where to start
@@ -123,6 +125,13 @@ class Candidate:
         """How many sites draw."""
         return sum(map(self.settings.drawn, range(len(self.settings.draws))))
 
+    @property
+    def passes(self) -> float:
+        """Plain passes of ten draws: sites before the first that draws are passed once, all cost the same."""
+        sites = range(len(self.settings.draws))
+        first = next((index for index in sites if self.settings.drawn(index)), None)
+        return 1.0 if first is None else (first + DRAWS * (len(sites) - first)) / len(sites)
+
 
 @dataclass(frozen=True, eq=False, repr=False)  # all its fields would fill pages of a notebook
 class Fit:
@@ -144,10 +153,13 @@ class Fit:
     on_bounds: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        lines = [f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'temperature':>13}  draws"]
+        names = f"{'':2}{'candidate':12}{'NLL fitted':>12}{'NLL kept back':>15}{'gain':>9}{'temperature':>13}"
+        lines = [f"{names}{'passes':>8}  draws"]
+        undrawn = min((c.nll for c in self.candidates if not c.draws), default=math.nan)
         for c in self.candidates:
             mark = "* " if c.name == self.chosen else "  "
-            numbers = f"{c.fitted_nll:12.4f}{c.nll:15.4f}{c.settings.temperature:13.3f}"
+            gain = f"{undrawn - c.nll:9.4f}" if c.draws else " " * 9
+            numbers = f"{c.fitted_nll:12.4f}{c.nll:15.4f}{gain}{c.settings.temperature:13.3f}{c.passes:8.1f}"
             lines.append(f"{mark}{c.name:12}{numbers}  {c.draws} of {len(c.settings.draws)} sites")
         if self.settings.temperature != 1.0:
             lines.append(f"temperature that all items ask for: {self.settings.temperature:.3f}")
@@ -359,8 +371,16 @@ class Scorer:
     def answers(self, settings: Settings, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Answers of all batches in float64, and labels, as `log_likelihood` takes them."""
         samples, options = self.options.samples if settings.any_drawn else 1, self.options
+
+        def draw(batch: Batch) -> tuple[Tensor, Tensor]:
+            if not settings.any_drawn:
+                return self.draw(settings, batch, 1, options.seed, options.rows)
+            rows: dict[str, Any] = {"batch_size": options.rows, "first_item": batch.first_item}
+            given = self.runner.draws(batch.inputs, settings, samples=samples, seed=options.seed, **rows)
+            return _comparable(given[0], batch.labels.to(given[0].device), self.task)
+
         with torch.no_grad():
-            drawn = [self.draw(settings, b, samples, options.seed, options.rows) for b in batches]
+            drawn = [draw(batch) for batch in batches]
         return torch.cat([answers.double() for answers, _ in drawn], 1), torch.cat([y for _, y in drawn])
 
     def draw(
@@ -531,15 +551,19 @@ def _choose(
 
 
 def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:
-    """Without draws, unless a candidate clearly gains; then the simplest such that is close to the best."""
+    """Without draws, unless one clearly gains; then of those that are close to the best the cheapest.
+
+    Of candidates that cost the same it is the simplest.
+    """
     silent = [i for i, candidate in enumerate(candidates) if not candidate.draws]
     baseline = max(silent, key=lambda i: float(scores[i].mean()))
+    worth: list[int] = []
     for i, candidate in enumerate(candidates):
         gain, behind = scores[i] - scores[baseline], float((best - scores[i]).mean())
         clear = float(gain.mean()) > CLEAR * _margin(gain)
         if candidate.draws and clear and behind <= candidate.margin:
-            return i
-    return baseline
+            worth.append(i)
+    return min(worth, key=lambda i: candidates[i].passes, default=baseline)
 
 
 def _margin(gap: Tensor) -> float:

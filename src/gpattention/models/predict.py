@@ -231,21 +231,20 @@ def iterate_rows(
 
 
 def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.device) -> T:
-    """`run(rows)` with the rows given; else with those of the device, and fewer if memory does not suffice.
+    """`run(rows)` with the rows given; else with those of the device, and fewer until memory suffices.
 
-    `run` may be called twice, so it must begin anew with every call.
+    `run` may be called several times, so it must begin anew with every call.
     """
     if batch_size is not None:
         return run(check_count("batch_size", batch_size, least=1))
     rows = ROWS.get(device.type, FEWER)
-    try:
-        return run(rows)
-    except torch.OutOfMemoryError:
-        if rows <= FEWER:
-            raise
-    # after the handler, whose error holds on to the tensors of the failed run
-    torch.cuda.empty_cache()
-    return run(FEWER)
+    while rows > 1:
+        with suppress(torch.OutOfMemoryError):
+            return run(rows)
+        # after the handler, whose error holds on to the tensors of the failed run
+        torch.cuda.empty_cache()
+        rows = FEWER if rows > FEWER else rows // 2
+    return run(rows)
 
 
 def run_samples(

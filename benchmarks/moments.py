@@ -1,0 +1,147 @@
+"""One pass by moments beside 100 draws: digits models of several seeds, trained here, and what a pass costs.
+
+    python benchmarks/moments.py --write results/draws            direct attention, seeds 0, 1 and 2
+    python benchmarks/moments.py --kinds direct cgp --seeds 0 1 2 --kernel-epochs 10 --epochs 20
+
+Models are those of `gpattention demo`, with a schedule of its own.  On the test images, and on others under
+shifts that are no corruptions: accuracy, NLL and ECE of 100 draws, of the mean, and of moments; the ratio of
+the logits' variance by moments to that of the draws, and Spearman's correlation of the two over items.  Time
+is the least of several turns, in plain passes of the same images; so is that of an `nn.TransformerEncoder`
+of BERT-base's size, 8 x 128 tokens, of which every layer draws.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from signals import least_times
+from torch import Tensor, nn
+
+import gpattention
+from gpattention.evaluation import ItemSet, run_sets, shifted_items
+from gpattention.metrics import accuracy, ece, nll
+from gpattention.models import Prediction
+from gpattention.runs.folder import open_run
+from gpattention.studies.demo import demo_recipe
+from gpattention.training import train_recipe
+
+CPU, DRAWS, DATE = torch.device("cpu"), 100, "2026-11-19"
+
+
+class Classifier(nn.Module):
+    """An encoder of BERT-base's size that reads embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+        self.head = nn.Linear(768, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, E] -> [B, C]"""
+        logits: Tensor = self.head(self.encoder(x)[:, 0])
+        return logits
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's."""
+    ranks = torch.stack([each.argsort().argsort().double() for each in (x, y)])
+    return float(ranks.corrcoef()[0, 1])
+
+
+def compared(model: Any, items: ItemSet) -> dict[str, float]:
+    """Moments beside draws on one set."""
+    inputs, labels = items.inputs(0, len(items), CPU), items.labels
+    assert labels is not None
+    draws, mean = model.predict(inputs, samples=DRAWS), model.predict(inputs, samples=0)
+    moments = model.predict(inputs, method="moments")
+    found: dict[str, float] = {}
+    named: dict[str, Prediction] = {"draws": draws, "mean": mean, "moments": moments}
+    for name, prediction in named.items():
+        for metric in (accuracy, nll, ece):
+            found[f"{metric.__name__} {name}"] = metric(prediction.probs.double(), labels)
+    assert moments.logit_variance is not None
+    ours, theirs = moments.logit_variance.sum(-1), draws.logits.var(0).sum(-1)  # [B]
+    found["variance ratio"] = float((ours / theirs).median())
+    found["rank correlation"] = rank_correlation(ours, theirs)
+    found["entropy correlation"] = rank_correlation(moments.entropy, draws.entropy)
+    return found
+
+
+def passes(plain: Callable[[], Any], moments: Callable[[], Any], repeats: int) -> float:
+    """Plain passes that one by moments takes."""
+    times = least_times({"plain": plain, "moments": moments}, repeats, "cpu")
+    return times["moments"] / times["plain"]
+
+
+def encoder_passes(repeats: int) -> float:
+    """Of PyTorch's encoder."""
+    torch.manual_seed(0)
+    model, x = Classifier().eval(), torch.randn(8, 128, 768)
+    handle = gpattention.attach(model)
+    return passes(lambda: handle.predict(x, samples=0), lambda: handle.predict(x, method="moments"), repeats)
+
+
+def main() -> None:
+    """Train, compare, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kinds", nargs="+", default=["direct"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--kernel-epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--items", type=int, default=300, help="of either set")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--encoder", action="store_true", help="also time PyTorch's encoder")
+    parser.add_argument("--write", type=Path, help="folder of the record")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for kind in given.kinds:
+        seen: dict[str, list[float]] = defaultdict(list)
+        for seed in given.seeds:
+            recipe = demo_recipe(kind, kernel_epochs=given.kernel_epochs, epochs=given.epochs, seed=seed)
+            with tempfile.TemporaryDirectory() as folder:
+                train_recipe(recipe, Path(folder) / "run")
+                run = open_run(Path(folder) / "run")
+                sets = run_sets(run, limit=given.items)
+                for name, items in (
+                    ("test", sets.test),
+                    ("shifted", shifted_items(sets.validation.first(40)).spread(given.items)),
+                ):
+                    for what, number in compared(run.model, items).items():
+                        seen[f"{name}: {what}"].append(number)
+                model, x = run.model, sets.test.inputs(0, 256, CPU)
+                plain, moments = (
+                    lambda model=model, x=x: model.predict(x, samples=0),
+                    lambda model=model, x=x: model.predict(x, method="moments"),
+                )
+                seen["plain passes"].append(passes(plain, moments, given.repeats))
+            print(
+                f"{kind}, seed {seed}", {name: round(each[-1], 3) for name, each in seen.items()}, flush=True
+            )
+        for name, each in seen.items():
+            error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else None
+            rows.append({"kind": kind, "what": name, "mean": statistics.fmean(each), "error": error})
+            print(f"{kind:8s} {name:32s} {statistics.fmean(each):7.3f} ± {error or float('nan'):.3f}")
+    facts: dict[str, Any] = {"seeds": given.seeds, "kernel_epochs": given.kernel_epochs}
+    facts |= {"epochs": given.epochs, "items": given.items, "draws": DRAWS, "torch": torch.__version__}
+    facts |= {"machine": platform.machine(), "threads": 1, "date": DATE}
+    if given.encoder:
+        facts["encoder_plain_passes"] = encoder_passes(2)
+        print(f"nn.TransformerEncoder of BERT-base's size: {facts['encoder_plain_passes']:.2f} plain passes")
+    if given.write:
+        given.write.mkdir(parents=True, exist_ok=True)
+        (given.write / "moments.json").write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
