@@ -140,10 +140,11 @@ def layer_norm_moments(x: Moments, weight: Tensor | None, bias: Tensor | None, e
     # sum_j (d_ij - (1 + u_i u_j) / E)^2 v_j, its square multiplied out
     total = v.sum(-1, keepdim=True)
     first, second = uv.sum(-1, keepdim=True), (uv * u).sum(-1, keepdim=True)
-    spread = v * (1 - 2 / width * (1 + u.square()))
-    spread = spread + (total + 2 * first * u + second * u.square()) / width**2
-    variance = precision * spread.clamp(min=0)
-    return Moments(mean, variance if weight is None else weight.square() * variance)
+    square = u.square()
+    spread = (square + 1).mul_(-2 / width).add_(1).mul_(v)
+    rest = square.mul_(second).addcmul_(u, first, value=2).add_(total)
+    variance = spread.add_(rest, alpha=width**-2).clamp_(min=0).mul_(precision)
+    return Moments(mean, variance if weight is None else variance.mul_(weight.square()))
 
 
 def activation_moments(x: Moments, name: str) -> Moments:
@@ -151,11 +152,12 @@ def activation_moments(x: Moments, name: str) -> Moments:
     m, v = x.mean, x.variance
     if name == "relu":
         return Moments(m.relu(), None if v is None else torch.where(m > 0, v, 0.0))
-    below = 0.5 * (1 + torch.special.erf(m * math.sqrt(0.5)))  # [..., E] Phi(m)
+    # in place: the hidden layer is the widest thing there is
+    below = (m * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)  # [..., E] Phi(m)
     if v is None:
         return Moments(m * below)
-    slope = below + m * (m.square() * -0.5).exp() * (2 * math.pi) ** -0.5
-    return Moments(m * below, slope.square_() * v)
+    slope = m.square().mul_(-0.5).exp_().mul_(m).mul_((2 * math.pi) ** -0.5).add_(below)
+    return Moments(m * below, slope.square_().mul_(v))
 
 
 def attention_variance(
