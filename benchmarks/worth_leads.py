@@ -46,8 +46,7 @@ from gpattention.strangeness.detectors import (
     mahalanobis,
     prediction_entropy,
 )
-from gpattention.training.engine import Feed, train_steps
-from gpattention.training.objective import Objective, Schedule
+from gpattention.training.engine import Feed, Objective, Schedule, train_steps
 
 MEMORY = 256  # remembered queries of every head
 ROWS = 250  # images whose covariances are held at once

@@ -149,7 +149,7 @@ ALLOWED_STATE = {
     "hosts/families/own.py": "the mode of a module that is being made, and what its last pass gave",
     "evaluation/suites/efficiency.py": "times a model in a process of its own",
     "training/devices.py": "a training run owns its process",
-    "training/objective.py": "likewise",
+    "training/engine.py": "likewise",
     "training/fit.py": "likewise, in the main thread",
     "training/folder.py": "likewise",
     "reports/drawing.py": "warnings of matplotlib while it draws, in a program that draws",

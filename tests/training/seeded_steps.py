@@ -8,8 +8,7 @@ from gpattention.data import Batch
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.runs import recipe_from_dict
 from gpattention.training.devices import SingleProcess
-from gpattention.training.engine import EagerEngine, GraphEngine
-from gpattention.training.objective import Controls, Objective
+from gpattention.training.engine import Controls, EagerEngine, GraphEngine, Objective
 
 OPTIONS = {
     "cgp": {"normalize": "none", "regularizer": "marginal"},

@@ -15,8 +15,7 @@ from gpattention.models import AttentionConfig, TextConfig, TextTransformer
 from gpattention.runs import Recipe, recipe_from_dict
 from gpattention.training import build_model, train_steps
 from gpattention.training.devices import SingleProcess
-from gpattention.training.engine import EagerEngine, GraphEngine
-from gpattention.training.objective import Controls, Objective
+from gpattention.training.engine import Controls, EagerEngine, GraphEngine, Objective
 from tests.processes import in_processes
 from tests.training.toy import flat, toy_data, toy_recipe
 

@@ -15,8 +15,7 @@ from gpattention.numerics import choose_device
 from gpattention.runs import TrainingData, read_events
 from gpattention.training import Hardware, TrainingFailedError, build_model, fit
 from gpattention.training.devices import SingleProcess, start_fabric, why_no_graph
-from gpattention.training.engine import CaptureFailedError, EagerEngine, Feed, cast
-from gpattention.training.objective import Objective
+from gpattention.training.engine import CaptureFailedError, EagerEngine, Feed, Objective, cast
 from tests.training.toy import flat, toy_data, toy_recipe
 
 

@@ -30,8 +30,7 @@ from gpattention.studies import adoption
 from gpattention.studies.adoption import Progress, Row, Study, Training, Values
 from gpattention.studies.adoption_tables import SUITE, columns_of
 from gpattention.training import Schedule
-from gpattention.training.engine import Feed
-from gpattention.training.objective import Objective
+from gpattention.training.engine import Feed, Objective
 
 PARTS = ("clean", "corrupted", "ood")
 METRICS = ("accuracy", "nll", "ece", "mce", "aurc")

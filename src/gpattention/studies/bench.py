@@ -29,8 +29,14 @@ from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
 from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gaps_to_ours, paper_model
 from gpattention.training.devices import Hardware, SingleProcess, why_no_graph
-from gpattention.training.engine import CaptureFailedError, EagerEngine, GraphEngine, StepFailedError
-from gpattention.training.objective import Controls, Objective
+from gpattention.training.engine import (
+    CaptureFailedError,
+    Controls,
+    EagerEngine,
+    GraphEngine,
+    Objective,
+    StepFailedError,
+)
 
 Progress = Callable[[int, int], object]
 Name = TypeVar("Name", bound=Hashable)

@@ -6,7 +6,7 @@
 """
 
 from gpattention.training.devices import PRECISIONS, Hardware, launch
-from gpattention.training.engine import train_steps
+from gpattention.training.engine import Schedule, train_steps
 from gpattention.training.fit import (
     StopRequest,
     TrainingResult,
@@ -26,7 +26,6 @@ from gpattention.training.folder import (
     TrainingStoppedError,
     check_new,
 )
-from gpattention.training.objective import Schedule
 from gpattention.training.status import RunStatus, read_statuses
 
 __all__ = [

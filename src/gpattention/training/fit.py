@@ -58,6 +58,9 @@ from gpattention.training.engine import (
     Engine,
     Feed,
     GraphEngine,
+    Objective,
+    PhaseName,
+    Schedule,
     StepFailedError,
     Sums,
     cast,
@@ -82,7 +85,6 @@ from gpattention.training.folder import (
     write_checkpoint,
     write_run_recipe,
 )
-from gpattention.training.objective import Objective, PhaseName, Schedule
 
 SAME_REQUEST = 2.0  # seconds: launchers pass a signal on to processes that the terminal has asked already
 HEALTH_ITEMS = 64  # validation items the floor is watched on
