@@ -6,9 +6,9 @@ numbers of real tokens differ where texts are padded: `token_shares` weighs each
 
 Updates run in a plain loop or as a captured CUDA graph.  At these sizes a step is hundreds of small kernels,
 and starting them one by one takes longer than running them.  `GraphEngine` runs the first steps eagerly
-(libraries and optimiser set themselves up there), then one is captured and all others are replays, with batch,
-learning rate, alpha and seed copied into the tensors it reads: forward, loss, backward and update in a single
-launch.
+(libraries and optimiser set themselves up there), then one is captured and all others are replays, with
+batch, learning rate, alpha and seed copied into the tensors it reads: forward, loss, backward and update in a
+single launch.
 
 A replay cannot raise.  Instead a step whose loss or gradient is not finite sets `broken`, which keeps the
 fused optimiser from updating (its `found_inf`) in that step and all later ones; `read` finds it, and the
