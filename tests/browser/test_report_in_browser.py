@@ -4,6 +4,7 @@ With GPATTENTION_SCREENSHOTS set to a folder, pictures of every section are left
 GPATTENTION_REPORT set to a page, that page is looked at instead of a made-up one.
 """
 
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from PIL import Image
 
 from gpattention.reports import build_report
 from gpattention.reports.sections import SECTIONS
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow  # a browser takes its time; `make browser` runs them
 
 PHONE = {"width": 360, "height": 780}
+TALLEST = 1100  # pixels of a picture
 DESK = {"width": 1440, "height": 1000}
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=alert(1)>"
 
@@ -77,7 +80,7 @@ def test_quiet_and_self_contained(watched: Watched, report: Path) -> None:
 
 def test_every_chart_is_there(watched: Watched) -> None:
     page = watched.page
-    page.evaluate("for (const panel of document.querySelectorAll('.panel')) panel.hidden = false")
+    page.evaluate("for (const part of document.querySelectorAll('.panel, .frame')) part.hidden = false")
     sizes = page.evaluate(
         "[...document.querySelectorAll('.chart > svg')].map(s => [s.getBoundingClientRect().width,"
         " s.getBoundingClientRect().height, s.querySelectorAll('path, use').length])"
@@ -108,7 +111,7 @@ def test_no_page_scrolls_sideways(browser: "Browser", report: Path, size: dict[s
         if not closed:
             page.evaluate(
                 "for (const d of document.querySelectorAll('details')) d.open = true;"
-                "for (const p of document.querySelectorAll('.panel')) p.hidden = false"
+                "for (const p of document.querySelectorAll('.panel, .frame')) p.hidden = false"
             )
         wide = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
         assert wide[0] <= wide[1]
@@ -150,7 +153,7 @@ def test_the_theme_is_the_systems_until_the_button_is_pressed(browser: "Browser"
 def test_everything_is_reached_by_keyboard(watched: Watched) -> None:
     page = watched.page
     reachable = page.evaluate(
-        """[...document.querySelectorAll('a, button, summary, [tabindex="0"]')]
+        """[...document.querySelectorAll('a, button, summary, input, [tabindex="0"]')]
            .filter(e => e.checkVisibility() && e.tabIndex >= 0).length"""
     )
     seen = set()
@@ -193,6 +196,31 @@ def test_tabs_follow_the_arrows(watched: Watched) -> None:
         assert page.locator(f"#{tabs.nth(count - 1).get_attribute('aria-controls')}").is_visible()
 
 
+def test_the_slider_shows_one_severity_after_the_other(watched: Watched) -> None:
+    page = watched.page
+    ladder = page.locator(".ladder:visible").first
+    if not ladder.count():
+        pytest.skip("this page has no items under severities")
+    slider, frames = ladder.locator("input"), ladder.locator(".frame")
+    slider.focus()
+    for place in (0, 1, 2):
+        assert [frames.nth(i).is_visible() for i in range(frames.count())].index(True) == place
+        assert ladder.locator(".frame:visible").count() == 1
+        title = frames.nth(place).get_attribute("data-title")
+        assert ladder.locator("output").inner_text() == title == slider.get_attribute("aria-valuetext")
+        page.keyboard.press("ArrowRight")
+
+
+def test_the_verdict_and_the_gallery_come_first(watched: Watched) -> None:
+    page = watched.page
+    order = page.evaluate("[...document.querySelectorAll('main > section')].map(s => s.id)")
+    assert order[:2] == ["summary", "gallery"]
+    top = page.evaluate("document.querySelector('.conclusion').getBoundingClientRect().bottom")
+    assert top < 600  # seen without scrolling
+    maps = page.locator("#gallery .panel:visible .pictures .map")
+    assert maps.count() > 4
+
+
 def test_details_open_by_key(watched: Watched) -> None:
     page = watched.page
     summary = page.locator(".chart summary").first
@@ -215,12 +243,12 @@ def test_names_for_those_who_listen(watched: Watched) -> None:
 
 def test_without_scripts_and_on_paper_nothing_is_hidden(browser: "Browser", report: Path) -> None:
     plain = watch(browser, report, java_script_enabled=False).page
-    panels = plain.locator(".panel")
+    panels = plain.locator(".panel, .frame")
     assert all(panels.nth(i).is_visible() for i in range(panels.count()))
     plain.context.close()
     page = watch(browser, report).page
     page.emulate_media(media="print")
-    panels = page.locator(".panel")
+    panels = page.locator(".panel, .frame")
     assert panels.count() > 4
     assert all(panels.nth(i).is_visible() for i in range(panels.count()))
     assert not page.locator("nav").is_visible()
@@ -239,8 +267,18 @@ def test_screenshots(
     page = watch(
         browser, report, size, color_scheme=scheme, device_scale_factor=2 if name == "phone" else 1
     ).page
-    page.screenshot(path=screenshots / f"{name}.png")
-    for section in SECTIONS:
-        page.locator(f"#{section.name}").screenshot(path=screenshots / f"{name}-{section.name}.png")
-    assert len(list(screenshots.glob(f"{name}*.png"))) == len(SECTIONS) + 1
+    save(page.screenshot(), screenshots / f"{name}.png")
+    shown = [section.name for section in SECTIONS if page.locator(f"#{section.name}").count()]
+    for section in shown:
+        box = page.locator(f"#{section}").bounding_box()
+        assert box is not None
+        clip = {**box, "height": min(box["height"], TALLEST)}
+        save(page.screenshot(full_page=True, clip=clip), screenshots / f"{name}-{section}.png")  # type: ignore[arg-type]
+    assert len(list(screenshots.glob(f"{name}*.png"))) == len(shown) + 1
     page.context.close()
+
+
+def save(png: bytes, path: Path) -> None:
+    """With few colours, which pages have: a quarter of the bytes."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(96, dither=Image.Dither.NONE)
+    picture.save(path, optimize=True)

@@ -308,7 +308,7 @@ def test_many_runs_make_a_short_command() -> None:
     assert "gpattention evaluate r0 r1 r2 r3 ... --suite clean" in section(tree, "summary").text
 
 
-PAINTED = ("variance of a token, by rank", "attention that it gets of a token, by rank")
+PAINTED = ("variance of a token, by rank", "attention that a token gets, by rank")
 
 
 def test_text_has_words_and_mcc_and_no_corruptions() -> None:

@@ -15,7 +15,7 @@ from gpattention.hosts import painted_html
 from gpattention.reports import html
 from gpattention.reports.comparison import Comparison, Model, number
 from gpattention.reports.sections.registry import section
-from gpattention.reports.sections.verdict import has_posterior, ordered, rivals
+from gpattention.reports.sections.verdict import ordered, rivals
 from gpattention.reports.style import LIGHT
 
 GROUPS = (
@@ -27,11 +27,12 @@ OF_CORRUPTED, OF_FOREIGN = ("most_wrong", "least_certain"), ("most_certain", "le
 KINDS = (
     ("known", "Known: test items"),
     ("corrupted", "Corrupted test items, highest severity"),
-    ("foreign", "Foreign items, of no known class"),
+    ("foreign", "Foreign items"),
 )
 MOST = 4  # items of a group
 SURE, UNSURE = 0.9, 0.6  # confidence of a mistake that a pair shows, and below which the other one hesitates
 PAIRS = 3  # of known, of corrupted, of foreign items
+TOLD = (("token_variance", "variance of a token"), ("token_attention", "attention that a token gets"))
 WARM, COOL = "--heat", "--series-0"  # variance, attention
 Item = Mapping[str, Any]
 Scale = tuple[float, float] | None  # smallest and largest number of all tokens shown
@@ -134,7 +135,8 @@ def _model(model: Model) -> "html.Markup":
         for kind, title in KINDS
         if any(own == kind for own, *_ in groups)
     ]
-    return html.render("gallery", model.label, has_posterior(model), scales, kinds)
+    texts = any(item.get("words") for item in shown)
+    return html.render("gallery", model.label, texts, scales, kinds)
 
 
 def _scale(items: Iterable[Item], key: str) -> Scale:
@@ -150,12 +152,12 @@ def _card(item: Item, scales: Mapping[str, Scale]) -> dict[str, Any]:
         "variances": variances, "names": words, "source": None, "maps": [], "painted": None,
     }  # fmt: skip
     if not item.get("image"):
-        lines = [(f"{what} of a token, by rank", _aligned(item.get(key) or (), len(words))) for key, what in (
-            ("token_variance", "variance"), ("token_attention", "attention that it gets"))]  # fmt: skip
+        values = ((told, _aligned(item.get(key) or (), len(words))) for key, told in TOLD)
+        lines = [(f"{told}, by rank", known) for told, known in values if known]
         from markupsafe import Markup
 
         # escaped by what makes it
-        card["painted"] = Markup(painted_html(words, [(told, values) for told, values in lines if values]))
+        card["painted"] = Markup(painted_html(words, lines))
         return card
     rows, columns = map(int, item.get("grid") or (0, 0))
     pixels = _pixels(item["image"])
