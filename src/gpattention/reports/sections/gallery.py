@@ -152,8 +152,8 @@ def _card(item: Item, scales: Mapping[str, Scale]) -> dict[str, Any]:
         "variances": variances, "names": words, "source": None, "maps": [], "painted": None,
     }  # fmt: skip
     if not item.get("image"):
-        values = ((told, _aligned(item.get(key) or (), len(words))) for key, told in TOLD)
-        lines = [(f"{told}, by rank", known) for told, known in values if known]
+        of_words = ((told, _aligned(item.get(key) or (), len(words))) for key, told in TOLD)
+        lines = [(f"{told}, by rank", known) for told, known in of_words if known]
         from markupsafe import Markup
 
         # escaped by what makes it
