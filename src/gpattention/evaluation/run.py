@@ -70,7 +70,8 @@ class EvaluationSettings:
     """How runs are evaluated, checked when it is made.
 
     Args:
-        suites: of clean, corrupted, ood, selective, oversmoothing, efficiency; or "all".
+        suites: of clean, corrupted, ood, selective, oversmoothing, efficiency; or "all" of these; and
+            criterion, which plans choose by.
         predictors: of model, mean, moments, mc_dropout, dropout_draws, laplace, gp_layer; each also with
             temperature.
         samples: draws of a prediction.
@@ -78,8 +79,11 @@ class EvaluationSettings:
         batch_size: items times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
         limit: at most so many items of each set, evenly spread over those of other kinds (see `run_sets`);
             the results say that they are reduced.
+        corrupted_limit: at most so many items of each corrupted set alone, the first ones.
         corruptions: types of them; all if not given.
         severities: of corruptions, 1 to 5; all if not given.
+        held_corruptions: that the suite ood tells from the test items at severity 5, as sets of another
+            kind; none if not given.
         shift_temperature: each also with a temperature fitted under shift (`gpattention.data.shifts`; of
             texts, `gpattention.data.TEXT_SHIFTS`).
         adaptive_temperature: each also with a temperature that rises with how strange an item is, fitted
@@ -98,8 +102,10 @@ class EvaluationSettings:
     seed: int = 0
     batch_size: int | None = None
     limit: int | None = None
+    corrupted_limit: int | None = None
     corruptions: Sequence[str] | None = None
     severities: Sequence[int] | None = None
+    held_corruptions: Sequence[str] | None = None
     shift_temperature: bool = False
     adaptive_temperature: bool = False
     fresh: bool = False
@@ -108,10 +114,12 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         if "all" in self.suites:
-            object.__setattr__(self, "suites", tuple(SUITES))
+            named = [name for name in self.suites if name in SUITES and not SUITES[name].usual]
+            usual = [name for name, suite in SUITES.items() if suite.usual]
+            object.__setattr__(self, "suites", (*usual, *named))
         offered: dict[str, Sequence[Any]] = {
             "suites": tuple(SUITES), "predictors": PREDICTOR_NAMES, "corruptions": tuple(CORRUPTIONS),
-            "severities": SEVERITIES,
+            "severities": SEVERITIES, "held_corruptions": tuple(CORRUPTIONS),
         }  # fmt: skip
         for name, known in offered.items():
             values = getattr(self, name)
@@ -126,7 +134,7 @@ class EvaluationSettings:
                         f"expected {name} to be among {among}, got {value!r}{did_you_mean(value, known)}"
                     )
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
-        for name, least in (("samples", 0), ("batch_size", 1), ("limit", 1)):
+        for name, least in (("samples", 0), ("batch_size", 1), ("limit", 1), ("corrupted_limit", 1)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check_count(name, getattr(self, name), least=least))
 
@@ -297,8 +305,9 @@ class Evaluation(Subject):
         self.settings = self._with_earlier(settings)
         self.sets = run_sets(
             self.run, settings.root, limit=settings.limit, types=settings.corruptions,
-            severities=settings.severities,
+            severities=settings.severities, corrupted_limit=settings.corrupted_limit,
         )  # fmt: skip
+        self.held = tuple(settings.held_corruptions or ())
         self.device, self.samples, self.seed = choose_device(settings.device), settings.samples, settings.seed
         self.cache = PredictionCache(self.folder / "predictions", fresh=settings.fresh)
         self.notes: list[str] = []
@@ -315,8 +324,10 @@ class Evaluation(Subject):
             if not SUITES[suite].items or earlier.get("model") != self.weights:
                 continue
             some = {"types": asked.corruptions, "severities": asked.severities} if suite == PREFIX else {}
-            check_as_much({"limit": asked.limit, **some}, earlier, self.folder / f"{suite}.json")
-            alike = all(earlier.get(name) == getattr(asked, name) for name in ("samples", "seed", "limit"))
+            limit = _limit_of(suite, asked)
+            check_as_much({"limit": limit, **some}, earlier, self.folder / f"{suite}.json")
+            alike = earlier.get("limit") == limit
+            alike &= all(earlier.get(name) == getattr(asked, name) for name in ("samples", "seed"))
             if SUITES[suite].predictions and alike:
                 predictors |= dict.fromkeys(earlier.get("predictors", ()))
                 heats = {heat: on or earlier.get(heat, False) for heat, on in heats.items()}
@@ -334,7 +345,7 @@ class Evaluation(Subject):
         self.progress = progress
         found = suite.evaluate(self)
         self.steps = Steps()  # what else is predicted is not for the bar
-        limit, recipe, epoch = self.settings.limit, self.run.recipe, self.run.unfinished_epoch
+        limit, recipe, epoch = _limit_of(name, self.settings), self.run.recipe, self.run.unfinished_epoch
         notes = []
         if limit is not None and suite.items:
             notes.append(f"reduced: at most {limit} items of each set")
@@ -355,7 +366,7 @@ class Evaluation(Subject):
         """Everything that a suite's numbers depend on, as JSON."""
         s, suite, epoch = self.settings, SUITES[name], self.run.unfinished_epoch
         found: dict[str, Any] = {
-            "gpattention": gpattention.__version__, "model": self.weights, "limit": s.limit,
+            "gpattention": gpattention.__version__, "model": self.weights, "limit": _limit_of(name, s),
             "samples": s.samples,
         }  # fmt: skip
         # an epoch changes the notes and not the numbers, and notes are results too
@@ -371,6 +382,8 @@ class Evaluation(Subject):
         found |= self.sets.described(name) if suite.items else {"device": _environment(self.device)["device"]}
         if name == PREFIX and (s.corruptions, s.severities) != (None, None):
             found |= {"types": s.corruptions, "severities": s.severities}
+        if name == "ood" and self.held:
+            found["held_corruptions"] = self.held
         return json.dumps(found, sort_keys=True)
 
     # Predictions
@@ -410,6 +423,15 @@ class Evaluation(Subject):
     def _config(self) -> str:
         described = {"model": type(self._model).__name__, "config": self._model.config.to_dict()}
         return json.dumps(described, sort_keys=True)
+
+    @property
+    def heats(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Kinds of temperatures, those that were asked for after the usual one."""
+        return (TEMPERATURE[1:], *(heat for heat in HEATS if getattr(self.settings, heat)))
+
+    def logits(self, name: str, items: ItemSet) -> Tensor:
+        """Of a predictor, without temperature.  [S, B, C]"""
+        return self._labelled(name, items)[0]
 
     def raw(self, name: str, items: ItemSet, *, aside: Path | None = None) -> RawPrediction:
         """Logits of a set: kept in memory, in the run's folder, or computed.
@@ -537,6 +559,12 @@ class Evaluation(Subject):
         return raw.logits, raw.labels
 
 
+def _limit_of(suite: str, settings: EvaluationSettings) -> int | None:
+    """At most so many items of every set of a suite."""
+    limits = [settings.limit, settings.corrupted_limit if suite == PREFIX else None]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _environment(device: torch.device) -> dict[str, str]:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
     return {
@@ -617,8 +645,8 @@ class Ensemble(Subject):
 
     def corrupted(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
         """The test items under a corruption."""
-        items = super().corrupted(source, corruption, severity)
-        return items.select(self._unseen["test"]) if self._is_reduced("test") else items
+        items, kept = super().corrupted(source, corruption, severity), self._unseen["test"]
+        return items.select(kept[kept < len(items)]) if self._is_reduced("test") else items
 
     def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
         """All members' draws, as they are and at the members' temperatures."""

@@ -58,6 +58,7 @@ class RunSets:
         corruptions: of images.
         encoder: of words.
         limit: at most so many items of a set.
+        corrupted_limit: at most so many of a corrupted set.
     """
 
     kind: Literal["images", "texts"]
@@ -73,6 +74,7 @@ class RunSets:
     corruptions: Corruptions | None = None
     encoder: TextEncoder | None = None
     limit: int | None = None
+    corrupted_limit: int | None = None
 
     def adopt(self, items: ItemSet) -> ItemSet:
         """Items of another run for this one's model, whose normalisation or vocabulary may be another."""
@@ -93,8 +95,9 @@ class RunSets:
 
     def corrupted_items(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
         """The test items under a corruption."""
-        images = source.images(corruption, severity)[: len(self.test)]
-        return ItemSet(set_name(corruption, severity), images, self.test.labels, self.test.prepare)
+        few = self.test.first(self.corrupted_limit)
+        images = source.images(corruption, severity)[: len(few)]
+        return ItemSet(set_name(corruption, severity), images, few.labels, few.prepare)
 
     def described(self, suite: str) -> dict[str, Any]:
         """What the data of a suite hold: its numbers are of no other."""
@@ -118,7 +121,7 @@ class RunSets:
 
 def run_sets(
     run: Run, root: StrPath | None = None, *, limit: int | None = None, types: Sequence[str] | None = None,
-    severities: Sequence[int] | None = None,
+    severities: Sequence[int] | None = None, corrupted_limit: int | None = None,
 ) -> RunSets:  # fmt: skip
     """The data of a run's recipe, cut to at most `limit` items a set (training items are not cut).
 
@@ -133,6 +136,7 @@ def run_sets(
         limit: at most so many items of each set.
         types: leave out all other corruptions.
         severities: likewise.
+        corrupted_limit: at most so many items of each corrupted set.
 
     Returns:
         The sets.
@@ -153,10 +157,11 @@ def run_sets(
         def other(name: str) -> ItemSet:
             return ItemSet(f"ood/{name}", found.images[name](), None, normalisation).spread(limit)
 
+        few = min((x for x in (limit, corrupted_limit) if x is not None), default=None)
         more: dict[str, Any] = {
             "kind": "images", "outside_notes": tuple(found.notes),
             "outside_files": {f"ood/{each}": files for each, files in found.files.items()},
-            "corruptions": Corruptions(run.recipe.data.name, data, root, types, severities, limit),
+            "corruptions": Corruptions(run.recipe.data.name, data, root, types, severities, few),
         }  # fmt: skip
     else:
         assert isinstance(preprocessing, TextPreprocessing)
@@ -178,6 +183,7 @@ def run_sets(
     return RunSets(
         data=data.name, classes=data.classes, train=items("train", data.train), validation=whole.first(limit),
         chose_weights=whole, test=items("test", data.test).first(limit), limit=limit,
+        corrupted_limit=corrupted_limit,
         outside={f"ood/{each}": partial(other, each) for each in others}, **more,
     )  # fmt: skip
 

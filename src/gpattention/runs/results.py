@@ -145,9 +145,14 @@ class Difference:
     @property
     def clear(self) -> bool:
         """Whether Student's t test tells it from 0 at 95 %; what has no standard error is never clear."""
+        return self.chance < 1 - CONFIDENCE
+
+    @property
+    def chance(self) -> float:
+        """The p-value of Student's t test, of both sides; 1 of what has no standard error."""
         if self.error is None or self.mean == 0:
-            return False
-        return self.error == 0 or beyond_chance(self.mean / self.error, self.freedom) < 1 - CONFIDENCE
+            return 1.0
+        return beyond_chance(self.mean / self.error, self.freedom) if self.error else 0.0
 
     def text(self, digits: int | None = 3, scale: float = 1.0) -> str:
         """With its sign, ± its standard error."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpattention.evaluation.suites.clean import clean_findings, evaluate_clean, health_table
 from gpattention.evaluation.suites.corrupted import corruption_means, evaluate_corrupted
+from gpattention.evaluation.suites.criterion import evaluate_criterion
 from gpattention.evaluation.suites.efficiency import EfficiencyPlan, efficiency_findings, evaluate_efficiency
 from gpattention.evaluation.suites.examples import gallery
 from gpattention.evaluation.suites.findings import Findings, Subject
@@ -29,6 +30,7 @@ class Suite:
         images: whether it makes sense for images alone.
         items: whether it depends on the items of the data.
         validation: whether it depends on validation items.
+        usual: whether it is one of "all"; else it is to be asked for by its name.
     """
 
     label: str
@@ -37,6 +39,7 @@ class Suite:
     images: bool = False
     items: bool = True
     validation: bool = True
+    usual: bool = True
 
 
 SUITES = {
@@ -50,6 +53,7 @@ SUITES = {
     "efficiency": Suite(
         "measurement of time and memory", evaluate_efficiency, predictions=False, items=False
     ),
+    "criterion": Suite("what a plan chooses by", evaluate_criterion, usual=False),
 }  # fmt: skip
 
 __all__ = [

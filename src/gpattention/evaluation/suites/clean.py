@@ -17,6 +17,8 @@ from gpattention.evaluation.suites.findings import (
     Subject,
     classification_records,
     count_items_of,
+    item_means,
+    item_values,
     reliability_curve,
 )
 from gpattention.metrics import reliability_bins
@@ -33,6 +35,8 @@ def evaluate_clean(subject: Subject) -> Findings:
     for label, found in subject.predictions("clean", subject.validation, subject.test, *labelled):
         parts += [clean_findings(label, found, batch=PAPER_BATCH[sets.kind]), count_items_of(label, found)]
         own = found["test"] if label == "model" else own
+        if subject.run is None:
+            parts.append(Findings(curves={"by_item": {label: item_means([item_values(found["test"])])}}))
     if subject.run is not None and own is not None:
         model = subject.run.model
         shown = {

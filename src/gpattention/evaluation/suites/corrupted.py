@@ -16,10 +16,13 @@ from gpattention.evaluation.suites.examples import Entry, entries, gallery
 from gpattention.evaluation.suites.findings import (
     PAPER_BATCH,
     Findings,
+    ItemValues,
     Steps,
     Subject,
     classification_records,
     count_items_of,
+    item_means,
+    item_values,
     reliability_curve,
 )
 from gpattention.metrics.classification import BINS, BinSums, reliability, top_sums
@@ -44,10 +47,13 @@ def evaluate_corrupted(subject: Subject) -> Findings:
     pooled: dict[str, BinSums] = {}
     counted: list[Findings] = []
     examples: dict[str, Any] = {}
+    by_item: dict[str, list[ItemValues]] = {}
     for corruption, severity in product(source.types, source.severities):
         items = subject.corrupted(source, corruption, severity)
         for label, predicted in (each for name in subject.names for each in subject.variants(name, items)):
             records += classification_records(items.name, label, predicted, PAPER_BATCH[sets.kind])
+            if subject.run is None:
+                by_item.setdefault(label, []).append(item_values(predicted))
             if label not in pooled:
                 counted.append(count_items_of(label, {MEAN: predicted}))
             worst = corruption in source.types[:TYPES] and severity == source.severities[-1]
@@ -59,6 +65,8 @@ def evaluate_corrupted(subject: Subject) -> Findings:
     means = corruption_means(records, CATEGORIES)
     curves = {label: reliability_curve(reliability(sums)) for label, sums in pooled.items()}
     shown: dict[str, Any] = {"reliability": curves}
+    if by_item:
+        shown["by_item"] = {label: item_means(several) for label, several in by_item.items()}
     if examples:
         shown["gallery"] = {"sets": examples, "ladders": _ladders(subject, source)}
     found = Findings((*means, *records), shown, source.notes)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -14,6 +14,7 @@ from gpattention.evaluation.corrupted import CorruptedSource
 from gpattention.evaluation.predictions import ItemSet, Predicted
 from gpattention.evaluation.sets import RunSets
 from gpattention.metrics import ReliabilityBins, classification_replicates, interval_about, metrics_of
+from gpattention.metrics.classification import hits, nll_per_item
 from gpattention.metrics.registry import PAPER_BINS
 from gpattention.models import Signals
 from gpattention.runs import Record
@@ -24,6 +25,7 @@ Curve = dict[str, list[float | None]]
 STEP = 1000  # parts of the progress of one prediction of one set
 POINTS = 200  # of a curve, at most
 LIMITS = {"nll": (0.0, math.inf), "brier": (0.0, 2.0), "mcc": (-1.0, 1.0)}  # of metrics that are no shares
+ItemValues = dict[str, Tensor]  # accuracy and NLL, item by item, [B] each
 PAPER_BATCH = {"images": 1000, "texts": 32}  # items over which the paper's code averages ECE and MCE
 
 
@@ -57,6 +59,8 @@ class Subject(ABC):
     samples: int = 0  # draws of a prediction
     seed: int = 0  # of these draws
     head: Head | None = None  # of the model, where it is linear
+    heats: tuple[str, ...] = ()  # kinds of temperatures that predictors are evaluated with
+    held: tuple[str, ...] = ()  # corruptions that the suite ood tells from the test items, at severity 5
     progress: Progress | None = None
 
     def __init__(self) -> None:
@@ -79,6 +83,10 @@ class Subject(ABC):
     def signals(self, items: ItemSet) -> Signals | None:
         """What one pass without draws says about a set; None where there is no one model."""
         return None
+
+    def logits(self, name: str, items: ItemSet) -> Tensor:
+        """A predictor's draws for a set, without temperature; of one model alone.  [S, B, C]"""
+        raise NotImplementedError(f"{type(self).__name__} is no one model")
 
     @abstractmethod
     def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
@@ -143,6 +151,19 @@ def numbers(x: Tensor) -> list[float | None]:
 def rounded(values: Iterable[float]) -> list[float]:
     """For what is looked at and not computed with: six digits are enough."""
     return [float(f"{value:.6g}") for value in values]
+
+
+def item_values(predicted: Predicted) -> ItemValues:
+    """Accuracy and NLL of every labelled item: what one ensemble is told from another by."""
+    probs, labels = predicted.prediction.probs, predicted.known_labels
+    return {"accuracy": hits(probs, labels).double(), "nll": nll_per_item(probs, labels)}
+
+
+def item_means(several: Sequence[ItemValues]) -> dict[str, list[float | None]]:
+    """The curve "by_item": of each item the mean over sets that all have the same items in one order."""
+    return {
+        metric: numbers(torch.stack([values[metric] for values in several]).mean(0)) for metric in several[0]
+    }
 
 
 def thinned(count: int, points: int = POINTS) -> list[int]:

@@ -26,6 +26,7 @@ from gpattention.strangeness import Head, Strangeness
 
 BINS = 30
 FEW = 3  # items of each group to look at, of each set
+HELD = 5  # severity of corruptions that stand here as sets of another kind
 SUPERSEDED = (
     "gp_variance is for comparison alone: it averages layers whose variances rise and fall, so that they "
     "cancel; variance_density and strangeness look at both sides"
@@ -37,6 +38,11 @@ TAIL = 0.005  # of the scores beyond either end of a histogram; they go to its f
 def evaluate_ood(subject: Subject) -> Findings:
     """Every set of another kind that is here against the test set."""
     outside, notes = subject.sets.load_outside()
+    if subject.held and subject.sets.corruptions is not None:
+        source = subject.sets.corruptions.open(subject.device)
+        corrupted = ((kind, subject.corrupted(source, kind, HELD)) for kind in subject.held)
+        outside += [replace(items, name=f"ood/{kind}-{HELD}") for kind, items in corrupted]
+        notes = (*notes, *source.notes)
     if not outside:
         return Findings(notes=notes)
     parts = []

@@ -1,0 +1,165 @@
+"""Suite `criterion`: what a plan chooses by, on validation items that no temperature was fitted on.
+
+Half of the validation items fits every temperature, the other half judges: as they are, and under each
+synthetic shift with temperatures that have not seen that shift.  The criterion is the mean of the NLL of
+clean items and of the mean NLL over the shifts.  Neither test items nor corruptions have a part in it, and
+the temperatures that other suites use are fitted to all validation items as always.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from gpattention.evaluation.predictions import ItemSet, Predicted
+from gpattention.evaluation.predictors import fit_temperature
+from gpattention.evaluation.sets import shift_places, shifted_items
+from gpattention.evaluation.suites.findings import Findings, Subject, detail_of
+from gpattention.metrics import metrics_of
+from gpattention.models import Signals
+from gpattention.numerics import NumericalError
+from gpattention.runs import Record
+from gpattention.strangeness import AdaptiveTemperature
+
+CLEAN, SHIFTED, BOTH = "validation/clean", "validation/shifts", "validation/criterion"
+METRICS = ("accuracy", "nll", "ece")
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a predictor says of some items.
+
+    Attributes:
+        logits: [S, B, C].
+        labels: [B].
+        signals: of the model, whatever predicts; None where no temperature asks for them.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    signals: Signals | None = None
+
+
+Shifts = Mapping[str, Seen]
+Heat = Callable[[Seen], float | Tensor | None]  # the temperature of items; None: as they are
+
+
+def evaluate_criterion(subject: Subject) -> Findings:
+    """Of every predictor with every temperature; of a run alone."""
+    if subject.run is None:
+        return Findings()
+    validation, adaptive = subject.sets.validation, "adaptive_temperature" in subject.heats
+    halves = [validation.select(torch.arange(first, len(validation), 2)) for first in (0, 1)]
+    try:
+        shifted = [shifted_items(half, subject.sets.encoder) for half in halves]
+    except ValueError as error:
+        return Findings(notes=(f"no criterion: {error}",))
+    sets = [
+        replace(items, name=f"criterion/{part}-{kind}")
+        for kind, both in (("clean", halves), ("shifted", shifted))
+        for part, items in zip(("fitting", "judging"), both, strict=True)
+    ]
+    found = []
+    for name in subject.names:
+        known = [_seen(subject, name, items, adaptive) for items in sets]
+        places = [shift_places(items) for items in shifted]
+        shifts = [
+            {kind: _part(seen, at) for kind, at in where.items()}
+            for seen, where in zip(known[2:], places, strict=True)
+        ]
+        found.append(criterion_findings(name, (known[0], shifts[0]), (known[1], shifts[1]), subject.heats))
+    return Findings.merge(found)
+
+
+def criterion_findings(
+    name: str, fitting: tuple[Seen, Shifts], judging: tuple[Seen, Shifts], heats: tuple[str, ...]
+) -> Findings:
+    """The criterion of one predictor, as it is and with each temperature.
+
+    Args:
+        name: of the predictor.
+        fitting: clean and shifted items to fit temperatures to.
+        judging: other clean and shifted items.
+        heats: kinds of temperatures, of temperature, shift_temperature and adaptive_temperature.
+
+    Returns:
+        Accuracy, NLL and ECE of clean items, of each shift with what was fitted without it, and their mean
+        over the shifts; and the criterion, an NLL.
+    """
+    found, (clean, shifts) = list[Findings](), judging
+    for heat in ("", *heats):
+        label = f"{name}+{heat}" if heat else name
+        try:
+            whole = fitted_heat(heat, *fitting)
+            rest = {
+                kind: fitted_heat(heat, fitting[0], {k: v for k, v in fitting[1].items() if k != kind})
+                for kind in shifts
+                if heat not in ("", "temperature")  # which see no shift
+            }
+        except (NumericalError, ValueError) as error:
+            found.append(Findings(notes=(f"no criterion of {label}: {error}",)))
+            continue
+        records = list(_records(CLEAN, label, clean, whole))
+        each = {kind: list(_records(f"{SHIFTED}/{kind}", label, seen, rest.get(kind, whole)))
+                for kind, seen in shifts.items()}  # fmt: skip
+        means = [
+            Record(SHIFTED, label, of[0].metric, fmean(record.value for record in of))
+            for of in zip(*each.values(), strict=True)
+        ]
+        nll = fmean(record.value for record in (*records, *means) if record.metric == "nll")
+        records += [*means, *(record for of in each.values() for record in of)]
+        items = {label: dict.fromkeys((CLEAN, BOTH), len(clean.labels))}
+        found.append(Findings((Record(BOTH, label, "nll", nll), *records), {"items": items}))
+    return Findings.merge(found)
+
+
+def fitted_heat(kind: str, clean: Seen, shifts: Shifts) -> Heat:
+    """A temperature of one kind.
+
+    Args:
+        kind: temperature, shift_temperature, adaptive_temperature; empty for none.
+        clean: items as they are.
+        shifts: items by their shift.
+
+    Returns:
+        What gives the temperature of items.
+
+    Raises:
+        NumericalError: no temperature is best.
+    """
+    if not kind:
+        return lambda seen: None
+    if kind == "adaptive_temperature":
+        shifted = {name: (seen.logits, _signals(seen), seen.labels) for name, seen in shifts.items()}
+        fitted = AdaptiveTemperature.fit(clean.logits, _signals(clean), clean.labels, shifted=shifted)
+        return lambda seen: fitted.temperature(seen.logits, _signals(seen))
+    several = [clean] if kind == "temperature" else list(shifts.values())
+    constant = fit_temperature(
+        torch.cat([seen.logits for seen in several], 1), torch.cat([seen.labels for seen in several])
+    )
+    return lambda seen: constant
+
+
+def _records(place: str, label: str, seen: Seen, heat: Heat) -> Iterator[Record]:
+    predicted = Predicted.from_logits(seen.logits, seen.labels, None, heat(seen))
+    probs, detail = predicted.prediction.probs, detail_of(predicted)
+    for metric in METRICS:
+        yield Record(place, label, metric, metrics_of("labels")[metric](probs, seen.labels), detail)
+
+
+def _seen(subject: Subject, name: str, items: ItemSet, signals: bool) -> Seen:
+    logits = subject.logits(name, items)
+    assert items.labels is not None  # `shifted_items` refuses items without
+    return Seen(logits, items.labels.to(logits.device), subject.signals(items) if signals else None)
+
+
+def _part(seen: Seen, at: slice) -> Seen:
+    return Seen(seen.logits[:, at], seen.labels[at], None if seen.signals is None else seen.signals[at])
+
+
+def _signals(seen: Seen) -> Signals:
+    if seen.signals is None:
+        raise ValueError("expected signals of the items, got none")
+    return seen.signals
