@@ -40,6 +40,11 @@ def flat(model: str, seed: int, predictor: str, place: str, metric: str) -> floa
     return 0.5 + 0.01 * seed + 0.001 * len(model)
 
 
+def by_item(model: str, metric: str) -> list[float]:
+    """Of an ensemble's items: a common part, and every third item a little more for longer names."""
+    return [0.5 + 0.3 * (i % 7) / 7 + 0.01 * len(model) * (i % 3 == 0) for i in range(50)]
+
+
 def write_plan(
     folder: Path,
     models: Sequence[str] = ("softmax", "gp"),
@@ -70,10 +75,12 @@ def write_runs(
     for training in plan.trainings:
         leads = first.setdefault(training.model, training.seed) == training.seed
         names = (*predictors, *(("ensemble",) if ensemble and leads else ()))
-        write_evaluated(runs / training.folder, training, figure, names)
+        write_evaluated(runs / training.folder, training, figure, names, "criterion" in plan.suites)
 
 
-def write_evaluated(folder: Path, training: PlannedTraining, figure: Figure, names: Sequence[str]) -> None:
+def write_evaluated(
+    folder: Path, training: PlannedTraining, figure: Figure, names: Sequence[str], criterion: bool = False
+) -> None:
     """One run."""
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text(json.dumps(training.recipe.to_dict()))
@@ -90,6 +97,9 @@ def write_evaluated(folder: Path, training: PlannedTraining, figure: Figure, nam
 
     clean = ("validation", "test", *(("ood/out-of-domain",) if texts else ()))
     suites = {"clean": [r for place in clean for metric in METRICS for r in values(place, metric)]}
+    if criterion:
+        judged = (("validation/criterion", "nll"), ("validation/clean", "accuracy"))
+        suites["criterion"] = [r for place, metric in judged for r in values(place, metric)]
     suites["ood"] = [
         record
         for score in ("entropy", "energy")
@@ -108,6 +118,11 @@ def write_evaluated(folder: Path, training: PlannedTraining, figure: Figure, nam
             "reliability": dict.fromkeys(names, bins) if suite != "ood" else {},
             "gallery": {"most_certain": [{"index": 0, "label": "1", "predicted": "2"}]},
             "items": {name: {record.set: 50 for record in records} for name in names},
+            "by_item": {
+                name: {"corrupted/mean": {m: by_item(training.model, m) for m in ("accuracy", "nll")}}
+                for name in names
+                if name.startswith("ensemble") and suite == "corrupted"
+            },
         }
         environment = {"device": "a CPU", "torch": "2.13", "settings": json.dumps(SETTINGS)}
         result = SuiteResult(

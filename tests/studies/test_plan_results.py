@@ -26,6 +26,7 @@ from gpattention.studies.plan_results import (
     choice_markdown,
     chosen_of,
     gather,
+    goal_figure,
     goal_verdict,
     packed,
     rank,
@@ -38,7 +39,8 @@ from gpattention.studies.plan_results import (
     write_results,
 )
 from gpattention.studies.plans import Candidate, Plan, load_plan
-from tests.studies.plan_runs import Figure, flat, write_plan, write_runs
+from gpattention.studies.verdicts import holm, paired_bootstrap
+from tests.studies.plan_runs import Figure, by_item, flat, write_plan, write_runs
 
 RIVALS = 'rivals = ["softmax:mc_dropout", "softmax:ensemble"]'
 GOAL = """
@@ -194,8 +196,8 @@ def test_threads_stand_on_a_page_of_their_own(tmp_path: Path) -> None:
     write_results(plan, tmp_path / "runs", tmp_path / "out")
     found = contents(tmp_path / "out")
     page = found["threads.md"].decode()
-    assert "| gp | model | 2 | **0.200 ± 0.000 (0.200)** |" in page.replace("+", "")  # accuracy, %
-    assert re.search(r"\| softmax \| model \| 2 \| [+-]0.000 ± 0.058 \(0.100\) \|", page), page
+    assert "| gp | model | 2 | **+0.20 ± 0.00 (0.20)** |" in page  # accuracy, %
+    assert re.search(r"\| softmax \| model \| 2 \| [+-]0.00 ± 0.06 \(0.10\) \|", page), page
     assert "| Clean: test items | Accuracy, % ↑ | **gp** | **gp** |" in page
     assert "| Clean: test items | NLL ↓ | **softmax** | **softmax** |" in page
     for name in ("summary.md", "summary.csv", "choice.md"):
@@ -313,6 +315,76 @@ def test_rivals(tmp_path: Path, gaps: tuple[float, float, float], spread: float,
         page = choice_markdown(part, rank(part))
         assert pages in page
         assert "Rivals beaten" not in page
+
+
+STRICT = """criterion = "shifts"
+suites = ["criterion", "clean", "corrupted"]
+rivals = ["softmax:chosen", "kernel:chosen", "softmax:ensemble", "kernel:ensemble"]
+"""
+
+
+def test_plans_that_choose_by_shifts(tmp_path: Path) -> None:
+    """Another ranking, rivals by their own best predictor, Holm, and ensembles over items."""
+    base = {"gp": 0.50, "softmax": 0.60, "kernel": 0.52}
+    wobble = {"gp": (0.0, 0.0, 0.0), "softmax": (0.001, -0.001, 0.0), "kernel": (0.004, -0.004, 0.003)}
+
+    def figure(model: str, seed: int, predictor: str, place: str, metric: str) -> float:
+        if metric == "accuracy":
+            return 0.7
+        if place == "validation/criterion":  # rivals are better with dropout, ours as it is
+            return base[model] + (0.05 if (predictor == "mc_dropout") == (model == "gp") else 0.0)
+        return base[model] + 0.01 * seed + wobble[model][seed]
+
+    plan = write_plan(tmp_path, ("gp", "softmax", "kernel"), more=STRICT)
+    write_runs(plan, tmp_path / "runs", figure, ensemble=True)
+    results = read_results(plan, tmp_path / "runs")
+    ranking = rank(results)
+    chosen = chosen_of(ranking)
+    assert chosen is not None
+    assert (str(chosen.candidate), chosen.nll.mean) == ("gp:model", pytest.approx(0.5))
+    verdicts = {str(v.rival): v for v in rival_verdicts(results, chosen.candidate)}
+    singles = {name: verdicts[name] for name in ("softmax:mc_dropout", "kernel:mc_dropout")}
+    chances = {name: v.gaps[1].chance for name, v in singles.items()}
+    assert {name: v.adjusted for name, v in singles.items()} == holm(chances)
+    assert [v.outcome for v in singles.values()] == ["beaten, clear", "beaten, clear"]
+    for name in ("softmax:ensemble", "kernel:ensemble"):
+        verdict, other = verdicts[name], name.partition(":")[0]
+        assert (str(verdict.one), verdict.basis) == ("gp:ensemble", "items")
+        assert verdict.gaps[1] == paired_bootstrap(by_item("gp", "nll"), by_item(other, "nll"))
+        assert verdict.gaps[0].mean < 0  # of these items accuracy is more where NLL is
+        assert verdict.outcome == "not beaten"
+    page = choice_markdown(results, ranking)
+    for text in ("p of NLL (Holm)", "no claim over seeds", "| Criterion ↓ |", "`gp:model`**, criterion"):
+        assert text in page, text
+
+
+def test_goals_beside_the_model_s_own_best_and_of_a_score(tmp_path: Path) -> None:
+    def figure(model: str, seed: int, predictor: str, place: str, metric: str) -> float:
+        if metric.startswith("auroc"):
+            return 0.9 if metric.endswith("energy") else 0.6
+        return 0.5 + 0.1 * seed + (0.02 if predictor == "mc_dropout" else 0.0)
+
+    goals = [
+        {"name": "near", "suite": "clean", "measure": "nll", "value": 0.01, "better": "lower"},
+        {"name": "far", "suite": "ood", "measure": "auroc", "value": 0.84, "better": "higher"},
+    ]
+    more = [{"beside": "own best"}, {"set": "ood/*", "score": "energy", "predictor": "model"}]
+    text = ""
+    for goal, own in zip(goals, more, strict=True):
+        values = "".join(f"{k} = {json.dumps(v)}\n" for k, v in {**goal, **own, "source": "a lead"}.items())
+        text += f"[[goals]]\n{values}"
+    plan = write_plan(tmp_path, ("gp",), more=text)
+    write_runs(plan, tmp_path / "runs", figure)
+    results = read_results(plan, tmp_path / "runs")
+    near, far = plan.goals
+    for predictor, gap, outcome in (("model", 0.0, "met, clear"), ("mc_dropout", 0.02, "missed")):
+        found = goal_figure(results, near, Candidate("gp", predictor))
+        assert found is not None
+        assert (found.mean, found.count) == (pytest.approx(gap), 3)
+        assert goal_verdict(near, found)[1] == outcome
+    found = goal_figure(results, far, Candidate("gp", "mc_dropout"))
+    assert found is not None
+    assert found.mean == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "nll"])

@@ -147,8 +147,11 @@ GOAL = {
     [
         ("seeds = [0]", r"[[runs]]"),
         ("run = 1", "unknown key 'run'"),
+        (f'criterion = "test"\n{ONE}', "criterion to be one of clean, shifts, got 'test'"),
+        (f'criterion = "shifts"\n{ONE}', "criterion among suites"),
+        (("beside", '"the best"'), "got 'the best'"),
         (f"threads = [1, 1]\n{ONE}", "list of different numbers, got [1, 1]"),
-        (f"threads = [0]\n{ONE}", "threads >= 1, got 0"),
+        (f"threads = [0]\n{ONE}", "threads to be a whole number >= 1, got 0"),
         ("x =", "is not TOML"),
         (f'suites = ["clan"]\n{ONE}', "got 'clan'"),
         ('[[runs]]\nname = "a"', "recipe or shared in every"),

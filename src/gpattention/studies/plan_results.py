@@ -38,7 +38,8 @@ from gpattention.studies import model_card, write_file
 from gpattention.studies.model_card import CLASSIFIED, SCORE, date_of, in_words, page, shown_path
 from gpattention.studies.paper import FIGURES, TABLES, paper_table
 from gpattention.studies.paper_tables import to_csv, to_markdown
-from gpattention.studies.plans import Candidate, Goal, Plan
+from gpattention.studies.plans import CHOSEN, Candidate, Goal, Plan
+from gpattention.studies.verdicts import LEVEL, OverItems, holm, paired_bootstrap
 from gpattention.training.folder import TAKEN
 
 ARCHIVE = "records.tar.xz"
@@ -55,6 +56,13 @@ SUMMARY_FIELDS = (
 )  # fmt: skip
 RANKED, ACCURACY = Column("clean", "validation", "nll"), Column("clean", "validation", "accuracy")
 ROUNDING = 1e-9  # equal figures of several seeds need not have equal means
+RANKING = {  # by the plan's criterion: what is ranked by, and the accuracy beside it
+    "clean": (RANKED, ACCURACY),
+    "shifts": (
+        Column("criterion", "validation/criterion", "nll"),
+        Column("criterion", "validation/clean", "accuracy"),
+    ),
+}
 # where a rival is held against the choice: the hardest of these
 PLACES = (("corrupted", "corrupted/mean"), ("clean", "ood/out-of-domain"), ("clean", "test"))
 THREADED = ("accuracy", "mcc", "nll", "ece", "auroc")  # what the page of threads shows
@@ -468,7 +476,9 @@ def _csv_figures(
             shown = metric in DETECTED
         else:  # categories of corruptions are in the paper's tables
             shown = (
-                metric in ("mcc", *CLASSIFIED) and suite in ("clean", "corrupted") and place.count("/") < 2
+                metric in ("mcc", *CLASSIFIED)
+                and suite in ("clean", "corrupted", "criterion")
+                and place.count("/") < 2
             )
             severe |= {metric: None} if metric in ("mcc", *CLASSIFIED) and suite == "corrupted" else {}
         if shown and (suite != "corrupted" or place == "corrupted/mean"):
@@ -497,26 +507,39 @@ class Ranked:
 
 
 def rank(results: PlanResults) -> list[Ranked]:
-    """Rank everything that was evaluated on validation items by its NLL, mean over seeds.
+    """Rank everything that was evaluated on validation items by the plan's criterion, mean over seeds.
 
     Ensembles are not ranked: their members have other splits, so that next to no validation item is new to
     all of them.  Rivals' models, predictors that the plan leaves out, and what was evaluated on more or fewer
     items than most are ranked but not chosen.
     """
     rivals, allowed = {rival.model for rival in results.plan.rivals}, results.plan.choose
-    figures = results.singles(RANKED)
+    ranked_by, accuracy = RANKING[results.plan.criterion]
+    figures = results.singles(ranked_by)
     like_most = compared(list(figures.values()))
     ranking = []
     for place, (candidate, nll) in enumerate(figures.items()):
         rival, alike = candidate.model in rivals, place in like_most
         free = alike and not rival and (not allowed or candidate.predictor in allowed)
-        ranking.append(Ranked(candidate, nll, results.find(candidate, ACCURACY), rival, free, alike))
+        ranking.append(Ranked(candidate, nll, results.find(candidate, accuracy), rival, free, alike))
     return sorted(ranking, key=lambda ranked: ranked.nll.mean)
 
 
 def chosen_of(ranking: Sequence[Ranked]) -> Ranked | None:
     """The first that may be chosen."""
     return next((ranked for ranked in ranking if ranked.free), None)
+
+
+def goal_figure(results: PlanResults, goal: Goal, one: Candidate) -> OverSeeds | None:
+    """The chosen one's figure; of a goal beside its model's best, how far it is from that, seed by seed."""
+    column = Column(goal.suite, goal.set, goal.metric, goal.score or None)
+    figure = results.find(replace(one, predictor=goal.predictor or one.predictor), column)
+    if figure is None or not goal.beside:
+        return figure
+    others = [found for each, found in results.singles(column).items() if each.model == one.model]
+    alike = [found for found in others if figure.values.keys() <= found.values.keys()]
+    best = (max if goal.larger else min)(alike, key=lambda found: found.mean)
+    return OverSeeds({seed: value - best.values[seed] for seed, value in figure.values.items()}, figure.sets)
 
 
 def goal_verdict(goal: Goal, figure: OverSeeds | None) -> tuple[Difference | None, str]:
@@ -531,12 +554,17 @@ def goal_verdict(goal: Goal, figure: OverSeeds | None) -> tuple[Difference | Non
 
 @dataclass(frozen=True)
 class RivalVerdict:
-    """The chosen model against one rival: NLL and ECE are to be lower, accuracy (of texts MCC) no less."""
+    """The chosen model against one rival.
+
+    NLL and ECE are to be lower and accuracy (of texts MCC) no less.  Where plans choose by shifts, NLL is to
+    be lower, by Holm's correction over all rivals of a kind, and neither accuracy nor ECE clearly worse.
+    """
 
     one: Candidate
     rival: Candidate
-    gaps: Sequence[Difference | None]  # one less the rival: accuracy, NLL, ECE
+    gaps: Sequence[Difference | OverItems | None]  # one less the rival: accuracy, NLL, ECE
     items: Sequence[str]  # how many items each was evaluated on
+    adjusted: float | None = None  # p-value of the NLL by Holm; None where there is no correction
 
     @property
     def outcome(self) -> str:
@@ -544,6 +572,10 @@ class RivalVerdict:
         kept, nll, ece = self.gaps
         if nll is None or ece is None or kept is None:
             return "no figure"
+        if self.adjusted is not None:
+            if nll.mean >= 0 or _clearly_worse(kept, -1) or _clearly_worse(ece, 1):
+                return "not beaten"
+            return "beaten, clear" if self.adjusted < 1 - LEVEL else "beaten in the mean"
         if not (nll.mean < 0 and ece.mean < 0 and kept.mean >= -ROUNDING):
             return "not beaten"
         return "beaten, clear" if nll.clear and ece.clear else "beaten in the mean"
@@ -556,6 +588,11 @@ class RivalVerdict:
         return f"{basis}; {self.items[0]} items against {self.items[1]}" if differ else basis
 
 
+def _clearly_worse(gap: Difference | OverItems, sign: int) -> bool:
+    """Whether it goes the way of the sign; what has no error is taken as it is."""
+    return sign * gap.mean > ROUNDING and (gap.error is None or gap.clear)
+
+
 def rival_columns(results: PlanResults) -> list[Column]:
     """Accuracy, NLL and ECE where it is hardest: under corruption, else out of domain, else on test items."""
     there = (each for each in PLACES if each[1] in results.table.sets(suite=each[0]))
@@ -563,20 +600,59 @@ def rival_columns(results: PlanResults) -> list[Column]:
     return [Column(suite, place, m) for m in ("mcc" if results.texts else "accuracy", "nll", "ece")]
 
 
+def named_rivals(results: PlanResults) -> list[Candidate]:
+    """The rivals that are here, those that are `chosen` with the best predictor of their model."""
+    best: dict[str, Candidate] = {}
+    if any(rival.predictor == CHOSEN for rival in results.plan.rivals):
+        for ranked in (ranked for ranked in rank(results) if ranked.alike):
+            best.setdefault(ranked.candidate.model, ranked.candidate)
+    here = [rival for rival in results.plan.rivals if rival.model in results.plan.models]
+    return [best.get(rival.model, rival) if rival.predictor == CHOSEN else rival for rival in here]
+
+
 def rival_verdicts(results: PlanResults, one: Candidate) -> list[RivalVerdict]:
-    """Every rival here; the ensemble of the chosen model also against those that are ensembles too."""
-    columns = rival_columns(results)
-    rivals = [rival for rival in results.plan.rivals if rival.model in results.plan.models]
+    """Every rival here; the ensemble of the chosen model also against those that are ensembles too.
+
+    Where the plan chooses by shifts, single models and ensembles are two families, each with Holm's
+    correction, and ensembles are compared over items.
+    """
+    columns, rivals = rival_columns(results), named_rivals(results)
+    strict = results.plan.criterion == "shifts"
     own = [(Candidate(one.model, rival.predictor), rival) for rival in rivals if rival.is_ensemble]
-    pairs = [(one, rival) for rival in rivals]
+    pairs = [(one, rival) for rival in rivals if not (strict and rival.is_ensemble)]
     pairs += [(each, rival) for each, rival in own if results.find(each, columns[0]) is not None]
     verdicts = []
     for each, rival in pairs:
         figures = [(results.find(each, column), results.find(rival, column)) for column in columns]
-        gaps = [None if mine is None or its is None else difference(mine, its) for mine, its in figures]
+        gaps: list[Difference | OverItems | None] = [
+            None if mine is None or its is None else difference(mine, its) for mine, its in figures
+        ]
+        if strict and rival.is_ensemble:
+            over_items = (_over_items(results, each, rival, column) for column in columns)
+            gaps = [found or gap for found, gap in zip(over_items, gaps, strict=True)]
         items = ["" if figure is None else figure.items for figure in figures[-1]]
         verdicts.append(RivalVerdict(each, rival, gaps, items))
-    return verdicts
+    if not strict:
+        return verdicts
+    adjusted: dict[str, float] = {}
+    for kind in (False, True):
+        adjusted |= holm(
+            {str(v.rival): v.gaps[1].chance for v in verdicts if v.rival.is_ensemble == kind and v.gaps[1]}
+        )
+    return [replace(verdict, adjusted=adjusted.get(str(verdict.rival))) for verdict in verdicts]
+
+
+def _over_items(
+    results: PlanResults, one: Candidate, other: Candidate, column: Column
+) -> OverItems | None:  # of metrics that are means over items, where records have the items
+    found = []
+    for each in (one, other):
+        first = next(model.runs[0] for model in results.models if model.name == each.model)
+        of = (first.curve(column.suite, "by_item") or {}).get(each.predictor, {}).get(column.set, {})
+        found.append(of.get(column.metric))
+    if found[0] is None or found[1] is None or len(found[0]) != len(found[1]):
+        return None
+    return paired_bootstrap(*found)
 
 
 def choice_markdown(results: PlanResults, ranking: Sequence[Ranked]) -> str:
@@ -586,7 +662,7 @@ def choice_markdown(results: PlanResults, ranking: Sequence[Ranked]) -> str:
         return page("choice.md", name=plan.name, chosen=None)
     goals = []
     for goal in plan.goals:
-        figure = results.find(chosen.candidate, Column(goal.suite, goal.set, goal.metric))
+        figure = goal_figure(results, goal, chosen.candidate)
         goals.append((goal, figure, *goal_verdict(goal, figure)))
     rivals = rival_verdicts(results, chosen.candidate)
     own = [verdict.outcome for verdict in rivals if verdict.one == chosen.candidate]
@@ -605,6 +681,7 @@ def choice_markdown(results: PlanResults, ranking: Sequence[Ranked]) -> str:
         rivals=rivals,
         columns=rival_columns(results),
         metric_of=metric_of,
+        strict=plan.criterion == "shifts",
     )
 
 

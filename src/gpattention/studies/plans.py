@@ -17,13 +17,13 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
 
-from gpattention.checks import check_count, check_keys, check_name, did_you_mean
+from gpattention.checks import check_choice, check_count, check_keys, check_name, did_you_mean
 from gpattention.evaluation import FITTED, PREDICTOR_NAMES
 from gpattention.evaluation.suites import SUITES
 from gpattention.files import StrPath, make_folder, nearest_path, read_toml
@@ -36,11 +36,15 @@ from gpattention.training import first_phase, needs_warm_start
 from gpattention.training.folder import FIRST_PHASE, SHARED, list_checkpoints
 
 AGGREGATIONS = ("pooled", "batch-mean")
+CRITERIA = ("clean", "shifts")  # what is chosen by: NLL of validation items, or what the suite criterion says
+CHOSEN = "chosen"  # a rival's predictor: its best one, by the plan's criterion
+OWN_BEST = "own best"  # what a goal may be beside
 BATCHED = ("ece", "mce")  # measures that the paper averages over batches; the others are the same both ways
 SETS = {"clean": "test", "corrupted": "corrupted/mean"}  # what a suite's goal is about unless it says so
 STOPPED = 130  # exit code of a command that saved its state and stopped
 _KEYS = {
     "name", "seeds", "changes", "train", "suites", "evaluate", "runs", "goals", "rivals", "choose", "threads",
+    "criterion",
 }  # fmt: skip
 _RUN_KEYS = {"recipe", "name", "changes", "seeds", "evaluate"}
 _SHARED_KEYS = {"shared", "name", "evaluate"}
@@ -57,7 +61,10 @@ class Goal:
     source: str  # whose figure it is
     better: str  # higher or lower
     aggregation: str = "pooled"
-    set: str = ""  # of the suite
+    set: str = ""  # of the suite; with a star the mean over all that fit
+    score: str = ""  # of the suite ood
+    predictor: str = ""  # of the chosen model; the chosen one if empty
+    beside: str = ""  # "own best": `value` is added to the best figure of the chosen model's predictors
 
     @property
     def metric(self) -> str:
@@ -125,6 +132,7 @@ class Plan:
     goals: tuple[Goal, ...] = ()  # figures that the chosen model is to beat
     rivals: tuple[Candidate, ...] = ()  # what it is to beat of our own; their models are not chosen
     choose: tuple[str, ...] = ()  # predictors that may be chosen; all where none is named
+    criterion: str = "clean"  # what is chosen by
     part: tuple[str, ...] = ()  # arguments of `gpattention reproduce` that name this part of it
 
     @property
@@ -198,8 +206,12 @@ def load_plan(path: str | Path) -> Plan:
         goals=tuple(_goal(entry, f"[[goals]] of {path}") for entry in plain.get("goals", ())),
         rivals=tuple(Candidate.parse(entry) for entry in plain.get("rivals", ())),
         suites=tuple(plain.get("suites", ("clean",))),
+        criterion=plain.get("criterion", "clean"),
         **{key: tuple(plain.get(key, ())) for key in ("evaluate", "train", "choose")},
     )
+    check_choice(f"{path}: criterion", plan.criterion, CRITERIA)
+    if plan.criterion == "shifts" and "criterion" not in plan.suites:
+        raise ValueError(f"{path}: expected criterion among suites, as it is chosen by, got {plan.suites}")
     names = [training.folder for training in plan.trainings]
     for name in names:
         if names.count(name) > 1:
@@ -222,17 +234,21 @@ def load_plan(path: str | Path) -> Plan:
 def _goal(entry: Mapping[str, Any], where: str) -> Goal:
     known = {field.name for field in fields(Goal)}
     check_keys(where, entry, known)
-    if missing := sorted(known - {"aggregation", "set"} - set(entry)):
+    optional = {each.name for each in fields(Goal) if each.default is not MISSING}
+    if missing := sorted(known - optional - set(entry)):
         raise ValueError(f"expected {missing[0]} in {where}, got {dict(entry)!r}")
     measure = entry["measure"]
     metrics = {name for name in METRICS if not name.startswith("batch_")}  # batches are an aggregation
     right = "higher" if measure in metrics and METRICS[measure].larger else "lower"
     goal = Goal(**{"set": SETS.get(entry["suite"], ""), **entry, "value": float(entry["value"])})
-    allowed = {"measure": metrics, "suite": SUITES, "aggregation": AGGREGATIONS, "better": (right,)}
+    allowed = {
+        "measure": metrics, "suite": SUITES, "aggregation": AGGREGATIONS, "better": (right,),
+        "beside": ("", OWN_BEST),
+    }  # fmt: skip
     for key, choices in allowed.items():
         if getattr(goal, key) not in choices:
             named = ", ".join(sorted(choices)) + (f" for {measure}" if key == "better" else "")
-            raise ValueError(f"{where}: expected {key} to be one of {named}, got {entry[key]!r}")
+            raise ValueError(f"{where}: expected {key} to be one of {named}, got {getattr(goal, key)!r}")
     if not goal.set:
         raise ValueError(f"{where}: expected set, as {goal.suite} has several, got none")
     return goal

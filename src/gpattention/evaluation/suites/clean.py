@@ -36,7 +36,10 @@ def evaluate_clean(subject: Subject) -> Findings:
         parts += [clean_findings(label, found, batch=PAPER_BATCH[sets.kind]), count_items_of(label, found)]
         own = found["test"] if label == "model" else own
         if subject.run is None:
-            parts.append(Findings(curves={"by_item": {label: item_means([item_values(found["test"])])}}))
+            each = {
+                place: item_means([item_values(x)]) for place, x in found.items() if place != "validation"
+            }
+            parts.append(Findings(curves={"by_item": {label: each}}))
     if subject.run is not None and own is not None:
         model = subject.run.model
         shown = {

@@ -66,7 +66,7 @@ def evaluate_corrupted(subject: Subject) -> Findings:
     curves = {label: reliability_curve(reliability(sums)) for label, sums in pooled.items()}
     shown: dict[str, Any] = {"reliability": curves}
     if by_item:
-        shown["by_item"] = {label: item_means(several) for label, several in by_item.items()}
+        shown["by_item"] = {label: {MEAN: item_means(several)} for label, several in by_item.items()}
     if examples:
         shown["gallery"] = {"sets": examples, "ladders": _ladders(subject, source)}
     found = Findings((*means, *records), shown, source.notes)
