@@ -74,9 +74,9 @@ def heat(result: SuiteResult) -> dict[str, float]:
 
 
 def test_all_suites_are_written_as_returned(runs: list[Path], everything: dict) -> None:
-    assert tuple(everything) == tuple(SUITES)
+    assert tuple(everything) == tuple(name for name, suite in SUITES.items() if suite.usual)
     assert records_of(read_suites(runs[0])) == records_of(everything)
-    for name in SUITES:
+    for name in everything:
         assert "NaN" not in (runs[0] / "evaluation" / f"{name}.json").read_text()
 
 
