@@ -168,3 +168,30 @@ def test_members_that_know_everything(runs: list[Path], tmp_path: Path) -> None:
     for result in found[pair[0]].values():
         assert f"ensemble of 2 runs: {known}" in result.notes
         assert not of_ensemble(result)
+
+
+def test_one_split_for_all_seeds(tmp_path: Path) -> None:
+    """Then no item is known to another member; each item's values, limits and corruptions as other kinds."""
+    runs = []
+    for seed in (0, 1):
+        recipe = digits_recipe(name=f"tiny-seed{seed}", seed=seed).replace({"data.options.split_seed": 5})
+        runs.append(train_recipe(recipe, tmp_path / f"tiny-seed{seed}").folder)
+    more = {"corruptions": ["fog", "contrast"], "severities": [5], "corrupted_limit": 30}
+    suites = evaluate_several(
+        runs, ("clean", "corrupted", "ood"), **{**QUICK, "predictors": ["model"]}, **more,
+        held_corruptions=["contrast"],
+    )[runs[0]]  # fmt: skip
+    for name, place, items in (("clean", "test", LIMIT), ("corrupted", "corrupted/mean", 30)):
+        suite = suites[name]
+        assert not any("unseen" in note for note in suite.notes)
+        assert not any(key.startswith("unseen") for record in of_ensemble(suite) for key in record.detail)
+        assert set(suite.curves["by_item"]) == {"ensemble", "ensemble+temperature"}
+        for label, by_set in suite.curves["by_item"].items():
+            for metric in ("accuracy", "nll"):
+                each = by_set[place][metric]
+                assert len(each) == items == suite.curves["items"][label][place]
+                assert np.mean(each) == pytest.approx(suite.value(place, metric, label), abs=1e-9)
+    assert suites["clean"].value("validation", "nll", "ensemble") is not None
+    assert f"reduced: at most {LIMIT} items of each set" in suites["clean"].notes
+    assert "reduced: at most 30 items of each set" in suites["corrupted"].notes
+    assert "ood/contrast-5" in {record.set for record in suites["ood"].records}
