@@ -185,7 +185,7 @@ def test_one_split_for_all_seeds(tmp_path: Path) -> None:
         suite = suites[name]
         assert not any("unseen" in note for note in suite.notes)
         assert not any(key.startswith("unseen") for record in of_ensemble(suite) for key in record.detail)
-        assert set(suite.curves["by_item"]) == {"ensemble", "ensemble+temperature"}
+        assert set(suite.curves["by_item"]) == {record.predictor for record in of_ensemble(suite)}
         for label, by_set in suite.curves["by_item"].items():
             for metric in ("accuracy", "nll"):
                 each = by_set[place][metric]
