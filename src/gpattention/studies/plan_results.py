@@ -647,9 +647,9 @@ def _over_items(
 ) -> OverItems | None:  # of metrics that are means over items, where records have the items
     found = []
     for each in (one, other):
-        first = next(model.runs[0] for model in results.models if model.name == each.model)
-        of = (first.curve(column.suite, "by_item") or {}).get(each.predictor, {}).get(column.set, {})
-        found.append(of.get(column.metric))
+        runs = [model.runs[0] for model in results.models if model.name == each.model]  # [] where none is yet
+        curve = (runs[0].curve(column.suite, "by_item") if runs else None) or {}
+        found.append(curve.get(each.predictor, {}).get(column.set, {}).get(column.metric))
     if found[0] is None or found[1] is None or len(found[0]) != len(found[1]):
         return None
     return paired_bootstrap(*found)
