@@ -58,7 +58,8 @@ def walk(text: str, folder: Path) -> tuple[list[tuple[str, float]], str]:
         if command == "python flag.py":
             (folder / "gpattention" / "flag.py").write_text(code)
         start, lines = time.perf_counter(), []
-        shell.stdin.write(command.replace("REPOSITORY", str(ROOT)) + " </dev/null; echo; echo @@ $?\n")
+        typed = command.replace("REPOSITORY", str(ROOT))
+        shell.stdin.write(f"{typed} </dev/null; code=$?; echo; echo @@ $code\n")
         for line in shell.stdout:
             if line.startswith("@@"):
                 break
