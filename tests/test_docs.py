@@ -245,6 +245,15 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in headings}
 
 
+@pytest.mark.parametrize("page", [p for p in ALL if p.name.endswith(".ipynb")], ids=lambda page: page.name)
+def test_notebooks_keep_what_they_gave(page: Page) -> None:
+    kept = json.loads((ROOT / page.name).read_text())
+    shown = [output for cell in kept["cells"] for output in cell.get("outputs", ())]
+    assert shown, "run it: python scripts/refresh_tutorials.py"
+    assert {output["output_type"] for output in shown} <= {"stream", "display_data", "execute_result"}
+    assert len(page.text) < 100_000
+
+
 def test_the_readme_fits_one_screen() -> None:
     above, _, _ = Page("README.md").text.partition("\n## Licence")
     assert len(above.split()) <= 700
