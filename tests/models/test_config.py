@@ -34,6 +34,7 @@ LAYERS = [
     layer("direct", bias=False, prior_scale=0.4, learn_prior_scale=False),
     layer("scgp", num_inducing=(4, 3), inducing="pooled", values="dual", conditional="independent"),
     layer("scgp", include_noise=True),
+    layer("scgp", exact_when_shorter=True),
     layer("scgp", num_inducing=[4, 3], regularizer="dtc"),
     layer("sgpa", kernel="exp_dot", jitter=1e-5),
 ]

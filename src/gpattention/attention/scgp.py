@@ -10,8 +10,16 @@ from gpattention.attention.base import Heads, Source, normalised, register_atten
 from gpattention.attention.gaussian import GaussianAttention
 from gpattention.attention.parameters import latent_points, recomputed
 from gpattention.checks import check_choice, check_count
-from gpattention.gp import Posterior, SCGPPosterior, scgp_posterior, sparse_row_log_amplitude
+from gpattention.gp import (
+    CGPPosterior,
+    Posterior,
+    SCGPPosterior,
+    cgp_posterior,
+    scgp_posterior,
+    sparse_row_log_amplitude,
+)
 from gpattention.gp.sparse import CONDITIONALS, FUSED_OBJECTIVES, VALUES, Conditional, Values
+from gpattention.numerics import Cost
 from gpattention.ops import check_group
 
 if TYPE_CHECKING:
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
 
 InducingKind = Literal["learned", "pooled"]
 SHARED_REGULARIZERS = ("kl", "dtc", "dtc_bound", "none")  # functions of sums over tokens
+# the exact model's own name for what each becomes with inducing inputs at all tokens
+EXACT_COSTS: dict[str, Cost] = {"kl": "kl", "dtc": "marginal", "none": "none"}
 
 
 class TokenShards:
@@ -101,6 +111,10 @@ class SCGPAttention(GaussianAttention):
         conditional: "deterministic" as printed, where the variance falls to sigma^2 far from all inducing
             inputs, or "independent", where it rises to the prior's (the regularisers stay those of the
             first).
+        exact_when_shorter: sequences of no more tokens than inducing inputs, padding counted, are taken by
+            the exact model of the same projections, noise and amplitudes (eq. 4-6), which is cheaper there;
+            inducing inputs have no part in it.  Needs values "dual" and no `include_noise`, its defaults
+            then, and the regulariser "kl", "dtc" or "none".
         **options: those of `GaussianAttention` and `Attention`.
 
     Raises:
@@ -111,6 +125,7 @@ class SCGPAttention(GaussianAttention):
     regularizers = ("kl", "dtc", "dtc_bound", "marginal", "jensen", "double_jensen", "printed", "none")
     has_inducing = True
     shards = True
+    meaning = (*GaussianAttention.meaning, "exact_when_shorter")
 
     def __init__(
         self,
@@ -122,25 +137,44 @@ class SCGPAttention(GaussianAttention):
         values: Values | None = None,
         include_noise: bool | None = None,
         conditional: Conditional = "deterministic",
+        exact_when_shorter: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
         if values is not None:
             check_choice("values", values, VALUES)
-        self.values: Values = values or ("dual" if self.normalize == "rows" else "paper")
+        if exact_when_shorter:
+            self._check_exact(values, include_noise)
+        self.exact_when_shorter = exact_when_shorter
+        dual = self.normalize == "rows" or exact_when_shorter
+        self.values: Values = values or ("dual" if dual else "paper")
         check_choice("conditional", conditional, CONDITIONALS)
         self.conditional: Conditional = conditional
-        self.include_noise = self.normalize == "none" if include_noise is None else include_noise
+        self.include_noise = not dual if include_noise is None else include_noise
         self.latent = self._latent()
         counts = tuple(num_inducing) if isinstance(num_inducing, tuple | list) else (num_inducing,)
         if len(counts) not in (1, 2):
             raise ValueError(f"expected num_inducing to be one number or a pair, got {num_inducing!r}")
         check_choice("inducing", inducing, tuple(INDUCING))
         counts = tuple(check_count("num_inducing", count) for count in counts)
+        self._fewest = min(counts)
         sets = [INDUCING[inducing](num_heads, count, embed_dim, **self._made_with) for count in counts]
         self.inducing_q = sets[0]
         self.inducing_k = sets[1] if len(sets) == 2 else None
         self._shards = TokenShards()
+
+    def _check_exact(self, values: Values | None, include_noise: bool | None) -> None:
+        """Refuse what would make short sequences another model than long ones."""
+        where = "with exact_when_shorter=True"
+        if values == "paper":
+            why = "since the exact model observes z_k = M_k V, which 'dual' approximates"
+            raise ValueError(f"expected values to be 'dual' {where}, {why}, got 'paper'")
+        if include_noise:
+            why = "since the exact model's variance is without noise"
+            raise ValueError(f"expected include_noise to be False {where}, {why}, got True")
+        if self.regularizer not in EXACT_COSTS:
+            expected = f"expected regularizer to be one of {', '.join(EXACT_COSTS)} {where}"
+            raise ValueError(f"{expected}, got {self.regularizer!r}, which the exact model has not")
 
     def shard_tokens(self, group: "ProcessGroup | None") -> Self:
         """From now on each call holds this process's shard of the tokens of every sequence (section 12).
@@ -161,6 +195,9 @@ class SCGPAttention(GaussianAttention):
         if group is not None and self.regularizer not in SHARED_REGULARIZERS:
             expected = f"expected regularizer to be one of {', '.join(SHARED_REGULARIZERS)} {where}"
             raise ValueError(f"{expected}, got {self.regularizer!r}, which holds pairs of tokens")
+        if group is not None and self.exact_when_shorter:
+            why = "since no process knows the others' lengths"
+            raise ValueError(f"expected exact_when_shorter to be False {where}, {why}, got True")
         self._shards = shards
         return self
 
@@ -183,7 +220,25 @@ class SCGPAttention(GaussianAttention):
         sets = (m,) if self.inducing_k is None else (m, points)
         return (q, k, o, v, *sets), {**options, "values": self.values, "group": group}
 
+    def _is_short(self, heads: Heads) -> bool:
+        """Whether the exact model takes this call: a matter of shapes alone, which graphs may hold."""
+        if not self.exact_when_shorter:
+            return False
+        return max(heads.queries.shape[1], heads.keys.shape[1]) <= self._fewest
+
+    def _exact(self, heads: Heads, *, with_variance: bool) -> Posterior:
+        """What CGP attention of the same parameters answers."""
+        q, k, o = *self._projected(heads), self._projection("latent", heads)
+        v, options = self._amplitudes(q, k, heads, causal=False)
+        options |= {"with_variance": with_variance, "with_cost": self._announced()}
+        return cgp_posterior(q, k, o, v, **options)
+
+    def _announced(self) -> Cost:
+        return EXACT_COSTS.get(self.regularizer, "none") if self.training else "none"
+
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
+        if self._is_short(heads):
+            return self._exact(heads, with_variance=with_variance)
         tensors, options = self._sparse(heads)
         announced = [name for name in FUSED_OBJECTIVES if name == self.regularizer]
         with recomputed(heads.ready):
@@ -191,6 +246,12 @@ class SCGPAttention(GaussianAttention):
                 *tensors, include_noise=self.include_noise, conditional=self.conditional,
                 objectives=announced, **options,
             )  # fmt: skip
+
+    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
+        if self.regularizer != "dtc" or not isinstance(posterior, CGPPosterior):
+            return super()._regularizer(heads, posterior, generator)
+        fused = posterior.fused_cost("marginal") if self.training else None
+        return -posterior.log_density("marginal").total if fused is None else fused
 
     def _scalar_regularizer(self, heads: Heads, posterior: Posterior | None, generator: Source) -> Tensor:
         if self._shards.group is None or self.regularizer == "none" or posterior is None:

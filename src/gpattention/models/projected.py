@@ -235,6 +235,9 @@ class ProjectedSCGP(_ProjectedGaussian, SCGPAttention):
             elif inducing is not None:
                 spread_points_(inducing.offsets, self.latent, about_zero=True)
 
+    def _is_short(self, heads: Heads) -> bool:
+        return self.placing is None and super()._is_short(heads)
+
     def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         if self.placing is not None:
             o = self._split(self.latent(heads.keys))  # [B, H, N, D]

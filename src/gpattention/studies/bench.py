@@ -90,6 +90,7 @@ VARIANTS = {
     "cgp-kl": Variant("cgp", {"normalize": "none", "regularizer": "kl"}, "paper-cgp"),
     "cgp-rows": Variant("cgp", {"regularizer": "marginal"}, "paper-cgp"),
     **{f"scgp-{m}": Variant("scgp", {**_SPARSE, "num_inducing": m}, "paper-scgp") for m in (8, 16, 32)},
+    "scgp-exact": Variant("scgp", {**_SPARSE, "num_inducing": 64, "exact_when_shorter": True}),
     **{f"sgpa-{m}": Variant("sgpa", {"num_inducing": m}) for m in (8, 16, 32)},
     **{f"{kind}-default": Variant(kind) for kind in ("direct", "cgp", "scgp")},
     "softmax-eager": Variant("softmax", eager=True),
@@ -494,12 +495,14 @@ def attention_flops(name: str, n: int, d: int) -> float:
         return 2 * gram
     if variant.kind == "direct":  # K_qk V, K_k, one factor and one solve (eq. 2), two densities
         return 3 * gram + chol + n**3 + density + n * n * d
-    if variant.kind == "cgp":  # four matrices, K_ok V, two factors, three solves and a product (eq. 4, 6)
-        exact = 4 * gram + gram + 2 * chol + 3 * n**3 + 2 * n**3 + 2 * gram
-        exact_kl = variant.options.get("regularizer", "kl") == "kl"
-        if exact_kl:  # K_q, V, both factors, one solve each way (eq. 23)
-            return exact + gram + 4 * n**3 + 2 * chol + n**3 + n * n * d
-        return exact + density + n * n * d
+    exact = variant.options.get("exact_when_shorter") and n <= m
+    # four matrices, K_ok V, two factors, three solves and a product (eq. 4, 6)
+    if variant.kind == "cgp" or exact:
+        moments = 4 * gram + gram + 2 * chol + 3 * n**3 + 2 * n**3 + 2 * gram
+        with_kl = variant.options.get("regularizer", "kl") == "kl"
+        if with_kl:  # K_q, V, both factors, one solve each way (eq. 23)
+            return moments + gram + 4 * n**3 + 2 * chol + n**3 + n * n * d
+        return moments + density + n * n * d
     small = 2 * n * m * d  # kappa with the inducing inputs, or a product m x n with the values
     if variant.kind == "scgp":  # four matrices, whitened; their products; mean and variance (eq. 15); dtc
         return 4 * (small + n * m * m) + 4 * 2 * n * m * m + 2 * small + 4 * m**3

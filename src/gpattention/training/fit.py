@@ -305,7 +305,8 @@ def may_leave_unused(recipe: Recipe) -> bool:
     cls = attention_class(recipe.model.attention)
     ours = cls.__module__.startswith("gpattention.")
     alone = not needs_warm_start(recipe) and cls.draws  # its own phase 1, without draws
-    return recipe.phases.draw == "none" or alone or not ours
+    short = recipe.model.options.get("exact_when_shorter")  # inducing inputs take no part in such a batch
+    return recipe.phases.draw == "none" or alone or bool(short) or not ours
 
 
 def _refuse_weights(recipe: Recipe) -> None:
