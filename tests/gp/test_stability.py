@@ -28,7 +28,7 @@ NO_FACTOR = {
 # One pivot there is about the size of its rounding error: sample and processor decide.
 ON_THE_EDGE = {("rank-4", 256, 1e-7), ("twice", 16, 1e-7)}
 
-# The same for S + tau^2 I of T, whose pivots are about tau^2 = 1e-5 there: T is wrong where there is a factor.
+# The same for S + tau^2 I of T, whose pivots are about tau^2 = 1e-5 there; T is wrong if there is a factor.
 TRACE_ON_THE_EDGE = {("rank-4", 1024, 1e-5)}
 
 # relative error of T at tau^2 = sigma^2, for noise 1e-7, 1e-5, 1e-4, 1e-3, 1e-1; None = no factor
