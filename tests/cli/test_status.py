@@ -3,6 +3,7 @@
 import json
 import threading
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ def test_a_look_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ended.start()
     with exclusive(tmp_path):  # waits for the look, which takes no time in earnest
         assert in_use(tmp_path) is True
-        monkeypatch.setattr("gpattention.training.folder.PATIENCE", 0.0)
+        monkeypatch.setattr("gpattention.training.folder.PATIENCE", ContextVar("patience", default=0.0))
         with pytest.raises(RunInUseError), exclusive(tmp_path):
             pass
     ended.join()

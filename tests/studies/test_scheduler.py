@@ -10,6 +10,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,9 @@ from gpattention.studies.scheduler import (
     CONTROL,
     LOG,
     PIPE,
+    TRIES,
     Died,
+    Lost,
     SharingError,
     Work,
     _Worker,
@@ -141,6 +144,7 @@ def test_one_at_a_time_works_here() -> None:
 PROGRAM = """
 import os, time
 from pathlib import Path
+from types import SimpleNamespace
 from gpattention.studies.scheduler import side_by_side
 
 def work(task, slot):
@@ -272,3 +276,46 @@ def test_commands_refuse_to_share_without_a_gpu(tmp_path: Path, capsys: pytest.C
     for command in (["reproduce", str(tmp_path / "plan.toml")], ["sweep", str(tmp_path / "base.toml")]):
         assert main([*command, "--share-gpu", "--device", "cpu"]) == 2
         assert "expected a CUDA device with --share-gpu, got cpu" in capsys.readouterr().err
+
+
+class Backend:
+    """An engine without machines: it works when it is asked for answers, and loses what it is told to."""
+
+    def __init__(self, lost: dict[str, int]) -> None:
+        self.lost, self.started, self.ended = lost, list[tuple[str, int]](), list[str]()
+
+    def start(self, work: Work, slot: int, task: str, fresh: bool, tries: int) -> SimpleNamespace:
+        self.started.append((task, tries))
+        return SimpleNamespace(work=work, slot=slot, task=task, begin=0.0, tries=tries)
+
+    def answers(
+        self, workers: list[SimpleNamespace], seconds: float
+    ) -> list[tuple[SimpleNamespace, bool, object]]:
+        first = workers[0]
+        gone = self.lost.get(first.task, 0) > first.tries
+        return [(first, True, Lost("node 7") if gone else first.work(first.task, first.slot))]
+
+    def stop(self, worker: SimpleNamespace) -> None:
+        self.ended.append(worker.task)
+
+    def end(self, workers: list[SimpleNamespace]) -> None:
+        self.ended += [worker.task for worker in workers]
+
+
+def test_what_a_lost_node_was_at_is_begun_again_before_the_rest() -> None:
+    engine = Backend({"a": 1, "c": TRIES})
+    work = lambda task, slot: f"{task} done"  # noqa: E731
+    found = {task: answer for task, answer, _ in side_by_side(work, ["a", "b", "c"], 1, engine=engine)}
+    assert found == {"a": "a done", "b": "b done", "c": Lost("node 7")}
+    assert engine.started == [("a", 0), ("a", 1), ("b", 0), *(("c", tries) for tries in range(TRIES))]
+    assert str(found["c"]) == "its node was lost: node 7"
+
+
+def test_an_engine_ends_what_is_under_way_when_somebody_stops() -> None:
+    engine = Backend({})
+    answers = side_by_side(lambda task, slot: task, ["a", "b", "c"], 2, engine=engine, when_stopped="resume")
+    assert next(answers)[0] == "a"
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(TrainingStoppedError, match="resume"):
+        next(answers)
+    assert engine.ended == ["b"]

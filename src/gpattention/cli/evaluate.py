@@ -10,7 +10,7 @@ from typing import Any
 
 from gpattention.cli.console import Bar, Bars, say, table
 from gpattention.cli.main import App
-from gpattention.cli.options import Data, Json, goes_on, takes
+from gpattention.cli.options import Data, Engine, Json, goes_on, takes, working
 from gpattention.evaluation import EvaluationSettings, evaluate_runs
 from gpattention.evaluation.suites.findings import STEP
 from gpattention.files import visible
@@ -27,6 +27,7 @@ from gpattention.runs import (
     read_results,
 )
 from gpattention.runs.tables import Bold
+from gpattention.studies.evaluating import SHARDS, evaluate_many
 
 app = App()
 OUT_OF_DOMAIN = "ood/out-of-domain"
@@ -52,15 +53,24 @@ SEEDS = "on test items, mean ± standard error over seeds:"
 @app.command("evaluate")
 @goes_on(drop="--fresh")
 @takes(EvaluationSettings, "settings", skip=("root",), flags={"suites": "--suite"})
-def evaluate(runs: list[str], settings: EvaluationSettings, json: Json = False, data: Data = None) -> None:
+def evaluate(
+    runs: list[str],
+    settings: EvaluationSettings,
+    json: Json = False,
+    jobs: int = 1,
+    engine: Engine = "local",
+    data: Data = None,
+) -> None:
     """Evaluate finished runs.
 
     Options:
         runs (RUN): run folders, or folders of runs.
+        jobs: processes at once, each at a corruption or the other suites of a run.
 
     Examples:
       gpattention evaluate runs/digits-cgp
       gpattention evaluate runs/digits-cgp --suite clean,ood --samples 20
+      gpattention evaluate runs --suite corrupted --jobs 16 --engine ray     on a cluster's nodes
       gpattention evaluate runs/cgp-seed0 runs/cgp-seed1     each, their ensemble, mean and standard error
       gpattention evaluate runs --suite corrupted --limit 1000 --data ~/data
       gpattention evaluate runs --suite clean,corrupted --shift-temperature
@@ -70,7 +80,13 @@ def evaluate(runs: list[str], settings: EvaluationSettings, json: Json = False, 
     """
     folders = _folders(runs)
     with closing(Bars(_bar)) as bars:
-        found = evaluate_runs(folders, replace(settings, root=data), progress=bars)
+        if engine == "local" and jobs == 1:
+            found = evaluate_runs(folders, replace(settings, root=data), progress=bars)
+        else:
+            given = str(settings.device)
+            with working(engine, folders, jobs=jobs, device=given, data=data) as (at, on, root):
+                asked = replace(settings, root=root, device=on)
+                found = evaluate_many(folders, asked, jobs=jobs, engine=at, progress=bars)
     if json:
         # numbers and notes; the curves are in the files
         plain = {
@@ -107,6 +123,8 @@ def _folders(given: list[str]) -> list[Path]:
 def _bar(what: str) -> Bar:
     if what.endswith("regenerating"):
         return Bar(what, "images")
+    if what == SHARDS:
+        return Bar(what)
     if what.endswith("efficiency"):
         return Bar(what, "sizes")
     return Bar(what, "predictions", scale=STEP)

@@ -5,17 +5,20 @@ a value has a name of its own.  Tuples are comma-separated text, and seeds are c
 """
 
 import inspect
+import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields, replace
 from functools import partial, wraps
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
+
+from gpattention.files import StrPath
 
 GOES_ON = "what is finished is kept; to go on:"  # of commands that were stopped: theirs comes below
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,6 +43,10 @@ ShareGpu = Annotated[
         "--share-gpu",
         help="let processes compute on one GPU at the same time, by NVIDIA's MPS; else they take turns",
     ),
+]
+Engine = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--engine", help="processes of this machine, or tasks of a Ray cluster (docs/scaling.md)"),
 ]
 
 
@@ -66,6 +73,35 @@ def sharing(share_gpu: bool, device: object) -> AbstractContextManager[None]:
     if not str(device).startswith("cuda"):
         raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
     return shared_gpu()
+
+
+@contextmanager
+def working(
+    engine: str,
+    folders: Iterable[StrPath],
+    *,
+    jobs: int,
+    device: str,
+    data: str | None,
+    share_gpu: bool = False,
+) -> Iterator[tuple[Any, str, str | None]]:
+    """What `--engine` and `--share-gpu` ask for, around the work: engine, device, and folder of the data."""
+    from gpattention.numerics import choose_device
+
+    if engine == "local":
+        device = str(choose_device(device))
+        with sharing(share_gpu, device):
+            yield None, device, data
+        return
+    from gpattention.studies.ray_cluster import ray_cluster
+
+    if share_gpu:
+        raise ValueError(
+            "expected --share-gpu with --engine local: on a cluster the service is each node's own"
+        )
+    data = data or os.environ.get("GPATTENTION_DATA")  # which nodes need not have
+    with ray_cluster(folders, jobs=jobs, device=device, data=data) as cluster:
+        yield cluster, cluster.device, data
 
 
 class Stopped(Exception):  # noqa: N818 # of a command that somebody stopped

@@ -8,8 +8,7 @@ import typer
 from gpattention.checks import check_choice
 from gpattention.cli.console import say, shortened
 from gpattention.cli.main import App
-from gpattention.cli.options import GOES_ON, Data, Device, Out, ShareGpu, Stopped, goes_on, sharing
-from gpattention.numerics import choose_device
+from gpattention.cli.options import GOES_ON, Data, Device, Engine, Out, ShareGpu, Stopped, goes_on, working
 from gpattention.reports import write_report
 from gpattention.studies.paper import FIGURES, TABLES, paper_table
 from gpattention.studies.paper_tables import ENDINGS, FORMATS, write_table
@@ -103,6 +102,7 @@ def reproduce(
     models: tuple[str, ...] | None = None,
     seeds: tuple[int, ...] | None = None,
     minutes: float | None = None,
+    engine: Engine = "local",
     share_gpu: ShareGpu = False,
     device: Device = "auto",
     data: Data = None,
@@ -122,6 +122,7 @@ def reproduce(
     Examples:
       gpattention reproduce recipes/plans/digits.toml                   train and evaluate every run of a plan
       gpattention reproduce recipes/plans/cifar10-60.toml --jobs 8 --share-gpu --data ~/data
+      gpattention reproduce recipes/plans/cifar10-60.toml --jobs 16 --engine ray       on a cluster's nodes
       gpattention reproduce recipes/plans/cifar10-60.toml --minutes 25         save and stop after 25 minutes
       gpattention reproduce recipes/plans/cifar10-60.toml --stage evaluate --models cifar10-cgpt --seeds 0,1
 
@@ -137,9 +138,6 @@ def reproduce(
         raise ValueError("expected -o FOLDER with --stage results, got none")
     plan = load_plan(plan_file).only(list(models or ()), seeds or ())
     folder = Path("runs") / plan.name if runs is None else Path(runs)
-    options: dict[str, Any] = {
-        "at_once": jobs, "minutes": minutes, "device": str(choose_device(device)), "root": data,
-    }  # fmt: skip
     codes: list[int] = []
 
     def ended(outcome: Outcome) -> None:
@@ -153,7 +151,18 @@ def reproduce(
 
     left: list[str] = []
     if stage != "results":
-        with sharing(share_gpu, options["device"]):
+        with working(engine, [folder], jobs=jobs, device=device, data=data, share_gpu=share_gpu) as (
+            at,
+            on,
+            root,
+        ):
+            options: dict[str, Any] = {
+                "at_once": jobs,
+                "minutes": minutes,
+                "device": on,
+                "root": root,
+                "engine": at,
+            }
             if stage in ("train", "all"):
                 say(f"{plan.name}: {len(plan.trainings)} runs, {jobs} at a time, in {folder}")
                 train_plan(plan, folder, on_done=ended, **options)

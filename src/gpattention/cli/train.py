@@ -13,7 +13,7 @@ import typer
 from gpattention.checks import check_choice, did_you_mean
 from gpattention.cli.console import Bar, say, shortened, table
 from gpattention.cli.main import App
-from gpattention.cli.options import Changes, Data, Device, ShareGpu, goes_on, sharing
+from gpattention.cli.options import Changes, Data, Device, Engine, ShareGpu, goes_on, working
 from gpattention.numerics import choose_device
 from gpattention.runs import Recipe, change_recipe, chosen_row, load_recipe, read_recipe
 from gpattention.studies.sweep import CRITERIA, SweepResult, SweepRow, parse_over, run_sweep
@@ -132,6 +132,7 @@ def sweep(
         str, typer.Option(metavar="MEASURE", help=f"by which measure: {', '.join(CRITERIA)}")
     ] = "accuracy",
     resume: bool = False,
+    engine: Engine = "local",
     share_gpu: ShareGpu = False,
     changes: Changes = None,
     device: Device = "auto",
@@ -151,6 +152,7 @@ def sweep(
       gpattention sweep recipes/digits-cgp.toml --over regularizer.end=0.001,0.01,0.1 --seeds 3 --jobs 2
       gpattention sweep recipes/digits-cgp.toml --over model.attention=cgp,scgp --over optimizer.clip=1,10
       gpattention sweep recipes/digits-cgp.toml --seeds 5 --set phases.epochs=20       seeds alone
+      gpattention sweep recipes/digits-cgp.toml --seeds 5 --jobs 16 --engine ray       on a cluster's nodes
       gpattention sweep recipes/digits-cgp.toml --over regularizer.end=0.001,0.01 --choose nll --resume
 
     The choice is made on the validation split; the test split is not looked at. Then train what was chosen:
@@ -168,11 +170,11 @@ def sweep(
         say(f"{len(done)}/{total}  {_outcome(row)}")
 
     print(f"{total} runs, {jobs} at a time")
-    chosen_device = choose_device(device)
-    with sharing(share_gpu, chosen_device):
+    place = Path("runs") if run is None else Path(run)
+    with working(engine, [place], jobs=jobs, device=device, data=data, share_gpu=share_gpu) as (at, on, root):
         result = run_sweep(
             recipe, grid, seeds=seeds, jobs=jobs, folder=run, choose=choose, resume=resume,
-            changes=changes or [], root=data, device=chosen_device, on_done=report,
+            changes=changes or [], root=root, device=on, on_done=report, engine=at,
         )  # fmt: skip
     print("\n" + sweep_table(result) + "\n")
     say(f"tables: {result.folder / 'sweep.md'}, {result.folder / 'sweep.csv'}")

@@ -206,6 +206,39 @@ def evaluate_runs(
     return found
 
 
+# Parts of an evaluation, for processes that share the work
+
+
+def open_corruptions(folder: StrPath, settings: EvaluationSettings) -> None:
+    """Make the corrupted images of a run's test set that are kept for everybody, where they are missing.
+
+    Args:
+        folder: of the run.
+        settings: of the evaluation.
+    """
+    evaluation = Evaluation(folder, replace(settings, suites=(PREFIX,)))
+    if evaluation.sets.corruptions is not None and not evaluation.is_finished(PREFIX):
+        evaluation.sets.corruptions.open(evaluation.device)
+
+
+def predict_corruption(folder: StrPath, settings: EvaluationSettings, corruption: str) -> None:
+    """Predict a run's test items under one corruption, at all severities; the predictions stay in its folder.
+
+    Args:
+        folder: of the run.
+        settings: of the evaluation.
+        corruption: its type; nothing is done where the data have none of it.
+    """
+    evaluation = Evaluation(folder, replace(settings, suites=(PREFIX,)))
+    if evaluation.sets.corruptions is None or evaluation.is_finished(PREFIX):
+        return
+    source = evaluation.sets.corruptions.open(evaluation.device)
+    for severity in source.severities if corruption in source.types else ():
+        items = evaluation.corrupted(source, corruption, severity)
+        for name in evaluation.names:
+            evaluation.raw(name, items)
+
+
 # The weights that numbers are of
 
 
@@ -335,10 +368,14 @@ class Evaluation(Subject):
 
     def suite(self, name: str, progress: Progress | None = None) -> SuiteResult:
         """Read what is finished, else compute and write it."""
-        identity, found = self._identity(name), self._earlier.get(name)
-        if found is None or recorded_settings(found) != json.loads(identity):
-            found = self._earlier[name] = self._compute(name, identity, progress)
-        return found
+        if not self.is_finished(name):
+            self._earlier[name] = self._compute(name, self._identity(name), progress)
+        return self._earlier[name]
+
+    def is_finished(self, name: str) -> bool:
+        """Whether there are results of a suite with these settings."""
+        found = self._earlier.get(name)
+        return found is not None and recorded_settings(found) == json.loads(self._identity(name))
 
     def _compute(self, name: str, identity: str, progress: Progress | None) -> SuiteResult:
         start, suite = time.perf_counter(), SUITES[name]

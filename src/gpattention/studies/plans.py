@@ -31,7 +31,7 @@ from gpattention.metrics import METRICS
 from gpattention.runs import Recipe, load_recipe, read_events, with_seed, write_recipe
 from gpattention.runs.folder import CARD_RECIPE
 from gpattention.studies.model_card import write_shared_run
-from gpattention.studies.scheduler import Died, side_by_side
+from gpattention.studies.scheduler import Died, Engine, Lost, side_by_side
 from gpattention.training import first_phase, needs_warm_start
 from gpattention.training.folder import FIRST_PHASE, SHARED, list_checkpoints
 
@@ -327,6 +327,7 @@ class _Command:
     log: Path
     awaits: Path | None = None  # a folder that another run writes a checkpoint into
     threads: int | None = None
+    trains: Path | None = None  # a run, which goes on where it has begun
 
 
 class How(TypedDict, total=False):
@@ -338,6 +339,7 @@ class How(TypedDict, total=False):
         device: cpu, cuda, ...; auto if not given.
         root: folder of the datasets.
         on_done: called with each outcome.
+        engine: where; on this machine if not given.
     """
 
     at_once: int
@@ -345,6 +347,7 @@ class How(TypedDict, total=False):
     device: str
     root: StrPath | None
     on_done: Callable[[Outcome], object] | None
+    engine: Engine | None
 
 
 def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
@@ -356,12 +359,12 @@ def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
     Args:
         plan: of `load_plan`, or a part of it.
         runs: the folder of its runs.
-        how: at_once, minutes, device, root, on_done; see `How`.
+        how: at_once, minutes, device, root, on_done, engine; see `How`.
 
     Returns:
         How the processes ended.
     """
-    runs = Path(runs)
+    runs = _place(runs, how)
     make_folder(runs / "recipes")
     sources = plan.sources()
     commands = []
@@ -376,14 +379,17 @@ def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
         write_recipe(file, training.recipe, f"run {name} of the plan {plan.name}")
         arguments = ["train", str(file), "--run", str(folder), *plan.train]
         source, awaits = runs / sources[name] if name in sources else None, None
-        if (folder / "recipe.json").is_file():
-            arguments.append("--resume")
         # of a finished run it may have been removed, or not brought along
-        elif source is not None and not (is_finished(source) and not list_checkpoints(source / FIRST_PHASE)):
+        begun = (folder / "recipe.json").is_file()
+        if (
+            not begun
+            and source is not None
+            and not (is_finished(source) and not list_checkpoints(source / FIRST_PHASE))
+        ):
             arguments += ["--first-phase", str(source)]
             awaits = source / FIRST_PHASE
         log = runs / "logs" / f"{name}.txt"
-        commands.append(_Command(name, tuple(arguments), log, awaits, training.threads))
+        commands.append(_Command(name, tuple(arguments), log, awaits, training.threads, folder))
     return _run_all(commands, **how)
 
 
@@ -393,12 +399,12 @@ def evaluate_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome
     Args:
         plan: of `load_plan`, or a part of it.
         runs: the folder of its runs.
-        how: at_once (how many models), minutes, device, root, on_done; see `How`.
+        how: at_once (how many models), minutes, device, root, on_done, engine; see `How`.
 
     Returns:
         How the processes ended.
     """
-    runs = Path(runs)
+    runs = _place(runs, how)
     commands = []
     for model in plan.models:
         seeds = [t for t in plan.trainings if t.model == model]
@@ -420,15 +426,22 @@ def is_finished(folder: Path) -> bool:
 def _run_all(
     commands: Sequence[_Command], *, at_once: int = 1, minutes: float | None = None, device: str = "auto",
     root: StrPath | None = None, on_done: Callable[[Outcome], object] | None = None,
+    engine: Engine | None = None,
 ) -> list[Outcome]:  # fmt: skip
     def ready(command: _Command) -> bool:
         return command.awaits is None or bool(list_checkpoints(command.awaits))
 
-    more = ("--device", device, *(() if root is None else ("--data", str(root))))
+    more = ("--device", device, *(() if root is None else ("--data", str(Path(root).absolute()))))
     commands = [replace(command, arguments=(*command.arguments, *more)) for command in commands]
     outcomes, at_once = [], check_count("at_once", at_once)
-    work = side_by_side(run_command, commands, at_once, fresh=True, minutes=minutes, ready=ready)
+    work = side_by_side(
+        run_command, commands, at_once, fresh=True, minutes=minutes, ready=ready, engine=engine
+    )
     for command, answer, seconds in work:
+        if isinstance(answer, Lost):
+            with command.log.open("a") as log:
+                log.write(f"{answer}\n")
+            answer = 1
         code = answer.code if isinstance(answer, Died) else answer
         if answer is None:
             make_folder(command.log.parent)
@@ -442,6 +455,22 @@ def _run_all(
     return outcomes
 
 
+def _place(runs: StrPath, how: How) -> Path:
+    """Nodes of a cluster have other working directories."""
+    return Path(runs) if how.get("engine") is None else Path(runs).absolute()
+
+
+def _arguments(command: _Command) -> tuple[str, ...]:
+    """A run that has begun goes on, also one whose node was lost a moment ago."""
+    given = command.arguments
+    if command.trains is None or not (command.trains / "recipe.json").is_file():
+        return given
+    if "--first-phase" in given:
+        place = given.index("--first-phase")
+        given = (*given[:place], *given[place + 2 :])
+    return (*given, "--resume")
+
+
 def run_command(command: _Command, _: int) -> int:
     """Run `gpattention` with some arguments in this process, which is its own; its output goes to its log."""
     make_folder(command.log.parent)
@@ -450,7 +479,7 @@ def run_command(command: _Command, _: int) -> int:
             os.dup2(log.fileno(), stream)
     if command.threads is not None:
         torch.set_num_threads(command.threads)
-    sys.argv = ["gpattention", *command.arguments]
+    sys.argv = ["gpattention", *_arguments(command)]
     try:
         # the command line stands above this package, which cannot import it
         runpy.run_module("gpattention", run_name="__main__", alter_sys=True)

@@ -1,7 +1,8 @@
 """Many runs at once: processes side by side, and one GPU shared between them.
 
-`side_by_side` serves sweeps, plans and the demo.  A signal ends all processes, and one that dies leaves the
-others alone.  `shared_gpu` lets them compute on one GPU at the same time.
+`side_by_side` serves sweeps, plans, evaluations and the demo.  A signal ends all processes, and one that dies
+leaves the others alone.  Where the work is done is an `Engine`'s affair: processes of this machine, or a
+cluster's (`ray_cluster`).  `shared_gpu` lets processes compute on one GPU at the same time.
 """
 
 import os
@@ -12,7 +13,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -32,6 +34,7 @@ Work = Callable[[Any, int], Any]  # a task and the number of the process, from 0
 
 LOOK = 0.2  # seconds between two looks at whether this process was asked to stop
 GRACE = 60.0  # seconds that a process has to save what it trains
+TRIES = 4  # of a task whose node is lost, time after time
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,44 @@ class Died:
     def __str__(self) -> str:
         killed = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else ""
         return f"its process {killed or f'ended with exit code {self.code}'}"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """That nobody knows how a process ended, as its node went with it: the task is begun again.
+
+    Attributes:
+        reason: what is known.
+    """
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"its node was lost: {self.reason}"
+
+
+class Worker(Protocol):
+    """A task under way."""
+
+    slot: int
+    task: Any
+    begin: float  # by this process's monotonic clock
+
+
+class Engine(Protocol):
+    """Where tasks are worked on."""
+
+    def start(self, work: Work, slot: int, task: Any, fresh: bool, tries: int) -> Any:
+        """Begin a task, for the first time or after so many tries that were lost, and return its `Worker`."""
+
+    def answers(self, workers: Sequence[Any], seconds: float) -> Iterable[tuple[Any, bool, Any]]:
+        """Wait so long for messages: of whom, whether it is the last one, and what it says."""
+
+    def stop(self, worker: Any) -> None:
+        """Ask it to save what it trains and to answer."""
+
+    def end(self, workers: Sequence[Any]) -> None:
+        """The same, and wait until none is left."""
 
 
 def _unheard(_: Any) -> None:
@@ -82,8 +123,11 @@ def side_by_side(
     ready: Callable[[Task], bool] = lambda _: True,
     minutes: float | None = None,
     on_message: Callable[[Task, Any], object] | None = None,
+    engine: Engine | None = None,
 ) -> Iterator[tuple[Task, Any, float]]:
     """Work on tasks in a process each, `at_once` at a time; if that is 1, in this one unless `fresh`.
+
+    A task whose node is lost is begun again before any other; `work` must know how to go on with it.
 
     Args:
         work: what is done; it returns failures as answers.
@@ -96,20 +140,23 @@ def side_by_side(
         ready: whether a task can be started now.
         minutes: after which the processes are asked to stop, as by a signal.
         on_message: called with a task and what its work says meanwhile, by `tell`.
+        engine: where; on this machine if not given.
 
     Yields:
         Each task when it is done, its answer and how many seconds it took.  The answer is what `work`
-        returned, `Died`, or None where a task never became ready.
+        returned, `Died`, `Lost` as often as it was tried, or None where a task never became ready.
 
     Raises:
         TrainingStoppedError: SIGTERM or Ctrl-C came, and `when_stopped` was given.
     """
-    if at_once == 1 and not fresh:
+    if at_once == 1 and not fresh and engine is None:
         yield from _in_this_process(work, tasks, when_stopped, on_message)
         return
+    place: Engine = _Processes() if engine is None else engine
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     waiting, stopping = list(tasks), False
-    workers: list[_Worker] = []
+    tries: Counter[int] = Counter()  # that were lost, by the identity of the task
+    workers: list[Worker] = []
     with StopRequest() as stop:
         try:
             while waiting or workers:
@@ -119,28 +166,28 @@ def side_by_side(
                         raise TrainingStoppedError(f"stopped by {stop.asked}; {when_stopped}")
                     stopping, waiting = True, []
                     for worker in workers:
-                        worker.process.terminate()
+                        place.stop(worker)
                 for task in [task for task in waiting if ready(task)][: at_once - len(workers)]:
                     waiting.remove(task)
                     free = min({*range(at_once)} - {worker.slot for worker in workers})
-                    workers.append(_start(work, free, task, fresh))
+                    workers.append(place.start(work, free, task, fresh, tries[id(task)]))
                 if not workers:  # what the others wait for has failed
                     yield from ((task, None, 0.0) for task in waiting)
                     return
-                answered = wait([worker.pipe for worker in workers], timeout=LOOK)
-                for worker in [each for each in workers if each.pipe in answered]:
-                    final, answer = _message(worker)
+                for worker, final, answer in place.answers(workers, LOOK):
                     if not final:
                         if on_message is not None:
                             on_message(worker.task, answer)
                         continue
-                    seconds = time.monotonic() - worker.begin
                     workers.remove(worker)
-                    worker.pipe.close()
-                    worker.process.join(GRACE)
-                    yield worker.task, answer, seconds
+                    if isinstance(answer, Lost) and not stopping:
+                        tries[id(worker.task)] += 1
+                        if tries[id(worker.task)] < TRIES:
+                            waiting.insert(0, worker.task)
+                            continue
+                    yield worker.task, answer, time.monotonic() - worker.begin
         finally:
-            _end(workers)
+            place.end(workers)
 
 
 def _in_this_process(
@@ -159,6 +206,28 @@ def _in_this_process(
         if isinstance(answer, TrainingStoppedError):
             raise TrainingStoppedError(f"{str(answer).partition(';')[0]}; {when_stopped}") from answer
         yield task, answer, time.monotonic() - begin
+
+
+class _Processes:
+    """The engine of one machine."""
+
+    def start(self, work: Work, slot: int, task: Any, fresh: bool, tries: int) -> _Worker:
+        return _start(work, slot, task, fresh)
+
+    def answers(self, workers: Sequence[_Worker], seconds: float) -> Iterator[tuple[_Worker, bool, Any]]:
+        answered = wait([worker.pipe for worker in workers], timeout=seconds)
+        for worker in [each for each in workers if each.pipe in answered]:
+            final, answer = _message(worker)
+            if final:
+                worker.pipe.close()
+                worker.process.join(GRACE)
+            yield worker, final, answer
+
+    def stop(self, worker: _Worker) -> None:
+        worker.process.terminate()
+
+    def end(self, workers: Sequence[_Worker]) -> None:
+        _end(workers)
 
 
 def _start(work: Work, slot: int, task: Any, fresh: bool) -> _Worker:

@@ -20,7 +20,7 @@ from gpattention.files import StrPath, make_folder, read_json, remove_leftovers,
 from gpattention.runs import OverSeeds, Recipe, change_recipe, chosen_row, load_recipe, open_run, with_seed
 from gpattention.runs.recipe import describe_differences, recipe_from_dict, toml_value, write_recipe
 from gpattention.runs.tables import Bold, csv_text, markdown, markdown_code, markdown_table
-from gpattention.studies.scheduler import side_by_side
+from gpattention.studies.scheduler import Engine, side_by_side
 from gpattention.training import CheckpointError, TrainingStoppedError, check_new, train_recipe
 
 LONGEST = 120  # characters of a folder's name
@@ -120,6 +120,7 @@ def run_sweep(
     root: StrPath | None = None,
     device: torch.device | str = "cpu",
     on_done: Callable[[SweepRow], object] | None = None,
+    engine: Engine | None = None,
 ) -> SweepResult:
     """Train every combination with every seed, choose, and write the tables.
 
@@ -139,6 +140,7 @@ def run_sweep(
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         device: where to train; "cuda" alone spreads the jobs over all GPUs.
         on_done: called with each run, in the order in which they are done.
+        engine: where they are trained, e.g. `ray_cluster`'s; in processes of this machine if not given.
 
     Returns:
         All runs and the setting that was chosen.
@@ -156,12 +158,12 @@ def run_sweep(
     )
     if folder is None:
         folder = Path("runs") / check_name("the folder of the sweep", f"sweep-{base.name}")
-    place = Path(folder)
+    place = Path(folder) if engine is None else Path(folder).absolute()
     planned = plan_sweep(base, over, seeds, place)
     finished = [run for run in planned if _is_finished(run, resume=resume)]  # all, before any is told of
     rest = [run for run in planned if run not in finished]
-    work = partial(train_one, root=None if root is None else Path(root), device=str(device))
-    trained = side_by_side(work, rest, jobs, when_stopped="resume to go on")
+    work = partial(train_one, root=None if root is None else Path(root).absolute(), device=str(device))
+    trained = side_by_side(work, rest, jobs, when_stopped="resume to go on", engine=engine)
     rows: dict[Path, SweepRow] = {}
     for run, answer, _ in chain(((run, "", 0.0) for run in finished), trained):
         rows[run.folder] = run.ended(str(answer))

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -33,7 +34,8 @@ except ImportError:  # Windows has no such locks
 
 FORMAT = "gpattention-checkpoint-1"
 LOCK = ".lock"
-PATIENCE = 0.5  # seconds: somebody may be looking whether the folder is in use
+# seconds: somebody may be looking whether a folder is in use; a file server may keep a lost machine's lock
+PATIENCE: ContextVar[float] = ContextVar("patience", default=0.5)
 FIRST_PHASE = "first-phase"
 SHARED: Literal["shared"] = "shared"  # the event of a folder whose model was trained elsewhere
 TAKEN = "first phase taken"  # the event of a run that goes on from another one's first phase
@@ -121,7 +123,7 @@ def _take(file: IO[bytes], folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() - start > PATIENCE:
+            if time.monotonic() - start > PATIENCE.get():
                 raise RunInUseError(
                     f"{folder} is being trained by another process: wait for it, or stop it first"
                 ) from None
