@@ -147,7 +147,7 @@ def figures(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_runs_on_a_cluster_that_loses_a_node_are_those_of_one_machine(cluster: Any, tmp_path: Path) -> None:
-    recipe = digits_recipe(phases={"kernel_epochs": 1, "epochs": 60})
+    recipe = digits_recipe(phases={"kernel_epochs": 1, "epochs": 30})
     over = {"model.attention": ["cgp", "scgp"]}
     here = run_sweep(recipe, over, jobs=2, folder=tmp_path / "here")
     with clusters.ray_cluster([tmp_path / "there"], jobs=2) as engine:
