@@ -32,10 +32,13 @@ LEAF = 24  # largest matrix that LAPACK factors whole
 
 
 def trains_on_cpu(*tensors: Tensor) -> bool:
-    """Whether closed forms may run: on a CPU, with gradients, where nobody needs to see plain operations."""
+    """Whether closed forms may run: on a CPU, with gradients, where nobody needs to see plain operations.
+
+    They take a batch in chunks: where it has no sequences there is none.
+    """
     if tensors[0].device.type != "cpu" or fused_mode() == "off" or not torch.is_grad_enabled():
         return False
-    if wants_plain_operations() or checks_are_deferred(*tensors):
+    if any(x.numel() == 0 for x in tensors) or wants_plain_operations() or checks_are_deferred(*tensors):
         return False
     return any(x.requires_grad for x in tensors)
 
