@@ -195,7 +195,7 @@ def ray_cluster(
         ValueError: a device that the cluster does not have.
     """
     try:
-        import ray
+        import ray.exceptions  # not ray alone: any folder of that name would do
     except ImportError as error:
         raise ImportError("a cluster needs Ray: pip install 'gpattention[ray]'") from error
     ours = not ray.is_initialized()
