@@ -262,7 +262,7 @@ def test_bad_calls_are_refused(name: str, inputs: Any, options: dict[str, Any], 
 
 NOISY = ("softmax-gp", "direct", "cgp", "scgp")
 BAD_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
-    (("magic",), {}, "cgp, direct, kernel.*got 'magic'"),
+    (("magic",), {}, "cgp, direct, kep-svgp, kernel.*got 'magic'"),
     (list_attention(), {"num_heads": 5}, "embed_dim .*num_heads, got 12 and 5"),
     (list_attention(), {"regularizer": "entropy"}, "regularizer of .* attention.*got 'entropy'"),
     (list_attention(), {"colour": 3}, "attention does not take.*'colour'"),
