@@ -123,7 +123,8 @@ def test_dropout_only_in_training(variant: Variant) -> None:
     zeros = dropped == 0
     assert 0.4 < float(zeros.double().mean()) < 0.6
     assert_close(dropped[~zeros], 2 * plain(x).output[~zeros])
-    assert torch.equal(plain.train()(x).output, plain.eval()(x).output)
+    # the closed form of a training step rounds otherwise than plain operations
+    assert_close(plain.train()(x).output, plain.eval()(x).output, rtol=1e-12, atol=1e-13)
     assert f"kind={variant.kind!r}, regularizer={module.regularizer!r}" in repr(module)
 
 
