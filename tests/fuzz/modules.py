@@ -18,7 +18,7 @@ from gpattention.models import (
     VisionTransformer,
     predict,
 )
-from tests.attention.by_hand import heads_by_hand
+from tests.attention.by_hand import heads_by_hand, merge
 from tests.attention.variants import VARIANTS, build, padding, tokens
 from tests.fuzz.tally import BITS, WRONG, Tally, torch_generator
 
@@ -155,9 +155,7 @@ def check_by_hand(r: random.Random, tally: Tally) -> None:
     except gp.NumericalError:
         tally.add("refusals")
         return
-    weight = module.output.weight
-    merged = mean.transpose(1, 2).flatten(-2) @ weight.T + module.output.bias
-    _close(tally, f"{variant.name}: output by hand", result.output, merged)
+    _close(tally, f"{variant.name}: output by hand", result.output, merge(module, mean))
     if variance is not None and result.posterior is not None:
         _close(tally, f"{variant.name}: variance by hand", result.posterior.variance, variance)
 
