@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -21,6 +21,14 @@ from tests.cli.conftest import Run
 from tests.runs.tiny_runs import digits_recipe, train_digits
 
 SMALL = "--kernel-epochs 1 --epochs 1 --jobs 1 --models kernel,softmax"
+
+
+@pytest.fixture(autouse=True)
+def _listening() -> Iterator[None]:
+    """SIGINT raises, as in a terminal: shells start what runs in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupted_at(
