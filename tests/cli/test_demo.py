@@ -13,7 +13,7 @@ FEW = ["--epochs", "1", "--kernel-epochs", "1"]
 def test_demo_trains_compares_and_writes_a_page(tmp_path: Path, run: Run) -> None:
     out = run("demo", "--run", tmp_path, "--models", "softmax,scgp", *FEW).out
     assert "softmax" in out
-    assert "near AUROC" in out
+    assert "corr. acc." in out
     assert "On corrupted digits " in out
     assert "One seed cannot say how much of this is chance" in out
     assert out.index("next:") > out.index(f"report: {tmp_path / 'report.html'}")

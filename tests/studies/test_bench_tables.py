@@ -79,7 +79,10 @@ class TestWords:
         assert "batch 100, 64 tokens, median of 5 turns of 10 steps" in table.notes[0]
 
     def test_other_batches_and_machines_have_none(self) -> None:
-        for other in (measurement(ROWS, batch=50), measurement(ROWS, batch=100, device="cpu")):
+        for other in (
+            measurement(ROWS, batch=50, tokens=64),
+            measurement(ROWS, batch=100, tokens=64, device="cpu"),
+        ):
             table = tables.step_table(other)
             assert column(table, "cgp", "target_ms") is None
             assert tables.REFERENCE not in table.notes

@@ -3,6 +3,8 @@
 import shlex
 import sys
 from contextlib import closing
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 from gpattention.cli.console import Overall, say
@@ -14,9 +16,9 @@ from gpattention.studies.demo import COLUMNS, CORRUPTIONS, DRAWS, MODELS, QUICK,
 app = App()
 NOTE = (
     "Test images: handwritten digits 0 to 7; corr.: the same under "
-    f"{', '.join(CORRUPTIONS)} at severities {' and '.join(map(str, SEVERITIES))}; near: digits 8 and 9, "
-    f"never seen in training; far: noise and patterns. Models with a posterior average {DRAWS} draws; AUROC "
-    "of the predictive entropy. Best in bold."
+    f"{', '.join(CORRUPTIONS)} at severities {' and '.join(map(str, SEVERITIES))}; near and far: AUROC of "
+    "the predictive entropy, for digits 8 and 9, never seen in training, and for noise and patterns. Models "
+    f"with a posterior average {DRAWS} draws. Best in bold."
 )
 
 
@@ -60,7 +62,8 @@ def demo(
     with closing(Overall("demo")) as work:
         result = run_demo(run, **chosen, seed=seed, seeds=seeds, workers=jobs, resume=resume, progress=work)
     table = results_table("model", result.results, COLUMNS, bold=sys.stdout.isatty(), fold=True, note="")
-    print(f"\n{table}\n{NOTE}\n\n{result.verdict}\n")
+    width = min(get_terminal_size().columns, 110) if sys.stdout.isatty() else 10_000
+    print(f"\n{table}\n{fill(NOTE, width)}\n\n{fill(result.verdict, width)}\n")
     say(f"report: {result.report}  (one file: open it in a browser)")
     nexts = {"gpattention demo": "all six kinds of attention"} if quick else {}
     if seeds == 1:
@@ -69,4 +72,4 @@ def demo(
     nexts["gpattention"] = "a model of yours: attach to it, or build one"
     print("next:")
     for line, why in nexts.items():
-        say(f"  {line:<{max(map(len, nexts))}}  {why}")
+        say(f"  {line}  # {why}")

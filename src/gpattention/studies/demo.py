@@ -19,7 +19,6 @@ import torch
 from gpattention.checks import check_choice, check_count
 from gpattention.evaluation import EvaluationSettings, evaluate_run
 from gpattention.files import read_json
-from gpattention.metrics import metric_of
 from gpattention.reports import write_report
 from gpattention.runs import Column, Group, Recipe, Results, difference, read_run, recipe_from_dict
 from gpattention.studies.scheduler import Died, side_by_side, tell
@@ -52,11 +51,11 @@ SUITES = ("clean", "corrupted", "ood", "selective", "oversmoothing")
 COLUMNS = (
     *(Column("clean", "test", metric) for metric in ("accuracy", "nll", "ece")),
     *(
-        Column("corrupted", "corrupted/mean", metric, head=f"corr. {metric_of(metric).label}")
-        for metric in ("accuracy", "nll", "ece")
+        Column("corrupted", "corrupted/mean", metric, head=f"corr. {short}")
+        for metric, short in (("accuracy", "acc."), ("nll", "NLL"), ("ece", "ECE"))
     ),
-    Column("ood", "ood/near", "auroc", "entropy", head="near AUROC"),
-    Column("ood", "ood/*[!r]", "auroc", "entropy", head="far AUROC"),  # all but near
+    Column("ood", "ood/near", "auroc", "entropy", head="near"),
+    Column("ood", "ood/*[!r]", "auroc", "entropy", head="far"),  # all but near
 )
 
 
