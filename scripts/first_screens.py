@@ -66,11 +66,13 @@ def demo_screens() -> Iterator[str]:
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gpattention", "demo", "--quick", "--run", f"{folder}/demo"]
+        command = [sys.executable, "-m", "gpattention", "demo", "--quick"]
         parent, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(LINES)}
-        with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment) as process:
+        with subprocess.Popen(
+            command, stdin=child, stdout=child, stderr=child, env=environment, cwd=folder
+        ) as process:
             os.close(child)
             last = time.monotonic()
             while True:
@@ -83,10 +85,10 @@ def demo_screens() -> Iterator[str]:
                 stream.feed(seen)
                 if time.monotonic() - last > 1:
                     last = time.monotonic()
-                    yield as_html(screen).replace(folder, "runs")
+                    yield as_html(screen)
         if process.returncode:
             raise SystemExit(f"the demo ended with code {process.returncode}")
-        yield as_html(screen).replace(folder, "runs")
+        yield as_html(screen)
 
 
 def as_html(screen: pyte.Screen) -> str:
