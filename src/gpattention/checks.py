@@ -1,7 +1,7 @@
-"""Checks of arguments, in one place: every error names the argument, what was expected and what came.
+"""Checks of arguments: every error names the argument, what was expected and what it got.
 
-Numbers are made Python's own before they are stored.  NumPy and tensors have numbers too, which a loop over
-`np.arange` or a configuration brings along.  JSON writes none of them, and arithmetic of theirs may overflow.
+Numbers are converted to Python's own types before they are stored.  A loop over `np.arange` or a
+configuration may pass NumPy scalars or tensors, which JSON cannot write and whose arithmetic may overflow.
 """
 
 import operator
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST = 2**63 - 1  # what PyTorch can count
-LONGEST_NAME = 255  # bytes of a file's name, as file systems have it
+MOST = 2**63 - 1  # the largest integer of PyTorch
+LONGEST_NAME = 255  # bytes of a file name, the limit of most file systems
 
 
 def plain(value: Any) -> Any:
-    """NumPy's scalars, and tensors and arrays without axes, as Python's own; everything else as it is."""
-    # an int also where it is symbolic: the compiler cannot ask it for attributes
+    """Convert NumPy scalars, and tensors and arrays without axes, to Python numbers; keep everything else."""
+    # checked first, as compilers cannot read attributes of a symbolic int
     if isinstance(value, int) or getattr(value, "ndim", None) != 0:
         return value
     return value.item()
 
 
 def check_whole(name: str, value: SupportsIndex) -> int:
-    """A whole number, as Python's own; truth values are none."""
+    """The value as a Python int; a truth value is not a whole number."""
     whole = _whole(value)
     if whole is None:
         raise ValueError(f"expected {name} to be a whole number, got {value!r}")
@@ -33,7 +33,7 @@ def check_whole(name: str, value: SupportsIndex) -> int:
 
 
 def check_count(name: str, value: SupportsIndex, *, least: int = 1) -> int:
-    """A whole number of at least `least`, as Python's own."""
+    """The value as a Python int, which is at least `least`."""
     whole = _whole(value)
     if whole is None or whole < least:
         raise ValueError(f"expected {name} to be a whole number >= {least}, got {value!r}")
@@ -48,7 +48,7 @@ def _whole(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    if hasattr(value, "ndim"):  # a tensor of one number has an index too, but it is a list of one
+    if hasattr(value, "ndim"):  # a tensor of shape [1] has an index too, but is a list
         return None
     try:
         return operator.index(value)
@@ -57,20 +57,20 @@ def _whole(value: Any) -> int | None:
 
 
 def check_fraction(name: str, value: float, *, one: bool = False) -> None:
-    """A number in (0, 1), or in (0, 1] if `one`."""
+    """Refuse numbers outside (0, 1), or outside (0, 1] if `one`."""
     if not 0 < value < 1 and not (one and value == 1):
         raise ValueError(f"expected {name} in (0, 1{']' if one else ')'}, got {value}")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """One of the names."""
+    """Refuse a value that is not among the choices."""
     if value not in choices:
         hint = did_you_mean(value, choices)
         raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}{hint}")
 
 
 def check_keys(where: str, given: Iterable[str], known: Collection[str]) -> None:
-    """No key but the known ones; errors call one by its name in `where`."""
+    """Refuse keys that are not known; `where` says in the error what has them."""
     for key in given:
         if key not in known:
             hint = did_you_mean(key, known) or f"; known: {', '.join(sorted(known))}"
@@ -78,30 +78,29 @@ def check_keys(where: str, given: Iterable[str], known: Collection[str]) -> None
 
 
 def did_you_mean(value: object, known: Iterable[object], *, cutoff: float = 0.6) -> str:
-    """What an error about a name ends with: the known one that is nearest, nothing where none is near."""
+    """The end of an error about a name: a hint at the most similar known name, empty if none is similar."""
     near = nearest(str(value), map(str, known), cutoff=cutoff)
     return "" if near is None else f"; did you mean {near!r}?"
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that one was meant to be; None where none is near."""
+    """The known name that is most similar, whatever its case; None if none is similar."""
     names = {each.lower(): each for each in known}
     near = get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
     return names[near[0]] if near else None
 
 
 def check_tensor(name: str, value: object) -> None:
-    """A tensor: arrays of NumPy and lists are what predictions of other tools come in."""
+    """Refuse what is not a tensor, such as NumPy arrays and lists of predictions made by other tools."""
     from torch import Tensor  # here, as the command line starts without torch
 
     if not isinstance(value, Tensor):
-        raise ValueError(
-            f"expected {name} to be a tensor, got {type(value).__name__}: torch.as_tensor makes one of it"
-        )
+        kind = type(value).__name__
+        raise ValueError(f"expected {name} to be a tensor, got {kind}: convert it by torch.as_tensor")
 
 
 def check_labels(labels: "Tensor", items: int, classes: int | None = None) -> None:
-    """One class number for every item, [items]; a single label would be compared with all of them."""
+    """Refuse labels that are not one class number per item, [items]."""
     check_tensor("labels", labels)
     whole = not (labels.is_floating_point() or labels.is_complex() or str(labels.dtype) == "torch.bool")
     if labels.shape != (items,) or not whole:
@@ -109,18 +108,17 @@ def check_labels(labels: "Tensor", items: int, classes: int | None = None) -> No
             f"expected labels to be whole numbers of shape [{items}], one per item, "
             f"got shape {tuple(labels.shape)} and {labels.dtype}"
         )
-    if classes is not None:
-        wrong = (labels < 0) | (labels >= classes)
-        if bool(wrong.any()):
-            raise ValueError(f"expected labels from 0 to {classes - 1}, got {int(labels[wrong][0])}")
+    if classes is not None and len(wrong := labels[(labels < 0) | (labels >= classes)]):
+        raise ValueError(f"expected labels from 0 to {classes - 1}, got {int(wrong[0])}")
 
 
 def check_name(field: str, name: object) -> str:
-    """The name, if it can be that of one file or folder, on every system, and can be shown as it is.
+    """The name, if every system can use it for a file or folder and every terminal can show it.
 
-    It has no separator (slash or backslash), no sign that is not printed (control characters, line breaks,
-    marks that turn the direction of writing, bytes that are no text), no dot at its beginning, as our files
-    that are not whole yet have, and no space around it nor dot at its end, which some systems drop.
+    It must not contain slashes, backslashes or characters that are not printable (control characters, line
+    breaks, marks that change the direction of writing, bytes that are not text), must not begin with a dot,
+    as our unfinished files do, and must not begin or end with a space or end with a dot, which some systems
+    drop.
     """
     if (
         isinstance(name, str)

@@ -1,7 +1,7 @@
-"""Files read whole and checked, and written whole or not at all.
+"""Reading files with checks, and writing them completely or not at all.
 
-Whatever is wrong with a file that is read is a `ValueError`, or an `OSError` where it cannot be read.  What
-somebody else wrote, or called a file, is shown as `visible`.
+A file that is wrong raises a `ValueError`, one that cannot be read an `OSError`.  Text and file names that
+somebody else wrote pass through `visible` before they are shown.
 """
 
 import errno
@@ -16,27 +16,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from uuid import uuid4
 
 from gpattention.checks import nearest
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks, and removes no file that is open
+except ImportError:  # Windows lacks these locks, and does not remove open files
     fcntl = None  # type: ignore[assignment]
 
 StrPath = str | os.PathLike[str]
 LARGEST = 1 << 26  # bytes of a file that is read as a whole
-LARGEST_TOML = 1 << 20  # it is written by hand
-DEEPEST = 100  # lists and tables in each other: whoever goes through them later may recurse
-_DOTS = 200  # of a line of TOML: time is quadratic in the length of a key
-_TRIES = 100  # temporary files that may be removed one after the other before anything is written
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")  # what `replaced` calls a file that is not whole yet
+LARGEST_TOML = 1 << 20  # smaller, as people write TOML by hand
+DEEPEST = 100  # levels of nested lists and tables, as code that walks through them may recurse
+_DOTS = 200  # in one line of TOML: parsing takes quadratic time in the length of a dotted key
+_TRIES = 100  # attempts to create a temporary file that no clean-up removes
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")  # names of the unfinished files of `replaced`
 
 
 def visible(text: object, keep: str = "") -> str:
-    r"""Every sign that is not printed (control, direction of writing, half a character) as its escape.
+    r"""The text with every unprintable character (control, direction of writing, lone surrogate) escaped.
 
     >>> visible("a\x1b[2Jb")
     'a\\x1b[2Jb'
@@ -53,7 +53,7 @@ def visible(text: object, keep: str = "") -> str:
 
 
 def existing_file(argument: str, path: StrPath) -> Path:
-    """The path, if a file is there."""
+    """The path of a file that exists; errors name the argument."""
     file = Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"expected {argument} to be a file, got {file}")
@@ -61,7 +61,7 @@ def existing_file(argument: str, path: StrPath) -> Path:
 
 
 def nearest_path(path: Path, suffix: str = "", *, beside: Iterable[str] = ()) -> str:
-    """What an error about a missing path ends with: the nearest name in its folder, or in one `beside` it."""
+    """The end of an error about a missing path: the most similar name in its folder or one `beside` it."""
     folders = [folder for name in (".", *beside) if (folder := path.parent / name).is_dir()]
     found = {each.name: each for folder in folders for each in sorted(folder.glob(f"[!.]*{suffix}"))}
     near = nearest(path.name, found)
@@ -69,13 +69,13 @@ def nearest_path(path: Path, suffix: str = "", *, beside: Iterable[str] = ()) ->
 
 
 def file_digest(file: Path) -> str:
-    """SHA-256 of the contents; the name and the folder do not count."""
+    """SHA-256 of the contents of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest(*parts: str | bytes) -> str:
-    """SHA-256 of the parts in order; ("ab", "c") and ("a", "bc") differ."""
+    """SHA-256 of the parts and their lengths, so that ("ab", "c") and ("a", "bc") differ."""
     total = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -85,7 +85,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def decoded(content: bytes, where: str | Path) -> str:
-    """Text in UTF-8, without the mark that some editors begin it with; a wrong byte is named by its line."""
+    """Decode UTF-8 without a byte-order mark; an error names the line of a wrong byte."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -96,17 +96,17 @@ def decoded(content: bytes, where: str | Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """All of a text file."""
+    """The text of a file."""
     return decoded(_content(path), path)
 
 
 def read_json(path: Path, *, nonfinite: bool = False) -> Any:
-    """What a JSON file holds; NaN and infinite numbers only where asked for, as in measured figures."""
+    """The value in a JSON file; NaN and infinities only if `nonfinite`, as in measured numbers."""
     return parse_json(_content(path), path, nonfinite=nonfinite)
 
 
 def read_object(path: Path, *, nonfinite: bool = False) -> dict[str, Any]:
-    """The same of a file that must hold an object."""
+    """The object in a JSON file."""
     found = read_json(path, nonfinite=nonfinite)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected an object, got {type(found).__name__}")
@@ -114,7 +114,7 @@ def read_object(path: Path, *, nonfinite: bool = False) -> dict[str, Any]:
 
 
 def parse_json(content: str | bytes, where: str | Path, *, nonfinite: bool = False) -> Any:
-    """JSON that came with something else; `where` is how an error calls it."""
+    """The value of JSON text; `where` names its source in errors."""
     hooks: dict[str, Any] = {} if nonfinite else {"parse_constant": _finite, "parse_float": _finite}
     text = decoded(content, f"{where} is not JSON") if isinstance(content, bytes) else content
     try:
@@ -124,25 +124,24 @@ def parse_json(content: str | bytes, where: str | Path, *, nonfinite: bool = Fal
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """The table in a TOML file."""
     return parse_toml(_content(path, LARGEST_TOML), path)
 
 
 def parse_toml(content: str | bytes, where: str | Path) -> dict[str, Any]:
-    """TOML that came with something else."""
+    """The table of TOML text; `where` names its source in errors."""
     text = decoded(content, f"{where} is not TOML") if isinstance(content, bytes) else content
     for number, line in enumerate(text.split("\n"), start=1):
         if line.count(".") > _DOTS:
             raise ValueError(f"{where} is not TOML: more than {_DOTS} dots in line {number}")
     try:
-        found: dict[str, Any] = _shallow(tomllib.loads(text))
+        return cast(dict[str, Any], _shallow(tomllib.loads(text)))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not TOML: {_reason(error)}") from None
-    return found
 
 
 def _content(path: Path, limit: int = LARGEST) -> bytes:
-    if not path.is_file():  # a pipe might never end
+    if not path.is_file():  # reading a pipe might never end
         raise FileNotFoundError(f"no file {path}")
     if path.stat().st_size > limit:
         raise ValueError(f"{path}: expected at most {limit} bytes, got {path.stat().st_size}")
@@ -154,22 +153,23 @@ def _reason(error: Exception) -> str:
     return f"more than {DEEPEST} lists and tables in each other" if deep else str(error)
 
 
-def _shallow(found: Any) -> Any:
-    level = [found] if isinstance(found, dict | list) else []
+def _shallow(value: Any) -> Any:
+    """The value, if its lists and tables are not nested too deeply."""
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEEPEST):
         inside = (each.values() if isinstance(each, dict) else each for each in level)
         level = [inner for each in inside for inner in each if isinstance(inner, dict | list)]
         if not level:
-            return found
+            return value
     raise RecursionError
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    table = dict(pairs)
+    if len(table) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"expected every key once, got {twice!r} twice")
-    return found
+    return table
 
 
 def _finite(text: str) -> float:
@@ -180,10 +180,10 @@ def _finite(text: str) -> float:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, also when the process is killed half-way or the disk is full.
+    """Write the whole file or leave it as it was, even if the process is killed or the disk is full.
 
     Raises:
-        OSError: with the name of the file, whatever could not be done.
+        OSError: it cannot be written; the error names the file.
     """
     with replaced(path) as file:
         file.write(content)
@@ -191,43 +191,39 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when the block ends, and is gone when the block fails.
+    """Open a temporary file that replaces `path` when the block ends, and is removed if the block fails.
 
-    Until then it is called `.NAME.HEX` and held by a lock: one that nobody holds was left by a process that
-    was killed, and `remove_leftovers` removes it.
+    Its name is `.NAME.HEX`, and its writer locks it: a file without a lock was left behind by a killed
+    process, and `remove_leftovers` removes it.
     """
     temporary: Path | None = None
     try:
-        temporary, file = _begun(path)
+        temporary, file = _open_temporary(path)
         with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if fcntl is not None:  # while it is held, or it could be taken for a leftover
+            if fcntl is not None:  # while it is locked, or a clean-up could remove it
                 os.replace(temporary, path)
         if fcntl is None:
             os.replace(temporary, path)
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:  # names what was to be written, not how
+        if isinstance(error, OSError) and error.errno is not None:  # name the file, not the temporary one
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove what killed processes left half written in a folder and below; never a living one's."""
-    removed = []
-    for place, _, names in os.walk(folder):  # follows no link
-        for name in names:
-            file = Path(place) / name
-            if _TEMPORARY.fullmatch(name) and not file.is_symlink() and _is_abandoned(file):
-                removed.append(file)
-    return sorted(removed)
+    """Remove the unfinished files of killed processes in a folder and below it; returns their paths."""
+    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)  # follows no link
+    ours = (file for file in files if _TEMPORARY.fullmatch(file.name) and not file.is_symlink())
+    return sorted(file for file in ours if _remove_unlocked(file))
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made with those above it where it is missing."""
+    """Create a folder and its parents if they are missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -236,20 +232,20 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def _begun(path: Path) -> tuple[Path, IO[bytes]]:
-    """A temporary file beside `path`, held."""
+def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
+    """A locked temporary file beside `path`."""
     for _ in range(_TRIES):
-        # not mkstemp's: that is for its owner's eyes alone, and so would be the model
+        # not by mkstemp, whose files only their owner may read: so would be the model
         temporary = path.with_name(f".{path.name[:40]}.{uuid4().hex}")
         file = temporary.open("xb")
-        if not _take(file) or temporary.exists():
+        if not _lock(file) or temporary.exists():
             return temporary, file
-        file.close()  # it was removed as a leftover between its making and its lock: the next is another one
+        file.close()  # a clean-up removed it before it was locked
     raise OSError(errno.EBUSY, f"{_TRIES} temporary files were removed before they could be locked")
 
 
-def _take(file: IO[bytes], *, wait: bool = True) -> bool:
-    """Hold a file; False where file systems have no locks, or where somebody else holds it."""
+def _lock(file: IO[bytes], *, wait: bool = True) -> bool:
+    """Lock a file; False if somebody else holds the lock, or the system has no locks."""
     if fcntl is None:
         return False
     try:
@@ -259,16 +255,16 @@ def _take(file: IO[bytes], *, wait: bool = True) -> bool:
     return True
 
 
-def _is_abandoned(file: Path) -> bool:
-    """Remove a temporary file that nobody holds; whether that was so."""
+def _remove_unlocked(file: Path) -> bool:
+    """Remove a temporary file unless its writer holds it; whether it was removed."""
     try:
         if fcntl is None:
             file.unlink()
             return True
         with file.open("r+b") as held:
-            if not _take(held, wait=False):
+            if not _lock(held, wait=False):
                 return False
             file.unlink()
-    except OSError:  # it has become whole meanwhile, or is not ours to remove
+    except OSError:  # finished meanwhile, or not ours to remove
         return False
     return True

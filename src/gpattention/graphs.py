@@ -1,7 +1,7 @@
-"""Calls as CUDA graphs: a training step, a batch of predictions, or whatever a user makes again and again.
+"""CUDA graphs of calls that are repeated, such as a training step or the prediction of a batch.
 
-A step at the sizes of small transformers is hundreds of short kernels, and starting them one by one takes
-longer than running them; a replay starts all of them at once.
+A step of a small transformer is hundreds of short kernels, which take longer to start than to run; a replay
+starts all of them at once.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,13 @@ from gpattention.numerics import NumericalError, deferred_checks
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WARM_UP = 3  # eager calls before a capture: libraries and optimisers set themselves up in them
+WARM_UP = 3  # eager calls before a capture, in which libraries and optimisers initialise themselves
+
+_WARMING_UP = f"the first {WARM_UP} calls run eagerly: libraries and optimisers initialise themselves in them"
 
 
 def why_no_graph(device: torch.device) -> str | None:
-    """Why nothing can be captured here; None where it can."""
+    """The reason why no graph can be captured on a device; None if one can."""
     if device.type != "cuda":
         return f"it computes on {device}, and only CUDA has graphs"
     if torch.cuda.is_current_stream_capturing():
@@ -30,22 +32,22 @@ def why_no_graph(device: torch.device) -> str | None:
 
 
 def capture(call: Callable[[], R], *, error_mode: str = "global") -> tuple[torch.cuda.CUDAGraph, R]:
-    """A graph of a call, which it does not run, and what a replay fills.
+    """Capture a call as a graph without running it; returns the graph and the result that a replay fills.
 
     Raises:
-        RuntimeError: something in it waits for the device.
+        RuntimeError: the call waits for the device.
     """
     graph = torch.cuda.CUDAGraph()
     with deferred_checks(), torch.cuda.graph(graph, capture_error_mode=error_mode):
-        found = call()
-    return graph, found
+        result = call()
+    return graph, result
 
 
 class Graphed(Generic[P, R]):
-    """A function that is replayed as a CUDA graph where it can be; `graphed` makes it.
+    """A function that replays a CUDA graph of itself where possible; `graphed` creates it.
 
     Attributes:
-        reason: why the last call ran eagerly; None where it was a replay.
+        reason: why the last call ran eagerly; None if it was a replay.
     """
 
     def __init__(self, fn: Callable[P, R], example: tuple[Any, ...]) -> None:
@@ -64,9 +66,9 @@ class Graphed(Generic[P, R]):
         self._calls = 0
         self._settings: tuple[Any, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._read: list[Any] = []
-        self._given: Any = None
-        self.reason: str | None = self._refusal or self._warming()
+        self._inputs: list[Any] = []  # read by the graph
+        self._result: Any = None  # written by the graph
+        self.reason: str | None = self._refusal or _WARMING_UP
 
     @property
     def captured(self) -> bool:
@@ -74,19 +76,19 @@ class Graphed(Generic[P, R]):
         return self._graph is not None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the function gives for these arguments, in tensors of its own."""
+        """The function's result for these arguments, in new tensors."""
         leaves, form = pytree.tree_flatten(args)
         self.reason = self._why_eager(leaves, form, kwargs)
         if self.reason is None and self._graph is None:
             self._capture(leaves)
         if self.reason is not None or self._graph is None:
             return self._eagerly(args, kwargs)
-        for own, new in zip(self._read, leaves, strict=True):
+        for own, new in zip(self._inputs, leaves, strict=True):
             if isinstance(own, Tensor):
                 own.copy_(new)
         self._graph.replay()
-        given: R = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), self._given)
-        return given
+        result: R = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), self._result)
+        return result
 
     def _why_eager(self, leaves: list[Any], form: Any, kwargs: dict[str, Any]) -> str | None:
         if self._refusal is not None:
@@ -96,19 +98,16 @@ class Graphed(Generic[P, R]):
         found = [_described(x) for x in leaves]
         if form != self._form or found != self._expected:
             wrong = next((f"{new} instead of {old}" for old, new in zip(self._expected, found, strict=False)
-                          if old != new), "another form")  # fmt: skip
+                          if old != new), "another structure")  # fmt: skip
             return f"its arguments are not like those of the example: {wrong}"
         if self._graph is None and self._calls < WARM_UP:
-            return self._warming()
-        if self._graph is not None and self._settings != self._current():
-            return "gradients, autocast or the mode of the module are not as they were when it was captured"
+            return _WARMING_UP
+        if self._graph is not None and self._settings != self._current_settings():
+            return "gradients, autocast or the mode of the module have changed since it was captured"
         return why_no_graph(self._device)
 
-    def _warming(self) -> str:
-        return f"the first {WARM_UP} calls run eagerly: libraries and optimisers set themselves up in them"
-
-    def _current(self) -> tuple[Any, ...]:
-        """What decides which operations run, beside the arguments."""
+    def _current_settings(self) -> tuple[Any, ...]:
+        """All that decides which operations run, apart from the arguments."""
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         mode = self._fn.training if isinstance(self._fn, nn.Module) else None
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast, mode
@@ -117,52 +116,53 @@ class Graphed(Generic[P, R]):
         self._calls += 1
         if self._refusal is not None or self._calls > WARM_UP:
             return self._fn(*args, **kwargs)
-        # on a stream of its own, as capture asks: the gradients of the first steps live there
+        # on a stream of its own, as a capture needs: the gradients of the first steps are allocated there
         stream, current = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            found = self._fn(*args, **kwargs)
+            result = self._fn(*args, **kwargs)
         current.wait_stream(stream)
-        return found
+        return result
 
     def _capture(self, leaves: list[Any]) -> None:
-        self._read = [x.detach().clone() if isinstance(x, Tensor) else x for x in leaves]
-        self._settings = self._current()
-        # a cast weight that autocast remembers from before would be read from memory that is gone
+        self._inputs = [x.detach().clone() if isinstance(x, Tensor) else x for x in leaves]
+        self._settings = self._current_settings()
+        # replays would read weights that autocast cast and cached earlier from memory that is freed by then
         uncached = (
             torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
             if torch.is_autocast_enabled("cuda")
             else nullcontext()
         )
-        args = pytree.tree_unflatten(self._read, self._form)
+        args = pytree.tree_unflatten(self._inputs, self._form)
         try:
             with uncached:
-                self._graph, self._given = capture(lambda: self._fn(*args), error_mode="thread_local")
+                self._graph, self._result = capture(lambda: self._fn(*args), error_mode="thread_local")
         except (torch.OutOfMemoryError, NumericalError):
             raise
         except RuntimeError as error:
-            self._read = []
+            self._inputs = []
             self.reason = self._refusal = f"it cannot be captured: {str(error).partition(chr(10))[0]}"
 
 
 def graphed(fn: Callable[P, R], *example: Any) -> Graphed[P, R]:
-    """A function as a CUDA graph: a training step, or a forward pass, without the time to start its kernels.
+    """Run a function as a CUDA graph, which saves the time to start its kernels one by one.
 
-    The first calls run eagerly, each of them a step like any other; then one is captured, and all that
-    follow are replays, for arguments like the example.  Others, and calls on machines without a GPU, run
-    eagerly; `.reason` says why.
+    The first calls run eagerly, as ordinary steps; then one is captured, and later calls with arguments
+    like the example are replays.  Calls with other arguments, or without a GPU, run eagerly; `.reason` says
+    why.
 
-    What is captured are operations on tensors: numbers that Python computed are those of the capture.  So an
-    optimiser has to be `capturable=True`, its learning rate a tensor if it changes, its gradients cleared at
-    the start of the step, and nothing in the function may read a value (`loss.item()`): read what it returns.
-    Failed factorisations are NaN and counted in a replay; `gpattention.gp.check_health` raises for them.
+    A graph holds operations on tensors: numbers computed in Python keep the values they had at capture.  So
+    an optimiser needs `capturable=True`, a learning rate that changes must be a tensor, the step must begin
+    by clearing the gradients, and the function must not read values (`loss.item()`): read its result.
+    In a replay, failed factorisations become NaN and are counted; `gpattention.gp.check_health` raises for
+    them.
 
     Args:
-        fn: of tensors, or of lists and mappings of them, and of numbers, which must stay the same.
+        fn: a function of tensors, of lists and mappings of tensors, and of numbers, which must stay the same.
         *example: arguments like those of the calls.
 
     Returns:
-        The function, with `.captured` and `.reason`.
+        The function, with the attributes `captured` and `reason`.
 
     >>> step = gpattention.graphed(train_step, images, labels)
     >>> for images, labels in loader:
@@ -172,5 +172,5 @@ def graphed(fn: Callable[P, R], *example: Any) -> Graphed[P, R]:
 
 
 def _described(x: Any) -> Any:
-    """What a replay needs of an argument to be as it was."""
+    """The properties of an argument that a replay needs unchanged."""
     return (tuple(x.shape), x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else x

@@ -123,7 +123,7 @@ class TestResuming:
             finished = replace(settings, seeds=(1, 7), kinds=(), finished=True, root=tmp_path)
             found = adopt_cola(finished)  # without the data, and with a seed that was never trained
             assert found.cells == first.cells
-            assert any("its data are not here" in note for note in found.notes)
+            assert any("its data are not on this machine" in note for note in found.notes)
         assert adopt_cola(replace(settings, seeds=(1,), kinds=(), runs=tmp_path)).cells == first.cells
         with pytest.raises(ValueError, match="finished cells"):
             adopt_cola(replace(settings, seeds=(7,), finished=True))

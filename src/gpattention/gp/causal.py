@@ -24,7 +24,6 @@ from gpattention.gp.inputs import (
     as_parameter,
     check_parameter,
     expanded,
-    keep_columns,
     keep_rows,
     key_noise,
     prepare,
@@ -89,8 +88,8 @@ class CausalCGPPosterior(Posterior):
     def __init__(self, t: Tokens) -> None:
         o = t.latent
         M = with_diagonal(gram(o), t.noise, t.mask)  # [..., N, N]
-        K_oq = keep_columns(keep_rows(cross_gram(o, t.q), t.mask), t.mask)  # [..., N, N] unit
-        K_ok = t.scale_k * keep_columns(keep_rows(cross_gram(o, t.k), t.mask), t.mask)
+        K_oq = cross_gram(o, t.q, t.mask, t.mask)  # [..., N, N] unit
+        K_ok = t.scale_k * cross_gram(o, t.k, t.mask, t.mask)
         self.t = t
         self._L = cholesky(M, name="K_o + noise I", noise=t.noise)
         W, U = solve_triangular(self._L, torch.cat(expanded(K_oq, K_ok), -1), upper=False).chunk(2, -1)

@@ -34,13 +34,11 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.checks import check_count
+from gpattention.checks import check_choice, check_count
 from gpattention.gp.direct import ExactPosterior, amplified_gram, log_query_scale, prior_draw
 from gpattention.gp.inputs import (
     Scalar,
-    check_choice,
     expanded,
-    keep_columns,
     keep_rows,
     key_noise,
     observation_variance,
@@ -203,13 +201,12 @@ class CGPPosterior(ExactPosterior):
     @kept
     def K_qo(self) -> Tensor:
         """kappa(q, o) at unit query amplitude.  [..., Q, K]"""
-        return keep_columns(keep_rows(cross_gram(self.t.q, self.t.latent), self.t.query_mask), self.t.mask)
+        return cross_gram(self.t.q, self.t.latent, self.t.query_mask, self.t.mask)
 
     @kept
     def K_ok(self) -> Tensor:
         """s_k kappa(o, k).  [..., K, K]"""
-        K_ok = keep_rows(cross_gram(self.t.latent, self.t.k), self.t.mask)
-        return self.t.scale_k * keep_columns(K_ok, self.t.mask)
+        return self.t.scale_k * cross_gram(self.t.latent, self.t.k, self.t.mask, self.t.mask)
 
     @kept
     def L(self) -> Tensor:
@@ -266,8 +263,8 @@ class CGPPosterior(ExactPosterior):
         """Eq. 6, zero at padded queries.  [..., Q, Q]"""
         t = self.t
         A, F_t = self.explained
-        kappa = keep_columns(keep_rows(gram(t.q), t.query_mask), t.query_mask)
-        return t.amplify(t.amplify(kappa - t.noise * A @ A.mT - F_t @ F_t.mT).mT)
+        unit = gram(t.q, t.query_mask) - t.noise * A @ A.mT - F_t @ F_t.mT
+        return t.amplify(t.amplify(unit).mT)
 
     def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
         """Eq. 7 applied to random numbers: two prior draws, each corrected pathwise."""

@@ -16,13 +16,12 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.checks import check_choice
 from gpattention.gp.closed import ClosedMoments, closed_moments
 from gpattention.gp.inputs import (
     Scalar,
-    check_choice,
-    keep_columns,
+    keep_pairs,
     keep_real,
-    keep_rows,
     key_noise,
     masked,
     observation_variance,
@@ -68,13 +67,13 @@ class UnitProcess(NamedTuple):
 
     def prior(self) -> Tensor:
         """kappa(q, q), zero at padded queries.  [..., Q, Q]"""
-        return keep_columns(keep_rows(gram(self.q), self.query_mask), self.query_mask)
+        return gram(self.q, self.query_mask)
 
     def whitened(self) -> tuple[Tensor, Tensor]:
         """L and R.  [..., K, K], [..., K, Q]"""
         M = with_diagonal(gram(self.k), self.noise, self.mask)  # [..., K, K]
         L = cholesky(M, name="K_k + noise I", noise=self.noise)
-        K_kq = keep_columns(keep_rows(cross_gram(self.k, self.q), self.mask), self.query_mask)  # [..., K, Q]
+        K_kq = cross_gram(self.k, self.q, self.mask, self.query_mask)  # [..., K, Q]
         # R^T = K_qk L^-T: LAPACK solves from that side in less than half the time
         return L, solve_triangular(L.mT, K_kq.mT, upper=True, left=False).mT
 
@@ -475,12 +474,10 @@ def log_query_scale(t: Tokens) -> Tensor:
 def direct_weights(t: Tokens, *, causal: bool = False) -> Tensor:
     """K_qk of eq. 1 with amplitudes inside the exponent, where they cannot overflow.  [..., Q, K]"""
     exponent = log_query_scale(t)[..., None] + log_kappa(t.q, t.k)
-    weights = t.scale_k * exponent.exp()
-    weights = keep_columns(keep_rows(weights, t.query_mask), t.mask)
+    weights = keep_pairs(t.scale_k * exponent.exp(), t.query_mask, t.mask)
     return weights.tril() if causal else weights
 
 
 def amplified_gram(t: Tokens) -> Tensor:
     """K_q = D_a s_q^2 kappa(q, q) D_a, zero at padded queries.  [..., Q, Q]"""
-    kappa = keep_columns(keep_rows(gram(t.q), t.query_mask), t.query_mask)
-    return t.amplify(t.amplify(kappa).mT)
+    return t.amplify(t.amplify(gram(t.q, t.query_mask)).mT)

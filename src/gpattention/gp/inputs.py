@@ -1,8 +1,8 @@
-"""One place where arguments are checked, masked and raised to the computing type.
+"""Arguments of all posteriors: checked, masked and converted to the computing type.
 
 Every error names the argument, its value and what was expected.  Every posterior, density and divergence
-starts here, so that they agree on what a mask means: `mask` [..., K] marks the real keys, latent inputs and
-values, `query_mask` [..., Q] the real queries; True = real token.  Padded rows are overwritten, never
+starts here, so that they agree on the meaning of a mask: `mask` [..., K] marks the real keys, latent inputs
+and values, `query_mask` [..., Q] the real queries; True = real token.  Padded rows are overwritten, never
 multiplied, so NaN in them is harmless forward and backward.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gpattention.checks import check_choice as check_choice
+from gpattention.checks import check_tensor
 from gpattention.numerics import (
     FARTHEST,
     NonFiniteError,
@@ -27,23 +27,20 @@ from gpattention.numerics import (
 
 
 def check_jitter(jitter: float) -> None:
-    """A perturbation of SGPA's inducing Gram matrix, which may be singular without it."""
+    """Refuse a jitter outside (0, 1): SGPA's inducing Gram matrix may be singular without any."""
     if not 0 < jitter < 1:
         raise ValueError(f"expected jitter in (0, 1), got {jitter}")
 
 
 def check_observation_noise(value: float) -> None:
-    """tau^2 as a number; 0 is the paper's."""
+    """Refuse a tau^2 that is negative or not finite; the paper's is 0."""
     if not 0 <= value < math.inf:
         raise ValueError(f"expected observation_noise >= 0 and finite, got {value}")
 
 
 def check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True) -> None:
-    """A floating-point [..., N, C] tensor on the device, and usually of the type, of `like`."""
-    if not isinstance(x, Tensor):
-        raise ValueError(
-            f"expected {name} to be a tensor, got {type(x).__name__}: torch.as_tensor makes one of it"
-        )
+    """Require a floating-point [..., N, C] tensor on the device, and usually of the type, of `like`."""
+    check_tensor(name, x)
     if x.ndim < 2 or not x.is_floating_point() or 0 in x.shape[-2:]:
         raise ValueError(
             f"expected {name} to be a floating-point [..., N, C] tensor with N, C >= 1, "
@@ -56,13 +53,13 @@ def check_tokens(name: str, x: Tensor, like: Tensor, *, same_dtype: bool = True)
 
 
 def expect(holds: bool, expectation: str, x: Tensor) -> None:
-    """Raise unless `holds`, telling the shape found."""
+    """Raise `ValueError` with the shape of x unless `holds`."""
     if not holds:
         raise ValueError(f"expected {expectation}, got shape {tuple(x.shape)}")
 
 
 def common_lead(tensors: Mapping[str, Tensor]) -> torch.Size:
-    """The leading axes all tensors broadcast to."""
+    """The leading axes that all tensors broadcast to."""
     try:
         return broadcast(*(x.shape[:-2] for x in tensors.values()))
     except RuntimeError:
@@ -71,7 +68,7 @@ def common_lead(tensors: Mapping[str, Tensor]) -> torch.Size:
 
 
 def broadcasts_into(shape: torch.Size, lead: torch.Size) -> bool:
-    """True if `shape` broadcasts to exactly `lead`."""
+    """Whether `shape` broadcasts to exactly `lead`."""
     try:
         return broadcast(shape, lead) == lead
     except RuntimeError:
@@ -79,7 +76,7 @@ def broadcasts_into(shape: torch.Size, lead: torch.Size) -> bool:
 
 
 def check_mask(name: str, mask: Tensor | None, lead: torch.Size, x: Tensor) -> None:
-    """A bool mask whose axes can mean only one thing."""
+    """Require a bool mask whose axes can mean only one thing."""
     if mask is None:
         return
     # A [B, N] mask beside [B, H, N, C] tokens would broadcast over heads when B == H: refuse it.
@@ -97,16 +94,12 @@ def check_mask(name: str, mask: Tensor | None, lead: torch.Size, x: Tensor) -> N
 
 def check_values(
     named: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor],
-    log_amplitude: Tensor | None,
+    parameters: Mapping[str, Tensor] | None = None,
     spread: Tensor | None = None,  # [] largest squared distance from the centre
-    noise: Tensor | None = None,  # for the message about it
+    noise: Tensor | None = None,  # for the message about the spread
 ) -> None:
-    """Non-finite tokens, parameters that are not positive, tokens too far apart; one read for all."""
-    if checks_are_deferred(*named.values(), *parameters.values()):
-        return
-    if log_amplitude is not None:
-        named = {**named, "log_amplitude": log_amplitude}
+    """Refuse non-finite tokens, parameters that are not positive and tokens too far apart, after one read."""
+    parameters = parameters or {}
     # one pass instead of four: a finite sum has no NaN and no infinity in it; another may just be too large
     good = [x.detach().sum().isfinite() for x in named.values()]
     good += [((x > 0) & x.isfinite()).all() for x in parameters.values()]
@@ -114,21 +107,17 @@ def check_values(
         good.append(~(spread > FARTHEST**2))
     verdict = torch.stack(good).tolist()
     for (name, x), fine in zip({**named, **parameters}.items(), verdict, strict=False):
-        if fine:
-            continue
-        if name in parameters:
-            check_positive(name, x)  # which raises with the value
-        bad = int((~x.isfinite()).sum())
-        if bad == 0:
-            continue
-        raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")
+        if not fine and name in parameters:
+            check_positive(name, x)  # raises with the value
+        elif not fine and (bad := int((~x.isfinite()).sum())):
+            raise NonFiniteError(f"{name} holds {bad} non-finite numbers at real tokens")
     if spread is not None and not verdict[-1]:
         least = None if noise is None else float(noise.detach().min())
         raise TooFarApartError(describe_spread(float(spread) ** 0.5, least))
 
 
 def check_amplitude(log_amplitude: Tensor) -> None:
-    """The latent models multiply by a_i^2, which must stay finite; the direct ones keep logarithms."""
+    """Refuse amplitudes whose square, with which the latent models multiply, overflows."""
     if checks_are_deferred(log_amplitude) or log_amplitude.numel() == 0:
         return
     most = 0.5 * math.log(torch.finfo(log_amplitude.dtype).max) - 1
@@ -140,15 +129,8 @@ def check_amplitude(log_amplitude: Tensor) -> None:
         )
 
 
-def check_amplitude_shape(log_amplitude: Tensor, lead: torch.Size, q: Tensor) -> None:
-    """[..., Q] that broadcasts against the leading axes."""
-    fits = log_amplitude.ndim > 0 and log_amplitude.shape[-1] == q.shape[-2]
-    expected = f"log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against {tuple(lead)}"
-    expect(fits and broadcasts_into(log_amplitude.shape[:-1], lead), expected, log_amplitude)
-
-
 def check_positive(name: str, value: Tensor) -> None:
-    """A tensor of positive, finite numbers."""
+    """Require positive and finite numbers."""
     if checks_are_deferred(value):
         return
     good = (value > 0) & value.isfinite()
@@ -179,73 +161,64 @@ def prepare(
     mask_tokens: bool = True,
     distances: bool = True,
 ) -> Tokens:
-    """Check everything, then raise and mask.  Errors name argument, value and expectation.
+    """All arguments checked, converted to the computing type and masked.
 
-    `scale_name` is what the caller calls `scale_q`.  `mask_tokens=False` leaves whatever is written at
-    padded ones, for fused kernels, which mask what they read; `masked` does it later.  Without `distances`
-    between tokens as they came, these may lie anywhere.
+    `scale_name` is the caller's name of `scale_q`, for errors.  `mask_tokens=False` leaves padded tokens as
+    they are, for fused kernels, which mask what they read; `masked` overwrites them later.  With
+    `distances=False` tokens may lie any distance apart.
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
-    for name, x in tokens.items():
-        check_tokens(name, x, like=q)
-    inducing = inducing or {}
-    for name, x in inducing.items():
-        check_tokens(name, x, like=q, same_dtype=False)
-    for name, x in ({"k": k} | ({} if o is None else {"o": o}) | dict(inducing)).items():
-        expect(x.shape[-1] == q.shape[-1], f"{name} of width {q.shape[-1]} like q", x)
-    for name, x in ({"v": v} | ({} if o is None else {"o": o})).items():
-        expect(x.shape[-2] == k.shape[-2], f"{name} with {k.shape[-2]} tokens like k", x)
+    inducing = dict(inducing or {})
+    given = tokens | inducing
+    for name, x in given.items():
+        check_tokens(name, x, like=q, same_dtype=name in tokens)
+    for name, x in given.items():
+        if name != "v":
+            expect(x.shape[-1] == q.shape[-1], f"{name} of width {q.shape[-1]} like q", x)
+        if name in ("v", "o"):
+            expect(x.shape[-2] == k.shape[-2], f"{name} with {k.shape[-2]} tokens like k", x)
     if causal:
         expect(q.shape[-2] == k.shape[-2], f"q with {k.shape[-2]} tokens like k (causal)", q)
 
-    lead = common_lead({**tokens, **inducing})
+    lead = common_lead(given)
     check_mask("mask", mask, lead, k)
     check_mask("query_mask", query_mask, lead, q)
     if query_mask is None and q.shape[-2] == k.shape[-2]:
         query_mask = mask
-    if log_amplitude is not None:
-        check_amplitude_shape(log_amplitude, lead, q)
-
     dtype = compute_dtype(q.dtype)
     parameters = {
         name: as_parameter(name, value, lead, q, dtype)
         for name, value in (("noise", noise), (scale_name, scale_q), ("scale_k", scale_k))
     }
     if log_amplitude is not None:
+        fits = log_amplitude.ndim > 0 and log_amplitude.shape[-1] == q.shape[-2]
+        expected = f"log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against {tuple(lead)}"
+        expect(fits and broadcasts_into(log_amplitude.shape[:-1], lead), expected, log_amplitude)
         log_amplitude = keep_real(log_amplitude.to(dtype), query_mask)
     if not checks_are_deferred(q):
         masks = {"q": query_mask} | dict.fromkeys(("k", "o", "v"), mask)
-        inputs = {name: x for name, x in {**tokens, **inducing}.items() if name != "v"}
+        real = {name: keep_rows(x, masks.get(name)) for name, x in given.items()}
         check_values(
-            {name: keep_rows(x, masks.get(name)) for name, x in {**tokens, **inducing}.items()},
+            real if log_amplitude is None else {**real, "log_amplitude": log_amplitude},
             parameters,
-            log_amplitude,
-            _spread(inputs, masks) if dtype == torch.float32 and distances else None,
+            _spread(given, masks) if dtype == torch.float32 and distances else None,
             None if v is k else parameters["noise"],  # amplitudes have neither values nor noise
         )
     if o is not None and log_amplitude is not None:
         check_amplitude(log_amplitude)
-    found = Tokens(
-        q=q.to(dtype),
-        k=k.to(dtype),
-        o=None if o is None else o.to(dtype),
-        v=v.to(dtype),
-        inducing=tuple(x.to(dtype) for x in inducing.values()),
-        mask=mask,
-        query_mask=query_mask,
-        log_amplitude=log_amplitude,
-        dtype=q.dtype,
-        noise=parameters["noise"],
-        scale_q=parameters[scale_name],
-        scale_k=parameters["scale_k"],
-    )
-    return masked(found) if mask_tokens else found
+    checked = Tokens(
+        q=q.to(dtype), k=k.to(dtype), o=None if o is None else o.to(dtype), v=v.to(dtype),
+        inducing=tuple(x.to(dtype) for x in inducing.values()), noise=parameters["noise"],
+        scale_q=parameters[scale_name], scale_k=parameters["scale_k"], mask=mask, query_mask=query_mask,
+        log_amplitude=log_amplitude, dtype=q.dtype,
+    )  # fmt: skip
+    return masked(checked) if mask_tokens else checked
 
 
-def _spread(inputs: Mapping[str, Tensor], masks: Mapping[str, Tensor | None]) -> Tensor:
-    """The largest squared distance of a real token from the centre of the keys, or inducing inputs.  []"""
-    names = [name for name in inputs if name not in ("q", "k", "o")]
-    about = names[0] if names else "k"
+def _spread(given: Mapping[str, Tensor], masks: Mapping[str, Tensor | None]) -> Tensor:
+    """The largest squared distance of a real token from the centre of inducing inputs, or of keys.  []"""
+    inputs = {name: x for name, x in given.items() if name != "v"}
+    about = next((name for name in inputs if name not in ("q", "k", "o")), "k")
     centre = real_mean(inputs[about].detach().float(), masks.get(about))  # [..., 1, C]
     squares = [
         keep_rows(x.detach().float() - centre, masks.get(name)).square().sum(-1).max()
@@ -256,9 +229,9 @@ def _spread(inputs: Mapping[str, Tensor], masks: Mapping[str, Tensor | None]) ->
 
 
 def masked(t: Tokens) -> Tokens:
-    """Tokens with padding overwritten: values by 0, inputs by the centre of the others.
+    """Tokens with padding overwritten: values by 0, all others by the centre of the real ones.
 
-    Kernels centre what they get, in the type that its spread asks for: a token moved in float32 is rounded.
+    Kernels centre their inputs, in the type that the spread needs, since a token moved in float32 is rounded.
     Padding at the centre costs them no digits.
     """
     if t.mask is None and t.query_mask is None:
@@ -306,9 +279,10 @@ def keep_real(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else torch.where(mask, x, 0.0)
 
 
-def keep_columns(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Columns of padded tokens overwritten with 0.  [..., X, N]"""
-    return x if mask is None else torch.where(mask[..., None, :], x, 0.0)
+def keep_pairs(K: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """K with rows and columns of padded tokens overwritten with 0 (section 5).  [..., N, M]"""
+    K = keep_rows(K, rows)
+    return K if columns is None else torch.where(columns[..., None, :], K, 0.0)
 
 
 def real_mean(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -341,13 +315,13 @@ def with_diagonal(K: Tensor, diagonal: Scalar, mask: Tensor | None = None) -> Te
 
 
 def expanded(*tensors: Tensor) -> list[Tensor]:
-    """All [..., N, X] with the same leading axes, which gradients are then summed back to."""
+    """All tensors [..., N, X] expanded to their common leading axes; gradients are summed back."""
     lead = broadcast(*(x.shape[:-2] for x in tensors))
     return [x.expand(*lead, *x.shape[-2:]) for x in tensors]
 
 
 def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """A positive number, or one per leading axis, as [..., 1, 1]."""
+    """A positive number, or one per leading axis, as a tensor [..., 1, 1]."""
     if not isinstance(value, Tensor):
         check_parameter(name, value)
         return torch.full((1, 1), float(value), dtype=dtype, device=like.device)
@@ -362,7 +336,7 @@ def as_parameter(name: str, value: Scalar, lead: torch.Size, like: Tensor, dtype
 
 
 def check_parameter(name: str, value: Scalar) -> None:
-    """Positive and finite, all of it; whether it fits is seen where the leading axes are known."""
+    """Require positive and finite numbers; `as_parameter` checks the shape, once leading axes are known."""
     if isinstance(value, Tensor):
         check_positive(name, value)
     elif not 0 < value < float("inf"):
@@ -378,18 +352,18 @@ def observation_variance(observation_noise: Scalar | None, t: Tokens) -> Tensor:
         return torch.full_like(t.noise, observation_noise)
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2], t.v.shape[:-2])
     tau = as_parameter("observation_noise", observation_noise, lead, t.q, t.v.dtype)
-    if not checks_are_deferred(tau) and not bool(((tau >= 0) & tau.isfinite()).all()):
-        bad = tau.detach()[~((tau >= 0) & tau.isfinite())]
-        raise ValueError(f"expected observation_noise >= 0 and finite, got {float(bad[0])}")
+    bad = ~((tau >= 0) & tau.isfinite())
+    if not checks_are_deferred(tau) and bool(bad.any()):
+        check_observation_noise(float(tau.detach()[bad][0]))  # raises
     return tau
 
 
 def check_delta(delta: float) -> None:
-    """Raise `ValueError` unless delta can perturb a Gram matrix of unit diagonal."""
+    """Refuse a delta outside [0, 1), the perturbation of a Gram matrix of unit diagonal."""
     if not 0 <= delta < 1:
         raise ValueError(f"expected delta in [0, 1), got {delta}")
 
 
 def key_noise(t: Tokens) -> Tensor:
-    """sigma^2 / s_k^2: M_k has a factor in floating point as kappa(k, k) with this noise has.  [..., 1, 1]"""
+    """sigma^2 / s_k^2, on which it depends whether M_k has a factor in floating point.  [..., 1, 1]"""
     return t.noise.detach() / t.scale_k.detach().square()

@@ -5,11 +5,11 @@ are translation invariant, and without centring a common offset of 3 per coordin
 and, at 1024 tokens, the Cholesky factor.  What remains after centring is the spread R of the tokens, in
 length scales: the expanded form rounds the distance of two tokens by some eps R^2, however near they are.
 So float32 serves up to `NEAR`, float64 beyond, and tokens beyond `FARTHEST` are refused: there the
-coordinates themselves, and every gradient, have lost what a kernel of length scale 1 needs.  Only where
-tokens can be looked at for free, which is on the CPU, does their spread choose the type; elsewhere, and
-in compiled code, it is float64 always.
+coordinates themselves, and every gradient, have lost what a kernel of length scale 1 needs.  The spread
+chooses the type on the CPU alone, where reading it costs nothing; elsewhere, and in compiled code, distances
+are always computed in float64.
 
-Kernel and softmax attention are the means that the GP kinds start from, without a posterior:
+Kernel attention and softmax attention are the means from which the GP kinds start, without a posterior:
 
     kappa(q, k) V (eq. 1),  its rows divided by their sums (the mean of eq. 25),  softmax(Q K^T / sqrt d) V
 
@@ -24,7 +24,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpattention.gp.inputs import check_parameter, expect, fill_rows, keep_rows, real_mean
+from gpattention.gp.inputs import (
+    check_parameter,
+    expect,
+    fill_rows,
+    keep_pairs,
+    keep_rows,
+    real_mean,
+)
 from gpattention.numerics import (
     FARTHEST,
     TooFarApartError,
@@ -40,30 +47,32 @@ from gpattention.numerics import (
 from gpattention.ops import SHOWN_TOKENS, why_not_fused_on
 from gpattention.ops.attention import fused_kernel_attention
 
-NEAR = 8.0  # length scales from the centre to which a distance by float32 products is good: to 1e-5
+NEAR = 8.0  # length scales from the centre up to which float32 products give distances to 1e-5
 _LOST = 2 * FARTHEST  # from the centre of any of the tokens, where all are within FARTHEST of one point
 
 
-def gram(x: Tensor) -> Tensor:
-    """kappa(x, x) of eq. 1 with unit diagonal.  [..., N, N]"""
+def gram(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """kappa(x, x) of eq. 1 with unit diagonal, 0 at padded tokens.  [..., N, N]"""
     dtype = x.dtype
     (placed,) = _placed(x)
     if wants_plain_operations():  # compilers fuse the plain form themselves, and torch 2.11's
         # loses gradients of several such functions in one graph
         exponents = _exponents(placed, placed, dtype)
-        return torch.exp(exponents - torch.diag_embed(exponents.diagonal(dim1=-2, dim2=-1)))
-    K: Tensor = _Gram.apply(placed, dtype)  # type: ignore[no-untyped-call]
-    return K
+        K = torch.exp(exponents - torch.diag_embed(exponents.diagonal(dim1=-2, dim2=-1)))
+    else:
+        K = _Gram.apply(placed, dtype)  # type: ignore[no-untyped-call]
+    return keep_pairs(K, mask, mask)
 
 
-def cross_gram(x: Tensor, y: Tensor) -> Tensor:
-    """kappa(x, y) of eq. 1.  [..., N, M]"""
+def cross_gram(x: Tensor, y: Tensor, x_mask: Tensor | None = None, y_mask: Tensor | None = None) -> Tensor:
+    """kappa(x, y) of eq. 1, 0 at padded tokens.  [..., N, M]"""
     dtype = x.dtype
     x, y = _placed(x, y)
     if wants_plain_operations():
-        return torch.exp(_exponents(x, y, dtype))
-    K: Tensor = _CrossGram.apply(x, y, dtype)  # type: ignore[no-untyped-call]
-    return K
+        K = torch.exp(_exponents(x, y, dtype))
+    else:
+        K = _CrossGram.apply(x, y, dtype)  # type: ignore[no-untyped-call]
+    return keep_pairs(K, x_mask, y_mask)
 
 
 def log_kappa(x: Tensor, y: Tensor) -> Tensor:
@@ -74,18 +83,17 @@ def log_kappa(x: Tensor, y: Tensor) -> Tensor:
 
 
 def about_centre(*sets: Tensor) -> tuple[Tensor, ...]:
-    """Token sets moved by one translation, which takes the mean of the last to the origin."""
+    """Token sets moved by one translation, which takes the mean of the last set to the origin."""
     centre = sets[-1].detach().mean(-2, keepdim=True)  # [..., 1, C]
     return tuple(x - centre for x in sets)
 
 
 def _placed(*sets: Tensor) -> tuple[Tensor, ...]:
-    """Token sets about one centre, in the type in which the distances between them are right."""
+    """Token sets about one centre, in the type in which distances between them are accurate."""
     device = sets[0].device.type
     if sets[0].dtype == torch.float64 or device == "mps":  # which has no float64
         return about_centre(*sets)
-    looked_at = device == "cpu" and has_values(sets[0]) and not wants_plain_operations()
-    if looked_at:
+    if device == "cpu" and has_values(sets[0]) and not wants_plain_operations():
         near = about_centre(*sets)
         spreads = [float(x.detach().square().sum(-1).max()) ** 0.5 for x in near if x.numel()]
         farthest = max(spreads, default=0.0)
@@ -93,7 +101,7 @@ def _placed(*sets: Tensor) -> tuple[Tensor, ...]:
             return near
         if farthest > _LOST and not checks_are_deferred():
             raise TooFarApartError(describe_spread(farthest))
-    # In float32 moving a token would round it, by as much as its distance from the centre asks for.
+    # moving a token in float32 would round it, the more the farther it lies from the centre
     return about_centre(*(x.double() for x in sets))
 
 
@@ -105,13 +113,13 @@ def _exponents(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     of_x, of_y = _or_lost(of_x), _or_lost(of_y)
     left = torch.cat([x, of_x, torch.ones_like(of_x)], -1)  # [..., N, C + 2]
     right = torch.cat([y, -torch.ones_like(of_y), -of_y], -1)  # [..., M, C + 2]
-    # one product for all of it: no further pass over a matrix of twice the size; in float64 nothing of the
-    # two squares is lost before they cancel
+    # one product: no further pass over a matrix of twice the size; and in float64 the two squares cancel
+    # without loss
     return (left @ right.mT).to(dtype).clamp_max(0)
 
 
 def _or_lost(half_square: Tensor) -> Tensor:
-    """NaN, and counted like a failed factor, for tokens that are too far away."""
+    """NaN for tokens that are too far away, which are counted like failed factors."""
     lost = count_failures(half_square.detach() > 0.5 * _LOST**2)
     return half_square.masked_fill(lost, float("nan"))
 
@@ -167,8 +175,8 @@ class _Gram(torch.autograd.Function):
 def pull(E: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """sum_j E_ij (y_j - x_i), for the gradient of x.  [..., N, C]
 
-    Off the CPU in the type of E, whose rounding grows with the spread: a matrix of float64 for tokens that
-    are seldom far apart would cost every backward pass.
+    Off the CPU it is computed in the type of E, with a rounding error that grows with the spread: float64
+    would slow down every backward pass for the sake of tokens that are rarely far apart.
     """
     wide = x.dtype if x.device.type == "cpu" else E.dtype
     E, a, b = E.to(wide), x.to(wide), y.to(wide)
@@ -176,7 +184,7 @@ def pull(E: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Checked inputs in the type to compute in; `y is x` stays true where it was."""
+    """x and y, checked and in the computing type; `y is x` is preserved."""
     for name, t in (("x", x), ("y", y)):
         if t.ndim < 2 or not t.is_floating_point():
             raise ValueError(
@@ -184,7 +192,7 @@ def _as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
                 f"got shape {tuple(t.shape)} and {t.dtype}"
             )
     if x.shape[-1] != y.shape[-1]:
-        raise ValueError(f"x has width {x.shape[-1]} but y has width {y.shape[-1]}")
+        raise ValueError(f"expected y of width {x.shape[-1]} like x, got width {y.shape[-1]}")
     raised = x.to(compute_dtype(x.dtype))
     return raised, raised if y is x else y.to(compute_dtype(y.dtype))
 
@@ -256,7 +264,7 @@ def ard_rbf(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArdRbf:
-    """`ard_rbf` with its parameters filled in, for functions that take a kernel of two arguments (section 7).
+    """`ard_rbf` with given parameters, for functions that take a kernel of two arguments (section 7).
 
     Attributes:
         lengthscale: of all channels or of each.
@@ -271,7 +279,7 @@ class ArdRbf:
         return ard_rbf(x, y, self.lengthscale, self.variance)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Tokens between which `rbf` is this kernel at unit variance.
+        """Tokens divided by the length scales: `rbf` between them is this kernel at unit variance.
 
         Args:
             x: tokens.  [..., N, C]
@@ -339,7 +347,7 @@ def kernel_attention(
         [..., Q, D] in v's type; 0 at rows that see no key, and at padded queries.
     """
     dtype, v = v.dtype, v.to(q.dtype)
-    if why_not_streamed(q, v, dot=dot) is None:  # whose kernel sees to origin and masks
+    if why_not_streamed(q, v, dot=dot) is None:  # the kernel centres and masks tokens itself
         v = v if normalised or variance is None else variance[..., None, None] * v
         return fused_kernel_attention(
             q, k, v, normalised=normalised, causal=causal, mask=mask, query_mask=query_mask
@@ -354,7 +362,7 @@ def kernel_attention(
     q, k = keep_rows(q, query_mask), keep_rows(k, mask)
     visible = _visible(q, k, causal, mask, query_mask)  # [..., Q, K]
     seen = visible.any(-1, keepdim=True)  # [..., Q, 1]
-    # a row with nothing to attend to attends anywhere, then to nothing
+    # a row that sees no key attends to all, and is set to 0 afterwards
     mean = _attend(q, k, v, attn_mask=visible | ~seen, scale=1.0)
     return torch.where(seen, mean, 0.0).to(dtype)
 
@@ -371,7 +379,7 @@ def kernel_weights(
     mask: Tensor | None = None,  # [..., K] True = real
     query_mask: Tensor | None = None,  # [..., Q]
 ) -> Tensor:
-    """What `kernel_attention` weighs the values with (eq. 1).
+    """The weights with which `kernel_attention` multiplies the values (eq. 1).
 
     Args:
         q: queries.
@@ -399,11 +407,11 @@ def kernel_weights(
 
 
 def why_not_streamed(q: Tensor, v: Tensor, *, dot: bool = False) -> str | None:
-    """None if a fused kernel does `kernel_attention`, else the reason."""
+    """None if a fused kernel computes `kernel_attention`, else the reason."""
     if dot:
         return "exp_dot has no fused kernel"
     channels = max(q.shape[-1], v.shape[-1])
-    # any length fits; "auto" stays with those at which the kernel was measured to be the faster way
+    # any length fits; "auto" takes the kernel only at lengths where it was measured to be faster
     shown = v.shape[-2] <= SHOWN_TOKENS
     return why_not_fused_on(v.device, q.dtype, channels=channels, measured=shown)
 
@@ -421,7 +429,7 @@ def without_padding(
     Args:
         q: queries.
         k: keys.
-        dot: whether a kernel of dot products will see them.
+        dot: whether they are for a kernel of dot products.
         mask: which keys are real.
         query_mask: which queries are real.
 
@@ -464,13 +472,13 @@ def softmax_attention(
     real = visible.any(-1, keepdim=True)  # [..., Q, 1]
     if query_mask is not None:
         real = real & query_mask[..., None]
-    # a row with nothing to attend to, which is NaN in some backends, attends anywhere, then to nothing
+    # a row that sees no key, which is NaN in some backends, attends to all and is set to 0 afterwards
     mean = _attend(q, k, v, attn_mask=visible | ~real)
     return torch.where(real, mean, 0.0)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    """Torch's own attention, by plain operations where `torch.func` has no rules for its kernels."""
+    """Torch's own attention, in plain operations where `torch.func` has no rules for its kernels."""
     if is_transformed():
         return _attend_plainly(q, k, v, attn_mask, options)
     mean = scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
@@ -488,9 +496,9 @@ def _attend_plainly(
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
-    """Hands on the mean of torch's kernels, whose gradient cannot be differentiated.
+    """The mean of torch's kernels, whose gradient cannot be differentiated, passed through unchanged.
 
-    A backward pass with `create_graph=True` goes by plain operations instead, from the same inputs.
+    A backward pass with `create_graph=True` takes plain operations on the same inputs instead.
     """
 
     @staticmethod
@@ -503,7 +511,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return grad, *(None for _ in ctx.saved_tensors), None
-        # aliases: one of them may be made of another, whose gradient must not count that way twice
+        # aliases, because one input may be computed from another, whose gradient must not count twice
         tensors: list[Any] = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
         wanted = [x is not None and x.requires_grad for x in tensors]
         leaves = [x for x, want in zip(tensors, wanted, strict=True) if want]

@@ -238,5 +238,5 @@ def _check(
     check_mask("mask", mask, common_lead({**tokens, **weights}), q)
     if not checks_are_deferred(q):
         kept = {name: keep_rows(y, mask) for name, y in tokens.items()}
-        check_values({**kept, **weights, **given}, {}, None)
+        check_values({**kept, **weights, **given})
         check_positive("the diagonal of scale_tril", scale_tril.diagonal(dim1=-2, dim2=-1))

@@ -44,10 +44,9 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
-from gpattention.checks import check_count
+from gpattention.checks import check_choice, check_count
 from gpattention.gp.inputs import (
     Scalar,
-    check_choice,
     check_delta,
     expanded,
     keep_real,

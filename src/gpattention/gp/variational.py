@@ -23,7 +23,7 @@ from gpattention.gp.inputs import (
     common_lead,
     expect,
     fill_rows,
-    keep_columns,
+    keep_pairs,
     keep_rows,
     real_mean,
     with_diagonal,
@@ -185,7 +185,7 @@ class SGPAPosterior(Posterior):
         L_b = cholesky(with_diagonal(K_bb, self.jitter), name="K_bb + jitter I", noise=self.jitter)
         K_qb = keep_rows(self.kernel(x, self.b), self.mask)
         Phi = solve_triangular(L_b.mT, K_qb, upper=True, left=False)
-        K_qq = keep_columns(keep_rows(self.kernel(x, x), self.mask), self.mask)
+        K_qq = keep_pairs(self.kernel(x, x), self.mask, self.mask)
         residual = K_qq @ v - Phi @ (Phi.mT @ v)
         return Factors(x, v, self.scale_tril.tril(), K_bb, L_b, K_qb, Phi, K_qq, residual)
 
@@ -264,7 +264,5 @@ def _check(
     expect(scale_tril.shape[-3:] == (D, m, m), f"scale_tril of shape [..., {D}, {m}, {m}]", scale_tril)
     finite = {**tokens, **inducing, "inducing_v": inducing_v, "scale_tril": scale_tril}
     if not checks_are_deferred(q):
-        check_values(
-            {name: keep_rows(x, mask if name in tokens else None) for name, x in finite.items()}, {}, None
-        )
+        check_values({name: keep_rows(x, mask if name in tokens else None) for name, x in finite.items()})
         check_positive("the diagonal of scale_tril", scale_tril.diagonal(dim1=-2, dim2=-1))

@@ -1,11 +1,11 @@
-"""Adoption studies: one trained model as it is, attached and converted, compared on the same items.
+"""Adoption studies: a trained model as it is, attached and converted, all compared on the same items.
 
-`adoption_cola` and `adoption_images` say what their hosts are, how one is tuned and what is measured of it.
-Everything else is here, once: methods and the trainings that they need, finished results as files, the
-training and the measuring; `adoption_tables` has the pages.
+This file has what the studies share: the methods, the trainings that they need, finished results as
+files, and the order of the work.  `adoption_cola` and `adoption_images` define the hosts (the trained
+models), how they are fine-tuned and what is measured; `adoption_tables` writes the pages.
 
-All methods of a training share its weights.  Temperatures and scales are fitted on validation items alone.
-A method's figures of one seed are a cell.
+Methods of one training share its weights.  Temperatures and scales are fitted on validation items only.
+The figures of one method with one seed are a cell.
 """
 
 import json
@@ -47,7 +47,7 @@ from gpattention.training import train_steps
 
 PLAIN, TEMPERATURE, MC_DROPOUT = "plain", "temperature", "mc_dropout"
 ATTACHED, ATTACHED_GLOBAL = "attached", "attached-global"
-TEMPERED = "+temperature"  # ends the name of what has one
+TEMPERED = "+temperature"  # ending of methods whose logits are divided by a fitted temperature
 CONVERSIONS = ("direct", "cgp")
 Start: TypeAlias = Literal["host", "pretrained"]
 STARTS: tuple[Start, ...] = ("host", "pretrained")
@@ -55,13 +55,13 @@ STARTS: tuple[Start, ...] = ("host", "pretrained")
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """One set of weights for every seed.
+    """A way to train the weights that several methods share.
 
     Attributes:
-        name: of the method without a temperature, and of its files.
-        titles: what tables call the methods that it serves, by method.
-        kind: what attention is converted to; None leaves it as it is.
-        further: whether it goes on where the seed's fine-tuned host ended.
+        name: name of its method without a temperature, and of its files.
+        titles: titles in tables, by method.
+        kind: kind of attention that the model is converted to; None leaves it unchanged.
+        further: whether training starts from the seed's fine-tuned host.
     """
 
     name: str
@@ -70,7 +70,8 @@ class Training:
     further: bool = False
 
 
-def _heated(name: str, title: str) -> dict[str, str]:
+def _titles(name: str, title: str) -> dict[str, str]:
+    """Titles of a method without and with a temperature."""
     return {name: title, f"{name}{TEMPERED}": f"{title}, temperature"}
 
 
@@ -78,8 +79,8 @@ def converted(kind: str, start: Start = "host") -> Training:
     """The training of a model converted to a kind of attention.
 
     Args:
-        kind: of `CONVERSIONS`.
-        start: the seed's fine-tuned host, or the pretrained weights.
+        kind: one of `CONVERSIONS`.
+        start: the weights to start from: the seed's fine-tuned host, or the pretrained model.
 
     Returns:
         A training of three methods: draws, draws with temperature, the mean with temperature.
@@ -87,49 +88,50 @@ def converted(kind: str, start: Start = "host") -> Training:
     name, how = (f"converted-{kind}", "tuned on") if start == "host" else (f"pretrained-{kind}", "fine-tuned")
     title = f"converted to {kind}, {how}"
     mean = {f"{name}-mean{TEMPERED}": f"{title}, no draws, temperature"}
-    return Training(name, _heated(name, title) | mean, kind, further=start == "host")
+    return Training(name, _titles(name, title) | mean, kind, further=start == "host")
 
 
 HOST = Training("host", {
     PLAIN: "plain",
     TEMPERATURE: "temperature",
-    **_heated(MC_DROPOUT, "MC dropout"),
+    **_titles(MC_DROPOUT, "MC dropout"),
     ATTACHED: "attached, as `fit` chose",
     ATTACHED_GLOBAL: "attached, made to draw (`global`), temperature",
 })  # fmt: skip
-CONTROL = Training("tuned-on", _heated("tuned-on", "tuned on"), further=True)
+CONTROL = Training("tuned-on", _titles("tuned-on", "tuned on"), further=True)
 TRAININGS = (HOST, CONTROL, *(converted(kind, start) for start in STARTS for kind in CONVERSIONS))
 TITLES = {method: title for training in TRAININGS for method, title in training.titles.items()}
 
 
 # Settings
 
-WEIGHT_DECAY = 0.01  # of matrices; vectors have none
-WARMUP = 0.1  # fraction of the steps in which the learning rate rises
-CLIP = 1.0  # largest norm of a gradient
+WEIGHT_DECAY = 0.01  # for matrices; vectors have none
+WARMUP = 0.1  # fraction of the steps during which the learning rate rises
+CLIP = 1.0  # largest norm of the gradient
 COUNTS = ("epochs", "batch_size", "samples", "limit")  # settings that are whole numbers >= 1
 POSITIVE = ("learning_rate", "prior_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings:
-    """What every adoption study lets one choose.
+    """Settings of every adoption study.
 
     Args:
-        kinds: that the host is converted to; without any there is no control either.
-        convert_from: the fine-tuned host, tuned on beside its control; or the pretrained one, fine-tuned.
-        further_epochs: in which the control and converted hosts are tuned on.
-        further_learning_rate: the highest, after the warm-up; lower than that of fine-tuning.
-        further_regularizer: weight of the regulariser of a converted model.
-        further_prior_scale: at which a converted model starts; the standard deviation of its draws is in
-            proportion, and a short training hardly moves it. Without one, for images: that of a few whose
-            draws are best on validation before any tuning.
-        samples: draws of a prediction.
-        root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
+        kinds: kinds of attention to convert the host to; without any, the control is not trained either.
+        convert_from: convert the fine-tuned host and tune it on beside its control, or convert the pretrained
+            model and fine-tune it.
+        further_epochs: epochs in which the control and the converted hosts are tuned on.
+        further_learning_rate: highest learning rate, after the warm-up; lower than that of fine-tuning.
+        further_regularizer: weight of a converted model's regulariser.
+        further_prior_scale: initial prior scale of a converted model; the standard deviation of its draws is
+            proportional to it, and a short training hardly changes it. Images without one take the scale, of
+            a few, whose draws are best on validation before any tuning.
+        samples: draws per prediction.
+        root: folder of the datasets (default: the environment variable GPATTENTION_DATA).
         device: auto, cpu, cuda, ...
         fit: options of `Handle.fit`.
-        finished: whether to read what is finished and compute nothing.
-        fresh: whether to train and compute everything anew, finished or not.
+        finished: read finished results and compute nothing.
+        fresh: train and compute everything anew, even what is finished.
     """
 
     kinds: tuple[str, ...] = CONVERSIONS
@@ -149,12 +151,14 @@ class StudySettings:
         if self.finished and self.fresh:
             raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
         for name, value in vars(self).items():
-            what = name.removeprefix("further_")
-            if what in COUNTS and value is not None:
+            field_name = name.removeprefix("further_")
+            if value is None:
+                continue
+            if field_name in COUNTS:
                 object.__setattr__(self, name, check_count(name, value))
-            elif what in POSITIVE and value is not None and not value > 0:
+            elif field_name in POSITIVE and not value > 0:
                 raise ValueError(f"expected {name} > 0, got {value}")
-            elif what == "regularizer" and not value >= 0:
+            elif field_name == "regularizer" and not value >= 0:
                 raise ValueError(f"expected {name} >= 0, got {value}")
         for kind in self.kinds:
             check_choice("kinds", kind, CONVERSIONS)
@@ -162,12 +166,12 @@ class StudySettings:
 
     @property
     def trainings(self) -> tuple[Training, ...]:
-        """The host, its control, and one for every kind: in the order of the table."""
+        """The host, its control, and one training for every kind, in the order of the table."""
         control = [CONTROL] if self.kinds and self.convert_from == "host" else []
         return (HOST, *control, *(converted(kind, self.convert_from) for kind in self.kinds))
 
     def further(self, training: Training) -> dict[str, Any]:
-        """What the weights of a training depend on: nothing for the host; the control knows no process."""
+        """The `further_` settings that a training's weights depend on: none for the host."""
         names = ["further_epochs", "further_learning_rate"]
         names += ["further_regularizer", "further_prior_scale"] if training.kind else []
         return {name: getattr(self, name) for name in names if training.further}
@@ -178,13 +182,13 @@ class StudySettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one method came to with one seed.
+    """The figures of one method with one seed.
 
     Attributes:
-        group: the model; methods of one group are compared with each other.
-        seed: of the model.
+        group: name of the model; methods of one group are compared with each other.
+        seed: seed of the model.
         method: one of `TITLES`.
-        values: by set, by metric.
+        values: figures by set and metric.
         detail: temperatures, choices, how it was trained.
     """
 
@@ -196,24 +200,24 @@ class Cell:
 
 
 class Store:
-    """A JSON file that is named by what it depends on: other settings are another file, and replace nothing.
+    """A JSON file of results whose name has a digest of its settings: other settings replace nothing.
 
     Args:
-        folder: where it is.
-        name: how its name begins.
-        settings: all that it depends on but the data.
-        data: what these hold, by name; None where they are not on this machine.
+        folder: folder of the file.
+        name: beginning of the file's name.
+        settings: everything that the results depend on except the data.
+        data: digests of the data, by name; None if they are not on this machine.
     """
 
     def __init__(
         self, folder: Path, name: str, settings: Mapping[str, Any], data: Mapping[str, Any] | None
     ) -> None:
         self.settings, self.data = json.loads(json.dumps([settings, data]))
-        told = digest(json.dumps(self.settings, sort_keys=True))[:12]
-        self.path = folder / f"{check_name('the name of a file', name)}-{told}.json"
+        ending = digest(json.dumps(self.settings, sort_keys=True))[:12]
+        self.path = folder / f"{check_name('the name of a file', name)}-{ending}.json"
 
     def read(self) -> dict[str, Any] | None:
-        """What it holds; None where it is not there, or of other data as far as these can be compared."""
+        """The content of the file; None if it is missing, or was made from other data."""
         if not self.path.is_file():
             return None
         plain = read_object(self.path, nonfinite=True)
@@ -222,99 +226,104 @@ class Store:
         return plain if self.data in (None, plain["data"]) else None
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace what is there."""
+        """Write the file, replacing an earlier one."""
         whole = {**content, "settings": self.settings, "data": self.data}
         write_file(self.path, (json.dumps(whole, indent=1) + "\n").encode())
 
 
 # The study of one host
 
-Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
-Values = dict[str, dict[str, dict[str, float]]]  # by method, set and metric
+Progress = Callable[[str, int, int], object]  # called with the work, how much is done, and how much there is
+Values = dict[str, dict[str, dict[str, float]]]  # figures by method, set and metric
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method, fitted: a predictor, how often it draws, and what its logits are divided by."""
+    """A fitted method: a predictor, its number of draws, and the temperature of its logits."""
 
     method: str
     predictor: Predictor
     samples: int
-    temperature: float | None = None  # nan until it is fitted
+    temperature: float | None = None  # NaN until it is fitted
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Study(ABC):
-    """One host: what is finished of its methods is read, the rest computed part by part.
+    """The study of one host: finished cells are read, missing ones computed part by part.
 
     Args:
-        settings: what is compared.
-        progress: called with what is done, how much of it, and of how much.
+        settings: settings of the study.
+        progress: called with the work, how much of it is done, and how much there is.
     """
 
-    folder: Path  # of finished cells
-    group: str  # the model's name in tables
-    label: str  # the host's name in messages
-    seed: int  # of the host
-    draw_seed: int  # of the draws
-    parts: tuple[str, ...] = ("",)  # of the measurements, each with files of its own
-    batch_size: int | None = None  # items times draws that run at once
+    folder: Path  # folder of finished cells
+    group: str  # name of the model in tables
+    label: str  # name of the host in messages
+    seed: int  # seed of the host
+    draw_seed: int  # seed of the draws
+    parts: tuple[str, ...] = ("",)  # parts of the measurements, each with files of its own
 
     def __init__(self, settings: StudySettings, progress: Progress | None) -> None:
         self.settings, self.device = settings, choose_device(settings.device)
-        self.tell = progress or (lambda *_: None)
+        self.report = progress or (lambda *_: None)
         self.notes: list[str] = []
         self._kept: dict[int, tuple[Predictor, Tensor]] = {}  # logits of validation items, by predictor
 
     @property
     @abstractmethod
     def validation(self) -> ItemSet:
-        """Items that everything is fitted on."""
+        """The validation items, which everything is fitted on."""
 
     @abstractmethod
     def described(self, training: Training, part: str) -> dict[str, Any]:
-        """All that the cells of a part depend on but the data."""
+        """Everything that the cells of a part depend on except the data."""
 
     @abstractmethod
     def data(self, training: Training, part: str) -> dict[str, Any]:
-        """What the data of the same hold, by name; fails where they are not on this machine."""
+        """Digests of the data that the cells of a part depend on; fails if they are not on this machine."""
 
     @cached_property
     @abstractmethod
     def host(self) -> tuple[nn.Module, dict[str, Any]]:
-        """The host in evaluation mode, which everything goes on from, and how it was trained."""
+        """The host in evaluation mode, and the record of its training."""
 
     @abstractmethod
     def start(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
-        """The model before its training, and what to record."""
+        """The model before its training, and what to record of it."""
 
     @abstractmethod
     def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
-        """Train in place; what every epoch came to."""
+        """Train the model in place; returns a row for every epoch."""
 
     @abstractmethod
     def fit_data(self) -> tuple[list[Any], dict[str, Any]]:
-        """Batches for `Handle.fit`, and its options."""
+        """Batches and options for `Handle.fit`."""
 
     @abstractmethod
     def measured(self, part: str, rows: Sequence[Row]) -> tuple[Values, Sequence[str]]:
-        """Every number of a part for every row, and notes about its sets."""
+        """The figures of a part for every row, and notes about its sets."""
 
     def classifier(self, model: nn.Module) -> Classifier:
-        """The model as this library calls one."""
+        """The model with the interface of this library's transformers."""
         return cast(Classifier, model)
 
     def cells(self) -> list[Cell]:
-        """One for each method that the host can have, its parts together."""
+        """The cells of all methods that the host can have."""
         values, details = Values(), dict[str, dict[str, Any]]()
         for training in self.settings.trainings:
             stores = {part: self._store(training, part) for part in self.parts}
             found = {} if self.settings.fresh else {part: store.read() for part, store in stores.items()}
             missing = [part for part in self.parts if found.get(part) is None]
             if missing and not self.settings.finished:
-                for part, content in self._computed(training, missing):
-                    stores[part].write(content)
-                    found[part] = content
+                model, record = self.trained(training)
+                rows, lacking = self.rows(training, model)
+                shared = {"training": record} if record else {}
+                own = {row.method: {**shared, **row.detail} for row in rows}
+                for part in missing:  # each is written as soon as it is measured
+                    figures, notes = self.measured(part, rows)
+                    result = {"values": figures, "details": own, "notes": [*lacking, *notes]}
+                    stores[part].write(result)
+                    found[part] = result
             for content in filter(None, found.values()):
                 self.notes += content["notes"]
                 details |= content["details"]
@@ -329,25 +338,15 @@ class Study(ABC):
             if not self.settings.finished:
                 raise
             data = None
-            note = "its data are not here and were not compared with those that finished results name"
+            note = "its data are not on this machine: they were not compared with those of finished results"
             self.notes.append(f"{self.label}: {note}")
         name = "-".join(filter(None, (part, training.name)))
         return Store(self.folder, name, self.described(training, part), data)
 
-    def _computed(self, training: Training, parts: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each part is told as soon as it is measured."""
-        model, record = self.trained(training)
-        rows, lacking = self.rows(training, model)
-        shared = {"training": record} if record else {}
-        details = {row.method: {**shared, **row.detail} for row in rows}
-        for part in parts:
-            values, notes = self.measured(part, rows)
-            yield part, {"values": values, "details": details, "notes": [*lacking, *notes]}
-
     def trained(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
         """The model of a training in evaluation mode, and its record."""
         if training is HOST:
-            return deepcopy(self.host[0]), self.host[1]  # what is attached to it is not in its way later
+            return deepcopy(self.host[0]), self.host[1]  # a copy: later trainings need it without attachments
         model, record = self.start(training)
         record["epochs"] = self.tune(model, training)
         return model.eval(), record
@@ -364,17 +363,17 @@ class Study(ABC):
         steps: int,
         epochs_before: int = 0,
     ) -> list[dict[str, float]]:
-        """Train in place; the weights are those after the last step.
+        """Train in place with AdamW; the weights are those after the last step.
 
         Args:
-            module: what is trained: the model, or what holds it.
-            epochs: how often all items are seen.
-            learning_rate: of AdamW: rises at first, then falls to 0 in a line.
-            batches: at least those of all epochs.
-            loss: from a batch to what is minimised.  []
-            training: for messages.
-            steps: of an epoch.
-            epochs_before: of the weights that it starts from.
+            module: the model, or a module that holds it.
+            epochs: number of epochs.
+            learning_rate: highest learning rate: reached after the warm-up, then falls to 0 linearly.
+            batches: batches of at least all epochs.
+            loss: the loss of a batch.  []
+            training: the training, for messages.
+            steps: steps per epoch.
+            epochs_before: epochs that the weights were trained for before.
 
         Returns:
             One row for each epoch.
@@ -397,27 +396,26 @@ class Study(ABC):
 
         rows, losses = list[dict[str, float]](), list[Tensor]()
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
-            torch.manual_seed(self.seed)  # of dropout, and of draws that no item's number decides
+            torch.manual_seed(self.seed)  # for dropout, and for draws that do not depend on an item's number
             some = islice(batches, total)
             taken = train_steps(module, loss, some, optimizer, rate, clip=CLIP, defer_checks=cuda)
             for done, value in enumerate(taken, 1):
                 losses.append(value)
-                self.tell(f"{self.label} {training.name} fine-tuning", done, total)
+                self.report(f"{self.label} {training.name} fine-tuning", done, total)
                 if done % steps == 0:
-                    rows.append(self._epoch(epochs_before + done // steps, losses))
+                    if cuda:
+                        check_health()
+                    epoch, mean = epochs_before + done // steps, float(torch.stack(losses).mean())
+                    if not math.isfinite(mean):
+                        raise NumericalError(
+                            f"the loss of epoch {epoch} is {mean}: try a lower learning rate"
+                        )
+                    rows.append({"epoch": epoch, "loss": mean})
                     losses = []
         return rows
 
-    def _epoch(self, epoch: int, losses: Sequence[Tensor]) -> dict[str, float]:
-        if self.device.type == "cuda":
-            check_health()
-        mean = float(torch.stack(list(losses)).mean())
-        if not math.isfinite(mean):
-            raise NumericalError(f"the loss of epoch {epoch} is {mean}: try a lower learning rate")
-        return {"epoch": epoch, "loss": mean}
-
     def predictions(self, rows: Sequence[Row], items: ItemSet) -> Iterator[tuple[str, Predicted]]:
-        """Of all methods; what several share is predicted once."""
+        """Predictions of all methods; those with the same predictor share its logits."""
         labels = None if items.labels is None else items.labels.to(self.device)
         shared: dict[int, Tensor] = {}
         for row in rows:
@@ -427,17 +425,16 @@ class Study(ABC):
             yield row.method, Predicted.from_logits(shared[key], labels, temperature=row.temperature)
 
     def logits(self, predictor: Predictor, samples: int, items: ItemSet) -> Tensor:
-        """Of every draw; validation items are predicted once, to fit to and to measure.  [S, n, C]"""
-        # the predictor is kept with its logits: else another one might get its number
+        """Logits of every draw; those of validation items are kept for fits and figures.  [S, n, C]"""
+        # the predictor is kept with its logits: otherwise a later object could have the same id
         kept = self._kept if items is self.validation else {}
         if id(predictor) not in kept:
-            how = {"samples": samples, "seed": self.draw_seed, "batch_size": self.batch_size}
-            found = predict_items(predictor, items, device=self.device, **how)  # type: ignore[arg-type]
+            found = predict_items(predictor, items, samples=samples, seed=self.draw_seed, device=self.device)
             kept[id(predictor)] = predictor, found.logits
         return kept[id(predictor)][1]
 
     def rows(self, training: Training, model: nn.Module) -> tuple[list[Row], list[str]]:
-        """The methods of a training that can be had, and why others cannot."""
+        """The fitted methods of a training, and notes on those that are not possible."""
         classifier, samples, name = self.classifier(model), self.settings.samples, training.name
         plain, lacking, self._kept = ModelPredictor(classifier, draw="none"), list[str](), {}
         rows = [Row(PLAIN if training is HOST else name, plain, 0)]
@@ -448,39 +445,37 @@ class Study(ABC):
                 rows.append(Row(MC_DROPOUT, MCDropout(classifier), samples))
             except ValueError as error:
                 lacking.append(f"{self.label}: MC dropout is left out: {error}")
-        rows = [each for row in rows for each in (row, self._heated(row))]
+        for row in rows[:]:
+            method = TEMPERATURE if row.method == PLAIN else f"{row.method}{TEMPERED}"
+            rows.append(replace(row, method=method, temperature=math.nan))
         rows += self._attached(model) if training is HOST else []
         fitted = []
         for row in (row for row in rows if row.method in training.titles):
             try:
-                fitted.append(row if row.temperature is None else self._tempered(row))
-            except NumericalError as error:  # such as every validation item being classified right
+                fitted.append(row if row.temperature is None else self._with_temperature(row))
+            except NumericalError as error:  # such as all validation items being classified correctly
                 lacking.append(f"{self.label}: {row.method} is left out: {error}")
         return fitted, lacking
 
-    def _heated(self, row: Row) -> Row:
-        method = TEMPERATURE if row.method == PLAIN else f"{row.method}{TEMPERED}"
-        return replace(row, method=method, temperature=math.nan)
-
-    def _tempered(self, row: Row) -> Row:
+    def _with_temperature(self, row: Row) -> Row:
         assert self.validation.labels is not None
         logits = self.logits(row.predictor, row.samples, self.validation)
-        heat = fit_temperature(logits, self.validation.labels.to(self.device))
-        return replace(row, temperature=heat, detail={**row.detail, "temperature": heat})
+        temperature = fit_temperature(logits, self.validation.labels.to(self.device))
+        return replace(row, temperature=temperature, detail={**row.detail, "temperature": temperature})
 
     def _attached(self, model: nn.Module) -> list[Row]:
-        """What `fit` chose; and one scale, noise and power for all, whether it chose them or not.
+        """Two attached models: as `fit` chose, and with the `global` settings whether it chose them or not.
 
-        `fit` keeps two fifths of the items back to choose by.  The temperature of the forced draws is fitted
-        on all items, as that of the method `temperature` is, so that these two differ by the draws alone.
+        `fit` holds back two fifths of the items to choose by.  The temperature of the `global` draws is
+        fitted on all items, like that of the method `temperature`, so that the two differ in the draws only.
         """
 
-        def tell(stage: str, done: int, total: int) -> None:
-            self.tell(f"{self.label} fit, {stage}", done, total)
+        def report(stage: str, done: int, total: int) -> None:
+            self.report(f"{self.label} fit, {stage}", done, total)
 
         chosen, forced = hosts.attach(model), hosts.attach(model)
         data, options = self.fit_data()
-        fit = chosen.fit(data, seed=self.draw_seed, progress=tell, **options)
+        fit = chosen.fit(data, seed=self.draw_seed, progress=report, **options)
         own = replace(next(c.settings for c in fit.candidates if c.name == "global"), temperature=1.0)
         chosen.settings, forced.settings = fit.settings, own
         draws = fit.settings.any_drawn
@@ -494,12 +489,12 @@ class Study(ABC):
 
 
 def converted_predictor(model: nn.Module) -> Predictor:
-    """A converted model, which draws, as a predictor."""
+    """A predictor that draws from a converted model."""
     return cast(Predictor, SimpleNamespace(predict=partial(hosts.predict, model)))
 
 
 def label_scores(predicted: Predicted, metrics: Sequence[str]) -> dict[str, float]:
-    """Metrics of items with labels, by name."""
+    """Metrics of labelled items, by name."""
     functions, probs = metrics_of("labels"), predicted.prediction.probs
     return {name: functions[name](probs, predicted.known_labels) for name in metrics}
 
@@ -509,7 +504,7 @@ class AdoptionResult:
     """The comparison of all hosts.
 
     Attributes:
-        cells: one for each host and method, in the order of the table.
+        cells: a cell for each host and method, in the order of the table.
         notes: what is missing, reduced or regenerated.
     """
 
@@ -518,24 +513,24 @@ class AdoptionResult:
 
 
 def run_studies(studies: Iterable[Study], notes: Iterable[str] = ()) -> AdoptionResult:
-    """One study after the other.
+    """Run studies one after the other.
 
     Args:
-        studies: of all hosts; a generator frees the data of one before the next.
-        notes: what is to be said before.
+        studies: studies of all hosts; a generator frees the data of one before the next.
+        notes: notes to begin with.
 
     Returns:
-        Cells by group, method and seed, and notes once each.
+        Cells sorted by group, method and seed, and each note once.
 
     Raises:
-        ValueError: nothing is finished and nothing was to be computed.
+        ValueError: nothing is finished, and `finished` allows no computing.
     """
-    cells, said = list[Cell](), dict.fromkeys(notes)
+    cells, unique_notes = list[Cell](), dict.fromkeys(notes)
     for study in studies:
         cells += study.cells()
-        said |= dict.fromkeys(study.notes)
+        unique_notes |= dict.fromkeys(study.notes)
     if not cells:
         raise ValueError("expected finished cells in these runs, got none: leave out --finished")
     order = list(TITLES)
     cells.sort(key=lambda cell: (cell.group, order.index(cell.method), cell.seed))
-    return AdoptionResult(tuple(cells), tuple(said))
+    return AdoptionResult(tuple(cells), tuple(unique_notes))

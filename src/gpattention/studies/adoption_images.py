@@ -1,14 +1,14 @@
-"""Does adoption help trained vision transformers?  Clean, corrupted and foreign images, over several seeds.
+"""Does adoption help trained vision transformers?  Clean, corrupted and out-of-distribution images.
 
-Runs that differ by their seed alone are one model; the weights of a run are its host.  Every converted kind
-starts from them and is tuned further for a short while, and so is, as a control, the host itself.
+Runs that differ only in their seed are one model; the host is a run's model.  Converted models start from it
+and are tuned on for a short while, and so is the host itself, as their control.
 """
 
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -25,8 +25,8 @@ from gpattention.gp import NumericalError
 from gpattention.hosts import attach, conversion_of, convert
 from gpattention.metrics import auroc
 from gpattention.models import Transformer
-from gpattention.runs import Column, Record, Run, find_runs, name_without_seed, prepare
-from gpattention.studies import adoption
+from gpattention.runs import Column, Record, Run, name_without_seed, prepare
+from gpattention.studies import adoption, runs_below
 from gpattention.studies.adoption import Progress, Row, Study, Training, Values
 from gpattention.studies.adoption_tables import SUITE, columns_of
 from gpattention.training import Schedule
@@ -38,27 +38,27 @@ SCORES = {"entropy": "entropy", "mutual_information": "mutual inf.", "max_softma
 COLUMNS = (
     *columns_of("test", "", "clean", METRICS),
     *columns_of("corrupted/mean", "corr.", "corrupted", METRICS),
-    *(  # the picture has the entropy alone
+    *(  # the figure shows the entropy only
         Column(SUITE, "ood/*", "auroc", score, f"AUROC {head}", "entropy" if score == "entropy" else "")
         for score, head in SCORES.items()
     ),
 )
-FOLDER = "adoption"  # in a run's folder
-PRIOR_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of which one is chosen
-CHOOSE_BY = 500  # validation images
+FOLDER = "adoption"  # inside a run's folder
+PRIOR_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # candidates of the initial prior scale
+CHOOSE_BY = 500  # validation images by which one of them is chosen
 FIT_ROWS = {"cuda": 2000}  # items times samples that `fit` runs at once where the default would idle
-SEED = 0  # of the draws
+SEED = 0  # seed of the draws
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings(adoption.StudySettings):
-    """What is compared on images, and with how much work; see `StudySettings` for the rest.
+    """Settings of a study on images; see `StudySettings` for the others.
 
     Args:
-        parts: of clean, corrupted, ood.
-        limit: at most so many images of each set.
-        types: of corruptions; all if not given.
-        severities: of corruptions, 1 to 5; all if not given.
+        parts: parts to measure: clean, corrupted, ood.
+        limit: largest number of images of each set.
+        types: corruptions; all if not given.
+        severities: severities of corruptions, 1 to 5; all if not given.
     """
 
     parts: tuple[str, ...] = PARTS
@@ -76,30 +76,33 @@ class ImageSettings(adoption.StudySettings):
 def adopt_images(
     folders: Sequence[StrPath], settings: ImageSettings, progress: Progress | None = None
 ) -> adoption.AdoptionResult:
-    """Compare methods on every run of images whose attention can be attached to.
+    """Compare methods on every run on images that `attach` supports.
 
     Args:
-        folders: of runs, or folders of such.
-        settings: what is compared.
-        progress: called with what is done, how much of it, and of how much.
+        folders: run folders, or folders of runs.
+        settings: settings of the study.
+        progress: called with the work, how much of it is done, and how much there is.
 
     Returns:
-        Every cell that is asked for; what is finished with the same settings, of the same weights and data,
-        is read from RUN/adoption.
+        All cells of these settings; those that are finished for the same weights and data are read from
+        RUN/adoption.
 
     Raises:
-        FileNotFoundError: no run, or no data.
-        ValueError: no run that can be attached to, two runs of one seed, or nothing is finished and nothing
-            was to be computed.
+        FileNotFoundError: there is no run, or no data.
+        ValueError: no run can be attached to, two runs have the same seed, or nothing is finished and
+            `finished` allows no computing.
     """
     runs, notes = _attachable(folders)
     return adoption.run_studies((ImageStudy(*pair, settings, progress) for pair in runs), notes)
 
 
 def _attachable(folders: Sequence[StrPath]) -> tuple[list[tuple[Run, str]], list[str]]:
-    """With the SHA-256 of their weights.  All runs are opened first, so that a bad folder costs no work."""
+    """Runs with the SHA-256 of their weights, and notes on runs that are left out.
+
+    All runs are opened before any work, so that a bad folder costs nothing.
+    """
     found, notes = dict[tuple[str, int], tuple[Run, str]](), list[str]()
-    for folder in dict.fromkeys(place for given in folders for place in _runs_in(Path(given))):
+    for folder in runs_below(folders):
         run, weights = open_with_digest(folder)
         try:
             if run.recipe.model.type != "vision":
@@ -119,15 +122,8 @@ def _attachable(folders: Sequence[StrPath]) -> tuple[list[tuple[Run, str]], list
     return list(found.values()), notes
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    below = [folder] if (folder / "recipe.json").is_file() else find_runs(folder)
-    if not below:
-        raise FileNotFoundError(f"expected a run in {folder} or below, got none with a model")
-    return below
-
-
 class ImageStudy(Study):
-    """A run; `weights` is the SHA-256 of those in it, whatever its file holds by now."""
+    """The study of a run; `weights` is the SHA-256 of its model, whatever the run's file holds by now."""
 
     settings: ImageSettings
     draw_seed = SEED
@@ -142,7 +138,7 @@ class ImageStudy(Study):
 
     @cached_property
     def sets(self) -> RunSets:
-        """Brought once, also to tell whether finished figures are of them."""
+        """The sets of items, loaded once; finished figures are compared with them too."""
         given = self.settings
         return run_sets(
             self._run, given.root, limit=given.limit, types=given.types, severities=given.severities
@@ -150,11 +146,11 @@ class ImageStudy(Study):
 
     @property
     def validation(self) -> ItemSet:
-        """Images that everything is fitted on."""
+        """The validation images."""
         return self.sets.validation
 
     def described(self, training: Training, part: str) -> dict[str, Any]:
-        """With corruptions where they matter."""
+        """The weights and settings, with corruptions for the part `corrupted`."""
         given = self.settings
         own = {
             "gpattention": gpattention.__version__, "host": self._digest, "samples": given.samples,
@@ -164,8 +160,8 @@ class ImageStudy(Study):
         return own | (corruptions if part == "corrupted" else {})
 
     def data(self, training: Training, part: str) -> dict[str, Any]:
-        """Of the sets that are measured, and of those that weights come from, whatever the limit."""
-        if part not in self._contents:  # digests of whole folders take their time
+        """Digests of the sets that are measured, and of those that weights were trained and chosen on."""
+        if part not in self._contents:  # digests of whole folders are slow
             self._contents[part] = self.sets.described(part)
         if training is adoption.HOST:
             return self._contents[part]
@@ -178,7 +174,7 @@ class ImageStudy(Study):
         return deepcopy(self._run.model).to(self.device).eval(), {}
 
     def start(self, training: Training) -> tuple[nn.Module, dict[str, Any]]:
-        """Converted at the prior scale wanted, or at the one whose draws are best before any tuning."""
+        """The host, converted at the given prior scale or at the one whose draws are best before tuning."""
         given, kind = self.settings.further_prior_scale, training.kind
         if kind is None:
             return deepcopy(self.host[0]), {}
@@ -186,26 +182,26 @@ class ImageStudy(Study):
                   for scale in (PRIOR_SCALES if given is None else (given,))}  # fmt: skip
         if given is not None:
             return models[given], {"prior_scale": given}
-        found = {scale: self._drawn_nll(model) for scale, model in models.items()}
-        best = min(found, key=lambda scale: found[scale])
-        return models[best], {"prior_scale": best, "nll_before": {str(s): x for s, x in found.items()}}
+        nll = {scale: self._drawn_nll(model) for scale, model in models.items()}
+        best = min(nll, key=nll.__getitem__)
+        return models[best], {"prior_scale": best, "nll_before": {str(s): x for s, x in nll.items()}}
 
     def _drawn_nll(self, model: nn.Module) -> float:
-        """Of the draws at their best temperature."""
+        """The NLL of a converted model's draws at their best temperature."""
         predictor, items = adoption.converted_predictor(model), self.sets.chose_weights.first(CHOOSE_BY)
         samples, seed = self.settings.samples, self.draw_seed
         raw = evaluation.predict_items(predictor, items, samples=samples, seed=seed, device=self.device)
         assert raw.labels is not None
         try:
-            heat = evaluation.fit_temperature(raw.logits, raw.labels)
+            temperature = evaluation.fit_temperature(raw.logits, raw.labels)
         except NumericalError as error:
             error.add_note("no prior scale can be chosen by these draws: name it (--further-prior-scale)")
             raise
-        predicted = Predicted.from_logits(raw.logits, raw.labels, temperature=heat)
+        predicted = Predicted.from_logits(raw.logits, raw.labels, temperature=temperature)
         return adoption.label_scores(predicted, ("nll",))["nll"]
 
     def tune(self, model: nn.Module, training: Training) -> list[dict[str, float]]:
-        """As in the run's own training, in the orders (and crops) of the epochs after its last."""
+        """Train as the run did, with the orders and crops of the epochs after its last."""
         given, recipe = self.settings, self._run.recipe
         recipe = replace(
             recipe,
@@ -232,7 +228,7 @@ class ImageStudy(Study):
         )  # fmt: skip
 
     def fit_data(self) -> tuple[list[Any], dict[str, Any]]:
-        """As many images as the temperature is fitted to, in one batch."""
+        """The validation images that a temperature is fitted on, as one batch, and options."""
         options = {"rows": FIT_ROWS[self.device.type]} if self.device.type in FIT_ROWS else {}
         options |= {"items": len(self.validation)} | self.settings.fit
         some = self.validation.first(options["items"])
@@ -240,8 +236,8 @@ class ImageStudy(Study):
         return [(some.inputs(0, len(some), self.device), some.labels.to(self.device))], options
 
     def measured(self, part: str, rows: Sequence[Row]) -> tuple[Values, Sequence[str]]:
-        """Metrics of clean and corrupted images; of foreign ones, how well scores tell them apart."""
-        sets, found = self.sets, {row.method: dict[str, dict[str, float]]() for row in rows}
+        """Metrics of clean and corrupted images; AUROC of scores for out-of-distribution images."""
+        sets, values = self.sets, Values({row.method: {} for row in rows})
         if part == "ood":
             outside, notes = sets.load_outside()
             chosen, total = iter(outside), len(outside)
@@ -252,7 +248,7 @@ class ImageStudy(Study):
         else:
             assert sets.corruptions is not None  # images have corruptions
             source = sets.corruptions.open(self.device)
-            places = [(kind, severity) for kind in source.types for severity in source.severities]
+            places = list(product(source.types, source.severities))
             chosen, total = (sets.corrupted_items(source, *place) for place in places), len(places)
             notes = source.notes
         for done, items in enumerate(chosen, 1):
@@ -262,15 +258,15 @@ class ImageStudy(Study):
                     figures = {f"auroc_{name}": auroc(inside[method][name], x) for name, x in own.items()}
                 else:
                     figures = adoption.label_scores(predicted, METRICS)
-                found[method][items.name] = figures
-            self.tell(f"{self.label} {part}", done, total)
+                values[method][items.name] = figures
+            self.report(f"{self.label} {part}", done, total)
         if part == "corrupted":
             records = [
                 Record(name, method, metric, value)
-                for method, values in found.items()
-                for name, numbers in values.items()
-                for metric, value in numbers.items()
+                for method, sets_of_method in values.items()
+                for name, figures in sets_of_method.items()
+                for metric, value in figures.items()
             ]
             for mean in corruption_means(records, CATEGORIES):
-                found[mean.predictor].setdefault(mean.set, {})[mean.metric] = mean.value
-        return found, notes
+                values[mean.predictor].setdefault(mean.set, {})[mean.metric] = mean.value
+        return values, notes
