@@ -359,6 +359,8 @@ def matched_auroc(scores: Tensor, labels: Tensor, positions: Tensor) -> tuple[fl
         weights.append(n + m)
         errors.append(a * (1 - a) / min(n, m))
     total = sum(weights)
+    if not total:  # everything is right, or everything wrong
+        return math.nan, math.nan
     mean = sum(v * w for v, w in zip(values, weights, strict=True)) / total
     return mean, math.sqrt(sum(e * (w / total) ** 2 for e, w in zip(errors, weights, strict=True)))
 
@@ -492,8 +494,9 @@ def foreign_table(
         return {name: (x - back[name].mean()) / back[name].std() for name, x in found.items()}
 
     def columns(z: dict[str, Tensor], names: Sequence[str]) -> Tensor:
-        """Surprise is strange on either side: its square is a column of its own."""
-        return torch.stack([*(z[name] for name in names), z["perplexity"].square()], -1)
+        """Surprise is strange on either side: its square is a column of its own.  On the CPU, where many
+        small steps are fast."""
+        return torch.stack([*(z[name] for name in names), z["perplexity"].square()], -1).cpu()
 
     usual = standard(texts_of(test))
     learn = {kind: standard(texts_of(some)) for kind, (some, _) in foreign.items()}
@@ -509,7 +512,7 @@ def foreign_table(
         for name, parts in fits.items():
             given = torch.cat([columns(learn[other], parts) for other in learn if other != kind])
             x = torch.cat([columns(known, parts), given])
-            score = logistic(x, torch.arange(len(x), device=x.device) >= len(back["perplexity"]))
+            score = logistic(x, torch.arange(len(x)) >= len(back["perplexity"]))
             table[name][kind] = 100 * auroc_of(score(columns(usual, parts)), score(columns(z, parts)))
     for found in table.values():
         found["mean"] = fmean(found.values())
