@@ -984,7 +984,8 @@ def _as_markdown(found: Sequence[tuple[Any, ...]], main: str | None) -> list[str
         cells = [score, *(_cell(by[score, kind][3:5]) for kind in kinds)]
         if main:
             row = by[score, main]
-            cells.append(f"{row[5]:+.1f} ± {row[6]:.1f} {row[7]}".strip() if len(row) > 5 else "")
+            itself = len(row) <= 5 or row[5] == row[6] == 0
+            cells.append("" if itself else f"{row[5]:+.1f} ± {row[6]:.1f} {row[7]}".strip())
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
