@@ -19,22 +19,22 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from gpattention.attention.parameters import Positive, preserve_, projected_together
 from gpattention.checks import check_choice, check_count, check_tensor, nearest, plain
-from gpattention.gp import LogDensity, NoiseSource, Posterior, keep_rows
+from gpattention.gp import LogDensity, Posterior, keep_rows
+from gpattention.gp.posterior import Source as Source  # for kinds in other rooms
 from gpattention.numerics import autocast_is_on, checked_once
 
 Draw = Literal["none", "independent", "joint"]
 DRAWS: tuple[Draw, ...] = ("none", "independent", "joint")
 NEEDS = ("output", "variance", "regularizer", "weights", "posterior")
 Form = Literal["softmax", "rows", "rbf", "exp_dot"]
-Source: TypeAlias = Generator | NoiseSource | None  # of random numbers; None is torch's own
 # what calls of other libraries' attention have, and which argument of ours does that
 HABITS = {
     "attn_mask": "key_padding_mask [B, K] hides keys (True = ignore), and causal=True, given to the "
