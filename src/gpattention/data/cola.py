@@ -31,15 +31,15 @@ def load_cola(
     Args:
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         seed: of the split.
-        form: "tokenized" has words between spaces (`Texts.words`), "raw" is the text as written.
-        subset: whether files with other numbers of sentences than published are taken; four fifths train.
+        form: "tokenized" has spaces between words (`Texts.words`), "raw" is the original text.
+        subset: whether to accept other numbers of sentences than published; four fifths are for training.
 
     Returns:
         The dataset.
 
     Raises:
-        ValueError: for a form that there is not, a damaged file, or another number of sentences.
-        FileNotFoundError: if the files are not there.
+        ValueError: the form is unknown, a file is damaged, or the number of sentences is not as published.
+        FileNotFoundError: the files are missing.
     """
     check_choice("form", form, FORMS)
     place = data_root(root)
@@ -73,7 +73,7 @@ def load_cola(
 def read_cola(file: Path) -> Texts:
     """One file: four columns with tabs between them (source, label, the author's mark, sentence).
 
-    There are no quote rules: a quotation mark is a character of its sentence.
+    Quotation marks have no special meaning and belong to their sentence.
     """
     sentences, labels = [], []
     lines = read_text(existing_file("a part of CoLA", file)).split("\n")

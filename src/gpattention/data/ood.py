@@ -33,15 +33,16 @@ def load_ood(
             of images or of an .npz file with 8-bit `images` [n, H, W, 3].
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         size: side of the images.
-        fit: how images of other sizes are treated, see `read_images`; "resize" unless the set says otherwise.
-        subset: whether a published set may hold another number of images than published.
+        fit: how images of other sizes are changed, see `read_images`; if not given, "crop" for published sets
+            other than textures and "resize" for all others.
+        subset: whether to accept another number of images than published.
 
     Returns:
         Images, [n, 3, size, size], that belong to no class.
 
     Raises:
-        ValueError: for damaged files, or another number of images than published.
-        FileNotFoundError: if there is no such set, folder or file.
+        ValueError: a file is damaged, or the number of images is not that of the published set.
+        FileNotFoundError: there is no such set, folder or file.
     """
     known = OOD_SETS.get(source)
     if known is None:
@@ -56,7 +57,7 @@ def load_ood(
 
 
 def ood_name(source: str, images: Images) -> str:
-    """What to call them: a set that is not whole says so, a path goes by its last part."""
+    """The name of the set, ending in "-subset" if it is one; for a path its last part."""
     known = OOD_SETS.get(source)
     if known is None:
         return Path(source).name.removesuffix(".npz")
@@ -64,9 +65,9 @@ def ood_name(source: str, images: Images) -> str:
 
 
 def _place(source: str, root: StrPath | None) -> Path:
-    """The folder or file that is meant: a path, or a name in the root's folder `ood`."""
+    """The folder or file: a path, or a name in the folder `ood` of the root."""
     path = Path(source).expanduser()
-    named = len(path.parts) == 1 and not path.is_absolute()  # such as svhn, in whatever folder one stands
+    named = len(path.parts) == 1 and not path.is_absolute()  # such as svhn, whatever the current folder has
     tried = [path]
     if named and not (path.suffix == ".npz" and path.exists()):
         below = data_root(root) / "ood"

@@ -2,7 +2,7 @@
 
 One half of the validation items fits every temperature, and the other half is evaluated: unchanged, and under
 each synthetic shift with temperatures that have not seen that shift.  The criterion is the mean of the NLL of
-clean items and the mean NLL over the shifts.  It uses neither test items nor corruptions, and the other suites
+clean items and the mean NLL over the shifts.  It uses neither test items nor corruptions.  The other suites
 still fit their temperatures to all validation items.
 """
 
