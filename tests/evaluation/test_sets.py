@@ -267,10 +267,10 @@ def test_temperatures_of_sentences_under_shift(
     assert all(torch.equal(shifted.stored[name], x) for name, x in together.items())  # type: ignore[index]
     assert torch.equal(shifted.labels, labels.repeat(len(by_hand)))  # type: ignore[arg-type]
     logits, signals, all_labels = items(together, shifted.labels)  # type: ignore[arg-type]
-    told = {r.predictor: r.detail["temperature"] for r in clean.records if "temperature" in r.detail}
+    fitted = {r.predictor: r.detail["temperature"] for r in clean.records if "temperature" in r.detail}
     expected = fit_temperature(logits, all_labels)
-    assert told["model+shift_temperature"] == pytest.approx(expected, rel=1e-4)
-    assert len(set(told.values())) == 3
+    assert fitted["model+shift_temperature"] == pytest.approx(expected, rel=1e-4)
+    assert len(set(fitted.values())) == 3
     each = len(labels)
     groups = {
         name: (logits[:, i * each :][:, :each], signals[i * each :][:each], labels)

@@ -78,7 +78,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(hits(*read_items(probs, labels)).double().mean())
 
@@ -96,7 +96,7 @@ def mcc(probs: Tensor, labels: Tensor) -> float:
         A number in [-1, 1]; 0 if all labels, or all predictions, are of one class.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return mcc_from_confusion(confusion_matrix(*read_items(probs, labels)))
 
@@ -138,7 +138,7 @@ def nll(probs: Tensor, labels: Tensor) -> float:
         A number >= 0.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(nll_per_item(*read_items(probs, labels)).mean())
 
@@ -156,7 +156,7 @@ def brier(probs: Tensor, labels: Tensor) -> float:
         A number in [0, 2].
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(brier_per_item(*read_items(probs, labels)).mean())
 
@@ -203,7 +203,7 @@ def risk_coverage(probs: Tensor, labels: Tensor, *, certainty: Tensor | None = N
         Risks at every coverage.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     probs, labels = read_items(probs, labels)
     return curve(read_certainty(probs, certainty), ~hits(probs, labels))
@@ -224,7 +224,7 @@ def aurc(probs: Tensor, labels: Tensor, *, certainty: Tensor | None = None) -> f
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(risk_coverage(probs, labels, certainty=certainty).risk.mean())
 
@@ -288,7 +288,7 @@ def reliability_bins(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> Reli
         The diagram.
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     bins = check_count("bins", bins)
     return reliability(top_sums(*read_items(probs, labels), bins))
@@ -361,7 +361,7 @@ def ece(probs: Tensor, labels: Tensor, *, bins: int = BINS, batch_size: int | No
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     return float(expected_gap(_sums(probs, labels, bins, batch_size)).mean())
 
@@ -381,7 +381,7 @@ def mce(probs: Tensor, labels: Tensor, *, bins: int = BINS, batch_size: int | No
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     return float(largest_gap(_sums(probs, labels, bins, batch_size)).mean())
 
@@ -401,7 +401,7 @@ def classwise_ece(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     bins = check_count("bins", bins)
     return float(expected_gap(class_sums(*read_items(probs, labels), bins)).mean())
@@ -422,7 +422,7 @@ def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     bins = check_count("bins", bins)
     probs, labels = read_items(probs, labels)

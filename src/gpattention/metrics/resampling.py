@@ -62,7 +62,7 @@ def classification_replicates(probs: Tensor, labels: Tensor) -> dict[str, Tensor
         [R] by the metrics' names.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     probs, labels = read_items(probs, labels)
     items, classes = probs.shape
@@ -105,7 +105,7 @@ def auroc_replicates(scores_in: Tensor, scores_out: Tensor) -> Tensor:
         [R]
 
     Raises:
-        ValueError: if there is no score, or one is NaN.
+        ValueError: there is no score, or one is NaN.
     """
     sets = read_scores("scores_in", scores_in), read_scores("scores_out", scores_out)
     levels, rank = torch.cat(sets).unique(return_inverse=True)
