@@ -153,9 +153,7 @@ class Attention(nn.Module):
     # whether its mean needs no factor of a matrix, which ONNX cannot compute
     exportable: ClassVar[bool] = False
     attachable: ClassVar[bool] = False  # whether it has a `_mean_process`
-    has_inducing: ClassVar[bool] = (
-        False  # whether its inducing inputs can be placed at the tokens of an example
-    )
+    has_inducing: ClassVar[bool] = False  # whether its inducing inputs can start at the tokens of an example
     shards: ClassVar[bool] = False  # whether a group of processes may share the tokens: `shard_tokens`
     # options under which the same tensors are another function
     meaning: ClassVar[tuple[str, ...]] = ("kernel", "symmetric", "normalize", "causal", "values")

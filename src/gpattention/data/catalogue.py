@@ -1,6 +1,6 @@
 """The datasets that the library knows: where they are, what is missing, how to get and load them.
 
-The file of a dataset calls `register` with its `Entry`; there is no other list of datasets.  Downloads
+The file of a dataset calls `register`; there is no other list of datasets.  Downloads
 continue where they stopped, and are used only if their checksum is right.
 """
 
@@ -116,8 +116,9 @@ class Entry:
 CATALOGUE: dict[str, Entry] = {}
 
 
-def register(entry: Entry) -> None:
-    """Make a dataset known to `load`, `check` and `get`."""
+def register(*fields: Any, **named: Any) -> None:
+    """Make a dataset, with the fields of its `Entry`, known to `load`, `check` and `get`."""
+    entry = Entry(*fields, **named)
     CATALOGUE[entry.name] = entry
 
 

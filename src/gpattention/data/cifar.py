@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from gpattention.checks import check_choice, check_count, check_labels
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import CropAndFlip, ImageData, Images, Normalisation, split
 from gpattention.data.files import image_files, read_images
 from gpattention.data.ood import load_ood, ood_name
@@ -396,14 +396,13 @@ def load_cifar(
 for _kind in (CIFAR10, CIFAR100):
     _file, _md5 = _kind.archive
     register(
-        Entry(
-            _kind.name,
-            "images",
-            f"60,000 colour images of 32 x 32 pixels, {_kind.classes} classes",
-            "none stated; cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
-            "https://www.cs.toronto.edu/~kriz/cifar.html",
-            partial(load_cifar, _kind),
-            tuple(_kind.layouts),
-            Archive(_file, _md5, f"https://www.cs.toronto.edu/~kriz/{_file}", GIGABYTE),
-        )
+        name=_kind.name,
+        kind="images",
+        about=f"60,000 colour images of 32 x 32 pixels, {_kind.classes} classes",
+        licence="none stated; "
+        "cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        load=partial(load_cifar, _kind),
+        layouts=tuple(_kind.layouts),
+        archive=Archive(_file, _md5, f"https://www.cs.toronto.edu/~kriz/{_file}", GIGABYTE),
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 import gpattention
 from gpattention.checks import check_choice
 from gpattention.data import corruptions as made
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import Images
 from gpattention.data.files import map_npy
 from gpattention.files import StrPath, existing_file, file_digest, read_object, replaced, write_atomically
@@ -324,14 +324,12 @@ for _name, _of, _record, _md5 in (
     _least = len(_arrays) * len(SEVERITIES) * TEST * 3 * 32 * 32
     _url = f"https://zenodo.org/records/{_record}"
     register(
-        Entry(
-            _name,
-            "corrupted",
-            f"the {_of} test images under {len(CORRUPTIONS)} corruptions of 5 severities",
-            "CC BY 4.0; cite D. Hendrycks and T. Dietterich, ICLR 2019",
-            _url,
-            partial(load_corrupted, _name),
-            (Layout(FOLDERS[_name], (*_arrays, "labels.npy"), _arrays, _least),),
-            Archive(_file, _md5, f"{_url}/files/{_file}?download=1", 4 * GIGABYTE),
-        )
+        name=_name,
+        kind="corrupted",
+        about=f"the {_of} test images under {len(CORRUPTIONS)} corruptions of 5 severities",
+        licence="CC BY 4.0; cite D. Hendrycks and T. Dietterich, ICLR 2019",
+        page=_url,
+        load=partial(load_corrupted, _name),
+        layouts=(Layout(FOLDERS[_name], (*_arrays, "labels.npy"), _arrays, _least),),
+        archive=Archive(_file, _md5, f"{_url}/files/{_file}?download=1", 4 * GIGABYTE),
     )

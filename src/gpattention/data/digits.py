@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpattention.data.catalogue import Entry, register
+from gpattention.data.catalogue import register
 from gpattention.data.datasets import (
     GENERATED,
     CropAndFlip,
@@ -125,12 +125,10 @@ def shuffled(images: Tensor, seed: int = 0) -> Tensor:
 
 
 register(
-    Entry(
-        "digits",
-        "images",
-        "1,797 handwritten digits of 8 x 8 pixels; 8 and 9 are held out",
-        "CC BY 4.0; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
-        "https://doi.org/10.24432/C50P49",
-        load_digits,
-    )
+    name="digits",
+    kind="images",
+    about="1,797 handwritten digits of 8 x 8 pixels; 8 and 9 are held out",
+    licence="CC BY 4.0; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
+    page="https://doi.org/10.24432/C50P49",
+    load=load_digits,
 )

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LARGEST = 8 << 30  # bytes of an array in an .npz
-RATIO, FREE = (
-    500,
-    1 << 26,
-)  # unpacked bytes: most: RATIO times the size of the file, or FREE
+# most unpacked bytes: RATIO times the size of the file, or FREE if it is more
+RATIO, FREE = 500, 1 << 26
 
 _BLOCK = 1 << 20
 

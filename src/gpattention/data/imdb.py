@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import TextData, Texts, split
 from gpattention.files import StrPath, read_text
 
@@ -130,20 +130,14 @@ def _texts(rows: Rows) -> Texts:
     return Texts(tuple(text for text, _ in rows), torch.tensor([label for _, label in rows]))
 
 
+_FILE, _PAGE = "aclImdb_v1.tar.gz", "https://ai.stanford.edu/~amaas/data/sentiment/"
 register(
-    Entry(
-        "imdb",
-        "text",
-        "film reviews, positive or negative: 50,000, or 25,000 and 8,530 sentences of another site",
-        "none stated; cite A. Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011",
-        "https://ai.stanford.edu/~amaas/data/sentiment/",
-        load_imdb,
-        (Layout(OFFICIAL, PARTS), Layout(PACKAGE, (CSV,))),
-        Archive(
-            "aclImdb_v1.tar.gz",
-            "7c2ac02c03563afcf9b574c7e56c153a",
-            "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-            GIGABYTE,
-        ),
-    )
+    name="imdb",
+    kind="text",
+    about="film reviews, positive or negative: 50,000, or 25,000 and 8,530 sentences of another site",
+    licence="none stated; cite A. Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011",
+    page=_PAGE,
+    load=load_imdb,
+    layouts=(Layout(OFFICIAL, PARTS), Layout(PACKAGE, (CSV,))),
+    archive=Archive(_FILE, "7c2ac02c03563afcf9b574c7e56c153a", f"{_PAGE}{_FILE}", GIGABYTE),
 )
