@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from gpattention.attention.base import Attention, Heads, Source, register_attention
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive, spread_
-from gpattention.checks import check_choice, check_count
+from gpattention.checks import check_choice, check_count, check_fraction
 from gpattention.gp import ArdRbf, Posterior, SGPAPosterior, exp_dot, rbf, sgpa_posterior
-from gpattention.gp.inputs import check_jitter
 from gpattention.numerics import compute_dtype
 from gpattention.ops import why_not_fused_on
 from gpattention.ops.sgpa import fused_triangle
@@ -60,7 +59,7 @@ class SGPAAttention(Attention):
         super().__init__(embed_dim, num_heads, **options)
         num_inducing = check_count("num_inducing", num_inducing)
         check_choice("kernel", kernel, KERNELS)
-        check_jitter(jitter)
+        check_fraction("jitter", jitter)
         self.kernel: KernelName = kernel
         self.jitter = jitter
         self.query = self._linear()

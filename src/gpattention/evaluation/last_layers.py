@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy, pdist
 from gpattention.checks import check_choice, check_count, check_labels, check_whole
 from gpattention.evaluation.predictions import BasePredictor, Request, not_fitted
 from gpattention.gp import ItemNoise, NumericalError
+from gpattention.gp.inputs import check_parameter
 from gpattention.models import LogitGaussian, Prediction
 from gpattention.models.predict import Inputs, Progress, Rows, predict_rows
 from gpattention.numerics import cholesky
@@ -106,12 +107,6 @@ def _draw(gaussian: LogitGaussian, items: Tensor, samples: int, seed: int) -> Te
     # the numbers depend on (seed, item, sample), so that batches do not change draws
     normal = noise.normal((1, len(sample), rank), mean.dtype, mean.device)  # [1, S b, C]
     return gaussian.sample(normal.reshape(samples, len(items), rank))
-
-
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"expected {name} to be positive and finite, got {value}")
 
 
 # Laplace
@@ -202,7 +197,8 @@ class LaplaceLastLayer(LastLayerPredictor):
     ) -> None:  # fmt: skip
         super().__init__(model)
         check_choice("hessian", hessian, ("full", "kron"))
-        _check_positive(prior_precision=prior_precision)
+        if prior_precision is not None:
+            check_parameter("prior_precision", prior_precision)
         size = model.head.out_features * (model.head.in_features + (model.head.bias is not None))
         if hessian == "full" and size > FULL_LIMIT:
             wanted = f"at most {FULL_LIMIT} weights for hessian='full'"
@@ -339,7 +335,9 @@ class GPLastLayer(LastLayerPredictor):
         prior_variance: float | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(model)
-        _check_positive(lengthscale=lengthscale, prior_variance=prior_variance)
+        for name, value in (("lengthscale", lengthscale), ("prior_variance", prior_variance)):
+            if value is not None:
+                check_parameter(name, value)
         self.options = {
             "features": check_count("features", features, least=1), "lengthscale": lengthscale,
             "prior_variance": prior_variance, "seed": check_whole("seed", seed),

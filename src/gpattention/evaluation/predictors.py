@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpattention.attention import DRAWS, Draw
-from gpattention.checks import check_choice, check_labels
+from gpattention.checks import check_choice, check_fraction, check_labels
 from gpattention.evaluation.last_layers import GPLastLayer, LaplaceLastLayer
 from gpattention.evaluation.predictions import BasePredictor, Predictor, Request, check_predictor, not_fitted
 from gpattention.gp import NumericalError
@@ -79,8 +79,8 @@ class MCDropout(BasePredictor):
     """
 
     def __init__(self, model: Classifier, *, p: float | None = None, draw: Draw = "none") -> None:
-        if p is not None and not 0 < p <= 1:
-            raise ValueError(f"expected p in (0, 1], got {p}")
+        if p is not None:
+            check_fraction("p", p, one=True)
         check_choice("draw", draw, DRAWS)
         self._model, self._p, self._draw = model, p, draw
         self._dropouts()  # refuses a model without dropout

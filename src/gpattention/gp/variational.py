@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
+from gpattention.checks import check_fraction
 from gpattention.gp.inputs import (
-    check_jitter,
     check_mask,
     check_positive,
     check_tokens,
@@ -125,7 +125,7 @@ class SGPAPosterior(Posterior):
         mask: Tensor | None,
         with_variance: bool = False,
     ) -> None:
-        check_jitter(jitter)
+        check_fraction("jitter", jitter)  # the inducing Gram matrix may be singular without any
         _check(q, v, inducing_k, inducing_v, scale_tril, mask)
         dtype = compute_dtype(q.dtype)
         self.q, self.mask = q.to(dtype), mask  # [..., N, C]
