@@ -18,7 +18,7 @@ from gpattention.numerics import choose_device
 from gpattention.runs import Recipe, change_recipe, chosen_row, load_recipe, read_recipe
 from gpattention.studies.sweep import CRITERIA, SweepResult, SweepRow, parse_over, run_sweep
 from gpattention.training import PRECISIONS, TrainingStep, launch, train_recipe
-from gpattention.training.devices import is_leading
+from gpattention.training.engine import is_leading
 
 app = App()
 

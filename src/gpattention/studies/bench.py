@@ -28,14 +28,16 @@ from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
 from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gaps_to_ours, paper_model
-from gpattention.training.devices import Hardware, SingleProcess, why_no_graph
 from gpattention.training.engine import (
     CaptureFailedError,
     Controls,
     EagerEngine,
     GraphEngine,
+    Hardware,
     Objective,
+    SingleProcess,
     StepFailedError,
+    why_no_graph,
 )
 
 Progress = Callable[[int, int], object]

@@ -51,20 +51,24 @@ from gpattention.runs import (
     write_metrics,
 )
 from gpattention.runs.recipe import flat
-from gpattention.training.devices import Hardware, is_leading, matmul_precision, start_fabric, why_no_graph
 from gpattention.training.engine import (
     CaptureFailedError,
     EagerEngine,
     Engine,
     Feed,
     GraphEngine,
+    Hardware,
     Objective,
     PhaseName,
     Schedule,
     StepFailedError,
     Sums,
     cast,
+    is_leading,
+    matmul_precision,
     repeat_step,
+    start_fabric,
+    why_no_graph,
 )
 from gpattention.training.folder import (
     FIRST_PHASE,
