@@ -46,7 +46,7 @@ def test_cola(tmp_path: Path, run: Run) -> None:
     told, err = run(*words)
     assert "| attached, as `fit` chose |" in told
     for row in ("tuned on", "converted to direct, tuned on", "converted to direct, tuned on, temperature",
-                "minus temperature | in MCC", "minus tuned on, temperature | in MCC"):  # fmt: skip
+                "minus temperature | test in MCC", "minus tuned on, temperature | test in MCC"):  # fmt: skip
         assert f"| {row} |" in told
     for what in ("host", "tuned-on", "converted-direct"):
         assert f"seed 1 {what} fine-tuning" in err
@@ -62,7 +62,7 @@ def test_cola(tmp_path: Path, run: Run) -> None:
     assert float(mean["standard_error"]) == pytest.approx(abs(single[0] - single[1]) / 2)
     assert "fine-tuning" not in run(*words).err  # what is finished is read
     told = run(*words, "--finished", "--against", "plain").out
-    assert "| minus plain | in MCC |" in told
+    assert "| minus plain | test in MCC |" in told
     assert "minus temperature" not in told
     told = run(*words, "--finished", "--convert-from", "pretrained").out
     assert "converted to direct" not in told  # none is finished
@@ -81,7 +81,9 @@ def test_images(tmp_path: Path, run: Run) -> None:
     ]  # fmt: skip
     told = run(*words).out
     assert "## tiny-softmax" in told
-    assert "AUROC entropy" in told
+    assert "| test corr. NLL |" in told
+    assert "| test AUROC entropy |" in told
+    assert "Figures are on test items; all that is fitted or chosen uses validation items alone." in told
     assert "note: reduced: at most 40 images of each set" in told
     assert "cgp is left out" in told
     assert (tmp_path / "out" / "images.md").is_file()

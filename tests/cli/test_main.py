@@ -195,7 +195,7 @@ def test_seeds_have_a_range(arguments: list[str], run: Run) -> None:
     ("words", "listens", "kept"),
     [
         (["models"], "models.list_attention", ""),
-        (["evaluate", "."], "evaluate.find_runs", f"; {GOES_ON}\n  gpattention evaluate ."),
+        (["evaluate", "."], "evaluate.runs_below", f"; {GOES_ON}\n  gpattention evaluate ."),
     ],
 )
 def test_signals_end_every_command_in_order(

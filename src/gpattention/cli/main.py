@@ -114,10 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _mistake(mistake: Any) -> str:
-    """What typer says, with names that are near told as we tell them, up to where help is."""
+    """Typer's message, with similar names in our words, up to where help is."""
     near = getattr(mistake, "possibilities", None)
-    said = f"{mistake.message}. Did you mean {near[0]!r}?" if near else mistake.format_message().rstrip(".")
-    return f"{said} See" if said.endswith("?") else f"{said}; see"
+    if near:
+        return f"{mistake.message}. Did you mean {near[0]!r}? See"
+    message = mistake.format_message().rstrip(".")
+    return f"{message} See" if message.endswith("?") else f"{message}; see"
 
 
 def command_line() -> TyperGroup:

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields, replace
 from functools import partial, wraps
@@ -64,17 +64,6 @@ def _seed(text: str | int) -> int:
     return int(text)
 
 
-def sharing(share_gpu: bool, device: object) -> AbstractContextManager[None]:
-    """What `--share-gpu` asks for, around the work."""
-    from gpattention.studies.scheduler import shared_gpu
-
-    if not share_gpu:
-        return nullcontext()
-    if not str(device).startswith("cuda"):
-        raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
-    return shared_gpu()
-
-
 @contextmanager
 def working(
     engine: str,
@@ -87,14 +76,16 @@ def working(
 ) -> Iterator[tuple[Any, str, str | None]]:
     """What `--engine` and `--share-gpu` ask for, around the work: engine, device, and folder of the data."""
     from gpattention.numerics import choose_device
+    from gpattention.studies.ray_cluster import ray_cluster
+    from gpattention.studies.scheduler import shared_gpu
 
     if engine == "local":
         device = str(choose_device(device))
-        with sharing(share_gpu, device):
+        if share_gpu and not device.startswith("cuda"):
+            raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
+        with shared_gpu() if share_gpu else nullcontext():
             yield None, device, data
         return
-    from gpattention.studies.ray_cluster import ray_cluster
-
     if share_gpu:
         raise ValueError(
             "expected --share-gpu with --engine local: on a cluster the service is each node's own"
@@ -233,7 +224,7 @@ def _with_parameters(function: Any, parameters: Sequence[inspect.Parameter]) -> 
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """The type of an annotation, and what typer is told of it."""
+    """The type of an annotation, and what it says to typer."""
     return get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
 
 

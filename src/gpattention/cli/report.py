@@ -1,7 +1,7 @@
 """`gpattention report`, `gpattention paper` and `gpattention reproduce`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from gpattention.reports import write_report
 from gpattention.studies.paper import FIGURES, TABLES, paper_table
 from gpattention.studies.paper_tables import ENDINGS, FORMATS, write_table
 from gpattention.studies.plan_results import ARCHIVE, write_results
-from gpattention.studies.plans import STOPPED, Outcome, evaluate_plan, is_finished, load_plan, train_plan
+from gpattention.studies.plans import STOPPED, How, Outcome, evaluate_plan, is_finished, load_plan, train_plan
 
 app = App()
 
@@ -151,26 +151,18 @@ def reproduce(
 
     left: list[str] = []
     if stage != "results":
-        with working(engine, [folder], jobs=jobs, device=device, data=data, share_gpu=share_gpu) as (
-            at,
-            on,
-            root,
-        ):
-            options: dict[str, Any] = {
-                "at_once": jobs,
-                "minutes": minutes,
-                "device": on,
-                "root": root,
-                "engine": at,
-            }
+        asked = working(engine, [folder], jobs=jobs, device=device, data=data, share_gpu=share_gpu)
+        with asked as (at, on, root):
+            how: How = {"at_once": jobs, "minutes": minutes, "device": on, "root": root, "engine": at}
+            how["on_done"] = ended
             if stage in ("train", "all"):
                 say(f"{plan.name}: {len(plan.trainings)} runs, {jobs} at a time, in {folder}")
-                train_plan(plan, folder, on_done=ended, **options)
+                train_plan(plan, folder, **how)
             left = [t.folder for t in plan.trainings if not is_finished(folder / t.folder)]
             if left:
                 say(f"not finished: {', '.join(left)}")
             if stage in ("evaluate", "all") and STOPPED not in codes:
-                evaluate_plan(plan, folder, on_done=ended, **options)
+                evaluate_plan(plan, folder, **how)
     if stage in ("results", "all") and out is not None and STOPPED not in codes:
         files = write_results(plan, folder, out, plan_file=plan_file, on_archived=archived)
         say(f"results: {len(files)} files in {out}, {files[-1].name} tells how they were made")

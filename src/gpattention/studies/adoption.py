@@ -117,7 +117,8 @@ class StudySettings:
     """Settings of every adoption study.
 
     Args:
-        kinds: kinds of attention to convert the host to; without any, the control is not trained either.
+        kinds: kinds of attention to convert the host to, direct and cgp, or none; without any, the control
+            is not trained either.
         convert_from: convert the fine-tuned host and tune it on beside its control, or convert the pretrained
             model and fine-tune it.
         further_epochs: epochs in which the control and the converted hosts are tuned on.
@@ -127,7 +128,7 @@ class StudySettings:
             proportional to it, and a short training hardly changes it. Images without one take the scale, of
             a few, whose draws are best on validation before any tuning.
         samples: draws per prediction.
-        root: folder of the datasets (default: the environment variable GPATTENTION_DATA).
+        root (FOLDER): folder of the datasets (default: the environment variable GPATTENTION_DATA).
         device: auto, cpu, cuda, ...
         fit: options of `Handle.fit`.
         finished: read finished results and compute nothing.
@@ -150,6 +151,8 @@ class StudySettings:
     def __post_init__(self) -> None:
         if self.finished and self.fresh:
             raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
+        if self.kinds == ("none",):
+            object.__setattr__(self, "kinds", ())
         for name, value in vars(self).items():
             field_name = name.removeprefix("further_")
             if value is None:

@@ -198,8 +198,8 @@ def _cut(stored: Inputs) -> Inputs:
 METRICS = ("accuracy", "mcc", "nll", "ece", "mce", "aurc")
 SETS = ("validation", "test", "ood/out-of-domain")
 COLUMNS = (
-    *columns_of("test", "in", "in domain", METRICS[1:]),
-    *columns_of("ood/out-of-domain", "out", "out of domain", METRICS[1:]),
+    *columns_of("test", "test in", "in domain", METRICS[1:]),
+    *columns_of("ood/out-of-domain", "test out", "out of domain", METRICS[1:]),
 )
 FIT_BATCH = 40  # sentences; `fit` uses 24 to fit and 16 to choose
 
