@@ -26,9 +26,9 @@ from gpattention.studies.scheduler import (
     SharingError,
     Work,
     _Worker,
+    report,
     shared_gpu,
     side_by_side,
-    tell,
 )
 from gpattention.training import TrainingStoppedError
 from tests.studies.plan_runs import write_plan
@@ -67,11 +67,11 @@ class Started:
         self.processes.append(process)
         self.ends.append(theirs)
         self.tasks.append((task, slot))
-        return _Worker(process, ours, slot, task, 0.0)  # type: ignore[arg-type]
+        return _Worker(slot, task, 0.0, process, ours)  # type: ignore[arg-type]
 
 
 def double(task: int, slot: int) -> int:
-    tell(f"at {task}")
+    report(f"at {task}")
     return 2 * task
 
 

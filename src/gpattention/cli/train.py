@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpattention.checks import check_choice, did_you_mean
+from gpattention.checks import check_choice
 from gpattention.cli.console import Bar, say, shortened, table
 from gpattention.cli.main import App
 from gpattention.cli.options import Changes, Data, Device, Engine, ShareGpu, goes_on, working
@@ -158,9 +158,7 @@ def sweep(
     The choice is made on the validation split; the test split is not looked at. Then train what was chosen:
       gpattention train runs/sweep-digits-cgp/chosen.toml
     """
-    if choose not in CRITERIA:
-        among, hint = ", ".join(CRITERIA), did_you_mean(choose, CRITERIA)
-        raise ValueError(f"expected --choose to be one of {among}, got {choose!r}{hint}")
+    check_choice("--choose", choose, CRITERIA)
     grid = parse_over(over or [])
     total = seeds * math.prod(len(values) for values in grid.values())
     done: list[SweepRow] = []

@@ -28,7 +28,7 @@ import torch
 import gpattention
 from gpattention.checks import check_choice
 from gpattention.files import StrPath, make_folder
-from gpattention.studies.scheduler import GRACE, Died, Lost, Work, side_by_side
+from gpattention.studies.scheduler import GRACE, Died, Lost, Work, Worker, side_by_side
 from gpattention.training.folder import PATIENCE
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -53,12 +53,9 @@ class ClusterError(OSError):
 
 
 @dataclass(eq=False)
-class _Remote:
+class _Remote(Worker):
     """A task on some node."""
 
-    slot: int
-    task: Any
-    begin: float
     reference: Any
 
 

@@ -16,12 +16,13 @@ from typing import Literal
 import torch
 
 from gpattention.checks import check_choice, check_count, check_name
-from gpattention.files import StrPath, make_folder, read_json, remove_leftovers, write_atomically
+from gpattention.files import StrPath, make_folder, remove_leftovers, write_atomically
 from gpattention.runs import OverSeeds, Recipe, change_recipe, chosen_row, load_recipe, open_run, with_seed
-from gpattention.runs.recipe import describe_differences, recipe_from_dict, toml_value, write_recipe
+from gpattention.runs.recipe import toml_value, write_recipe
 from gpattention.runs.tables import Bold, csv_text, markdown, markdown_code, markdown_table
 from gpattention.studies.scheduler import Engine, side_by_side
-from gpattention.training import CheckpointError, TrainingStoppedError, check_new, train_recipe
+from gpattention.training import TrainingStoppedError, check_new, train_recipe
+from gpattention.training.folder import check_resumed
 
 LONGEST = 120  # characters of a folder's name
 AS_IT_IS = "recipe"  # the folder of the only setting when nothing varies
@@ -160,7 +161,7 @@ def run_sweep(
         folder = Path("runs") / check_name("the folder of the sweep", f"sweep-{base.name}")
     place = Path(folder) if engine is None else Path(folder).absolute()
     planned = plan_sweep(base, over, seeds, place)
-    finished = [run for run in planned if _is_finished(run, resume=resume)]  # all, before any is told of
+    finished = [run for run in planned if _is_finished(run, resume=resume)]  # all, before any is reported
     rest = [run for run in planned if run not in finished]
     work = partial(train_one, root=None if root is None else Path(root).absolute(), device=str(device))
     trained = side_by_side(work, rest, jobs, when_stopped="resume to go on", engine=engine)
@@ -208,16 +209,10 @@ def _is_finished(run: SweepRow, *, resume: bool) -> bool:
         return False
     if not resume:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")
-    try:
-        begun = recipe_from_dict(read_json(written, nonfinite=True))
-    except ValueError as error:
-        raise CheckpointError(f"{written} is not a recipe: {error}") from error
-    if begun != run.recipe:
-        gap = f"another run than this sweep: {describe_differences(begun, run.recipe)}"
-        raise CheckpointError(f"{written} describes {gap}. Choose another folder")
+    check_resumed(run.recipe, run.folder)
     try:
         return open_run(run.folder).finished
-    except (FileNotFoundError, ValueError):  # no model yet, or a broken one: training will tell
+    except (FileNotFoundError, ValueError):  # no model yet, or a broken one, which is training's to report
         return False
 
 
