@@ -165,7 +165,7 @@ def reproduce(
                 evaluate_plan(plan, folder, **how)
     if stage in ("results", "all") and out is not None and STOPPED not in codes:
         files = write_results(plan, folder, out, plan_file=plan_file, on_archived=archived)
-        say(f"results: {len(files)} files in {out}, {files[-1].name} tells how they were made")
+        say(f"results: {len(files)} files in {out}, {files[-1].name} says how they were made")
     if any(code not in (0, STOPPED) for code in codes):
         return 1
     if STOPPED in codes or (left and stage != "evaluate"):  # which does not train what is left

@@ -128,7 +128,7 @@ def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Names that tell folders apart: in a sweep every setting has a folder `seed-0`.
+    """Unique names of folders: in a sweep every setting has a folder `seed-0`.
 
     Args:
         folders: different ones.
@@ -194,7 +194,7 @@ def read_run(folder: Path, name: str | None = None) -> RunData:
 
     Args:
         folder: the run's.
-        name: tells it from other runs; the folder's if not given.
+        name: unique name among runs; the folder's if not given.
 
     Returns:
         Its data; suites of other weights than it has now say so.

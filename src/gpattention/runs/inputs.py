@@ -160,14 +160,15 @@ def open_contextual(
     return CachedEmbedding(found, cache_folder(wanted), progress=progress)
 
 
-def find_path(path: str, root: StrPath | None = None) -> Path:
-    """`package:NAME/inside`, a path from here, or one in the folder of the datasets."""
+def find_path(path: str, root: StrPath | None = None, *, name: str = "contextual.path") -> Path:
+    """`package:NAME/inside`, a path from here, or one in the folder of the datasets; `name` is for errors."""
     if path.startswith(PACKAGE):
-        name, _, inside = path.removeprefix(PACKAGE).partition("/")
-        spec = find_spec(name) if name.isidentifier() else None
+        package, _, inside = path.removeprefix(PACKAGE).partition("/")
+        spec = find_spec(package) if package.isidentifier() else None
         folders = None if spec is None else spec.submodule_search_locations
         if not folders:
-            raise FileNotFoundError(f"expected contextual.path to name an installed package, got {path!r}")
+            how = f"pip install {package.replace('_', '-')}, or give a folder"
+            raise FileNotFoundError(f"expected {name} to name an installed package, got {path!r}: {how}")
         places = [Path(folders[0]) / inside]
     else:
         given, above = Path(path).expanduser(), os.environ.get(VARIABLE) if root is None else root
@@ -178,7 +179,7 @@ def find_path(path: str, root: StrPath | None = None) -> Path:
         if place.exists():
             return place
     looked = " and ".join(map(str, places))
-    raise FileNotFoundError(f"expected contextual.path to be a file or folder, got {path!r}: no {looked}")
+    raise FileNotFoundError(f"expected {name} to be a file or folder, got {path!r}: no {looked}")
 
 
 def cache_folder(wanted: Contextual) -> Path:
@@ -469,7 +470,7 @@ class TextPreprocessing(Preprocessing):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the vocabulary; the embedding's fingerprint tells other files from those used."""
+        """Everything but the vocabulary; the embedding's fingerprint shows if other files are used."""
         contextual = {**self.contextual.to_dict(), "fingerprint": self.encoder.embedding.name}
         cut = {"cut": True} if self.encoder.cut else {}
         return {"vocabulary": WORDS, "length": self.encoder.length, **cut, "contextual": contextual}

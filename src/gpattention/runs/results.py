@@ -39,7 +39,7 @@ CONFIDENCE = 0.95  # of what is called clear
 HOW_CLEAR = "Student's t, 95 %"
 UNSEEN = "unseen_test_items"  # in the detail of an ensemble's records that leave test items out
 ALL = "all"  # the seed of what is predicted by several runs together
-DIFFERING = 3  # values of a recipe that a name tells, at most
+DIFFERING = 3  # most values of a recipe in the name of a group
 
 
 # One number over seeds
@@ -144,7 +144,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether Student's t test tells it from 0 at 95 %; what has no standard error is never clear."""
+        """Whether it differs from 0 by Student's t test at 95 %; never clear without a standard error."""
         return self.chance < 1 - CONFIDENCE
 
     @property
@@ -301,7 +301,7 @@ class RunData:
     """One run: its recipe, its training, and the suites that were evaluated, as in their files.
 
     Attributes:
-        name: tells it from the other runs.
+        name: unique name among the runs.
         recipe: as its file holds it.
         rows: of metrics.csv, numbers as numbers.
         events: of events.jsonl.
@@ -369,7 +369,7 @@ class Group:
     """Runs that differ by their seed alone, by rising seed.
 
     Attributes:
-        name: of the recipe, without seed; with what tells it from others of that name.
+        name: name of the recipe without the seed, with values that distinguish it from others of that name.
         runs: at least one.
     """
 
@@ -488,7 +488,7 @@ class Results:
                 fit, seed by seed.
             metric: accuracy, nll, ece, auroc, ...
             predictor: model, mean, mc_dropout, ...; each may end in a temperature.
-            score: that tells other items apart, in the suite ood; the first if not given.
+            score: score that recognises other items, in the suite ood; the first if not given.
             detail: of the record, e.g. `layer`, `inducing`.
 
         Returns:

@@ -438,6 +438,7 @@ class Study(ABC):
 
     def rows(self, training: Training, model: nn.Module) -> tuple[list[Row], list[str]]:
         """The fitted methods of a training, and notes on those that are not possible."""
+        assert self.validation.labels is not None
         classifier, samples, name = self.classifier(model), self.settings.samples, training.name
         plain, lacking, self._kept = ModelPredictor(classifier, draw="none"), list[str](), {}
         rows = [Row(PLAIN if training is HOST else name, plain, 0)]
@@ -455,16 +456,15 @@ class Study(ABC):
         fitted = []
         for row in (row for row in rows if row.method in training.titles):
             try:
-                fitted.append(row if row.temperature is None else self._with_temperature(row))
+                if row.temperature is not None:
+                    logits = self.logits(row.predictor, row.samples, self.validation)
+                    temperature = fit_temperature(logits, self.validation.labels.to(self.device))
+                    detail = {**row.detail, "temperature": temperature}
+                    row = replace(row, temperature=temperature, detail=detail)
+                fitted.append(row)
             except NumericalError as error:  # such as all validation items being classified correctly
                 lacking.append(f"{self.label}: {row.method} is left out: {error}")
         return fitted, lacking
-
-    def _with_temperature(self, row: Row) -> Row:
-        assert self.validation.labels is not None
-        logits = self.logits(row.predictor, row.samples, self.validation)
-        temperature = fit_temperature(logits, self.validation.labels.to(self.device))
-        return replace(row, temperature=temperature, detail={**row.detail, "temperature": temperature})
 
     def _attached(self, model: nn.Module) -> list[Row]:
         """Two attached models: as `fit` chose, and with the `global` settings whether it chose them or not.

@@ -311,7 +311,7 @@ def _stepper(
 # The kernels that a GPU runs for a step
 
 CALLS = 3  # over which the profiler counts
-# what the names of third-party kernels tell, the first that fits; ours go by their own names
+# families of third-party kernels by words in their names, the first that fits; ours keep their own names
 FAMILIES = {
     "matrix products": r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitk",
     "softmax attention": r"fmha|flash|attention",

@@ -183,16 +183,12 @@ def overtaking(ours: Points, theirs: Points) -> dict[str, float | None]:
 
 def measure_apart(case: LengthCase) -> dict[str, Any]:
     """Measure in a fresh process, which the system may end if memory runs out."""
-    ((_, found, _),) = side_by_side(_measure, [case], 1, fresh=True)
+    ((_, found, _),) = side_by_side(measure_length, [case], 1, fresh=True)
     return case.row(failure=f"{found} (out of memory?)") if isinstance(found, Died) else found
 
 
-def _measure(case: LengthCase, _: int) -> dict[str, Any]:
-    return measure_length(case)
-
-
-def measure_length(case: LengthCase) -> dict[str, Any]:
-    """Measure in this process."""
+def measure_length(case: LengthCase, _: int = 0) -> dict[str, Any]:
+    """Measure in this process, whatever its number is."""
     device = torch.device(case.device)
     try:
         with gp.fused_kernels(case.fused), gp.deferred_checks():
@@ -266,7 +262,7 @@ def _captured_seconds(call: Callable[[], None], case: LengthCase, device: torch.
 
 
 def _memory(device: torch.device, *, peak: bool) -> int | None:
-    """Bytes held now, or at most so far; of a CPU the process' resident memory, where Linux tells it."""
+    """Bytes held now, or at most so far; on a CPU the resident memory of the process, if this is Linux."""
     if device.type == "cuda":
         return (torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated)(device)
     # not getrusage: that counts the parent's memory in

@@ -62,7 +62,10 @@ COLUMNS = (
 # what a verdict says, each of one figure
 CLAIMS = (
     (COLUMNS[4], "On corrupted digits {model} has the lowest NLL ({figures})"),
-    (COLUMNS[6], "digits never seen in training are told best by the entropy of {model} (AUROC {figures})"),
+    (
+        COLUMNS[6],
+        "digits never seen in training are recognised best by the entropy of {model} (AUROC {figures})",
+    ),
 )
 
 
@@ -107,7 +110,7 @@ class DemoResult:
             chance = 1.96 * math.sqrt(2 * p * (1 - p) / int(count.replace(",", "")))
             return (
                 "One seed cannot say how much of this is chance: already by the choice of the "
-                f"{count} test images, accuracies up to {chance:.3f} apart are not told apart."
+                f"{count} test images, accuracies up to {chance:.3f} apart may be chance."
             )
         words = ["the difference" if len(clear) == 1 else each for each in ("the first", "the second")]
         clauses = [f"{word} is {'' if yes else 'not '}clear" for word, yes in zip(words, clear, strict=False)]
@@ -248,7 +251,13 @@ def _attempt(job: _Job, _: int) -> Exception | None:  # None: it is done
 def _train_and_evaluate(job: _Job) -> None:
     recipe, begun = job.recipe, (job.folder / "recipe.json").is_file()
     if begun:
-        _check_demo(job.folder, recipe.name)
+        try:
+            name = read_json(job.folder / "recipe.json", nonfinite=True)["name"]
+        except (ValueError, KeyError, TypeError):
+            name = None
+        if name != recipe.name:  # no earlier demo left it: it is somebody's work
+            what = f"a run that is not the demo's ({name!r})"
+            raise FileExistsError(f"{job.folder} holds {what}: choose another folder")
     if begun and not job.resume:
         shutil.rmtree(job.folder)
     reported = time.monotonic()
@@ -277,14 +286,3 @@ def _train_and_evaluate(job: _Job) -> None:
         severities=SEVERITIES,
     )  # fmt: skip
     evaluate_run(job.folder, settings, progress=evaluated)
-
-
-def _check_demo(folder: Path, name: str) -> None:
-    """Refuse to replace a run that no earlier demo left: it is somebody's work."""
-    try:
-        found = read_json(folder / "recipe.json", nonfinite=True)["name"]
-    except (ValueError, KeyError, TypeError):
-        found = None
-    if found != name:
-        what = f"a run that is not the demo's ({found!r})"
-        raise FileExistsError(f"{folder} holds {what}: choose another folder")

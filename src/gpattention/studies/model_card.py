@@ -168,7 +168,7 @@ def in_words(seconds: float) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """From the current folder, so that no page tells where that is."""
+    """The path from the current folder, so that no page shows where that is."""
     absolute, here = path.resolve(), Path.cwd()
     return (absolute.relative_to(here) if absolute.is_relative_to(here) else Path(path.name)).as_posix()
 

@@ -279,7 +279,7 @@ def _has(group: Group, spec: TableSpec) -> bool:
 
 
 def _recipe_name(group: Group) -> str:
-    """Without what tells it from namesakes."""
+    """The name of the recipe, without the values that distinguish runs of the same name."""
     return name_without_seed(group.runs[0].parsed.name)
 
 

@@ -103,7 +103,11 @@ def write_results(
             on_archived(archived)
         try:  # of the records alone, so that results do not depend on where these came from
             results = read_results(plan, Path(place))
-        except (KeyError, TypeError, ValueError) as error:  # which must not tell of a folder that is gone
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:  # whose message must not name a folder that is gone
             where = out / ARCHIVE if (out / ARCHIVE).is_file() else runs
             raise ValueError(str(error).replace(place, str(where))) from None
         contents = {ARCHIVE: packed(Path(place)), **_contents(results)}

@@ -447,17 +447,6 @@ def _place(runs: StrPath, how: How) -> Path:
     return Path(runs) if how.get("engine") is None else Path(runs).absolute()
 
 
-def _arguments(command: _Command) -> tuple[str, ...]:
-    """A run that has begun goes on, also one whose node was lost a moment ago."""
-    given = command.arguments
-    if command.trains is None or not (command.trains / "recipe.json").is_file():
-        return given
-    if "--first-phase" in given:
-        place = given.index("--first-phase")
-        given = (*given[:place], *given[place + 2 :])
-    return (*given, "--resume")
-
-
 def run_command(command: _Command, _: int) -> int:
     """Run `gpattention` with some arguments in this process, which is its own; its output goes to its log."""
     make_folder(command.log.parent)
@@ -466,7 +455,13 @@ def run_command(command: _Command, _: int) -> int:
             os.dup2(log.fileno(), stream)
     if command.threads is not None:
         torch.set_num_threads(command.threads)
-    sys.argv = ["gpattention", *_arguments(command)]
+    sys.argv = ["gpattention", *command.arguments]
+    # a run that has begun goes on, also one whose node was lost a moment ago
+    if command.trains is not None and (command.trains / "recipe.json").is_file():
+        if "--first-phase" in sys.argv:
+            place = sys.argv.index("--first-phase")
+            del sys.argv[place : place + 2]
+        sys.argv.append("--resume")
     try:
         # the command line stands above this package, which cannot import it
         runpy.run_module("gpattention", run_name="__main__", alter_sys=True)

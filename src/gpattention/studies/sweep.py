@@ -280,7 +280,7 @@ def split_values(text: str) -> list[str]:
 
 
 def label_of(settings: Mapping[str, str]) -> str:
-    """`key=value,key=value` as the name of a folder; a digest tells apart what a name cannot hold."""
+    """`key=value,key=value` as the name of a folder; a digest distinguishes what a name cannot hold."""
     whole = ",".join(f"{key}={value}" for key, value in settings.items()) or AS_IT_IS
     safe = re.sub(r"[^A-Za-z0-9._+=,-]", "_", whole)
     if safe == whole and len(safe) <= LONGEST:

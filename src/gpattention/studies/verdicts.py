@@ -1,4 +1,4 @@
-"""What several comparisons say together: Holm's correction, and ensembles told apart over items.
+"""What several comparisons say together: Holm's correction, and ensembles compared over items.
 
 An ensemble is one prediction, without a spread over seeds.  Two of them on the same items are compared by
 the paired bootstrap: items are drawn again with replacement, both ensembles on the same ones, and nothing

@@ -511,7 +511,7 @@ class EagerEngine:
     def step(self, batches: Sequence[Batch], controls: Controls) -> None:
         """One update; its values are added up until `read`, and `last` has those of the last step."""
         set_learning_rate(self.optimizer, controls.learning_rate)
-        if not self._objective.model.training:  # to tell every module in every step takes half a millisecond
+        if not self._objective.model.training:  # calling every module in every step takes half a millisecond
             self._module.train()
         self.optimizer.zero_grad()
         seed = torch.tensor(controls.seed, device=self._fabric.device)

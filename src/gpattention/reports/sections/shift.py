@@ -191,14 +191,14 @@ def _shares(name: str, comparison: Comparison, part: str, score: str) -> "html.M
         )[READ - 1 :: READ]
     ]
     where, which = _set_name(part), score_name(score, unit=True)
-    told = _aurocs(comparison, part, score)
+    aurocs = _aurocs(comparison, part, score)
     seed = ", first seed" if comparison.several_seeds else ""
     return html.chart(
         name,
         outlier_figure(found, x=which, styles=comparison.styles),
         Table(["model", f"{which}, at most", "share of the test set", f"share of {where}"], rows),
         f"{where}: {which}",
-        f"Shares of the test set and of {where} with at most so much {which}: {told}",
+        f"Shares of the test set and of {where} with at most so much {which}: {aurocs}",
         f"Grey: test set; colour: {where}{seed}.",
     )
 
@@ -261,8 +261,8 @@ def _ecdfs(
     named = {_set_name(part): seeds for part, seeds in curves.items()}
     series = {part: [shares_at(curve, RATES) for curve in seeds] for part, seeds in named.items()}
     alarms = ((rate, _flagged(curves, "test", rate)) for rate in ALARMS)
-    told = [f"{100 * each.mean:.1f} % at a rate of {100 * rate:g} %" for rate, each in alarms if each]
-    false = f"False alarms on the test set: {listed(told)}." if told else "Too few items to flag any."
+    rates = [f"{100 * each.mean:.1f} % at a rate of {100 * rate:g} %" for rate, each in alarms if each]
+    false = f"False alarms on the test set: {listed(rates)}." if rates else "Too few items to flag any."
     table, figure = html.lines_table("p-value", series), p_value_figure(named, style=style)
     words = f"Distributions of p-values of {model}: {false}"
     caption = f"{false} Usual items follow the diagonal, strange ones lie above it."
