@@ -523,9 +523,7 @@ def parts(tree: Element) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("softmax", "cgp"), [(KEPT[i], KEPT[j]) for i, j in ((0, 0), (0, 2), (1, 3), (0, 4), (4, 4))]
-)
+@pytest.mark.parametrize(("softmax", "cgp"), PAIRS)
 def test_a_section_only_where_it_shows_something(softmax: Any, cgp: Any) -> None:
     tree = made(run_with("softmax", softmax), run_with("cgp", cgp))
     shown = items(softmax) + items(cgp)

@@ -138,7 +138,7 @@ def corrupt(
     Options:
         severities: comma-separated.
         types: comma-separated corruptions, or noise, blur, weather, digital (default: all 19).
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         frost (FOLDER): pictures of frost, or the word generated (default: the folder frost with the data, if
             any).
         folder: where to write (default: CIFAR-10-C-regenerated or CIFAR-100-C-... with the data).

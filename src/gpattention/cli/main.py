@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: of the command line; those of this process if not given.
+        arguments: arguments of the command line; those of this process if not given.
 
     Returns:
         The exit code.

@@ -132,7 +132,7 @@ def command(function: F) -> F:
     """A function as typer takes it: types that a command line has, and the help of its docstring.
 
     Args:
-        function: of arguments (parameters without a default) and options (those with one).
+        function: its parameters without a default become arguments, the others options.
 
     Returns:
         The same function, called with text for each tuple.
@@ -184,7 +184,7 @@ def takes(
 
     Args:
         settings: a dataclass whose fields have defaults.
-        name: of the command's argument.
+        name: name of the command's argument.
         only: fields that become options; all if not given.
         skip: fields that do not.
         flags: names of options that are not called as their fields.

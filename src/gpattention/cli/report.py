@@ -29,7 +29,7 @@ def report(
     Options:
         runs (RUN): a run folder, or a folder that holds runs.
         output (FILE): the page.
-        title: of the page (default: made of the data).
+        title: title of the page (default: made of the data).
 
     Examples:
       gpattention report runs/digits-cgp -o report.html
@@ -47,9 +47,7 @@ def report(
 def paper(
     name: str,
     runs: str,
-    form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}, or all")
-    ] = "markdown",
+    form: Annotated[Literal["markdown", "csv", "latex", "all"], typer.Option("--format")] = "markdown",
     out: Annotated[str | None, Out] = None,
 ) -> None:
     """The paper's tables with ours beside them.
@@ -57,6 +55,7 @@ def paper(
     Options:
         name (NAME): table1 ... fig4, or all.
         runs (RUNS): where evaluated runs are, at any depth.
+        form: format of the text.
         out (OUT): a folder, or a file whose ending is the format: .md .csv .tex, of figures also .png .svg.
 
     tables and figures:
@@ -75,7 +74,6 @@ def paper(
     Runs are known by the names of their recipes: cifar10-cgpt is the paper's CGPT on CIFAR-10.
     """
     check_choice("NAME", name, (*TABLES, *FIGURES, "all"))
-    check_choice("--format", form, (*FORMATS, "all"))
     names = (*TABLES, *FIGURES) if name == "all" else (name,)
     if len(names) > 1 and out is not None and Path(out).suffix in ENDINGS:
         raise ValueError(f"expected -o to be a folder for all tables, got {out}")

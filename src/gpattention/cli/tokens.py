@@ -45,7 +45,7 @@ def tokens(
         fitted (FOLDER): what is usual, as handle.save wrote it; with --held-out it is written there.
         rate: share of usual tokens that are flagged all the same.
         more: tokens to continue the text with.
-        seed: of tokens chosen at random; without one the likeliest is chosen.
+        seed: seed of tokens chosen at random; without one the likeliest is chosen.
         html (FILE): write a page instead.
 
     Examples:

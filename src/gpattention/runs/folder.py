@@ -35,8 +35,8 @@ class Run:
         folder: where it lies.
         recipe: that it was begun with.
         model: the weights chosen, on the CPU, in evaluation mode.
-        rows: of metrics.csv.
-        events: of events.jsonl.
+        rows: rows of metrics.csv.
+        events: events of events.jsonl.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ def open_run(folder: StrPath) -> Run:
     """Everything of a run.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
 
     Returns:
         The run with its model.
@@ -90,7 +90,7 @@ def open_trained(folder: StrPath) -> Run:
     """A run, or a folder that `gpattention models card` made of one.
 
     Args:
-        folder: of either.
+        folder: folder of a run, or of a shared model.
 
     Returns:
         The run; that of a shared model has no rows and no events.
@@ -154,7 +154,7 @@ def read_results(folders: Sequence[StrPath]) -> Results:
     Runs whose recipes differ by seed and name alone are one recipe in it.
 
     Args:
-        folders: of runs, or folders that hold runs.
+        folders: folders of runs, or folders that hold runs.
 
     Returns:
         The table.
@@ -170,7 +170,7 @@ def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
     """The runs in or below these folders, as plain data.
 
     Args:
-        folders: of runs, or folders that hold runs; a run given twice counts once.
+        folders: folders of runs, or folders that hold runs; a run given twice counts once.
 
     Returns:
         Everything of each run but its weights, finished or not.
@@ -193,7 +193,7 @@ def read_run(folder: Path, name: str | None = None) -> RunData:
     """Everything of a run but its weights.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
         name: unique name among runs; the folder's if not given.
 
     Returns:

@@ -92,9 +92,9 @@ class Contextual:
 
     Attributes:
         kind: one of none, learned, glove, hf, elmo.
-        path: of its files; see `find_path`.
+        path: path of its files; see `find_path`.
         cache: folder of computed vectors; see `cache_folder`.
-        options: of the kind.
+        options: options of the kind.
     """
 
     kind: str = "none"
@@ -220,7 +220,7 @@ class TextEncoder:
     One length for all batches keeps shapes static, so that a captured graph serves every step.
 
     Attributes:
-        vocabulary: of the training part.
+        vocabulary: vocabulary of the training part.
         embedding: the frozen vectors.
         length: words of the longest sentence.
         cut: whether longer sentences lose their ends; else they are refused.
@@ -490,7 +490,7 @@ def load_preprocessing(run: StrPath, root: StrPath | None = None) -> Preprocessi
     """What a run's folder keeps of its data, so that images and sentences become inputs without it.
 
     Args:
-        run: the run's folder.
+        run: folder of the run.
         root: where the files of a frozen embedding are, if not where the recipe says; see `find_path`.
 
     Returns:
@@ -627,7 +627,7 @@ def save_preprocessing(folder: StrPath, prepared: Prepared) -> None:
     """Write RUN/preprocessing; `load_preprocessing` reads it.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
         prepared: its data.
 
     Raises:

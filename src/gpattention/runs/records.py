@@ -45,7 +45,7 @@ def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write `metrics.csv` in one piece, so that a killed run leaves a whole file.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
         rows: all so far, by `COLUMNS`.
     """
     text = io.StringIO()
@@ -60,7 +60,7 @@ def chosen_row(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Mapping[str
 
     Args:
         recipe: its `checkpoint.select` says which.
-        rows: of metrics.csv.
+        rows: rows of metrics.csv.
 
     Returns:
         The last row, or the best of the last phase; of equals the first, as in training.
@@ -82,9 +82,9 @@ def append_event(folder: Path, kind: str, **details: Any) -> None:
     """Add a line to `events.jsonl`, in the place of half a line that a full disk or a kill has left.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
         kind: what happened.
-        details: of it, as JSON values.
+        details: details of the event, as JSON values.
 
     Raises:
         OSError: with the file's name; the lines before are whole then.
@@ -112,7 +112,7 @@ def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
     """Everything that happened to a run.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
 
     Returns:
         The whole lines of `events.jsonl`; empty without such a file.
@@ -168,7 +168,7 @@ class SuiteResult:
         suite: its name.
         run: the recipe's name.
         data: the data set's name.
-        seed: of the run.
+        seed: seed of the run.
         attention: the kind.
         samples: draws of a prediction.
         records: all numbers.
@@ -233,8 +233,8 @@ def write_suite(folder: StrPath, result: SuiteResult) -> Path:
     """Write `RUN/evaluation/SUITE.json`.
 
     Args:
-        folder: the run's.
-        result: of the suite.
+        folder: folder of the run.
+        result: result of a suite.
 
     Returns:
         The file.
@@ -249,7 +249,7 @@ def read_suite(path: Path) -> SuiteResult:
     """One suite.
 
     Args:
-        path: of its file.
+        path: path of the file.
 
     Returns:
         The result.
@@ -271,7 +271,7 @@ def read_suites(folder: StrPath) -> dict[str, SuiteResult]:
     """What was evaluated of a run.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
 
     Returns:
         All suites by name; empty when none was run.
@@ -287,7 +287,7 @@ def recorded_settings(result: SuiteResult) -> dict[str, Any]:
     """How a suite was computed.
 
     Args:
-        result: of the suite.
+        result: result of a suite.
 
     Returns:
         Its settings; empty where it has none.

@@ -275,7 +275,7 @@ def compared(figures: Sequence[OverSeeds | None]) -> frozenset[int]:
     """The figures of a column that can be compared: most of them, all on the same items.
 
     Args:
-        figures: of a column; None is a row without a figure.
+        figures: figures of a column; None is a row without a figure.
 
     Returns:
         Their places.  Of groups of one size it is the one with most items.
@@ -303,8 +303,8 @@ class RunData:
     Attributes:
         name: unique name among the runs.
         recipe: as its file holds it.
-        rows: of metrics.csv, numbers as numbers.
-        events: of events.jsonl.
+        rows: rows of metrics.csv, numbers as numbers.
+        events: events of events.jsonl.
         suites: by name: clean, corrupted, ood, ...
         folder: where it lies.
     """
@@ -482,14 +482,14 @@ class Results:
         """One number of a group over its seeds; None where no seed has it.
 
         Args:
-            recipe: of the group.
+            recipe: recipe of the group.
             suite: clean, corrupted, ood, ...
-            set: of the suite; one with a star, such as `ood/*` or `corrupted/*/5`, is the mean over all that
-                fit, seed by seed.
+            set: set of the suite; one with a star, such as `ood/*` or `corrupted/*/5`, is the mean over all
+                that fit, seed by seed.
             metric: accuracy, nll, ece, auroc, ...
             predictor: model, mean, mc_dropout, ...; each may end in a temperature.
             score: score that recognises other items, in the suite ood; the first if not given.
-            detail: of the record, e.g. `layer`, `inducing`.
+            detail: detail of the record, e.g. `layer`, `inducing`.
 
         Returns:
             The number of each seed.
@@ -593,11 +593,11 @@ class Column:
 
     Attributes:
         suite: clean, corrupted, ood, ...
-        set: of the suite; may have a star, see `Results.find`.
+        set: set of the suite; may have a star, see `Results.find`.
         metric: its name in `gpattention.metrics`.
-        score: of the suite ood.
+        score: score of the suite ood.
         head: what it is called; as the metric if empty.
-        group: of columns that belong together.
+        group: name that columns which belong together share.
     """
 
     suite: str

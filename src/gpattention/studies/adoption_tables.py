@@ -67,7 +67,7 @@ def to_markdown(
     """Tables of a comparison.
 
     Args:
-        cells: of any groups.
+        cells: cells of any groups.
         columns: those without any figure are left out.
         baselines: methods that differences are taken from, seed by seed.
 
@@ -152,8 +152,8 @@ def write_comparison(
     Args:
         folder: where to.
         name: how files begin.
-        cells: of any groups.
-        columns: of the tables; those with a `group` and a metric of `PANELS` are drawn.
+        cells: cells of any groups.
+        columns: columns of the tables; those with a `group` and a metric of `PANELS` are drawn.
         about: paragraphs above the tables.
         baselines: methods that differences are taken from.
 

@@ -202,15 +202,15 @@ def bench_steps(
     """Time training steps of each kind, of softmax and of the paper's kernel attention.
 
     Args:
-        kinds: of `VARIANTS`; all that are quick enough on the device if not given.
+        kinds: kinds of `VARIANTS`; all that are quick enough on the device if not given.
         batch: images of a step.
         repeats: timed turns of each model after one to warm up.
-        seed: of weights, images and draws.
+        seed: seed of weights, images and draws.
         device: where to compute.
         fused: the mode of fused kernels; the one in force if not given.
-        tokens: of a sequence, in one row of patches; those of the config if not given.  The paper's kernel
-            attention, which on a CPU takes longer than all others together, is then timed where `kinds` names
-            it alone.
+        tokens: length of a sequence, in one row of patches; that of the config if not given.  The paper's
+            kernel attention, which on a CPU takes longer than all others together, is then only timed where
+            `kinds` names it.
         config: the transformer but for its attention; the paper's if not given.
         progress: called with the turns done, and in all.
 
@@ -380,13 +380,13 @@ def bench_predictions(
     """Time `model.predict` on all images, with `samples` draws where a kind draws.
 
     Args:
-        kinds: of `VARIANTS`; those of `PREDICTED` if not given.
+        kinds: kinds of `VARIANTS`; those of `PREDICTED` if not given.
         images: how many; they lie on the device.
         samples: draws of each.
         batch_size: rows at once; the model's own choice if not given.
         capture: whether batches are replays of a graph; the model's own choice if not given.
         repeats: timed predictions after one to warm up.
-        seed: of weights, images and draws.
+        seed: seed of weights, images and draws.
         device: where to compute.
         fused: the mode of fused kernels; the one in force if not given.
         config: the transformer but for its attention; the paper's if not given.
@@ -455,7 +455,7 @@ def step_floors(
     """Compute the floor of a training step.
 
     Args:
-        kinds: of `VARIANTS`; all of ours if not given.  The paper's ways have that of the same mathematics.
+        kinds: kinds of `VARIANTS`; all of ours if not given.  The paper's have that of the same mathematics.
         batch: images of a step.
         config: the transformer but for its attention; the paper's if not given.
 

@@ -96,9 +96,9 @@ def bench_lengths(
     """Measure every length of every model; one that runs out of memory ends its series.
 
     Args:
-        models: of `MODELS`; all if not given.
+        models: models of `MODELS`; all if not given.
         repeats: timed calls after two to warm up.
-        seed: of weights and tokens.
+        seed: seed of weights and tokens.
         longest: leave longer sequences out.
         series: lengths by model and batch size; those of `SERIES` if not given.
         device: where to compute; on a CPU each case has a process of its own, whose memory is measured.

@@ -75,7 +75,7 @@ class DemoResult:
 
     Attributes:
         results: their evaluations, by model.
-        folder: of the runs.
+        folder: folder of the runs.
         report: the page that compares them.
     """
 
@@ -123,9 +123,9 @@ def demo_recipe(model: str, *, kernel_epochs: int = 10, epochs: int = 20, seed: 
 
     Args:
         model: a kind of attention among `MODELS`.
-        kernel_epochs: of phase 1.
-        epochs: of phase 2, with draws.
-        seed: of data split and training.
+        kernel_epochs: epochs of phase 1.
+        epochs: epochs of phase 2, with draws.
+        seed: seed of data split and training.
 
     Returns:
         The recipe.
@@ -160,9 +160,9 @@ def run_demo(
     Args:
         folder: for runs and report.
         models: kinds of attention among `MODELS`.
-        kernel_epochs: of phase 1.
-        epochs: of phase 2, with draws.
-        seed: of data split and training.
+        kernel_epochs: epochs of phase 1.
+        epochs: epochs of phase 2, with draws.
+        seed: seed of data split and training.
         seeds: how many, from `seed` on.
         workers: models trained at once, each on one thread: matrices this small gain nothing from more.
         resume: keep what an earlier demo of the same settings finished, and go on with the rest.

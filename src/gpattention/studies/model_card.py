@@ -45,7 +45,7 @@ def write_model_card(run: StrPath, out: StrPath, *, name: str | None = None) -> 
         run: a run with a model; the card has its evaluation, and that of runs beside it that differ by
             their seed alone.
         out: the folder to write.
-        name: of the model; that of the recipe if not given.
+        name: name of the model; that of the recipe if not given.
 
     Returns:
         The files that were written.

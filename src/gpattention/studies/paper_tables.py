@@ -82,7 +82,7 @@ def to_markdown(table: PaperTable) -> str:
     """Render a table, its claims and its notes.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
 
     Returns:
         A section of a Markdown page.
@@ -98,7 +98,7 @@ def to_latex(table: PaperTable) -> str:
     The document needs `\usepackage[T1]{fontenc}` and `\usepackage{booktabs,textcomp}`.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
 
     Returns:
         The LaTeX source.
@@ -121,7 +121,7 @@ def to_csv(table: PaperTable) -> str:
     """Render a table in long form: one line for each number, nothing rounded, no notes and claims.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
 
     Returns:
         The CSV text.
@@ -152,7 +152,7 @@ def write_table(
     """Write a table into a file if `out` ends in .md, .csv, .tex, .png or .svg, else into that folder.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
         out: a file, or a folder that gets NAME.md, NAME.csv and NAME.tex and, of a figure, NAME.png and
             NAME.svg.
         forms: which formats of text a folder gets.
@@ -177,7 +177,7 @@ def paper_figure(table: PaperTable) -> "Figure":
     """Draw a figure: a panel for each block of the table, a line for each model, bars of a standard error.
 
     Args:
-        table: of one of `FIGURES`.
+        table: result of `paper_table` for one of `FIGURES`.
 
     Returns:
         The matplotlib figure.

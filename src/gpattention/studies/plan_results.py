@@ -267,7 +267,7 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...
     Args:
         plan: whose runs, or some of them; those of the archive that are not asked for are kept.
         runs: their folder; it need not be there if there is an archive.
-        archive: of an earlier call, for runs that are not evaluated in `runs`; it need not be there.
+        archive: archive of an earlier call, for runs that are not evaluated in `runs`; it need not be there.
         place: an empty folder to write to.
 
     Returns:
@@ -699,17 +699,13 @@ def readme(results: PlanResults, commands: Sequence[str], names: Sequence[str]) 
         plan=results.plan,
         models=results.groups,
         failed=results.failed,
-        seeds=_seeds,
+        seeds=lambda runs: ", ".join(map(str, sorted({run.seed for run in runs if run.seed is not None}))),
         commands="\n".join(visible(command).replace("```", "` ` `") for command in commands),
         trainings=[_training(run) for run in results.runs],
         evaluations=[row for model in results.groups for row in _evaluations(model)],
         cuts=list(_cuts(results)),
         files=_file_table(names),
     )
-
-
-def _seeds(runs: Sequence[RunData]) -> str:
-    return ", ".join(map(str, sorted({run.seed for run in runs if run.seed is not None})))
 
 
 def _training(run: RunData) -> list[str]:
@@ -767,15 +763,10 @@ def _cuts(results: PlanResults) -> Iterator[str]:
         yield "report.html is without the gallery of items, to keep it small"
 
 
-def _known_files() -> dict[str, str]:
-    """What the files that are kept are, by the pattern of their names."""
-    text = (files("gpattention.studies") / "pages" / "files.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
 def _file_table(names: Sequence[str]) -> str:
     """Files that are kept, grouped by what they are."""
-    known = _known_files()
+    text = (files("gpattention.studies") / "pages" / "files.toml").read_text(encoding="utf-8")
+    known = tomllib.loads(text)  # what files are, by the pattern of their names
     grouped: dict[str, list[str]] = {about: [] for about in known.values()}
     for name in sorted(name for name in names if name != MADE_AGAIN):
         about = next(about for pattern, about in known.items() if fnmatch(name, pattern))

@@ -350,7 +350,7 @@ def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
     where a finished run no longer has it.  Shared models are copied, not trained.
 
     Args:
-        plan: of `load_plan`, or a part of it.
+        plan: result of `load_plan`, or a part of it.
         runs: the folder of its runs.
         how: at_once, minutes, device, root, on_done, engine; see `How`.
 
@@ -387,7 +387,7 @@ def evaluate_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome
     """Evaluate the finished runs of a plan, the seeds of a model together.
 
     Args:
-        plan: of `load_plan`, or a part of it.
+        plan: result of `load_plan`, or a part of it.
         runs: the folder of its runs.
         how: at_once (how many models), minutes, device, root, on_done, engine; see `How`.
 

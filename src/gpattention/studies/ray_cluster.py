@@ -65,7 +65,7 @@ class RayEngine:
     Args:
         jobs: tasks at once.
         device: auto, cpu or cuda; auto is cuda where any node has a GPU.
-        gpus: of all nodes together.
+        gpus: GPUs of all nodes together.
 
     Raises:
         ValueError: another device, or cuda without a GPU in the cluster.
@@ -287,7 +287,7 @@ def check_probe(
 
     Args:
         node: its address.
-        found: of `probe_node`.
+        found: answer of `probe_node`.
         token: what stood in the file that it was to read.
         theirs: the file that it was to write.
         data: folder of the datasets.

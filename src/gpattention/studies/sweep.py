@@ -37,8 +37,8 @@ class SweepRow:
     Attributes:
         settings: values by key, as --set takes them.
         recipe: with these values.
-        folder: of the run.
-        epoch: of the weights that the run chose, as all numbers are; None until it is trained.
+        folder: folder of the run.
+        epoch: epoch of the weights that the run chose, as all numbers are; None until it is trained.
         accuracy: on its validation split.
         nll: the same.
         error: why it failed; empty if it did not.
@@ -134,7 +134,7 @@ def run_sweep(
         over: values by key, as `--set` takes them: {"regularizer.end": [0.01, 0.1]}.
         seeds: how many, from the recipe's own on.
         jobs: runs trained at once, each in a process with one thread.
-        folder: of the sweep; runs/sweep-NAME if not given.
+        folder: folder of the sweep; runs/sweep-NAME if not given.
         choose: by the mean over seeds of this, on the validation split: "accuracy" or "nll".
         resume: keep finished runs, go on with the others.
         changes: `section.key=value` for every run.

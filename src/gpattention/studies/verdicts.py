@@ -54,9 +54,9 @@ def paired_bootstrap(
 
     Args:
         one: a value for each item, such as its NLL.
-        other: of the same items in the same order.
+        other: values of the same items in the same order.
         resamples: sets of items.
-        seed: of the draws: all comparisons of one seed and number of items draw the same sets.
+        seed: seed of the draws: all comparisons of one seed and number of items draw the same sets.
 
     Returns:
         One less the other.

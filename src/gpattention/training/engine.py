@@ -119,7 +119,8 @@ def start_fabric(hardware: Hardware, *, find_unused: bool = True) -> Any:
     that leave some parameters out of a step.
     """
     device = choose_device(hardware.device)
-    world = _world_size()
+    # processes that a launcher started; 1 without one
+    world = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))
     if world == 1 and hardware.precision in PLAIN_PRECISIONS:
         return SingleProcess(device)
     accelerator = "gpu" if device.type == "cuda" else "cpu"
@@ -190,11 +191,6 @@ def is_leading() -> bool:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
 
 
-def _world_size() -> int:
-    """Processes that a launcher started; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))
-
-
 STOPPED = 130  # exit code of a process that was asked to stop and saved its state
 
 
@@ -202,9 +198,9 @@ def launch(arguments: Sequence[str], processes: int, folder: Path) -> None:
     """Run `python ARGUMENTS` in several processes of this machine, each of which calls `fit`.
 
     Args:
-        arguments: of Python.
+        arguments: arguments of Python.
         processes: how many; when one dies the others are stopped.
-        folder: of the run that they train.
+        folder: folder of the run that they train.
 
     Raises:
         TrainingFailedError: a process died; the message says which, and what is left.
@@ -258,7 +254,7 @@ class Schedule:
     """Learning rate, regulariser's weight and phase of every step: optimiser updates, counted from 0.
 
     Attributes:
-        recipe: of the run.
+        recipe: recipe of the run.
         steps_per_epoch: that its data give.
     """
 
@@ -414,7 +410,7 @@ def train_steps(
         module: what is trained; it is in training mode at every step, whatever the caller did in between.
         loss: from a batch to what is minimised.  []
         batches: anything that `loss` takes, one for each step.
-        optimizer: of the module's parameters.
+        optimizer: optimizer of the module's parameters.
         learning_rate: from the number of the step, counted from 0, to its learning rate.
         clip: largest norm of the gradient; None leaves it as it is.
         defer_checks: collect numerical failures for `gpattention.gp.check_health` instead of raising them,

@@ -101,14 +101,14 @@ class TrainingStep:
 
     Attributes:
         step: how many are done.
-        total: of both phases.
+        total: how many steps both phases have.
         epoch: counted from 0.
         phase: kernel or gp.
         loss: what was minimised.
-        accuracy: of the last validation.
+        accuracy: accuracy of the last validation.
         alpha: weight of the regulariser.
         regularizer: its value, where there is one.
-        examples_per_second: of this step.
+        examples_per_second: examples per second in this step.
     """
 
     step: int
@@ -127,9 +127,9 @@ class TrainingResult:
     """A finished run.
 
     Attributes:
-        folder: the run's.
+        folder: folder of the run.
         model: with the weights chosen.
-        rows: of metrics.csv.
+        rows: rows of metrics.csv.
     """
 
     folder: Path
@@ -296,7 +296,7 @@ def needs_warm_start(recipe: Recipe) -> bool:
     """Whether phase 2 has another model than phase 1.
 
     Args:
-        recipe: of a run.
+        recipe: recipe of a run.
 
     Returns:
         True for a kind of attention that starts from kernel attention.
@@ -368,8 +368,8 @@ def take_first_phase(recipe: Recipe, folder: StrPath, source: StrPath) -> None:
     """Make a run whose first phase is that of another run; resume it to train the second.
 
     Args:
-        recipe: of the new run.
-        folder: of the new run.
+        recipe: recipe of the new run.
+        folder: folder of the new run.
         source: the other run.
 
     Raises:
@@ -401,7 +401,7 @@ def first_phase(recipe: Recipe) -> dict[str, Any]:
     """Everything the first phase depends on.
 
     Args:
-        recipe: of a run.
+        recipe: recipe of a run.
 
     Returns:
         Values by the names of the recipe; equal for runs with the same first phase.
@@ -459,7 +459,7 @@ def fit(
     Args:
         recipe: what to train, and how.
         data: what to train on.
-        folder: the run's.
+        folder: folder of the run.
         resume: go on from the last checkpoint.
         device: cpu, cuda, cuda:1, ... or auto.
         precision: one of `PRECISIONS`.
@@ -742,8 +742,8 @@ def train_recipe(
     """Load the recipe's data, write what prediction needs of it, and train.
 
     Args:
-        recipe: of images or texts.
-        folder: the run's.
+        recipe: recipe on images or texts.
+        folder: folder of the run.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         resume: go on from the last checkpoint.
         first_phase: a run whose first phase is the same and is taken over, to the same bits; it is

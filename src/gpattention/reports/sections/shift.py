@@ -66,7 +66,12 @@ def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str)
             found[model.label] = {s: scaled[s] for s in sorted(scaled)}
     if not found:
         return None
-    values = {label: _seed_by_seed(of_model) for label, of_model in found.items()}
+    values: dict[str, list[dict[int, float]]] = {}
+    for label, of_model in found.items():
+        seeds = dict.fromkeys(seed for severity, each in of_model.items() if severity for seed in each.values)
+        values[label] = [
+            {s: each.values[seed] for s, each in of_model.items() if seed in each.values} for seed in seeds
+        ]
     bands = {
         label: [(float(s), *each.interval) for s, each in of_model.items() if each.interval]
         for label, of_model in found.items()
@@ -83,23 +88,6 @@ def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str)
     words = f"{of.named} by severity, test set, mean over the corruptions: at the highest"
     table = Table(["severity", *found], rows)
     return html.line_chart(name, figure, "severity", series, words, f"{of.named} by severity", table=table)
-
-
-def _seed_by_seed(found: Mapping[int, OverSeeds]) -> list[dict[int, float]]:
-    """Of each seed, by severity."""
-    seeds = dict.fromkeys(seed for severity, each in found.items() if severity for seed in each.values)
-    return [{s: each.values[seed] for s, each in found.items() if seed in each.values} for seed in seeds]
-
-
-def severities(results: Results, recipe: str, metric: str, predictor: str) -> list[dict[int, float]]:
-    """The mean over the corruptions at each severity, seed by seed; 0 is the clean test set."""
-    places = {int(s): f"corrupted/*/{s}" for s in sorted(_parts(results, recipe, 2))}
-    found = {s: results.find(recipe, "corrupted", place, metric, predictor) for s, place in places.items()}
-    whole = {0: results.find(recipe, "clean", "test", metric, predictor), **found}
-    known = {severity: each.values for severity, each in whole.items() if each is not None}
-    # clean alone makes no line: seeds without corruptions are left out
-    seeds = dict.fromkeys(seed for severity in found for seed in known.get(severity, ()))
-    return [{s: values[seed] for s, values in known.items() if seed in values} for seed in seeds]
 
 
 def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> "html.Markup | None":
