@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.resources import files
 from types import FrameType
 from typing import Any
 
@@ -41,26 +42,6 @@ COMMANDS = {
     "bench": ("bench", "time training, prediction and lengths on this machine"),
     "completion": ("models", "print a script for your shell's completion"),
 }
-WELCOME = """\
-Transformers that know what they do not know. Where would you like to begin?
-
-A model you have: its predictions stay, strange inputs are flagged        docs/attach.md
-  handle = gpattention.attach(model)              # of PyTorch, Hugging Face, timm
-  handle.fit(held_out, labels)                    # inputs that it was not trained on
-  flags = handle.flag(inputs, rate=0.01)          # one false alarm in a hundred
-
-A module for a model of your own                                          docs/attention.md
-  from gpattention.models import EncoderLayer     # in place of nn.TransformerEncoderLayer
-  layer = EncoderLayer(d_model=256, nhead=8, batch_first=True, kind="direct")
-  gpattention models                              # all kinds, and what each can do
-
-From a recipe to a report                                                 docs/training.md
-  gpattention demo --quick                        # all of it in under a minute, on bundled digits
-  gpattention train recipes/digits-cgp.toml
-  gpattention evaluate runs/digits-cgp
-  gpattention report runs -o report.html
-
-All commands: gpattention --help"""
 # typer ships its own click, and BadParameter's base is every mistake of use: unknown options, missing values
 UsageError: Any = typer.BadParameter.__base__
 # by default SIGTERM, and the end of a terminal, end Python without a word, with nothing put in order first;
@@ -162,7 +143,7 @@ def _top(
     exit codes: 0 done, 1 the run failed, 2 wrong use, 130 interrupted
     """
     if ctx.invoked_subcommand is None:
-        print(WELCOME)
+        print((files("gpattention.cli") / "welcome.txt").read_text(encoding="utf-8"), end="")
 
 
 class _WithExamples:
