@@ -84,7 +84,7 @@ def paper(
         return
     for table in tables:
         files = write_table(table, out, forms)
-        say(f"{table.place}: {table.share}")
+        say(f"{table.spec.place}: {table.share}")
         for file in files:
             say(f"  {file}")
 

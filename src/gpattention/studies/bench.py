@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -178,6 +179,13 @@ def fresh_memory(device: torch.device) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device)
+
+
+def in_proc(file: str, name: str) -> str | None:
+    """An entry of a file of /proc on Linux; None elsewhere."""
+    path = Path("/proc") / file
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
 # Training steps

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from gpattention import gp
 from gpattention.attention import Attention, build_attention
 from gpattention.checks import check_count
 from gpattention.ops import Mode, fused_mode
-from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, time_in_turns
+from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, in_proc, time_in_turns
 from gpattention.studies.bench_paper import PAPERS, gaps_to_ours, paper_attention
 from gpattention.studies.scheduler import Died, side_by_side
 
@@ -266,7 +265,5 @@ def _memory(device: torch.device, *, peak: bool) -> int | None:
     if device.type == "cuda":
         return (torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated)(device)
     # not getrusage: that counts the parent's memory in
-    listed, name = Path("/proc/self/status"), "VmHWM:" if peak else "VmRSS:"
-    lines = listed.read_text().splitlines() if listed.is_file() else []
-    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
-    return sizes[0] if sizes else None
+    size = in_proc("self/status", "VmHWM" if peak else "VmRSS")
+    return None if size is None else 1024 * int(size.split()[0])

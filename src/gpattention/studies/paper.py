@@ -71,13 +71,10 @@ def published_values(name: str) -> tuple[PublishedValue, ...]:
     check_choice("name", name, (*TABLES, *FIGURES))
     found = []
     for line in csv.DictReader(io.StringIO("" if name in FIGURES else _published(f"{name}.csv"))):
-        value, sd = line["value"], line["sd"]
-        numbers: dict[str, Any] = {
-            key: float(line[key]) if line[key] else None for key in ("sd", "recomputed")
-        }
-        numbers |= {"value": float(value), "bold": line["bold"] == "yes"}
-        numbers |= {"digits": len(value.partition(".")[2]), "printed": f"{value} ± {sd}" if sd else value}
-        found.append(PublishedValue(**{**line, **numbers}))
+        own: dict[str, Any] = {k: float(line[k]) if line[k] else None for k in ("value", "sd", "recomputed")}
+        own |= {"bold": line["bold"] == "yes", "digits": len(line["value"].partition(".")[2])}
+        own["printed"] = " ± ".join(filter(None, (line["value"], line["sd"])))
+        found.append(PublishedValue(**{**line, **own}))
     return tuple(found)
 
 
@@ -488,15 +485,21 @@ class PaperRow:
 class PaperTable:
     """A table or figure in the paper's layout."""
 
-    name: str
-    title: str
-    place: str  # in the paper
-    headings: tuple[str, str]  # of blocks and of lines
-    columns: tuple[str, ...]
+    spec: TableSpec
     rows: tuple[PaperRow, ...]
     claims: tuple[ClaimResult, ...]
     notes: tuple[Note, ...]
-    across: str = ""  # what the columns of a figure count
+
+    @property
+    def headings(self) -> list[str]:
+        """Headings of the columns of words: what blocks and lines are."""
+        parts_are = self.spec.parts_are
+        return [parts_are if axis == "part" else axis.capitalize() for axis in self.spec.axes[:2]]
+
+    @property
+    def columns(self) -> list[str]:
+        """Headings of the columns of numbers."""
+        return [_shown(self.spec.axes[2], label) for label in self.spec.labels(self.spec.axes[2])]
 
     @property
     def cells(self) -> tuple[PaperCell, ...]:
@@ -558,24 +561,13 @@ def paper_table(name: str, runs: str | Path | Sequence[Group]) -> PaperTable:
     remarks = (Note(**remark) for remark in spec.remarks)
     gaps = _gap_notes(spec, values, rows)
     all_notes = (*caveats(spec, rows, extras.values()), *gaps, *found_notes, *remarks, *_change_notes(lines))
-    headings = [spec.parts_are if axis == "part" else axis.capitalize() for axis in spec.axes]
     ours = {key: found.mean for key, found in values.items()}
     theirs = {key: value.value for key, value in spec.published.items()}
     claims = []
     for claim in spec.claims:
-        there, holds_there = check_claim(spec, claim, theirs) if theirs else (None, None)
-        claims.append(ClaimResult(claim["text"], there, holds_there, *check_claim(spec, claim, ours)))
-    return PaperTable(
-        name=name,
-        title=spec.title,
-        place=spec.place,
-        headings=(headings[0], headings[1]),
-        columns=tuple(_shown(spec.axes[2], label) for label in spec.labels(spec.axes[2])),
-        rows=lines,
-        claims=tuple(claims),
-        notes=tuple(dict.fromkeys(all_notes)),
-        across=spec.across,
-    )
+        there = check_claim(spec, claim, theirs) if theirs else (None, None)
+        claims.append(ClaimResult(claim["text"], *there, *check_claim(spec, claim, ours)))
+    return PaperTable(spec, lines, tuple(claims), tuple(dict.fromkeys(all_notes)))
 
 
 def read_groups(folder: str | Path) -> list[Group]:

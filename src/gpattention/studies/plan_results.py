@@ -143,7 +143,7 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
     texts["configs.json"] = json.dumps(configs, indent=1) + "\n"
     for table in (paper_table(name, results.models) for name in (*TABLES, *FIGURES)):
         if any(cell.ours is not None for row in table.rows for cell in row.cells):
-            texts |= {f"{table.name}.md": to_markdown(table), f"{table.name}.csv": to_csv(table)}
+            texts |= {f"{table.spec.name}.md": to_markdown(table), f"{table.spec.name}.csv": to_csv(table)}
     own = [run for model in results.models for run in model.runs]
     shown = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in own]
     title = f"{results.plan.name}: {len(results.models)} models"
@@ -366,28 +366,23 @@ def _layouts(results: PlanResults) -> Iterator[tuple[str, list[Column], str]]:
 
 def threads_markdown(results: PlanResults) -> str:
     """The page of models that were trained again with another number of threads: how far figures move."""
-    threads = {training.model: training.threads for training in results.plan.trainings}
-    layouts = [
-        (title, [column for column in columns if column.metric in THREADED])
-        for title, columns, _ in _layouts(results)
-    ]
-    names = {model.name for model in results.models}
-    twins = {t.model: t.again for t in results.plan.trainings if t.again in names}
-    pairs = [(again.name, twins[again.name]) for again in results.again if again.name in twins]
+    threads = {each.model: each.threads for each in results.plan.trainings if each.threads}
+    first = {each.model: each.again or each.model for each in results.plan.trainings}
+    numbers = sorted(set(threads.values()))
     drift, leaders = [], []
-    for title, columns in layouts:
-        rows = []
-        for again, model in pairs:
+    for title, shown, _ in _layouts(results):
+        columns, rows = [column for column in shown if column.metric in THREADED], []
+        for again, model in ((each.name, first[each.name]) for each in results.again):
             for predictor in sorted(results.table.predictors(model), key=predictor_order):
                 found = [_drift(results, again, model, predictor, column) for column in columns]
                 if any(found) and not Candidate(model, predictor).is_ensemble:
                     rows.append([model, predictor, str(threads[again]), *found])
         heads = ["Model", "Predictor", "Threads", *(column.head for column in columns)]
         drift.append((title, markdown_table(heads, rows, left=2)))
-        leaders += [
-            [title, column.head, *(_leaders(results, column, twins, threads).values())] for column in columns
-        ]
-    heads = ["Items", "Measure", *(f"First, {n} threads" for n in sorted({n for n in threads.values() if n}))]
+        for column in columns:
+            of = ({name: first[name] for name, n in threads.items() if n == number} for number in numbers)
+            leaders.append([title, column.head, *(_leader(results, column, names) for names in of)])
+    heads = ["Items", "Measure", *(f"First, {number} threads" for number in numbers)]
     table = markdown_table(heads, leaders, left=None)
     return page("threads.md", name=results.plan.name, drift=drift, leaders=table, how_clear=HOW_CLEAR)
 
@@ -403,22 +398,14 @@ def _drift(results: PlanResults, again: str, model: str, predictor: str, column:
     return Bold(text) if gap.clear else text
 
 
-def _leaders(
-    results: PlanResults, column: Column, twins: Mapping[str, str], threads: Mapping[str, int | None]
-) -> dict[int, str]:
-    """Whose own prediction has the best mean, by number of threads; bold where clearly so."""
-    found = {}
-    for number in sorted({n for n in threads.values() if n}):
-        figures = {
-            twins.get(name, name): figure
-            for name, n in threads.items()
-            if n == number and (figure := column.find(results.table, name, "model")) is not None
-        }
-        order = sorted(figures, key=lambda name: figures[name].mean, reverse=bool(column.shown.larger))
-        clear = len(order) > 1 and difference(figures[order[0]], figures[order[1]]).clear
-        text = order[0] if order else ""
-        found[number] = Bold(text) if clear else text
-    return found
+def _leader(results: PlanResults, column: Column, names: Mapping[str, str]) -> str:
+    """The model whose own prediction has the best mean, by the name it is shown with; bold if clearly so."""
+    known = ((shown, column.find(results.table, name, "model")) for name, shown in names.items())
+    figures = {shown: figure for shown, figure in known if figure is not None}
+    order = sorted(figures, key=lambda name: figures[name].mean, reverse=bool(column.shown.larger))
+    clear = len(order) > 1 and difference(figures[order[0]], figures[order[1]]).clear
+    text = order[0] if order else ""
+    return Bold(text) if clear else text
 
 
 def best_candidate(results: PlanResults, column: Column) -> Candidate | None:

@@ -57,7 +57,8 @@ def content(comparison: Comparison) -> "html.Markup | None":
 
 def _of_one(model: Model, comparison: Comparison) -> list[str]:
     parts = [
-        [f"{_head(c)} {found}" for c in columns if (found := _told(c, model))] for columns in (FIRST, SECOND)
+        [f"{_head(c)} {text}" for c in columns if (text := figure_text(_find(c, model), c.shown))]
+        for columns in (FIRST, SECOND)
     ]
     if not any(parts):
         return []
@@ -89,10 +90,6 @@ def _of_two(lead: Model, other: Model, comparison: Comparison) -> list[str]:
 
 def _find(column: Column, model: Model) -> OverSeeds | None:
     return column.find(model.results, model.label, "model")
-
-
-def _told(column: Column, model: Model) -> str | None:
-    return figure_text(_find(column, model), column.shown)
 
 
 def _head(column: Column) -> str:
