@@ -241,8 +241,8 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     )
     assert isinstance(child.stdout, io.BufferedReader)
     child.stdout.close()  # as `head` does
-    _, told = child.communicate(timeout=60)
-    assert told == b""
+    _, shown = child.communicate(timeout=60)
+    assert shown == b""
     assert child.returncode == 1
 
 
