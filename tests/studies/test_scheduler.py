@@ -279,7 +279,7 @@ def test_commands_refuse_to_share_without_a_gpu(tmp_path: Path, capsys: pytest.C
 
 
 class Backend:
-    """An engine without machines: works when it is asked for answers, and loses tasks as often as it should."""
+    """An engine without machines: it works when asked for answers, and loses tasks as often as it should."""
 
     def __init__(self, lost: dict[str, int]) -> None:
         self.lost, self.started, self.ended = lost, list[tuple[str, int]](), list[str]()
