@@ -66,7 +66,7 @@ class Measurement:
         return all(gap < ALLOWED_GAP for gap in self.gaps.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The table as JSON holds it."""
         return {"rows": list(self.rows), **self.facts, "gaps": self.gaps}
 
 
@@ -104,13 +104,13 @@ SLOW = tuple(name for name in PAPERS if name != PAPER_KERNEL)
 
 
 def default_kinds(device: torch.device) -> tuple[str, ...]:
-    """All that can be timed on a device within minutes."""
+    """The kinds that can be timed on a device within minutes."""
     everything = device.type == "cuda"
     return tuple(name for name, v in VARIANTS.items() if everything or (name not in SLOW and not v.eager))
 
 
 def check_kinds(kinds: Sequence[str], known: Sequence[str] = tuple(VARIANTS)) -> tuple[str, ...]:
-    """Those kinds, without repetition; one that cannot be timed is refused."""
+    """The kinds without repetition; an unknown one is an error."""
     for kind in kinds:
         check_choice("kinds", kind, known)
     return tuple(dict.fromkeys(kinds))
@@ -165,13 +165,13 @@ def time_in_turns(
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that was asked of the device is done."""
+    """Wait until all work on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def fresh_memory(device: torch.device) -> int:
-    """Bytes that a GPU holds before a measurement, whose peak then starts anew."""
+    """Bytes that a GPU holds before a measurement; the record of its peak starts anew."""
     gc.collect()
     if device.type != "cuda":
         return 0
@@ -274,7 +274,7 @@ def prepare_step(
 def _prepared(
     name: str, shape: VisionConfig, batch: int, seed: int, device: torch.device
 ) -> tuple[Callable[[], None] | None, dict[str, Any]]:
-    """A step after the first ones, and its engine, why that is no captured one, and its memory."""
+    """A step after the first ones; its engine, the reason if it is not captured, and its memory."""
     reason = why_no_graph(Hardware(graphs=not VARIANTS[name].eager), SingleProcess(device))
     before = fresh_memory(device)
     try:

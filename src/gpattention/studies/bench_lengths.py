@@ -33,7 +33,7 @@ Series = Mapping[tuple[str, int], Sequence[int]]  # lengths of a model at a batc
 
 
 def doubled(low: int, high: int) -> list[int]:
-    """Each length twice the one before."""
+    """Lengths from low to high, each twice the one before."""
     return [low << i for i in range((high // low).bit_length())]
 
 
@@ -150,7 +150,7 @@ def summarised(rows: Sequence[dict[str, Any]], gaps: dict[str, float], **facts: 
 
 
 def points_of(rows: Sequence[dict[str, Any]], model: str, batch: int, what: str) -> Points:
-    """Lengths of one series and what they took, where it was measured."""
+    """The measured points of one series: length and cost."""
     own = [row for row in rows if (row["model"], row["batch"]) == (model, batch) and row[GROWING[what]]]
     return [(float(row["tokens"]), float(row[GROWING[what]])) for row in own]
 
@@ -187,7 +187,7 @@ def measure_apart(case: LengthCase) -> dict[str, Any]:
 
 
 def measure_length(case: LengthCase, _: int = 0) -> dict[str, Any]:
-    """Measure in this process, whatever its number is."""
+    """Measure in this process; its number does not matter."""
     device = torch.device(case.device)
     try:
         with gp.fused_kernels(case.fused), gp.deferred_checks():
@@ -243,7 +243,7 @@ def _call(case: LengthCase, device: torch.device) -> Callable[[], None]:
 
 
 def _captured_seconds(call: Callable[[], None], case: LengthCase, device: torch.device) -> float | None:
-    """As one graph, which is how a trainer runs it; None where it cannot be captured."""
+    """Seconds as one captured graph, as in training; None where it cannot be captured."""
     if case.model in PAPERS:  # they read results back
         return None
     graph = torch.cuda.CUDAGraph()

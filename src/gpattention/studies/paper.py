@@ -184,7 +184,7 @@ def table_spec(name: str) -> TableSpec:
 
 @dataclass(frozen=True)
 class Count:
-    """In how many cases something is so, of those that have figures, of all."""
+    """The number of cases in which something holds, of those that have figures, and of all."""
 
     so: int
     measured: int
@@ -207,7 +207,7 @@ class ClaimResult:
 
 
 def check_claim(spec: TableSpec, claim: Plain, values: Mapping[Key, float]) -> tuple[Count, Verdict]:
-    """In how many cases a claim is so, and whether it holds: as soon as what is missing cannot change it."""
+    """In how many cases a claim holds, and the verdict: as soon as missing figures cannot change it."""
     metrics = claim.get("metrics") or spec.labels("metric")
     if claim.get("rises", False):
         ends = [[values.get(Key(model, metric, claim["parts"][end])) for end in (0, -1)]
@@ -309,7 +309,7 @@ def caveats(spec: TableSpec, rows: Mapping[str, Group], extras: Iterable[Group])
 
 
 def _model_caveats(spec: TableSpec, model: Plain, group: Group) -> Iterator[str]:
-    """Where the recipe is not what the paper says of the model."""
+    """Differences of the recipe from what the paper says about the model."""
     recipe = group.runs[0].parsed
     if _recipe_name(group) != model["recipes"][0]:
         yield f"fills the row {model['label']}, as {model['recipes'][0]} has no evaluation"
@@ -334,7 +334,7 @@ def _model_caveats(spec: TableSpec, model: Plain, group: Group) -> Iterator[str]
 
 
 def _group_caveats(spec: TableSpec, group: Group) -> Iterator[tuple[Kind, str]]:
-    """What was cut of data, embeddings, seeds and suites."""
+    """Reduced data, embeddings, seeds and suites."""
     options = group.runs[0].parsed.data.options
     for option in ("subset", "limit"):
         if options.get(option):
@@ -374,7 +374,7 @@ Found = tuple[OverSeeds | None, list[Note]]
 
 
 def find_value(spec: TableSpec, results: Results, recipe: str, measure: Measure, part: Plain) -> Found:
-    """A number over the seeds of a recipe, and what must be said of it; None where no run has it."""
+    """A number over the seeds of a recipe, and notes on it; None where no run has it."""
     if "mean_of" in part:  # an average over detectors is the mean of their means
         of = [each for each in spec.parts if each["label"] in part["mean_of"]]
         several = [find_value(spec, results, recipe, measure, each)[0] for each in of]
@@ -421,7 +421,7 @@ def _of_detector(
 
 
 def _standing_for(slot: Plain, sets: Collection[str]) -> str | None:
-    """The set that is this one of the paper, else a subset or a stand-in of it."""
+    """The name of our set for this one of the paper, which may be a subset or a stand-in."""
     for name in slot["names"]:
         fitting = [each for each in sets if each.startswith(name)]
         if fitting:
@@ -503,7 +503,7 @@ class PaperTable:
 
     @property
     def cells(self) -> tuple[PaperCell, ...]:
-        """Those of the paper's own lines."""
+        """The cells of the paper's own lines."""
         return tuple(cell for row in self.rows if not row.extra for cell in row.cells)
 
     @property
@@ -583,7 +583,7 @@ def read_groups(folder: str | Path) -> list[Group]:
 def _rows(
     spec: TableSpec, values: Mapping[Key, OverSeeds], rows: Mapping[str, Group], extras: Mapping[str, Group]
 ) -> Iterator[PaperRow]:
-    """In the paper's order; our further models follow, in their own blocks or at the end of each."""
+    """Rows in the paper's order; our further models follow, in their own blocks or at the end of each."""
     groups = {**rows, **extras}
     blocks, lines = ([*spec.labels(axis), *(extras if axis == "model" else ())] for axis in spec.axes[:2])
     for block, line in ((block, line) for block in blocks for line in lines):

@@ -153,7 +153,7 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
 
 
 def _commands(results: "PlanResults", runs: Path, out: Path, plan_file: Path | None) -> list[str]:
-    """What anyone types to get the same."""
+    """The commands that make the same results."""
     plan = results.plan
     named = f"recipes/plans/{plan.name}.toml" if plan_file is None else shown_path(plan_file)
     devices = [event.get("device", "") for run in results.runs for event in _events(run, "phase")]
@@ -186,7 +186,7 @@ class PlanResults:
 
     @cached_property
     def table(self) -> Results:
-        """Of all groups by their names in the plan."""
+        """The table of results of all groups, by their names in the plan."""
         return Results.of(self.groups)
 
     @cached_property
@@ -201,7 +201,7 @@ class PlanResults:
 
     @property
     def runs(self) -> list[RunData]:
-        """Of all groups."""
+        """The runs of all groups."""
         return [run for model in self.groups for run in model.runs]
 
     @property
@@ -284,7 +284,7 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...
 
 
 def _write_records(run: RunData, place: Path, archive: Path) -> None:
-    """In the place of those of an earlier call, which must not have suites that the run folder lacks."""
+    """Replace the records of an earlier call, which must not have suites that the run folder lacks."""
     folder, plain = Path(run.folder), {"recipe.json": run.recipe}
     for file in sorted((folder / "evaluation").glob("*.json")):
         plain[f"evaluation/{file.name}"] = suite = read_object(file, nonfinite=True)
@@ -517,7 +517,7 @@ def rank(results: PlanResults) -> list[Ranked]:
 
 
 def chosen_of(ranking: Sequence[Ranked]) -> Ranked | None:
-    """The first that may be chosen."""
+    """The first in the ranking that may be chosen."""
     return next((ranked for ranked in ranking if ranked.free), None)
 
 
@@ -580,7 +580,7 @@ class RivalVerdict:
 
 
 def _clearly_worse(gap: Difference | OverItems, sign: int) -> bool:
-    """Whether it goes the way of the sign; what has no error is taken as it is."""
+    """Whether the difference clearly has this sign; without an error, whether it has it at all."""
     return sign * gap.mean > ROUNDING and (gap.error is None or gap.clear)
 
 
@@ -680,7 +680,7 @@ def choice_markdown(results: PlanResults, ranking: Sequence[Ranked]) -> str:
 
 
 def readme(results: PlanResults, commands: Sequence[str], names: Sequence[str]) -> str:
-    """The page that stands above everything."""
+    """The page that describes the results and how they were made."""
     return page(
         "results.md",
         plan=results.plan,
@@ -713,7 +713,7 @@ def _training(run: RunData) -> list[str]:
 
 
 def _evaluations(model: Group) -> Iterator[list[str]]:
-    """Suites that were computed in the same way and place together."""
+    """Rows of evaluations; suites that were computed in the same way and place share a row."""
     grouped: dict[tuple[str, str], dict[str, float]] = {}
     for name, suite in (each for run in model.runs for each in run.suites.items()):
         found, place = recorded_settings(suite), suite.environment
@@ -729,7 +729,7 @@ def _evaluations(model: Group) -> Iterator[list[str]]:
 
 
 def _cuts(results: PlanResults) -> Iterator[str]:
-    """Each once, with whose it is where it is not everyone's."""
+    """Every note once, with the models that it is about unless it is about all."""
     owners: dict[str, dict[str, None]] = {}
     for model in results.groups:
         for run in model.runs:

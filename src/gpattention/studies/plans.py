@@ -68,7 +68,7 @@ class Goal:
 
     @property
     def metric(self) -> str:
-        """As records call it."""
+        """The name of the metric in records."""
         batched = self.aggregation == "batch-mean" and self.measure in BATCHED
         return f"batch_{self.measure}" if batched else self.measure
 
@@ -87,7 +87,7 @@ class Candidate:
 
     @staticmethod
     def parse(text: Any) -> "Candidate":
-        """The inverse of `str`."""
+        """Read MODEL:PREDICTOR."""
         model, colon, predictor = str(text).rpartition(":")
         if not (model and colon and predictor):
             raise ValueError(f"expected MODEL:PREDICTOR, got {text!r}")
@@ -116,7 +116,7 @@ class PlannedTraining:
 
     @property
     def folder(self) -> str:
-        """Below the folder of the plan's runs."""
+        """Name of its folder among the plan's runs."""
         return f"{self.model}-seed{self.seed}"
 
 
@@ -443,7 +443,7 @@ def _run_all(commands: Sequence[_Command], how: How) -> list[Outcome]:
 
 
 def _place(runs: StrPath, how: How) -> Path:
-    """Nodes of a cluster have other working directories."""
+    """The folder of runs; absolute for a cluster, whose nodes have other working directories."""
     return Path(runs) if how.get("engine") is None else Path(runs).absolute()
 
 

@@ -39,7 +39,7 @@ TRIES = 4  # of a task whose node is lost, time after time
 
 @dataclass(frozen=True)
 class Died:
-    """How a process ended that should have given an answer.
+    """The end of a process that gave no answer.
 
     Attributes:
         code: its exit code; of one that was killed, the signal with a minus sign.
@@ -54,7 +54,7 @@ class Died:
 
 @dataclass(frozen=True)
 class Lost:
-    """That nobody knows how a process ended, as its node went with it: the task is begun again.
+    """The loss of a node: nobody knows how its process ended, and the task is begun again.
 
     Attributes:
         reason: what is known.
@@ -88,13 +88,13 @@ class Engine(Protocol):
         """Begin a task, for the first time or after so many tries that were lost, and return its `Worker`."""
 
     def answers(self, workers: Sequence[Any], seconds: float) -> Iterable[tuple[Any, bool, Any]]:
-        """Wait so long for messages: of whom, whether it is the last one, and what it says."""
+        """Wait so long for messages: yields the worker, whether it is its answer, and the message."""
 
     def stop(self, worker: Any) -> None:
         """Ask it to save what it trains and to answer."""
 
     def end(self, workers: Sequence[Any]) -> None:
-        """The same, and wait until none is left."""
+        """Ask all of them to stop, and wait until none is left."""
 
 
 _SEND: ContextVar[Callable[[Any], object]] = ContextVar("send", default=lambda _: None)
@@ -339,7 +339,7 @@ def _end_service(program: str, place: Path) -> None:
 
 
 def _call(command: list[str], text: str = "") -> tuple[int, str]:
-    """Exit code and output.  A file takes it: a daemon that keeps a pipe open would be waited for."""
+    """Exit code and output.  The output goes to a file: a daemon would keep a pipe open."""
     with tempfile.TemporaryFile("w+") as output:
         try:
             done = subprocess.run(

@@ -32,7 +32,7 @@ CRITERIA: tuple[Criterion, ...] = ("accuracy", "nll")
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One setting with one seed: what is to be trained, and then what came of it.
+    """One setting with one seed: what is trained, and then its results.
 
     Attributes:
         settings: values by key, as --set takes them.
@@ -53,7 +53,7 @@ class SweepRow:
     error: str = ""
 
     def ended(self, error: str = "") -> "SweepRow":
-        """With what its folder says, or with why there is nothing."""
+        """The row with the results in its folder, or with the error."""
         if error:
             return replace(self, error=" ".join(error.split()))
         try:
@@ -83,7 +83,7 @@ class SweepSetting:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """All runs, what they say of each setting, and the setting that was chosen."""
+    """All runs, the figures of each setting, and the setting that was chosen."""
 
     recipe: Recipe
     folder: Path
@@ -101,7 +101,7 @@ class SweepResult:
 
     @property
     def how_chosen(self) -> str:
-        """By which measure, in words."""
+        """The measure that the setting was chosen by, in words."""
         measure = "accuracy (highest)" if self.choose == "accuracy" else "NLL (lowest)"
         runs = max(setting.runs for setting in self.settings)
         over = f", mean over {runs} seeds" if runs > 1 else ""
@@ -178,7 +178,7 @@ def run_sweep(
 
 
 def train_one(run: SweepRow, slot: int, *, root: Path | None, device: str) -> str | TrainingStoppedError:
-    """Train a run, or go on with it: empty, why that failed, or that somebody asked to stop."""
+    """Train or resume a run; returns an empty text, an error, or that it was stopped."""
     count = torch.cuda.device_count() if device == "cuda" else 0
     device = f"cuda:{slot % count}" if count > 1 else device  # `cuda` alone: the jobs take turns
     begun = (run.folder / "recipe.json").is_file()
