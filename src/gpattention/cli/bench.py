@@ -64,7 +64,7 @@ class Options:
     device: Device = "auto"
 
     def shared(self, known: Sequence[str] = tuple(VARIANTS)) -> dict[str, Any]:
-        """What every function that measures takes; the machine is said first."""
+        """Arguments of all functions that measure; prints the machine first."""
         check_kinds(self.kinds or (), known)
         device = choose_device(self.device)
         print(in_words(environment(device)))

@@ -237,7 +237,7 @@ class Commands(Group):
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Something that moves in a terminal while a command and PyTorch are imported, for seconds perhaps."""
+    """Show a spinner in a terminal while a command and PyTorch are imported, which may take seconds."""
     if not sys.stderr.isatty() or "_GPATTENTION_COMPLETE" in os.environ:
         yield
         return
@@ -261,7 +261,7 @@ def _exit_code(error: Exception) -> int | None:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Inside, SIGTERM raises `KeyboardInterrupt` as Ctrl-C does; what somebody else handles is left to them.
+    """Let SIGTERM raise `KeyboardInterrupt` as Ctrl-C does; handlers of other code stay.
 
     Training listens to both itself and saves its state first.
     """

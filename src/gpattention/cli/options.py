@@ -74,7 +74,7 @@ def working(
     data: str | None,
     share_gpu: bool = False,
 ) -> Iterator[tuple[Any, str, str | None]]:
-    """What `--engine` and `--share-gpu` ask for, around the work: engine, device, and folder of the data."""
+    """Set up what `--engine` and `--share-gpu` ask for; yields engine, device, and folder of the data."""
     from gpattention.numerics import choose_device
     from gpattention.studies.ray_cluster import ray_cluster
     from gpattention.studies.scheduler import shared_gpu
@@ -116,7 +116,7 @@ class Stopped(Exception):  # noqa: N818 # of a command that somebody stopped
 
 @contextmanager
 def goes_on(note: str = GOES_ON, add: str | Callable[[], str] = "", drop: str = "") -> Iterator[None]:
-    """Around a command, or a part of it: where that is stopped, say what is kept and what goes on."""
+    """When the code inside is stopped, report what is kept and the command that goes on."""
     try:
         yield
     except BaseException as stop:

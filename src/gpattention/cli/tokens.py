@@ -87,7 +87,7 @@ def tokens(
 
 
 def _know(handle: Handle, held_out: str | None, fitted: str | None) -> None:
-    """What is usual, from texts or from a folder."""
+    """Fit to usual texts, or load what an earlier call has fitted."""
     if held_out is not None:
         lines = Path(held_out).read_text(encoding="utf-8").splitlines()
         handle.fit([line for line in lines if line.strip()], levels=())
@@ -98,7 +98,7 @@ def _know(handle: Handle, held_out: str | None, fitted: str | None) -> None:
 
 
 def _document(model: str, found: TokenUncertainty, spans: list[Span]) -> dict[str, Any]:
-    """Everything, with null for what is not known."""
+    """The JSON document, with null for unknown values."""
     known, rows = found.known(), []
     (pieces,), (later,) = found.pieces(), found.next_pieces()
     for n in found.real[0].nonzero()[:, 0].tolist():

@@ -113,11 +113,11 @@ class Contextual:
 
     @property
     def used(self) -> bool:
-        """Whether there are frozen vectors at all."""
+        """Whether there are frozen vectors."""
         return self.kind not in ("none", "learned")
 
     def to_dict(self) -> dict[str, Any]:
-        """As a recipe writes it."""
+        """The table of a recipe."""
         named = {"kind": self.kind, "path": self.path, "cache": self.cache}
         return {key: value for key, value in named.items() if value is not None} | dict(self.options)
 
@@ -441,7 +441,7 @@ class ImagePreprocessing(Preprocessing):
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything."""
+        """Size, channels and normalisation."""
         n = self.normalisation
         moments = {"mean": list(n.mean), "std": list(n.std), "source": n.source}
         return {"size": list(self.size), "channels": self.channels, "normalisation": moments}
@@ -544,7 +544,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _check_pixels(images: Tensor) -> None:
-    """Bytes, or numbers in [0, 1]: bytes in another type, or what is normalised already, look alike later."""
+    """Refuse all but bytes and numbers in [0, 1]: other ranges could not be recognised later."""
     if images.dtype == torch.uint8 or images.numel() == 0:
         return
     expected = "expected images of torch.uint8, or floating-point in [0, 1], got"

@@ -34,7 +34,7 @@ def field_types(cls: type[Any]) -> dict[str, Any]:
 
 
 def at_least(least: float, default: Any) -> Any:
-    """A field of numbers that are not smaller."""
+    """A field for numbers of at least `least`."""
     return field(default=default, metadata={"least": least})
 
 
@@ -274,7 +274,7 @@ class Recipe(Section, section=""):
 
     @property
     def epochs(self) -> int:
-        """Of both phases."""
+        """Epochs of both phases."""
         return self.phases.kernel_epochs + self.phases.epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -393,7 +393,7 @@ def recipe_from_dict(plain: Mapping[str, Any]) -> Recipe:
 
 
 def _build(cls: type[T], plain: Mapping[str, Any], *, where: str) -> T:
-    """Names of the file to names of the fields; what the values must be is the classes' own business."""
+    """Build a recipe or a section of one; the classes check the values."""
     if not isinstance(plain, Mapping):
         table = f"[{where[:-1]}]" if where else "a recipe"
         raise ValueError(f"expected {table} to be a table, got {plain!r}")

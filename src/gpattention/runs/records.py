@@ -109,7 +109,7 @@ def append_event(folder: Path, kind: str, **details: Any) -> None:
 
 
 def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
-    """Everything that happened to a run.
+    """Read the events of a run.
 
     Args:
         folder: folder of the run.
@@ -199,7 +199,7 @@ class SuiteResult:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the file holds it."""
+        """The result as its file holds it."""
         return {"format": FORMAT, **asdict(self)}
 
 
@@ -246,7 +246,7 @@ def write_suite(folder: StrPath, result: SuiteResult) -> Path:
 
 
 def read_suite(path: Path) -> SuiteResult:
-    """One suite.
+    """Read the result of a suite.
 
     Args:
         path: path of the file.
@@ -268,7 +268,7 @@ def read_suite(path: Path) -> SuiteResult:
 
 
 def read_suites(folder: StrPath) -> dict[str, SuiteResult]:
-    """What was evaluated of a run.
+    """Read all results of a run.
 
     Args:
         folder: folder of the run.
@@ -284,7 +284,7 @@ def read_suites(folder: StrPath) -> dict[str, SuiteResult]:
 
 
 def recorded_settings(result: SuiteResult) -> dict[str, Any]:
-    """How a suite was computed.
+    """The settings that a suite was computed with.
 
     Args:
         result: result of a suite.

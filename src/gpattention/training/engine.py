@@ -58,7 +58,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class SingleProcess:
-    """Fabric's names; a run does not know which of the two it has."""
+    """One process, with the interface of Fabric."""
 
     world_size = 1
     global_rank = 0
@@ -113,7 +113,7 @@ class Hardware:
 
 
 def start_fabric(hardware: Hardware, *, find_unused: bool = True) -> Any:
-    """What drives this process: Fabric, which has joined the other processes if there are any.
+    """Start what drives this process: Fabric, which joins the other processes if there are any.
 
     One process in plain precision has nothing to drive and gets `SingleProcess`.  `find_unused` is for models
     that leave some parameters out of a step.
@@ -151,7 +151,7 @@ def _leave_processes() -> None:
 
 @contextmanager
 def matmul_precision(hardware: Hardware) -> Iterator[None]:
-    """Products in TF32 if that is asked; posteriors and densities compute in full float32 all the same."""
+    """Products in TF32 if asked for; posteriors and densities still compute in full float32."""
     products = torch.backends.cuda.matmul
     before = products.fp32_precision
     if hardware.precision == "tf32":
@@ -276,7 +276,7 @@ class Schedule:
         return "kernel" if step < self.kernel_steps else "gp"
 
     def controls(self, step: int) -> Controls:
-        """Everything about a step."""
+        """The controls of a step."""
         seed = self.recipe.seed * 1_000_003 + step
         return Controls(step, seed, self.learning_rate(step), self.alpha(step))
 
@@ -382,7 +382,7 @@ class Objective(nn.Module):
 
 
 def _mask_seed(seed: Tensor, items: Tensor) -> Tensor:
-    """Another one for every step, and for every batch and process of a step: their items differ.  []"""
+    """The seed of dropout masks: another one for every step, batch and process, as their items differ.  []"""
     return torch.add(seed, items[0], alpha=MASK_STRIDE)
 
 
@@ -433,13 +433,13 @@ def train_steps(
 
 
 def set_learning_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
-    """The same rate for all groups of parameters."""
+    """Set the same rate for all groups of parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
-    """The norm before clipping, which is done only where there is a limit.  []"""
+    """Clip gradients where there is a limit; returns their norm before.  []"""
     owners = [p for p in parameters if p.grad is not None]
     if limit is not None:
         return nn.utils.clip_grad_norm_(owners, limit)
@@ -459,7 +459,7 @@ def is_broken(*values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of losses and regularisers over steps, of this process."""
+    """Sums of losses and regularisers over the steps of this process."""
 
     loss: float = 0.0
     regularizer: float = 0.0
@@ -753,7 +753,7 @@ class Feed:
             yield self._ready(Batch(*batch).to(self.device, non_blocking=True), epoch)
 
     def _cut(self, items: Tensor) -> Batch:
-        """Those items as they are stored, on the device where the numbers of the items lie."""
+        """The stored data of items, on the device of the items' numbers."""
         return Batch(items, take(self._stored.train, items, items.device), self._stored.train_labels[items])
 
     def _ready(self, batch: Batch, epoch: int) -> Batch:

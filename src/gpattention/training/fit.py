@@ -451,7 +451,7 @@ def fit(
     progress: Callable[[TrainingStep], object] | None = None,
     on_validation: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainingResult:
-    """Train to the end.
+    """Train a recipe on data to the end.
 
     Under `torchrun` or SLURM every process makes this call; together they train on the same batches as one
     process would.
@@ -547,7 +547,7 @@ class _Run:
         self.fabric.barrier()
 
     def _restore(self, state: Mapping[str, Any]) -> PhaseName:
-        """Counters of a checkpoint; the phase that it was written in."""
+        """Take over the counters of a checkpoint; returns its phase."""
         try:
             self.step, self.rows, self.sums = state["step"], state["rows"], Sums(**state["sums"])
             self.best = -math.inf if state["best"] is None else state["best"]
@@ -557,7 +557,7 @@ class _Run:
         return phase
 
     def _write(self, action: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """In the one process that writes."""
+        """Call a function in the one process that writes."""
         if self.leads:
             with disk_errors_explained(self.folder):
                 action(*arguments, **options)
@@ -717,7 +717,7 @@ class _Run:
         return {"step": self.step, "phase": self.phase, "best": best, "rows": self.rows, "sums": sums}
 
     def _save(self, *, first_phase: bool = False) -> None:
-        """A state to resume from; that of the end of the first phase is kept for other runs."""
+        """Write a state to resume from; that of the end of the first phase is kept for other runs."""
         self._collect()
         self.sums = self.sums.over_processes(self.fabric)  # one checkpoint serves them all
         random = random_states(self.fabric.device, self.fabric.world_size)
