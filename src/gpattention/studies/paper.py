@@ -565,8 +565,8 @@ def paper_table(name: str, runs: str | Path | Sequence[Group]) -> PaperTable:
     theirs = {key: value.value for key, value in spec.published.items()}
     claims = []
     for claim in spec.claims:
-        there = check_claim(spec, claim, theirs) if theirs else (None, None)
-        claims.append(ClaimResult(claim["text"], *there, *check_claim(spec, claim, ours)))
+        there, holds_there = check_claim(spec, claim, theirs) if theirs else (None, None)
+        claims.append(ClaimResult(claim["text"], there, holds_there, *check_claim(spec, claim, ours)))
     return PaperTable(spec, lines, tuple(claims), tuple(dict.fromkeys(all_notes)))
 
 
