@@ -11,6 +11,7 @@ import re
 import statistics
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from gpattention.graphs import WARM_UP
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
+from gpattention.studies import published
 from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gaps_to_ours, paper_model
 from gpattention.training.engine import (
     CaptureFailedError,
@@ -83,22 +85,9 @@ class Variant:
     eager: bool = False  # not captured, whatever the device
 
 
-_EXACT = {"normalize": "none", "regularizer": "marginal"}
-_SPARSE = {"normalize": "none", "regularizer": "dtc"}
-VARIANTS = {
-    SOFTMAX: Variant("softmax"),
-    "kernel": Variant("kernel", {"normalize": "none"}, PAPER_KERNEL),
-    "direct": Variant("direct", _EXACT),
-    "cgp": Variant("cgp", _EXACT, "paper-cgp"),
-    "cgp-kl": Variant("cgp", {"normalize": "none", "regularizer": "kl"}, "paper-cgp"),
-    "cgp-rows": Variant("cgp", {"regularizer": "marginal"}, "paper-cgp"),
-    **{f"scgp-{m}": Variant("scgp", {**_SPARSE, "num_inducing": m}, "paper-scgp") for m in (8, 16, 32)},
-    "scgp-exact": Variant("scgp", {**_SPARSE, "num_inducing": 64, "exact_when_shorter": True}),
-    **{f"sgpa-{m}": Variant("sgpa", {"num_inducing": m}) for m in (8, 16, 32)},
-    **{f"{kind}-default": Variant(kind) for kind in ("direct", "cgp", "scgp")},
-    "softmax-eager": Variant("softmax", eager=True),
-    **{name: Variant(paper.kind, paper.options, name) for name, paper in PAPERS.items()},
-}
+PUBLISHED: dict[str, Any] = tomllib.loads(published("bench.toml"))  # models, columns, targets; see there
+VARIANTS = {name: Variant(**of) for name, of in PUBLISHED["variants"].items()}
+VARIANTS |= {name: Variant(paper.kind, paper.options, name) for name, paper in PAPERS.items()}
 # on a CPU a step of the paper's other two takes minutes
 SLOW = tuple(name for name in PAPERS if name != PAPER_KERNEL)
 

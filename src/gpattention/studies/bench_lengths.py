@@ -17,43 +17,29 @@ from gpattention import gp
 from gpattention.attention import Attention, build_attention
 from gpattention.checks import check_count
 from gpattention.ops import Mode, fused_mode
-from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, in_proc, time_in_turns
+from gpattention.studies.bench import (
+    PUBLISHED,
+    Measurement,
+    Progress,
+    check_kinds,
+    fresh_memory,
+    in_proc,
+    time_in_turns,
+)
 from gpattention.studies.bench_paper import PAPERS, gaps_to_ours, paper_attention
 from gpattention.studies.scheduler import Died, side_by_side
 
 HEADS, HEAD_WIDTH = 4, 32
 WARM_UP = 2  # calls before those that count
-OPTIONS: dict[str, dict[str, Any]] = {
-    "softmax": {},
-    "scgp": {"normalize": "none", "num_inducing": 16, "regularizer": "dtc"},
-    "cgp": {"normalize": "none", "regularizer": "marginal"},
-}
+OPTIONS: dict[str, dict[str, Any]] = PUBLISHED["modules"]
 MODELS = (*OPTIONS, "paper-cgp", "paper-scgp")
 Series = Mapping[tuple[str, int], Sequence[int]]  # lengths of a model at a batch size, rising
-
-
-def doubled(low: int, high: int) -> list[int]:
-    """Lengths from low to high, each twice the one before."""
-    return [low << i for i in range((high // low).bit_length())]
-
-
-SERIES: dict[str, Series] = {  # by device
-    "cuda": {
-        ("scgp", 1): doubled(16_384, 1_048_576),
-        ("scgp", 4): doubled(1024, 65_536),
-        ("softmax", 4): doubled(1024, 65_536),
-        ("cgp", 4): doubled(256, 4096),
-        ("paper-scgp", 4): doubled(64, 8192),
-        ("paper-cgp", 4): doubled(64, 8192),
-    },
-    "cpu": {
-        ("scgp", 1): doubled(1024, 65_536),
-        ("scgp", 4): doubled(1024, 8192),
-        ("softmax", 4): doubled(1024, 8192),
-        ("cgp", 4): doubled(256, 1024),
-        ("paper-scgp", 4): doubled(64, 256),
-        ("paper-cgp", 4): doubled(64, 256),
-    },
+SERIES: dict[str, Series] = {
+    device: {
+        (model, int(batch)): [low << i for i in range((high // low).bit_length())]
+        for (model, batch), (low, high) in ((name.split(), ends) for name, ends in series.items())
+    }
+    for device, series in PUBLISHED["series"].items()
 }
 # what grows with the length, by its key in a row; memory is that of the case alone
 GROWING = {"time": "seconds", "captured time": "captured_seconds", "memory": "own_mib"}

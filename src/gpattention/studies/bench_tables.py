@@ -7,12 +7,10 @@ measured; the figures are drawn from it, at once or later on a machine with matp
 import json
 import platform
 import subprocess
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ from gpattention.reports.drawing import drawn, name_axes, new_figure, picture
 from gpattention.reports.style import styles_for
 from gpattention.runs.tables import csv_text, markdown, markdown_line, markdown_table
 from gpattention.studies import write_file
-from gpattention.studies.bench import ASSUMED, SECONDS_PER_LAUNCH, Measurement, in_proc
+from gpattention.studies.bench import ASSUMED, PUBLISHED, SECONDS_PER_LAUNCH, Measurement, in_proc
 from gpattention.studies.bench_lengths import fit_power
 from gpattention.studies.bench_paper import ALLOWED_GAP
 
@@ -34,10 +32,6 @@ if TYPE_CHECKING:
 
 # Tables
 
-# columns, targets and references; see there
-PUBLISHED: dict[str, Any] = tomllib.loads(
-    (files("gpattention.studies") / "published" / "bench.toml").read_text(encoding="utf-8")
-)
 REFERENCE: str = PUBLISHED["reference"]
 COLUMNS = {name: tuple(map(tuple, of)) for name, of in PUBLISHED["columns"].items()}
 TARGET_BATCH, TARGET_TOKENS = 100, 64

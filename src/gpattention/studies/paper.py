@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +21,7 @@ from gpattention.metrics import METRICS, Metric
 from gpattention.runs import find_runs, name_without_seed, read_runs
 from gpattention.runs.recipe import flat
 from gpattention.runs.results import HOW_CLEAR, Group, OverSeeds, Results, average, difference_from, group
+from gpattention.studies import published
 
 TABLES = ("table1", "table2", "table3", "table4", "table5")
 FIGURES = ("fig2", "fig3", "fig4")
@@ -70,16 +70,12 @@ def published_values(name: str) -> tuple[PublishedValue, ...]:
     """
     check_choice("name", name, (*TABLES, *FIGURES))
     found = []
-    for line in csv.DictReader(io.StringIO("" if name in FIGURES else _published(f"{name}.csv"))):
+    for line in csv.DictReader(io.StringIO("" if name in FIGURES else published(f"{name}.csv"))):
         own: dict[str, Any] = {k: float(line[k]) if line[k] else None for k in ("value", "sd", "recomputed")}
         own |= {"bold": line["bold"] == "yes", "digits": len(line["value"].partition(".")[2])}
         own["printed"] = " ± ".join(filter(None, (line["value"], line["sd"])))
         found.append(PublishedValue(**{**line, **own}))
     return tuple(found)
-
-
-def _published(name: str) -> str:
-    return (files("gpattention.studies") / "published" / name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class Measure:
 
 
 MEASURES = {
-    label: Measure(label, **entry) for label, entry in tomllib.loads(_published("measures.toml")).items()
+    label: Measure(label, **entry) for label, entry in tomllib.loads(published("measures.toml")).items()
 }
 
 
@@ -176,7 +172,7 @@ class TableSpec:
 def table_spec(name: str) -> TableSpec:
     """Read the description of `table1` to `table5` or `fig2` to `fig4`."""
     check_choice("name", name, (*TABLES, *FIGURES))
-    return TableSpec(name=name, **tomllib.loads(_published(f"{name}.toml")))
+    return TableSpec(name=name, **tomllib.loads(published(f"{name}.toml")))
 
 
 # Whether the paper's claims hold
