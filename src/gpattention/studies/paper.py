@@ -7,6 +7,7 @@ results (`gpattention.runs`).
 
 import csv
 import io
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -223,21 +224,19 @@ def check_claim(spec: TableSpec, claim: Plain, values: Mapping[Key, float]) -> t
 
 def _beats(claim: Plain, values: Mapping[Key, float], metric: str, part: str) -> bool | None:
     """Whether the models beat the others; None where the figures that are missing could change it."""
-    mine, theirs = (
-        [values[key] for model in claim[side] if (key := Key(model, metric, part)) in values]
-        for side in ("models", "against")
-    )
-    if not mine or not theirs:
-        return None
-    shown, each = MEASURES[metric].metric, claim.get("all", False)
+    shown = MEASURES[metric].metric
     best, worst = (max, min) if shown.larger else (min, max)
-    one, rival = (worst if each else best)(mine), best(theirs)
-    # "comparable" is only said of metrics of which less is better
-    so = shown.better(one, rival) if "within" not in claim else one <= claim["within"] * rival
-    more_of_mine, more_of_theirs = len(mine) < len(claim["models"]), len(theirs) < len(claim["against"])
-    if so:
-        return None if more_of_theirs or (more_of_mine and each) else True
-    return None if more_of_mine and not each else False
+    good = math.inf if shown.larger else -math.inf
+
+    def beats(missing: float) -> bool:
+        """Whether they do if missing figures were this number, and those of the others its opposite."""
+        sides = (("models", missing), ("against", -missing))
+        mine, theirs = ([values.get(Key(m, metric, part), x) for m in claim[side]] for side, x in sides)
+        one, rival = (worst if claim.get("all", False) else best)(mine), best(theirs)
+        # "comparable" is only said of metrics of which less is better
+        return one <= claim["within"] * rival if "within" in claim else shown.better(one, rival)
+
+    return True if beats(-good) else None if beats(good) else False
 
 
 # Which runs are which rows, and how they differ from the paper's experiments
