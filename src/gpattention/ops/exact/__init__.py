@@ -241,7 +241,7 @@ def _density_backward(
     return {"x": d_x, "X": d_X, "noise": d_noise, "scale": d_scale, "log_amplitude": d_log}
 
 
-_DENSITY = Fused("prior_density", _density, ("value",), _density_backward, factors=True)
+_DENSITY = Fused("prior_density", _density, ("value",), _density_backward)
 
 
 def divergence_forward(
@@ -543,7 +543,7 @@ def _cgp_backward(
     }  # fmt: skip
 
 
-_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward, factors=True)
+_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward)
 
 
 def _direct(
@@ -628,6 +628,4 @@ _DIRECT = Fused(
     "direct",
     _direct,
     ("mean", "variance", "key", "cost", "stddev", "unit"),
-    _direct_backward,
-    factors=True,
-)
+    _direct_backward)
