@@ -6,8 +6,8 @@ operators, `gpattention::<name>` and `gpattention::<name>_backward`, which call 
 asks of shapes is answered by these too, with launches left out.
 
 The two operators know no gradient, so that compiled code, which has made its own, reaches their functions
-without a detour through autograd.  What is called is `gpattention::<name>_call`, which autograd does know, and
-which is the other two by the time that code is generated.
+without a detour through autograd.  What is called is `gpattention::<name>_call`, which autograd does know,
+and which is the other two by the time that code is generated.
 
 Names tie the two functions together: the backward pass names what it wants of the inputs and of what the
 forward pass made, `by_<output>` is the gradient of an output, `<input>_shape` the shape of an input, and
