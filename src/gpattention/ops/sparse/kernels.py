@@ -38,8 +38,8 @@ With B_q = I + G_q / s, u = B_q^-1 c and S = R_c R_c^T
     kl    =  1/2 [quad + D (<S - I, I - B_q^-1> + log det B_q - log det(I + R_c^T G_q R_c / s))]  (24)
 
 Kept for the backward pass, per unit of gradient: e = G_q u / s, U_q = d query / d G_q,
-U_kl = d kl / d G_q and Q_kl = R (d kl / d S) R^T.  Where the posterior is near the prior the terms of the last
-two cancel twice over.  With E = S - I = (T R)^T T R - (I - B^-1)^2, which has no identity left in it,
+U_kl = d kl / d G_q and Q_kl = R (d kl / d S) R^T.  Where the posterior is near the prior the terms of the
+last two cancel twice over.  With E = S - I = (T R)^T T R - (I - B^-1)^2, which has no identity left in it,
 I - B_q^-1 = B_q^-1 G_q / s and K = (I + G_q S / s)^-1 they are products:
     U_kl = 1/2 [u u^T / s + D B_q^-1 E (I - B_q^-1) E K / s]
     d kl / d S = D/2 (I - B_q^-1) E K G_q / s
