@@ -62,12 +62,12 @@ def main() -> None:
     print(f"{given.size}: {given.batch} x {given.tokens} tokens, {given.device}, torch {torch.__version__}")
     for name, seconds in times.items():
         ratio, limit = seconds / times["plain"], LIMITS.get(name)
-        memory = float("nan")
+        memory = None
         if not given.times_alone:
             memory = peak_memory(calls[name], given.device) if given.device != "cpu" else in_own_process(name)
         rows.append({"call": name, "seconds": seconds, "plain_passes": ratio, "peak_mib": memory})
         told = "" if limit is None else f"  (at most {limit:g})"
-        print(f"  {name:30s} {seconds:7.2f} s  {ratio:6.2f} passes  {memory:7.0f} MiB{told}")
+        print(f"  {name:30s} {seconds:7.2f} s  {ratio:6.2f} passes  {memory or float('nan'):7.0f} MiB{told}")
         above |= limit is not None and ratio > limit and given.device == "cpu"
     if given.write:
         given.write.mkdir(parents=True, exist_ok=True)
