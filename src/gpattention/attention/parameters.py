@@ -45,10 +45,11 @@ def _compiled_together(x: Tensor, maps: Sequence[nn.Module]) -> list[Tensor] | N
     if not x.is_cuda or torch.compiler.is_exporting() or len(maps) < 2:
         return None
     linears = [m for m in maps if type(m) is nn.Linear and not (m._forward_hooks or m._forward_pre_hooks)]
-    biases = [m.bias for m in linears if m.bias is not None]
+    biases: list[Tensor] = [m.bias for m in linears if m.bias is not None]
     if len(linears) < len(maps) or len({m.weight.shape for m in linears}) > 1 or len(biases) % len(maps):
         return None
-    weight, bias = torch.cat([m.weight for m in linears]), torch.cat(biases) if biases else None
+    weights: list[Tensor] = [m.weight for m in linears]
+    weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
     return list(linear(x, weight, bias).split(linears[0].out_features, -1))
 
 
