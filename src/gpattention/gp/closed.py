@@ -15,6 +15,12 @@ N = k_kk + nu I, nu = sigma^2 / s_k^2, query amplitudes a_i = s_q a'_i:
 
 and incoming gradients g of the mean, w of u, X = G N^-1, O = diag w - (gradient of Q):
     dG = s_k (a g) v^T - 2 O X,   dN = X^T O X,   dA = dG k_ok^T - 2 sigma^2 O A,   dk_ok = A^T dG
+
+Where the posterior is near the prior, terms of the divergence's gradient cancel, once in that of E and twice
+in that of C; with R and R_V the inverse roots of C and V, and H = R_V E C^-1 = R_V (R E)^T R, they are
+    V^-1 - C^-1 = R_V^T H,   C^-1 + C^-1 E C^-1 - V^-1 = -H^T H
+Amplitudes scale mean, k_qq and Q together, so that both costs depend on sigma^2 / a^2 alone, and the density
+also on log a: d log a_i = -2 sigma^2 dC_ii, and s more for the density, is all that goes through them.
 """
 
 import math
@@ -194,9 +200,11 @@ def _forward(
     sets = [_Set.of(x) for x in ((q, k) if o is None else (q, k, o))]
     Q, K = sets[:2]
     K_kk = _masked(K.kappa(K), mask, mask)
-    root_k, log_det = factored(_plus(K_kk.clone(), nu, mask), "K_k + noise I", nu)
+    Kv = bmm(K_kk, v)  # [S, K, D]
+    N = _plus(K_kk, nu, mask)  # of which only what is off the diagonal is asked for later
+    root_k, log_det = factored(N, "K_k + noise I", nu)
     if o is None:
-        A = K_ok = K_qo = root_o = None
+        A = K_ok = K_qo = root_o = M = None
         G = _masked(Q.kappa(K), query_mask, mask)
         inner = bmm(G, v)
     else:
@@ -213,40 +221,37 @@ def _forward(
     u = 1 - F.square().sum(-1)  # [S, Q]
     if A is not None:
         u -= noise[:, :, 0] * A.square().sum(-1)
-    Kv = bmm(K_kk, v)  # [S, K, D]
     quadratic = (v * (scale_k.square() * Kv + noise * v)).sum((-2, -1))
     log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
     key = -0.5 * (quadratic + D * log_det)
     # the queries' density, or the divergence of their posterior
-    value = K_qq = root_q = root_v = white = drawn = drawn_o = None
+    value = C = root_q = root_v = white = drawn = None
     if cost != "none":
-        K_qq = _masked(Q.kappa(Q), query_mask, query_mask)
-        C = _plus(a * K_qq * a.mT, noise, query_mask)
+        C = _masked(Q.kappa(Q), query_mask, query_mask)
+        C = _plus(C.mul_(a).mul_(a.mT), noise, query_mask)
         root_q, log_det_q = factored(C, name, noise)
         white = bmm(root_q, mean)  # [S, Q, D]
         value = white.square().sum((-2, -1)) + D * log_det_q
         if cost == "marginal":
             value = 0.5 * (value + D * _count(query_mask, q) * math.log(2 * math.pi)) - key
         else:
-            # explained = F F^T + sigma^2 A A^T; both parts of the trace are squares: nothing cancels
-            explained, drawn = bmm(F, F.mT), bmm(root_q, a * F)
-            trace = drawn.square().sum((-2, -1))
+            explained = bmm(F, F.mT)
             if A is not None:
                 explained.baddbmm_(noise * A, A.mT)
-                drawn_o = bmm(root_q, a * A)
-                trace = trace + noise[:, 0, 0] * drawn_o.square().sum((-2, -1))
-            root_v, log_det_v = factored(C - a * explained * a.mT, "V + tau^2 I", noise)
-            value = 0.5 * (value - D * (log_det_v + trace))
-    kept = (v, a, noise, scale_k, mask, query_mask, K_kk, root_k, A, K_ok, K_qo, root_o, G, F, inner, Kv,
-            K_qq, root_q, root_v, white, drawn, drawn_o)  # fmt: skip
+            explained.mul_(a).mul_(a.mT)  # E
+            drawn = bmm(root_q, explained)  # [S, Q, Q]  R E
+            root_v, log_det_v = factored(C - explained, "V + tau^2 I", noise)
+            value = 0.5 * (value - D * (log_det_v + (drawn * root_q).sum((-2, -1))))
+    kept = (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
+            C, root_q, root_v, white, drawn)  # fmt: skip
     pairs = [x for s in sets for x in s]
     return (mean, u, key, value), (*kept, *pairs)
 
 
 def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     """Gradients of q, k, o, v, a, sigma^2 and s_k."""
-    (v, a, noise, scale_k, mask, query_mask, K_kk, root_k, A, K_ok, K_qo, root_o, G, F, inner, Kv,
-     K_qq, root_q, root_v, white, drawn, drawn_o, *rest) = saved  # fmt: skip
+    (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
+     C, root_q, root_v, white, drawn, *rest) = saved  # fmt: skip
     sets = [_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2)]
     Q, K, *latent = sets
     g, w, by_key, by_cost = grads
@@ -256,38 +261,29 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     X = bmm(F, root_k)  # [S, Q, K]
     OX = w[..., None] * X
     OA = None if A is None else w[..., None] * A
-    d_a: Tensor | float = 0.0
+    d_a = scale_k * (g * inner).sum(-1, keepdim=True)  # [S, Q, 1] what does not go through the cost
     d_noise: Tensor | float = 0.0
     if cost != "none":
         c = 0.5 * by_cost[:, None, None]
-        by_key = by_key - by_cost if cost == "marginal" else by_key
-        inverse = bmm(root_q.mT, root_q)  # [S, Q, Q]  C^-1
         Y = bmm(root_q.mT, white)  # [S, Q, D]
         g = g + 2 * c * Y
-        marginal = cost == "marginal"
-        dC = baddbmm(inverse, Y, Y.mT, beta=D if marginal else 0, alpha=-1)  # [S, Q, Q]
-        if not marginal:
-            # C^-1 E C^-1 as a square, where products of inverses would lose digits
-            half = bmm(root_q.mT, drawn)  # [S, Q, K]
-            dC.baddbmm_(half, half.mT, alpha=D)
-            explained = bmm(F, F.mT)
-            if A is not None:
-                half = bmm(root_q.mT, drawn_o)
-                dC.baddbmm_(noise * half, half.mT, alpha=D)
-                explained.baddbmm_(noise * A, A.mT)
-            dE = baddbmm(inverse, root_v.mT, root_v, beta=-D, alpha=D)  # D (V^-1 - C^-1)
-            dC -= dE
-            dE *= c
-            by_explained = a * dE * a.mT
-            d_a = 2 * bmm(dE * explained, a)
+        if cost == "marginal":
+            by_key = by_key - by_cost
+            dC = baddbmm(bmm(root_q.mT, root_q), Y, Y.mT, beta=D, alpha=-1).mul_(c)  # [S, Q, Q]
+        else:
+            H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
+            dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1).mul_(c)
+            by_explained = bmm(root_v.mT, H).mul_(D * c * a).mul_(a.mT)
             OX = OX.baddbmm_(by_explained, X, alpha=-1)
             OA = None if OA is None else OA.baddbmm_(by_explained, A, alpha=-1)
-        dC *= c
-        d_noise = _trace(dC, query_mask)
-        dC *= K_qq
-        d_a = d_a + 2 * bmm(dC, a)
-        pulls.add_symmetric(a * dC * a.mT, Q)
-    d_a = d_a + scale_k * (g * inner).sum(-1, keepdim=True)
+        on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
+        on = on if query_mask is None else on.masked_fill(~query_mask, 0.0)
+        d_noise = on.sum(-2, keepdim=True)
+        by_log = -2 * noise * on
+        if cost == "marginal":
+            by_log = by_log + 2 * c * D * (1.0 if query_mask is None else query_mask)
+        d_a = d_a + torch.where(a > 0, by_log / a, 0.0)
+        pulls.add_symmetric(dC.mul_(C), Q)
     d_scale = (g * (a * inner)).sum((-2, -1), keepdim=True)
     g = (a * scale_k) * g  # of G v
     dG = baddbmm(OX, g, v.mT, beta=-2)  # [S, Q, K]
@@ -305,13 +301,13 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
         d_noise = d_noise + _trace(dM, mask)
         pulls.add(Z * K_qo, Q, o)
         pulls.add(bmm(A.mT, dG) * K_ok, o, K)
-        pulls.add(dM * _masked(o.kappa(o), mask, mask), o, o)
+        pulls.add(dM.mul_(M), o, o)
     # what is observed at the keys
     e = -0.5 * by_key[:, None, None]
     dN.baddbmm_((e * D) * root_k.mT, root_k)
     d_nu = _trace(dN, mask)
     dN.baddbmm_(e * square * v, v.mT)
-    pulls.add_symmetric(dN * K_kk, K)
+    pulls.add_symmetric(dN.mul_(N), K)
     d_v = d_v + 2 * e * (square * Kv + noise * v)
     n = _count(mask, v)
     n = n[:, None, None] if isinstance(n, Tensor) else n
