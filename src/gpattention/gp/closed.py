@@ -21,6 +21,9 @@ in that of C; with R and R_V the inverse roots of C and V, and H = R_V E C^-1 = 
     V^-1 - C^-1 = R_V^T H,   C^-1 + C^-1 E C^-1 - V^-1 = -H^T H
 Amplitudes scale mean, k_qq and Q together, so that both costs depend on sigma^2 / a^2 alone, and the density
 also on log a: d log a_i = -2 sigma^2 dC_ii, and s more for the density, is all that goes through them.
+
+The sums that normalise rows are another function of the same kind:
+    s_i = log sum_j exp(e_ij),  e_ij = -1/2 |q_i - k_j|^2,   de_ij = g_i exp(e_ij - s_i)              (25)
 """
 
 import math
@@ -86,18 +89,12 @@ def closed_moments(
     if not trains_on_cpu(*inputs):
         return None
     t = masked(t)
-    lead = broadcast(*(x.shape[:-2] for x in inputs))
-    q, k, v, *latent = (
-        x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
-        for x in ((t.q, t.k, t.v) if t.o is None else (t.q, t.k, t.v, t.o))
-    )
-    centre = k.detach().mean(-2, keepdim=True)  # [S, 1, C]
-    q, k, *latent = (x - centre for x in (q, k, *latent))
-    if q.dtype == torch.float32:
-        with torch.no_grad():
-            squares = [x.square().sum(-1).max() for x in (q, k, *latent)]
-            if not bool(torch.stack(squares).max() <= NEAR**2):  # NaN too goes the way that says so
-                return None
+    inputs = (t.q, t.k) if t.o is None else (t.q, t.k, t.o)
+    lead = broadcast(*(x.shape[:-2] for x in (*inputs, t.v)))
+    near = _about_keys(lead, *inputs)
+    if near is None:
+        return None
+    (q, k, *latent), v = near, _flat(t.v, lead)
     numbers = [x.expand(*lead, 1, 1).reshape(-1, 1, 1) for x in (t.noise, t.scale_k)]
     a = amplitude.expand(*lead, q.shape[-2]).reshape(-1, q.shape[-2], 1)  # [S, Q, 1]
     masks = [None if m is None else _spread(m, lead) for m in (t.mask, t.query_mask)]
@@ -106,6 +103,46 @@ def closed_moments(
     )
     shaped: list[Any] = [None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found]
     return ClosedMoments(*shaped)
+
+
+def closed_log_row_sums(t: Tokens) -> Tensor | None:
+    """log sum_j kappa(q_i, k_j) over real keys (eq. 25), anything for queries of sequences without one.
+
+    Args:
+        t: checked inputs, masked.
+
+    Returns:
+        [..., Q], or None where plain operations have to run, as of `closed_moments`.
+    """
+    if not trains_on_cpu(t.q, t.k):
+        return None
+    lead = broadcast(t.q.shape[:-2], t.k.shape[:-2])
+    near = _about_keys(lead, t.q, t.k)
+    if near is None:
+        return None
+    sums: Tensor = _RowSums.apply(*near, None if t.mask is None else _spread(t.mask, lead))  # type: ignore[no-untyped-call]
+    return sums.reshape(*lead, -1)
+
+
+def _flat(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., N, X] as [S, N, X]"""
+    return x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+
+
+def _about_keys(lead: torch.Size, *sets: Tensor) -> list[Tensor] | None:
+    """Token sets, the second of which are the keys, about the centre of these; None for tokens too far.
+
+    [S, N, C] each
+    """
+    sets = tuple(_flat(x, lead) for x in sets)
+    centre = sets[1].detach().mean(-2, keepdim=True)  # [S, 1, C]
+    found = [x - centre for x in sets]
+    if found[0].dtype == torch.float32:
+        with torch.no_grad():
+            squares = [x.square().sum(-1).max() for x in found]
+            if not bool(torch.stack(squares).max() <= NEAR**2):  # NaN too goes the way that says so
+                return None
+    return found
 
 
 def _spread(mask: Tensor, lead: torch.Size) -> Tensor:
@@ -126,9 +163,13 @@ class _Set(NamedTuple):
         one = torch.ones_like(half)
         return cls(torch.cat([x, half, one], -1), torch.cat([x, one, half], -1))
 
+    def exponents(self, other: "_Set") -> Tensor:
+        """-1/2 |x - y|^2.  [S, N, M]"""
+        return bmm(self.left, other.right.mT).clamp_max_(0)
+
     def kappa(self, other: "_Set") -> Tensor:
         """[S, N, M]"""
-        K = bmm(self.left, other.right.mT).clamp_max_(0).exp_()
+        K = self.exponents(other).exp_()
         if other is self:
             K.diagonal(dim1=-2, dim2=-1).fill_(1)
         return K
@@ -324,7 +365,7 @@ class _Closed(torch.autograd.Function):
     @staticmethod
     @full_precision
     def forward(ctx: Any, cost: Cost, name: str, *given: Any) -> tuple[Tensor | None, ...]:
-        each = max(1, CHUNK // given[0].shape[-2] ** 2)
+        each = _evenly(*given[0].shape[:2])
         parts = [_forward(cost, name, *part) for part in _chunks(given, each)]
         kept = [saved for _, saved in parts]
         ctx.save_for_backward(*(x for saved in kept for x in saved))
@@ -342,6 +383,48 @@ class _Closed(torch.autograd.Function):
             for i, part in enumerate(_chunks(grads, ctx.each))
         ]
         return None, None, *(_joined(column) for column in zip(*parts, strict=True)), None, None
+
+
+class _RowSums(torch.autograd.Function):
+    @staticmethod
+    @full_precision
+    def forward(ctx: Any, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.each = _evenly(*q.shape[:2])
+        parts = [_log_sums(*part) for part in _chunks((q, k, mask), ctx.each)]
+        ctx.save_for_backward(q, k, mask, *(weights for _, weights in parts))
+        return torch.cat([sums for sums, _ in parts])
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, mask, *weights = ctx.saved_tensors
+        if torch.is_grad_enabled():  # plain operations have a second derivative
+            e = -0.5 * (q[:, :, None] - k[:, None]).square().sum(-1)  # [S, Q, K]
+            sums = (e if mask is None else e.masked_fill(~mask.mT, -torch.inf)).logsumexp(-1)
+            return *torch.autograd.grad(sums, (q, k), grads[0], create_graph=True), None
+        by_q, by_k = [], []
+        for (x, y, g), P in zip(_chunks((q, k, grads[0]), ctx.each), weights, strict=True):
+            E = P * g[..., None]  # [S, Q, K]
+            by_q.append(torch.bmm(E, y).sub_(g[..., None] * x))  # rows of P sum to 1
+            by_k.append(torch.bmm(E.mT, x).sub_(E.sum(-2)[..., None] * y))
+        return torch.cat(by_q), torch.cat(by_k), None
+
+
+def _log_sums(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """s [S, Q] and exp(e - s) [S, Q, K]; finite numbers where there is no key."""
+    e = _Set.of(q).exponents(_Set.of(k))
+    if mask is not None:
+        e = e.masked_fill_(~mask.mT, torch.finfo(e.dtype).min)
+    most = e.amax(-1, keepdim=True)  # [S, Q, 1]
+    P = e.sub_(most).exp_()
+    total = P.sum(-1, keepdim=True)
+    return (most + total.log())[..., 0], P.div_(total)
+
+
+def _evenly(count: int, tokens: int) -> int:
+    """How many of so many sequences a chunk has: all about the same."""
+    most = max(1, CHUNK // tokens**2)
+    return -(-count // -(-count // most))
 
 
 def _chunks(tensors: Sequence[Tensor | None], each: int) -> Iterator[list[Any]]:

@@ -28,6 +28,7 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.closed import closed_log_row_sums
 from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_counts, within_bounds
 from gpattention.gp.inputs import (
     Scalar,
@@ -379,7 +380,9 @@ def row_log_amplitude(
     if not causal and why_not_fused(t.q, **sizes) is None:
         return fused_row_log_amplitude(t, max_log_amplitude)
     t = masked(t)
-    log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
+    log_sum = None if causal else closed_log_row_sums(t)
+    if log_sum is None:
+        log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
     # a query that sees no key has no row sum: amplitude 1 leaves it the prior
     return _finish(t.scale_q[..., 0].log() - log_sum, sees_a_key(t, causal), max_log_amplitude)
 
