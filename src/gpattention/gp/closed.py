@@ -35,7 +35,7 @@ from torch import Tensor, baddbmm, bmm
 
 from gpattention.gp.inputs import masked
 from gpattention.gp.kernels import NEAR
-from gpattention.gp.roots import factored, trains_on_cpu
+from gpattention.gp.roots import factored, factored_together, trains_on_cpu
 from gpattention.numerics import (
     Cost,
     Tokens,
@@ -243,15 +243,22 @@ def _forward(
     K_kk = _masked(K.kappa(K), mask, mask)
     Kv = bmm(K_kk, v)  # [S, K, D]
     N = _plus(K_kk, nu, mask)  # of which only what is off the diagonal is asked for later
-    root_k, log_det = factored(N, "K_k + noise I", nu)
+    matrices = [(N, "K_k + noise I", nu)]
+    A = K_ok = K_qo = root_o = M = C = root_q = root_v = white = drawn = value = None
+    if o is not None:
+        O = sets[2]  # noqa: E741 - the paper's letter
+        M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
+        matrices.append((M, "K_o + noise I", noise))
+    if cost != "none":
+        C = _masked(Q.kappa(Q), query_mask, query_mask)
+        C = _plus(C.mul_(a).mul_(a.mT), noise, query_mask)
+        matrices.append((C, name, noise))
+    (root_k, log_det), *others = factored_together(*matrices)
     if o is None:
-        A = K_ok = K_qo = root_o = M = None
         G = _masked(Q.kappa(K), query_mask, mask)
         inner = bmm(G, v)
     else:
-        O = sets[2]  # noqa: E741 - the paper's letter
-        M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
-        root_o, _ = factored(M, "K_o + noise I", noise)
+        root_o = others[0][0]
         K_qo, K_ok = _masked(Q.kappa(O), query_mask, mask), _masked(O.kappa(K), mask, mask)
         W = bmm(K_qo, root_o.mT)  # [S, Q, K]
         A = bmm(W, root_o)  # [S, Q, K]
@@ -266,11 +273,8 @@ def _forward(
     log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
     key = -0.5 * (quadratic + D * log_det)
     # the queries' density, or the divergence of their posterior
-    value = C = root_q = root_v = white = drawn = None
     if cost != "none":
-        C = _masked(Q.kappa(Q), query_mask, query_mask)
-        C = _plus(C.mul_(a).mul_(a.mT), noise, query_mask)
-        root_q, log_det_q = factored(C, name, noise)
+        root_q, log_det_q = others[-1]
         white = bmm(root_q, mean)  # [S, Q, D]
         value = white.square().sum((-2, -1)) + D * log_det_q
         if cost == "marginal":
