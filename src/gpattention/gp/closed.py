@@ -24,6 +24,10 @@ also on log a: d log a_i = -2 sigma^2 dC_ii, and s more for the density, is all 
 
 The sums that normalise rows are another function of the same kind:
     s_i = log sum_j exp(e_ij),  e_ij = -1/2 |q_i - k_j|^2,   de_ij = g_i exp(e_ij - s_i)              (25)
+
+So are the sparse model's features of inducing inputs that all sequences share, Phi = K R^T, R = L_m^-1: there
+a head's tokens of all sequences are rows of one matrix, as they lie in memory,
+    dR = dPhi^T K,   E = (dPhi R) * K,   dx_i = sum_j E_ij (m_j - x_i),   dm_j = sum_i E_ij (x_i - m_j)
 """
 
 import math
@@ -122,6 +126,62 @@ def closed_log_row_sums(t: Tokens) -> Tensor | None:
         return None
     sums: Tensor = _RowSums.apply(*near, None if t.mask is None else _spread(t.mask, lead))  # type: ignore[no-untyped-call]
     return sums.reshape(*lead, -1)
+
+
+def closed_features(x: Tensor, m: Tensor, root: Tensor | None = None) -> Tensor | None:
+    """kappa(x, m), or kappa(x, m) R^T, for inducing inputs that all sequences share.
+
+    Args:
+        x: tokens.  [B, H, N, C]
+        m: inducing inputs.  [H, m, C]
+        root: R = L_m^-1; None for the kernel's values alone.  [H, m, m]
+
+    Returns:
+        [B, H, N, m], or None where plain operations have to run, as of `closed_moments`.
+    """
+    if x.ndim != 4 or m.ndim != 3 or len(m) != x.shape[1] or not trains_on_cpu(x, m):
+        return None
+    with torch.no_grad():
+        centre = m.mean(-2, keepdim=True)  # [H, 1, C]
+        rows, points = x.transpose(0, 1).reshape(len(m), -1, x.shape[-1]) - centre, m - centre
+        of_rows, of_points = (0.5 * y.square().sum(-1, keepdim=True) for y in (rows, points))
+        if x.dtype == torch.float32:
+            most = torch.maximum(of_rows.max(), of_points.max())
+            if not bool(most <= 0.5 * NEAR**2):  # NaN too goes the way that says so
+                return None
+    found: Tensor = _Features.apply(x, m, root, rows, points, of_rows + of_points.mT)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Features(torch.autograd.Function):
+    @staticmethod
+    @full_precision
+    def forward(
+        ctx: Any, x: Tensor, m: Tensor, root: Tensor | None, rows: Tensor, points: Tensor, squares: Tensor
+    ) -> Tensor:
+        K = torch.sub(bmm(rows, points.mT), squares).clamp_max_(0).exp_()  # [H, B N, m]
+        ctx.save_for_backward(rows, points, K, root)
+        ctx.shape = x.shape
+        found = K if root is None else bmm(K, root.mT)
+        return _by_sequence(found, x.shape).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, points, K, root = ctx.saved_tensors
+        g = grads[0].transpose(0, 1).reshape(K.shape)
+        E = g * K if root is None else bmm(g, root).mul_(K)  # [H, B N, m]
+        by_root = None if root is None else bmm(g.mT, K)
+        by_x = bmm(E, points).sub_(E.sum(-1, keepdim=True) * rows)
+        by_m = bmm(E.mT, rows).sub_(E.sum(-2)[..., None] * points)
+        return _by_sequence(by_x, ctx.shape), by_m, by_root, None, None, None
+
+
+def _by_sequence(x: Tensor, shape: torch.Size) -> Tensor:
+    """[H, B N, X] as [B, H, N, X]"""
+    B, H, N, _ = shape
+    return x.view(H, B, N, -1).transpose(0, 1)
 
 
 def _flat(x: Tensor, lead: torch.Size) -> Tensor:
