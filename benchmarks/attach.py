@@ -4,9 +4,9 @@
     python benchmarks/attach.py --size minilm --repeats 5 --write results/draws
 
 Weights are random.  Ten samples are drawn by all twelve layers, by the last three, and by all with the
-variances of one mean pass; an encoder of PyTorch's of the same size is predicted by moments.  Calls take
-turns, and the least of the times counts, as in benchmarks/signals.py; memory is the peak above what was
-there, each call in a process of its own.  Exit code 1 if a CPU's ratio is above its limit.
+variances of one mean pass (`benchmarks/moments.py` has one by moments).  Calls take turns, and the least of
+the times counts, as in benchmarks/signals.py; memory is the peak above what was there, on a CPU each call in
+a process of its own.  Exit code 1 if a CPU's ratio is above its limit.
 """
 
 import argparse
@@ -26,6 +26,10 @@ from transformers import BertConfig, BertForSequenceClassification
 import gpattention
 
 SAMPLES, DATE = 10, "2026-11-19"
+CALLS = (
+    "variances", "last three layers", "all layers", "all layers, mean's variances",
+    "all layers, nothing shared",
+)  # fmt: skip
 LIMITS = {"all layers": 14.0, "last three layers": 6.0, "all layers, mean's variances": 11.0}  # plain passes
 
 
@@ -41,6 +45,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", type=Path, help="folder of the record")
+    parser.add_argument("--calls", nargs="+", choices=CALLS, help="these and a plain pass alone")
+    parser.add_argument("--times-alone", action="store_true", help="no look at memory")
     parser.add_argument("--memory", help=argparse.SUPPRESS)  # one call in a process of its own
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -49,24 +55,34 @@ def main() -> None:
         calls["plain"]()  # libraries set themselves up
         print(peak_memory(calls[given.memory], given.device))
         return
+    if given.calls:
+        calls = {name: call for name, call in calls.items() if name in ("plain", *given.calls)}
     times = least_times(calls, given.repeats, given.device)
     rows, above = [], False
     print(f"{given.size}: {given.batch} x {given.tokens} tokens, {given.device}, torch {torch.__version__}")
     for name, seconds in times.items():
         ratio, limit = seconds / times["plain"], LIMITS.get(name)
-        command = [sys.executable, *sys.argv, "--memory", name]
-        memory = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        memory = None
+        if not given.times_alone:
+            memory = peak_memory(calls[name], given.device) if given.device != "cpu" else in_own_process(name)
         rows.append({"call": name, "seconds": seconds, "plain_passes": ratio, "peak_mib": memory})
         told = "" if limit is None else f"  (at most {limit:g})"
-        print(f"  {name:30s} {seconds:7.2f} s  {ratio:6.2f} passes  {memory:7.0f} MiB{told}")
+        print(f"  {name:30s} {seconds:7.2f} s  {ratio:6.2f} passes  {memory or float('nan'):7.0f} MiB{told}")
         above |= limit is not None and ratio > limit and given.device == "cpu"
     if given.write:
         given.write.mkdir(parents=True, exist_ok=True)
         facts = {name: getattr(given, name) for name in ("size", "batch", "tokens", "threads", "device")}
         facts |= {"samples": SAMPLES, "torch": torch.__version__, "machine": platform.machine(), "date": DATE}
         text = json.dumps({**facts, "rows": rows}, indent=2)
-        (given.write / f"{given.size}.json").write_text(text + "\n")
+        name = given.size if given.device == "cpu" else f"{given.size}-{given.device}"
+        (given.write / f"{name}.json").write_text(text + "\n")
     sys.exit(above)
+
+
+def in_own_process(name: str) -> float:
+    """The peak of one call, which no other call has raised before."""
+    command = [sys.executable, *sys.argv, "--memory", name]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def calls_of(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:

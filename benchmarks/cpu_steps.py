@@ -2,6 +2,7 @@
 
     git worktree add /tmp/before 7962ced
     python benchmarks/cpu_steps.py --before /tmp/before --json results/bench/cpu-steps.json
+    python benchmarks/cpu_steps.py --threads 1                  this code alone
 
 A step is that of `gpattention bench step --device cpu --tokens N`.  Each code has a process of its own, which
 makes a step of every kind when it is its turn, so that whatever else the machine does slows all of them.  The
@@ -12,6 +13,7 @@ threads, which other work on the machine moves less.
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -82,7 +84,8 @@ class Code:
 def measure(tokens: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each code and kind."""
     here = Path(__file__).resolve().parents[1]
-    codes = {"before": Code(options.before, tokens, options), "now": Code(here, tokens, options)}
+    sources = ([] if options.before is None else [("before", options.before)]) + [("now", here)]
+    codes = {name: Code(source, tokens, options) for name, source in sources}
     turns: dict[str, list[dict[str, tuple[float, float]]]] = {name: [] for name in codes}
     for _ in range(options.repeats):
         for name, code in codes.items():
@@ -116,21 +119,19 @@ def main() -> None:
     if options.serve:
         serve(options.serve, options.batch, options.threads)
         return
-    if options.before is None:
-        parser.error("expected --before, a checkout of the older code")
     rows = [row for tokens in options.tokens for row in measure(tokens, options)]
-    names = [f"{row['tokens']} {row['kind']}" for row in rows if row["code"] == "now"]
-    print(f"{'tokens, kind':20} {'wall before':>12} {'now':>6} {'cpu before':>12} {'now':>6}   times softmax")
-    for name, old, new in zip(
-        names,
-        [row for row in rows if row["code"] == "before"],
-        [row for row in rows if row["code"] == "now"],
-        strict=True,
-    ):
-        numbers = [x[key] for key in ("wall_to_softmax", "cpu_to_softmax") for x in (old, new)]
-        print("{:20} {:12.2f} {:6.2f} {:12.2f} {:6.2f}".format(name, *numbers))
+    print("times softmax")
+    print(f"{'tokens, kind':20} {'code':8} {'wall':>6} {'cpu':>6}")
+    for row in sorted(rows, key=lambda row: row["tokens"]):
+        name = f"{row['tokens']} {row['kind']}"
+        print(f"{name:20} {row['code']:8} {row['wall_to_softmax']:6.2f} {row['cpu_to_softmax']:6.2f}")
     if options.json is not None:
-        facts = {"batch": options.batch, "threads": options.threads, "repeats": options.repeats, "seed": 0}
+        facts: dict[str, Any] = {"batch": options.batch, "threads": options.threads}
+        facts |= {
+            "repeats": options.repeats,
+            "seed": 0,
+            "machine": platform.processor() or platform.machine(),
+        }
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         options.json.write_text(f'{{"facts": {json.dumps(facts)}, "rows": [\n  {lines}\n]}}\n')
 

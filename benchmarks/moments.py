@@ -2,6 +2,7 @@
 
     python benchmarks/moments.py --write results/draws            direct attention, seeds 0, 1 and 2
     python benchmarks/moments.py --kinds direct cgp --seeds 0 1 2 --kernel-epochs 10 --epochs 20
+    python benchmarks/moments.py --kinds --encoder --device cuda      PyTorch's encoder alone, on a GPU
 
 Models are those of `gpattention demo`, with a schedule of its own.  On the test images, and on others under
 shifts that are no corruptions: accuracy, NLL and ECE of 100 draws, of the mean, and of moments; the ratio of
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from signals import least_times
+from signals import least_times, peak_memory
 from torch import Tensor, nn
 
 import gpattention
@@ -75,18 +76,25 @@ def compared(model: Any, items: ItemSet) -> dict[str, float]:
     return found
 
 
-def passes(plain: Callable[[], Any], moments: Callable[[], Any], repeats: int) -> float:
+def passes(plain: Callable[[], Any], moments: Callable[[], Any], repeats: int, device: str = "cpu") -> float:
     """Plain passes that one by moments takes."""
-    times = least_times({"plain": plain, "moments": moments}, repeats, "cpu")
+    times = least_times({"plain": plain, "moments": moments}, repeats, device)
     return times["moments"] / times["plain"]
 
 
-def encoder_passes(repeats: int) -> float:
-    """Of PyTorch's encoder."""
+def encoder_facts(repeats: int, device: str) -> dict[str, Any]:
+    """Plain passes that PyTorch's encoder takes by moments, and on a GPU the peak of memory."""
     torch.manual_seed(0)
-    model, x = Classifier().eval(), torch.randn(8, 128, 768)
+    model, x = Classifier().eval().to(device), torch.randn(8, 128, 768).to(device)
     handle = gpattention.attach(model)
-    return passes(lambda: handle.predict(x, samples=0), lambda: handle.predict(x, method="moments"), repeats)
+    calls = {
+        "plain": lambda: handle.predict(x, samples=0),
+        "moments": lambda: handle.predict(x, method="moments"),
+    }
+    facts: dict[str, Any] = {"encoder_plain_passes": passes(*calls.values(), repeats, device)}
+    if device != "cpu":
+        facts["encoder_peak_mib"] = {name: peak_memory(call, device) for name, call in calls.items()}
+    return facts
 
 
 def main() -> None:
@@ -94,13 +102,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kinds", nargs="+", default=["direct"])
+    parser.add_argument("--kinds", nargs="*", default=["direct"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--kernel-epochs", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--items", type=int, default=300, help="of either set")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--encoder", action="store_true", help="also time PyTorch's encoder")
+    parser.add_argument("--device", default="cpu", help="of PyTorch's encoder")
     parser.add_argument("--write", type=Path, help="folder of the record")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -136,11 +145,14 @@ def main() -> None:
     facts |= {"epochs": given.epochs, "items": given.items, "draws": DRAWS, "torch": torch.__version__}
     facts |= {"machine": platform.machine(), "threads": 1, "date": DATE}
     if given.encoder:
-        facts["encoder_plain_passes"] = encoder_passes(2)
-        print(f"nn.TransformerEncoder of BERT-base's size: {facts['encoder_plain_passes']:.2f} plain passes")
+        facts |= {"device": given.device, **encoder_facts(given.repeats, given.device)}
+        told = ", ".join(f"{name} {x:.0f} MiB" for name, x in facts.get("encoder_peak_mib", {}).items())
+        ratio = facts["encoder_plain_passes"]
+        print(f"nn.TransformerEncoder of BERT-base's size: {ratio:.2f} plain passes {told}")
     if given.write:
         given.write.mkdir(parents=True, exist_ok=True)
-        (given.write / "moments.json").write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n")
+        name = "moments" if given.kinds else f"moments-encoder-{given.device}"
+        (given.write / f"{name}.json").write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

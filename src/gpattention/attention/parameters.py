@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import linear, softplus
 
 from gpattention.numerics import autocast_is_on, once_differentiable
 from gpattention.ops import is_plain, why_not_fused_on
@@ -31,13 +31,26 @@ _View = tuple[torch.Size, tuple[int, ...], int]  # shape, strides, offset
 
 def projected_together(x: Tensor, maps: Sequence[nn.Module]) -> list[Tensor] | None:
     """Every map of x [..., E], or None if the maps have to be called one by one."""
-    if torch.compiler.is_compiling():  # the compiler can fuse them itself
-        return None
+    if torch.compiler.is_compiling():
+        return _compiled_together(x, maps)
     linears = [m for m in maps if is_plain(m, nn.Linear)]
     if not 2 <= len(maps) <= 4 or len(linears) < len(maps) or not _fit_together(x, linears):
         return None
     biases = [linear.bias for linear in linears if linear.bias is not None]
     return list(_Together.apply(x, len(linears), *(linear.weight for linear in linears), *biases))  # type: ignore[no-untyped-call]
+
+
+def _compiled_together(x: Tensor, maps: Sequence[nn.Module]) -> list[Tensor] | None:
+    """The same in plain operations, on a GPU, where a step is as long as its launches are many."""
+    if not x.is_cuda or torch.compiler.is_exporting() or len(maps) < 2:
+        return None
+    linears = [m for m in maps if type(m) is nn.Linear and not (m._forward_hooks or m._forward_pre_hooks)]
+    biases: list[Tensor] = [m.bias for m in linears if m.bias is not None]
+    if len(linears) < len(maps) or len({m.weight.shape for m in linears}) > 1 or len(biases) % len(maps):
+        return None
+    weights: list[Tensor] = [m.weight for m in linears]
+    weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
+    return list(linear(x, weight, bias).split(linears[0].out_features, -1))
 
 
 def _fit_together(x: Tensor, linears: Sequence[nn.Linear]) -> bool:

@@ -15,6 +15,19 @@ N = k_kk + nu I, nu = sigma^2 / s_k^2, query amplitudes a_i = s_q a'_i:
 
 and incoming gradients g of the mean, w of u, X = G N^-1, O = diag w - (gradient of Q):
     dG = s_k (a g) v^T - 2 O X,   dN = X^T O X,   dA = dG k_ok^T - 2 sigma^2 O A,   dk_ok = A^T dG
+
+Where the posterior is near the prior, terms of the divergence's gradient cancel, once in that of E and twice
+in that of C; with R and R_V the inverse roots of C and V, and H = R_V E C^-1 = R_V (R E)^T R, they are
+    V^-1 - C^-1 = R_V^T H,   C^-1 + C^-1 E C^-1 - V^-1 = -H^T H
+Amplitudes scale mean, k_qq and Q together, so that both costs depend on sigma^2 / a^2 alone, and the density
+also on log a: d log a_i = -2 sigma^2 dC_ii, and s more for the density, is all that goes through them.
+
+The sums that normalise rows are another function of the same kind:
+    s_i = log sum_j exp(e_ij),  e_ij = -1/2 |q_i - k_j|^2,   de_ij = g_i exp(e_ij - s_i)              (25)
+
+So are the sparse model's features of inducing inputs that all sequences share, Phi = K R^T, R = L_m^-1: there
+a head's tokens of all sequences are rows of one matrix, as they lie in memory,
+    dR = dPhi^T K,   E = (dPhi R) * K,   dx_i = sum_j E_ij (m_j - x_i),   dm_j = sum_i E_ij (x_i - m_j)
 """
 
 import math
@@ -26,7 +39,7 @@ from torch import Tensor, baddbmm, bmm
 
 from gpattention.gp.inputs import masked
 from gpattention.gp.kernels import NEAR
-from gpattention.gp.roots import factored, trains_on_cpu
+from gpattention.gp.roots import factored, factored_together, trains_on_cpu
 from gpattention.numerics import (
     Cost,
     Tokens,
@@ -76,22 +89,15 @@ def closed_moments(
     Raises:
         NotPositiveDefiniteError: a covariance has no factor.
     """
-    inputs = (t.q, t.k, t.v) if t.o is None else (t.q, t.k, t.v, t.o)
-    if not trains_on_cpu(*inputs):
+    if not trains_on_cpu(t.q, t.k, t.v, *([] if t.o is None else [t.o])):
         return None
     t = masked(t)
-    lead = broadcast(*(x.shape[:-2] for x in inputs))
-    q, k, v, *latent = (
-        x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
-        for x in ((t.q, t.k, t.v) if t.o is None else (t.q, t.k, t.v, t.o))
-    )
-    centre = k.detach().mean(-2, keepdim=True)  # [S, 1, C]
-    q, k, *latent = (x - centre for x in (q, k, *latent))
-    if q.dtype == torch.float32:
-        with torch.no_grad():
-            squares = [x.square().sum(-1).max() for x in (q, k, *latent)]
-            if not bool(torch.stack(squares).max() <= NEAR**2):  # NaN too goes the way that says so
-                return None
+    inputs = [t.q, t.k] if t.o is None else [t.q, t.k, t.o]
+    lead = broadcast(*(x.shape[:-2] for x in (*inputs, t.v)))
+    near = _about_keys(lead, *inputs)
+    if near is None:
+        return None
+    (q, k, *latent), v = near, _flat(t.v, lead)
     numbers = [x.expand(*lead, 1, 1).reshape(-1, 1, 1) for x in (t.noise, t.scale_k)]
     a = amplitude.expand(*lead, q.shape[-2]).reshape(-1, q.shape[-2], 1)  # [S, Q, 1]
     masks = [None if m is None else _spread(m, lead) for m in (t.mask, t.query_mask)]
@@ -100,6 +106,102 @@ def closed_moments(
     )
     shaped: list[Any] = [None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found]
     return ClosedMoments(*shaped)
+
+
+def closed_log_row_sums(t: Tokens) -> Tensor | None:
+    """log sum_j kappa(q_i, k_j) over real keys (eq. 25), anything for queries of sequences without one.
+
+    Args:
+        t: checked inputs, masked.
+
+    Returns:
+        [..., Q], or None where plain operations have to run, as of `closed_moments`.
+    """
+    if not trains_on_cpu(t.q, t.k):
+        return None
+    lead = broadcast(t.q.shape[:-2], t.k.shape[:-2])
+    near = _about_keys(lead, t.q, t.k)
+    if near is None:
+        return None
+    sums: Tensor = _RowSums.apply(*near, None if t.mask is None else _spread(t.mask, lead))  # type: ignore[no-untyped-call]
+    return sums.reshape(*lead, -1)
+
+
+def closed_features(x: Tensor, m: Tensor, root: Tensor | None = None) -> Tensor | None:
+    """kappa(x, m), or kappa(x, m) R^T, for inducing inputs that all sequences share.
+
+    Args:
+        x: tokens.  [B, H, N, C]
+        m: inducing inputs.  [H, m, C]
+        root: R = L_m^-1; None for the kernel's values alone.  [H, m, m]
+
+    Returns:
+        [B, H, N, m], or None where plain operations have to run, as of `closed_moments`.
+    """
+    if x.ndim != 4 or m.ndim != 3 or len(m) != x.shape[1] or not trains_on_cpu(x, m):
+        return None
+    with torch.no_grad():
+        centre = m.mean(-2, keepdim=True)  # [H, 1, C]
+        rows, points = x.transpose(0, 1).reshape(len(m), -1, x.shape[-1]) - centre, m - centre
+        of_rows, of_points = (0.5 * y.square().sum(-1, keepdim=True) for y in (rows, points))
+        if x.dtype == torch.float32:
+            most = torch.maximum(of_rows.max(), of_points.max())
+            if not bool(most <= 0.5 * NEAR**2):  # NaN too goes the way that says so
+                return None
+    found: Tensor = _Features.apply(x, m, root, rows, points, of_rows + of_points.mT)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Features(torch.autograd.Function):
+    @staticmethod
+    @full_precision
+    def forward(
+        ctx: Any, x: Tensor, m: Tensor, root: Tensor | None, rows: Tensor, points: Tensor, squares: Tensor
+    ) -> Tensor:
+        K = torch.sub(bmm(rows, points.mT), squares).clamp_max_(0).exp_()  # [H, B N, m]
+        ctx.save_for_backward(rows, points, K, root)
+        ctx.shape = x.shape
+        found = K if root is None else bmm(K, root.mT)
+        return _by_sequence(found, x.shape).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, points, K, root = ctx.saved_tensors
+        g = grads[0].transpose(0, 1).reshape(K.shape)
+        E = g * K if root is None else bmm(g, root).mul_(K)  # [H, B N, m]
+        by_root = None if root is None else bmm(g.mT, K)
+        by_x = bmm(E, points).sub_(E.sum(-1, keepdim=True) * rows)
+        by_m = bmm(E.mT, rows).sub_(E.sum(-2)[..., None] * points)
+        return _by_sequence(by_x, ctx.shape), by_m, by_root, None, None, None
+
+
+def _by_sequence(x: Tensor, shape: torch.Size) -> Tensor:
+    """[H, B N, X] as [B, H, N, X]"""
+    B, H, N, _ = shape
+    return x.view(H, B, N, -1).transpose(0, 1)
+
+
+def _flat(x: Tensor, lead: torch.Size) -> Tensor:
+    """[..., N, X] as [S, N, X]"""
+    return x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+
+
+def _about_keys(lead: torch.Size, *sets: Tensor) -> list[Tensor] | None:
+    """Token sets, the second of which are the keys, about the centre of these; None for tokens too far.
+
+    [S, N, C] each
+    """
+    sets = tuple(_flat(x, lead) for x in sets)
+    centre = sets[1].detach().mean(-2, keepdim=True)  # [S, 1, C]
+    found = [x - centre for x in sets]
+    if found[0].dtype == torch.float32:
+        with torch.no_grad():
+            squares = [x.square().sum(-1).max() for x in found]
+            if not bool(torch.stack(squares).max() <= NEAR**2):  # NaN too goes the way that says so
+                return None
+    return found
 
 
 def _spread(mask: Tensor, lead: torch.Size) -> Tensor:
@@ -120,9 +222,13 @@ class _Set(NamedTuple):
         one = torch.ones_like(half)
         return cls(torch.cat([x, half, one], -1), torch.cat([x, one, half], -1))
 
+    def exponents(self, other: "_Set") -> Tensor:
+        """-1/2 |x - y|^2.  [S, N, M]"""
+        return bmm(self.left, other.right.mT).clamp_max_(0)
+
     def kappa(self, other: "_Set") -> Tensor:
         """[S, N, M]"""
-        K = bmm(self.left, other.right.mT).clamp_max_(0).exp_()
+        K = self.exponents(other).exp_()
         if other is self:
             K.diagonal(dim1=-2, dim2=-1).fill_(1)
         return K
@@ -194,15 +300,24 @@ def _forward(
     sets = [_Set.of(x) for x in ((q, k) if o is None else (q, k, o))]
     Q, K = sets[:2]
     K_kk = _masked(K.kappa(K), mask, mask)
-    root_k, log_det = factored(_plus(K_kk.clone(), nu, mask), "K_k + noise I", nu)
+    Kv = bmm(K_kk, v)  # [S, K, D]
+    N = _plus(K_kk, nu, mask)  # of which only what is off the diagonal is asked for later
+    matrices = [(N, "K_k + noise I", nu)]
+    A = K_ok = K_qo = root_o = M = C = root_q = root_v = white = drawn = value = None
+    if o is not None:
+        O = sets[2]  # noqa: E741 - the paper's letter
+        M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
+        matrices.append((M, "K_o + noise I", noise))
+    if cost != "none":
+        C = _masked(Q.kappa(Q), query_mask, query_mask)
+        C = _plus(C.mul_(a).mul_(a.mT), noise, query_mask)
+        matrices.append((C, name, noise))
+    (root_k, log_det), *others = factored_together(*matrices)
     if o is None:
-        A = K_ok = K_qo = root_o = None
         G = _masked(Q.kappa(K), query_mask, mask)
         inner = bmm(G, v)
     else:
-        O = sets[2]  # noqa: E741 - the paper's letter
-        M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
-        root_o, _ = factored(M, "K_o + noise I", noise)
+        root_o = others[0][0]
         K_qo, K_ok = _masked(Q.kappa(O), query_mask, mask), _masked(O.kappa(K), mask, mask)
         W = bmm(K_qo, root_o.mT)  # [S, Q, K]
         A = bmm(W, root_o)  # [S, Q, K]
@@ -213,40 +328,34 @@ def _forward(
     u = 1 - F.square().sum(-1)  # [S, Q]
     if A is not None:
         u -= noise[:, :, 0] * A.square().sum(-1)
-    Kv = bmm(K_kk, v)  # [S, K, D]
     quadratic = (v * (scale_k.square() * Kv + noise * v)).sum((-2, -1))
     log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
     key = -0.5 * (quadratic + D * log_det)
     # the queries' density, or the divergence of their posterior
-    value = K_qq = root_q = root_v = white = drawn = drawn_o = None
-    if cost != "none":
-        K_qq = _masked(Q.kappa(Q), query_mask, query_mask)
-        C = _plus(a * K_qq * a.mT, noise, query_mask)
-        root_q, log_det_q = factored(C, name, noise)
+    if C is not None:
+        root_q, log_det_q = others[-1]
         white = bmm(root_q, mean)  # [S, Q, D]
         value = white.square().sum((-2, -1)) + D * log_det_q
         if cost == "marginal":
             value = 0.5 * (value + D * _count(query_mask, q) * math.log(2 * math.pi)) - key
         else:
-            # explained = F F^T + sigma^2 A A^T; both parts of the trace are squares: nothing cancels
-            explained, drawn = bmm(F, F.mT), bmm(root_q, a * F)
-            trace = drawn.square().sum((-2, -1))
+            explained = bmm(F, F.mT)
             if A is not None:
                 explained.baddbmm_(noise * A, A.mT)
-                drawn_o = bmm(root_q, a * A)
-                trace = trace + noise[:, 0, 0] * drawn_o.square().sum((-2, -1))
-            root_v, log_det_v = factored(C - a * explained * a.mT, "V + tau^2 I", noise)
-            value = 0.5 * (value - D * (log_det_v + trace))
-    kept = (v, a, noise, scale_k, mask, query_mask, K_kk, root_k, A, K_ok, K_qo, root_o, G, F, inner, Kv,
-            K_qq, root_q, root_v, white, drawn, drawn_o)  # fmt: skip
+            explained.mul_(a).mul_(a.mT)  # E
+            drawn = bmm(root_q, explained)  # [S, Q, Q]  R E
+            root_v, log_det_v = factored(C - explained, "V + tau^2 I", noise)
+            value = 0.5 * (value - D * (log_det_v + (drawn * root_q).sum((-2, -1))))
+    kept = (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
+            C, root_q, root_v, white, drawn)  # fmt: skip
     pairs = [x for s in sets for x in s]
     return (mean, u, key, value), (*kept, *pairs)
 
 
 def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     """Gradients of q, k, o, v, a, sigma^2 and s_k."""
-    (v, a, noise, scale_k, mask, query_mask, K_kk, root_k, A, K_ok, K_qo, root_o, G, F, inner, Kv,
-     K_qq, root_q, root_v, white, drawn, drawn_o, *rest) = saved  # fmt: skip
+    (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
+     C, root_q, root_v, white, drawn, *rest) = saved  # fmt: skip
     sets = [_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2)]
     Q, K, *latent = sets
     g, w, by_key, by_cost = grads
@@ -256,38 +365,29 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     X = bmm(F, root_k)  # [S, Q, K]
     OX = w[..., None] * X
     OA = None if A is None else w[..., None] * A
-    d_a: Tensor | float = 0.0
+    d_a = scale_k * (g * inner).sum(-1, keepdim=True)  # [S, Q, 1] what does not go through the cost
     d_noise: Tensor | float = 0.0
     if cost != "none":
         c = 0.5 * by_cost[:, None, None]
-        by_key = by_key - by_cost if cost == "marginal" else by_key
-        inverse = bmm(root_q.mT, root_q)  # [S, Q, Q]  C^-1
         Y = bmm(root_q.mT, white)  # [S, Q, D]
         g = g + 2 * c * Y
-        marginal = cost == "marginal"
-        dC = baddbmm(inverse, Y, Y.mT, beta=D if marginal else 0, alpha=-1)  # [S, Q, Q]
-        if not marginal:
-            # C^-1 E C^-1 as a square, where products of inverses would lose digits
-            half = bmm(root_q.mT, drawn)  # [S, Q, K]
-            dC.baddbmm_(half, half.mT, alpha=D)
-            explained = bmm(F, F.mT)
-            if A is not None:
-                half = bmm(root_q.mT, drawn_o)
-                dC.baddbmm_(noise * half, half.mT, alpha=D)
-                explained.baddbmm_(noise * A, A.mT)
-            dE = baddbmm(inverse, root_v.mT, root_v, beta=-D, alpha=D)  # D (V^-1 - C^-1)
-            dC -= dE
-            dE *= c
-            by_explained = a * dE * a.mT
-            d_a = 2 * bmm(dE * explained, a)
+        if cost == "marginal":
+            by_key = by_key - by_cost
+            dC = baddbmm(bmm(root_q.mT, root_q), Y, Y.mT, beta=D, alpha=-1).mul_(c)  # [S, Q, Q]
+        else:
+            H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
+            dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1).mul_(c)
+            by_explained = bmm(root_v.mT, H).mul_(D * c * a).mul_(a.mT)
             OX = OX.baddbmm_(by_explained, X, alpha=-1)
             OA = None if OA is None else OA.baddbmm_(by_explained, A, alpha=-1)
-        dC *= c
-        d_noise = _trace(dC, query_mask)
-        dC *= K_qq
-        d_a = d_a + 2 * bmm(dC, a)
-        pulls.add_symmetric(a * dC * a.mT, Q)
-    d_a = d_a + scale_k * (g * inner).sum(-1, keepdim=True)
+        on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
+        on = on if query_mask is None else on.masked_fill(~query_mask, 0.0)
+        d_noise = on.sum(-2, keepdim=True)
+        by_log = -2 * noise * on
+        if cost == "marginal":
+            by_log = by_log + 2 * c * D * (1.0 if query_mask is None else query_mask)
+        d_a = d_a + torch.where(a > 0, by_log / a, 0.0)
+        pulls.add_symmetric(dC.mul_(C), Q)
     d_scale = (g * (a * inner)).sum((-2, -1), keepdim=True)
     g = (a * scale_k) * g  # of G v
     dG = baddbmm(OX, g, v.mT, beta=-2)  # [S, Q, K]
@@ -305,13 +405,13 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
         d_noise = d_noise + _trace(dM, mask)
         pulls.add(Z * K_qo, Q, o)
         pulls.add(bmm(A.mT, dG) * K_ok, o, K)
-        pulls.add(dM * _masked(o.kappa(o), mask, mask), o, o)
+        pulls.add(dM.mul_(M), o, o)
     # what is observed at the keys
     e = -0.5 * by_key[:, None, None]
     dN.baddbmm_((e * D) * root_k.mT, root_k)
     d_nu = _trace(dN, mask)
     dN.baddbmm_(e * square * v, v.mT)
-    pulls.add_symmetric(dN * K_kk, K)
+    pulls.add_symmetric(dN.mul_(N), K)
     d_v = d_v + 2 * e * (square * Kv + noise * v)
     n = _count(mask, v)
     n = n[:, None, None] if isinstance(n, Tensor) else n
@@ -328,7 +428,7 @@ class _Closed(torch.autograd.Function):
     @staticmethod
     @full_precision
     def forward(ctx: Any, cost: Cost, name: str, *given: Any) -> tuple[Tensor | None, ...]:
-        each = max(1, CHUNK // given[0].shape[-2] ** 2)
+        each = _evenly(*given[0].shape[:2])
         parts = [_forward(cost, name, *part) for part in _chunks(given, each)]
         kept = [saved for _, saved in parts]
         ctx.save_for_backward(*(x for saved in kept for x in saved))
@@ -346,6 +446,48 @@ class _Closed(torch.autograd.Function):
             for i, part in enumerate(_chunks(grads, ctx.each))
         ]
         return None, None, *(_joined(column) for column in zip(*parts, strict=True)), None, None
+
+
+class _RowSums(torch.autograd.Function):
+    @staticmethod
+    @full_precision
+    def forward(ctx: Any, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.each = _evenly(*q.shape[:2])
+        parts = [_log_sums(*part) for part in _chunks((q, k, mask), ctx.each)]
+        ctx.save_for_backward(q, k, mask, *(weights for _, weights in parts))
+        return torch.cat([sums for sums, _ in parts])
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, mask, *weights = ctx.saved_tensors
+        if torch.is_grad_enabled():  # plain operations have a second derivative
+            e = -0.5 * (q[:, :, None] - k[:, None]).square().sum(-1)  # [S, Q, K]
+            sums = (e if mask is None else e.masked_fill(~mask.mT, -torch.inf)).logsumexp(-1)
+            return *torch.autograd.grad(sums, (q, k), grads[0], create_graph=True), None
+        by_q, by_k = [], []
+        for (x, y, g), P in zip(_chunks((q, k, grads[0]), ctx.each), weights, strict=True):
+            E = P * g[..., None]  # [S, Q, K]
+            by_q.append(torch.bmm(E, y).sub_(g[..., None] * x))  # rows of P sum to 1
+            by_k.append(torch.bmm(E.mT, x).sub_(E.sum(-2)[..., None] * y))
+        return torch.cat(by_q), torch.cat(by_k), None
+
+
+def _log_sums(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """s [S, Q] and exp(e - s) [S, Q, K]; finite numbers where there is no key."""
+    e = _Set.of(q).exponents(_Set.of(k))
+    if mask is not None:
+        e = e.masked_fill_(~mask.mT, torch.finfo(e.dtype).min)
+    most = e.amax(-1, keepdim=True)  # [S, Q, 1]
+    P = e.sub_(most).exp_()
+    total = P.sum(-1, keepdim=True)
+    return (most + total.log())[..., 0], P.div_(total)
+
+
+def _evenly(count: int, tokens: int) -> int:
+    """How many of so many sequences a chunk has: all about the same."""
+    most = max(1, CHUNK // tokens**2)
+    return -(-count // -(-count // most))
 
 
 def _chunks(tensors: Sequence[Tensor | None], each: int) -> Iterator[list[Any]]:

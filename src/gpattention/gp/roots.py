@@ -60,7 +60,7 @@ def inverse_root(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return whole, torch.cat([d_1, d_2], -1), info_1 + info_2
 
 
-def factored(M: Tensor, name: str, noise: Tensor) -> tuple[Tensor, Tensor]:
+def factored(M: Tensor, name: str, noise: Tensor | float) -> tuple[Tensor, Tensor]:
     """L^-1 and log det M of [S, N, N], or the error that `cholesky` raises.  [S, N, N], [S]"""
     root, pivots, info = inverse_root(M)
     if bool((info != 0).any()):
@@ -70,14 +70,25 @@ def factored(M: Tensor, name: str, noise: Tensor) -> tuple[Tensor, Tensor]:
     return root, 2 * pivots.log().sum(-1)
 
 
+def factored_together(*given: tuple[Tensor, str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """`factored` of each, those of one size in one batch: LAPACK's calls cost as much as small matrices."""
+    if len({M.shape for M, _, _ in given}) > 1:
+        return [factored(*each) for each in given]
+    root, pivots, info = inverse_root(torch.cat([M for M, _, _ in given]))
+    if bool((info != 0).any()):
+        return [factored(*each) for each in given]
+    log_det = 2 * pivots.log().sum(-1)
+    return list(zip(root.chunk(len(given)), log_det.chunk(len(given)), strict=True))
+
+
 class Root:
     """L of L L^T = M, by substitution.  [..., m, m]"""
 
-    def __init__(self, M: Tensor, *, name: str, noise: Tensor) -> None:
+    def __init__(self, M: Tensor, *, name: str, noise: Tensor | float) -> None:
         self._L = cholesky(M, name=name, noise=noise)
 
     @staticmethod
-    def of(M: Tensor, *, name: str, noise: Tensor) -> "Root":
+    def of(M: Tensor, *, name: str, noise: Tensor | float) -> "Root":
         """The root of M, whose products are as fast as they can be here."""
         return (InvertedRoot if trains_on_cpu(M) else Root)(M, name=name, noise=noise)
 
@@ -114,11 +125,16 @@ class Root:
 class InvertedRoot(Root):
     """The same by products with L^-1."""
 
-    def __init__(self, M: Tensor, *, name: str, noise: Tensor) -> None:
+    def __init__(self, M: Tensor, *, name: str, noise: Tensor | float) -> None:
         self._M = M
         given = M.reshape(-1, *M.shape[-2:])
         found, value = _InverseRoot.apply(given, name, noise)  # type: ignore[no-untyped-call]
         self._R, self._log_det = found.view(M.shape), value.view(M.shape[:-2])
+
+    @property
+    def inverse(self) -> Tensor:
+        """L^-1.  [..., m, m]"""
+        return self._R
 
     def lower(self) -> Tensor:
         """L itself."""
@@ -147,7 +163,7 @@ class InvertedRoot(Root):
 
 class _InverseRoot(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, M: Tensor, name: str, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, M: Tensor, name: str, noise: Tensor | float) -> tuple[Tensor, Tensor]:
         R, value = factored(M, name, noise)
         ctx.save_for_backward(R)
         return R, value

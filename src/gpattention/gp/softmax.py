@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
+from gpattention.gp.closed import closed_log_row_sums
 from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_counts, within_bounds
 from gpattention.gp.inputs import (
     Scalar,
@@ -40,10 +41,11 @@ from gpattention.gp.inputs import (
     prepare,
     real_mean,
 )
-from gpattention.gp.kernels import cross_gram, log_kappa, softmax_attention
+from gpattention.gp.kernels import log_kappa, softmax_attention
 from gpattention.gp.posterior import Posterior, Source, lowrank_root
-from gpattention.gp.sparse import features, inducing_root
-from gpattention.numerics import Tokens, full_precision, kept, solve
+from gpattention.gp.roots import Root
+from gpattention.gp.sparse import features, inducing_root, similarities
+from gpattention.numerics import Tokens, full_precision, kept
 from gpattention.ops import check_group, sum_over_shards, why_not_fused
 from gpattention.ops.exact import fused_row_log_amplitude
 from gpattention.ops.sparse import fused_sparse_row_sum, why_not_fused_sparse
@@ -250,10 +252,10 @@ class SoftmaxPosterior(UnitDirect):
     def _features(self, inducing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """L_l, Phi_q = kappa_ql L_l^-T and L_B (section 10).  [..., l, l], [..., Q, l], [..., l, l]"""
         p = self._given
-        L = inducing_root(inducing, self._delta)
-        phi_q = features(p.q, inducing, L, p.query_mask)
-        phi_k = features(p.k, inducing, L, p.mask)  # [..., K, l]
-        return L, phi_q, lowrank_root(phi_k.mT @ phi_k, p.noise, "Phi_k^T Phi_k")
+        root = inducing_root(inducing, self._delta, Root)
+        phi_q = features(p.q, inducing, root, p.query_mask)
+        phi_k = features(p.k, inducing, root, p.mask)  # [..., K, l]
+        return root.lower(), phi_q, lowrank_root(phi_k.mT @ phi_k, p.noise, "Phi_k^T Phi_k")
 
     @full_precision
     def _find_unit_variance(self) -> Tensor:
@@ -357,7 +359,9 @@ def row_log_amplitude(
     if not causal and why_not_fused(t.q, **sizes) is None:
         return fused_row_log_amplitude(t, max_log_amplitude)
     t = masked(t)
-    log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
+    log_sum = None if causal else closed_log_row_sums(t)
+    if log_sum is None:
+        log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
     # a query that sees no key has no row sum: amplitude 1 leaves it the prior
     return _finish(t.scale_q[..., 0].log() - log_sum, sees_a_key(t, causal), max_log_amplitude)
 
@@ -418,12 +422,12 @@ def sparse_row_log_amplitude(
 def _sparse_row_sum(t: Tokens, delta: float, group: "ProcessGroup | None") -> Tensor:
     """kappa(q, l) (K_ll + delta I)^-1 sum_j kappa(l, k_j), over the keys of all processes.  [..., Q]"""
     (l,) = t.inducing  # noqa: E741 - the paper's letter
-    L = inducing_root(l, delta)  # [..., l, l]
-    total = keep_rows(cross_gram(t.k, l), t.mask).sum(-2)[..., None]  # [..., l, 1]
+    root = inducing_root(l, delta)  # [..., l, l]
+    total = keep_rows(similarities(t.k, l), t.mask).sum(-2)[..., None]  # [..., l, 1]
     if group is not None:
         (total,) = sum_over_shards([total], group)
-    weights = solve(total, L)  # [..., l, 1]
-    return (cross_gram(t.q, l) @ weights)[..., 0]
+    weights = root.solve(total)  # [..., l, 1]
+    return (similarities(t.q, l) @ weights)[..., 0]
 
 
 def _finish(log_amplitude: Tensor, keep: Tensor | None, most: float | None) -> Tensor:

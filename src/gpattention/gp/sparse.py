@@ -45,6 +45,7 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.checks import check_choice, check_count
+from gpattention.gp.closed import closed_features
 from gpattention.gp.inputs import (
     Scalar,
     check_delta,
@@ -64,7 +65,7 @@ from gpattention.gp.posterior import (
     lowrank_log_density,
     lowrank_root,
 )
-from gpattention.gp.roots import Root
+from gpattention.gp.roots import InvertedRoot, Root
 from gpattention.numerics import (
     Tokens,
     broadcast,
@@ -98,15 +99,21 @@ class SparseKind:
     group: "ProcessGroup | None"
 
 
-def inducing_root(m: Tensor, delta: float) -> Tensor:
-    """chol(K_mm + delta I).  [..., m, m]"""
-    return cholesky(with_diagonal(gram(m), delta), name="K_mm + delta I", noise=delta)
+def inducing_root(m: Tensor, delta: float, kind: Callable[..., Root] = Root.of) -> Root:
+    """The root of K_mm + delta I, of whichever kind.  [..., m, m]"""
+    return kind(with_diagonal(gram(m), delta), name="K_mm + delta I", noise=delta)
 
 
-def features(x: Tensor, m: Tensor, L: Tensor, mask: Tensor | None) -> Tensor:
+def similarities(x: Tensor, m: Tensor) -> Tensor:
+    """kappa(x, m).  [..., N, m]"""
+    K = closed_features(x, m)
+    return cross_gram(x, m) if K is None else K
+
+
+def features(x: Tensor, m: Tensor, L: Root, mask: Tensor | None) -> Tensor:
     """Whitened inducing features kappa(x, m) L^-T, zero at padded tokens.  [..., N, m]"""
-    phi = solve_triangular(L.mT, cross_gram(x, m), upper=True, left=False)
-    return keep_rows(phi, mask)
+    phi = closed_features(x, m, L.inverse) if isinstance(L, InvertedRoot) else None
+    return keep_rows(L.white_rows(cross_gram(x, m)) if phi is None else phi, mask)
 
 
 def missed_variance(t: Tokens, Phi_q: Tensor) -> Tensor:

@@ -156,7 +156,10 @@ class Runner(Reader):
                 return call.mean
             shape, device = (1, *call.mean.shape), call.mean.device
             normal = noise[site.index].normal(shape, log_std.dtype, device)[0]  # [B, H, Q, D]
-            return call.mean + (log_std.exp()[..., None] * normal).to(call.mean.dtype)
+            if torch.is_grad_enabled() or normal.dtype != call.mean.dtype:
+                return call.mean + (log_std.exp()[..., None] * normal).to(call.mean.dtype)
+            # in place, and token by token as the host goes on with it: not one new matrix
+            return normal.mul_(log_std.exp()[..., None]).add_(call.mean)
 
         answer = self.answer(inputs, hook, shared)
         if not called:

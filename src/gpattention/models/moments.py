@@ -130,12 +130,13 @@ def layer_norm_moments(x: Moments, weight: Tensor | None, bias: Tensor | None, e
     Returns:
         [..., E]
     """
-    mean, width = layer_norm(x.mean, x.mean.shape[-1:], weight, bias, eps), x.mean.shape[-1]
+    shape, width = x.mean.shape[-1:], x.mean.shape[-1]
     if (v := x.variance) is None:
-        return Moments(mean)
-    scale, centre = torch.var_mean(x.mean, -1, correction=0, keepdim=True)  # [..., 1] each
-    precision = (scale + eps).reciprocal()  # 1 / s^2
-    u = (x.mean - centre) * precision.sqrt()  # [..., E]
+        return Moments(layer_norm(x.mean, shape, weight, bias, eps))
+    # which has looked at centre and 1 / s, [..., 1] each, on its way
+    mean, centre, precision = torch.native_layer_norm(x.mean, shape, weight, bias, eps)
+    u = (x.mean - centre).mul_(precision)  # [..., E]
+    precision = precision.square()
     uv = u * v
     # sum_j (d_ij - (1 + u_i u_j) / E)^2 v_j, its square multiplied out
     total = v.sum(-1, keepdim=True)

@@ -1,7 +1,7 @@
 """How tensors reach the kernels: as [B, H, ...] with strides, nothing copied that need not be."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -132,6 +132,28 @@ def allocator(like: Tensor) -> Callable[..., Tensor]:
         return torch.empty(*shape, dtype=torch.float32, device=like.device)
 
     return empty
+
+
+_ALIGNED = 32  # numbers; each array begins at a multiple
+
+Room = dict[str, Tensor]  # arrays by name, flat, one behind the other in one tensor
+
+
+def room(like: Tensor, sizes: Mapping[str, int]) -> tuple[Tensor, Room]:
+    """Memory for flat float32 arrays of those names: all of it, and each of them.
+
+    One allocation takes the time of one, and a compiler that hands it on handles one tensor.
+    """
+    whole = torch.empty(
+        sum(n + -n % _ALIGNED for n in sizes.values()), dtype=torch.float32, device=like.device
+    )
+    return whole, rooms(whole, sizes)
+
+
+def rooms(whole: Tensor, sizes: Mapping[str, int]) -> Room:
+    """The arrays of those names in what `room` made."""
+    parts = whole.split_with_sizes([n + -n % _ALIGNED for n in sizes.values()])
+    return dict(zip(sizes, parts, strict=True))
 
 
 def launch(kernel: str, side: int) -> dict[str, int]:

@@ -5,6 +5,10 @@ autograd function, past the dispatcher, which would take longer than the launche
 operators, `gpattention::<name>` and `gpattention::<name>_backward`, which call the same functions; what it
 asks of shapes is answered by these too, with launches left out.
 
+The two operators know no gradient, so that compiled code, which has made its own, reaches their functions
+without a detour through autograd.  What is called is `gpattention::<name>_call`, which autograd does know,
+and which is the other two by the time that code is generated.
+
 Names tie the two functions together: the backward pass names what it wants of the inputs and of what the
 forward pass made, `by_<output>` is the gradient of an output, `<input>_shape` the shape of an input, and
 `needed` says of which inputs a gradient is wanted.
@@ -21,7 +25,6 @@ import torch
 from torch import Tensor
 
 from gpattention.numerics import (
-    count_failures,
     failure_counter,
     failures_are_counted,
     refuse_second_derivative,
@@ -31,7 +34,8 @@ from gpattention.numerics import (
 Made = dict[str, Tensor | None]
 
 _absent: ContextVar[bool] = ContextVar("gpattention_absent_kernels", default=False)
-_own_counter: ContextVar[Tensor | None] = ContextVar("gpattention_own_counter", default=None)
+_as_operator: ContextVar[bool] = ContextVar("gpattention_as_operator", default=False)
+_LIBRARY = torch.library.Library("gpattention", "FRAGMENT")
 
 
 class _Absent:
@@ -61,8 +65,7 @@ def counter_for(device: torch.device) -> tuple[Tensor | None, int]:
     """The counter of failures that a kernel is given, and whether it adds its own."""
     if _absent.get():
         return None, 0
-    own = _own_counter.get()
-    return (failure_counter(device), int(failures_are_counted())) if own is None else (own, 1)
+    return failure_counter(device), int(_as_operator.get() or failures_are_counted())
 
 
 class Fused:
@@ -74,7 +77,7 @@ class Fused:
             name.
         outputs: which of these callers get.
         backward: gradients of inputs, by name; None for what has none.
-        factors: whether it factors matrices, which may fail: an operator hands on how many did.
+        beside: gradients that are plain operations on those of the outputs, which a compiler had better see.
     """
 
     def __init__(
@@ -84,10 +87,9 @@ class Fused:
         outputs: tuple[str, ...],
         backward: Callable[..., Made] | None = None,
         *,
-        factors: bool = False,
+        beside: Callable[..., Made] | None = None,
     ) -> None:
-        self.name, self.forward, self.backward = name, forward, backward
-        self.outputs, self._factors = outputs, factors
+        self.name, self.forward, self.backward, self.outputs = name, forward, backward, outputs
         given = inspect.signature(forward).parameters
         self._given = list(given)
         self.tensors = [n for n in given if given[n].annotation in (Tensor, Tensor | None)]
@@ -100,16 +102,15 @@ class Fused:
         self._made = list(dict.fromkeys([*outputs, *made]))
         self._shapes = [(n, n.removesuffix("_shape")) for n in wanted if n in shapes]
         self._by = [n if n in wanted else None for n in gradients]
+        self._beside = beside
         self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
         self._register()
-        self._operator = getattr(torch.ops.gpattention, name).default
+        self._operator = getattr(torch.ops.gpattention, f"{name}_call").default
 
     def __call__(self, *args: Any) -> Any:
         """What the outputs are, or None where one was not made."""
         if torch.compiler.is_compiling():
             made = self._operator(*args[: self._count])
-            if self._factors:
-                count_failures(made[-1])
             return tuple(_found(x) for x in made[: len(self.outputs)])
         return _Eager.apply(self, *args)  # type: ignore[no-untyped-call]
 
@@ -129,30 +130,48 @@ class Fused:
             asked["needed"] = list(needed[: len(self.tensors)])
         return asked
 
+    def beside(self, grads: Sequence[Tensor | None]) -> Made:
+        """The gradients that are plain operations, by name."""
+        return {} if self._beside is None else self._beside(*grads[: len(self.outputs)])
+
     def _named(self, tensors: Iterable[Tensor]) -> Made:
-        return dict(zip(self._made, map(_found, tensors), strict=False))  # without the number of failures
+        return dict(zip(self._made, map(_found, tensors), strict=False))
 
     def _register(self) -> None:
-        forward = _operator(self.name, self.forward, self._made, self._factors)
-        if self.backward is None:
-            return
-        # torch lets no operator that writes to its arguments have a gradient: failures are handed on, and
-        # counted by an operator of their own
-        backward = _operator(f"{self.name}_backward", self.backward, self.tensors)
+        forward = _operator(self.name, self.forward, self._made)
+        backward = None
+        if self.backward is not None:
+            backward = _operator(f"{self.name}_backward", self.backward, self.tensors)
 
-        def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-            self.remember(ctx, inputs, self._named(output))
+        class Differentiable(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+                tensors = tuple(forward(*args))
+                self.remember(ctx, args, self._named(tensors))
+                return tensors
 
-        def differentiate(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-            asked = self.asked(ctx, grads, ctx.needs_input_grad)
-            found = [_found(x) for x in backward(*(asked[n] for n in self._wanted if n in asked))]
-            return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
+            @staticmethod
+            def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+                if torch.is_grad_enabled():
+                    refuse_second_derivative(f"gpattention::{self.name}_backward")
+                assert backward is not None
+                asked = self.asked(ctx, grads, ctx.needs_input_grad)
+                made = map(_found, backward(*(asked[n] for n in self._wanted if n in asked)))
+                found = {**dict(zip(self.tensors, made, strict=True)), **self.beside(grads)}
+                return tuple(found.get(name) for name in self._given[: self._count])
 
-        def refuse(ctx: Any, grads: object) -> None:
-            refuse_second_derivative(f"gpattention::{self.name}_backward")
+        def call(*args: Any) -> list[Tensor]:
+            if backward is None or not torch.is_grad_enabled() or not _require_gradients(args):
+                found: list[Tensor] = forward(*args)
+                return found
+            return list(Differentiable.apply(*args))  # type: ignore[no-untyped-call]
 
-        forward.register_autograd(differentiate, setup_context=remember)
-        backward.register_autograd(refuse)
+        _define(f"{self.name}_call", self.forward)
+        _LIBRARY.impl(f"{self.name}_call", call, "CompositeImplicitAutograd")
+
+
+def _require_gradients(args: Sequence[Any]) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
 
 class _Eager(torch.autograd.Function):
@@ -170,23 +189,41 @@ class _Eager(torch.autograd.Function):
         fused, needed = ctx.fused, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             refuse_second_derivative(f"the gradient of {fused.name}")
-        found = fused.backward(**fused.asked(ctx, grads, needed))
+        found = {**fused.backward(**fused.asked(ctx, grads, needed)), **fused.beside(grads)}
         gradients = [found.get(name) for name in fused.tensors]
         return None, *gradients, *[None] * (len(needed) - len(gradients))
 
 
-def _operator(name: str, function: Callable[..., Made], made: list[str], factors: bool = False) -> Any:
-    """`gpattention::<name>`: a list of what was made, (0,) in place of what was not, and the failures."""
+def _define(name: str, function: Callable[..., Made]) -> inspect.Signature:
+    """Tell torch of `gpattention::<name>`, which takes what the function does but what has a default."""
+    signature = inspect.signature(function)
+    given = [p for p in signature.parameters.values() if p.default is p.empty]
+    signature = signature.replace(parameters=given, return_annotation=list[Tensor])
+
+    def described(*args: Any) -> list[Tensor]:
+        raise NotImplementedError
+
+    described.__signature__ = signature  # type: ignore[attr-defined]
+    schema = torch.library.infer_schema(described, mutates_args=())
+    _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    return signature
+
+
+def _operator(name: str, function: Callable[..., Made], made: list[str]) -> Any:
+    """`gpattention::<name>`: a list of what was made, (0,) in place of what was not.
+
+    Its kernels add failures to the counter, which no argument names: nothing in compiled code reads that, and
+    an operator that says what it writes would be one more for every layer.
+    """
 
     def run(*args: Any) -> list[Tensor]:
-        failed = torch.zeros((), dtype=torch.int64, device=args[0].device) if factors else None
-        token = _own_counter.set(failed)
+        token = _as_operator.set(True)
         try:
-            with uncounted_failures():
+            with uncounted_failures():  # and unraised, as in all compiled code
                 found = function(*args)
         finally:
-            _own_counter.reset(token)
-        return [*_unaliased([found.get(n) for n in made], args), *([] if failed is None else [failed])]
+            _as_operator.reset(token)
+        return _unaliased([found.get(n) for n in made], args)
 
     def shapes(*args: Any) -> list[Tensor]:
         token = _absent.set(True)
@@ -195,12 +232,11 @@ def _operator(name: str, function: Callable[..., Made], made: list[str], factors
         finally:
             _absent.reset(token)
 
-    signature = inspect.signature(function)
-    given = [p for p in signature.parameters.values() if p.default is p.empty]
-    run.__signature__ = signature.replace(parameters=given, return_annotation=list[Tensor])  # type: ignore[attr-defined]
-    operator = torch.library.custom_op(f"gpattention::{name}", run, mutates_args=())
-    operator.register_fake(shapes)
-    return operator
+    _define(name, function)
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, run, device)
+    torch.library.register_fake(f"gpattention::{name}", shapes, lib=_LIBRARY)
+    return getattr(torch.ops.gpattention, name).default
 
 
 def _found(x: Tensor) -> Tensor | None:

@@ -99,7 +99,10 @@ class AttentionCall:
     ) -> "AttentionCall":
         """Softmax over `scale` q . k, 1 / sqrt(D) if None; `real` [B, K] are the keys that are no padding."""
         shrink = (q.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
-        return cls(mean, q * shrink, k * shrink, v, None if real is None else real[:, None])
+        found = object.__new__(_Scaled)
+        mask = None if real is None else real[:, None]
+        vars(found).update(mean=mean, v=v, mask=mask, unscaled={"q": q, "k": k}, shrink=shrink)
+        return found
 
     def per_query_head(self, x: Tensor) -> Tensor:
         """What heads of keys have [B, H / groups, ...], for every head of queries.  [B, H, ...]"""
@@ -108,6 +111,19 @@ class AttentionCall:
     def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionCall":
         """The same call with queries, keys and values changed."""
         return replace(self, q=change(self.q), k=change(self.k), v=change(self.v))
+
+
+class _Scaled(AttentionCall):
+    """Scales queries and keys when they are first asked for: where deviations are known nobody does."""
+
+    unscaled: dict[str, Tensor]
+    shrink: float
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in ("q", "k"):
+            raise AttributeError(name)
+        made = vars(self)[name] = self.unscaled[name] * self.shrink
+        return made
 
 
 # gives what the host goes on with, [B, H, Q, D]

@@ -155,7 +155,11 @@ def _backward(
             (g, *g.stride()[:4]), view(spread), noise, stream or 0, view(d_spread), B * H,
             _items(noise, stream, B * H), H, N, D, n, **_options(spread, D, stream, squared),
         )  # fmt: skip
-    return {"mean": g[0] if n == 1 else g.sum(0), "spread": d_spread}
+    return {"spread": d_spread}
+
+
+def _mean_backward(by_draws: Tensor) -> Made:
+    return {"mean": by_draws[0] if by_draws.shape[0] == 1 else by_draws.sum(0)}
 
 
 def _items(noise: Tensor, stream: int | None, heads: int) -> int:
@@ -170,4 +174,4 @@ def _options(spread: Tensor, D: int, stream: int | None, squared: bool) -> dict[
     }  # fmt: skip
 
 
-_DRAW = Fused("draw", _forward, ("draws",), _backward)
+_DRAW = Fused("draw", _forward, ("draws",), _backward, beside=_mean_backward)

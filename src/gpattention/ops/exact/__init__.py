@@ -11,6 +11,7 @@ whole models too, which take a regulariser and their moments together.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +24,14 @@ from gpattention.numerics import (
     report_failures,
 )
 from gpattention.ops.layout import (
+    Room,
     View,
     allocator,
     launch,
     matrices,
     padded,
+    room,
+    rooms,
     scalars,
     to_parameters,
     token_major,
@@ -180,33 +184,53 @@ class PriorGradients(NamedTuple):
         return *views(self.x, self.X), self[2:]
 
 
-def density_forward(prior: Prior, X: Tensor, value: Tensor, *, name: str, key: Tensor | None = None) -> Made:
-    """Write the density [B, H], or minus its sum with the keys' one; returns what the backward pass needs."""
+def prior_sizes(cost: str, S: int, NP: int, CP: int, DP: int) -> dict[str, int]:
+    """What the backward pass of a density ("marginal") or divergence ("kl") needs; nothing of "none"."""
+    if cost == "none":
+        return {}
+    sizes = {"inputs": S * NP * CP, "white": S * NP * DP, "gram": S * NP * NP}
+    if cost == "marginal":
+        return sizes | {"prior_roots": S * NP * NP}
+    return sizes | {"rest": S * NP * NP, "prior_roots": 2 * S * NP * NP}
+
+
+def prior_scratch(cost: str, S: int, NP: int, CP: int, DP: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Scratch memory of the forward and of the backward pass of a density or divergence."""
+    if cost == "none":
+        return {}, {}
+    square = S * NP * NP
+    backward = {"prior_square": square, "dual": S * NP * DP}
+    if cost == "kl":
+        backward |= {"inverse": square, "by_explained": square}
+    return {"prior_turned": S * CP * NP}, backward
+
+
+def density_forward(
+    prior: Prior, X: Tensor, value: Tensor, kept: Room, scratch: Room, *, name: str, key: Tensor | None = None
+) -> None:
+    """Write the density [B, H], or minus its sum with the keys' one, and what the backward pass needs."""
     x = prior.x
     (B, H, N, C), D = x.shape, X.shape[-1]
-    S, NP, CP, DP, empty = B * H, padded(N), padded(C), padded(D), allocator(x)
-    inputs, white, gram, root = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
-    turned = empty(S, CP, NP)
+    NP = padded(N)
     info = torch.empty(B, H, dtype=torch.int32, device=x.device)
-    kernels_of("exact").density_kernel[(S,)](
-        *views(x, X), prior.views, inputs, turned, white, gram, root, key, value,
-        info, *counter_for(x.device), H, N, C, D,
-        NP=NP, CP=CP, DP=DP, **launch("density", NP),
+    kernels_of("exact").density_kernel[(B * H,)](
+        *views(x, X), prior.views, kept["inputs"], scratch["prior_turned"], kept["white"], kept["gram"],
+        kept["prior_roots"], key, value, info, *counter_for(x.device), H, N, C, D,
+        NP=NP, CP=padded(C), DP=padded(D), **launch("density", NP),
     )  # fmt: skip
     report_failures(info, N, x.dtype, name=name, noise=prior.noise)
-    return {"inputs": inputs, "white": white, "gram": gram, "prior_roots": root}
 
 
 def density_backward(
-    grad: Tensor, prior: Prior, saved: tuple[Tensor, ...], to: PriorGradients, *, cost: bool = False
+    grad: Tensor, prior: Prior, kept: Room, scratch: Room, to: PriorGradients, *, cost: bool = False
 ) -> None:
     """Write all gradients; `prior.x` is not looked at."""
-    inputs, white, gram, root = saved
     (B, H, N, C), D = to.x.shape, to.X.shape[-1]
-    NP, CP, DP = gram.shape[-1], inputs.shape[-1], white.shape[-1]
+    NP = padded(N)
     kernels_of("exact").density_backward_kernel[(B * H,)](
-        view(grad), prior.views, inputs, white, gram, root, torch.empty_like(gram), torch.empty_like(white),
-        *to.views, H, N, C, D, COST=cost, NP=NP, CP=CP, DP=DP, **launch("density_backward", NP),
+        view(grad), prior.views, kept["inputs"], kept["white"], kept["gram"], kept["prior_roots"],
+        scratch["prior_square"], scratch["dual"], *to.views, H, N, C, D,
+        COST=cost, NP=NP, CP=padded(C), DP=padded(D), **launch("density_backward", NP),
     )  # fmt: skip
 
 
@@ -222,26 +246,37 @@ def _density(
 ) -> Made:
     prior = Prior(x, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
     value = allocator(x)(*x.shape[:2])
-    return {"value": value, **density_forward(prior, X, value, name=name)}
+    sides = _prior_sides(x.shape, X.shape[-1])
+    state, kept = room(x, prior_sizes("marginal", *sides))
+    density_forward(prior, X, value, kept, room(x, prior_scratch("marginal", *sides)[0])[1], name=name)
+    return {"value": value, "state": state}
+
+
+def _prior_sides(shape: Sequence[int], D: int) -> tuple[int, int, int, int]:
+    """Sequences and heads, and padded sides, of inputs [B, H, N, C] and D observed channels."""
+    B, H, N, C = shape
+    return B * H, padded(N), padded(C), padded(D)
 
 
 def _density_backward(
     by_value: Tensor, x_shape: Sequence[int], X_shape: Sequence[int], noise: Tensor, scale: Tensor,
-    log_amplitude: Tensor | None, mask: Tensor | None, inputs: Tensor, white: Tensor, gram: Tensor,
-    prior_roots: Tensor, lead: Sequence[int], needed: Sequence[bool],
+    log_amplitude: Tensor | None, mask: Tensor | None, state: Tensor, lead: Sequence[int],
+    needed: Sequence[bool],
 ) -> Made:  # fmt: skip
-    (B, H, N, C), D, empty = x_shape, X_shape[-1], allocator(gram)
-    prior = Prior(gram, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
+    (B, H, N, C), D, empty = x_shape, X_shape[-1], allocator(state)
+    prior = Prior(state, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
     found = empty(2, 1, B, H)
     d_log = None if log_amplitude is None else empty(B, H, N)
-    d_x, d_X = token_major(B, H, N, C, gram), token_major(B, H, N, D, gram)
+    d_x, d_X = token_major(B, H, N, C, state), token_major(B, H, N, D, state)
     to = PriorGradients(d_x, d_X, d_log, scale=found[1, 0], noise=found[0, 0])
-    density_backward(by_value, prior, (inputs, white, gram, prior_roots), to)
+    sides = _prior_sides(x_shape, D)
+    kept = rooms(state, prior_sizes("marginal", *sides))
+    density_backward(by_value, prior, kept, room(state, prior_scratch("marginal", *sides)[1])[1], to)
     d_noise, d_scale = to_parameters(found, lead, (noise, scale), needed[2:])
     return {"x": d_x, "X": d_X, "noise": d_noise, "scale": d_scale, "log_amplitude": d_log}
 
 
-_DENSITY = Fused("prior_density", _density, ("value",), _density_backward, factors=True)
+_DENSITY = Fused("prior_density", _density, ("value",), _density_backward)
 
 
 def divergence_forward(
@@ -249,39 +284,35 @@ def divergence_forward(
     mean: Tensor,  # [B, H, Q, D]
     A: Tensor | None,  # [S, K', Q'] transposed, padded
     F: Tensor,  # [S, K', Q'] transposed
+    KP: int,
     value: Tensor,  # [B, H]
-) -> Made:
-    """Write the divergence; returns what the backward pass needs."""
+    kept: Room,
+    scratch: Room,
+) -> None:
+    """Write the divergence, and what the backward pass needs."""
     x = prior.x
     (B, H, N, C), D = x.shape, mean.shape[-1]
-    S, NP, CP, DP, empty = B * H, padded(N), padded(C), padded(D), allocator(x)
-    inputs, white, gram, rest = empty(S, NP, CP), empty(S, NP, DP), empty(S, NP, NP), empty(S, NP, NP)
-    turned, roots = empty(S, CP, NP), empty(2, S, NP, NP)
+    S, NP = B * H, padded(N)
     info = torch.empty(2, B, H, dtype=torch.int32, device=x.device)
     kernels_of("exact").divergence_kernel[(S,)](
-        *views(x, mean), prior.views, A, F, inputs, turned, white, gram, rest, roots, value, info,
-        *counter_for(x.device), S, H, N, C, D,
-        NP=NP, KP=F.shape[-2], CP=CP, DP=DP, **launch("divergence", max(NP, F.shape[-2])),
+        *views(x, mean), prior.views, A, F, kept["inputs"], scratch["prior_turned"], kept["white"],
+        kept["gram"], kept["rest"], kept["prior_roots"], value, info, *counter_for(x.device), S, H, N, C, D,
+        NP=NP, KP=KP, CP=padded(C), DP=padded(D), **launch("divergence", max(NP, KP)),
     )  # fmt: skip
     for name, found in zip(("K_q + tau^2 I", "V + tau^2 I"), info, strict=True):
         report_failures(found, N, x.dtype, name=name, noise=prior.noise)
-    return {
-        "inputs": inputs, "white": white, "gram": gram, "rest": rest, "prior_roots": roots,
-    }  # fmt: skip
 
 
-def divergence_backward(grad: Tensor, prior: Prior, saved: tuple[Tensor, ...], to: PriorGradients) -> Tensor:
-    """Write all gradients and return that of P at unit amplitude; `prior.x` is not looked at.  [S, Q', Q']"""
-    inputs, white, gram, rest, roots = saved
+def divergence_backward(grad: Tensor, prior: Prior, kept: Room, scratch: Room, to: PriorGradients) -> None:
+    """Write all gradients, that of P at unit amplitude into the scratch; `prior.x` is not looked at."""
     (B, H, N, C), D = to.x.shape, to.X.shape[-1]
-    by_explained = torch.empty_like(gram)
+    NP = padded(N)
     kernels_of("exact").divergence_backward_kernel[(B * H,)](
-        view(grad), prior.views, inputs, white, gram, rest, roots, torch.empty_like(gram),
-        torch.empty_like(gram), torch.empty_like(white), by_explained, *to.views, B * H, H, N, C, D,
-        NP=gram.shape[-1], CP=inputs.shape[-1], DP=white.shape[-1],
-        **launch("divergence_backward", gram.shape[-1]),
+        view(grad), prior.views, kept["inputs"], kept["white"], kept["gram"], kept["rest"],
+        kept["prior_roots"], scratch["inverse"], scratch["prior_square"], scratch["dual"],
+        scratch["by_explained"], *to.views, B * H, H, N, C, D,
+        NP=NP, CP=padded(C), DP=padded(D), **launch("divergence_backward", NP),
     )  # fmt: skip
-    return by_explained
 
 
 class Moments(NamedTuple):
@@ -369,21 +400,86 @@ class Sizes(NamedTuple):
         names = {"QP": self.NQ, "NP": self.N, "CP": self.C, "DP": self.D}
         return {name: padded(n) for name, n in names.items()}
 
-    def launch(self, kernel: str) -> dict[str, int]:
-        """Launch options of a kernel."""
-        return launch(kernel, max(self.padded["QP"], self.padded["NP"]))
+
+class Plan(NamedTuple):
+    """How large what a call needs is, in numbers: worked out once for all calls of the same sizes.
+
+    Attributes:
+        padded: sides of padded matrices.
+        side: the larger one of queries and keys, by which launches are chosen.
+        kept: what the backward pass needs.
+        forward: scratch memory of the forward pass.
+        backward: scratch memory of the backward pass.
+    """
+
+    padded: dict[str, int]
+    side: int
+    kept: dict[str, int]
+    forward: dict[str, int]
+    backward: dict[str, int]
+
+
+def _known(*sizes: int) -> bool:
+    """Whether these are numbers: a compiler may not know them yet."""
+    return all(type(n) is int for n in sizes)
+
+
+def _cgp_plan(sizes: Sizes, with_variance: bool, cost: str) -> Plan:
+    S, P = sizes.heads, sizes.padded
+    QP, NP, CP, DP = P.values()
+    forward, backward = prior_scratch(cost, S, QP, CP, DP)
+    kept = {
+        "unit": S * QP, "tokens_q": S * QP * CP, "tokens_o": S * NP * CP, "tokens_k": S * NP * CP,
+        "tokens_v": S * NP * DP, "grams": 2 * S * NP * NP, "roots": 2 * S * NP * NP, "K_qo": S * QP * NP,
+        "K_ok": S * NP * NP, "A": S * QP * NP, "F": S * NP * QP,
+    }  # fmt: skip
+    forward |= {
+        "turned": 3 * S * CP * NP, "turned_roots": 2 * S * NP * NP, "values": S * NP * DP,
+        "square": S * NP * max(QP, NP), "turned_A": S * NP * QP,
+    }  # fmt: skip
+    backward |= dict.fromkeys(("X", "OX", "T", "Z", "E", "square"), S * QP * NP)
+    backward |= {
+        "unit_grad": S * QP * DP, "values": S * NP * DP, "turned_v": S * DP * NP, "squares": 2 * S * NP * NP,
+    }  # fmt: skip
+    return Plan(P, max(QP, NP), kept | prior_sizes(cost, S, QP, CP, DP), forward, backward)
+
+
+def _direct_plan(sizes: Sizes, with_variance: bool, cost: str, amplified: bool) -> Plan:
+    S, P = sizes.heads, sizes.padded
+    QP, NP, CP, DP = P.values()
+    cost = cost if with_variance else "none"
+    forward, backward = prior_scratch(cost, S, QP, CP, DP)
+    kept = {
+        "raw": S * QP, "tokens_q": S * QP * CP, "tokens_k": S * NP * CP, "tokens_v": S * NP * DP,
+        "K": S * QP * NP, **({"weights": S * QP * NP} if amplified else {}),
+    }  # fmt: skip
+    forward |= {"turned": S * CP * NP}
+    if with_variance:
+        kept |= {"grams": S * NP * NP, "roots": S * NP * NP, "W": S * NP * QP}
+        forward |= {"turned_roots": S * NP * NP}
+    backward |= dict.fromkeys(("X", "OX", "E"), S * QP * NP)
+    backward |= {
+        "square": S * max(QP, NP) * NP, "unit_grad": S * QP * DP, "turned_v": S * DP * NP,
+    }  # fmt: skip
+    return Plan(P, max(QP, NP), kept | prior_sizes(cost, S, QP, CP, DP), forward, backward)
+
+
+_cgp_plan_of, _direct_plan_of = lru_cache(maxsize=256)(_cgp_plan), lru_cache(maxsize=256)(_direct_plan)
 
 
 def _cost_forward(
-    cost: str, prior: Prior, mean: Tensor, A: Tensor | None, F: Tensor, key: Tensor, name: str
-) -> Made:
-    """A model's cost [B, H], and what the backward pass needs."""
+    cost: str, prior: Prior, mean: Tensor, A: Tensor | None, F: Tensor, key: Tensor, name: str, kept: Room,
+    scratch: Room, NP: int,
+) -> Made:  # fmt: skip
+    """A model's cost [B, H]; what the backward pass needs is written."""
     if cost == "none":
         return {}
     value = torch.empty_like(key)
     if cost == "marginal":
-        return {"cost": value, **density_forward(prior, mean, value, name=name, key=key)}
-    return {"cost": value, **divergence_forward(prior, mean, A, F, value)}
+        density_forward(prior, mean, value, kept, scratch, name=name, key=key)
+    else:
+        divergence_forward(prior, mean, A, F, NP, value, kept, scratch)
+    return {"cost": value}
 
 
 class CostGradients(NamedTuple):
@@ -403,7 +499,8 @@ def _cost_backward(
     by_key: Tensor | None,
     by_cost: Tensor | None,
     prior: Prior,
-    saved: tuple[Tensor | None, ...],
+    kept: Room,
+    scratch: Room,
     mean: Tensor,
     C: int,
 ) -> CostGradients:
@@ -415,49 +512,39 @@ def _cost_backward(
     if by_cost is None:
         return CostGradients(d_q, d_log, found, None, None, by_key, key_sign)
     to = PriorGradients(d_q, token_major(B, H, NQ, D, mean), d_log, found[1, 0], found[0, 0])
-    made = tuple(x for x in saved if x is not None)
     if cost == "kl":
-        by_explained = divergence_backward(by_cost, prior, made, to)
-        return CostGradients(d_q, d_log, found, to.X, by_explained, by_key, key_sign)
-    density_backward(by_cost, prior, made, to, cost=True)
+        divergence_backward(by_cost, prior, kept, scratch, to)
+        return CostGradients(d_q, d_log, found, to.X, scratch["by_explained"], by_key, key_sign)
+    density_backward(by_cost, prior, kept, scratch, to, cost=True)
     by_key, key_sign = (by_cost, -1) if by_key is None else (by_key - by_cost, 1)
     return CostGradients(d_q, d_log, found, to.X, None, by_key, key_sign)
 
 
-class _Roots(NamedTuple):
-    """Tokens, Gram matrices and their roots of the latent inputs, where there are any, and of the keys."""
-
-    tokens_o: Tensor  # [S, K', C'], those of the keys where there are no latent inputs
-    tokens_k: Tensor  # [S, K', C']
-    tokens_v: Tensor  # [S, K', D']
-    turned: Tensor  # [1 or 3, S, C', K']
-    grams: Tensor  # [1 or 2, S, K', K'], anything where none was factored, as are the next two
-    roots: Tensor  # [1 or 2, S, K', K']
-    turned_roots: Tensor  # [1 or 2, S, K', K']
-    key: Tensor  # [B, H]
-
-
 def _roots(
-    sizes: Sizes, k: Tensor, o: Tensor | None, v: Tensor, mask: Tensor | None,
-    noise: Tensor, scale_k: Tensor, lead: Sequence[int], factored: int,
-) -> _Roots:  # fmt: skip
-    """The first `factored` roots, of which there are two with latent inputs and one without."""
-    (B, H, _, N, C, D), S, P, empty = sizes, sizes.heads, sizes.padded, allocator(k)
-    count, NP, CP, DP = 1 if o is None else 2, P["NP"], P["CP"], P["DP"]
-    tokens_k, tokens_v = empty(S, NP, CP), empty(S, NP, DP)
-    grams, roots, turned_roots = (empty(count, S, NP, NP) if factored else tokens_k for _ in range(3))
-    tokens_o, turned = (tokens_k if o is None else empty(S, NP, CP)), empty(2 * count - 1, S, CP, NP)
-    key, info = empty(B, H), torch.empty(count, B, H, dtype=torch.int32, device=k.device)
+    sizes: Sizes, plan: Plan, k: Tensor, o: Tensor | None, v: Tensor, mask: Tensor | None, noise: Tensor,
+    scale_k: Tensor, lead: Sequence[int], kept: Room, scratch: Room, factored: int,
+) -> Tensor:  # fmt: skip
+    """Write tokens, Gram matrices and their roots of the latent inputs, where there are any, and of the keys.
+
+    The first `factored` are factored, of which there are two with latent inputs and one without; what is not
+    is not written, and may be missing.  Returns the keys' log density [B, H].
+    """
+    (B, H, _, N, C, D), S, count = sizes, sizes.heads, 1 if o is None else 2
+    tokens_k = kept["tokens_k"]
+    grams, roots = kept.get("grams", tokens_k), kept.get("roots", tokens_k)
+    key = torch.empty(B, H, dtype=torch.float32, device=k.device)
+    info = torch.empty(count, B, H, dtype=torch.int32, device=k.device)
     kernels_of("exact").roots_kernel[(S, count)](
         *views(k, k if o is None else o, v, mask, scalars(noise, lead), scalars(scale_k, lead)),
-        tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key, info,
-        *counter_for(k.device), S, H, N, C, D,
-        LATENT=o is not None, FACTORED=factored, NP=NP, CP=CP, DP=DP, **sizes.launch("roots"),
+        kept.get("tokens_o", tokens_k), tokens_k, kept["tokens_v"], scratch["turned"], grams, roots,
+        scratch.get("turned_roots", tokens_k), key, info, *counter_for(k.device), S, H, N, C, D,
+        LATENT=o is not None, FACTORED=factored, NP=plan.padded["NP"], CP=plan.padded["CP"],
+        DP=plan.padded["DP"], **launch("roots", plan.side),
     )  # fmt: skip
     named = (("K_o + noise I", lambda: noise), ("K_k + noise I", lambda: noise / scale_k.square()))
     for (name, least), found in zip(named[-count:], info[:factored], strict=False):
         report_failures(found, N, k.dtype, name=name, noise=least)
-    return _Roots(tokens_o, tokens_k, tokens_v, turned, grams, roots, turned_roots, key)
+    return key
 
 
 def _cgp(
@@ -475,66 +562,63 @@ def _cgp(
     with_variance: bool,
     with_cost: str,
 ) -> Made:
-    (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
+    (B, H, NQ, _), (N, C), D = q.shape, k.shape[2:], v.shape[3]
     sizes = Sizes(B, H, NQ, N, C, D)
-    S, P = sizes.heads, sizes.padded
-    QP, NP, CP, DP = P.values()
-    r = _roots(sizes, k, o, v, mask, noise, scale_k, lead, 1 + with_variance)
-    tokens_q, values, scratch = empty(S, QP, CP), empty(S, NP, DP), empty(S, NP, max(QP, NP))
-    K_qo, K_ok, A = empty(S, QP, NP), empty(S, NP, NP), empty(S, QP, NP)
-    turned_A, F = empty(S, NP, QP), empty(S, NP, QP)
-    mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
-    unit = empty(S, QP)
+    plan = (_cgp_plan_of if _known(*sizes) else _cgp_plan)(sizes, with_variance, with_cost)
+    (state, kept), (_, scratch) = room(q, plan.kept), room(q, plan.forward)
+    key = _roots(sizes, plan, k, o, v, mask, noise, scale_k, lead, kept, scratch, 1 + with_variance)
+    mean = token_major(B, H, NQ, D, q)
+    variance = torch.empty(B, H, NQ, dtype=torch.float32, device=q.device)
     noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
-    kernels_of("exact").rows_kernel[(S,)](
-        *views(q, k, o, mask, query_mask, noise, *scales, log_amplitude), tokens_q, *r[:4], *r[5:7],
-        K_qo, K_ok, A, turned_A, F, scratch, values, view(mean), variance, unit, S, *sizes[1:],
-        VARIANCE=with_variance, **P, **sizes.launch("rows"),
+    F = kept["F"]
+    kernels_of("exact").rows_kernel[(sizes.heads,)](
+        *views(q, k, o, mask, query_mask, noise, *scales, log_amplitude), kept["tokens_q"], kept["tokens_o"],
+        kept["tokens_k"], kept["tokens_v"], scratch["turned"], kept["roots"], scratch["turned_roots"],
+        kept["K_qo"], kept["K_ok"], kept["A"], scratch["turned_A"], F, scratch["square"], scratch["values"],
+        view(mean), variance, kept["unit"], sizes.heads, *sizes[1:],
+        VARIANCE=with_variance, **plan.padded, **launch("rows", plan.side),
     )  # fmt: skip
     prior = Prior(q, noise, scales[0], log_amplitude, query_mask)
-    given = {"variance": variance, "key": r.key} if with_variance else {}
-    return {
-        "mean": mean, **given, "unit": unit, "tokens_q": tokens_q,
-        "tokens_o": r.tokens_o, "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams,
-        "roots": r.roots, "K_qo": K_qo, "K_ok": K_ok, "A": A, "F": F,
-        **_cost_forward(with_cost, prior, mean, turned_A, F, r.key, QUERY_COVARIANCE),
-    }  # fmt: skip
+    given = {"variance": variance, "key": key} if with_variance else {}
+    cost = _cost_forward(
+        with_cost, prior, mean, scratch["turned_A"], F, key, QUERY_COVARIANCE, kept, scratch,
+        plan.padded["NP"],
+    )  # fmt: skip
+    return {"mean": mean, **given, "state": state, **cost}
 
 
 def _cgp_backward(
     by_mean: Tensor | None, by_variance: Tensor | None, by_key: Tensor | None, by_cost: Tensor | None,
     k_shape: Sequence[int], noise: Tensor, scale_q: Tensor, scale_k: Tensor, log_amplitude: Tensor | None,
-    mask: Tensor | None, query_mask: Tensor | None, mean: Tensor, variance: Tensor | None, unit: Tensor,
-    tokens_q: Tensor, tokens_o: Tensor, tokens_k: Tensor, tokens_v: Tensor, grams: Tensor, roots: Tensor,
-    K_qo: Tensor, K_ok: Tensor, A: Tensor, F: Tensor, inputs: Tensor | None, white: Tensor | None,
-    gram: Tensor | None, rest: Tensor | None, prior_roots: Tensor | None, lead: Sequence[int],
-    with_variance: bool, with_cost: str, needed: Sequence[bool],
+    mask: Tensor | None, query_mask: Tensor | None, mean: Tensor, variance: Tensor | None, state: Tensor,
+    lead: Sequence[int], with_variance: bool, with_cost: str, needed: Sequence[bool],
 ) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
     sizes = Sizes(B, H, NQ, N, C, D)
-    S, P, empty = sizes.heads, sizes.padded, allocator(mean)
-    QP, NP, _, DP = P.values()
+    plan, S = (_cgp_plan_of if _known(*sizes) else _cgp_plan)(sizes, with_variance, with_cost), sizes.heads
+    kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
-    X, OX, T, Z, E, scratch = (empty(S, QP, NP) for _ in range(6))
-    unit_grad, values, turned_v = empty(S, QP, DP), empty(S, NP, DP), empty(S, DP, NP)
     d_k, d_o, d_v = (token_major(B, H, N, x, mean) for x in (C, C, D))
     parameters = noise, scale_q, scale_k
     noise, *scales = (scalars(x, lead) for x in parameters)
     prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
-    by = _cost_backward(with_cost, by_key, by_cost, prior, (inputs, white, gram, rest, prior_roots), mean, C)
+    by = _cost_backward(with_cost, by_key, by_cost, prior, kept, scratch, mean, C)
+    unit, X, OX, T, Z, E = (kept["unit"], *(scratch[name] for name in ("X", "OX", "T", "Z", "E")))
     kernels_of("exact").rows_backward_kernel[(S,)](
         view(by_mean), None if by_variance is None else by_variance.contiguous(), view(mean),
         unit if variance is None else variance, unit,
-        *views(mask, query_mask, noise, scales[0], log_amplitude), tokens_q, tokens_o, tokens_v, roots, K_qo,
-        K_ok, A, F, view(by.by_mean), by.by_explained, X, OX, T, Z, E, scratch, unit_grad,
-        turned_v, view(by.d_q), by.d_log, by.found, S, *sizes[1:],
-        VARIANCE=with_variance, **P, **sizes.launch("rows_backward"),
+        *views(mask, query_mask, noise, scales[0], log_amplitude), kept["tokens_q"], kept["tokens_o"],
+        kept["tokens_v"], kept["roots"], kept["K_qo"], kept["K_ok"], kept["A"], kept["F"], view(by.by_mean),
+        by.by_explained, X, OX, T, Z, E, scratch["square"], scratch["unit_grad"],
+        scratch["turned_v"], view(by.d_q), by.d_log, by.found, S, *sizes[1:],
+        VARIANCE=with_variance, **plan.padded, **launch("rows_backward", plan.side),
     )  # fmt: skip
     kernels_of("exact").inputs_backward_kernel[(S, 2)](
-        *views(mask, scales[1]), tokens_q, tokens_o, tokens_k, tokens_v, grams, roots, K_ok, A,
-        X, OX, T, Z, E, unit_grad, turned_v, view(by.by_key), empty(2, S, NP, NP), values,
+        *views(mask, scales[1]), kept["tokens_q"], kept["tokens_o"], kept["tokens_k"], kept["tokens_v"],
+        kept["grams"], kept["roots"], kept["K_ok"], kept["A"], X, OX, T, Z, E, scratch["unit_grad"],
+        scratch["turned_v"], view(by.by_key), scratch["squares"], scratch["values"],
         *views(d_o, d_k, d_v), by.found, S, H, N, C, D,
-        VARIANCE=with_variance, KEY_SIGN=by.key_sign, **P, **sizes.launch("inputs_backward"),
+        VARIANCE=with_variance, KEY_SIGN=by.key_sign, **plan.padded, **launch("inputs_backward", plan.side),
     )  # fmt: skip
     d_noise, d_scale_q, d_scale_k = to_parameters(by.found, lead, parameters, needed[4:])
     return {
@@ -543,7 +627,7 @@ def _cgp_backward(
     }  # fmt: skip
 
 
-_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward, factors=True)
+_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward)
 
 
 def _direct(
@@ -561,28 +645,29 @@ def _direct(
     with_cost: str,
 ) -> Made:
     (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
-    sizes = Sizes(B, H, NQ, N, C, D)
-    S, P = sizes.heads, sizes.padded
-    QP, NP, CP, _ = P.values()
-    r = _roots(sizes, k, None, v, mask, noise, scale_k, lead, int(with_variance))
-    tokens_q, K = empty(S, QP, CP), empty(S, QP, NP)
-    W = empty(S, NP, QP) if with_variance else None
-    weights = None if log_amplitude is None else empty(S, QP, NP)  # else they are K
-    mean, raw = token_major(B, H, NQ, D, q), empty(S, QP)
+    sizes, amplified = Sizes(B, H, NQ, N, C, D), log_amplitude is not None
+    plan = (_direct_plan_of if _known(*sizes) else _direct_plan)(sizes, with_variance, with_cost, amplified)
+    (state, kept), (_, scratch) = room(q, plan.kept), room(q, plan.forward)
+    key = _roots(sizes, plan, k, None, v, mask, noise, scale_k, lead, kept, scratch, int(with_variance))
+    K, tokens_k = kept["K"], kept["tokens_k"]
+    W = kept.get("W", K)
+    mean = token_major(B, H, NQ, D, q)
     stddev, variance, unit = empty(B, H, NQ), empty(B, H, NQ), empty(B, H, NQ)
     noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
-    kernels_of("exact").direct_kernel[(S,)](
-        *views(q, k, mask, query_mask, noise, *scales, log_amplitude), tokens_q, r.tokens_k, r.tokens_v,
-        r.turned, r.turned_roots, K, K if weights is None else weights, K if W is None else W, view(mean),
-        stddev, variance, unit, raw, *sizes[1:], VARIANCE=with_variance, **P, **sizes.launch("direct"),
+    kernels_of("exact").direct_kernel[(sizes.heads,)](
+        *views(q, k, mask, query_mask, noise, *scales, log_amplitude), kept["tokens_q"], tokens_k,
+        kept["tokens_v"], scratch["turned"], scratch.get("turned_roots", tokens_k), K,
+        kept.get("weights", K), W, view(mean), stddev, variance, unit, kept["raw"], *sizes[1:],
+        VARIANCE=with_variance, **plan.padded, **launch("direct", plan.side),
     )  # fmt: skip
+    if not with_variance:
+        return {"mean": mean, "state": state}
     prior = Prior(q, noise, scales[0], log_amplitude, query_mask)
-    given: Made = {"variance": variance, "key": r.key, "stddev": stddev, "unit": unit}
+    cost = _cost_forward(
+        with_cost, prior, mean, None, W, key, PRIOR_COVARIANCE, kept, scratch, plan.padded["NP"]
+    )
     return {
-        "mean": mean, **(given if with_variance else {}), "raw": raw, "tokens_q": tokens_q,
-        "tokens_k": r.tokens_k, "tokens_v": r.tokens_v, "grams": r.grams, "roots": r.roots, "K": K,
-        "weights": weights, "W": W,
-        **({} if W is None else _cost_forward(with_cost, prior, mean, None, W, r.key, PRIOR_COVARIANCE)),
+        "mean": mean, "variance": variance, "key": key, "stddev": stddev, "unit": unit, "state": state, **cost
     }  # fmt: skip
 
 
@@ -590,32 +675,30 @@ def _direct_backward(
     by_mean: Tensor | None, by_variance: Tensor | None, by_key: Tensor | None, by_cost: Tensor | None,
     by_stddev: Tensor | None, by_unit: Tensor | None, k_shape: Sequence[int], noise: Tensor,
     scale_q: Tensor, scale_k: Tensor, log_amplitude: Tensor | None, mask: Tensor | None,
-    query_mask: Tensor | None, mean: Tensor, stddev: Tensor | None, variance: Tensor | None, raw: Tensor,
-    tokens_q: Tensor, tokens_k: Tensor, tokens_v: Tensor, grams: Tensor, roots: Tensor, K: Tensor,
-    weights: Tensor | None, W: Tensor | None, inputs: Tensor | None, white: Tensor | None,
-    gram: Tensor | None, rest: Tensor | None, prior_roots: Tensor | None, lead: Sequence[int],
-    with_variance: bool, with_cost: str, needed: Sequence[bool],
+    query_mask: Tensor | None, mean: Tensor, stddev: Tensor | None, variance: Tensor | None, state: Tensor,
+    lead: Sequence[int], with_variance: bool, with_cost: str, needed: Sequence[bool],
 ) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
-    sizes = Sizes(B, H, NQ, N, C, D)
-    S, P, empty = sizes.heads, sizes.padded, allocator(mean)
-    QP, NP, _, DP = P.values()
+    sizes, amplified = Sizes(B, H, NQ, N, C, D), log_amplitude is not None
+    plan = (_direct_plan_of if _known(*sizes) else _direct_plan)(sizes, with_variance, with_cost, amplified)
+    kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
-    X, OX, E, scratch = (empty(S, n, NP) for n in (QP, QP, QP, max(QP, NP)))
     d_k, d_v = token_major(B, H, N, C, mean), token_major(B, H, N, D, mean)
     parameters = noise, scale_q, scale_k
     noise, *scales = (scalars(x, lead) for x in parameters)
     prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
-    by = _cost_backward(with_cost, by_key, by_cost, prior, (inputs, white, gram, rest, prior_roots), mean, C)
+    by = _cost_backward(with_cost, by_key, by_cost, prior, kept, scratch, mean, C)
     spreads = [None if g is None else g.contiguous() for g in (by_stddev, by_variance, by_unit)]
-    kernels_of("exact").direct_backward_kernel[(S,)](
+    raw, K, tokens_k = kept["raw"], kept["K"], kept["tokens_k"]
+    kernels_of("exact").direct_backward_kernel[(sizes.heads,)](
         view(by_mean), *spreads, view(mean), raw if stddev is None else stddev,
         raw if variance is None else variance, raw,
-        *views(mask, query_mask, noise, *scales), tokens_q, tokens_k, tokens_v, grams, roots,
-        K, K if weights is None else weights, K if W is None else W, view(by.by_mean), by.by_explained,
-        view(by.by_key), X, OX, E, scratch, empty(S, QP, DP), empty(S, DP, NP),
-        *views(by.d_q, d_k, d_v), by.d_log, by.found, S, *sizes[1:],
-        FACTORED=with_variance, KEY_SIGN=by.key_sign, **P, **sizes.launch("direct_backward"),
+        *views(mask, query_mask, noise, *scales), kept["tokens_q"], tokens_k, kept["tokens_v"],
+        kept.get("grams", tokens_k), kept.get("roots", tokens_k), K, kept.get("weights", K),
+        kept.get("W", K), view(by.by_mean), by.by_explained, view(by.by_key), scratch["X"], scratch["OX"],
+        scratch["E"], scratch["square"], scratch["unit_grad"], scratch["turned_v"],
+        *views(by.d_q, d_k, d_v), by.d_log, by.found, sizes.heads, *sizes[1:],
+        FACTORED=with_variance, KEY_SIGN=by.key_sign, **plan.padded, **launch("direct_backward", plan.side),
     )  # fmt: skip
     d_noise, d_scale_q, d_scale_k = to_parameters(by.found, lead, parameters, needed[3:])
     return {
@@ -624,10 +707,4 @@ def _direct_backward(
     }  # fmt: skip
 
 
-_DIRECT = Fused(
-    "direct",
-    _direct,
-    ("mean", "variance", "key", "cost", "stddev", "unit"),
-    _direct_backward,
-    factors=True,
-)
+_DIRECT = Fused("direct", _direct, ("mean", "variance", "key", "cost", "stddev", "unit"), _direct_backward)

@@ -246,7 +246,7 @@ def _backward(
     }  # fmt: skip
 
 
-_SGPA = Fused("sgpa", _forward, ("mean", "spread", "kl"), _backward, factors=True)
+_SGPA = Fused("sgpa", _forward, ("mean", "spread", "kl"), _backward)
 
 
 _COUNT = 512

@@ -587,9 +587,7 @@ def _scgp_backward(
 
 
 _SCGP = Fused(
-    "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward,
-    factors=True,
-)  # fmt: skip
+    "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward)  # fmt: skip
 
 
 def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
@@ -685,4 +683,4 @@ def _row_sum_backward(
     return {"q": d_q, "k": d_k, "l": d_l}
 
 
-_ROW_SUM = Fused("sparse_row_sum", _row_sum, ("row_sum",), _row_sum_backward, factors=True)
+_ROW_SUM = Fused("sparse_row_sum", _row_sum, ("row_sum",), _row_sum_backward)

@@ -38,7 +38,13 @@ With B_q = I + G_q / s, u = B_q^-1 c and S = R_c R_c^T
     kl    =  1/2 [quad + D (<S - I, I - B_q^-1> + log det B_q - log det(I + R_c^T G_q R_c / s))]  (24)
 
 Kept for the backward pass, per unit of gradient: e = G_q u / s, U_q = d query / d G_q,
-U_kl = d kl / d G_q and Q_kl = R (d kl / d S) R^T.
+U_kl = d kl / d G_q and Q_kl = R (d kl / d S) R^T.  Where the posterior is near the prior the terms of the
+last two cancel twice over.  With E = S - I = (T R)^T T R - (I - B^-1)^2, which has no identity left in it,
+I - B_q^-1 = B_q^-1 G_q / s and K = (I + G_q S / s)^-1 they are products:
+    U_kl = 1/2 [u u^T / s + D B_q^-1 E (I - B_q^-1) E K / s]
+    d kl / d S = D/2 (I - B_q^-1) E K G_q / s
+where R_I is the inverse root of I + J, J = R_c^T G_q R_c / s, and
+    K = R^-1 (R_I R_N)^T R_I R_c^T,   R K G_q R^T / s = R_N^T J R_I^T R_I R_N,   R^-1 = B R^T
 
 A transpose on the right of a product is another product (`u_t`) or comes turned from memory; see
 `blocks`.
@@ -604,7 +610,9 @@ def covariance_root(R, R_t, T, to_N, to_R_N, scratch, N: constexpr):
 
 
 @triton.jit
-def divergence(G, R, R_t, R_q, R_c, R_c_t, R_N, u, u_t, s, quadratic, log_det, D, scratch, N: constexpr):
+def divergence(
+    G, G_o, R, R_t, R_q, R_c, R_c_t, R_N, T, u, u_t, s, quadratic, log_det, D, scratch, N: constexpr
+):  # fmt: skip
     """kl, U_kl, Q_kl, and the failed pivot.  [], [N, N], [N, N], []"""
     i = tl.arange(0, N)
     eye = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
@@ -613,19 +621,18 @@ def divergence(G, R, R_t, R_q, R_c, R_c_t, R_N, u, u_t, s, quadratic, log_det, D
     turn(scratch + N * N, scratch, N, N)
     R_I, R_I_t = fetch(scratch, N, N), fetch(scratch + N * N, N, N)
     shrink = mul(tl.trans(R_q), mul(R_q, G, scratch), scratch) / s  # I - B_q^-1
-    spread = tl.sum(mul(shrink, R_c, scratch) * R_c)  # <S, I - B_q^-1>
-    kl = 0.5 * (quadratic + D * (spread - tl.sum(eye * shrink) + log_det - log_det_inner))
-    Z = mul(R_I, R_c_t, scratch)  # Z^T Z = R_c (I + J)^-1 R_c^T
-    half = mul(R_q, R_c, scratch)
-    white = mul(tl.trans(R_q), half, scratch)  # B_q^-1 R_c
-    by_G = (
-        mul(white, mul(tl.trans(half), R_q, scratch), scratch)
-        + mul(tl.trans(R_q), mul(R_q, shrink, scratch), scratch)
-        - mul(tl.trans(Z), Z, scratch)
-    )
+    X = mul(tl.trans(R), mul(R, G_o, scratch), scratch) / s  # I - B^-1
+    half = mul(T, R, scratch)
+    excess = mul(tl.trans(half), half, scratch) - mul(X, X, scratch)  # E
+    kl = 0.5 * (quadratic + D * (tl.sum(excess * shrink) + log_det - log_det_inner))
+    L_B = mul(one_plus(G_o, s, N), R_t, scratch)  # R^-1
+    inverse = mul(tl.trans(R_N), R_I_t, scratch)  # (R_I R_N)^T
+    seen = mul(mul(L_B, inverse, scratch), mul(R_I, R_c_t, scratch), scratch)  # (I + G_q S / s)^-1
+    moved = mul(shrink, excess, scratch)
+    by_G = mul(mul(tl.trans(R_q), mul(R_q, excess, scratch), scratch), mul(moved, seen, scratch), scratch)
     by_G = 0.5 * (D * by_G + mul(u, u_t, scratch)) / s
-    by_S = mul(R, mul(shrink, R_t, scratch), scratch)
-    by_S -= mul(tl.trans(R_N), mul(mul(J, R_I_t, scratch), mul(R_I, R_N, scratch), scratch), scratch)
+    by_S = mul(tl.trans(R_N), mul(mul(J, R_I_t, scratch), mul(R_I, R_N, scratch), scratch), scratch)
+    by_S = mul(mul(R, mul(moved, L_B, scratch), scratch), by_S, scratch)
     return kl, 0.5 * (by_G + tl.trans(by_G)), 0.25 * D * (by_S + tl.trans(by_S)), failed
 
 
@@ -700,7 +707,8 @@ def small_kernel(
         if KL:
             R_N = fetch(factors + FACTOR.RN, MP, MP)
             value, by_G, by_S, failed = divergence(
-                G_q, R, R_t, R_q, R_c, R_c_t, R_N, u, u_t, s, quadratic, log_det, D, scratch, MP,
+                G_q, fetch(sums, MP, MP), R, R_t, R_q, R_c, R_c_t, R_N, T, u, u_t, s, quadratic, log_det, D,
+                scratch, MP,
             )  # fmt: skip
             note_failure(info + 4 * programs + i, counter, counted, failed)
             tl.store(kl + i, value)
