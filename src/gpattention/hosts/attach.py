@@ -7,6 +7,7 @@ runs, hooks at the model's attention sites see every call of attention and say w
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.checks import check_choice, check_count, check_whole
-from gpattention.gp import ItemNoise
+from gpattention.gp import ItemNoise, attention_entropy
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Context, Site
 from gpattention.hosts.fitting import Data, Fit, FitOptions, collect_batches, fit_settings
 from gpattention.hosts.generating import Sampling, generate
 from gpattention.hosts.language import (
     OF_TOKENS,
-    TokenUsual,
     as_inputs,
     fit_language,
     measure_tokens,
@@ -43,12 +43,11 @@ from gpattention.hosts.predict import (
 )
 from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
 from gpattention.hosts.sharing import VARIANCES_FROM, Shared, Sharing, VarianceFrom
-from gpattention.hosts.signals import Head, attached_signals, in_cache
 from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
 from gpattention.hosts.tokens import AFTER, SCORES, Score, Span, TokenUncertainty, spans_of
 from gpattention.hosts.usual import NOT_FITTED, Usual, fit_usual
-from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
-from gpattention.models import Prediction, Signals
+from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean, query_mask
+from gpattention.models import Prediction, Signals, Watch, measure_signals
 from gpattention.models.moments import METHODS, Method
 from gpattention.models.predict import (
     Inputs,
@@ -144,11 +143,7 @@ class Runner(Reader):
                 return call.mean
             # how it depends on earlier draws is left out of gradients: they would cross Cholesky factors
             still = call.map(Tensor.detach) if torch.is_grad_enabled() else call
-
-            def spread() -> Tensor:  # [B, H, Q]
-                parts = [still] if torch.is_grad_enabled() else in_cache(still)
-                return torch.cat([self.log_std(site, part, settings) for part in parts])
-
+            spread = partial(self.log_std, site, still, settings)
             log_std = spread() if shared is None else shared.spread(call.mean, spread)  # [B, H, Q]
             if keep:
                 variances[site.index] = (2 * log_std.detach()).exp()
@@ -165,10 +160,39 @@ class Runner(Reader):
         return answer, variances
 
     def log_std(self, site: Site, call: AttentionCall, settings: Settings) -> Tensor:
-        """Of every token and head at a site.  [B, H, Q]"""
+        """Log standard deviations of all tokens and heads at a site.  [B, H, Q]"""
         prior, frame = settings.prior(site.index, site.heads), settings.frame(site.index)
         caps: dict[str, Any] = {"max_keys": self.max_keys, "max_log_amplitude": self.max_log_amplitude}
-        return log_stddev(call, prior, frame, **caps)
+        # a graph, of gradients or of an exported program, is of the whole call
+        whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        parts = [call] if whole else call.in_cache()
+        return torch.cat([log_stddev(part, prior, frame, **caps) for part in parts])
+
+    def signals(self, settings: Settings, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
+        """Signals of plain passes, whose variances are in units of t^2.
+
+        t is set to 1, as a fit that chose no draws has made it 0, which would say nothing about the inputs.
+        """
+        ones = replace(settings, scale=torch.ones_like(settings.scale))
+        moved: dict[torch.device, Settings] = {}
+
+        def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
+            device = self.device(batch)
+            own = moved.setdefault(device, ones.to(device))
+
+            def hook(site: Site, call: AttentionCall) -> Tensor:
+                log_variance = 2 * self.log_std(site, call, own) if watch.wants_variance else None
+                if call.past is not None:
+                    entropy = call.past.entropy(call)  # [B, H, Q]
+                else:
+                    dot = call.form in ("softmax", "exp_dot")
+                    entropy = attention_entropy(call.q, call.k, dot=dot, mask=call.mask)
+                watch.see(site.title, log_variance, entropy, call.mean[:, 0], query_mask(call))
+                return call.mean
+
+            return self.with_features(batch, hooked(uncompiled(self.model), self.sites, hook))
+
+        return measure_signals(self.model, answer, inputs, **options)
 
     def counting(self, seen: list[int]) -> Context:
         """Inside, every call of a site adds the number of its sequences."""
@@ -205,8 +229,7 @@ class Handle:
         self._runner, self.found, self.tokenizer = runner, found, tokenizer
         self.model, self.sites = runner.model, found.sites
         self._settings = initial_settings(found.sites)
-        self._attached, self._head, self._usual = True, Head(), Usual()
-        self._tokens: TokenUsual | None = None
+        self._attached, self._usual = True, Usual()
 
     @property
     def task(self) -> Task | None:
@@ -233,8 +256,7 @@ class Handle:
             raise ValueError(f"expected settings.draws for {shape[0]} sites, got {count}")
         if bool((settings.scale < 0).any()) or bool((settings.noise <= 0).any()):
             raise ValueError("expected settings with scale >= 0 and noise > 0, got others")
-        # by other settings signals are others
-        self._settings, self._usual, self._tokens = settings, Usual(), None
+        self._settings, self._usual = settings, Usual()  # by other settings signals are others
 
     def predict(
         self,
@@ -324,7 +346,7 @@ class Handle:
         if samples > 0:  # the mean is the model itself, which nothing divides
             acting = {"temperature": own.temperature, "residual": own.residual}
             if adaptive is not None:
-                seen = attached_signals(runner, self._head, own, inputs, batch_size=batch_size)
+                seen = self._runner.signals(own, inputs, batch_size=batch_size)
                 acting["temperature"] = adaptive.temperature(answers, seen)[:, None]  # [B, 1]
         return make_result(answers, runner.task, inputs, means if variances else None, drawn=drawn, **acting)
 
@@ -339,9 +361,7 @@ class Handle:
             return answer
 
         def spread(site: Site, call: AttentionCall) -> Tensor | None:
-            if not settings.drawn(site.index):
-                return None
-            return torch.cat([runner.log_std(site, part, settings) for part in in_cache(call)])
+            return runner.log_std(site, call, settings) if settings.drawn(site.index) else None
 
         how: dict[str, Any] = {"sites": self.sites, "spread": spread, "temperature": own.temperature}
         return host_moments(uncompiled(runner.model), read, inputs, **how, **options)
@@ -392,7 +412,7 @@ class Handle:
         >>> handle.signals(inputs).variance  # [B, sites x heads]
         """
         self._check_attached()
-        return attached_signals(self._runner, self._head, self._settings, inputs, **options)
+        return self._runner.signals(self._settings, inputs, **options)
 
     def process_mean(self, inputs: Inputs) -> Tensor:
         """Answer with every attention replaced by its Gaussian process's own mean.
@@ -457,7 +477,7 @@ class Handle:
         with torch.inference_mode(False):  # the fit differentiates, wherever it is called
             fit = fit_settings(self._runner, self._settings, batches, chosen)
             fitted = Handle(self._runner, self.found)  # other threads have the old one until all is fitted
-            fitted._settings, fitted._head = fit.settings, self._head
+            fitted._settings = fit.settings
             usual = fit_usual(
                 fitted, batches, shifted, adaptive=adaptive, samples=chosen.samples, seed=chosen.seed
             )
@@ -472,7 +492,7 @@ class Handle:
             raise ValueError(f"expected held-out texts alone for a language model, got {', '.join(given)}")
         batches = text_batches(data, labels, self.tokenizer, options.items)
         fit, tokens = fit_language(self._runner, self._settings, batches, options, self.tokenizer)
-        self._settings, self._usual, self._tokens = fit.settings, Usual(why_not=OF_TOKENS), tokens
+        self._settings, self._usual = fit.settings, Usual(tokens=tokens, why_not=OF_TOKENS)
         return fit
 
     def token_uncertainty(
@@ -502,7 +522,7 @@ class Handle:
         self._settings.warn_about_origin(stacklevel=3)
         options: dict[str, Any] = {"heads": heads, "batch_size": batch_size, "tokenizer": self.tokenizer}
         given = as_inputs(inputs, self.tokenizer)
-        return measure_tokens(self._runner, self._settings, given, usual=self._tokens, **options)
+        return measure_tokens(self._runner, self._settings, given, usual=self._usual.tokens, **options)
 
     def generate(
         self,
@@ -540,7 +560,7 @@ class Handle:
         given = as_inputs(inputs, self.tokenizer, left=True)
         given = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
         how = Sampling(do_sample, temperature, top_p)
-        known: dict[str, Any] = {"usual": self._tokens, "tokenizer": self.tokenizer}
+        known: dict[str, Any] = {"usual": self._usual.tokens, "tokenizer": self.tokenizer}
         most: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": how, "seed": seed}
         return generate(self._runner, self._settings, given, **most, **known)
 
@@ -573,14 +593,14 @@ class Handle:
         >>> handle.flag_spans(text)
         """
         self._check_attached()
-        if self._tokens is None:
+        if (usual := self._usual.tokens) is None:
             raise ValueError(f"{NOT_FITTED} for language models (held-out texts)")
         check_choice("by", by, SCORES)
         found = inputs
         if not isinstance(found, TokenUncertainty):
             found = self.token_uncertainty(found, batch_size=batch_size)
         means = window_means(found.score(by, standardised=True), found.real)
-        flagged = found.real & (means >= self._tokens.threshold(by, rate))
+        flagged = found.real & (means >= usual.threshold(by, rate))
         return spans_of(flagged, means, [pieces_of(self.tokenizer, line) for line in found.ids.tolist()])
 
     def strangeness(self, inputs: Inputs | Iterable[Any], **options: Any) -> Explanation:
@@ -653,10 +673,6 @@ class Handle:
         """
         save_settings(Path(folder), [site.name for site in self.sites], self._settings)
         self._usual.save(Path(folder))
-        if self._tokens is not None:
-            self._tokens.save(Path(folder))
-        else:
-            TokenUsual.remove(Path(folder))
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for the same model.
@@ -669,9 +685,9 @@ class Handle:
             ValueError: for anything unexpected; nothing is loaded then.
         """
         sites, settings = load_settings(Path(folder))
-        usual, tokens = Usual.load(Path(folder)), TokenUsual.load(Path(folder))
+        usual = Usual.load(Path(folder))
         self._take(sites, settings, str(folder))
-        self._usual, self._tokens = usual, tokens
+        self._usual = usual
 
     def state_dict(self) -> dict[str, Any]:
         """Give the settings as a mapping, say for a checkpoint of one's own; `save` writes files.

@@ -179,9 +179,7 @@ def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", opti
             batches = _those(batches, lambda b: (b.labels.long() != IGNORED).reshape(len(b), -1).any(1))
             if not batches:
                 raise ValueError(f"expected labels of at least 4 items, got {IGNORED} for all of them")
-        # three of every five items to fit to, two to choose by: in turn, since data may be sorted
-        fitted = _those(batches, lambda b: b.numbers % 5 < 3)
-        kept_back = _those(batches, lambda b: b.numbers % 5 >= 3)
+        fitted, kept_back = split_batches(batches)
         if not kept_back:
             count = sum(map(len, batches))
             raise ValueError(f"expected at least 4 items to fit to and choose by, got {count}")
@@ -222,8 +220,13 @@ def _those(batches: Iterable[Batch], chosen: Callable[[Batch], Tensor]) -> list[
     return [batch.select(own.nonzero()[:, 0]) for batch, own in found if own.any()]
 
 
-def _first(batches: Iterable[Batch], most: int | None) -> Iterator[Batch]:
-    """The first items, `most` of them; no batch is asked for beyond, as a loader may be endless."""
+def split_batches(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Three of every five items to fit to and two to choose by, in turn, as data may be sorted."""
+    return _those(batches, lambda b: b.numbers % 5 < 3), _those(batches, lambda b: b.numbers % 5 >= 3)
+
+
+def first_items(batches: Iterable[Batch], most: int | None) -> Iterator[Batch]:
+    """The first `most` items; no batch is asked for beyond them, as a loader may be endless."""
     left = math.inf if most is None else most
     for batch in batches:
         yield batch if len(batch) <= left else batch.select(torch.arange(left))
@@ -242,14 +245,20 @@ def collect_batches(data: Data, labels: Tensor | None, most: int | None) -> list
     elif isinstance(data, Mapping | Tensor):
         raise ValueError("expected data with labels to fit to, got inputs alone")
 
+    return number_batches(map(_split, data), most)
+
+
+def number_batches(pairs: Iterable[tuple[Inputs, Tensor]], most: int | None) -> list[Batch]:
+    """Batches of inputs and labels whose items are numbered through, at most `most` items in all."""
+
     def numbered() -> Iterator[Batch]:
         seen = 0
-        for pair in data:
-            batch = Batch(*_split(pair), seen)
+        for pair in pairs:
+            batch = Batch(*pair, seen)
             seen += len(batch)
             yield batch
 
-    if not (batches := list(_first(numbered(), most))):
+    if not (batches := list(first_items(numbered(), most))):
         raise ValueError("expected data with at least one batch, got none")
     return batches
 
@@ -428,7 +437,7 @@ def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> lis
 
 def _coarse(scorer: Scorer, settings: Settings, batches: list[Batch]) -> Settings:
     """The best of a few scales and powers for all heads: the likelihood has more than one hill."""
-    like, first = settings.scale, list(_first(batches, COARSE_ITEMS))
+    like, first = settings.scale, list(first_items(batches, COARSE_ITEMS))
     trials = [
         replace(settings, scale=torch.full_like(like, scale), power=torch.full_like(like, power))
         for power in START_POWERS
@@ -476,7 +485,7 @@ def _descend(
 ) -> Settings:
     """Adam on small batches with fresh draws; the numbers of the last half of the steps are averaged."""
     options, kept = scorer.options, list[list[Tensor]]()
-    settings, _ = scorer.finish(settings, _first(batches, COARSE_ITEMS))
+    settings, _ = scorer.finish(settings, first_items(batches, COARSE_ITEMS))
     numbers = _free_numbers(scorer, settings, level)
     learnt = list(numbers.values())
     optimiser = torch.optim.Adam(learnt, lr=options.learning_rate, betas=(0.8, 0.95))
@@ -514,7 +523,7 @@ def _endless(batches: list[Batch], size: int, seed: int) -> Iterator[Batch]:
 
 def _greedy_sites(scorer: Scorer, settings: Settings, batches: list[Batch]) -> tuple[bool, ...]:
     """Sites in the order of what each gains alone, kept where it adds to those before."""
-    sites, first = range(len(settings.draws)), list(_first(batches, COARSE_ITEMS))
+    sites, first = range(len(settings.draws)), list(first_items(batches, COARSE_ITEMS))
 
     def nll(drawing: list[int]) -> float:
         return scorer.finish(replace(settings, draws=tuple(i in drawing for i in sites)), first)[1]

@@ -8,11 +8,11 @@ near a query, so that u is nearly 1 and log u says nothing, while 1 - u, what th
 orders of magnitude.  Two of five held-out texts are kept back from all of that, for the p-values.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,10 @@ from gpattention.hosts.fitting import (
     Candidate,
     Fit,
     FitOptions,
+    first_items,
     frames_of,
+    number_batches,
+    split_batches,
 )
 from gpattention.hosts.predict import real_tokens
 from gpattention.hosts.settings import Settings
@@ -507,19 +510,9 @@ class TokenUsual:
         }  # fmt: skip
         save_fitted(folder, NAME, FORMAT, {"columns": list(self.columns)}, tensors)
 
-    @staticmethod
-    def remove(folder: Path) -> None:
-        """Take away what an earlier `save` may have left.
-
-        Args:
-            folder: that of `save`.
-        """
-        for ending in ("json", "safetensors"):
-            (folder / f"{NAME}.{ending}").unlink(missing_ok=True)
-
     @classmethod
-    def load(cls, folder: Path) -> "TokenUsual | None":
-        """What `save` wrote, None where there is nothing.
+    def load(cls, folder: Path) -> "TokenUsual":
+        """What `save` wrote.
 
         Args:
             folder: that of `save`.
@@ -530,8 +523,6 @@ class TokenUsual:
         Raises:
             ValueError: for files that are not whole.
         """
-        if not (folder / f"{NAME}.json").is_file():
-            return None
         record, tensors = load_fitted(folder, NAME, FORMAT, ("columns",))
         try:
             gaussian = Gaussians(tensors.pop("gaussian.means"), tensors.pop("gaussian.root"))
@@ -649,18 +640,13 @@ def text_batches(data: Any, labels: Tensor | None, tokenizer: Any, most: int | N
     """
     if isinstance(data, str):
         raise ValueError("expected several texts to fit to, got one")
-    whole = isinstance(data, Mapping | Tensor)
-    given: Iterable[Any] = [data] if whole else data
-    if not whole and not isinstance(given, Tensor):
-        given = list(given)
-        if given and isinstance(given[0], str):
-            texts = cast(list[str], given)
-            given = [encode(tokenizer, texts[n : n + TEXTS]) for n in range(0, len(texts), TEXTS)]
-    batches: list[Batch] = []
-    seen = 0
-    for part in given:
-        inputs = part[0] if isinstance(part, tuple | list) else part
-        own = labels if labels is not None else part[1] if isinstance(part, tuple | list) else None
+    given: list[Any] = [data] if isinstance(data, Mapping | Tensor) else list(data)
+    if given and isinstance(given[0], str):
+        given = [encode(tokenizer, given[n : n + TEXTS]) for n in range(0, len(given), TEXTS)]
+
+    def labelled(part: Any) -> tuple[Inputs, Tensor]:
+        inputs, own = (part[0], part[1]) if isinstance(part, tuple | list) else (part, None)
+        own = own if labels is None else labels
         if isinstance(inputs, Mapping) and "labels" in inputs:
             own = inputs["labels"] if own is None else own
             inputs = {name: x for name, x in inputs.items() if name != "labels"}
@@ -668,19 +654,11 @@ def text_batches(data: Any, labels: Tensor | None, tokenizer: Any, most: int | N
         if own is None:
             own = torch.where(real_tokens(inputs, tuple(ids.shape)).to(ids.device), ids, IGNORED)
         if own.shape != ids.shape:
-            raise ValueError(
-                f"expected labels of shape {tuple(ids.shape)}, as the ids, got {tuple(own.shape)}"
-            )
-        batch = Batch(inputs, own, seen)
-        if most is not None and seen + len(batch) > most:
-            batch = batch.select(torch.arange(most - seen))
-        batches.append(batch)
-        seen += len(batch)
-        if most is not None and seen >= most:
-            break
-    if not batches:
-        raise ValueError("expected data with at least one batch, got none")
-    return batches
+            got = f"got {tuple(own.shape)}"
+            raise ValueError(f"expected labels of shape {tuple(ids.shape)}, as the ids, {got}")
+        return inputs, own
+
+    return number_batches(map(labelled, given), most)
 
 
 @torch.no_grad()  # nothing is differentiated, and sums over all texts would keep every graph
@@ -705,8 +683,7 @@ def fit_language(
     numbers = sum(map(len, batches))
     if numbers < 5:
         raise ValueError(f"expected at least 5 texts to fit to, got {numbers}")
-    fitted = _those(batches, kept_back=False)
-    frames = frames_of(runner, fitted, options)
+    frames = frames_of(runner, split_batches(batches)[0], options)
     device = runner.device(batches[0].inputs)
     start = start.to(device)
     settings = replace(start, frames=frames, draws=(True,) * len(runner.sites))
@@ -722,12 +699,6 @@ def fit_language(
     return fit, TokenUsual.fit(*found)
 
 
-def _those(batches: list[Batch], *, kept_back: bool) -> list[Batch]:
-    """Two of five texts are kept back."""
-    found = ((batch, (batch.numbers % 5 >= 3) == kept_back) for batch in batches)
-    return [batch.select(own.nonzero()[:, 0]) for batch, own in found if bool(own.any())]
-
-
 def _fit_scale(runner: "Runner", silent: Settings, batches: list[Batch], options: FitOptions) -> Fit:
     """No draws, or one scale for all heads where that gains more than two standard errors on texts kept back.
 
@@ -738,7 +709,7 @@ def _fit_scale(runner: "Runner", silent: Settings, batches: list[Batch], options
     candidates = [
         replace(silent, scale=torch.full_like(silent.scale, scale), noise=silent.noise) for scale in scales
     ]
-    firsts = [_first_texts(_those(batches, kept_back=back)) for back in (False, True)]
+    firsts = [list(first_items(part, DRAWN_TEXTS)) for part in split_batches(batches)]
     fitted = [
         _text_likelihoods(runner, own, firsts[0], options).mean()
         for own in options.reported("scales", candidates)
@@ -757,19 +728,6 @@ def _fit_scale(runner: "Runner", silent: Settings, batches: list[Batch], options
     drawn = "draws gain" if chosen else "draws do not gain"
     reason = f"{rows[chosen].name}: {drawn} more than {CLEAR:g} standard errors on the texts kept back."
     return Fit(rows, rows[chosen].name, rows[chosen].settings, reason)
-
-
-def _first_texts(batches: list[Batch]) -> list[Batch]:
-    """`DRAWN_TEXTS` of them."""
-    found, seen = [], 0
-    for batch in batches:
-        found.append(
-            batch if seen + len(batch) <= DRAWN_TEXTS else batch.select(torch.arange(DRAWN_TEXTS - seen))
-        )
-        seen += len(found[-1])
-        if seen >= DRAWN_TEXTS:
-            break
-    return found
 
 
 def _text_likelihoods(

@@ -4,14 +4,16 @@ A host of [tokens, batch, width] answers once per column.  Where there are as ma
 passed, all shapes are as expected and every number is wrong; with fewer rows they part: see `Reader`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from gpattention.attention import Attention
 from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
@@ -19,12 +21,22 @@ from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.moments import host_moments
 from gpattention.hosts.painting import Painted, html_of, levels_of, show_lines
 from gpattention.hosts.sharing import Known, Shared, Sharing
-from gpattention.models import EncoderLayer, Prediction, Transformer
+from gpattention.models import EncoderLayer, Prediction, Signals, Transformer, Watch, measure_signals, watched
 from gpattention.models import predict as predict_draws
-from gpattention.models.converted import Request, converted_layers
+from gpattention.models.converted import Request, converted_layers, layer_names
 from gpattention.models.moments import METHODS, Method
-from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, is_classifier, take
+from gpattention.models.predict import (
+    Inputs,
+    Progress,
+    Rows,
+    count_items,
+    device_of,
+    has_features,
+    is_classifier,
+    take,
+)
 from gpattention.models.prediction import differ, make_frame, warn_undrawn
+from gpattention.models.signals import model_signals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -289,8 +301,9 @@ class Reader:
         model: the host.
         call: how to run it.
         task: what it answers; None until its first output has been seen.
-        function: which of ours was called, for messages.
+        function: which of our functions was called, for errors.
         known: what its passes have shown.
+        head: the linear map that it answers with; None until `with_features` has found it.
     """
 
     model: nn.Module
@@ -298,6 +311,7 @@ class Reader:
     task: Task | None
     function: str
     known: Known = field(default_factory=Known, init=False)
+    head: nn.Linear | None = field(default=None, init=False)
     _batch_first: bool = field(default=False, init=False)  # once it has been seen
 
     def __post_init__(self) -> None:
@@ -319,6 +333,35 @@ class Reader:
             self._check_batch_first(inputs)
             self._batch_first = True  # seen once, as it costs two passes
         return answer
+
+    def with_features(self, inputs: Inputs, watching: Context) -> tuple[Tensor, Tensor]:
+        """One pass within a context: the answer, and what the head read; embeddings are read by no head.
+
+        The head is the linear map that is called last.
+        """
+        host = uncompiled(self.model)
+        seen: list[tuple[nn.Linear, Tensor, Tensor]] = []  # the last call alone
+
+        def see(module: nn.Linear, own: Handler, x: Tensor) -> Tensor:
+            seen[:] = [(module, x, own(x))]
+            return seen[0][2]
+
+        linears = [self.head] if self.head else [m for m in host.modules() if isinstance(m, nn.Linear)]
+
+        @contextmanager
+        def both() -> Iterator[None]:  # around this pass alone, as `read` may run others to look at shapes
+            with watching, handling({(linear, "forward"): partial(see, linear) for linear in linears}):
+                yield
+
+        answer = self.read(host, inputs, both())
+        if self.task == "embedding":
+            return answer[:, :0], answer
+        outputs, wanted = [y.shape[-1] for _, _, y in seen], answer.shape[-1]
+        if outputs != [wanted]:
+            expected = f"expected the head, the last linear map, to have {wanted} outputs, got {outputs}"
+            raise ValueError(f"{expected}: pass task='embedding' and a call= that gives the features")
+        self.head = seen[0][0]
+        return answer, seen[0][1]
 
     def _refuse(self, wanted: str, found: str) -> NoReturn:
         helps = f"where batches are not the first axis, pass call= to {self.function}"
@@ -518,3 +561,48 @@ def predict(
     answers, means = sharing.run(inputs, samples=count, seed=seed, **rows)
     assert reader.task is not None
     return make_result(answers, reader.task, inputs, means if variances else None, drawn=drawing)
+
+
+def signals(
+    model: nn.Module,
+    inputs: Inputs | Iterable[Any],
+    *,
+    task: Task | None = None,
+    call: Call | None = None,
+    **options: Any,
+) -> Signals:
+    """What one pass of a converted model, without draws, says about every item, as of the handle of `attach`.
+
+    Args:
+        model: what `convert` returned, one that is built of `gpattention.models.EncoderLayer`, one of our own
+            transformers, or a `gpattention.models.FeatureClassifier` of your own.
+        inputs: a tensor or a mapping of tensors, with the batch first, or a loader of such.
+        task: "classification", "tokens", "regression", "embedding" or "causal"; seen from the output if not
+            given.
+        call: how to run the model: `call(model, inputs)` gives its output with the batch first.
+        **options: `variance`, `per_token` and `batch_size`, as of `Handle.signals`.
+
+    Returns:
+        Logits, features, and profiles of variance and attention entropy, where the inputs lie; of a loader
+        on the CPU.
+
+    Raises:
+        ValueError: for models that are not converted, and outputs that cannot be read.
+
+    >>> gpattention.signals(model, validation_loader).variance  # [B, sites x heads]
+    """
+    if isinstance(model, Transformer):
+        return model.signals(inputs, **options)
+    sites: dict[Attention, str] = {
+        layer.attention: name for layer, name in layer_names(uncompiled(model)).items()
+    }
+    if not sites and task is None and call is None and has_features(model):
+        return model_signals(model, inputs, **options)
+    if not sites:
+        raise ValueError(NOT_CONVERTED)
+    reader = Reader(uncompiled(model), call or call_model, task, "signals")
+
+    def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
+        return reader.with_features(batch, watched(sites, watch))
+
+    return measure_signals(reader.model, answer, inputs, **options)

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from gpattention.gp import NumericalError
 from gpattention.hosts.fitting import IGNORED, Batch
+from gpattention.hosts.language import TokenUsual
 from gpattention.models.predict import Inputs
 from gpattention.models.signals import input_batches
 from gpattention.strangeness import AdaptiveTemperature, Strangeness
+from gpattention.strangeness.strangeness import remove_fitted
 
 if TYPE_CHECKING:
     from gpattention.hosts.attach import Handle
 
-# what is kept, by the name of its files
-PARTS: dict[str, Any] = {"strangeness": Strangeness, "adaptive_temperature": AdaptiveTemperature}
+_FILES = {"strangeness": "strangeness", "temperature": "adaptive_temperature", "tokens": "tokens"}
 NOT_FITTED = "expected a handle that was fitted, got one that was not: call handle.fit(held_out, labels)"
 
 
@@ -32,11 +33,13 @@ class Usual:
     Attributes:
         strangeness: of items, None where it could not be fitted.
         temperature: of each item, None where the settings have the one of all.
+        tokens: of a language model, what is usual at every position.
         why_not: why there is no strangeness.
     """
 
     strangeness: Strangeness | None = None
     temperature: AdaptiveTemperature | None = None
+    tokens: TokenUsual | None = None
     why_not: str = NOT_FITTED
 
     def fitted(self) -> Strangeness:
@@ -47,20 +50,18 @@ class Usual:
 
     def save(self, folder: Path) -> None:
         """Write what there is, and remove what an earlier save may have left."""
-        for name, found in zip(PARTS, (self.strangeness, self.temperature), strict=True):
-            if found is not None:
+        for part, name in _FILES.items():
+            if (found := getattr(self, part)) is not None:
                 found.save(folder)
-                continue
-            for ending in ("json", "safetensors"):
-                (folder / f"{name}.{ending}").unlink(missing_ok=True)
+            else:
+                remove_fitted(folder, name)
 
     @classmethod
     def load(cls, folder: Path) -> "Usual":
         """Whatever `save` wrote."""
-        parts: list[Any] = [
-            part.load(folder) if (folder / f"{name}.json").is_file() else None for name, part in PARTS.items()
-        ]
-        return cls(*parts)
+        kinds: Any = {"strangeness": Strangeness, "temperature": AdaptiveTemperature, "tokens": TokenUsual}
+        there = [part for part, name in _FILES.items() if (folder / f"{name}.json").is_file()]
+        return cls(**{part: kinds[part].load(folder) for part in there})
 
 
 def fit_usual(
@@ -127,7 +128,7 @@ def _inputs(found: Inputs | Iterable[Any]) -> list[Inputs]:
 
 def _linear(handle: "Handle") -> tuple[Tensor, Tensor] | None:
     """Weight [C, E] and bias [C] of the head of a classifier."""
-    head = handle._head.module
+    head = handle._runner.head
     if head is None or handle.task != "classification":
         return None
     weight = head.weight.detach().float().cpu()

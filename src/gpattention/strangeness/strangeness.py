@@ -697,6 +697,12 @@ def save_fitted(folder: Path, name: str, form: str, record: Mapping[str, Any], t
     write_atomically(folder / f"{name}.json", text.encode())
 
 
+def remove_fitted(folder: Path, name: str) -> None:
+    """Remove what an earlier `save_fitted` may have left."""
+    for ending in ("json", "safetensors"):
+        (folder / f"{name}.{ending}").unlink(missing_ok=True)
+
+
 def load_fitted(
     folder: Path, name: str, form: str, keys: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -32,6 +32,7 @@ SLIDING = "sliding-window attention: every query sees other keys"
 CROSS = "cross-attention of a decoder"
 CAPPED = "soft-capped attention: its logits are not dot products"
 SINKS = "attention with sinks: its weights do not sum to one"
+IN_CACHE = 2**18  # pairs of tokens whose matrices fit the cache of a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,19 @@ class AttentionCall:
     def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionCall":
         """The same call with queries, keys and values changed."""
         return replace(self, q=change(self.q), k=change(self.k), v=change(self.v))
+
+    def in_cache(self) -> list["AttentionCall"]:
+        """The call in parts of its items whose matrices fit the cache of a CPU; items do not interact."""
+        items, heads, queries = self.mean.shape[:3]
+        if self.q.device.type != "cpu" or self.past is not None:
+            return [self]
+        most = max(1, IN_CACHE // max(heads * queries * self.k.shape[-2], 1))
+
+        def part(chosen: slice) -> "AttentionCall":
+            mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[chosen]
+            return replace(self.map(lambda x: x[chosen]), mean=self.mean[chosen], mask=mask)
+
+        return [part(slice(start, start + most)) for start in range(0, items, most)]
 
 
 # gives what the host goes on with, [B, H, Q, D]

@@ -4,7 +4,7 @@ Softmax attention is converted like that of any host.  Transformers with kernel 
 their own, `warm_start`, after which their config says what they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,9 +21,8 @@ from gpattention.attention import (
     attention_class,
     list_attention,
 )
-from gpattention.attention.base import Source
 from gpattention.concurrency import Handler
-from gpattention.gp import LogDensity, Posterior, keep_rows
+from gpattention.gp import keep_rows
 from gpattention.hosts.conversion import Conversion
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, SavedModel, Site
@@ -169,6 +168,16 @@ def _mean(site: Site, hook: AttentionHook, own: Handler, heads: Heads) -> Tensor
     return keep_rows(hook(site, call), heads.query_mask)
 
 
+def _of_layer(name: str) -> Callable[..., Any]:
+    """A method that the converted layer answers, with the queries and keys of its host."""
+
+    def method(self: "ConvertedOwn", heads: Heads, *args: Any, **options: Any) -> Any:
+        attention = getattr(self, ATTRIBUTE).attention
+        return getattr(attention, name)(self._host_heads(heads), *args, **options)
+
+    return method
+
+
 class ConvertedOwn(Attention):
     """Takes the place, the call and the projections of a `SoftmaxAttention`; the converted layer answers."""
 
@@ -184,29 +193,12 @@ class ConvertedOwn(Attention):
         k = self._split(self.key(heads.keys))  # type: ignore[operator]
         return ProjectedHeads.scaled(heads, q, k, self.head_dim**-0.25)
 
-    @property
-    def _answering(self) -> Attention:
-        layer = getattr(self, ATTRIBUTE)
-        assert isinstance(layer, ConvertedAttention)
-        return layer.attention
-
-    def _mean(self, heads: Heads) -> Tensor:
-        return self._answering._mean(self._host_heads(heads))
-
-    def _weights(self, heads: Heads) -> Tensor:
-        return self._answering._weights(self._host_heads(heads))
-
-    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
-        return self._answering._posterior(self._host_heads(heads), with_variance=with_variance)
-
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
-        return self._answering._regularizer(self._host_heads(heads), posterior, generator)
-
-    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
-        return self._answering._log_density(self._host_heads(heads), posterior)
-
-    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._answering._kernel_inputs(self._host_heads(heads))
+    _mean = _of_layer("_mean")
+    _weights = _of_layer("_weights")
+    _posterior = _of_layer("_posterior")
+    _regularizer = _of_layer("_regularizer")
+    _log_density = _of_layer("_log_density")
+    _kernel_inputs = _of_layer("_kernel_inputs")
 
 
 def _answer(
