@@ -16,17 +16,10 @@ from torch import Tensor, nn
 
 from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.gp import ItemNoise, attention_entropy
+from gpattention.hosts import language
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Context, Site
 from gpattention.hosts.fitting import Data, Fit, FitOptions, collect_batches, fit_settings
 from gpattention.hosts.generating import Sampling, generate
-from gpattention.hosts.language import (
-    OF_TOKENS,
-    as_inputs,
-    fit_language,
-    measure_tokens,
-    text_batches,
-    window_means,
-)
 from gpattention.hosts.moments import host_moments
 from gpattention.hosts.painting import pieces_of
 from gpattention.hosts.predict import (
@@ -490,9 +483,9 @@ class Handle:
         """Fit frames, a scale, and what is usual for every token."""
         if given := [name for name, value in unused.items() if value]:
             raise ValueError(f"expected held-out texts alone for a language model, got {', '.join(given)}")
-        batches = text_batches(data, labels, self.tokenizer, options.items)
-        fit, tokens = fit_language(self._runner, self._settings, batches, options, self.tokenizer)
-        self._settings, self._usual = fit.settings, Usual(tokens=tokens, why_not=OF_TOKENS)
+        batches = language.text_batches(data, labels, self.tokenizer, options.items)
+        fit, tokens = language.fit_language(self._runner, self._settings, batches, options, self.tokenizer)
+        self._settings, self._usual = fit.settings, Usual(tokens=tokens, why_not=language.OF_TOKENS)
         return fit
 
     def token_uncertainty(
@@ -520,9 +513,10 @@ class Handle:
         """
         self._check_attached()
         self._settings.warn_about_origin(stacklevel=3)
-        options: dict[str, Any] = {"heads": heads, "batch_size": batch_size, "tokenizer": self.tokenizer}
-        given = as_inputs(inputs, self.tokenizer)
-        return measure_tokens(self._runner, self._settings, given, usual=self._usual.tokens, **options)
+        known: dict[str, Any] = {"usual": self._usual.tokens, "tokenizer": self.tokenizer}
+        given = language.as_inputs(inputs, self.tokenizer)
+        options: dict[str, Any] = {"heads": heads, "batch_size": batch_size, **known}
+        return language.measure_tokens(self._runner, self._settings, given, **options)
 
     def generate(
         self,
@@ -557,7 +551,7 @@ class Handle:
         """
         self._check_attached()
         self._settings.warn_about_origin(stacklevel=3)
-        given = as_inputs(inputs, self.tokenizer, left=True)
+        given = language.as_inputs(inputs, self.tokenizer, left=True)
         given = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
         how = Sampling(do_sample, temperature, top_p)
         known: dict[str, Any] = {"usual": self._usual.tokens, "tokenizer": self.tokenizer}
@@ -599,7 +593,7 @@ class Handle:
         found = inputs
         if not isinstance(found, TokenUncertainty):
             found = self.token_uncertainty(found, batch_size=batch_size)
-        means = window_means(found.score(by, standardised=True), found.real)
+        means = language.window_means(found.score(by, standardised=True), found.real)
         flagged = found.real & (means >= usual.threshold(by, rate))
         return spans_of(flagged, means, [pieces_of(self.tokenizer, line) for line in found.ids.tolist()])
 

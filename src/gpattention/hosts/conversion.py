@@ -150,4 +150,4 @@ def plain_weights(folder: Path, record: Conversion) -> str:
     if not names or any(f".{ATTRIBUTE}." in name for name in names):
         return ""
     helps = f"load it by its own class and call gpattention.convert(model, {record.kind!r})"
-    return f". Its weights are those of a plain model, saved over the converted one: {helps}"
+    return f". Its weights are the weights of a plain model, saved over the converted one: {helps}"

@@ -22,18 +22,9 @@ from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Host, SavedModel, Site
 from gpattention.hosts.predict import NOT_CONVERTED, call_model, check_module
 from gpattention.hosts.sites import FOUND_FORMS, find_sites
-from gpattention.models import EncoderLayer
+from gpattention.models import EncoderLayer, converted
 from gpattention.models.config import CONVERSION_FILE
-from gpattention.models.converted import (
-    ConvertedAttention,
-    Passes,
-    TrainingDraw,
-    converted_layers,
-    hint_at_example,
-    hint_at_warm_start,
-    make_layer,
-    place_inducing,
-)
+from gpattention.models.converted import ConvertedAttention, TrainingDraw, converted_layers
 from gpattention.models.predict import Inputs, count_items, evaluating
 
 M = TypeVar("M", bound=nn.Module)
@@ -83,7 +74,7 @@ def convert(
     record = conversion.Conversion(kind, draw=draw, seed=seed, options=options)
     _convert(model, record, layers, example)
     if example is None and converted_layers(model):
-        hint_at_example(kind, options)
+        converted.hint_at_example(kind, options)
     return model
 
 
@@ -99,7 +90,7 @@ def _convert(
     found = find_sites(model).convertible()
     sites = _chosen(found.sites, layers)
     if not sites:
-        got = f"got none to convert:\n{found}\nwhat can be found: {FOUND_FORMS}"
+        got = f"got none to convert:\n{found}\nwhat would be found: {FOUND_FORMS}"
         raise ValueError(f"expected a model with softmax attention, {got}")
     others = [(site.name, "not chosen") for site in found.sites if site not in sites]
     others += [(alone.name, alone.why) for alone in found.left_alone]
@@ -116,7 +107,7 @@ def _convert(
             _swap(model, sites, record)
         model.__dict__[_RECORD] = record
         if example is not None:
-            place_inducing(model, partial(call_model, model, example), record.seed)
+            converted.place_inducing(model, partial(call_model, model, example), record.seed)
 
 
 def conversion_of(model: nn.Module) -> conversion.Conversion | None:
@@ -151,7 +142,7 @@ def regularizer(model: nn.Module) -> Tensor:
 
     >>> loss = cross_entropy(model(x), y) + 0.01 * regularizer(model)
     """
-    hint_at_warm_start(model)
+    converted.hint_at_warm_start(model)
     for family in FAMILIES.values():
         own = family.regularizer(model)
         if own is not None:
@@ -285,7 +276,7 @@ def _swap(model: nn.Module, sites: list[Site], record: conversion.Conversion) ->
 
     def layer_for(site: Site) -> ConvertedAttention:
         family = FAMILIES[site.family]
-        return make_layer(
+        return converted.make_layer(
             record.kind, site.module, site.heads, site.head_dim, keys=family.key_projection(site),
             scale=family.logit_scale(site), draw=record.draw, name=site.title, options=record.options,
         )  # fmt: skip
@@ -294,7 +285,7 @@ def _swap(model: nn.Module, sites: list[Site], record: conversion.Conversion) ->
     for site, layer in zip(sites, layers, strict=True):
         FAMILIES[site.family].place(model, site, layer)
     remember = [FAMILIES[site.family].remembers for site in sites]
-    Passes().watch(model, compress(layers, remember))
+    converted.Passes().watch(model, compress(layers, remember))
     by_family = {name: [site for site in sites if site.family == name] for name in FAMILIES}
     stored = [FAMILIES[name].finish(model, chosen, record) for name, chosen in by_family.items() if chosen]
     if not any(stored):

@@ -15,16 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from gpattention.checks import check_choice, check_count
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    TRAINING_DRAWS,
-    Passes,
-    TrainingDraw,
-    converted_layers,
-    hint_at_example,
-    make_layer,
-    place_inducing,
-)
+from gpattention.models import converted
+from gpattention.models.converted import ATTRIBUTE, TrainingDraw
 from gpattention.models.multihead import ConvertedMultihead, key_projection
 from gpattention.models.projected import KINDS
 
@@ -130,9 +122,9 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         """
         made = cls._taken(layer, kind, draw, options)
         if example is not None:
-            place_inducing(made, partial(made, example), seed)
+            converted.place_inducing(made, partial(made, example), seed)
         elif kind != "softmax":
-            hint_at_example(kind, options)
+            converted.hint_at_example(kind, options)
         return made
 
     @classmethod
@@ -155,18 +147,18 @@ class EncoderLayer(nn.TransformerEncoderLayer):
     def _attend_by(self, kind: str, draw: TrainingDraw, options: dict[str, Any]) -> None:
         """Put attention of a kind where softmax is."""
         check_choice("kind", kind, ENCODER_KINDS)
-        check_choice("draw", draw, TRAINING_DRAWS)
+        check_choice("draw", draw, converted.TRAINING_DRAWS)
         if kind == "softmax":
             if options:
                 raise ValueError(f"expected no options for kind='softmax', got {', '.join(options)}")
             return
         host = self.self_attn
-        layer = make_layer(
+        layer = converted.make_layer(
             kind, host, host.num_heads, host.head_dim, keys=key_projection(host, "self_attn"),
             scale=host.head_dim**-0.5, draw=draw, name="", options=options,
         )  # fmt: skip
         self.self_attn = ConvertedMultihead(host, layer)  # type: ignore[assignment]
-        Passes().watch(self, [layer])
+        converted.Passes().watch(self, [layer])
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         """Whatever was trained before is no start from scratch."""
@@ -203,7 +195,7 @@ class Encoder(nn.TransformerEncoder):
         enable_nested_tensor: bool = True,
         mask_check: bool = True,
     ) -> None:
-        nested = enable_nested_tensor and not converted_layers(encoder_layer)
+        nested = enable_nested_tensor and not converted.converted_layers(encoder_layer)
         super().__init__(encoder_layer, check_count("num_layers", num_layers), norm, nested, mask_check)
 
     @classmethod
@@ -242,9 +234,9 @@ class Encoder(nn.TransformerEncoder):
         made.layers.train(encoder.layers.training)
         made.use_nested_tensor = made.use_nested_tensor and kind == "softmax"
         if example is not None:
-            place_inducing(made, partial(made, example), seed)
+            converted.place_inducing(made, partial(made, example), seed)
         elif kind != "softmax":
-            hint_at_example(kind, options)
+            converted.hint_at_example(kind, options)
         return made
 
 

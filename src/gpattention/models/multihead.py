@@ -12,14 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    MASKED_LOGIT,
-    ConvertedAttention,
-    inherit,
-    real_keys,
-    refused_call,
-)
+from gpattention.models import converted
+from gpattention.models.converted import ATTRIBUTE, ConvertedAttention
 from gpattention.models.projected import KeyProjection
 from gpattention.numerics import is_mapped
 
@@ -92,10 +86,10 @@ def _real_keys(name: str, padding: Tensor | None, attn_mask: Tensor | None, is_c
     if attn_mask is not None or is_causal:
         if attn_mask is None or attn_mask.ndim > 2:
             found = "is_causal=True (causal attention)" if attn_mask is None else "an attn_mask per head"
-            raise refused_call(name, "a key_padding_mask", found)
+            raise converted.refused_call(name, "a key_padding_mask", found)
         masks.append(attn_mask[None, None])  # [1, 1, Q, K]
     # PyTorch's bool masks say True = ignore
-    real = [real_keys(~mask if mask.dtype == torch.bool else mask, name) for mask in masks]
+    real = [converted.real_keys(~mask if mask.dtype == torch.bool else mask, name) for mask in masks]
     return reduce(torch.logical_and, real) if real else None
 
 
@@ -103,7 +97,7 @@ def _check_causal(name: str, attn_mask: Tensor | None) -> None:
     """Refuse masks of pairs [..., N, N] that hide anything but later tokens."""
     if attn_mask is None or torch.compiler.is_compiling() or is_mapped():
         return
-    attend = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask > MASKED_LOGIT
+    attend = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask > converted.MASKED_LOGIT
     added = attn_mask.dtype != torch.bool and bool(((attn_mask != 0) & attend).any())
     if added or not torch.equal(attend, torch.ones_like(attend).tril()):
         expected = "expected attn_mask to hide later tokens and nothing else, as causal=True does"
@@ -139,7 +133,7 @@ class ConvertedMultihead(nn.Module):
 
     def __init__(self, host: nn.MultiheadAttention, layer: ConvertedAttention) -> None:
         super().__init__()
-        inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
+        converted.inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention`; a mask that differs between queries is refused, but a causal kind's."""

@@ -27,14 +27,8 @@ from gpattention.checks import check_labels
 from gpattention.files import StrPath
 from gpattention.models import Signals
 from gpattention.models.prediction import LIMIT, check_logits, label_log_likelihoods, profile_temperature
-from gpattention.strangeness.strangeness import (
-    PARTS,
-    PartScores,
-    Strangeness,
-    available_parts,
-    load_fitted,
-    save_fitted,
-)
+from gpattention.strangeness import strangeness
+from gpattention.strangeness.strangeness import PARTS, PartScores, Strangeness
 
 FORMAT = "gpattention-adaptive-temperature-1"
 UNUSED = ("energy", "vim")  # of draws there is no one logit: their mean probabilities are what has an entropy
@@ -101,7 +95,7 @@ class AdaptiveTemperature:
         densities, scaling, fitting = Strangeness.split(len(signals), seed)
         seen = {name: _predicting(items[1], draws[name]) for name, items in sets.items()}
         classes = len(labels[densities.to(labels.device)].unique())
-        offered = [name for name in available_parts(signals, classes) if name not in UNUSED]
+        offered = [name for name in strangeness.available_parts(signals, classes) if name not in UNUSED]
         scores = PartScores.fit(
             seen["clean"], labels, offered if parts is None else parts, densities, scaling,
             regress_length=regress_length,
@@ -147,7 +141,7 @@ class AdaptiveTemperature:
             "parts": self.scores.parts, "reads": self.scores.reads, "judged": self.judged,
             "constant": self.constant,
         }  # fmt: skip
-        save_fitted(Path(folder), "adaptive_temperature", FORMAT, record, tensors)
+        strangeness.save_fitted(Path(folder), "adaptive_temperature", FORMAT, record, tensors)
 
     @classmethod
     def load(cls, folder: StrPath) -> "AdaptiveTemperature":
@@ -157,7 +151,7 @@ class AdaptiveTemperature:
             ValueError: files that are damaged, or of something else.
         """
         keys = ("parts", "reads", "judged", "constant")
-        record, tensors = load_fitted(Path(folder), "adaptive_temperature", FORMAT, keys)
+        record, tensors = strangeness.load_fitted(Path(folder), "adaptive_temperature", FORMAT, keys)
         scores = PartScores.from_tensors(record["parts"], record["reads"], tensors)
         return cls(scores, tensors["coefficients"], tensors["reach"], record["constant"], record["judged"])
 

@@ -32,17 +32,11 @@ from gpattention.models import (
     TextTransformer,
     Transformer,
     VisionTransformer,
+    converted,
     warm_start,
 )
 from gpattention.models.config import load_folder
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    ConvertedAttention,
-    Request,
-    converted_layers,
-    inherit,
-    take_place,
-)
+from gpattention.models.converted import ATTRIBUTE, ConvertedAttention, Request
 from gpattention.models.predict import is_predicting
 from gpattention.models.projected import KeyProjection, ProjectedHeads, is_plain_linear
 
@@ -84,7 +78,7 @@ class OwnFamily(Family):
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Put the converted module where the old one was."""
         assert isinstance(site.module, SoftmaxAttention)
-        take_place(model, site.module, ConvertedOwn(site.module, layer))
+        converted.take_place(model, site.module, ConvertedOwn(site.module, layer))
 
     def convert_whole(self, model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> bool:
         """Swap kernel attention for `kind` by `warm_start`; the model's own config says it afterwards."""
@@ -136,7 +130,7 @@ class OwnFamily(Family):
             how = "model(x, draw='independent', need=('logits', 'regularizer')) of a converted transformer"
             raise ValueError(f"expected a forward pass asked for the regulariser, got none: call {how}")
         own = any(isinstance(module, ConvertedOwn) for module in model.modules())
-        if own and not any(layer.regularizers for layer in converted_layers(model)):
+        if own and not any(layer.regularizers for layer in converted.converted_layers(model)):
             how = "attention(x, draw='independent', need=('output', 'regularizer'))"
             got = f"attention of gpattention, which gives it where it is called: {how}"
             raise ValueError(f"expected converted layers that remember their regulariser, got {got}")
@@ -183,7 +177,7 @@ class ConvertedOwn(Attention):
 
     def __init__(self, host: SoftmaxAttention, layer: ConvertedAttention) -> None:
         nn.Module.__init__(self)
-        inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
+        converted.inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
         # of the instance, where other kinds have all but the regulariser of their class
         for name in ("kind", "draws", "crosses", "exportable", "regularizer"):
             setattr(self, name, getattr(layer.attention, name))

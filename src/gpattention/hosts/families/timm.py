@@ -11,14 +11,8 @@ from torch.overrides import TorchFunctionMode
 from gpattention.concurrency import Handler
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, Site
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    ConvertedAttention,
-    inherit,
-    real_keys,
-    refused_call,
-    take_place,
-)
+from gpattention.models import converted
+from gpattention.models.converted import ATTRIBUTE, ConvertedAttention
 from gpattention.models.projected import KeyProjection, is_plain_linear
 
 _KNOWN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
@@ -70,7 +64,7 @@ class TimmFamily(Family):
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
         """Put the converted module where the old one was."""
-        take_place(model, site.module, ConvertedTimm(site.module, layer, site.heads, site.head_dim))
+        converted.take_place(model, site.module, ConvertedTimm(site.module, layer, site.heads, site.head_dim))
 
 
 def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs: Any) -> Any:
@@ -125,10 +119,10 @@ class _AttentionMode(TorchFunctionMode):
     ) -> Tensor:
         name = self._site.title
         if is_causal or other.get("enable_gqa"):
-            raise refused_call(name, "plain attention", "causal or grouped-query attention")
+            raise converted.refused_call(name, "plain attention", "causal or grouped-query attention")
         if attn_mask is not None and attn_mask.ndim == 2:
             attn_mask = attn_mask[None, None]  # [1, 1, Q, K] pairs
-        real = None if attn_mask is None else real_keys(attn_mask, name)
+        real = None if attn_mask is None else converted.real_keys(attn_mask, name)
         return self._hook(self._site, AttentionCall.scaled(mean, query, key, value, real, scale))
 
 
@@ -137,15 +131,15 @@ class ConvertedTimm(nn.Module):
 
     def __init__(self, host: nn.Module, layer: ConvertedAttention, heads: int, head_dim: int) -> None:
         super().__init__()
-        inherit(self, host, layer)
+        converted.inherit(self, host, layer)
         self.num_heads, self.head_dim = heads, head_dim
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """[B, N, E] -> [B, N, E]"""
         layer = getattr(self, ATTRIBUTE)
         if is_causal:
-            raise refused_call(layer.name, "plain attention", "causal attention")
-        real = None if attn_mask is None else real_keys(attn_mask, layer.name).expand(len(x), -1)
+            raise converted.refused_call(layer.name, "plain attention", "causal attention")
+        real = None if attn_mask is None else converted.real_keys(attn_mask, layer.name).expand(len(x), -1)
         qkv = self._through("qkv", x).unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, N, D] each
         q, k = self._through("q_norm", q), self._through("k_norm", k)
