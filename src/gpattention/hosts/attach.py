@@ -632,26 +632,6 @@ class Handle:
         """
         return self._usual.fitted().flag(self.signals(inputs, **options), rate)
 
-    def _drawn_logits(self, batches: Sequence[Inputs], samples: int, seed: int) -> Tensor:
-        """Draws of a classifier's logits that no temperature divides, of all items.
-
-        Args:
-            batches: of items, numbered through.
-            samples: of each; one where nothing draws.
-            seed: of the draws.
-
-        Returns:
-            [S, B, C] on the CPU.
-        """
-        bare, parts, seen = Handle(self._runner, self.found), list[Tensor](), 0
-        bare._settings = replace(self._settings, temperature=1.0)
-        for batch in batches:
-            found = bare.predict(batch, samples if bare._settings.any_drawn else 1, seed, first_item=seen)
-            assert isinstance(found, Prediction)
-            parts.append(found.logits.cpu())
-            seen += len(found)
-        return torch.cat(parts, 1)
-
     def save(self, folder: str | Path) -> None:
         """Write the settings: `attached.json` and `attached.safetensors`, each in one piece or not at all.
 
