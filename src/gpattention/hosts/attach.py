@@ -449,7 +449,7 @@ class Handle:
                 a language model texts, or inputs whose own tokens are the labels.
             labels: of `data`, where that is inputs alone.
             shifted: the same items in the same order, synthetically shifted, by the names of at least two
-                shifts: inputs, or a loader each.  The strangeness is then made of what tells them apart.
+                shifts: inputs, or a loader each.  The strangeness is then what separates them best.
             **options: those of `FitOptions`; `temperature="adaptive"` fits one that rises with strangeness to
                 clean and shifted items of a classifier.
 

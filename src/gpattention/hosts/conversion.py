@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_model
+from safetensors.torch import save_model
 from torch import nn
 
 from gpattention.checks import check_choice, check_whole
 from gpattention.files import make_folder, read_object, replaced, write_atomically
-from gpattention.models.config import CONVERSION_FILE, check_finite, load_tensors
+from gpattention.models.config import CONVERSION_FILE
 from gpattention.models.converted import ATTRIBUTE, TrainingDraw
 from gpattention.models.projected import KINDS
 
@@ -122,20 +122,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The host's `config.json`; empty if it has none."""
     path = folder / "config.json"
     return read_object(path, nonfinite=True) if path.is_file() else {}  # transformers writes Infinity too
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load every weight in the type it was saved in; missing, unexpected and misshapen ones are errors."""
-    tensors = load_tensors(path)
-    # many hosts have a mask of minus infinity as a buffer
-    check_finite(path, tensors, infinite={name for name, _ in model.named_buffers()})
-    try:
-        for name, own in (*model.named_parameters(), *model.named_buffers()):
-            if name in tensors:
-                own.data = own.data.to(tensors[name].dtype)
-        load_model(model, path, strict=True)
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not fit the model: {error}") from error
 
 
 def plain_weights(folder: Path, record: Conversion) -> str:

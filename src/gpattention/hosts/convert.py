@@ -23,7 +23,7 @@ from gpattention.hosts.families.base import Host, SavedModel, Site
 from gpattention.hosts.predict import NOT_CONVERTED, call_model, check_module
 from gpattention.hosts.sites import FOUND_FORMS, find_sites
 from gpattention.models import EncoderLayer, converted
-from gpattention.models.config import CONVERSION_FILE
+from gpattention.models.config import CONVERSION_FILE, load_weights
 from gpattention.models.converted import ConvertedAttention, TrainingDraw, converted_layers
 from gpattention.models.predict import Inputs, count_items, evaluating
 
@@ -207,7 +207,7 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
         raise ValueError(f"{expected}: gpattention.from_pretrained(folder, host)")
     _convert_again(model, saved.record, folder / CONVERSION_FILE)
     try:
-        conversion.load_weights(model, folder / conversion.WEIGHTS_FILE)
+        load_weights(model, folder / conversion.WEIGHTS_FILE)
     except ValueError as error:
         raise ValueError(f"{error}{conversion.plain_weights(folder, saved.record)}") from error
     return model.eval()

@@ -142,7 +142,7 @@ def as_inputs(inputs: "Inputs | str | Sequence[str]", tokenizer: Any, *, left: b
 
 
 def ids_of(inputs: Inputs) -> Tensor:
-    """The tokens whose followers the model tells.  [B, N]
+    """The tokens whose followers the model predicts.  [B, N]
 
     Args:
         inputs: what the model takes.

@@ -67,7 +67,7 @@ class Settings:
         return any(map(self.drawn, range(len(self.draws))))
 
     def warn_unfitted(self, stacklevel: int) -> None:
-        """Say that variances by these settings are no score yet, or none at all."""
+        """Warn that variances by these settings are no score yet, or none at all."""
         if not self.fitted:
             which, helps = "of a handle that was not fitted", "call handle.fit(held_out, labels)"
         elif not self.any_drawn:
@@ -77,7 +77,7 @@ class Settings:
         warnings.warn(f"variances {which} are no score: {helps}", stacklevel=stacklevel)
 
     def warn_about_origin(self, stacklevel: int) -> None:
-        """Say that nothing tells yet where the queries and keys of causal attention lie."""
+        """Warn that nothing is known yet about where queries and keys of causal attention lie."""
         if not self.fitted:
             why = (
                 "log variances of a handle that was not fitted are centred at the origin and say mostly how "

@@ -31,7 +31,7 @@ class AttentionHealth:
         noise: sigma^2
         prior_stddev: of the outputs.
         posterior_stddev: the same after the keys.
-        stddev_ratio: posterior / prior; near 1 the keys tell the variance nothing.
+        stddev_ratio: posterior / prior; near 1 the keys do not change the variance.
         floor_share: exp(floor - U), U the negative log density of the layer's own outputs per token and
             dimension and `floor` the least it can be; 1 means collapsed to the noise.
     """

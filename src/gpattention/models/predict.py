@@ -119,12 +119,12 @@ class FeatureClassifier(Classifier, Protocol):
 
 # by `hasattr`: where `isinstance` looks, modules inside a module are not seen
 def is_classifier(model: object) -> TypeGuard[Classifier]:
-    """Whether a module does what `Classifier` says, as far as its attributes tell."""
+    """Whether a module has the attributes of a `Classifier`."""
     return all(hasattr(model, name) for name in ("draws", "modules", "parameters"))
 
 
 def has_features(model: object) -> TypeGuard[FeatureClassifier]:
-    """Whether it does what `FeatureClassifier` says."""
+    """Whether a module has the attributes of a `FeatureClassifier`."""
     return is_classifier(model) and hasattr(model, "features") and hasattr(model, "head")
 
 

@@ -109,7 +109,7 @@ class Items:
 
 
 def places_of(index: int | slice | Tensor | Sequence[int], items: int) -> slice | Tensor:
-    """Item numbers [n], a slice, or a mask [B], told from numbers by its type alone: True is no item 1."""
+    """Item numbers [n], a slice, or a mask [B], which differs from numbers by type: True is not item 1."""
     if isinstance(index, slice):
         return index
     if isinstance(index, int):
@@ -237,7 +237,7 @@ class Prediction(Items):
         return make_frame(columns)
 
     def _columns(self) -> dict[str, list[Any]]:
-        """What is told of every item; no mutual information where it says nothing."""
+        """The columns of a table of items, without a mutual information that means nothing."""
         names = ("label", "confidence", "entropy", "expected_entropy")
         found = {name: getattr(self, name).tolist() for name in names}
         if self.drawn and self.samples > 1:

@@ -128,7 +128,7 @@ class LatentProjection(nn.Linear):
 
 
 def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
-    """Whether its weight tells all it does: adapters subclass `nn.Linear` and add to it."""
+    """Whether a module is a linear map and nothing more: adapters subclass `nn.Linear` and add to it."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 

@@ -162,10 +162,8 @@ def _checked(name: str, items: tuple[Tensor, Signals, Tensor | None]) -> Tensor:
     draws = logits[None] if isinstance(logits, Tensor) and logits.ndim == 2 else logits
     check_logits(draws)
     if draws.shape[1] != len(signals) or draws.shape[2] < 2:
-        raise ValueError(
-            f"expected logits of {name} to be of {len(signals)} items, as its signals, and of at least 2 "
-            f"classes, got shape {tuple(logits.shape)}"
-        )
+        expected = f"expected logits of {name} to be of {len(signals)} items, as its signals"
+        raise ValueError(f"{expected}, and of at least 2 classes, got shape {tuple(logits.shape)}")
     if labels is not None:
         check_labels(labels, draws.shape[1], draws.shape[2])
     return draws.detach().cpu().double()

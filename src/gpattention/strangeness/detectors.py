@@ -113,7 +113,7 @@ def relative_mahalanobis(x: Tensor, usual: Gaussians, background: Gaussians) -> 
     """min_k d_k^2 - d_0^2 (Ren et al., "A Simple Fix to Mahalanobis Distance", 2021).
 
     d_0 is the distance to one Gaussian of all classes with its own covariance: what is strange in directions
-    that do not tell classes apart cancels.
+    that do not separate classes cancels.
 
     Args:
         x: [B, E]; RMDS++ if divided by their norms.

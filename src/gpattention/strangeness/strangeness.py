@@ -253,7 +253,7 @@ def _design(t: Tensor, hinges: Tensor) -> Tensor:
 
 
 def _least_squares(design: Tensor, y: Tensor) -> Tensor:
-    """Of least norm where lengths do not tell slopes apart.  [2 + K, P]"""
+    """The solution of least norm, if lengths do not determine the slopes.  [2 + K, P]"""
     return torch.linalg.pinv(design) @ y
 
 
@@ -406,7 +406,7 @@ def _form(signals: Signals) -> dict[str, Any]:
 def choose_weights(
     clean: Tensor, shifted: Mapping[str, Tensor], start: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """Weights of the parts that tell clean from shifted items.
+    """Weights of the parts that separate clean from shifted items.
 
     Parts are added one by one, each as often as it pays, so that the mean AUROC over the shifts is largest
     (Caruana et al., "Ensemble Selection from Libraries of Models", 2004).  How many are added is judged by
@@ -553,8 +553,8 @@ class Strangeness:
             parts: names of `PARTS`.  If not given: entropy, Mahalanobis distance and both profiles, where
                 they can be had; with `shifted`, all that can be had.
             shifted: signals of synthetically shifted items by the names of at least two shifts.  With them
-                parts and weights are those that tell clean from shifted items, each shift judged by a fit to
-                the others; without them weights are equal.
+                parts and weights are those that separate clean from shifted items, each shift judged by a fit
+                to the others; without them weights are equal.
             origins: [m] the item of `signals` that each item of every shift was made of.  Those made of items
                 of the weights' share are used alone, since p-values hold only if nothing has seen calibration
                 items.  If not given, shifted items are taken to be made of other items than `signals`, or of
@@ -622,10 +622,8 @@ class Strangeness:
         """
         least = 1 / (len(self.calibration) + 1)
         if not least <= rate < 1:
-            raise ValueError(
-                f"expected rate from {least:.3g}, which {len(self.calibration)} calibration items allow, "
-                f"to below 1, got {rate}"
-            )
+            allowed = f"from {least:.3g}, which {len(self.calibration)} calibration items allow, to below 1"
+            raise ValueError(f"expected rate {allowed}, got {rate}")
         return self.p_value(signals) <= rate
 
     def explain(self, signals: Signals) -> Explanation:
@@ -689,12 +687,10 @@ def save_fitted(folder: Path, name: str, form: str, record: Mapping[str, Any], t
     """Write NAME.safetensors, then NAME.json, which says which numbers are its own."""
     # clones, since safetensors refuses tensors that share memory
     numbers = save({key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()})
-    text = (
-        json.dumps({"format": form, **record, "sha256": hashlib.sha256(numbers).hexdigest()}, indent=2) + "\n"
-    )
+    described = {"format": form, **record, "sha256": hashlib.sha256(numbers).hexdigest()}
     make_folder(folder)
     write_atomically(folder / f"{name}.safetensors", numbers)
-    write_atomically(folder / f"{name}.json", text.encode())
+    write_atomically(folder / f"{name}.json", (json.dumps(described, indent=2) + "\n").encode())
 
 
 def remove_fitted(folder: Path, name: str) -> None:
@@ -719,10 +715,8 @@ def load_fitted(
     content = numbers.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != record["sha256"]:
-        raise ValueError(
-            f"{numbers}: expected the numbers that {path.name} was written with, sha256 {record['sha256']}, "
-            f"got {found}: save them again"
-        )
+        expected = f"expected the numbers that {path.name} was written with, sha256 {record['sha256']}"
+        raise ValueError(f"{numbers}: {expected}, got {found}: save them again")
     try:
         return record, load(content)
     except SafetensorError as error:

@@ -35,7 +35,7 @@ from gpattention.models import (
     converted,
     warm_start,
 )
-from gpattention.models.config import load_folder
+from gpattention.models.config import load_config
 from gpattention.models.converted import ATTRIBUTE, ConvertedAttention, Request
 from gpattention.models.predict import is_predicting
 from gpattention.models.projected import KeyProjection, ProjectedHeads, is_plain_linear
@@ -146,8 +146,7 @@ class OwnFamily(Family):
         """A transformer of ours as it was before the conversion."""
         if (cls := _model_class(saved)) is None:
             return None
-        config, _ = load_folder(saved.folder, cls.__name__)
-        return cls(cls.config_class.from_dict(config))
+        return cls(cls.config_class.from_dict(load_config(saved.folder, cls.__name__)))
 
 
 def _model_class(saved: SavedModel) -> type[Transformer] | None:
