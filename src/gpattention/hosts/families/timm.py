@@ -26,13 +26,13 @@ class TimmFamily(Family):
     scale_attribute = "scale"
 
     def matches(self, module: nn.Module) -> bool:
-        """By its two linear maps and its number of heads."""
+        """Recognise modules by their two linear maps and number of heads."""
         maps = (getattr(module, name, None) for name in ("qkv", "proj"))
         heads = getattr(module, "num_heads", None)
         return all(isinstance(linear, nn.Linear) for linear in maps) and isinstance(heads, int)
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
-        """Biases, causal and grouped-query attention, and forwards in which no attention call is met."""
+        """Refuse biases, causal and grouped-query attention, and forward methods without attention calls."""
         reasons = base.bias_reasons(module)
         if base.is_patched(module):
             reasons.append("its forward was replaced, by one that would be passed over")
@@ -47,11 +47,11 @@ class TimmFamily(Family):
         return "; ".join(reasons) or None
 
     def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
-        """The instances run their own forward with the fused attention, which is hooked."""
+        """Run the modules' own forward with fused attention, and hook that."""
         return {(site.module, "forward"): partial(_forward, site, hook) for site in sites}
 
     def key_projection(self, site: Site) -> KeyProjection | None:
-        """The host's map to keys, and their norm where it has one; what is not timm's layout is refused."""
+        """The host's projection to keys, and their norm if there is one; refuse other layouts than timm's."""
         unknown = sorted({name for name, _ in site.module.named_children()} - _KNOWN)
         unknown += sorted(name for name, _ in site.module.named_parameters(recurse=False))
         if unknown:
@@ -63,7 +63,7 @@ class TimmFamily(Family):
         return KeyProjection(qkv.weight.chunk(3)[1], bias, None if isinstance(norm, nn.Identity) else norm)
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
-        """Put the converted module where the old one was."""
+        """Replace the module by a converted one."""
         converted.take_place(model, site.module, ConvertedTimm(site.module, layer, site.heads, site.head_dim))
 
 
@@ -77,9 +77,9 @@ def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs
 
 
 def _fused(module: nn.Module) -> nn.Module:
-    """The module as it is with the fused attention: the same parameters and modules under another switch.
+    """The module with fused attention switched on: a copy that shares its parameters and modules.
 
-    The module's own switch is not touched, which other threads read too.
+    The switch of the module itself is not changed, as other threads read it.
     """
     if vars(module).get("fused_attn", True):
         return module
@@ -89,7 +89,7 @@ def _fused(module: nn.Module) -> nn.Module:
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Hands the one attention call on to the hook."""
+    """Passes the one attention call on to the hook."""
 
     def __init__(self, site: Site, hook: AttentionHook) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _AttentionMode(TorchFunctionMode):
 
 
 class ConvertedTimm(nn.Module):
-    """Takes the place, the call and the modules of a timm `Attention`."""
+    """Replaces a timm `Attention`, with its modules and its form of call."""
 
     def __init__(self, host: nn.Module, layer: ConvertedAttention, heads: int, head_dim: int) -> None:
         super().__init__()
