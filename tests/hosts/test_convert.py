@@ -1,6 +1,5 @@
 """Conversion: hosts with more than plain encoders, what is refused, and that failures change nothing."""
 
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -15,6 +14,7 @@ import gpattention
 from gpattention.attention import SoftmaxAttention, build_attention
 from gpattention.hosts.families import FAMILIES, own
 from gpattention.models import Prediction
+from gpattention.models import converted as layers
 from gpattention.models.converted import converted_layers, real_keys
 from gpattention.models.projected import ProjectedCGP, ProjectedSGPA
 from tests.hosts.hosts import HOSTS, SIZES, Host, bert, logits, make
@@ -463,12 +463,11 @@ def test_refusals_change_nothing(family: str) -> None:
     check_undone(host, Exception, None, lambda: gpattention.convert(host.model, example=strange))
 
 
-CONVERTING = sys.modules["gpattention.hosts.convert"]  # the package exports the function of that name
 STEPS = {
     "place": [*((type(family), "place") for family in FAMILIES.values()), (own, "warm_start")],
     "finish": [*((type(family), "finish") for family in FAMILIES.values()), (own, "warm_start")],
     "hook": [(nn.Module, "register_forward_pre_hook"), (nn.Module, "register_forward_hook")],
-    "example": [(CONVERTING, "place_inducing")],
+    "example": [(layers, "place_inducing")],
 }
 
 
