@@ -35,7 +35,7 @@ from gpattention.hosts.fitting import (
 from gpattention.hosts.predict import real_tokens
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.tokens import FITTED, SCORES, Score, TokenUncertainty
-from gpattention.hosts.variance import Placed, causal_variances, placed, unit_variances
+from gpattention.hosts.variance import Placed, causal_variances, kernel_inputs, placed, unit_variances
 from gpattention.models.predict import Inputs, count_items, evaluating, iterate_rows, take
 from gpattention.strangeness.detectors import Gaussians, fit_gaussians, mahalanobis
 from gpattention.strangeness.strangeness import load_fitted, save_fitted
@@ -223,7 +223,7 @@ class Heads:
         noise = self._settings.prior(site.index, site.heads).noise
         frame = self._settings.frame(site.index)
         if call.past is not None and call.q.device.type in TOGETHER_ON:
-            self._waiting[len(self.log_u)] = site, placed(call, noise, frame)
+            self._waiting[len(self.log_u)] = site, placed(call, kernel_inputs(call, frame), noise)
             self.names += _names(site, site.heads)
             self.log_u.append(None)
         else:
