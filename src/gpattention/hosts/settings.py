@@ -1,7 +1,7 @@
-"""What an attached model draws with: scales, noise and powers of every head, and which sites draw.
+"""Settings of an attached model: scales, noises and powers of every head, and which sites draw.
 
-In a folder the numbers are safetensors, and what they belong to is JSON.  The files have names of their own,
-so that they may lie beside the model's.
+A folder has the numbers as safetensors and the rest as JSON.  The names of the files differ from those of
+models, so that they can be in the same folder.
 """
 
 import warnings
