@@ -29,7 +29,6 @@ from gpattention.hosts.predict import (
     Task,
     call_model,
     check_module,
-    check_task,
     generates,
     make_result,
     uncompiled,
@@ -346,16 +345,11 @@ class Handle:
         runner, own = self._runner, self._settings
         settings = own.to(runner.device(inputs))
 
-        def read(part: Inputs) -> Tensor:
-            answer = runner.read(uncompiled(runner.model), part, nullcontext())
-            check_task(runner.task)
-            return answer
-
         def spread(site: Site, call: AttentionCall) -> Tensor | None:
             return runner.log_std(site, call, settings) if settings.drawn(site.index) else None
 
         how: dict[str, Any] = {"sites": self.sites, "spread": spread, "temperature": own.temperature}
-        return host_moments(uncompiled(runner.model), read, inputs, **how, **options)
+        return host_moments(uncompiled(runner.model), runner.class_logits, inputs, **how, **options)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Variances of every token at every site, in one plain pass; also of sites that do not draw.
@@ -464,7 +458,13 @@ class Handle:
         adaptive = options.get("temperature") == "adaptive"
         chosen = FitOptions(**{**options, "temperature": True} if adaptive else options)
         if self.found.writes and self.task in (None, "causal") and generates(self.model):
-            return self._fit_language(data, labels, chosen, unused={"shifted": shifted, "adaptive": adaptive})
+            if shifted is not None or adaptive:
+                got = "shifted items" if shifted is not None else "temperature='adaptive'"
+                raise ValueError(f"expected held-out texts alone for a language model, got {got}")
+            texts = language.text_batches(data, labels, self.tokenizer, chosen.items)
+            fit, tokens = language.fit_language(self._runner, self._settings, texts, chosen, self.tokenizer)
+            self._settings, self._usual = fit.settings, Usual(tokens=tokens, why_not=language.OF_TOKENS)
+            return fit
         batches = collect_batches(data, labels, chosen.items)
         with torch.inference_mode(False):  # the fit needs gradients, even if they are off around it
             fit = fit_settings(self._runner, self._settings, batches, chosen)
@@ -474,17 +474,6 @@ class Handle:
                 fitted, batches, shifted, adaptive=adaptive, samples=chosen.samples, seed=chosen.seed
             )
         self._settings, self._usual = fit.settings, usual
-        return fit
-
-    def _fit_language(
-        self, data: Data, labels: Tensor | None, options: FitOptions, unused: Mapping[str, Any]
-    ) -> Fit:
-        """Fit frames, a scale, and what is usual for every token."""
-        if given := [name for name, value in unused.items() if value]:
-            raise ValueError(f"expected held-out texts alone for a language model, got {', '.join(given)}")
-        batches = language.text_batches(data, labels, self.tokenizer, options.items)
-        fit, tokens = language.fit_language(self._runner, self._settings, batches, options, self.tokenizer)
-        self._settings, self._usual = fit.settings, Usual(tokens=tokens, why_not=language.OF_TOKENS)
         return fit
 
     def token_uncertainty(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from gpattention.attention import Attention, attention_class, list_attention
+from gpattention.checks import require
 from gpattention.hosts.attach import Handle
 from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.predict import call_model, check_module
@@ -78,11 +79,8 @@ def export_onnx(
 
     >>> gpattention.export_onnx(model, "model.onnx", {"input_ids": ids, "attention_mask": mask})
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("ONNX files need the extra 'onnx': pip install 'gpattention[onnx]'") from error
+    for module in ("onnx", "onnxscript"):
+        require(module, extra="onnx", user="export_onnx")
     check_module(model, ": export its host")
     _check_kinds(model)
     if count_items(example) < 2:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gpattention.checks import require
 from gpattention.gp import check_health, deferred_checks
 from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.fitting import (
@@ -81,16 +82,13 @@ def load_language_model(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no folder and no GGUF file {path}")
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise ImportError("language models need transformers: pip install 'gpattention[hf]'") from error
+    transformers: Any = require("transformers", extra="hf", user="load_language_model")
     options: dict[str, Any] = {"local_files_only": True}
     folder = path
     if path.is_file():
         folder, options["gguf_file"] = path.parent, path.name
-    model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     made: torch.nn.Module = model
     return made.train(False).to(device), tokenizer
 

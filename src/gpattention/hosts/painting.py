@@ -13,8 +13,11 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from gpattention.files import visible
+
 LEVELS = 8  # of colour
 DEEPEST = (214, 69, 65)  # red, over white
+BREAKS = "\n\t"  # the unprintable characters of a text that are not escaped
 STRONG = 0.75  # of the range: without colours such pieces stand in brackets
 
 
@@ -55,14 +58,6 @@ def levels_of(values: Tensor, *, standardised: bool) -> list[float | None]:
     return [x if ok else None for x, ok in zip(found, known.tolist(), strict=True)]
 
 
-def printable(piece: str) -> str:
-    """Line breaks and tabs as they are, every other sign that is not printed as its escape."""
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
-        for sign in piece
-    )
-
-
 def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = None) -> None:
     """Print lines in colours, where the terminal has any; elsewhere strong pieces stand in brackets.
 
@@ -88,7 +83,7 @@ def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = No
     for line in lines:
         text = Text()
         for piece, level in zip(line.pieces, line.levels, strict=True):
-            shown, step = printable(piece), round((level or 0.0) * LEVELS)
+            shown, step = visible(piece, BREAKS), round((level or 0.0) * LEVELS)
             if plain:
                 text.append(f"[{shown}]" if (level or 0.0) >= STRONG else shown)
             else:
@@ -114,7 +109,7 @@ def html_of(title: str, lines: Sequence[Painted]) -> str:
             r, g, b = _mixed(round((level or 0.0) * LEVELS))
             colour = f"background:rgb({r},{g},{b});color:#111" if (level or 0.0) * LEVELS >= 0.5 else ""
             style = f' style="{colour}"' if colour else ""
-            spans.append(f'<span title="{escape(note)}"{style}>{escape(printable(piece))}</span>')
+            spans.append(f'<span title="{escape(note)}"{style}>{escape(visible(piece, BREAKS))}</span>')
         rows.append(f'<p style="white-space:pre-wrap;line-height:1.6">{"".join(spans)}</p>')
     heading = f'<p style="font-style:italic">{escape(title)}</p>' if title else ""
     return f'<div style="font-family:system-ui,sans-serif">{heading}{"".join(rows)}</div>'

@@ -363,6 +363,14 @@ class Reader:
         self.head = seen[0][0]
         return answer, seen[0][1]
 
+    def class_logits(self, inputs: Inputs) -> Tensor:
+        """Logits of a plain pass, for moments, which other tasks than classification do not have.  [B, C]"""
+        answer = self.read(uncompiled(self.model), inputs, nullcontext())
+        if self.task != "classification":
+            expected = f"expected task 'classification' with method='moments', got {self.task!r}"
+            raise ValueError(f"{expected}: draw instead")
+        return answer
+
     def _refuse(self, wanted: str, found: str) -> NoReturn:
         helps = f"where batches are not the first axis, pass call= to {self.function}"
         raise ValueError(f"expected one answer {wanted}, got {found}: {helps}")
@@ -404,12 +412,6 @@ def _find_task(model: nn.Module, output: Any) -> Task:
     if logits.ndim == 2:
         return "classification"
     return "causal" if generates(model) else "tokens"
-
-
-def check_task(task: Task | None) -> None:
-    """Refuse moments of other tasks than the classification of items."""
-    if task not in (None, "classification"):
-        raise ValueError(f"expected task 'classification' with method='moments', got {task!r}: draw instead")
 
 
 def generates(model: nn.Module) -> bool:
@@ -541,13 +543,7 @@ def predict(
     reader = Reader(host, call or call_model, task, "predict")
 
     if method == "moments":
-
-        def read(part: Inputs) -> Tensor:
-            logits = reader.read(host, part, nullcontext())
-            check_task(reader.task)
-            return logits
-
-        return host_moments(host, read, inputs, variances=variances, **rows)
+        return host_moments(host, reader.class_logits, inputs, variances=variances, **rows)
 
     def answer(rows: Rows, shared: Shared) -> tuple[Tensor, Sequence[Tensor | None]]:
         request = Request("independent" if drawing else "none", rows.noise, variances, shared.draws)

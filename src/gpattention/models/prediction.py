@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpattention.checks import check_tensor
+from gpattention.checks import check_tensor, require
 from gpattention.gp import NonFiniteError
 
 if TYPE_CHECKING:
@@ -262,11 +262,9 @@ class Prediction(Items):
 
 def make_frame(columns: Mapping[str, Any]) -> "DataFrame":
     """A table of pandas, which is imported only here."""
-    try:
-        from pandas import DataFrame
-    except ImportError as error:
-        raise ImportError("to_frame needs pandas: pip install 'gpattention[train]'") from error
-    return DataFrame(columns)
+    pandas: Any = require("pandas", extra="train", user="to_frame")
+    frame: DataFrame = pandas.DataFrame(columns)
+    return frame
 
 
 def differ(draws: Tensor) -> bool:

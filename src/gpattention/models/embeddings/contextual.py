@@ -4,12 +4,10 @@ A *learned* embedding is the model's own token table, trained with the rest of i
 `Vocabulary`: it needs nothing here, and its frozen part is `NoEmbedding`.
 """
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -21,18 +19,6 @@ from gpattention.checks import check_count
 from gpattention.files import digest, make_folder, write_atomically
 from gpattention.models.config import check_finite
 from gpattention.numerics import NonFiniteError
-
-
-def require(module: str, *, extra: str, user: str) -> ModuleType:
-    """The module, or an `ImportError` that says which extra of this library brings it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise  # the package is there, and something it needs is not
-        needs = f"{user} needs {module}: pip install 'gpattention[{extra}]'"
-        raise ImportError(needs, name=module) from error
-
 
 Sentences = Sequence[Sequence[str]]
 
