@@ -236,11 +236,11 @@ def test_ignored_tokens_say_nothing_about_the_temperature() -> None:
 def test_the_likelihood_averages_probabilities() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(5, 7, 3), torch.randint(0, 3, (7,))
-    result = log_likelihood(logits, labels, "classification", log_temperature=ZERO, log_residual=ZERO)
+    result = log_likelihood(logits, labels, "classification", ZERO)
     probs = logits.softmax(-1).mean(0)
     torch.testing.assert_close(result, probs.gather(-1, labels[:, None])[:, 0].log())
     values, targets = torch.randn(9, 7, 2), torch.randn(7, 2)
-    result = log_likelihood(values, targets, "regression", log_temperature=ZERO, log_residual=ZERO)
+    result = log_likelihood(values, targets, "regression", ZERO)
     normal = torch.distributions.Normal(values.mean(0), (values.var(0) + 1).sqrt())
     torch.testing.assert_close(result, normal.log_prob(targets).sum(-1))
 

@@ -86,7 +86,7 @@ class Runner(Reader):
         def mean(part: Inputs, shared: Shared) -> object:
             return self.measure(part, settings, keep=False, shared=shared)
 
-        drawing = [site.module for site in self.sites if settings.drawn(site.index)]
+        drawing = [self.sites[index].module for index in settings.drawing]
         first = mean if variance_from == "mean" else None
         sharing = Sharing(self.model, drawing, answer, self.known, first, share)
         return sharing.run(inputs, seed=seed, **options)

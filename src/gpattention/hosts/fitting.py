@@ -123,14 +123,13 @@ class Candidate:
     @property
     def draws(self) -> int:
         """Number of sites that draw."""
-        return sum(map(self.settings.drawn, range(len(self.settings.draws))))
+        return len(self.settings.drawing)
 
     @property
     def passes(self) -> float:
         """The cost of ten draws in plain passes, if all sites cost the same and early ones run once."""
-        sites = range(len(self.settings.draws))
-        first = next((index for index in sites if self.settings.drawn(index)), None)
-        return 1.0 if first is None else (first + DRAWS * (len(sites) - first)) / len(sites)
+        sites, drawing = len(self.settings.draws), self.settings.drawing
+        return (drawing[0] + DRAWS * (sites - drawing[0])) / sites if drawing else 1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # its fields are too long to print
@@ -331,15 +330,13 @@ def log_likelihood(
     answers: Tensor,  # [S, M, C] or [S, B, D]
     labels: Tensor,  # [M] or [B, D]
     task: Task,
-    *,
-    log_temperature: Tensor,
-    log_residual: Tensor,
+    log_last: Tensor,  # of the temperature, or of the residual variance in regression
 ) -> Tensor:
     """log of the probability of every label, or density of every item, averaged over samples.  [M]"""
     if task != "regression":
-        return label_log_likelihoods(answers, labels, log_temperature)
+        return label_log_likelihoods(answers, labels, log_last)
     spread = answers.var(0) if len(answers) > 1 else torch.zeros_like(answers[0])  # [B, D]
-    variance = spread + log_residual.exp()
+    variance = spread + log_last.exp()
     error = (labels - answers.mean(0)).square()
     return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
 
@@ -350,7 +347,12 @@ class Scorer:
 
     runner: "Runner"
     options: FitOptions
-    task: Task  # what the model answers
+    task: Task
+
+    @property
+    def last(self) -> str:
+        """The setting that acts on drawn answers."""
+        return "residual" if self.task == "regression" else "temperature"
 
     def finish(
         self, settings: Settings, batches: Iterable[Batch], *, tempers: bool = True
@@ -366,8 +368,7 @@ class Scorer:
                 """Mean negative log-likelihood, and its slope."""
                 x = torch.tensor(log_residual, dtype=torch.float64, requires_grad=True)
                 with torch.enable_grad():
-                    logs = {"log_temperature": x, "log_residual": x}
-                    nll = -log_likelihood(answers, labels, self.task, **logs).mean()
+                    nll = -log_likelihood(answers, labels, self.task, x).mean()
                 return float(nll), float(torch.autograd.grad(nll, x)[0])
 
             least, most = map(math.log, RESIDUALS)
@@ -407,11 +408,8 @@ class Scorer:
 
     def score(self, settings: Settings, answers: Tensor, labels: Tensor) -> Tensor:
         """The log-likelihood of every labelled item or token.  [M]"""
-        logs = {
-            f"log_{name}": torch.tensor(max(getattr(settings, name), 1e-12), dtype=torch.float64).log()
-            for name in ("temperature", "residual")
-        }
-        return log_likelihood(answers, labels, self.task, **logs)
+        last = torch.tensor(max(getattr(settings, self.last), 1e-12), dtype=torch.float64)
+        return log_likelihood(answers, labels, self.task, last.log())
 
 
 def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> list[tuple[str, Settings]]:
@@ -459,10 +457,8 @@ def _free_numbers(scorer: Scorer, settings: Settings, level: Level) -> dict[str,
         "noise": share(settings.noise.log()),
         "power": share(settings.power.clamp(0.02, 0.98).logit()),
     }
-    if scorer.task == "regression":
-        numbers["residual"] = torch.tensor(max(settings.residual, 1e-3)).log()
-    elif scorer.options.temperature:
-        numbers["temperature"] = torch.tensor(settings.temperature).log()
+    if scorer.task == "regression" or scorer.options.temperature:
+        numbers[scorer.last] = torch.tensor(max(getattr(settings, scorer.last), 1e-3)).log()
     return {name: x.requires_grad_() for name, x in numbers.items()}
 
 
@@ -489,7 +485,7 @@ def _descend(
     numbers = _free_numbers(scorer, settings, level)
     learnt = list(numbers.values())
     optimiser = torch.optim.Adam(learnt, lr=options.learning_rate, betas=(0.8, 0.95))
-    fixed = {n: torch.tensor(max(getattr(settings, n), 1e-12)).log() for n in ("temperature", "residual")}
+    fixed = torch.tensor(max(getattr(settings, scorer.last), 1e-12)).log()
     samples = max(2, options.samples // 2)  # fewer than for comparisons
     small = _endless(batches, options.batch_size, options.seed)
     for step, batch in zip(options.reported(title or level, range(options.steps)), small, strict=False):
@@ -497,8 +493,8 @@ def _descend(
         with torch.enable_grad():
             own = _with_numbers(settings, numbers)
             answers, labels = scorer.draw(own, batch, samples, seed, len(batch) * samples)
-            logs = {f"log_{n}": numbers.get(n, x).to(answers.device) for n, x in fixed.items()}
-            loss = -log_likelihood(answers, labels, scorer.task, **logs).mean()
+            log_last = numbers.get(scorer.last, fixed).to(answers.device)
+            loss = -log_likelihood(answers, labels, scorer.task, log_last).mean()
             # not backward(), which would add gradients to the host's weights
             gradients = torch.autograd.grad(loss, learnt)
         for number, gradient in zip(learnt, gradients, strict=True):
@@ -603,8 +599,7 @@ def bounds_reached(settings: Settings) -> tuple[str, ...]:
 
     The best value may be beyond it, so that the number is no estimate.
     """
-    drawing = [index for index in range(len(settings.draws)) if settings.drawn(index)]
-    numbers = {name: getattr(settings, name)[drawing].flatten().tolist() for name in BOUNDS}
+    numbers = {name: getattr(settings, name)[settings.drawing].flatten().tolist() for name in BOUNDS}
     numbers["residual"] = [settings.residual] if settings.residual else []  # of regression alone
     sentences = []
     for name, values in numbers.items():

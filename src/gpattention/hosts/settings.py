@@ -62,9 +62,14 @@ class Settings:
         return any(frame is not None for frame in self.frames)
 
     @property
+    def drawing(self) -> list[int]:
+        """The sites that draw."""
+        return [index for index in range(len(self.draws)) if self.drawn(index)]
+
+    @property
     def any_drawn(self) -> bool:
         """Whether any site draws."""
-        return any(map(self.drawn, range(len(self.draws))))
+        return bool(self.drawing)
 
     def warn_unfitted(self, stacklevel: int) -> None:
         """Warn that variances by these settings are no score yet, or none at all."""
@@ -154,7 +159,7 @@ def describe(model: str, found: Found, settings: Settings, *, attached: bool) ->
     """A table with a line for each site, and lines for what was left alone."""
     head = f"{'attached to' if attached else 'detached from'} {model}: {len(found.sites)} sites"
     fitted = "fitted" if settings.fitted else "not fitted"
-    head += f", {sum(settings.drawn(i) for i in range(len(found.sites)))} draw ({fitted})"
+    head += f", {len(settings.drawing)} draw ({fitted})"
     rows = [("site", "kind", "heads", "scale", "noise", "power")]
     for index, site in enumerate(found.sites):
         numbers = (getattr(settings, name)[index, : site.heads].tolist() for name in _NUMBERS)
