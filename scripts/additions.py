@@ -81,7 +81,7 @@ class CosineAttention(KernelAttention):
     "data set": Addition(
         (("data/odd_digits.py", "", '''"""The bundled digits, split in another way."""
 
-from gpattention.data.catalogue import Entry, register
+from gpattention.data.catalogue import register
 from gpattention.data.datasets import ImageData
 from gpattention.data.digits import load_digits
 
@@ -91,7 +91,7 @@ def load_odd_digits(seed: int = 0, *, augment: bool = False) -> ImageData:
     return load_digits(seed + 1, augment=augment)
 
 
-register(Entry("odd-digits", "images", "digits of another split", "CC BY 4.0", "", load_odd_digits))
+register("odd-digits", "images", "digits of another split", "CC BY 4.0", "", load_odd_digits)
 '''),),
         "gpattention data list | grep odd-digits && gpattention train recipes/digits-cgp.toml --set data.name=odd-digits"
         f" --run made/odd {TINY}",

@@ -15,13 +15,32 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "gpattention"
 SHORT = 60  # lines of a file that may be a fragment
 LIMITS = {"files": 220, "code": 27_000, "median": 120, "short": 0.12, "tests": 32_000}
+# The limits of code and tests are those of the first house.  These files, each whole, and their tests came
+# with later work; the two are counted without them as well.
+LATER = """
+attention/kep_svgp.py cli/tokens.py data/imdb.py data/text_shifts.py evaluation/suites/criterion.py
+evaluation/suites/examples.py gp/causal.py gp/closed.py gp/roots.py gp/singular.py graphs.py
+hosts/families/decoders.py hosts/generating.py hosts/language.py hosts/moments.py hosts/painting.py
+hosts/sharing.py hosts/signals.py hosts/tokens.py hosts/usual.py metrics/resampling.py models/encoder.py
+models/moments.py models/signals.py ops/operators.py reports/sections/verdict.py strangeness
+studies/ray_cluster.py studies/verdicts.py
+"""
+LATER_TESTS = """
+cli/test_tokens.py data/test_imdb.py data/test_text_shifts.py evaluation/suites/test_criterion.py
+gp/test_causal_variance.py gp/test_closed.py gp/test_singular.py hosts/decoder_hosts.py
+hosts/test_decoders.py hosts/test_language.py hosts/test_moments.py hosts/test_sharing.py
+hosts/test_signals.py hosts/test_usual.py metrics/test_resampling.py models/test_encoder.py
+models/test_moments.py models/test_signals.py ops/test_operators.py oracles/causal_rows.py
+oracles/moments.py oracles/signals.py oracles/singular.py oracles/strangeness.py strangeness
+studies/test_ray_cluster.py studies/test_verdicts.py test_graphs.py
+"""
 
 
 def code_lines(path: Path) -> int:
@@ -41,6 +60,21 @@ def code_lines(path: Path) -> int:
     )
 
 
+def lines_of(path: Path) -> int:
+    """All lines of a file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def total(count: Callable[[Path], int], root: Path, names: Sequence[str] = (".",)) -> int:
+    """The sum of a count over the files below these names."""
+    places = [root / name for name in names]
+    if missing := [place for place in places if not place.exists()]:
+        raise FileNotFoundError(f"{missing[0]} is listed in {Path(__file__).name} and not there")
+    return sum(
+        count(path) for place in places for path in ([place] if place.is_file() else place.rglob("*.py"))
+    )
+
+
 def sizes() -> int:
     """Print a table of rooms; 1 if the house is larger than it should be."""
     rooms: dict[str, list[Path]] = {}
@@ -50,11 +84,9 @@ def sizes() -> int:
     print(f"{'room':<12}{'files':>6}{'lines':>7}{'code':>7}{'<60':>5}{'tests':>7}")
     lengths, code = [], 0
     for room, paths in rooms.items():
-        here = [len(path.read_text(encoding="utf-8").splitlines()) for path in paths]
+        here = [lines_of(path) for path in paths]
         lines = sum(map(code_lines, paths))
-        beside = sum(
-            len(p.read_text(encoding="utf-8").splitlines()) for p in (ROOT / "tests" / room).rglob("*.py")
-        )
+        beside = sum(lines_of(path) for path in (ROOT / "tests" / room).rglob("*.py"))
         print(
             f"{room:<12}{len(paths):>6}{sum(here):>7}{lines:>7}{sum(n < SHORT for n in here):>5}{beside:>7}"
         )
@@ -65,7 +97,11 @@ def sizes() -> int:
         "code": code,
         "median": statistics.median(lengths),
         "short": sum(n < SHORT for n in lengths) / len(lengths),
-        "tests": sum(len(p.read_text(encoding="utf-8").splitlines()) for p in (ROOT / "tests").rglob("*.py")),
+        "tests": total(lines_of, ROOT / "tests"),
+    }
+    first = {
+        "code": code - total(code_lines, PACKAGE, LATER.split()),
+        "tests": found["tests"] - total(lines_of, ROOT / "tests", LATER_TESTS.split()),
     }
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     size = sum((ROOT / name.decode()).stat().st_size for name in tracked.split(b"\0") if name)
@@ -75,6 +111,8 @@ def sizes() -> int:
         failed |= not kept
         shown = f"{value:.3f}" if name == "short" else f"{value:,.0f}"
         print(f"{name:<8}{shown:>9}   limit {LIMITS[name]:,}{'' if kept else '   beyond it'}")
+    for name, value in first.items():
+        print(f"{name:<8}{value:>9,}   limit {LIMITS[name]:,}, without the files that came with later work")
     print(f"tracked {size / 2**20:>9.1f}   MiB")
     return int(failed)
 

@@ -21,15 +21,15 @@ Figures = dict[tuple[str, str, str, str], tuple[float, float, int]]  # of model,
 
 
 def main() -> int:
-    """Renew all recipes, or tell which are not up to date."""
+    """Renew all recipes, or list those that are not up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, fail where one would change")
     check = parser.parse_args().check
-    told = given()
+    found = given()
     stale = []
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         before = recipe.read_text()
-        after = with_block(before, told.get(recipe.stem, []))
+        after = with_block(before, found.get(recipe.stem, []))
         if after != before:
             stale.append(recipe.name)
             if not check:
@@ -87,15 +87,17 @@ def lines_of(plan: str, model: str, figures: Figures) -> list[str]:
     return [f"#   {plan}, {model}, {seeds} {'seed' if seeds == 1 else 'seeds'}", *lines]
 
 
-def with_block(recipe: str, told: list[str]) -> str:
+def with_block(recipe: str, given_lines: list[str]) -> str:
     """The recipe with the block where its header comment ends, in place of an older one."""
     lines = recipe.splitlines()
     end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
     start = next((i for i, line in enumerate(lines[:end]) if line.startswith(TITLE)), end)
     block = (
-        [f"{TITLE} with a plan's changes, mean and standard error (more in results/PLAN):"] if told else []
+        [f"{TITLE} with a plan's changes, mean and standard error (more in results/PLAN):"]
+        if given_lines
+        else []
     )
-    return "\n".join([*lines[:start], *block, *told, *lines[end:]]) + "\n"
+    return "\n".join([*lines[:start], *block, *given_lines, *lines[end:]]) + "\n"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gpattention.cli.main import command_line
 
 @dataclass(frozen=True)
 class Option:
-    flags: tuple[str, ...]  # empty: it is told by its place
+    flags: tuple[str, ...]  # empty: it is given by its place
     takes: str  # "nothing", or what its value is called
 
 

@@ -43,11 +43,11 @@ def test_cola(tmp_path: Path, run: Run) -> None:
         "--further-epochs", "1", "--further-learning-rate", "0.005", "--samples", "2",
         "--runs", str(tmp_path / "runs"), "--device", "cpu", "-o", str(out),
     ]  # fmt: skip
-    told, err = run(*words)
-    assert "| attached, as `fit` chose |" in told
+    output, err = run(*words)
+    assert "| attached, as `fit` chose |" in output
     for row in ("tuned on", "converted to direct, tuned on", "converted to direct, tuned on, temperature",
-                "minus temperature | in MCC", "minus tuned on, temperature | in MCC"):  # fmt: skip
-        assert f"| {row} |" in told
+                "minus temperature | test in MCC", "minus tuned on, temperature | test in MCC"):  # fmt: skip
+        assert f"| {row} |" in output
     for what in ("host", "tuned-on", "converted-direct"):
         assert f"seed 1 {what} fine-tuning" in err
     assert {file.name for file in out.iterdir()} == {
@@ -61,11 +61,11 @@ def test_cola(tmp_path: Path, run: Run) -> None:
     assert float(mean["mean"]) == pytest.approx(sum(single) / 2)
     assert float(mean["standard_error"]) == pytest.approx(abs(single[0] - single[1]) / 2)
     assert "fine-tuning" not in run(*words).err  # what is finished is read
-    told = run(*words, "--finished", "--against", "plain").out
-    assert "| minus plain | in MCC |" in told
-    assert "minus temperature" not in told
-    told = run(*words, "--finished", "--convert-from", "pretrained").out
-    assert "converted to direct" not in told  # none is finished
+    output = run(*words, "--finished", "--against", "plain").out
+    assert "| minus plain | test in MCC |" in output
+    assert "minus temperature" not in output
+    output = run(*words, "--finished", "--convert-from", "pretrained").out
+    assert "converted to direct" not in output  # none is finished
     assert "convert_from='pretrained'" in (out / "cola.md").read_text()
 
 
@@ -79,11 +79,13 @@ def test_images(tmp_path: Path, run: Run) -> None:
         "adopt", "images", str(tmp_path / "runs"), "--limit", "40", "--samples", "2", "--corruptions", "fog",
         "--severities", "3", "--device", "cpu", "-o", str(tmp_path / "out"),
     ]  # fmt: skip
-    told = run(*words).out
-    assert "## tiny-softmax" in told
-    assert "AUROC entropy" in told
-    assert "note: reduced: at most 40 images of each set" in told
-    assert "cgp is left out" in told
+    output = run(*words).out
+    assert "## tiny-softmax" in output
+    assert "| test corr. NLL |" in output
+    assert "| test AUROC entropy |" in output
+    assert "Figures are on test items; all that is fitted or chosen uses validation items alone." in output
+    assert "note: reduced: at most 40 images of each set" in output
+    assert "cgp is left out" in output
     assert (tmp_path / "out" / "images.md").is_file()
 
 

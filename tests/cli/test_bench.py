@@ -33,11 +33,11 @@ class TestStep:
     def test_prints_a_table_and_writes_numbers(self, tmp_path: Path, run: Run) -> None:
         file = tmp_path / "new" / "bench.json"
         options = ["--kinds", "kernel", "--batch", "1", "--repeats", "1", "--device", "cpu"]
-        told = run("bench", "step", *options, "--json", str(file), "--out", str(tmp_path)).out
+        output = run("bench", "step", *options, "--json", str(file), "--out", str(tmp_path)).out
         document = json.loads(file.read_text())
         names = [row["name"] for row in document["step"]["rows"]]
         assert names == [SOFTMAX, "kernel", PAPER_KERNEL]
-        assert all(f"\n{name} " in told for name in names)
+        assert all(f"\n{name} " in output for name in names)
         facts = environment(torch.device("cpu"))
         assert document["environment"].keys() == facts.keys()
         assert document["environment"]["torch"] == torch.__version__
@@ -50,16 +50,16 @@ class TestStep:
     def test_a_baseline_that_is_not_the_same_attention_fails(self, monkeypatch, run: Run) -> None:
         monkeypatch.setattr("gpattention.studies.bench_paper.gap_to_ours", lambda _: 1e-3)
         options = ["--kinds", "softmax", "--batch", "1", "--repeats", "1", "--device", "cpu"]
-        told = run("bench", "step", *options, code=1).out
-        assert "differ from our mathematics by paper-kernel 1e-03" in told
+        output = run("bench", "step", *options, code=1).out
+        assert "differ from our mathematics by paper-kernel 1e-03" in output
 
 
 @pytest.mark.usefixtures("small")
 def test_lengths(tmp_path: Path, run: Run) -> None:
     options = ["--kinds", "scgp,softmax", "--longest", "4096", "--device", "cpu", "--out", str(tmp_path)]
-    told = run("bench", "length", *options).out
-    assert "Fitted powers of the number of tokens" in told
-    assert "at no measured length" in told  # equal times are not faster
+    output = run("bench", "length", *options).out
+    assert "Fitted powers of the number of tokens" in output
+    assert "at no measured length" in output  # equal times are not faster
     rows = json.loads((tmp_path / "length.json").read_text())["length"]["rows"]
     assert [row["tokens"] for row in rows] == [1024, 2048, 4096] * 3
     assert (tmp_path / "length-fits.csv").read_text().startswith("model,batch,what,exponent")
@@ -78,23 +78,23 @@ def test_figures_without_matplotlib_are_drawn_later(tmp_path: Path, monkeypatch,
 
 def test_predictions(run: Run) -> None:
     options = ["--kinds", "kernel", "--images", "2", "--samples", "2", "--repeats", "1", "--device", "cpu"]
-    told = run("bench", "predict", *options, "--eager").out
-    assert "images/s" in told
-    assert "2 images on the device, 2 samples" in told
+    output = run("bench", "predict", *options, "--eager").out
+    assert "images/s" in output
+    assert "2 images on the device, 2 samples" in output
 
 
 @pytest.mark.usefixtures("small")
 def test_the_cpu_part_has_all_tables(tmp_path: Path, run: Run) -> None:
     options = ["--kinds", "softmax", "--batch", "1", "--repeats", "1", "--out", str(tmp_path)]
-    told = run("bench", "cpu", *options).out
-    assert "ms/step" in told
-    assert "65,536" in told
+    output = run("bench", "cpu", *options).out
+    assert "ms/step" in output
+    assert "65,536" in output
     assert {"cpu.json", "cpu.md", "cpu-step.csv", "cpu-length.csv"} <= {
         file.name for file in tmp_path.iterdir()
     }
 
 
 def test_floors(run: Run) -> None:
-    told = run("bench", "floor", "--kinds", "softmax,scgp-16").out
-    assert "computed, not measured" in told
-    assert told.count("\nscgp-16 ") == 1
+    output = run("bench", "floor", "--kinds", "softmax,scgp-16").out
+    assert "computed, not measured" in output
+    assert output.count("\nscgp-16 ") == 1

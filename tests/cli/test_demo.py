@@ -50,7 +50,7 @@ def test_a_demo_replaces_no_other_run(tmp_path: Path, run: Run) -> None:
     (tmp_path / "softmax").mkdir()
     for written in ('{"name": "thesis"}', "{"):
         (tmp_path / "softmax" / "recipe.json").write_text(written)
-        err = run("demo", "--run", tmp_path, "--models", "softmax", *FEW, code=2).err
+        err = run("demo", "--run", tmp_path, "--models", "softmax", "--jobs", "1", *FEW, code=2).err
         assert "holds a run that is not the demo's" in err
         assert (tmp_path / "softmax" / "recipe.json").read_text() == written
 

@@ -114,7 +114,7 @@ def test_a_clock_that_goes_backwards(
     for command in ("train", "evaluate", "sweep", "report"):
         assert main(COMMANDS[command][0]) == 0, command
     assert main(["status", "out", "runs"]) == 0
-    told = capsys.readouterr().out
-    assert not re.search(r"-\d+(\.\d+)? (s|min|h)\b", told)
+    output = capsys.readouterr().out
+    assert not re.search(r"-\d+(\.\d+)? (s|min|h)\b", output)
     events = ({"time": 100.0, "event": "phase"}, {"time": 40.0, "event": "validated"}, {"time": 50.0})
     assert wall_seconds(events) == 10.0

@@ -195,7 +195,7 @@ def test_seeds_have_a_range(arguments: list[str], run: Run) -> None:
     ("words", "listens", "kept"),
     [
         (["models"], "models.list_attention", ""),
-        (["evaluate", "."], "evaluate.find_runs", f"; {GOES_ON}\n  gpattention evaluate ."),
+        (["evaluate", "."], "evaluate.runs_below", f"; {GOES_ON}\n  gpattention evaluate ."),
     ],
 )
 def test_signals_end_every_command_in_order(
@@ -241,8 +241,8 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     )
     assert isinstance(child.stdout, io.BufferedReader)
     child.stdout.close()  # as `head` does
-    _, told = child.communicate(timeout=60)
-    assert told == b""
+    _, shown = child.communicate(timeout=60)
+    assert shown == b""
     assert child.returncode == 1
 
 

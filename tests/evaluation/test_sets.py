@@ -44,8 +44,8 @@ def test_what_is_outside_and_what_is_missing(root: Path) -> None:
     np.savez(root / "ood" / "wrong.npz", images=np.zeros((3, 9, 9, 3), np.uint8))
     (root / "ood" / ".hidden").mkdir()
     found = find_outside(load_cifar(CIFAR10, root, subset=True), root)
-    assert set(found.images) == {"textures-subset", "holidays", "tiny-standin", "wrong"}
-    assert found.images["textures-subset"]().shape == (1, 3, 32, 32)
+    assert set(found.images) == {f"ood/{x}" for x in ("textures-subset", "holidays", "tiny-standin", "wrong")}
+    assert found.images["ood/textures-subset"]().shape == (1, 3, 32, 32)
     notes = "\n".join(found.notes)
     assert "ood/textures-subset: 1 of 5640 images" in notes
     assert "ood/tiny-standin is a stand-in" in notes
@@ -62,12 +62,12 @@ def test_the_other_cifar(root: Path) -> None:
     np.savez(root / "ood" / "cifar100-subset.npz", images=np.zeros((3, 32, 32, 3), np.uint8))
     found = find_outside(load_cifar(CIFAR10, root, subset=True), root)
     images = load_cifar(CIFAR100, root, subset=True).test.images
-    assert set(found.images) == {"cifar100-subset"}
-    assert found.images["cifar100-subset"]().equal(images)
+    assert set(found.images) == {"ood/cifar100-subset"}
+    assert found.images["ood/cifar100-subset"]().equal(images)
     assert f"ood/cifar100-subset: {len(images)} of 10000 test images" in found.notes
     assert any("cifar100-subset.npz is left out" in note for note in found.notes)  # of the same name
     back = find_outside(load_cifar(CIFAR100, root, subset=True), root)
-    assert "cifar10-subset" in back.images
+    assert "ood/cifar10-subset" in back.images
 
 
 @pytest.fixture(scope="module")
@@ -267,10 +267,10 @@ def test_temperatures_of_sentences_under_shift(
     assert all(torch.equal(shifted.stored[name], x) for name, x in together.items())  # type: ignore[index]
     assert torch.equal(shifted.labels, labels.repeat(len(by_hand)))  # type: ignore[arg-type]
     logits, signals, all_labels = items(together, shifted.labels)  # type: ignore[arg-type]
-    told = {r.predictor: r.detail["temperature"] for r in clean.records if "temperature" in r.detail}
+    fitted = {r.predictor: r.detail["temperature"] for r in clean.records if "temperature" in r.detail}
     expected = fit_temperature(logits, all_labels)
-    assert told["model+shift_temperature"] == pytest.approx(expected, rel=1e-4)
-    assert len(set(told.values())) == 3
+    assert fitted["model+shift_temperature"] == pytest.approx(expected, rel=1e-4)
+    assert len(set(fitted.values())) == 3
     each = len(labels)
     groups = {
         name: (logits[:, i * each :][:, :each], signals[i * each :][:each], labels)

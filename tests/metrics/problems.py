@@ -11,7 +11,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def predictions(count: int, classes: int, seed: int = 0, sharp: float = 2.0) -> Problem:
-    """Over-confident ones: labels are drawn from softer probabilities than those told."""
+    """Over-confident ones: labels are drawn from softer probabilities than the returned ones."""
     logits = sharp * torch.randn(count, classes, dtype=torch.float64, generator=seeded(seed))
     labels = torch.multinomial((logits / 2).softmax(-1), 1, generator=seeded(seed + 1))[:, 0]
     return logits.softmax(-1), labels

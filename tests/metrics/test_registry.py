@@ -31,8 +31,8 @@ BAD_ITEMS = (
     (PROBS, LABELS[:3], rf"{WHOLE} of shape \[4\]", r"\(3,\)"),
     (PROBS, LABELS.double(), WHOLE, "float64"),
     (PROBS, LABELS > 0, WHOLE, "bool"),
-    (PROBS.numpy(), LABELS, "probs to be a tensor", "ndarray: torch.as_tensor"),
-    (PROBS, LABELS.tolist(), "labels to be a tensor", "list: torch.as_tensor"),
+    (PROBS.numpy(), LABELS, "probs to be a tensor", "ndarray: convert it by torch.as_tensor"),
+    (PROBS, LABELS.tolist(), "labels to be a tensor", "list: convert it by torch.as_tensor"),
     (PROBS, LABELS * 0 + 3, "labels from 0 to 2", "3"),
     (PROBS, LABELS * 0 - 1, "labels from 0 to 2", "-1"),
 )

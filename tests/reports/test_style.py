@@ -1,4 +1,4 @@
-"""Colours can be told apart with any colour vision, and read on either background."""
+"""Colours differ clearly with any colour vision, and read on either background."""
 
 from itertools import combinations
 

@@ -160,7 +160,7 @@ def test_sets_of_other_images_on_disk(tmp_path: Path) -> None:
     for name in ("mine", "a\x1b[2J", "x" * 250, "b\nc"):
         (tmp_path / "ood" / name).mkdir(parents=True)
     found = find_outside(load("cifar10", tmp_path, subset=True), tmp_path)
-    assert {name for name in found.images if "cifar" not in name} == {"mine"}
+    assert {name for name in found.images if "cifar" not in name} == {"ood/mine"}
     left = [note for note in found.notes if "is left out" in note]
     assert len(left) == 3
     assert all(note.isprintable() and REFUSED in note for note in left)

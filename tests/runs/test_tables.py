@@ -243,7 +243,7 @@ def of_paper(tmp_path_factory: pytest.TempPathFactory) -> PaperTable:
 def test_the_papers_tables(of_paper: PaperTable, text: str) -> None:
     made = replace(
         of_paper,
-        title=text,
+        spec=replace(of_paper.spec, title=text),
         rows=tuple(replace(row, label=text, group=text, recipe=text) for row in of_paper.rows[-2:]),
         notes=tuple(replace(note, text=text) for note in of_paper.notes),
     )

@@ -62,9 +62,10 @@ def test_differences_are_paired_by_seed() -> None:
 def test_markdown() -> None:
     lines = to_markdown(CELLS, [NLL, MCC, Column(SUITE, "ood/x", "nll", head="nowhere")]).splitlines()
     assert lines[0] == "## g"
-    assert lines[2] == "|  | in NLL | in MCC | seeds |"
-    assert lines[4] == "| plain | 0.900 ± 0.058 | 0.500 ± 0.000 | 3 |"
-    assert lines[6] == "| converted to cgp, tuned on | 0.500 | 0.600 | 1 |"
+    assert lines[2].startswith("Figures are on test items")
+    assert lines[4] == "|  | in NLL | in MCC | seeds |"
+    assert lines[6] == "| plain | 0.900 ± 0.058 | 0.500 ± 0.000 | 3 |"
+    assert lines[8] == "| converted to cgp, tuned on | 0.500 | 0.600 | 1 |"
     assert "| plain | **+0.197 ± 0.003** | +0.000 ± 0.000 |" in lines
     assert "| converted to cgp, tuned on | -0.110 | +0.100 |" in lines
     assert "minus" not in to_markdown(CELLS[:3], [NLL])

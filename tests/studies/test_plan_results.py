@@ -617,7 +617,7 @@ def test_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     line = f"results: 2 of 2 runs are not evaluated in {runs} and come from {archive}: gp-seed0, gp-seed1\n"
     assert text.startswith(line)
-    assert re.search(r"results: \d+ files in .*out, README.md tells", text)
+    assert re.search(r"results: \d+ files in .*out, README.md says", text)
     assert "softmax" not in (tmp_path / "out" / "summary.csv").read_text()
     assert archive.read_bytes() == (made / "out" / ARCHIVE).read_bytes()  # softmax is still there
     archive.write_bytes(b"x")

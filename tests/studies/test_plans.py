@@ -158,7 +158,7 @@ GOAL = {
         (ONE + ONE, "two runs are called small-seed0"),
         (f"{ONE}seed = 1", "unknown key 'seed'"),
         (f'rivals = ["small"]\n{ONE}', "MODEL:PREDICTOR, got 'small'"),
-        (f'rivals = ["none:model"]\n{ONE}', "rivals among small, got 'none'"),
+        (f'rivals = ["none:model"]\n{ONE}', "rivals to be one of small, got 'none'"),
         (f'choose = ["best"]\n{ONE}', "got 'best'"),
         (f'choose = ["model+heat"]\n{ONE}', "got 'model+heat'"),
         (f"{ONE}[[goals]]\nnme = 1", "unknown key 'nme'"),
@@ -166,7 +166,7 @@ GOAL = {
         (("suite", '"clan"'), "got 'clan'"),
         (("measure", '"batch_ece"'), "got 'batch_ece'"),
         (("aggregation", '"mean"'), "got 'mean'"),
-        (("better", '"higher"'), "lower for nll, got 'higher'"),
+        (("better", '"higher"'), "better to be one of lower, got 'higher'"),
         (("suite", '"ood"'), "expected set, as ood has several"),
     ],
 )
@@ -190,8 +190,8 @@ def test_goals_know_their_metric(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda plan, folder: plan.only(["smal"]), ValueError, r"models .*\(small, other\), got 'smal'"),
-        (lambda plan, folder: plan.only(seeds=[3]), ValueError, r"seeds .*\(0\), got 3"),
+        (lambda plan, folder: plan.only(["smal"]), ValueError, r"models .* small, other, got 'smal'"),
+        (lambda plan, folder: plan.only(seeds=[3]), ValueError, r"seeds .* 0, got '3'"),
         (lambda plan, folder: train_plan(plan, folder, at_once=0), ValueError, r"at_once .* >= 1, got 0"),
         (lambda plan, folder: load_plan(folder / "none.toml"), FileNotFoundError, "no plan"),
     ],

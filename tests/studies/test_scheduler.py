@@ -26,9 +26,9 @@ from gpattention.studies.scheduler import (
     SharingError,
     Work,
     _Worker,
+    report,
     shared_gpu,
     side_by_side,
-    tell,
 )
 from gpattention.training import TrainingStoppedError
 from tests.studies.plan_runs import write_plan
@@ -67,11 +67,11 @@ class Started:
         self.processes.append(process)
         self.ends.append(theirs)
         self.tasks.append((task, slot))
-        return _Worker(process, ours, slot, task, 0.0)  # type: ignore[arg-type]
+        return _Worker(slot, task, 0.0, process, ours)  # type: ignore[arg-type]
 
 
 def double(task: int, slot: int) -> int:
-    tell(f"at {task}")
+    report(f"at {task}")
     return 2 * task
 
 
@@ -279,7 +279,7 @@ def test_commands_refuse_to_share_without_a_gpu(tmp_path: Path, capsys: pytest.C
 
 
 class Backend:
-    """An engine without machines: it works when it is asked for answers, and loses what it is told to."""
+    """An engine without machines: it works when asked for answers, and loses tasks as often as it should."""
 
     def __init__(self, lost: dict[str, int]) -> None:
         self.lost, self.started, self.ended = lost, list[tuple[str, int]](), list[str]()

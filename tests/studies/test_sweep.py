@@ -74,7 +74,9 @@ def test_resuming_trains_only_what_is_missing(tmp_path: Path, monkeypatch: pytes
     first = run_sweep(digits_recipe(), over, folder=tmp_path)
     with pytest.raises(FileExistsError, match="holds a run already: resume the sweep"):
         run_sweep(digits_recipe(), over, folder=tmp_path)
-    with pytest.raises(CheckpointError, match=r"than this sweep: model.attention is 'cgp' there and 'scgp'"):
+    with pytest.raises(
+        CheckpointError, match=r"than the one to resume: model.attention is 'cgp' there and 'scgp'"
+    ):
         run_sweep(digits_recipe("scgp"), over, folder=tmp_path, resume=True)
     events = first.rows[1].folder / "events.jsonl"
     lines = events.read_text().splitlines(keepends=True)

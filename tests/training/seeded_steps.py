@@ -7,8 +7,7 @@ from gpattention import gp
 from gpattention.data import Batch
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.runs import recipe_from_dict
-from gpattention.training.devices import SingleProcess
-from gpattention.training.engine import Controls, EagerEngine, GraphEngine, Objective
+from gpattention.training.engine import Controls, EagerEngine, GraphEngine, Objective, SingleProcess
 
 OPTIONS = {
     "cgp": {"normalize": "none", "regularizer": "marginal"},

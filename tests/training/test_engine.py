@@ -14,8 +14,7 @@ from gpattention.data import Batch
 from gpattention.models import AttentionConfig, TextConfig, TextTransformer
 from gpattention.runs import Recipe, recipe_from_dict
 from gpattention.training import build_model, train_steps
-from gpattention.training.devices import SingleProcess
-from gpattention.training.engine import Controls, EagerEngine, GraphEngine, Objective
+from gpattention.training.engine import Controls, EagerEngine, GraphEngine, Objective, SingleProcess
 from tests.processes import in_processes
 from tests.training.toy import flat, toy_data, toy_recipe
 

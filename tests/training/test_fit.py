@@ -31,7 +31,7 @@ from gpattention.training import (
     fit,
     take_first_phase,
 )
-from gpattention.training.devices import SingleProcess
+from gpattention.training.engine import SingleProcess
 from gpattention.training.fit import validate
 from gpattention.training.folder import list_checkpoints, read_checkpoint
 from tests.training.toy import flat, toy_data, toy_recipe

@@ -14,8 +14,16 @@ from gpattention.models import TextConfig, TextTransformer
 from gpattention.numerics import choose_device
 from gpattention.runs import TrainingData, read_events
 from gpattention.training import Hardware, TrainingFailedError, build_model, fit
-from gpattention.training.devices import SingleProcess, start_fabric, why_no_graph
-from gpattention.training.engine import CaptureFailedError, EagerEngine, Feed, Objective, cast
+from gpattention.training.engine import (
+    CaptureFailedError,
+    EagerEngine,
+    Feed,
+    Objective,
+    SingleProcess,
+    cast,
+    start_fabric,
+    why_no_graph,
+)
 from tests.training.toy import flat, toy_data, toy_recipe
 
 

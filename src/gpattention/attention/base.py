@@ -5,13 +5,13 @@ One normalisation for every regulariser: per head, real token and head dimension
     sum over batch and heads of (negative log density or KL) / (heads * real tokens in the batch * width)
 
 Under data parallelism gradients are averaged over processes, so the local sum is divided by the *mean*
-number of real tokens per process: the average of the processes' values is then the value of the whole
-batch, however unevenly the tokens are spread.  Where the processes share the tokens of each sequence
-(`SCGPAttention.shard_tokens`) they stand for one: sum and count are those of all tokens already.
+number of real tokens per process: the average over processes is then the value of the whole batch, however
+unevenly the tokens are spread.  Processes that share the tokens of each sequence
+(`SCGPAttention.shard_tokens`) count as one, as sum and count are those of all tokens already.
 
-Kinds register themselves by name.  Their options are held against the annotations of their constructors: a
-recipe, or `--set model.options.learn_noise=False`, brings text where a truth value belongs, and any text is
-true, so that without a check the option would be the opposite of what was asked, in silence.
+Kinds register themselves by name.  Their options are checked against the annotations of their constructors.
+A recipe, or `--set model.options.learn_noise=False`, may pass a text in place of a truth value; without the
+check it would silently count as true.
 """
 
 import inspect
@@ -19,23 +19,23 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from gpattention.attention.parameters import Positive, preserve_, projected_together
 from gpattention.checks import check_choice, check_count, check_tensor, nearest, plain
-from gpattention.gp import LogDensity, NoiseSource, Posterior, keep_rows
+from gpattention.gp import LogDensity, Posterior, keep_rows
+from gpattention.gp.posterior import Source as Source  # for kinds in other rooms
 from gpattention.numerics import autocast_is_on, checked_once
 
 Draw = Literal["none", "independent", "joint"]
 DRAWS: tuple[Draw, ...] = ("none", "independent", "joint")
 NEEDS = ("output", "variance", "regularizer", "weights", "posterior")
 Form = Literal["softmax", "rows", "rbf", "exp_dot"]
-Source: TypeAlias = Generator | NoiseSource | None  # of random numbers; None is torch's own
-# what calls of other libraries' attention have, and which argument of ours does that
+# arguments of attention in other libraries, and what to use instead
 HABITS = {
     "attn_mask": "key_padding_mask [B, K] hides keys (True = ignore), and causal=True, given to the "
     "constructor, later tokens; masks of single pairs there are none",
@@ -51,15 +51,15 @@ HABITS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionOutput:
-    """The output, and whatever `need` named; the rest is None and was not computed.
+    """The output and the results named in `need`; all others are None and were not computed.
 
     Attributes:
-        output: [B, Q, E]; [S, B, Q, E] when more than one sample was drawn.
+        output: [B, Q, E]; [S, B, Q, E] if more than one sample was drawn.
         variance: [B, H, Q] per head; [B, H, Q, D] for kinds with a variance per channel.
         regularizer: a number to add to a loss.
-        weights: [B, H, Q, K], what the mean multiplies the values with.
-        posterior: over the heads' outputs, before the output projection.
-        inducing: [H, m, E], the inducing inputs that the call used, of kinds that take them from outside.
+        weights: [B, H, Q, K], by which the mean multiplies the values.
+        posterior: of the outputs of the heads, before the output projection.
+        inducing: [H, m, E], the inducing inputs of the call, for kinds that take them from outside.
     """
 
     output: Tensor
@@ -72,7 +72,7 @@ class AttentionOutput:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What one call attends with, split into heads; masks are True at real tokens.
+    """The inputs of one call, with values split into heads; masks are True at real tokens.
 
     Attributes:
         queries: [B, Q, E] the inputs themselves.
@@ -80,8 +80,8 @@ class Heads:
         v: [B, H, K, D]
         mask: [B, 1, K]
         query_mask: [B, 1, Q]
-        inducing: [H, m, E], of kinds that take inducing inputs from outside.
-        ready: projections made together, [B, N, E] each.
+        inducing: [H, m, E], for kinds that take inducing inputs from outside.
+        ready: projections that were made together, [B, N, E] each.
     """
 
     queries: Tensor
@@ -93,7 +93,7 @@ class Heads:
     ready: Mapping[str, Tensor] = field(default_factory=dict)
 
     def one_mask(self, kind: str) -> Tensor | None:
-        """The mask of queries and keys together, for models that know no other.  [B, 1, N]"""
+        """The common mask of queries and keys, for models with only one.  [B, 1, N]"""
         if self.query_mask is not self.mask:
             expected = "expected a key_padding_mask alone and no other key, got masks that may differ"
             raise ValueError(f"{kind} attention has one mask for queries and keys: {expected}")
@@ -107,8 +107,8 @@ class MeanProcess:
     Attributes:
         q: [B, H, Q, D]
         k: [B, H, K, D]
-        form: the weights of "softmax" are softmax_j(q_i . k_j), of "rows" softmax_j(-1/2 |q_i - k_j|^2), of
-            "rbf" and "exp_dot" the exponentials themselves times the amplitude.
+        form: the weights are softmax_j(q_i . k_j) for "softmax", softmax_j(-1/2 |q_i - k_j|^2) for "rows",
+            and the exponentials themselves times the amplitude for "rbf" and "exp_dot".
         amplitude: [H]; None is 1.
     """
 
@@ -119,22 +119,22 @@ class MeanProcess:
 
 
 class Attention(nn.Module):
-    """Base of all kinds.  A subclass projects what it needs and answers `_mean` or `_posterior`.
+    """Base of all kinds.  A subclass makes its projections and implements `_mean` or `_posterior`.
 
-    The class attributes declare what a kind can do; everything above reads them and names no kind.
+    The class attributes declare what a kind can do; the rest of the library reads them and names no kind.
 
     Args:
         embed_dim: width E of the tokens and of the output.
         num_heads: number H of heads; E must be a multiple.
         bias: whether projections have biases.
-        dropout: probability of dropping an output entry, after the output projection.
-        regularizer: which regulariser `need=("regularizer",)` computes, one of the kind's `regularizers`.
-        batch_first: inputs are [B, N, E] (the default) or [N, B, E].
-        device: where parameters live.
-        dtype: their type.
+        dropout: probability with which entries of the output are dropped, after the output projection.
+        regularizer: the regulariser that `need=("regularizer",)` computes, one of the kind's `regularizers`.
+        batch_first: whether inputs are [B, N, E] or [N, B, E].
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
-        ValueError: for an option that the kind does not have or that does not fit the others.
+        ValueError: the kind does not have an option, or options do not fit together.
     """
 
     kind: ClassVar[str] = ""
@@ -146,14 +146,14 @@ class Attention(nn.Module):
     causal: bool = False  # whether token i sees tokens up to i alone
     crosses: ClassVar[bool] = True  # whether keys may differ from queries
     weighs: ClassVar[bool] = True  # whether its mean is a matrix of weights times the values
-    sized: ClassVar[bool] = False  # whether it takes `tokens`, the number of a sequence's: a model says it
-    below: ClassVar[str | None] = None  # kind of the layers below the last where a model is named by this one
+    sized: ClassVar[bool] = False  # whether it takes `tokens`, their number in a sequence, from the model
+    below: ClassVar[str | None] = None  # kind of all layers but the last in a model with this kind
     projections: ClassVar[tuple[str, ...]] = ("value",)  # its linear maps of the tokens
     converts_from: ClassVar[tuple[str, ...]] = ()  # kinds whose trained weights can start it
     # whether its mean needs no factor of a matrix, which ONNX cannot compute
     exportable: ClassVar[bool] = False
-    attachable: ClassVar[bool] = False  # whether `_mean_process` says which process its mean is that of
-    has_inducing: ClassVar[bool] = False  # whether its inducing inputs can be placed at an example's tokens
+    attachable: ClassVar[bool] = False  # whether it has a `_mean_process`
+    has_inducing: ClassVar[bool] = False  # whether its inducing inputs can start at the tokens of an example
     shards: ClassVar[bool] = False  # whether a group of processes may share the tokens: `shard_tokens`
     # options under which the same tensors are another function
     meaning: ClassVar[tuple[str, ...]] = ("kernel", "symmetric", "normalize", "causal", "values")
@@ -204,15 +204,15 @@ class Attention(nn.Module):
         finish: bool = True,
         **unknown: Any,
     ) -> AttentionOutput:
-        """Attend, and return the output with whatever `need` names.
+        """Attend, and return the output with the results named in `need`.
 
-        Masks mean what they mean in `nn.MultiheadAttention`: True = ignore, whatever is written there.  In
+        Masks are as in `nn.MultiheadAttention`: tokens with True are ignored, whatever they contain.  In
         self-attention, `attention(x)` or `attention(x, x, x)`, the key mask is the query mask too.  Causal
-        attention takes as many queries as keys.  `draw` replaces the mean by draws from the
-        posterior, token by token ("independent") or correlated ("joint"); one sample has the shape of the
-        mean, more come stacked in front.  Unbatched [N, E] inputs give unbatched results, but for the
-        posterior, which has a batch of one.  `finish=False` leaves the output projection and its dropout to
-        the caller, who may have them done together with what follows: the output is what they are given.
+        attention takes as many queries as keys.  `draw` replaces the mean by draws from the posterior, token
+        by token ("independent") or correlated ("joint"); one sample has the shape of the mean, several are
+        stacked in front.  Unbatched [N, E] inputs give unbatched results, except for the posterior, which
+        has a batch of one.  `finish=False` leaves the output projection and its dropout to the caller, who
+        may fuse them with later operations, and returns their input.
         """
         if unknown:
             name = next(iter(unknown))
@@ -229,7 +229,7 @@ class Attention(nn.Module):
             heads, unbatched = self._heads(query, key, value, key_padding_mask, query_padding_mask, inducing)
             return self._answer(heads, unbatched, draw, samples, generator, need, finish)
 
-        if "posterior" in need:  # whose own results are looked at when they are asked for
+        if "posterior" in need:  # which checks its results itself, when they are asked for
             return attend()
         return checked_once(attend, query.device, lambda out: (out.output, out.variance, out.regularizer))
 
@@ -251,7 +251,7 @@ class Attention(nn.Module):
             mean = posterior.mean
         else:
             mean = posterior.sample(samples, generator=generator, joint=draw == "joint")
-            mean = mean if samples > 1 else mean.squeeze(0)  # whose gradient is a view too
+            mean = mean if samples > 1 else mean.squeeze(0)  # the gradient of squeeze is a view
         output = mean.transpose(-3, -2).flatten(-2)  # [..., B, Q, E]
         output = self.dropout(self.output(output)) if finish else output
         variance = posterior.variance if posterior is not None and "variance" in need else None
@@ -269,29 +269,29 @@ class Attention(nn.Module):
 
     @classmethod
     def kernel_options(cls, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Options of the kernel attention that a warm start takes over from, for this kind with `options`.
+        """Options of the kernel attention from which this kind with `options` gets its warm start.
 
-        None for a kind that starts from no other: it is its own first phase of training.
+        None for kinds without a warm start, which are their own first phase of training.
         """
         return None
 
     def _from_kernel(self, source: Any, latent_from: str) -> dict[str, Tensor]:
-        """Tensors of this module, by name, as a trained `KernelAttention` starts them."""
+        """The initial tensors of this module, by name, from a trained `KernelAttention`."""
         raise NotImplementedError
 
     def _check_like(self, source: "Attention", *options: str) -> None:
-        """Refuse a source that has another of these options; a kind without one has it off."""
+        """Refuse a source with other values of these options; a kind without an option has it off."""
         for option in options:
             ours, theirs = getattr(self, option, False), getattr(source, option, False)
             if ours != theirs:
                 raise ValueError(f"expected {option}={ours!r}, got {theirs!r}")
 
     def inducing_tokens(self) -> Tensor | None:
-        """Inducing inputs that are tokens: a model passes them through the layer below.  [H, m, E]"""
+        """Inducing inputs that are tokens, which a model passes through the layer below.  [H, m, E]"""
         return None
 
     def _check_request(self, draw: str, samples: int, need: tuple[str, ...]) -> None:
-        """Refuse what this kind of attention cannot give, before anything is computed."""
+        """Refuse requests that this kind of attention cannot answer, before anything is computed."""
         check_draw(draw, samples)
         check_need(need, NEEDS)
         if not self.weighs and "weights" in need:
@@ -312,7 +312,7 @@ class Attention(nn.Module):
         query_padding: Tensor | None = None,
         inducing: Tensor | None = None,
     ) -> tuple[Heads, bool]:
-        """Tokens and masks, checked, projected to values; and whether the tokens came unbatched."""
+        """Checked tokens and masks with projected values, and whether the tokens are unbatched."""
         # `attention(x)`, or `attention(x, x, x)` as `nn.MultiheadAttention` is called
         to_itself = key is None or key is query
         if not self.crosses and not to_itself:
@@ -336,7 +336,7 @@ class Attention(nn.Module):
         if one_set:
             query_mask = mask
         elif query_padding is None and mask is not None:
-            # said in full: the GP functions read None as the keys' mask where the numbers agree
+            # given explicitly, as GP functions take the keys' mask for None if the numbers agree
             query_mask = mask.new_ones(query.shape[0], 1, query.shape[1])
         else:
             query_mask = _as_real(query_padding, query, "query_padding_mask")
@@ -369,20 +369,20 @@ class Attention(nn.Module):
             expected = "expected one batch size, and as many values as keys"
             raise ValueError(f"{expected}, got query of {q}, key of {k} and value of {v}")
         if self.causal and query.shape[1] != key.shape[1]:
-            # fewer queries may be the last tokens of the key or the first: nothing here says which
+            # fewer queries could be the first or the last tokens of the key
             expected = (
                 "expected query with as many tokens as key, as causal=True lets token i see key up to i"
             )
             raise ValueError(f"{expected}, got query of {query.shape[1]} tokens and key of {key.shape[1]}")
 
     def _together(self, tokens: Tensor) -> dict[str, Tensor]:
-        """All projections of the tokens in one product, where that can be done; else none.  [B, N, E]"""
+        """All projections of the tokens in one product, or none if that is not possible.  [B, N, E]"""
         names = [name for name in self.projections if getattr(self, name) is not None]
         made = projected_together(tokens, [getattr(self, name) for name in names])
         return {} if made is None else dict(zip(names, made, strict=True))
 
     def _projection(self, name: str, heads: Heads) -> Tensor:
-        """Queries, keys or latent inputs by the projection of that name.  [B, H, N, D]"""
+        """Queries, keys or latent inputs, by the projection with that name.  [B, H, N, D]"""
         if name in heads.ready:
             return self._split(heads.ready[name])
         return self._split(getattr(self, name)(heads.queries if name == "query" else heads.keys))
@@ -402,7 +402,7 @@ class Attention(nn.Module):
         return normalised(total, tokens, head_dim=self.head_dim, training=self.training)
 
     def _weights(self, heads: Heads) -> Tensor:
-        """The mean is linear in the values: attend to the identity.  [B, H, Q, K]"""
+        """The weights, which are the mean of the identity, as it is linear in the values.  [B, H, Q, K]"""
         eye = torch.eye(heads.v.shape[-2], dtype=heads.v.dtype, device=heads.v.device)
         return self._mean(replace(heads, v=eye.expand(*heads.v.shape[:-1], -1)))
 
@@ -412,7 +412,7 @@ class Attention(nn.Module):
         return None
 
     def _mean(self, heads: Heads) -> Tensor:
-        """The heads' outputs; what kinds without a posterior answer.  [B, H, Q, D]"""
+        """The outputs of the heads, implemented by kinds without a posterior.  [B, H, Q, D]"""
         return self._posterior(heads).mean
 
     def _mean_process(self, heads: Heads) -> MeanProcess:
@@ -432,21 +432,21 @@ class Attention(nn.Module):
         return self._projected(heads)
 
     def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
-        """Queries and keys [B, H, N, D] whose kernel attention weighs with, and whether it is exp(q . k).
+        """Queries and keys [B, H, N, D] whose kernel gives the weights, and whether it is exp(q . k).
 
-        None for a kind that compares no query with a key; the kernel is that of eq. 1 otherwise.
+        Otherwise it is the kernel of eq. 1.  None for kinds that do not compare queries with keys.
         """
         return None
 
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
-        """The density whose noise floor shows a collapse, where the kind has one."""
+        """The density whose noise floor shows a collapse, if the kind has one."""
         return None
 
     def _linear(self) -> nn.Linear:
         return nn.Linear(self.embed_dim, self.embed_dim, bias=self._bias, **self._made_with)
 
     def _per_head(self, name: str, initial: float, learned: bool, *, floor: float = 0.0) -> Positive:
-        """A positive number for every head, which errors call `name`.  [H]"""
+        """A positive number for every head, called `name` in errors.  [H]"""
         options: dict[str, Any] = {"floor": floor, "learned": learned, "name": name}
         return Positive((self.num_heads,), initial, **options, **self._made_with)
 
@@ -467,7 +467,7 @@ def check_draw(draw: str, samples: int) -> None:
 
 
 def check_need(need: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Refuse names that nothing answers to, and one name without its comma, which is a row of letters."""
+    """Refuse unknown names, and a single name without a comma, which is a text and not a tuple."""
     if isinstance(need, str):
         raise ValueError(f"expected need to be a tuple of names, got the text {need!r}: write ({need!r},)")
     unknown = [name for name in need if name not in known]
@@ -476,10 +476,10 @@ def check_need(need: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 
 def normalised(total: Tensor, tokens: Tensor | int, *, head_dim: int, training: bool) -> Tensor:
-    """`total` [B, H] per sequence and head of so many real tokens, as one number.  []"""
+    """`total` [B, H] per sequence and head as one number, normalised by the number of real tokens.  []"""
     if training and processes() > 1:
-        if not isinstance(tokens, Tensor):  # other processes may have another number
-            tokens = torch.full((), float(tokens), device=total.device)  # made there: graphs allow no copies
+        if not isinstance(tokens, Tensor):  # the number may differ between processes
+            tokens = torch.full((), float(tokens), device=total.device)  # no copy, which graphs do not allow
         tokens = mean_over_processes(tokens)
     count = tokens.clamp_min(1) if isinstance(tokens, Tensor) else max(tokens, 1)
     return total.sum() / (total.shape[-1] * head_dim * count)
@@ -495,7 +495,7 @@ def mean_over_processes(count: Tensor) -> Tensor:
 
 
 def processes() -> int:
-    """How many share a batch; 1 without `torch.distributed`."""
+    """How many processes share a batch; 1 without `torch.distributed`."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -511,11 +511,11 @@ def _as_real(padding: Tensor | None, tokens: Tensor, name: str) -> Tensor | None
 
 
 def _real_rows(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Padding overwritten before it is projected: a weight's gradient is 0 times what is written there."""
+    """Tokens with padding set to 0, as gradients of weights contain 0 times its content, perhaps NaN."""
     return tokens if mask is None else keep_rows(tokens, mask[:, 0])
 
 
-MAX_PARAMETERS = 10**10  # of a module or a model: more is a slip of the pen, or an attack on the memory
+MAX_PARAMETERS = 10**10  # of a module or a model: more is a mistake, or an attack on the memory
 A = TypeVar("A", bound=Attention)
 _KINDS: dict[str, type[Attention]] = {}
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -531,8 +531,8 @@ def register_attention(name: str) -> Callable[[type[Attention]], type[Attention]
         The decorator, which gives the class its `kind`.
 
     Raises:
-        TypeError: if the class is no subclass of `Attention`.
-        ValueError: if the name is taken by another class.
+        TypeError: the class is not a subclass of `Attention`.
+        ValueError: the name belongs to another class.
 
     >>> @register_attention("mine")
     ... class MyAttention(Attention): ...
@@ -569,7 +569,7 @@ def attention_class(kind: str) -> type[Attention]:
         A subclass of `Attention`.
 
     Raises:
-        ValueError: for a name that nobody registered.
+        ValueError: the name is not registered.
     """
     check_choice("kind", kind, list_attention())
     return _KINDS[kind]
@@ -588,7 +588,7 @@ def build_attention(kind: str, embed_dim: int, num_heads: int, **options: Any) -
         The module.
 
     Raises:
-        ValueError: for an unknown kind, or options that it does not take.
+        ValueError: the kind is unknown, or does not take an option.
 
     >>> attention = build_attention("cgp", embed_dim=128, num_heads=4, dropout=0.1)
     >>> attention(x, need=("output", "variance"))
@@ -597,7 +597,7 @@ def build_attention(kind: str, embed_dim: int, num_heads: int, **options: Any) -
 
 
 def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, options: Mapping[str, Any]) -> A:
-    """Call the constructor; what it does not take is a wrong option, its own mistakes stay as they are."""
+    """Call the constructor; options that it does not take are refused, and its own errors pass."""
     refusal = f"{kind!r} attention does not take these options: "
     try:
         inspect.signature(cls).bind(embed_dim, num_heads, **options)
@@ -606,13 +606,13 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
     known = option_annotations(cls)
     _check_option_types(known, options)
     embed_dim, num_heads = check_count("embed_dim", embed_dim), check_count("num_heads", num_heads)
-    options = {name: plain(x) for name, x in options.items()}  # NumPy's small integers would overflow below
+    options = {name: plain(x) for name, x in options.items()}  # small integers of NumPy would overflow
     if most_parameters(embed_dim, num_heads, options) > MAX_PARAMETERS:
         check_parameters(count_parameters(cls, embed_dim, num_heads, options), f"{kind!r} attention")
     try:
         return cls(embed_dim, num_heads, **options)
     except TypeError as error:
-        # a constructor with **options may refuse a name anywhere above it, or have failed by itself
+        # either a constructor above refused a name of **options, or this one failed
         unknown = sorted(set(options) - set(known))
         if not unknown:
             raise
@@ -621,7 +621,7 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
 
 
 def _instead(option: str, known: Collection[str]) -> str:
-    """What helps who wants an option that a kind does not have, in brackets."""
+    """A hint, in brackets, for an option that a kind does not have."""
     if option == "causal":
         causal = ", ".join(kind for kind in list_attention() if _KINDS[kind].causal_form)
         return f" (kinds that have a causal form: {causal})"
@@ -630,7 +630,7 @@ def _instead(option: str, known: Collection[str]) -> str:
 
 
 def option_annotations(cls: type) -> dict[str, Any]:
-    """Keyword arguments of the constructor and, as far as it hands **options up, of those above it."""
+    """Keyword arguments of the constructor and, if it passes **options on, of those above it."""
     found: dict[str, Any] = {}
     for owner in cls.__mro__:
         constructor = vars(owner).get("__init__")
@@ -638,7 +638,7 @@ def option_annotations(cls: type) -> dict[str, Any]:
             continue
         try:
             signature = inspect.signature(constructor, eval_str=True)
-        except Exception:  # a third-party kind may name what exists for type checkers alone
+        except Exception:  # annotations of a third-party kind may exist only for type checkers
             signature = inspect.signature(constructor)
         _, *parameters = signature.parameters.values()
         for p in parameters:
@@ -650,7 +650,7 @@ def option_annotations(cls: type) -> dict[str, Any]:
 
 
 def _check_option_types(annotations: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise for a truth value or a number that is none; all else is the constructor's own to check."""
+    """Refuse values that should be truth values or numbers; constructors check all others themselves."""
     for name, value in options.items():
         wanted = annotations.get(name)
         kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
@@ -670,14 +670,14 @@ def _fits(value: Any, kind: type) -> bool:
 
 
 def most_parameters(embed_dim: int, num_heads: int, options: Mapping[str, Any]) -> int:
-    """More than any kind here has: some maps of the width, and the cube of the largest option."""
+    """More parameters than any kind has: some maps of the width, and the cube of the largest option."""
     values = (y for x in options.values() for y in (x if isinstance(x, tuple | list) else (x,)))
-    count = max((abs(x) for x in values if isinstance(x, int)), default=1)  # such as inducing points
+    count = max((abs(x) for x in values if isinstance(x, int)), default=1)  # for example inducing points
     return embed_dim * (16 * embed_dim + 2 * (num_heads + 1) * count + count**3)
 
 
 def count_parameters(cls: type[Attention], embed_dim: int, num_heads: int, options: Mapping[str, Any]) -> int:
-    """Of a module that is not made: on the meta device there are shapes and no memory."""
+    """The number of parameters of a module, from its shapes on the meta device, which has no memory."""
     most = most_parameters(embed_dim, num_heads, options)
     if most > 2**60:  # torch itself cannot count so many bytes
         return most
@@ -687,6 +687,6 @@ def count_parameters(cls: type[Attention], embed_dim: int, num_heads: int, optio
 
 
 def check_parameters(count: int, what: str) -> None:
-    """`ValueError` for more than can be meant."""
+    """Refuse more than `MAX_PARAMETERS`."""
     if count > MAX_PARAMETERS:
         raise ValueError(f"expected {what} of at most {MAX_PARAMETERS:.0e} parameters, got {count:.1e}")

@@ -16,22 +16,22 @@ from gpattention.numerics import Cost
 
 @register_attention("cgp")
 class CGPAttention(GaussianAttention):
-    """Queries predicted from keys through latent inputs of the canonical process: CGPT's attention.
+    """Queries predicted from keys through latent inputs of the canonical process: the attention of CGPT.
 
-    The options of its regularisers that the chosen one does not read are refused: only "monte_carlo" draws
-    samples, "kl" knows no prior of the latent inputs, "none" (causal attention's) reads none of them.
+    Options that the chosen regulariser does not use are refused: only "monte_carlo" draws samples, "kl" has
+    no prior of the latent inputs, and "none" (for causal attention) uses none of them.
 
     Args:
         embed_dim: width E of the tokens and of the output.
         num_heads: number H of heads; E must be a multiple.
-        causal: token i sees tokens up to i alone.
+        causal: whether token i sees only tokens up to i.
         latent_prior: "noisy" or the paper's "latent".
         observation_noise: None means sigma^2, 0.0 is the paper's.
         regularizer_samples: draws of "monte_carlo".
         **options: those of `GaussianAttention` and `Attention`.
 
     Raises:
-        ValueError: for an option that there is not, or that the mode does not use.
+        ValueError: an option is unknown, or has no effect in the mode that is chosen.
     """
 
     causal_form = True

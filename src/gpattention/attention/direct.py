@@ -14,11 +14,11 @@ class DirectAttention(GaussianAttention):
     Args:
         embed_dim: width E of the tokens and of the output.
         num_heads: number H of heads; E must be a multiple.
-        causal: token i sees tokens up to i alone.
+        causal: whether token i sees only tokens up to i.
         **options: those of `GaussianAttention` and `Attention`.
 
     Raises:
-        ValueError: for an option that there is not, or that the mode does not use.
+        ValueError: an option is unknown, or has no effect in the mode that is chosen.
     """
 
     causal_form = True

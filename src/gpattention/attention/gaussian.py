@@ -1,6 +1,6 @@
-"""What direct, cgp and scgp share: noise and amplitudes per head, rows normalised or not, the warm start.
+"""Base of direct, cgp and scgp: noise and amplitudes per head, normalised rows, and the warm start.
 
-A warm start folds length scales and variance of an ard_rbf source exactly into the projections and amplitudes
+A warm start moves length scales and variance of an ard_rbf source exactly into the projections and amplitudes
 of these kinds, whose kernel has none:
 
     variance * exp(-1/2 |(W_q x - W_k y) / l|^2) = s_q s_k kappa(W_q x / l, W_k y / l),
@@ -47,7 +47,7 @@ class GaussianAttention(Attention):
         **options: those of `Attention`.
 
     Raises:
-        ValueError: for an option that there is not, or that the mode does not use.
+        ValueError: an option is unknown, or has no effect in the mode that is chosen.
     """
 
     draws: ClassVar[bool] = True
@@ -121,7 +121,7 @@ class GaussianAttention(Attention):
     def _amplitudes(
         self, q: Tensor, k: Tensor, heads: Heads, *, causal: bool
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Values [B, H, K, D] and the keyword arguments every function of the process takes."""
+        """Values [B, H, K, D] and the keyword arguments that all functions of the process take."""
         if self.normalize == "none":
             return heads.v, {**self._common(heads), "scale_q": self.scale_q(), "scale_k": self.scale_k()}
         t = self.prior_scale()  # [H]
@@ -129,7 +129,7 @@ class GaussianAttention(Attention):
         return self._normalised(heads, t, log_amplitude)
 
     def _normalised(self, heads: Heads, t: Tensor, log_amplitude: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """The same for rows of log a_i [B, H, Q] at the prior scale t [H], which the values undo."""
+        """The same for log a_i [B, H, Q] with the prior scale t [H], by which values are divided."""
         values = (heads.v / t[:, None, None]).to(heads.v.dtype)
         return values, {**self._common(heads), "log_amplitude": log_amplitude}
 
@@ -137,12 +137,12 @@ class GaussianAttention(Attention):
         return {"noise": self.noise(), "mask": heads.mask, "query_mask": heads.query_mask}
 
     def _row_options(self, heads: Heads, t: Tensor) -> dict[str, Any]:
-        """How rows are normalised: a_i is capped at the largest standard deviation wanted."""
+        """Options of row normalisation; a_i is at most the largest standard deviation."""
         masks = {"mask": heads.mask, "query_mask": heads.query_mask}
         return {"scale": t, "max_log_amplitude": math.log(self.max_stddev), **masks}
 
     def _announced(self) -> Cost:
-        """The regulariser that a training step will ask for, where fused kernels can give it."""
+        """The regulariser that a training step will need, if fused kernels can compute it."""
         if not self.training:
             return "none"
         return "kl" if self.regularizer == "kl" else "marginal" if self.regularizer == "marginal" else "none"
@@ -160,14 +160,14 @@ class GaussianAttention(Attention):
         return posterior.log_density()
 
     def _latent(self) -> nn.Linear:
-        """A projection to latent inputs that starts as the keys': the exact model then starts as direct."""
+        """A projection to latent inputs that starts like that of keys, so that cgp starts like direct."""
         linear = self._linear()
         linear.load_state_dict(self.key.state_dict())
         return linear
 
 
 def causal_options(options: dict[str, Any], *, causal: bool) -> dict[str, Any]:
-    """Options of attention that, if causal, defines no density of all tokens and so has no regulariser."""
+    """The options; those of causal attention, which has no density of all tokens, have no regulariser."""
     if not causal:
         return options
     given = options.get("regularizer")

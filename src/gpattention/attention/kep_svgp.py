@@ -20,7 +20,7 @@ from gpattention.numerics import compute_dtype
 
 Merge = Literal["sum", "cat"]
 MERGES: tuple[Merge, ...] = ("sum", "cat")
-ROWS_PER_RANK = 10  # of tokens that the features' directions are made of, as its authors have it
+ROWS_PER_RANK = 10  # of tokens in the directions of features, as in the authors' code
 
 
 class HeadMap(nn.Linear):
@@ -35,25 +35,26 @@ class HeadMap(nn.Linear):
 class KEPSVGPAttention(Attention):
     """KEP-SVGP attention (Chen, Tonin, Tao and Suykens, ICML 2024), from its published equations.
 
-    Queries and keys are divided by their norms; there is no projection of values and none after the heads but
-    the map from s channels to a head's width.  A config that names it for a whole model has it in the last
-    layer, with softmax attention below, as its authors do.  It is trained from fresh weights: the first phase
-    of a recipe is this model itself without draws and regulariser.
+    Queries and keys are divided by their norms; values have no projection, and after the heads there is only
+    the map from s channels to the width of a head.  In a config for a whole model, only the last layer has
+    this kind and all others have softmax attention, as in the authors' code.  It has no warm start: the first
+    phase of a recipe is this model itself without draws and regulariser.
 
     Args:
         embed_dim: width E of the tokens and of the output.
         num_heads: number H of heads; E must be a multiple.
-        merge: "sum" adds the features of queries and keys; "cat" maps both to as many tokens, which takes
-            sequences of one length.
+        merge: "sum" adds the features of queries and keys; "cat" maps both to as many tokens, which needs
+            sequences of equal length.
         rank: number s of singular features.
-        tokens: of a sequence: exactly with "cat", at most with "sum", where None is any number.  A model says
-            it itself.
-        eta_ksvd: weight of the KSVD loss; None is its authors' for CIFAR, 1 with "sum" and 10 with "cat".
+        tokens: number of tokens of a sequence with "cat"; the largest number with "sum", where None is any.
+            Models set it themselves.
+        eta_ksvd: weight of the KSVD loss; by default that of the authors for CIFAR, 1 with "sum" and 10 with
+            "cat".
         eta_kl: weight of the KL divergence.
         **options: those of `Attention`; the maps to queries and keys never have a bias.
 
     Raises:
-        ValueError: for an option that there is not, or that the mode does not use.
+        ValueError: an option is unknown, or has no effect in the mode that is chosen.
     """
 
     draws = True

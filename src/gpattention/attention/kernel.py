@@ -33,8 +33,8 @@ def kernel_parameters(
 class KernelAttention(Attention):
     """kappa(q, k) V, or its rows divided by their sums (eq. 25's mean).
 
-    Rows divided by their sums do not depend on the variance: it is then held fixed, a tensor of the state
-    dict all the same but no parameter to train.
+    Rows divided by their sums do not depend on the variance, which is then fixed: a tensor in the state dict,
+    but not a parameter.
 
     Args:
         embed_dim: width E of the tokens and of the output.
@@ -43,11 +43,11 @@ class KernelAttention(Attention):
             "exp_dot" likewise.
         symmetric: queries and keys share their projection.
         normalize: "rows" or "none".
-        causal: token i sees tokens up to i alone.
+        causal: whether token i sees only tokens up to i.
         **options: those of `Attention`.
 
     Raises:
-        ValueError: for an option that there is not.
+        ValueError: an option is unknown.
     """
 
     normalizes = True
@@ -80,13 +80,13 @@ class KernelAttention(Attention):
             if linear is not None:
                 spread_(linear, num_heads)
         if kernel != "rbf":
-            # without a gradient it would be a parameter that DDP waits for in vain
+            # DDP would wait for ever for a parameter without a gradient
             self.lengthscale, self.variance = kernel_parameters(
                 kernel, num_heads, self.head_dim, learn_variance=normalize == "none", **self._made_with
             )
 
     def folded(self, part: str) -> dict[str, Tensor]:
-        """State of the projection to "query" or "key" with the length scales divided out of its rows."""
+        """State of the projection to "query" or "key", with rows divided by the length scales."""
         linear = self.key if part == "key" and self.key is not None else self.query
         state = {name: x.double() for name, x in linear.state_dict().items()}
         if self.kernel == "rbf":
@@ -124,7 +124,7 @@ class KernelAttention(Attention):
         return MeanProcess(*self._projected(heads), form, self._amplitude())
 
     def _amplitude(self) -> Tensor | None:
-        """The kernel's variance [H] where it is not 1 and does not cancel."""
+        """The variance [H] of the kernel, if it is not 1 and does not cancel."""
         return None if self.normalize == "rows" or self.kernel == "rbf" else self.variance()
 
     def _options(self, heads: Heads) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Positive parameters, projections as one product, and where these start so that attention says something.
+"""Positive parameters, projections in one product, and their initialisation.
 
-The linear maps to queries, keys, latent inputs and values stay modules of their own; their weights are put
-side by side where they are used.  What they give is four times as large as the tokens, which are kept for the
-backward pass anyway: `recomputed` keeps only the tokens and makes the product again.
+The linear maps to queries, keys, latent inputs and values are separate modules, whose weights are joined when
+they are used.  Their outputs are four times as large as the tokens, which the backward pass needs anyway:
+`recomputed` keeps only the tokens and computes the product again.
 
 With nn.Linear's own initialisation kappa(q, k) is about 1e-4 at head width 32: kernel attention is
 switched off and its posterior is the prior.  Spreading queries and keys evenly over all d dimensions
@@ -30,8 +30,8 @@ _View = tuple[torch.Size, tuple[int, ...], int]  # shape, strides, offset
 
 
 def projected_together(x: Tensor, maps: Sequence[nn.Module]) -> list[Tensor] | None:
-    """Every map of x [..., E], or None where the maps have to be called one by one."""
-    if torch.compiler.is_compiling():  # the compiler sees to it
+    """Every map of x [..., E], or None if the maps have to be called one by one."""
+    if torch.compiler.is_compiling():  # the compiler can fuse them itself
         return None
     linears = [m for m in maps if is_plain(m, nn.Linear)]
     if not 2 <= len(maps) <= 4 or len(linears) < len(maps) or not _fit_together(x, linears):
@@ -41,7 +41,7 @@ def projected_together(x: Tensor, maps: Sequence[nn.Module]) -> list[Tensor] | N
 
 
 def _fit_together(x: Tensor, linears: Sequence[nn.Linear]) -> bool:
-    """One shape, all biases or none, float32 on a device that has the kernels, no autocast."""
+    """Whether they have one shape, all biases or none, and float32 on a device with kernels, no autocast."""
     kinds = {(m.weight.shape, m.weight.device, m.weight.dtype, m.bias is None) for m in linears}
     if len(kinds) > 1 or next(iter(kinds))[1:3] != (x.device, x.dtype):
         return False
@@ -81,9 +81,9 @@ class _Together(torch.autograd.Function):
 
 @contextmanager
 def recomputed(made: Mapping[str, Tensor]) -> Iterator[None]:
-    """Operations in this block keep, of projections made together, only how to make them again.
+    """Operations in this block do not keep projections made together, but compute them again.
 
-    `made` is what `projected_together` gave, by name; of anything else nothing changes.
+    `made` is the result of `projected_together` by name; all other tensors are kept as usual.
     """
     first = next(iter(made.values()), None)
     if first is None or type(first.grad_fn).__name__ != f"{_Together.__name__}Backward":
@@ -95,7 +95,7 @@ def recomputed(made: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 class _Again:
-    """Makes the projections once for all views of them that one backward pass asks for."""
+    """Computes the projections once for all views of them that a backward pass needs."""
 
     def __init__(self, made: Tensor) -> None:
         self._node: Any = made.grad_fn
@@ -113,11 +113,11 @@ class _Again:
         if isinstance(packed, Tensor):
             return packed
         if self._made is None:
-            with torch.no_grad():  # all that the graph's node made, while it still has what it was made of
+            with torch.no_grad():  # from the tensors that the node of the graph has saved
                 self._made = _product(*self._node.saved_tensors)
         view = self._made.as_strided(*packed[1])
         self._asked += 1
-        if self._asked == self._kept:  # the last of them: nothing is held beyond
+        if self._asked == self._kept:  # the last view, so that memory is freed
             self._asked, self._made = 0, None
         return view
 
@@ -130,15 +130,15 @@ class Positive(nn.Module):
 
     Args:
         shape: of the values.
-        initial: all of them at first.
-        floor: what they stay above.
+        initial: the value of all of them at first.
+        floor: a bound below them.
         learned: whether they are trained.
-        name: what errors call the initial value.
-        device: where they live.
-        dtype: their type.
+        name: of the initial value in errors.
+        device: of the values.
+        dtype: of the values.
 
     Raises:
-        ValueError: if the initial value is not above the floor, or not finite in its type.
+        ValueError: the initial value is not above the floor, or not finite in its type.
 
     >>> noise = Positive((heads,), 0.01, floor=1e-4)
     >>> noise()  # [H]
@@ -169,12 +169,12 @@ class Positive(nn.Module):
             self.register_buffer("raw", raw)
 
     def forward(self) -> Tensor:
-        """The positive values, at least in float32: half precision would round them to the floor."""
+        """The positive values, at least in float32, as half precision would round them to the floor."""
         raw = self.raw.float() if self.raw.dtype in (torch.float16, torch.bfloat16) else self.raw
         return softplus(raw) if self.floor == 0 else self.floor + softplus(raw)
 
     def raw_of(self, value: Tensor | float) -> Tensor:
-        """What `raw` has to be for these values, in float64: the inverse of `forward`."""
+        """The `raw` of these values in float64, the inverse of `forward`."""
         excess = torch.as_tensor(value, dtype=torch.float64, device=self.raw.device) - self.floor
         if not bool((excess > 0).all()):
             raise ValueError(f"expected values above the floor {self.floor}, got {value}")
@@ -182,7 +182,7 @@ class Positive(nn.Module):
 
     @torch.no_grad()
     def set(self, value: Tensor | float) -> None:
-        """Give it a value, e.g. a warm start's."""
+        """Set the values, for example in a warm start."""
         self.raw.copy_(self.raw_of(value).expand(self.raw.shape))
 
     def extra_repr(self) -> str:
@@ -209,12 +209,12 @@ def spread_(linear: nn.Linear, num_heads: int, *, scale: float = 1.0) -> None:
 
 @torch.no_grad()
 def latent_points(num_heads: int, count: int, head_dim: int) -> torch.Tensor:
-    """Random inducing inputs where the projections of `spread_` put the tokens.  [H, m, D]"""
+    """Random inducing inputs with the distribution of tokens projected after `spread_`.  [H, m, D]"""
     return _deviation(head_dim) * torch.randn(num_heads, count, head_dim)
 
 
 def _deviation(head_dim: int) -> torch.Tensor:
-    """Standard deviations of a head's dimensions: few active ones, a little in the rest.  [D]"""
+    """Standard deviations of the dimensions of a head: a few active ones, small in the rest.  [D]"""
     active = min(ACTIVE, head_dim)
     deviation = torch.full((head_dim,), math.sqrt(BACKGROUND / (2 * head_dim)))
     deviation[:active] = SPREAD * math.sqrt(ACTIVE / active)
@@ -230,7 +230,7 @@ def preserve_(linear: nn.Linear) -> None:
 
 
 def refuse_unused(owner: type, when: str, /, **given: Any) -> None:
-    """Refuse a value other than the one `owner`'s constructor has by itself; `when` names the mode.
+    """Refuse values other than the defaults of `owner`'s constructor; `when` names the mode.
 
     >>> refuse_unused(CGPAttention, "where regularizer is 'kl'", latent_prior=latent_prior)
     """

@@ -32,9 +32,10 @@ EXACT_COSTS: dict[str, Cost] = {"kl": "kl", "dtc": "marginal", "none": "none"}
 
 
 class TokenShards:
-    """A reference to the process group that the tokens are spread over, or to none.
+    """A reference to the process group that shares the tokens, if any.
 
-    A group belongs to a running job: copies of a module use the same one, a pickled module forgets it.
+    A group belongs to a running job, so that copies of a module use the same one and a pickled module has
+    none.
     """
 
     __slots__ = ("group",)
@@ -51,7 +52,7 @@ class TokenShards:
 
 
 class LearnedInducing(nn.Module):
-    """Inducing inputs as parameters, where the latent inputs are; the same for every sequence."""
+    """Inducing inputs as parameters in the space of latent inputs; the same for every sequence."""
 
     def __init__(self, num_heads: int, count: int, embed_dim: int, **made_with: Any) -> None:
         super().__init__()
@@ -64,10 +65,10 @@ class LearnedInducing(nn.Module):
 
 
 class PooledInducing(nn.Module):
-    """m averages of each sequence's latent inputs, by attention of learned probes.
+    """m averages of the latent inputs of each sequence, by attention of learned probes.
 
-    Works for any length, ignores padding and does not see the order of tokens.  Averages lie close
-    together, so the learned points are added as offsets: coinciding inputs have a singular Gram matrix.
+    They exist for any length, ignore padding and do not depend on the order of tokens.  Since averages are
+    close together, and equal inputs have a singular Gram matrix, learned points are added as offsets.
     """
 
     def __init__(self, num_heads: int, count: int, embed_dim: int, **made_with: Any) -> None:
@@ -95,30 +96,30 @@ INDUCING: dict[str, type[Inducing]] = {"learned": LearnedInducing, "pooled": Poo
 
 @register_attention("scgp")
 class SCGPAttention(GaussianAttention):
-    """CGP attention through inducing inputs: SCGPT's attention.
+    """CGP attention through inducing inputs: the attention of SCGPT.
 
-    Tokens may be spread over the processes of a group: see `shard_tokens`.
+    The processes of a group may share the tokens: see `shard_tokens`.
 
     Args:
         embed_dim: width E of the tokens and of the output.
         num_heads: number H of heads; E must be a multiple.
         inducing: "learned" per head or "pooled" from the tokens.
         num_inducing: their numbers (m, l) for the two stages, or one number for one common set.
-        values: "paper" observes z_k = V; "dual" approximates the exact model's mean and is the default with
-            `normalize="rows"`, whose row sums are those of the exact kernel.
-        include_noise: whether variance and draws hold sigma^2 as eq. 15 prints it, the default without row
-            normalisation (beside the small amplitudes of normalised rows it would drown what the keys say).
-        conditional: "deterministic" as printed, where the variance falls to sigma^2 far from all inducing
-            inputs, or "independent", where it rises to the prior's (the regularisers stay those of the
-            first).
-        exact_when_shorter: sequences of no more tokens than inducing inputs, padding counted, are taken by
-            the exact model of the same projections, noise and amplitudes (eq. 4-6), which is cheaper there;
-            inducing inputs have no part in it.  Needs values "dual" and no `include_noise`, its defaults
-            then, and the regulariser "kl", "dtc" or "none".
+        values: "paper" observes z_k = V; "dual" approximates the mean of the exact model and is the default
+            with `normalize="rows"`, whose row sums are those of the exact kernel.
+        include_noise: whether variance and draws include sigma^2 as printed in eq. 15, the default without
+            row normalisation.  With the small amplitudes of normalised rows it would hide the information in
+            the keys.
+        conditional: "deterministic" as printed, whose variance falls to sigma^2 far from all inducing inputs,
+            or "independent", whose variance rises to that of the prior; regularisers are those of the first.
+        exact_when_shorter: whether sequences with at most as many tokens as inducing inputs, including
+            padding, use the exact model with the same projections, noise and amplitudes (eq. 4-6), which is
+            cheaper there and does not use inducing inputs.  Needs values "dual" and no `include_noise`, which
+            are the defaults then, and the regulariser "kl", "dtc" or "none".
         **options: those of `GaussianAttention` and `Attention`.
 
     Raises:
-        ValueError: for an option that there is not, or that the mode does not use.
+        ValueError: an option is unknown, or has no effect in the mode that is chosen.
     """
 
     projections = ("query", "key", "latent", "value")
@@ -164,7 +165,7 @@ class SCGPAttention(GaussianAttention):
         self._shards = TokenShards()
 
     def _check_exact(self, values: Values | None, include_noise: bool | None) -> None:
-        """Refuse what would make short sequences another model than long ones."""
+        """Refuse options with which short and long sequences would have different models."""
         where = "with exact_when_shorter=True"
         if values == "paper":
             why = "since the exact model observes z_k = M_k V, which 'dual' approximates"
@@ -177,16 +178,16 @@ class SCGPAttention(GaussianAttention):
             raise ValueError(f"{expected}, got {self.regularizer!r}, which the exact model has not")
 
     def shard_tokens(self, group: "ProcessGroup | None") -> Self:
-        """From now on each call holds this process's shard of the tokens of every sequence (section 12).
+        """Make later calls take this process's share of the tokens of every sequence (section 12).
 
         Every process of the group must make the same calls, with the same number of sequences and the
         same parameters; the numbers of tokens may differ.  Outputs, variances and draws (from a
-        `ShardNoise`) are those of the process's own tokens; the regulariser is that of all tokens, the
-        same everywhere.  The loss of the run is the sum of the processes' losses, in which the regulariser
-        counts once; after the backward pass `ops.sum_gradients` adds up the gradients of parameters.
-        One all-reduce forward and one backward, whatever the length; with `normalize="rows"` a second,
-        smaller one each.  The group is no part of the module's state: it is neither saved nor pickled.
-        `None` ends it.
+        `ShardNoise`) are those of the process's own tokens; the regulariser is that of all tokens and the
+        same on every process.  The loss of the run is the sum of the losses of the processes, in which the
+        regulariser counts once; after the backward pass `ops.sum_gradients` adds up the gradients of
+        parameters.  There is one all-reduce forward and one backward for any length, and with
+        `normalize="rows"` a second, smaller one each.  The group is not part of the module's state and is
+        neither saved nor pickled.  `None` ends the sharing.
         """
         shards, where = TokenShards(group), "where tokens are spread over a group"
         if group is not None and not isinstance(self.inducing_q, LearnedInducing):
@@ -202,7 +203,7 @@ class SCGPAttention(GaussianAttention):
         return self
 
     def _compared(self, heads: Heads) -> tuple[Tensor, Tensor, bool] | None:
-        return None  # nothing of all pairs of tokens is made
+        return None  # it computes nothing for all pairs of tokens
 
     def _sparse(self, heads: Heads) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """q, k, o, v, both inducing sets, and the keyword arguments."""
@@ -211,7 +212,7 @@ class SCGPAttention(GaussianAttention):
         m = self.inducing_q(heads.keys, o, heads.mask)
         points = m if self.inducing_k is None else self.inducing_k(heads.keys, o, heads.mask)
         group = self._shards.group
-        if self.normalize == "rows":  # by the Nystrom estimate of the row sums: nothing N x N is made
+        if self.normalize == "rows":  # with the Nystrom estimate of row sums, which needs no N x N matrix
             t = self.prior_scale()  # [H]
             log_amplitude = sparse_row_log_amplitude(q, k, points, group=group, **self._row_options(heads, t))
             v, options = self._normalised(heads, t, log_amplitude)
@@ -221,13 +222,13 @@ class SCGPAttention(GaussianAttention):
         return (q, k, o, v, *sets), {**options, "values": self.values, "group": group}
 
     def _is_short(self, heads: Heads) -> bool:
-        """Whether the exact model takes this call: a matter of shapes alone, which graphs may hold."""
+        """Whether the exact model is used; depends only on shapes, which graphs can contain."""
         if not self.exact_when_shorter:
             return False
         return max(heads.queries.shape[1], heads.keys.shape[1]) <= self._fewest
 
     def _exact(self, heads: Heads, *, with_variance: bool) -> Posterior:
-        """What CGP attention of the same parameters answers."""
+        """The posterior of CGP attention with the same parameters."""
         q, k, o = *self._projected(heads), self._projection("latent", heads)
         v, options = self._amplitudes(q, k, heads, causal=False)
         options |= {"with_variance": with_variance, "with_cost": self._announced()}
@@ -259,7 +260,7 @@ class SCGPAttention(GaussianAttention):
         assert isinstance(posterior, SCGPPosterior)
         total = self._regularizer(heads, posterior, generator)  # [B, H] of all tokens
         tokens = posterior.real_counts()[0][:, 0].sum()
-        # the processes count as one: there is nothing to average over them, in training or not
+        # the processes count as one, so that there is nothing to average over them
         return normalised(total, tokens, head_dim=self.head_dim, training=False)
 
     def _weights(self, heads: Heads) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from gpattention.attention.base import Attention, Heads, Source, register_attention
 from gpattention.attention.kernel import KERNELS, KernelName, kernel_parameters
 from gpattention.attention.parameters import Positive, spread_
-from gpattention.checks import check_choice, check_count
+from gpattention.checks import check_choice, check_count, check_fraction
 from gpattention.gp import ArdRbf, Posterior, SGPAPosterior, exp_dot, rbf, sgpa_posterior
-from gpattention.gp.inputs import check_jitter
 from gpattention.numerics import compute_dtype
 from gpattention.ops import why_not_fused_on
 from gpattention.ops.sgpa import fused_triangle
@@ -23,9 +22,9 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 class SGPAAttention(Attention):
     """Self-attention with queries as keys, inducing keys, and one variational covariance per channel.
 
-    Its raw inducing inputs `.inducing` [H, m, E] live where the tokens live: a model passes them through
-    the layer before (`forward(..., inducing=...)`) and gets the ones used back in
-    `AttentionOutput.inducing`; on its own the module uses them as they are.
+    The raw inducing inputs `.inducing` [H, m, E] are in the space of the tokens.  A model passes them through
+    the layer below (`forward(..., inducing=...)`) and gets the used ones back in `AttentionOutput.inducing`;
+    without a model the module uses them directly.
 
     Args:
         embed_dim: width E of the tokens and of the output.
@@ -36,7 +35,7 @@ class SGPAAttention(Attention):
         **options: those of `Attention`.
 
     Raises:
-        ValueError: for an option that there is not.
+        ValueError: an option is unknown.
     """
 
     draws = True
@@ -60,13 +59,13 @@ class SGPAAttention(Attention):
         super().__init__(embed_dim, num_heads, **options)
         num_inducing = check_count("num_inducing", num_inducing)
         check_choice("kernel", kernel, KERNELS)
-        check_jitter(jitter)
+        check_fraction("jitter", jitter)
         self.kernel: KernelName = kernel
         self.jitter = jitter
         self.query = self._linear()
         spread_(self.query, num_heads)
         made, H, D, m = self._made_with, num_heads, self.head_dim, num_inducing
-        # like LayerNorm'ed tokens; every projection then treats them as it treats tokens
+        # distributed like tokens after LayerNorm, so that projections treat them like tokens
         self.inducing = nn.Parameter(torch.randn(H, m, embed_dim).to(**made))
         self.inducing_values = nn.Parameter(torch.zeros(H, m, D, **made))
         lower = torch.zeros(H, D, m, m, **made)
@@ -149,7 +148,7 @@ class SGPAAttention(Attention):
         kl = posterior.kl()  # [B, H]
         if heads.mask is None:
             return kl
-        # a sequence of padding alone is no example, but has the terms of eq. 20 that know no token
+        # a sequence of only padding is not an example, but has the terms of eq. 20 without tokens
         return torch.where(heads.mask.any(-1), kl, 0.0)
 
     def _weights(self, heads: Heads) -> Tensor:

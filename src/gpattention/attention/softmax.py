@@ -49,7 +49,7 @@ class SoftmaxAttention(_Softmax):
     Args:
         embed_dim: width E of the tokens and of the output.
         num_heads: number H of heads; E must be a multiple.
-        causal: token i sees tokens up to i alone.
+        causal: whether token i sees only tokens up to i.
         **options: those of `Attention`.
     """
 
@@ -65,10 +65,11 @@ class SoftmaxAttention(_Softmax):
 
 
 def _streams(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the fused kernel attends: short sequences in float32, where it may run.
+    """Whether the fused kernel is used: for short sequences in float32, where it can run.
 
-    Nothing needs it, so that "on" is no error where it cannot, and "auto" leaves it: SDPA measured faster
-    (a training step of the paper's CIFAR-10 model in 1.73 ms of an H200 against 1.91).
+    It is never necessary, so that "on" is not an error where it cannot run, and "auto" does not use it, since
+    SDPA was measured to be faster (a training step of the paper's CIFAR-10 model in 1.73 ms on an H200
+    against 1.91).
     """
     tokens, channels = max(q.shape[-2], k.shape[-2]), max(q.shape[-1], v.shape[-1])
     fits = tokens <= MOST_TOKENS and channels <= MOST_CHANNELS and q.dtype == v.dtype == torch.float32

@@ -9,27 +9,23 @@ are tuned on, and so is the plain model, as their control. All temperatures and 
 validation data. `gpattention adopt cola --help` has more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from gpattention.checks import check_choice
 from gpattention.cli.console import Bars, say
 from gpattention.cli.main import App
-from gpattention.cli.options import Data, Out, goes_on, takes
+from gpattention.cli.options import Out, goes_on, takes
 from gpattention.numerics import choose_device
 from gpattention.runs import Column
 from gpattention.runs.tables import markdown_code
 from gpattention.studies import adoption_cola, adoption_images
-from gpattention.studies.adoption import (
-    CONVERSIONS,
-    TITLES,
-    AdoptionResult,
-    StudySettings,
-)
+from gpattention.studies.adoption import TITLES, AdoptionResult
 from gpattention.studies.adoption_cola import ColaSettings, adopt_cola
 from gpattention.studies.adoption_images import ImageSettings, adopt_images
 from gpattention.studies.adoption_tables import BASELINES, to_markdown, write_comparison
@@ -37,10 +33,6 @@ from gpattention.studies.bench_tables import environment, in_words
 
 OUT = "results/adopt"
 
-Kinds = Annotated[
-    tuple[str, ...],
-    typer.Option(help=f"converted to, comma-separated: {', '.join(CONVERSIONS)}, or none"),
-]
 Against = Annotated[
     tuple[str, ...],
     typer.Option(metavar="METHODS", help="what differences are taken from, seed by seed, comma-separated"),
@@ -52,14 +44,8 @@ app.add_typer(adopt, name="adopt")
 
 @adopt.command("cola")
 @goes_on(drop="--fresh")
-@takes(ColaSettings, "settings", skip=("kinds", "root", "fit"))
-def cola(
-    settings: ColaSettings,
-    kinds: Kinds = CONVERSIONS[:2],
-    against: Against = BASELINES,
-    out: Annotated[str, Out] = OUT,
-    data: Data = None,
-) -> None:
+@takes(ColaSettings, "settings", skip=("fit",), flags={"root": "--data"})
+def cola(settings: ColaSettings, against: Against = BASELINES, out: Annotated[str, Out] = OUT) -> None:
     """A fine-tuned sentence encoder, in and out of domain.
 
     Options:
@@ -76,11 +62,7 @@ def cola(
     different seeds may run side by side; a last one with all seeds writes the table, and --finished does so
     at any time.
     """
-    _check(against)
-    settings = replace(settings, kinds=_converted(kinds), root=data)
-    with closing(Bars()) as bars:
-        found = adopt_cola(settings, bars)
-    _show(found, adoption_cola.COLUMNS, against, (out, "cola"), settings, found.notes)
+    _compare(adopt_cola, settings, adoption_cola.COLUMNS, against, out, "cola")
 
 
 @adopt.command("images")
@@ -88,16 +70,14 @@ def cola(
 @takes(
     ImageSettings,
     "settings",
-    skip=("kinds", "convert_from", "root", "fit"),
-    flags={"types": "--corruptions"},
+    skip=("convert_from", "fit"),
+    flags={"types": "--corruptions", "root": "--data"},
 )
 def images(
     runs: list[str],
     settings: ImageSettings,
-    kinds: Kinds = CONVERSIONS[:2],
     against: Against = BASELINES,
     out: Annotated[str, Out] = f"{OUT}/images",
-    data: Data = None,
 ) -> None:
     """Softmax and kernel ViTs, corruptions, other images.
 
@@ -117,34 +97,26 @@ def images(
     Finished cells are in RUN/adoption; nothing is computed twice, but where the run's weights,
     its data or the settings have changed.
     """
-    _check(against)
-    settings = replace(settings, kinds=_converted(kinds), root=data)
-    with closing(Bars()) as bars:
-        found = adopt_images(runs, settings, bars)
-    reduced = [] if settings.limit is None else [f"reduced: at most {settings.limit} images of each set"]
-    notes = [*reduced, *found.notes]
-    _show(found, adoption_images.COLUMNS, against, (out, "images"), settings, notes)
+    _compare(partial(adopt_images, runs), settings, adoption_images.COLUMNS, against, out, "images")
 
 
-def _show(
-    found: AdoptionResult, columns: Sequence[Column], baselines: tuple[str, ...], place: tuple[str, str],
-    settings: StudySettings, notes: Sequence[str],
+def _compare(
+    study: Callable[..., AdoptionResult], settings: Any, columns: Sequence[Column],
+    baselines: tuple[str, ...], out: str, name: str,
 ) -> None:  # fmt: skip
-    """Print the table and its notes, write the page: into a folder, under a name."""
+    """Run a study, print its tables and notes, and write the page `name` into the folder `out`."""
+    for baseline in baselines:
+        check_choice("--against", baseline, tuple(TITLES))
+    with closing(Bars()) as bars:
+        found = study(settings, bars)
     print(to_markdown(found.cells, columns, baselines))
+    limit = getattr(settings, "limit", None)
+    reduced = [] if limit is None else [f"reduced: at most {limit} images of each set"]
+    notes = [*reduced, *found.notes]
     for note in notes:
         say(f"note: {note}")
     made = markdown_code(replace(settings, root=None))  # not where the data lie
     about = [in_words(environment(choose_device(settings.device))), f"Made with {made}."]
     about += ["\n".join(f"- {note}" for note in notes)] if notes else []
-    for file in write_comparison(*place, found.cells, columns, about=about, baselines=baselines):
+    for file in write_comparison(out, name, found.cells, columns, about=about, baselines=baselines):
         say(str(file))
-
-
-def _check(against: tuple[str, ...]) -> None:
-    for baseline in against:
-        check_choice("--against", baseline, tuple(TITLES))
-
-
-def _converted(kinds: tuple[str, ...]) -> tuple[str, ...]:
-    return () if kinds == ("none",) else kinds

@@ -48,7 +48,7 @@ class Options:
         kinds (LIST): comma-separated (default: all that are quick).
         batch: images at once.
         repeats: medians of.
-        seed: of weights, data and draws.
+        seed: seed of weights, data and draws.
         fused: fused kernels (default: GPATTENTION_FUSED or auto).
         json (FILE): write all numbers to this file.
         out (FOLDER): write numbers, tables and figures into this folder.
@@ -64,7 +64,7 @@ class Options:
     device: Device = "auto"
 
     def shared(self, known: Sequence[str] = tuple(VARIANTS)) -> dict[str, Any]:
-        """What every function that measures takes; the machine is said first."""
+        """Arguments of all functions that measure; prints the machine first."""
         check_kinds(self.kinds or (), known)
         device = choose_device(self.device)
         print(in_words(environment(device)))
@@ -82,7 +82,7 @@ def step(ctx: typer.Context, options: Options, tokens: int | None = None) -> int
     """Whole training steps of each kind.
 
     Options:
-        tokens (N): of a sequence (default: the paper's 64; others leave the paper's kernel attention out).
+        tokens (N): length of a sequence (default: the paper's 64; else paper-kernel is left out).
 
     Examples:
       gpattention bench step

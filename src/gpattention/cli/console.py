@@ -6,7 +6,7 @@ Names come from folders and files of anybody: what they would do to a terminal i
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpattention.files import visible
 
@@ -67,29 +67,50 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-class Bar:
+class _Progress:
+    """Progress on standard error; in a terminal rich draws it, from the first call on."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self.terminal = visible(name), sys.stderr.isatty()
+        self._shown: tuple[Progress, TaskID] | None = None
+
+    def _begin(self, columns: Sequence[Any], task: dict[str, Any], **look: Any) -> "tuple[Progress, TaskID]":
+        from rich.console import Console
+        from rich.progress import Progress
+
+        progress = Progress(*columns, console=Console(stderr=True), **look)
+        progress.start()
+        self._shown = progress, progress.add_task(self._name, **task)
+        return self._shown
+
+    def close(self) -> None:
+        """Leave what is shown where it is, so that a message can follow; a second call does nothing."""
+        if self._shown is not None:
+            self._shown[0].stop()
+            self._shown = None
+
+
+class Bar(_Progress):
     """Progress of one piece of work on standard error.
 
-    In a terminal a bar with the time left; elsewhere, in a log perhaps, one line when it is done.  Call it
-    with how much is done, how much there is (if known) and a note that follows the numbers.
+    In a terminal a bar with the time left; elsewhere, as in a log, one line when it is done.  Call it with
+    how much is done, how much there is (if known) and a note that follows the numbers.
 
     Args:
-        name: of the work.
-        unit: of what is counted.
+        name: name of the work.
+        unit: what is counted.
         scale: how many counts are one unit, e.g. bytes of a MiB.
     """
 
     def __init__(self, name: str, unit: str = "", *, scale: float = 1.0) -> None:
-        self._name, self._unit, self._scale = visible(name), unit, scale
-        self._start = time.monotonic()
-        self._shown: tuple[Progress, TaskID] | None = None
-        self.terminal = sys.stderr.isatty()
+        super().__init__(name)
+        self._unit, self._scale, self._start = unit, scale, time.monotonic()
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
         """Show how far the work is."""
         last = total is not None and done >= total
         if self.terminal:
-            progress, task = self._shown or self._begin(done)
+            progress, task = self._shown or self._draw(done)
             amount = f"{self._number(done)}/{self._amount(total)}" if total else self._amount(done)
             progress.update(task, completed=done, total=total, note=visible(note), amount=amount)
             if last:
@@ -102,26 +123,16 @@ class Bar:
         if not self.terminal:
             say(f"{self._name} {line}  {duration(time.monotonic() - self._start)}", error=True)
 
-    def close(self) -> None:
-        """Leave a bar where it is, so that a message can follow; a second call does nothing."""
-        if self._shown is not None:
-            self._shown[0].stop()
-            self._shown = None
+    def _draw(self, done: int) -> "tuple[Progress, TaskID]":
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-    def _begin(self, done: int) -> "tuple[Progress, TaskID]":
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        progress = Progress(
+        columns = [
             TextColumn("{task.description}", markup=False), BarColumn(24),
             TextColumn("{task.fields[amount]}", markup=False), TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}", markup=False), console=Console(stderr=True),
-        )  # fmt: skip
-        progress.start()
-        # what an earlier part of a resumed run did tells nothing of the speed of this one
-        task = progress.add_task(self._name, completed=done, amount="", note="")
-        self._shown = progress, task
-        return self._shown
+            TextColumn("{task.fields[note]}", markup=False),
+        ]  # fmt: skip
+        # what an earlier part of a resumed run did says nothing about the speed of this one
+        return self._begin(columns, {"completed": done, "amount": "", "note": ""})
 
     def _number(self, count: int) -> str:
         return f"{count / self._scale:.{0 if count % self._scale == 0 else 1}f}"
@@ -151,68 +162,54 @@ class Bars:
             self._bar.close()
 
 
-class Overall:
+class Overall(_Progress):
     """Progress of several pieces of work at once, and the time left for all of it, on standard error.
 
-    In a terminal a bar for the whole with a line for each piece under way; elsewhere, in a log perhaps, a
-    line whenever a piece comes to something else.
+    In a terminal a bar for the whole with a line for each piece under way; elsewhere, as in a log, a line
+    whenever a piece comes to something else.
 
     Args:
-        name: of the whole.
+        name: name of the whole.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = visible(name)
+        super().__init__(name)
         self._starts: dict[str, float] = {}
         self._amounts: dict[str, tuple[float, float]] = {}  # done, and how much there is
         self._at: dict[str, str] = {}
         self._lines: dict[str, TaskID] = {}
-        self._shown: tuple[Progress, TaskID] | None = None
-        self.terminal = sys.stderr.isatty()
 
     def __call__(self, piece: str, what: str, done: float, total: float) -> None:
         """Show what a piece is at ("done" at its end), and how much of its work is done."""
-        begun = what != ""
         self._amounts[piece] = done, total
-        seconds = time.monotonic() - self._starts.setdefault(piece, time.monotonic()) if begun else 0.0
+        seconds = time.monotonic() - self._starts.setdefault(piece, time.monotonic()) if what else 0.0
         if self.terminal:
             self._show(piece, what, seconds)
         elif (stage := what.partition(",")[0]) != self._at.get(piece, ""):
             self._at[piece] = stage
             say(f"  {piece}: {stage}{f' after {duration(seconds)}' if seconds > 1 else ''}", error=True)
 
-    def close(self) -> None:
-        """Leave what is there, so that a message can follow."""
-        if self._shown is not None:
-            self._shown[0].stop()
-            self._shown = None
-
     def _show(self, piece: str, what: str, seconds: float) -> None:
-        progress, whole = self._shown = self._shown or self._begin()
+        progress, whole = self._shown or self._draw()
         done, total = (sum(each) for each in zip(*self._amounts.values(), strict=True))
-        progress.update(
-            whole, completed=done, total=total, note=f"{done / total:.0%}" if done else "starting"
-        )
+        share = f"{done / total:.0%}" if done else "starting"
+        progress.update(whole, completed=done, total=total, note=share)
         if what == "done":
             if piece in self._lines:
                 progress.remove_task(self._lines.pop(piece))
-            progress.console.print(
-                f"  {visible(piece):<10} {duration(seconds)}", markup=False, highlight=False
-            )
+            line = f"  {visible(piece):<10} {duration(seconds)}"
+            progress.console.print(line, markup=False, highlight=False)
         elif what:
             if piece not in self._lines:
                 self._lines[piece] = progress.add_task(f"  {visible(piece)}", note="")
             amount, most = self._amounts[piece]
             progress.update(self._lines[piece], completed=amount, total=most, note=visible(what))
 
-    def _begin(self) -> "tuple[Progress, TaskID]":
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+    def _draw(self) -> "tuple[Progress, TaskID]":
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-        progress = Progress(
+        columns = [
             SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24),
             TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}", markup=False),
-            console=Console(stderr=True), speed_estimate_period=120, transient=True,
-        )  # fmt: skip
-        progress.start()
-        return progress, progress.add_task(self._name, note="starting")
+        ]  # fmt: skip
+        return self._begin(columns, {"note": "starting"}, speed_estimate_period=120, transient=True)

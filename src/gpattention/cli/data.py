@@ -138,7 +138,7 @@ def corrupt(
     Options:
         severities: comma-separated.
         types: comma-separated corruptions, or noise, blur, weather, digital (default: all 19).
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         frost (FOLDER): pictures of frost, or the word generated (default: the folder frost with the data, if
             any).
         folder: where to write (default: CIFAR-10-C-regenerated or CIFAR-100-C-... with the data).
@@ -164,14 +164,14 @@ def corrupt(
 
 
 def _root(data: str | None) -> str | None:
-    """What --data says; None leaves it to the environment variable, which must be set then."""
+    """The folder of --data; None leaves it to the environment variable, which must be set."""
     if data is None and not os.environ.get(VARIABLE):
         raise ValueError(f"expected --data FOLDER, or {VARIABLE}, to say where the datasets lie, got neither")
     return data
 
 
 def _statuses(root: str | None) -> dict[str, Status]:
-    """Empty when nobody said where the datasets lie: a list is still worth reading then."""
+    """Statuses by name; none without a folder of datasets, as a list is still worth reading."""
     try:
         return {status.name: status for status in check(root)}
     except ValueError:
@@ -185,7 +185,7 @@ def _state(entry: Entry, status: Status | None) -> str:
 
 
 def _lines(status: Status, entry: Entry) -> list[str]:
-    """What is there, what is missing, and the command that brings it."""
+    """Lines on what is there, what is missing, and the command that gets it."""
     lines = [f"{status.name:<21}{status.state}" + (f": {status.where}" if status.where else "")]
     if status.state == "incomplete":
         shown = ", ".join(status.missing[:3]) + (", ..." if len(status.missing) > 3 else "")

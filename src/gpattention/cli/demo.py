@@ -41,10 +41,10 @@ def demo(
         run (FOLDER): folder for runs and report.
         quick: softmax and CGP alone, for fewer epochs: under a minute on two cores.
         models: comma-separated kinds (default: all six).
-        kernel_epochs: of phase 1 (default: 10).
-        epochs: of phase 2, with draws (default: 20).
+        kernel_epochs: epochs of phase 1 (default: 10).
+        epochs: epochs of phase 2, with draws (default: 20).
         jobs: models trained at once.
-        seed: of data split and training.
+        seed: seed of data split and training.
         seeds: how many, from --seed on: figures are then means, with their standard error.
         resume: go on with a demo that was stopped.
 

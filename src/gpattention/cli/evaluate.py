@@ -23,10 +23,10 @@ from gpattention.runs import (
     SuiteResult,
     compared,
     distinct_names,
-    find_runs,
     read_results,
 )
 from gpattention.runs.tables import Bold
+from gpattention.studies import runs_below
 from gpattention.studies.evaluating import SHARDS, evaluate_many
 
 app = App()
@@ -78,7 +78,7 @@ def evaluate(
     A stopped evaluation goes on where it stopped: what is finished with the same settings is kept. Results
     are in RUN/evaluation.
     """
-    folders = _folders(runs)
+    folders = runs_below(runs)
     with closing(Bars(_bar)) as bars:
         if engine == "local" and jobs == 1:
             found = evaluate_runs(folders, replace(settings, root=data), progress=bars)
@@ -88,11 +88,12 @@ def evaluate(
                 asked = replace(settings, root=root, device=on)
                 found = evaluate_many(folders, asked, jobs=jobs, engine=at, progress=bars)
     if json:
-        # numbers and notes; the curves are in the files
-        plain = {
-            str(folder): {name: _without_curves(result) for name, result in suites.items()}
+        plain: dict[str, dict[str, dict[str, Any]]] = {
+            str(folder): {name: result.to_dict() for name, result in suites.items()}
             for folder, suites in found.items()
         }
+        for result in (each for suites in plain.values() for each in suites.values()):
+            del result["curves"]  # the files have them
         print(dumps(plain, indent=1))
         return
     bold = sys.stdout.isatty()
@@ -107,27 +108,10 @@ def evaluate(
         say(f"results: {folder / 'evaluation'}")
 
 
-def _folders(given: list[str]) -> list[Path]:
-    """Every run that is meant, once."""
-    found: dict[Path, Path] = {}
-    for name in given:
-        folder = Path(name)
-        below = [folder] if (folder / "recipe.json").is_file() else find_runs(folder)
-        if not below:
-            raise FileNotFoundError(f"expected a run in {folder} or below, got none with a model")
-        for run in below:
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
-
-
 def _bar(what: str) -> Bar:
-    if what.endswith("regenerating"):
-        return Bar(what, "images")
-    if what == SHARDS:
-        return Bar(what)
-    if what.endswith("efficiency"):
-        return Bar(what, "sizes")
-    return Bar(what, "predictions", scale=STEP)
+    units = {"regenerating": "images", "efficiency": "sizes", SHARDS: ""}
+    unit = units.get(what.rpartition(" ")[2], "predictions")
+    return Bar(what, unit, scale=STEP if unit == "predictions" else 1.0)
 
 
 def _print_notes(found: dict[Path, dict[str, SuiteResult]]) -> None:
@@ -139,10 +123,6 @@ def _print_notes(found: dict[Path, dict[str, SuiteResult]]) -> None:
     if notes:
         lines = (f"  {', '.join(suites_of)}: {note}" for note, suites_of in notes.items())
         print("\nnotes:", *map(visible, lines), "", sep="\n")
-
-
-def _without_curves(result: SuiteResult) -> dict[str, Any]:
-    return {key: value for key, value in result.to_dict().items() if key != "curves"}
 
 
 def evaluation_table(runs: Mapping[str, Mapping[str, SuiteResult]], *, bold: bool) -> str:

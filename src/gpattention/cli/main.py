@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.resources import files
 from types import FrameType
 from typing import Any
 
@@ -41,26 +42,6 @@ COMMANDS = {
     "bench": ("bench", "time training, prediction and lengths on this machine"),
     "completion": ("models", "print a script for your shell's completion"),
 }
-WELCOME = """\
-Transformers that know what they do not know. Where would you like to begin?
-
-A model you have: its predictions stay, strange inputs are flagged        docs/attach.md
-  handle = gpattention.attach(model)              # of PyTorch, Hugging Face, timm
-  handle.fit(held_out, labels)                    # inputs that it was not trained on
-  flags = handle.flag(inputs, rate=0.01)          # one false alarm in a hundred
-
-A module for a model of your own                                          docs/attention.md
-  from gpattention.models import EncoderLayer     # in place of nn.TransformerEncoderLayer
-  layer = EncoderLayer(d_model=256, nhead=8, batch_first=True, kind="direct")
-  gpattention models                              # all kinds, and what each can do
-
-From a recipe to a report                                                 docs/training.md
-  gpattention demo --quick                        # all of it in under a minute, on bundled digits
-  gpattention train recipes/digits-cgp.toml
-  gpattention evaluate runs/digits-cgp
-  gpattention report runs -o report.html
-
-All commands: gpattention --help"""
 # typer ships its own click, and BadParameter's base is every mistake of use: unknown options, missing values
 UsageError: Any = typer.BadParameter.__base__
 # by default SIGTERM, and the end of a terminal, end Python without a word, with nothing put in order first;
@@ -76,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: of the command line; those of this process if not given.
+        arguments: arguments of the command line; those of this process if not given.
 
     Returns:
         The exit code.
@@ -114,10 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _mistake(mistake: Any) -> str:
-    """What typer says, with names that are near told as we tell them, up to where help is."""
+    """Typer's message, with similar names in our words, up to where help is."""
     near = getattr(mistake, "possibilities", None)
-    said = f"{mistake.message}. Did you mean {near[0]!r}?" if near else mistake.format_message().rstrip(".")
-    return f"{said} See" if said.endswith("?") else f"{said}; see"
+    if near:
+        return f"{mistake.message}. Did you mean {near[0]!r}? See"
+    message = mistake.format_message().rstrip(".")
+    return f"{message} See" if message.endswith("?") else f"{message}; see"
 
 
 def command_line() -> TyperGroup:
@@ -160,7 +143,7 @@ def _top(
     exit codes: 0 done, 1 the run failed, 2 wrong use, 130 interrupted
     """
     if ctx.invoked_subcommand is None:
-        print(WELCOME)
+        print((files("gpattention.cli") / "welcome.txt").read_text(encoding="utf-8"), end="")
 
 
 class _WithExamples:
@@ -254,7 +237,7 @@ class Commands(Group):
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Something that moves in a terminal while a command and PyTorch are imported, for seconds perhaps."""
+    """Show a spinner in a terminal while a command and PyTorch are imported, which may take seconds."""
     if not sys.stderr.isatty() or "_GPATTENTION_COMPLETE" in os.environ:
         yield
         return
@@ -278,7 +261,7 @@ def _exit_code(error: Exception) -> int | None:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Inside, SIGTERM raises `KeyboardInterrupt` as Ctrl-C does; what somebody else handles is left to them.
+    """Let SIGTERM raise `KeyboardInterrupt` as Ctrl-C does; handlers of other code stay.
 
     Training listens to both itself and saves its state first.
     """

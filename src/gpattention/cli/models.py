@@ -44,7 +44,7 @@ def card(run: str, out: Annotated[str, Out], name: str | None = None) -> None:
     Options:
         run (RUN): a run folder.
         out (FOLDER): where the model goes.
-        name (TEXT): of the model (default: that of the recipe).
+        name (TEXT): name of the model (default: that of the recipe).
 
     Examples:
       gpattention models card runs/digits-cgp -o results/models/digits-cgp

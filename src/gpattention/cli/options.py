@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields, replace
 from functools import partial, wraps
@@ -64,17 +64,6 @@ def _seed(text: str | int) -> int:
     return int(text)
 
 
-def sharing(share_gpu: bool, device: object) -> AbstractContextManager[None]:
-    """What `--share-gpu` asks for, around the work."""
-    from gpattention.studies.scheduler import shared_gpu
-
-    if not share_gpu:
-        return nullcontext()
-    if not str(device).startswith("cuda"):
-        raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
-    return shared_gpu()
-
-
 @contextmanager
 def working(
     engine: str,
@@ -85,16 +74,18 @@ def working(
     data: str | None,
     share_gpu: bool = False,
 ) -> Iterator[tuple[Any, str, str | None]]:
-    """What `--engine` and `--share-gpu` ask for, around the work: engine, device, and folder of the data."""
+    """Set up what `--engine` and `--share-gpu` ask for; yields engine, device, and folder of the data."""
     from gpattention.numerics import choose_device
+    from gpattention.studies.ray_cluster import ray_cluster
+    from gpattention.studies.scheduler import shared_gpu
 
     if engine == "local":
         device = str(choose_device(device))
-        with sharing(share_gpu, device):
+        if share_gpu and not device.startswith("cuda"):
+            raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
+        with shared_gpu() if share_gpu else nullcontext():
             yield None, device, data
         return
-    from gpattention.studies.ray_cluster import ray_cluster
-
     if share_gpu:
         raise ValueError(
             "expected --share-gpu with --engine local: on a cluster the service is each node's own"
@@ -125,7 +116,7 @@ class Stopped(Exception):  # noqa: N818 # of a command that somebody stopped
 
 @contextmanager
 def goes_on(note: str = GOES_ON, add: str | Callable[[], str] = "", drop: str = "") -> Iterator[None]:
-    """Around a command, or a part of it: where that is stopped, say what is kept and what goes on."""
+    """When the code inside is stopped, report what is kept and the command that goes on."""
     try:
         yield
     except BaseException as stop:
@@ -141,7 +132,7 @@ def command(function: F) -> F:
     """A function as typer takes it: types that a command line has, and the help of its docstring.
 
     Args:
-        function: of arguments (parameters without a default) and options (those with one).
+        function: its parameters without a default become arguments, the others options.
 
     Returns:
         The same function, called with text for each tuple.
@@ -193,7 +184,7 @@ def takes(
 
     Args:
         settings: a dataclass whose fields have defaults.
-        name: of the command's argument.
+        name: name of the command's argument.
         only: fields that become options; all if not given.
         skip: fields that do not.
         flags: names of options that are not called as their fields.
@@ -233,7 +224,7 @@ def _with_parameters(function: Any, parameters: Sequence[inspect.Parameter]) -> 
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """The type of an annotation, and what typer is told of it."""
+    """The type of an annotation, and what it says to typer."""
     return get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
 
 

@@ -45,7 +45,7 @@ def predict(
         inputs (INPUT): image, folder of images, or sentence.
         file (FILE): text file with one sentence a line, or -.
         samples: draws of each input; 0: the mean.
-        seed: of the draws.
+        seed: seed of the draws.
         temperature (T): divide logits by T; fitted: by that of the run's evaluation.
 
     Examples:

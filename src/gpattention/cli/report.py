@@ -1,7 +1,7 @@
 """`gpattention report`, `gpattention paper` and `gpattention reproduce`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from gpattention.reports import write_report
 from gpattention.studies.paper import FIGURES, TABLES, paper_table
 from gpattention.studies.paper_tables import ENDINGS, FORMATS, write_table
 from gpattention.studies.plan_results import ARCHIVE, write_results
-from gpattention.studies.plans import STOPPED, Outcome, evaluate_plan, is_finished, load_plan, train_plan
+from gpattention.studies.plans import STOPPED, How, Outcome, evaluate_plan, is_finished, load_plan, train_plan
 
 app = App()
 
@@ -29,7 +29,7 @@ def report(
     Options:
         runs (RUN): a run folder, or a folder that holds runs.
         output (FILE): the page.
-        title: of the page (default: made of the data).
+        title: title of the page (default: made of the data).
 
     Examples:
       gpattention report runs/digits-cgp -o report.html
@@ -47,9 +47,7 @@ def report(
 def paper(
     name: str,
     runs: str,
-    form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}, or all")
-    ] = "markdown",
+    form: Annotated[Literal["markdown", "csv", "latex", "all"], typer.Option("--format")] = "markdown",
     out: Annotated[str | None, Out] = None,
 ) -> None:
     """The paper's tables with ours beside them.
@@ -57,6 +55,7 @@ def paper(
     Options:
         name (NAME): table1 ... fig4, or all.
         runs (RUNS): where evaluated runs are, at any depth.
+        form: format of the text.
         out (OUT): a folder, or a file whose ending is the format: .md .csv .tex, of figures also .png .svg.
 
     tables and figures:
@@ -75,7 +74,6 @@ def paper(
     Runs are known by the names of their recipes: cifar10-cgpt is the paper's CGPT on CIFAR-10.
     """
     check_choice("NAME", name, (*TABLES, *FIGURES, "all"))
-    check_choice("--format", form, (*FORMATS, "all"))
     names = (*TABLES, *FIGURES) if name == "all" else (name,)
     if len(names) > 1 and out is not None and Path(out).suffix in ENDINGS:
         raise ValueError(f"expected -o to be a folder for all tables, got {out}")
@@ -86,7 +84,7 @@ def paper(
         return
     for table in tables:
         files = write_table(table, out, forms)
-        say(f"{table.place}: {table.share}")
+        say(f"{table.spec.place}: {table.share}")
         for file in files:
             say(f"  {file}")
 
@@ -151,29 +149,21 @@ def reproduce(
 
     left: list[str] = []
     if stage != "results":
-        with working(engine, [folder], jobs=jobs, device=device, data=data, share_gpu=share_gpu) as (
-            at,
-            on,
-            root,
-        ):
-            options: dict[str, Any] = {
-                "at_once": jobs,
-                "minutes": minutes,
-                "device": on,
-                "root": root,
-                "engine": at,
-            }
+        asked = working(engine, [folder], jobs=jobs, device=device, data=data, share_gpu=share_gpu)
+        with asked as (at, on, root):
+            how: How = {"at_once": jobs, "minutes": minutes, "device": on, "root": root, "engine": at}
+            how["on_done"] = ended
             if stage in ("train", "all"):
                 say(f"{plan.name}: {len(plan.trainings)} runs, {jobs} at a time, in {folder}")
-                train_plan(plan, folder, on_done=ended, **options)
+                train_plan(plan, folder, **how)
             left = [t.folder for t in plan.trainings if not is_finished(folder / t.folder)]
             if left:
                 say(f"not finished: {', '.join(left)}")
             if stage in ("evaluate", "all") and STOPPED not in codes:
-                evaluate_plan(plan, folder, on_done=ended, **options)
+                evaluate_plan(plan, folder, **how)
     if stage in ("results", "all") and out is not None and STOPPED not in codes:
         files = write_results(plan, folder, out, plan_file=plan_file, on_archived=archived)
-        say(f"results: {len(files)} files in {out}, {files[-1].name} tells how they were made")
+        say(f"results: {len(files)} files in {out}, {files[-1].name} says how they were made")
     if any(code not in (0, STOPPED) for code in codes):
         return 1
     if STOPPED in codes or (left and stage != "evaluate"):  # which does not train what is left

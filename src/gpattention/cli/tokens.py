@@ -45,7 +45,7 @@ def tokens(
         fitted (FOLDER): what is usual, as handle.save wrote it; with --held-out it is written there.
         rate: share of usual tokens that are flagged all the same.
         more: tokens to continue the text with.
-        seed: of tokens chosen at random; without one the likeliest is chosen.
+        seed: seed of tokens chosen at random; without one the likeliest is chosen.
         html (FILE): write a page instead.
 
     Examples:
@@ -87,7 +87,7 @@ def tokens(
 
 
 def _know(handle: Handle, held_out: str | None, fitted: str | None) -> None:
-    """What is usual, from texts or from a folder."""
+    """Fit to usual texts, or load what an earlier call has fitted."""
     if held_out is not None:
         lines = Path(held_out).read_text(encoding="utf-8").splitlines()
         handle.fit([line for line in lines if line.strip()], levels=())
@@ -98,7 +98,7 @@ def _know(handle: Handle, held_out: str | None, fitted: str | None) -> None:
 
 
 def _document(model: str, found: TokenUncertainty, spans: list[Span]) -> dict[str, Any]:
-    """Everything, with null for what is not known."""
+    """The JSON document, with null for unknown values."""
     known, rows = found.known(), []
     (pieces,), (later,) = found.pieces(), found.next_pieces()
     for n in found.real[0].nonzero()[:, 0].tolist():

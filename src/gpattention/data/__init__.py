@@ -1,7 +1,7 @@
-"""Data: the paper's datasets in their official layouts, one small one in the package, and batches.
+"""The paper's datasets in their official layouts, a small one in the package, and batches.
 
-`load("digits")` works everywhere; `known`, `get` and `check` say which others there are and bring them.  A
-dataset is one file of this package, which registers itself: every module here is imported.
+`load("digits")` works everywhere; `known` and `check` list the other datasets, and `get` downloads them.
+Each dataset is a file of this package that registers itself, so that every module here is imported.
 """
 
 import importlib

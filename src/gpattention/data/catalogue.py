@@ -1,7 +1,7 @@
-"""The datasets that the library knows: where they lie, what is missing, how to get and load them.
+"""The datasets that the library knows: where they are, what is missing, how to get and load them.
 
-The file of a dataset calls `register` with its `Entry`; nothing else lists datasets.  Downloads go on where
-they stopped and are not believed before their checksum.
+The file of a dataset calls `register`; there is no other list of datasets.  Downloads
+continue where they stopped, and are used only if their checksum is right.
 """
 
 import hashlib
@@ -22,32 +22,32 @@ from gpattention.files import StrPath
 
 VARIABLE = "GPATTENTION_DATA"
 GIGABYTE = 1 << 30
-SUBSET = "pass subset=True (data.options.subset=true in a recipe) if that is meant"  # what an error advises
+SUBSET = "pass subset=True (data.options.subset=true in a recipe) if that is meant"  # the advice of errors
 KINDS = ("images", "corrupted", "text", "ood")  # in the order in which `known` lists them
 
 State = Literal["bundled", "present", "subset", "incomplete", "missing"]
-Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if the server says
+Progress = Callable[[int, int | None], None]  # bytes so far, and all bytes if the server says how many
 
 _BLOCK = 1 << 20
 _RANGE_NOT_SATISFIABLE = 416
 
 
 class NoRootError(ValueError):
-    """Neither `root` nor the environment says where the datasets are."""
+    """The error if neither `root` nor the environment names the folder of the datasets."""
 
 
 def data_root(root: StrPath | None = None) -> Path:
     """The folder that holds the datasets.
 
     Args:
-        root: the folder; what the environment variable GPATTENTION_DATA says if not given.
+        root: the folder; the value of the environment variable GPATTENTION_DATA if not given.
 
     Returns:
         An existing folder.
 
     Raises:
-        NoRootError: if neither says where it is.
-        FileNotFoundError: if there is no such folder.
+        NoRootError: neither names a folder.
+        FileNotFoundError: there is no such folder.
     """
     given = os.environ.get(VARIABLE) if root is None else root
     if not given:
@@ -62,13 +62,13 @@ def data_root(root: StrPath | None = None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A published file.
+    """A published archive.
 
     Attributes:
         file: its name.
-        md5: checksum of the whole.
-        url: where it is; None: it must be fetched by hand, as its page says.
-        limit: bytes that it may unpack to.
+        md5: its checksum.
+        url: its address; None if it has to be fetched by hand, as the page of the dataset says.
+        limit: most bytes that it may unpack to.
     """
 
     file: str
@@ -79,13 +79,13 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Files or folders that make up the dataset; less than the published amount is a subset."""
+    """The files or folders of a dataset; with less than the published amount it is a subset."""
 
     folder: str  # relative to the root
-    paths: tuple[str, ...] = ()  # inside the folder
-    data: tuple[str, ...] = ()  # those of the paths that hold the images, and
-    least: int = 0  # how many bytes they have together, at least
-    images: int = 0  # how many image files are in the folder
+    paths: tuple[str, ...] = ()  # in the folder
+    data: tuple[str, ...] = ()  # paths that hold the images
+    least: int = 0  # bytes of all `data` files together, at least
+    images: int = 0  # number of image files in the folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class Entry:
     """One dataset that `load` knows.
 
     Attributes:
-        name: as `load` takes it.
+        name: the name that `load` takes.
         kind: "images", "text", "corrupted" or "ood".
-        about: what it is, in a line.
+        about: a description in one line.
         licence: terms, and what to cite.
         page: address of the publisher.
-        load: the function that reads it, called with `root`, `seed` and options as far as it has them.
-        layouts: what files it has, any one will do; none: it comes with the library.
-        archive: where it comes from.
+        load: the function that reads it, called with those of `root`, `seed` and options that it takes.
+        layouts: alternative sets of files; none if the dataset comes with the library.
+        archive: the published archive.
     """
 
     name: str
@@ -116,8 +116,9 @@ class Entry:
 CATALOGUE: dict[str, Entry] = {}
 
 
-def register(entry: Entry) -> None:
-    """Make a dataset known to `load`, `check` and `get`."""
+def register(*fields: Any, **named: Any) -> None:
+    """Make a dataset, with the fields of its `Entry`, known to `load`, `check` and `get`."""
+    entry = Entry(*fields, **named)
     CATALOGUE[entry.name] = entry
 
 
@@ -140,7 +141,7 @@ def entry_of(name: str) -> Entry:
         Its entry.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: there is none.
     """
     check_choice("name", name, [entry.name for entry in known()])
     return CATALOGUE[name]
@@ -152,17 +153,17 @@ def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) 
     Args:
         name: one of `known()`; digits comes with the library.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        seed: decides the split, where there is one, and the augmentation.
+        seed: of the split, if there is one, and of the augmentation.
         options: of the dataset: see `load_digits`, `load_cifar`, `load_cola`, `load_imdb`, `load_corrupted`,
-            `load_ood`.  Where there is a split, `split_seed` decides it in the seed's place: runs of several
-            seeds then have the same parts, and their ensemble validation items that none was trained on.
+            `load_ood`.  For datasets with a split, `split_seed` replaces the seed there: runs of different
+            seeds then have the same parts, and an ensemble has validation items that no member trained on.
 
     Returns:
-        What the dataset's own function returns.
+        The result of the dataset's own function.
 
     Raises:
-        ValueError: for a name or an option that there is not, or a file that is damaged.
-        FileNotFoundError: if the files are not there.
+        ValueError: an unknown name or option, or a damaged file.
+        FileNotFoundError: the files are missing.
     """
     entry = entry_of(name)
     parameters = inspect.signature(entry.load).parameters
@@ -178,21 +179,21 @@ def load(name: str, root: StrPath | None = None, seed: int = 0, **options: Any) 
         return entry.load(**given, **options)
     given["seed"] = check_whole(f"option split_seed of {name}", options.pop("split_seed"))
     data = entry.load(**given, **options)
-    if isinstance(data, ImageData) and data.augmentation is not None:  # which is of the training
+    if isinstance(data, ImageData) and data.augmentation is not None:  # part of training, not of the split
         data = replace(data, augmentation=replace(data.augmentation, seed=seed))
     return data
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One dataset on this machine; print it to see what to do.
+    """The state of a dataset on this machine; printed, it says what to do.
 
     Attributes:
         name: of the dataset.
         state: "bundled", "present", "subset", "incomplete" or "missing".
         where: the folder that was found.
         missing: paths relative to the root.
-        how: what to do about it; empty if nothing is to be done.
+        how: what to do about it; empty if there is nothing to do.
     """
 
     name: str
@@ -212,28 +213,28 @@ class Status:
 
 
 def check(root: StrPath | None = None) -> tuple[Status, ...]:
-    """The state of every known dataset; files are looked for, not read: `load` notices damaged ones.
+    """The state of every known dataset.  Files are not read: only `load` notices damage.
 
     Args:
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
 
     Returns:
-        One status per dataset.
+        One status for each dataset.
 
     Raises:
-        NoRootError: if nothing says where the folder is.
-        FileNotFoundError: if there is no such folder.
+        NoRootError: nothing names the folder.
+        FileNotFoundError: there is no such folder.
     """
     folder = data_root(root)
     return tuple(status_of(entry, folder) for entry in known())
 
 
 def status_of(entry: Entry, folder: Path) -> Status:
-    """The state of one dataset: that of the best of its layouts.
+    """The state of one dataset: that of its best layout.
 
     Args:
-        entry: which.
-        folder: of the datasets.
+        entry: the dataset.
+        folder: of all datasets.
 
     Returns:
         Its status.
@@ -244,7 +245,7 @@ def status_of(entry: Entry, folder: Path) -> Status:
     if not begun:
         return Status(entry.name, "missing", None, _missing(entry.layouts[0], folder), _how(entry))
     found = [_state_of(entry, layout, folder) for layout in begun]
-    # one whole layout will do, whatever was begun beside it
+    # one complete layout is enough
     return min(found, key=lambda status: ("present", "subset", "incomplete").index(status.state))
 
 
@@ -260,7 +261,7 @@ def _state_of(entry: Entry, layout: Layout, folder: Path) -> Status:
 
 
 def _missing(layout: Layout, folder: Path) -> tuple[str, ...]:
-    """What is not there, or has nothing in it."""
+    """Files and folders that do not exist or are empty."""
 
     def empty(path: Path) -> bool:
         return not (any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size)
@@ -287,25 +288,25 @@ def get(
     progress: Progress | None = None,
     timeout: float = 60.0,
 ) -> Path:
-    """Download, verify and unpack a dataset, unless it is there.
+    """Download, verify and unpack a dataset, unless it is present.
 
-    An archive that lies in the root already, whole or as a part, is used; one that was put there by hand
-    stays.  Where there is no network, that is the way: the error says which file to bring.
+    An archive in the root, complete or in part, is used, and kept if it was put there by hand.  That is also
+    the way without a network: the error names the file to bring.
 
     Args:
         name: one of `known()`.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        keep: whether a downloaded archive stays beside what was unpacked.
-        progress: called with the bytes so far, and in all.
-        timeout: seconds without an answer before giving up.
+        keep: whether to keep a downloaded archive after unpacking it.
+        progress: called with the bytes so far and the total.
+        timeout: seconds to wait for an answer.
 
     Returns:
-        The folder that holds the dataset.
+        The folder of the dataset.
 
     Raises:
-        ValueError: for a name that there is not, a wrong checksum, or an archive of something else.
-        FileNotFoundError: if the archive has to be brought by hand.
-        ConnectionError: if the download failed; the next call goes on where it stopped.
+        ValueError: an unknown name, a wrong checksum, or an archive with other content.
+        FileNotFoundError: the archive has to be brought by hand.
+        ConnectionError: the download failed; the next call continues where it stopped.
     """
     entry = entry_of(name)
     archive = entry.archive
@@ -338,7 +339,7 @@ def get(
 
 
 def check_md5(file: Path, md5: str) -> None:
-    """`ValueError` if the file is not the one that was published: against damage, not against malice."""
+    """Refuse a file that is not the published one; this protects against damage, not against attacks."""
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != md5:
@@ -354,24 +355,24 @@ def download(
     timeout: float = 60.0,
     progress: Progress | None = None,
 ) -> None:
-    """Fetch `url` into `file`, which appears only when it is whole and its checksum is right.
+    """Download `url` to `file`, which appears only when it is complete and its checksum is right.
 
-    What arrives is kept as FILE.part; after an interruption the next call asks for the rest (HTTP Range).
-    A part that turns out wrong, or too long, is deleted.
+    Bytes are collected in FILE.part; after an interruption the next call asks for the rest (HTTP Range).  A
+    part that is wrong or too long is deleted.
 
     Args:
         url: http or https.
-        file: where to.
-        md5: checksum of the whole.
-        limit: bytes after which to give up.
-        timeout: seconds without an answer.
-        progress: called with the bytes so far, and in all.
+        file: the target.
+        md5: checksum of the whole file.
+        limit: most bytes to accept.
+        timeout: seconds to wait for an answer.
+        progress: called with the bytes so far and the total.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"expected url to begin with https:// or http://, got {url!r}")
     part = file.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    if part.is_symlink():  # somebody else's, who would have us write elsewhere
+    if part.is_symlink():  # would make us write to another place
         raise ValueError(f"expected {part} to be a file of an earlier download or nothing, got a link")
     try:
         _fetch(url, part, limit, timeout, progress)
@@ -391,12 +392,13 @@ def _fetch(url: str, part: Path, limit: int, timeout: float, progress: Progress 
         answer = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code == _RANGE_NOT_SATISFIABLE and have:
-            return  # nothing is left to send: the checksum will tell whether the part is the whole
+            return  # nothing is left to send: the checksum shows whether the part is complete
         raise
     with answer:
-        # a server may ignore the range, or send another one
-        if not (answer.status == http.client.PARTIAL_CONTENT and _begins_at(answer, have)):
-            have = 0  # the server sends the whole
+        # a server may ignore the range and send the whole file, or send another range
+        text = str(answer.headers.get("Content-Range", "")).replace("=", " ")  # such as bytes 5-9/10
+        if not (answer.status == http.client.PARTIAL_CONTENT and text.startswith(f"bytes {have}-")):
+            have = 0
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length is not None and length.isdigit() else None
         with part.open("ab" if have else "wb") as stream:
@@ -409,9 +411,3 @@ def _fetch(url: str, part: Path, limit: int, timeout: float, progress: Progress 
                     progress(have, total)
     if total is not None and have < total:
         raise ConnectionError(f"the connection ended after {have} of {total} bytes; call again to go on")
-
-
-def _begins_at(answer: http.client.HTTPResponse, have: int) -> bool:
-    """Whether the server sends the range that was asked for, as in `Content-Range: bytes 5-9/10`."""
-    text = str(answer.headers.get("Content-Range", ""))
-    return text.replace("=", " ").startswith(f"bytes {have}-")

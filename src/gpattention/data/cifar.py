@@ -1,10 +1,10 @@
 """CIFAR-10 and CIFAR-100: as their authors publish them and as folders of images, split as in the paper.
 
-The published files are pickles, and a pickle is a program.  Python's own machine calls whatever the file
-names, and can be made to build, out of a few hundred bytes, what takes for ever to look at.  Here it keeps
-the instructions for numbers, strings, lists, tuples and dictionaries, and the three names of NumPy by which
-these files describe an array of bytes; everything else is refused.  Every instruction takes time in
-proportion to its bytes.
+The published files are pickles, and a pickle is a program.  Python's own unpickler calls every function that
+the file names, and a few hundred bytes can make it build objects that nobody can look through.  Here only the
+instructions for numbers, strings, lists, tuples and dictionaries are allowed, and the three names of NumPy
+with which these files describe arrays of bytes; everything else is refused.  The time for each instruction is
+proportional to its bytes.
 """
 
 import io
@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from gpattention.checks import check_choice, check_count, check_labels
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import CropAndFlip, ImageData, Images, Normalisation, split
 from gpattention.data.files import image_files, read_images
 from gpattention.data.ood import load_ood, ood_name
 from gpattention.files import StrPath, read_text
 
 LARGEST = 1 << 30  # bytes of a file; the largest that was published has 155 MB
-CALLS = 64  # descriptions of arrays and types; the published files have two
+CALLS = 64  # most descriptions of arrays and types; the published files have two
 
 _NAMES = {
     ("numpy", "ndarray"): "ndarray",
@@ -37,7 +37,7 @@ _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): "_reconstruct",
     ("numpy._core.multiarray", "_reconstruct"): "_reconstruct",
 }
-# of pickle's instructions, those that put down, remember and join values; those that call are ours
+# the instructions of pickle that make, remember and join values; those that call are replaced
 _INSTRUCTIONS = """
     PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT
     STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8
@@ -47,14 +47,14 @@ _INSTRUCTIONS = """
 
 
 class _Name(str):
-    """One of NumPy's three."""
+    """One of the three names of NumPy."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
 class _Described:
-    """An array or a type, as the file describes it: nothing is made of it before all of it is known."""
+    """The description of an array or a type in the file, from which arrays are made at the end."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -81,7 +81,7 @@ _CODES = [getattr(pickle, instruction)[0] for instruction in _INSTRUCTIONS.split
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's machine with fewer instructions: what a file names is described, and nothing is called."""
+    """Python's unpickler with fewer instructions, which describes what a file names and calls nothing."""
 
     stack: list[Any]  # not of the stubs of typing
     pop_mark: Callable[[], list[Any]]
@@ -120,7 +120,7 @@ class _Unpickler(pickle._Unpickler):
         self._fill(self.pop_mark())
 
     def _fill(self, values: list[Any]) -> None:
-        # the hash of a tuple of tuples would take for ever
+        # hashing nested tuples could take for ever
         if len(values) % 2 or not all(type(key) in (bytes, str) for key in values[::2]):
             raise UnpicklingError("keys that are no strings")
         if type(self.stack[-1]) is not dict:
@@ -135,13 +135,13 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Plain:
-    """Values as they are handed on; what is not plain is refused."""
+    """Checks that values are plain."""
 
     def __init__(self, room: int) -> None:
-        self._room = room  # bytes of strings: a file can name one string again and again
+        self._room = room  # bytes of all strings, as a file can refer to one string many times
 
     def value(self, value: Any) -> Any:
-        """An array, a string, a number, or a list of the latter two."""
+        """An array, a string, a number, or a list of strings and numbers."""
         if type(value) is _Described:
             return _array(value)
         if type(value) is list:
@@ -156,7 +156,7 @@ class _Plain:
         raise ValueError(f"expected arrays, and lists of numbers and strings, got {type(value).__name__}")
 
     def string(self, value: bytes | str) -> str:
-        """Decoded, whatever it holds."""
+        """The string, decoded."""
         self._room -= len(value)
         if self._room < 0:
             raise ValueError("expected strings that are as long as the file, got longer ones")
@@ -173,7 +173,7 @@ def _array(described: _Described) -> np.ndarray:
         raise ValueError("expected an array of type u1 in bytes, got another")
     if type(shape) is not tuple or not all(type(side) is int and 0 <= side <= len(raw) for side in shape):
         raise ValueError("expected the shape of an array, got none")
-    # frombuffer makes nothing, and reshape refuses what does not fit
+    # frombuffer copies nothing, and reshape refuses shapes that do not fit
     return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran is True or fortran == 1 else "C")
 
 
@@ -188,7 +188,7 @@ Read = tuple[Images, Images, tuple[str, ...]]  # training images, test images, c
 
 @dataclass(frozen=True, slots=True)
 class Cifar:
-    """Names of the files of one of the two sets, and where the labels are in them."""
+    """The names of the files of one of the two sets, and the place of the labels in them."""
 
     name: str
     classes: int
@@ -235,7 +235,7 @@ CIFAR100 = Cifar(
 
 
 def read_cifar(kind: Cifar, root: Path) -> Read:
-    """Training images, test images and class names, from the first of the three layouts that is whole."""
+    """Training images, test images and class names, from the first of the three layouts that is complete."""
     begun = [(layout, read) for layout, read in kind.layouts.items() if (root / layout.folder).is_dir()]
     if not begun:
         raise FileNotFoundError(
@@ -263,7 +263,7 @@ def _read_binary(kind: Cifar, folder: Path) -> Read:
 
 
 def _joined(parts: list[Images]) -> tuple[Images, Images]:
-    """All but the last as one, and the last, which are the test images."""
+    """All parts but the last joined, and the last, the test images."""
     *train, test = parts
     labels = torch.cat([part.labels for part in train])
     return Images(torch.cat([part.images for part in train]), labels), test
@@ -287,8 +287,8 @@ def _read_folders(kind: Cifar, folder: Path) -> Read:
 
 
 def _taking_turns(labels: Tensor) -> Tensor:
-    """Items in an order in which classes take turns: the first so many of a test set are of all classes."""
-    turns = one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0]  # [n] how many of its class so far
+    """Items in an order in which classes take turns, so that the first items are of all classes."""
+    turns = one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0]  # [n] number within its class
     return torch.from_numpy(np.lexsort((labels.numpy(), turns.numpy())))
 
 
@@ -342,19 +342,20 @@ def load_cifar(
     Args:
         kind: `CIFAR10` or `CIFAR100`.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        seed: of the split, and of the augmentation.
-        validation: training images to validate with; 5,000, or a tenth of a subset.
-        normalisation: by the moments of the training part, or by the published constants.
-        augment: random crops with padding 4 and flips in `ImageData.training_inputs`.
-        ood: names or paths of out-of-distribution images to go with it, see `load_ood`.
-        subset: whether files with fewer images than published are taken; the name will say so.
+        seed: of the split and of the augmentation.
+        validation: number of training images for validation; 5,000, or a tenth of a subset, if not given.
+        normalisation: with the moments of the training part, or with the published constants.
+        augment: whether `ImageData.training_inputs` makes random crops with padding 4, and flips.
+        ood: names or paths of out-of-distribution images to add, see `load_ood`.
+        subset: whether to accept fewer images than published; the name then ends in "-subset".
 
     Returns:
         The dataset.
 
     Raises:
-        ValueError: for an option that there is not, a damaged file, or fewer images than published.
-        FileNotFoundError: if no layout of the dataset is in the folder.
+        ValueError: an option is out of its range, a file is damaged, or there are fewer images than
+            published.
+        FileNotFoundError: no layout of the dataset is in the folder.
     """
     check_choice("normalisation", normalisation, ("train", "published"))
     if isinstance(ood, str):
@@ -375,7 +376,7 @@ def load_cifar(
     for source in ood:
         part = load_ood(source, folder, size=SIDE, subset=subset)
         name = ood_name(source, part)
-        if name in outside:  # one would be evaluated under the name of both
+        if name in outside:
             raise ValueError(f"expected ood to have sets of different names, got {name!r} twice")
         outside[name] = part
     return ImageData(
@@ -395,14 +396,13 @@ def load_cifar(
 for _kind in (CIFAR10, CIFAR100):
     _file, _md5 = _kind.archive
     register(
-        Entry(
-            _kind.name,
-            "images",
-            f"60,000 colour images of 32 x 32 pixels, {_kind.classes} classes",
-            "none stated; cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
-            "https://www.cs.toronto.edu/~kriz/cifar.html",
-            partial(load_cifar, _kind),
-            tuple(_kind.layouts),
-            Archive(_file, _md5, f"https://www.cs.toronto.edu/~kriz/{_file}", GIGABYTE),
-        )
+        name=_kind.name,
+        kind="images",
+        about=f"60,000 colour images of 32 x 32 pixels, {_kind.classes} classes",
+        licence="none stated; "
+        "cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        load=partial(load_cifar, _kind),
+        layouts=tuple(_kind.layouts),
+        archive=Archive(_file, _md5, f"https://www.cs.toronto.edu/~kriz/{_file}", GIGABYTE),
     )

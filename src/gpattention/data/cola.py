@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from gpattention.checks import check_choice
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import TextData, Texts, split
 from gpattention.files import StrPath, existing_file, read_text
 
@@ -31,15 +31,15 @@ def load_cola(
     Args:
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         seed: of the split.
-        form: "tokenized" has words between spaces (`Texts.words`), "raw" is the text as written.
-        subset: whether files with other numbers of sentences than published are taken; four fifths train.
+        form: "tokenized" has spaces between words (`Texts.words`), "raw" is the original text.
+        subset: whether to accept other numbers of sentences than published; four fifths are for training.
 
     Returns:
         The dataset.
 
     Raises:
-        ValueError: for a form that there is not, a damaged file, or another number of sentences.
-        FileNotFoundError: if the files are not there.
+        ValueError: the form is unknown, a file is damaged, or the number of sentences is not as published.
+        FileNotFoundError: the files are missing.
     """
     check_choice("form", form, FORMS)
     place = data_root(root)
@@ -73,7 +73,7 @@ def load_cola(
 def read_cola(file: Path) -> Texts:
     """One file: four columns with tabs between them (source, label, the author's mark, sentence).
 
-    There are no quote rules: a quotation mark is a character of its sentence.
+    Quotation marks have no special meaning and belong to their sentence.
     """
     sentences, labels = [], []
     lines = read_text(existing_file("a part of CoLA", file)).split("\n")
@@ -87,20 +87,15 @@ def read_cola(file: Path) -> Texts:
     return Texts(tuple(sentences), torch.tensor(labels, dtype=torch.int64))
 
 
+_FILE, _PAGE = "cola_public_1.1.zip", "https://nyu-mll.github.io/CoLA/"
 register(
-    Entry(
-        "cola",
-        "text",
-        "9,594 English sentences, acceptable or not; 516 of them out of domain",
-        "sentences of published works, for research; cite A. Warstadt, A. Singh and S. R. Bowman, TACL 2019",
-        "https://nyu-mll.github.io/CoLA/",
-        load_cola,
-        tuple(Layout(f, tuple(f"{form}/{file}" for form in FORMS for file in FILES)) for f in FOLDERS),
-        Archive(
-            "cola_public_1.1.zip",
-            "9f6d88c3558ec424cd9d66ea03589aba",
-            "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip",
-            GIGABYTE // 16,
-        ),
-    )
+    name="cola",
+    kind="text",
+    about="9,594 English sentences, acceptable or not; 516 of them out of domain",
+    licence="sentences of published works, for research; "
+    "cite A. Warstadt, A. Singh and S. R. Bowman, TACL 2019",
+    page=_PAGE,
+    load=load_cola,
+    layouts=tuple(Layout(f, tuple(f"{form}/{file}" for form in FORMS for file in FILES)) for f in FOLDERS),
+    archive=Archive(_FILE, "9f6d88c3558ec424cd9d66ea03589aba", f"{_PAGE}{_FILE}", GIGABYTE // 16),
 )

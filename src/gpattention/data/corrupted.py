@@ -1,7 +1,7 @@
 """CIFAR-10-C and CIFAR-100-C: the test images under 19 corruptions of 5 severities, memory-mapped.
 
-`regenerate` writes such a folder from a clean test set, once; a later call carries on where one stopped.  A
-file `regenerated.json` says that a folder was regenerated, from what and how.
+`regenerate` writes such a folder from a clean test set; after an interruption, a later call continues.  A
+file `regenerated.json` says that the folder was regenerated, from which images and how.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from torch import Tensor
 import gpattention
 from gpattention.checks import check_choice
 from gpattention.data import corruptions as made
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import Images
 from gpattention.data.files import map_npy
 from gpattention.files import StrPath, existing_file, file_digest, read_object, replaced, write_atomically
@@ -30,7 +30,7 @@ CORRUPTIONS = tuple(sorted(made.CORRUPTIONS))
 SEVERITIES = made.SEVERITIES
 TEST = 10_000  # images of one severity, as published
 RECORD = "regenerated.json"
-RECIPE_VERSION = 1  # raise it with any change that changes an image
+RECIPE_VERSION = 1  # to be raised with every change of the images
 _IMAGES_AT_ONCE = 1000
 
 Progress = Callable[[str, int, int], None]
@@ -38,14 +38,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Regenerated:
-    """A folder of regenerated corruptions: `<corruption>.npy`, uint8 [severities x N, H, W, 3], severity
-    after severity, and `labels.npy`; what its `regenerated.json` says.
+    """A folder of regenerated corruptions, as described by its `regenerated.json`.
+
+    It has an array `<corruption>.npy`, uint8 [severities x N, H, W, 3], severity after severity, for each
+    corruption, and `labels.npy`.
 
     Attributes:
-        name: of the set; says that it is regenerated.
-        folder: where it lies.
-        severities: which.
-        corruptions: which.
+        name: of the set, which contains "regenerated".
+        folder: of the arrays.
+        severities: of the corruptions.
+        corruptions: their names.
         frost: "generated pictures" or "given pictures, sha256 ...".
         seed: of all random numbers.
     """
@@ -60,14 +62,14 @@ class Regenerated:
 
 @dataclass(frozen=True)
 class CorruptedImages:
-    """A folder of arrays; `part` gives one corruption at one severity, in the order of the test images.
+    """A folder of arrays; `part` returns one corruption at one severity, in the order of the test images.
 
     Attributes:
         name: of the set.
-        folder: where it lies.
-        corruptions: those that are there.
+        folder: of the arrays.
+        corruptions: those in the folder.
         subset: whether arrays may be shorter than published.
-        regenerated: how it was made; None: as published, as far as can be known.
+        regenerated: how the arrays were made; None for the published ones.
     """
 
     name: str
@@ -78,11 +80,11 @@ class CorruptedImages:
 
     @property
     def severities(self) -> tuple[int, ...]:
-        """Those that are there."""
+        """Those in the folder."""
         return SEVERITIES if self.regenerated is None else self.regenerated.severities
 
     def part(self, corruption: str, severity: int) -> Images:
-        """[10000, 3, 32, 32]; only the rows that are used will be read from the disk."""
+        """The images, [10000, 3, 32, 32], and labels; only rows that are used are read from the disk."""
         check_choice("corruption", corruption, self.corruptions)
         count = len(self.severities)
         if severity not in self.severities:
@@ -99,7 +101,6 @@ class CorruptedImages:
         if rows != TEST and not self.subset:
             raise ValueError(f"{self.folder}: expected {TEST} images of each severity, got {rows}: {SUBSET}")
         place = self.severities.index(severity)
-        # a slice of mapped arrays: only these rows are read from the disk
         chosen = slice(place * rows, (place + 1) * rows)
         return Images(
             torch.from_numpy(images[chosen]).permute(0, 3, 1, 2),
@@ -118,17 +119,17 @@ def load_corrupted(
     Args:
         name: cifar10-c or cifar100-c.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        folder: another one of the same layout, such as `regenerate` writes, under the root or anywhere; the
-            result is then called by its name.
-        subset: whether corruptions may be missing and arrays may be shorter than published.
+        folder: another folder with the same layout, for example from `regenerate`, in the root or anywhere
+            else; its name is then the name of the result.
+        subset: whether to accept missing corruptions, and arrays shorter than published.
 
     Returns:
-        The folder of arrays.  One with a `regenerated.json` says so in `regenerated`, and in its name if it
-        stands where the published one would.
+        The folder of arrays.  If it has a `regenerated.json`, this is in `regenerated`, and the name of the
+        result says so if the folder has the name of the published one.
 
     Raises:
-        ValueError: for a name that there is not, or a damaged record.
-        FileNotFoundError: if the folder or one of the corruptions is not there.
+        ValueError: the name is unknown, or the record is damaged.
+        FileNotFoundError: the folder or a corruption is missing.
     """
     check_choice("name", name, FOLDERS)
     absolute = folder is not None and Path(folder).is_absolute()
@@ -145,7 +146,7 @@ def load_corrupted(
 
 
 def _origin(folder: Path, found: tuple[str, ...]) -> Regenerated | None:
-    """What the folder says about itself; the published one says nothing."""
+    """The content of the record in the folder; None for published arrays, which have none."""
     file = folder / RECORD
     if not file.is_file():
         return None
@@ -171,28 +172,28 @@ def regenerate(
     frost: Sequence[Tensor] | Tensor | None = None,
     progress: Progress | None = None,
 ) -> Regenerated:
-    """Corrupt the whole test set and keep the result in `folder`.
+    """Corrupt a whole test set and write the results to a folder.
 
-    What the folder already holds of the same recipe is kept; a folder of another recipe is refused. Every
-    file appears as a whole or not at all.
+    Arrays of the same recipe in the folder are kept; a folder with another recipe is refused.  Every file
+    appears completely or not at all.
 
     Args:
         images: the clean test set, uint8 [N, 3, H, W].
         labels: its classes, integers [N].
-        folder: where to write; made if missing.
-        source: the name of the clean test set.
+        folder: the target, created if it is missing.
+        source: name of the clean test set.
         seed: of all random numbers.
-        severities: which, in ascending order.
-        names: which corruptions; None means all 19.
-        frost: pictures of frost as for `corrupt`; None draws on generated ones, and the record says so.
-        progress: called with (corruption, images done, images in all) after each part.
+        severities: those to make, in ascending order.
+        names: of the corruptions to make; all 19 if not given.
+        frost: pictures of frost as for `corrupt`; generated ones if not given.  The record says which.
+        progress: called with (corruption, number of images done, number of all images) after each part.
 
     Returns:
-        What the folder now holds.
+        The content of the folder.
 
     Raises:
-        ValueError: for other images or labels, a corruption or severity that there is not, or a folder of
-            another recipe; nothing is written then.
+        ValueError: images or labels are wrong, a corruption or severity is unknown, or the folder has another
+            recipe; nothing is written then.
     """
     folder = Path(folder)
     wanted = tuple(made.CORRUPTIONS) if names is None else tuple(dict.fromkeys(names))
@@ -231,7 +232,7 @@ def regenerate(
         _write_and_enter(folder / "labels.npy", write_labels, record)
     for each in wanted:
         path = folder / f"{each}.npy"
-        # it was written as a whole, so that with its shape it has its content
+        # files are written completely, so that one with the right shape has the right content
         if path.name in record["files"] and path.is_file() and map_npy(path).shape == shape:
             if progress is not None:
                 progress(each, shape[0], shape[0])
@@ -241,7 +242,7 @@ def regenerate(
 
 
 def named_frost(pictures: Sequence[Tensor] | None) -> str:
-    """How a record names its pictures of frost."""
+    """The description of pictures of frost in records."""
     return "generated pictures" if pictures is None else f"given pictures, sha256 {_digest(pictures)}"
 
 
@@ -264,7 +265,7 @@ def _check(
 
 
 def _open_record(folder: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
-    """The record of the folder: the one there if it has the same recipe, else a new one, written at once."""
+    """The record of the folder, which must have this recipe; a new one is written if there is none."""
     path = folder / RECORD
     if path.is_file():
         record = read_object(path)
@@ -277,7 +278,7 @@ def _open_record(folder: Path, name: str, recipe: dict[str, Any]) -> dict[str, A
                 raise ValueError(f"{path}: expected {field} {wanted!r}, got {got!r}: take another folder")
         return record
     folder.mkdir(parents=True, exist_ok=True)
-    if strangers := ", ".join(sorted(each.name for each in folder.glob("*.npy"))):  # the published ones?
+    if strangers := ", ".join(sorted(each.name for each in folder.glob("*.npy"))):  # perhaps published ones
         raise ValueError(f"folder: expected one with a {RECORD} or no arrays, got {folder} with {strangers}")
     record = {
         "name": name,
@@ -299,7 +300,7 @@ def _write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _write_and_enter(path: Path, write: Callable[[IO[bytes]], object], record: dict[str, Any]) -> None:
-    """A file, whole or not at all, and its checksum in the record."""
+    """Write a file, completely or not at all, and its checksum in the record."""
     with replaced(path) as file:
         write(file)
     record["files"][path.name] = file_digest(path)
@@ -323,14 +324,12 @@ for _name, _of, _record, _md5 in (
     _least = len(_arrays) * len(SEVERITIES) * TEST * 3 * 32 * 32
     _url = f"https://zenodo.org/records/{_record}"
     register(
-        Entry(
-            _name,
-            "corrupted",
-            f"the {_of} test images under {len(CORRUPTIONS)} corruptions of 5 severities",
-            "CC BY 4.0; cite D. Hendrycks and T. Dietterich, ICLR 2019",
-            _url,
-            partial(load_corrupted, _name),
-            (Layout(FOLDERS[_name], (*_arrays, "labels.npy"), _arrays, _least),),
-            Archive(_file, _md5, f"{_url}/files/{_file}?download=1", 4 * GIGABYTE),
-        )
+        name=_name,
+        kind="corrupted",
+        about=f"the {_of} test images under {len(CORRUPTIONS)} corruptions of 5 severities",
+        licence="CC BY 4.0; cite D. Hendrycks and T. Dietterich, ICLR 2019",
+        page=_url,
+        load=partial(load_corrupted, _name),
+        layouts=(Layout(FOLDERS[_name], (*_arrays, "labels.npy"), _arrays, _least),),
+        archive=Archive(_file, _md5, f"{_url}/files/{_file}?download=1", 4 * GIGABYTE),
     )

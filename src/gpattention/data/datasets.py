@@ -1,9 +1,9 @@
 """Datasets in memory, and the batches they are cut into.
 
-Every random number belongs to an item: it is a hash (splitmix64) of the item's index and of some keys, such
-as (purpose, seed, epoch).  The generators of torch and NumPy hand out numbers in the order of calls, and
-their algorithms may change between versions; here splits, batches and augmentation are the same for every
-batch size, device, number of ranks and version.
+Every random number belongs to an item: it is a hash (splitmix64) of the item's index and of keys such as
+(purpose, seed, epoch).  Numbers from the generators of torch and NumPy depend on the order of calls and on
+the version; here splits, batches and augmentation are the same for every batch size, device, number of ranks
+and version.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 from gpattention.checks import check_count, check_labels
 
-# purposes: the first key, so that one seed can serve all of them
+# purposes, the first key, so that one seed is enough for all of them
 SPLIT, BATCHES, CROP, FLIP, GENERATED = range(1, 6)
 
-# constants of splitmix64 as signed numbers of 64 bits, which is what int64 tensors multiply by
+# constants of splitmix64 as signed numbers of 64 bits, as int64 tensors need them
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
@@ -44,24 +44,24 @@ def mix(x: Tensor) -> Tensor:
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: int64's own copies the sign."""
+    """Logical shift; the one of int64 copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def integers(items: Tensor, bound: int, *keys: int) -> Tensor:
-    """One number from 0 to `bound` - 1 for each item, [n] int64; even for bounds far below 2**63."""
+    """One number from 0 to `bound` - 1 for each item, [n] int64, uniform for bounds far below 2**63."""
     return keyed(items, *keys) % bound
 
 
 def permutation(n: int, *keys: int) -> Tensor:
-    """The numbers 0 to n - 1 in an order that the keys decide, [n] int64."""
+    """The numbers 0 to n - 1 in an order that depends on the keys, [n] int64."""
     return keyed(torch.arange(n), *keys).argsort(stable=True)
 
 
 def split(n: int, sizes: Sequence[int], seed: int, stage: int = 0) -> tuple[Tensor, ...]:
-    """Disjoint parts of 0 to n - 1 of the given sizes that make up the whole, each sorted, [size] int64.
+    """Disjoint sorted parts of 0 to n - 1 with the given sizes, whose union is the whole.  [size] int64 each
 
-    `stage` separates a split from a later split of one of its parts by the same seed.
+    `stage` distinguishes a split from a later split of one of its parts with the same seed.
     """
     if any(size < 1 for size in sizes) or sum(sizes) != n:
         raise ValueError(f"expected sizes >= 1 that add up to n = {n}, got {list(sizes)}")
@@ -70,10 +70,10 @@ def split(n: int, sizes: Sequence[int], seed: int, stage: int = 0) -> tuple[Tens
 
 
 class Batch(NamedTuple):
-    """Some items of a part of a dataset: what a training step gets.
+    """Some items of a part of a dataset, for a training step.
 
     Attributes:
-        items: [B] int64, each item's index in its part: keys noise and augmentation.
+        items: [B] int64, indices of the items in their part, on which noise and augmentation depend.
         inputs: one tensor [B, ...], or several by name.
         labels: [B] int64.
     """
@@ -87,14 +87,14 @@ class Batch(NamedTuple):
         return self.map(lambda x: x.to(device, non_blocking=non_blocking))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """A change of every tensor."""
+        """The batch with every tensor changed."""
         named = isinstance(self.inputs, Mapping)
         inputs = {name: change(x) for name, x in self.inputs.items()} if named else change(self.inputs)  # type: ignore[union-attr, arg-type]
         return Batch(change(self.items), inputs, change(self.labels))
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them, inputs by the order of their names."""
+        """All tensors, those of the inputs in the order of their names."""
         named = isinstance(self.inputs, Mapping)
         inputs = [self.inputs[name] for name in sorted(self.inputs)] if named else [self.inputs]
         return [self.items, *inputs, self.labels]
@@ -113,26 +113,27 @@ def batches(
 ) -> list[Tensor]:
     """The item indices of every batch of one epoch for one rank.
 
-    Every rank gets the same number of batches and a consecutive share of each.  The shares of a batch in the
-    order of ranks make up the same batch for every `world_size`.  Shares differ by at most one item; a last
-    batch of fewer items than ranks leaves some ranks an empty share, so ranks that average gradients weight
-    by size or set `drop_last`.  A run is continued in the middle of an epoch with `batches(...)[done:]`.
+    Every rank gets the same number of batches and a consecutive share of each.  Together, in the order of
+    ranks, the shares are the same batch for every `world_size`.  They differ by at most one item.  Shares of
+    a last batch with fewer items than ranks may be empty, so that ranks which average gradients must weight
+    them by size or set `drop_last`.  To continue in the middle of an epoch, use
+    `batches(...)[done:]`.
 
     Args:
-        n: items of the part.
-        batch_size: items of a batch of all ranks together.
-        seed: with `epoch`, decides the order.
+        n: number of items of the part.
+        batch_size: number of items in a batch of all ranks together.
+        seed: together with `epoch`, decides the order.
         epoch: number of the pass over the items.
-        drop_last: whether a smaller last batch is left out.
-        rank: whose share.
-        world_size: how many ranks.
-        shuffle: whether the order is not that of the part.
+        drop_last: whether to leave out a smaller last batch.
+        rank: the rank whose share is returned.
+        world_size: number of ranks.
+        shuffle: whether to change the order of the items.
 
     Returns:
         Indices, [size] int64 for each batch.
 
     Raises:
-        ValueError: if a number is out of its range.
+        ValueError: a number is out of its range.
     """
     n, world_size = check_count("n", n, least=0), check_count("world_size", world_size)
     batch_size = check_count("batch_size of all ranks", batch_size, least=world_size)
@@ -148,16 +149,16 @@ def batches(
 def loader(
     part: "Images | Texts", batch_size: int, *, workers: int = 2, done: int = 0, **order: Any
 ) -> "DataLoader[Batch]":
-    """One epoch of `Batch`es of a part on the CPU, the very batches of `batches`; pinned for a CUDA device.
+    """One epoch of `Batch`es of a part on the CPU, equal to those of `batches`; pinned for a CUDA device.
 
-    Images come as they are stored; bring them to the device, then call `ImageData.inputs`: 8-bit pixels
-    are a quarter of the bytes.
+    Images keep their stored type.  Move them to the device before `ImageData.inputs`, since 8-bit pixels take
+    a quarter of the bytes.
 
     Args:
         part: `Images` or `Texts`.
-        batch_size: items of all ranks together.
-        workers: processes that cut batches; 0 cuts them in this one.
-        done: batches to leave out at the beginning, to continue an epoch.
+        batch_size: number of items of all ranks together.
+        workers: number of processes that make batches; 0 makes them in this process.
+        done: number of batches to leave out at the beginning, to continue an epoch.
         order: seed, epoch, shuffle, drop_last, rank and world_size as for `batches`; make a new loader for
             each epoch.
 
@@ -165,13 +166,13 @@ def loader(
         An iterable of `Batch`.
 
     Raises:
-        ValueError: if a number is out of its range.
+        ValueError: a number is out of its range.
     """
-    # all cuts are made here: workers draw nothing, so that their number changes nothing
+    # indices are chosen here, so that the number of workers changes nothing
     cuts = batches(len(part), batch_size, **order)[check_count("done", done, least=0) :]
     return DataLoader(
         cuts,  # type: ignore[arg-type]
-        batch_size=None,  # an element is a batch already: one indexing instead of one per item
+        batch_size=None,  # an element is a whole batch, which is indexed once instead of item by item
         collate_fn=part.batch,  # type: ignore[arg-type]
         num_workers=check_count("workers", workers, least=0),
         pin_memory=torch.cuda.is_available(),
@@ -184,17 +185,17 @@ def _check_labels(labels: Tensor, n: int) -> None:
         raise ValueError(f"expected labels to be int64, got {labels.dtype}")
 
 
-_CHUNK = 4096  # images whose float64 copies are held at a time
+_CHUNK = 4096  # images with float64 copies at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """Makes model inputs of pixels: each channel less its mean, over its standard deviation.
+    """Turns pixels into model inputs: each channel minus its mean, divided by its standard deviation.
 
     Attributes:
         mean: of each channel, for pixels in [0, 1].
         std: standard deviation of each channel.
-        source: where they come from: "training part", "published", ...
+        source: the origin of the numbers: "training part", "published", ...
     """
 
     mean: tuple[float, ...]
@@ -209,13 +210,13 @@ class Normalisation:
 
     @classmethod
     def of(cls, images: Tensor, source: str = "training part") -> Self:
-        """The moments of these images, [n, C, H, W]."""
+        """The normalisation with the moments of these images, [n, C, H, W]."""
         if images.ndim != 4 or len(images) == 0:
             raise ValueError(f"expected images of shape [n, C, H, W], n >= 1, got {tuple(images.shape)}")
         channels = images.shape[1]
         total = torch.zeros(channels, dtype=torch.float64, device=images.device)
         squares = torch.zeros_like(total)
-        # sums of 8-bit integers are exact in float64, so neither chunks nor threads change the result
+        # sums of 8-bit integers are exact in float64, so that chunks and threads do not change the result
         for chunk in images.split(_CHUNK):
             x = chunk.double().transpose(0, 1).flatten(1)  # [C, n H W]
             total += x.sum(1)
@@ -227,7 +228,7 @@ class Normalisation:
         return cls(tuple((mean / top).tolist()), tuple((std / top).tolist()), source)
 
     def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Model inputs of the same shape; 8-bit images are divided by 255 first, others are in [0, 1]."""
+        """Model inputs of the same shape, from 8-bit images or from numbers in [0, 1]."""
         channels = len(self.mean)
         if images.ndim < 3 or images.shape[-3] != channels:
             raise ValueError(f"expected images of shape [..., {channels}, H, W], got {tuple(images.shape)}")
@@ -240,7 +241,7 @@ class Normalisation:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], top: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Kept on the device: a copy from the host in every step would make it wait."""
+    """Constants that stay on the device, which would wait for a copy from the host in every step."""
     shift = torch.tensor(mean, dtype=torch.float64) * top
     scale = 1 / (torch.tensor(std, dtype=torch.float64) * top)
     return shift.to(device, dtype).view(-1, 1, 1), scale.to(device, dtype).view(-1, 1, 1)  # [C, 1, 1]
@@ -248,9 +249,9 @@ def _constants(
 
 @dataclass(frozen=True, slots=True)
 class CropAndFlip:
-    """Shift by up to `padding` pixels into black, and mirror every other image.
+    """Shifts images by up to `padding` pixels, with black borders, and mirrors half of them at random.
 
-    What happens to an image depends on (seed, epoch, item) alone, not on its batch or device.
+    The change of an image depends only on (seed, epoch, item), not on its batch or device.
 
     Attributes:
         seed: of the shifts and flips.
@@ -266,7 +267,7 @@ class CropAndFlip:
         check_count("padding", self.padding, least=0)
 
     def __call__(self, images: Tensor, items: Tensor, epoch: int) -> Tensor:
-        """New images [B, C, H, W] of the same type; before normalisation, so that black is 0."""
+        """New images [B, C, H, W] of the same type; call it before normalisation, where black is 0."""
         if images.ndim != 4 or items.shape != images.shape[:1]:
             shapes = f"{tuple(images.shape)} and {tuple(items.shape)}"
             raise ValueError(f"expected images [B, C, H, W] and items [B], got {shapes}")
@@ -281,19 +282,19 @@ class CropAndFlip:
             mirrored = integers(items, 2, FLIP, self.seed, epoch).bool()[:, None]
             columns = torch.where(mirrored, width - 1 - columns, columns)
         columns = columns + left[:, None]
-        # one gather from padded images: a loop over items would wait for a GPU again and again
+        # one gather from padded images, as a loop over items would wait for a GPU many times
         padded = pad(images, (self.padding,) * 4)
         which = torch.arange(len(items), device=images.device)[:, None, None]
         taken = padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]]  # [B, H, W, C]
         return taken.permute(0, 3, 1, 2).contiguous()
 
 
-NO_CLASS = -1  # the label of an image that belongs to none of the classes
+NO_CLASS = -1  # the label of images that belong to no class
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Images with one label each.
+    """Images with labels.
 
     Attributes:
         images: 8-bit, or floating-point in [0, 1], [n, C, H, W].
@@ -324,12 +325,12 @@ class Images:
         return f"Images({n} of {'x'.join(map(str, shape))}, {self.images.dtype}, {self.images.device})"
 
     def select(self, items: Tensor) -> "Images":
-        """A part of these images, in that order."""
+        """The images with these indices, in this order."""
         items = items.to(self.labels.device)
         return Images(self.images[items], self.labels[items])
 
     def batch(self, items: Tensor) -> Batch:
-        """Those items, on the device where the images lie; pixels as they are stored."""
+        """The batch of these items, on the device of the images and with their stored pixels."""
         items = items.to(self.labels.device)
         return Batch(items, self.images[items], self.labels[items])
 
@@ -338,15 +339,15 @@ class Images:
         return Images(self.images.to(device), self.labels.to(device))
 
 
-Encoder = Callable[[list[list[str]]], Mapping[str, Tensor]]  # words of the sentences to tensors, one row each
+Encoder = Callable[[list[list[str]]], Mapping[str, Tensor]]  # words of sentences to tensors, a row for each
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Texts:
-    """Sentences with one label each and, once encoded, the tensors that stand for them.
+    """Sentences with labels and, after encoding, with tensors.
 
     Attributes:
-        sentences: n of them.
+        sentences: n sentences.
         labels: [n] int64.
         inputs: tensors by name, each [n, ...].
     """
@@ -371,22 +372,22 @@ class Texts:
 
     @property
     def words(self) -> list[list[str]]:
-        """The sentences cut at white space: their words, if they are tokenized."""
+        """The sentences split at white space, which separates words if they are tokenized."""
         return [sentence.split() for sentence in self.sentences]
 
     def encoded(self, encoder: Encoder) -> "Texts":
-        """The same with the encoder's tensors as inputs."""
+        """The same with the tensors of the encoder as inputs."""
         inputs = {name: tensor.to(self.labels.device) for name, tensor in encoder(self.words).items()}
         return replace(self, inputs=inputs)
 
     def select(self, items: Tensor) -> "Texts":
-        """A part of these sentences, in that order."""
+        """The sentences with these indices, in this order."""
         items = items.to(self.labels.device)
         sentences = tuple(self.sentences[i] for i in items.tolist())
         return Texts(sentences, self.labels[items], {name: x[items] for name, x in self.inputs.items()})
 
     def batch(self, items: Tensor) -> Batch:
-        """Those items, on the device where the tensors lie."""
+        """The batch of these items, on the device of the tensors."""
         if not self.inputs:
             raise ValueError("expected encoded texts, got no inputs: call encoded(encoder) first")
         items = items.to(self.labels.device)
@@ -402,7 +403,7 @@ P = TypeVar("P", "Images", "Texts")
 
 
 class _Splits(Generic[P]):
-    """What datasets of images and of texts have in common: their parts."""
+    """Base of datasets of images and of texts: their parts."""
 
     train: P
     validation: P
@@ -411,7 +412,7 @@ class _Splits(Generic[P]):
 
     @property
     def parts(self) -> dict[str, P]:
-        """All parts by name; out-of-distribution ones as "ood/name"."""
+        """All parts by name, with "ood/name" for out-of-distribution parts."""
         known = {"train": self.train, "validation": self.validation, "test": self.test}
         return known | {f"ood/{name}": part for name, part in self.ood.items()}
 
@@ -428,27 +429,27 @@ class _Splits(Generic[P]):
 
 @dataclass(frozen=True, eq=False)
 class ImageData(_Splits[Images]):
-    """An image classification dataset: images as stored, and how they become inputs.
+    """A dataset for image classification: stored images, and the way from these to inputs.
 
-    A small dataset lives on the device (`data = data.to("cuda")`) and is cut by `batches`:
+    A small dataset stays on the device (`data = data.to("cuda")`) and is indexed by `batches`:
 
     >>> for items in batches(len(data.train), 100, seed=0, epoch=epoch):
     ...     images, labels = data.train.images[items], data.train.labels[items]
     ...     loss = criterion(model(data.training_inputs(images, items, epoch)), labels)
 
-    Otherwise `loader` brings the same batches from the host.
+    For large ones, `loader` brings the same batches from the host.
 
     Attributes:
-        name: of the dataset; says so if it is a subset.
-        train: images to train with.
-        validation: images to choose with.
-        test: images to evaluate with.
+        name: of the dataset, ending in "-subset" if it is one.
+        train: images for training.
+        validation: images for choices.
+        test: images for evaluation.
         classes: their names.
-        normalisation: makes inputs of pixels.
-        patch: side of a patch that suits these images.
+        normalisation: turns pixels into inputs.
+        patch: a suitable side for patches of these images.
         seed: of the split.
         ood: out-of-distribution images by name.
-        augmentation: of training images; None: none.
+        augmentation: of training images, if any.
     """
 
     name: str
@@ -481,11 +482,11 @@ class ImageData(_Splits[Images]):
         return height, width
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Model inputs: normalised, on the device of the images.  [B, C, H, W] float32"""
+        """Normalised model inputs, on the device of the images.  [B, C, H, W] float32"""
         return self.normalisation(images)
 
     def training_inputs(self, images: Tensor, items: Tensor, epoch: int) -> Tensor:
-        """Model inputs for training: augmented, if the dataset was asked for so, then normalised."""
+        """Normalised model inputs for training, augmented first if the dataset has an augmentation."""
         if self.augmentation is not None:
             images = self.augmentation(images, items, epoch)
         return self.normalisation(images)
@@ -493,20 +494,20 @@ class ImageData(_Splits[Images]):
 
 @dataclass(frozen=True, eq=False)
 class TextData(_Splits[Texts]):
-    """A text classification dataset.  Out-of-distribution sentences have labels too.
+    """A dataset for text classification.  Out-of-distribution sentences have labels too.
 
     >>> vocabulary = Vocabulary.from_sentences(data.train.words)
     >>> data = data.encoded(lambda s: dict(zip(("tokens", "padding_mask"), vocabulary.encode(s))))
 
     Attributes:
-        name: of the dataset; says so if it is a subset.
-        train: sentences to train with.
-        validation: sentences to choose with.
-        test: sentences to evaluate with.
+        name: of the dataset, ending in "-subset" if it is one.
+        train: sentences for training.
+        validation: sentences for choices.
+        test: sentences for evaluation.
         classes: their names.
         seed: of the split.
         ood: out-of-distribution sentences by name.
-        tokenized: whether white space separates the words; else `prepare` of a recipe cuts them.
+        tokenized: whether white space separates the words; else `prepare` of a recipe separates them.
     """
 
     name: str
@@ -519,5 +520,5 @@ class TextData(_Splits[Texts]):
     tokenized: bool = True
 
     def encoded(self, encoder: Encoder) -> "TextData":
-        """The same with the encoder's tensors as inputs of every part."""
+        """The same with the tensors of the encoder as inputs of every part."""
         return self.each(lambda part: part.encoded(encoder))

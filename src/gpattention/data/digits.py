@@ -1,8 +1,8 @@
 """The dataset that comes with the library: 1,797 handwritten digits of 8 x 8 pixels (UCI, CC BY 4.0).
 
 E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
-Beside them stand images that are nothing: noise, patterns, and what is left of real images without their
-meaning.  Every one of these depends on (seed, its index) alone.
+There are also images without a digit: noise, patterns, and digits that are inverted or have their pixels
+shuffled.  Each of these depends only on the seed and its index.
 """
 
 from importlib.resources import as_file, files
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpattention.data.catalogue import Entry, register
+from gpattention.data.catalogue import register
 from gpattention.data.datasets import (
     GENERATED,
     CropAndFlip,
@@ -42,12 +42,13 @@ def bundled_digits() -> tuple[Tensor, Tensor]:
 def load_digits(seed: int = 0, *, augment: bool = False) -> ImageData:
     """Digits 0 to 7, 843 to train, 200 to validate and 400 to test, by the seed.
 
-    Out of distribution are `near`, the 354 images of digits 8 and 9, and far ones made by the seed, 400 each:
-    uniform `noise`, `patterns` (stripes and checkers), the test images `inverted`, their pixels `shuffled`.
+    Out of distribution are `near`, the 354 images of digits 8 and 9, and four generated sets of 400 images:
+    uniform `noise`, `patterns` (stripes and checkers), and the test images `inverted` or with `shuffled`
+    pixels.
 
     Args:
-        seed: decides the split, and the images that are made.
-        augment: whether training images are shifted by a pixel; digits are not mirrored.
+        seed: of the split and of the generated images.
+        augment: whether training images are shifted by up to one pixel; they are not mirrored.
 
     Returns:
         The dataset.
@@ -116,7 +117,7 @@ def patterns(n: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
 
 
 def shuffled(images: Tensor, seed: int = 0) -> Tensor:
-    """The pixels of each image in an order of its own, [n, C, H, W]; the histogram stays."""
+    """Each image with its pixels in a random order of its own, [n, C, H, W]."""
     n, channels, height, width = images.shape
     places = torch.arange(n * height * width)
     order = keyed(places, GENERATED, seed, 2).view(n, 1, height * width).argsort(dim=-1, stable=True)
@@ -124,12 +125,10 @@ def shuffled(images: Tensor, seed: int = 0) -> Tensor:
 
 
 register(
-    Entry(
-        "digits",
-        "images",
-        "1,797 handwritten digits of 8 x 8 pixels; 8 and 9 are held out",
-        "CC BY 4.0; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
-        "https://doi.org/10.24432/C50P49",
-        load_digits,
-    )
+    name="digits",
+    kind="images",
+    about="1,797 handwritten digits of 8 x 8 pixels; 8 and 9 are held out",
+    licence="CC BY 4.0; E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
+    page="https://doi.org/10.24432/C50P49",
+    load=load_digits,
 )

@@ -1,8 +1,8 @@
-"""Files from elsewhere, read with suspicion: archives, NumPy arrays, images.
+"""Archives, NumPy arrays and images from unknown sources, read with checks against damage and attacks.
 
-Nobody knows who wrote them.  Archives give plain files only, inside the folder and within limits; arrays hold
-no objects and no more than their file; images are decoded by Pillow (extra `train`) and by no other program.
-Every defect is a `ValueError` that names the file.
+Archives may only contain plain files, inside the folder and within limits; arrays must not contain objects or
+be larger than their file; images are decoded by Pillow (extra `train`) and by no other program.  Every defect
+raises a `ValueError` that names the file.
 """
 
 import bz2
@@ -32,26 +32,27 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LARGEST = 8 << 30  # bytes of an array in an .npz
-RATIO, FREE = 500, 1 << 26  # what is packed may have so many times its file's size, and so many bytes anyway
+# most unpacked bytes: RATIO times the size of the file, or FREE if it is more
+RATIO, FREE = 500, 1 << 26
 
 _BLOCK = 1 << 20
 
 
 @contextmanager
 def _named(file: StrPath, what: str) -> Iterator[None]:
-    """Turn what a damaged file makes of the body, which can be almost any error, into one that names it."""
+    """Turn the errors of a damaged file, which can be of almost any type, into one that names the file."""
     try:
         yield
     except Exception as error:
-        # a missing file or a full disk; damage has no number, or EINVAL for a place outside the file
+        # missing files and full disks pass; errors of damage have no number, or EINVAL
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise ValueError(f"{file}: expected {what}, got {str(error) or type(error).__name__}") from None
 
 
-_HEADERS = 1 << 20  # bytes of a tar between the contents of two files: long names are read into memory
-_MEMORY = 1 << 28  # bytes that xz may ask for
-_NAME, _PATH = 255, 1024  # bytes of a file's name and of its whole path
+_HEADERS = 1 << 20  # bytes of a tar between the contents of two files, as long names are read into memory
+_MEMORY = 1 << 28  # bytes of memory for xz
+_NAME, _PATH = 255, 1024  # bytes of the name of a file and of its whole path
 _ZIP = (b"PK\3\4", b"PK\5\6")
 
 
@@ -65,20 +66,20 @@ def unpack(
 ) -> None:
     """Unpack a .tar, .tar.gz, .tar.bz2, .tar.xz or .zip into a folder.
 
-    Files that are there already are replaced, one by one, at the end.
+    Existing files are replaced, one by one, at the end.
 
     Args:
-        archive: the file to unpack; all of it is read, to the last checksum.
-        folder: where to; made if missing.
-        limit: bytes that may come out.
-        files: how many files may come out.
-        check: called with all names before anything is moved, to refuse them.
+        archive: the file to unpack, which is read completely, to the last checksum.
+        folder: the target, created if it is missing.
+        limit: most bytes to unpack.
+        files: most files to unpack.
+        check: called with all names before anything is moved; it may raise to refuse them.
 
     Raises:
-        ValueError: and nothing is unpacked, for archives that are cut off or altered; absolute names, names
-            that leave the folder, have control characters or come twice; links and devices; more than `limit`
-            bytes, `files` files, or 500 times the archive's own size; and where a link that is in the folder
-            already would be followed.
+        ValueError: the archive is cut off or altered; has names that are absolute, leave the folder, contain
+            control characters or appear twice; has links or devices; has more than `limit` bytes, `files`
+            files, or 500 times its own size; or a link in the folder would be followed.  Nothing is unpacked
+            then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as temporary:
@@ -87,7 +88,7 @@ def unpack(
             names = _write(archive, staging, limit, files)
         if check is not None:
             check(names)
-        # all of them before the first is moved: an archive is unpacked as a whole or not at all
+        # all places are checked before the first file is moved, so that an archive is unpacked fully or not
         for name in names:
             _check_place(archive, folder, folder / name)
         for name in names:
@@ -96,7 +97,7 @@ def unpack(
 
 
 def _write(archive: Path, staging: Path, limit: int, files: int) -> list[str]:
-    """All files into an empty folder; their names."""
+    """Unpack all files into an empty folder and return their names."""
     with archive.open("rb") as stream:
         begin = stream.read(4)
     size, names = 0, []
@@ -108,7 +109,7 @@ def _write(archive: Path, staging: Path, limit: int, files: int) -> list[str]:
         except (FileExistsError, NotADirectoryError):
             raise ValueError(f"the name {name!r} twice, or below itself") from None
         with content, out:
-            # what is read counts, not what the archive says
+            # bytes are counted, as the archive may state another number
             while block := content.read(_BLOCK):
                 size += len(block)
                 if size > limit:
@@ -127,10 +128,10 @@ def _check_ratio(archive: Path, size: int) -> None:
 def _tarred(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[bytes]]]:
     with archive.open("rb") as packed:
         stream = _Bounded(archive, _decompressed(packed))
-        # as a stream: nothing is read twice or skipped, so that no byte escapes the checksum
+        # read as a stream, in which no byte is skipped, so that the checksum covers all of them
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:  # type: ignore[call-overload]
             for count, member in enumerate(tar, start=1):
-                if count > files:  # folders too, or there could be any number of them
+                if count > files:  # folders count too
                     raise ValueError(f"more than {files} files")
                 if not member.isdir():
                     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
@@ -142,13 +143,13 @@ def _tarred(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[byt
                     assert content is not None
                     yield member.name, content
                 stream.room = _HEADERS
-            # the checksum comes last, after what fills the last block
+            # the checksum follows the padding of the last block
             while stream.read(_BLOCK):
                 pass
 
 
 class _Header(tarfile.TarInfo):
-    """One that must be sound: tarfile itself takes a damaged one, and a missing one, for the end."""
+    """A header that must be valid: tarfile itself takes a damaged or missing one for the end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -173,13 +174,13 @@ def _decompressed(packed: IO[bytes]) -> Any:
 
 
 class _Stream:
-    """What a file of one or more compressed streams holds; lzma's own knows no limit of memory."""
+    """The content of one or more compressed streams; the reader of lzma has no limit of memory."""
 
     def __init__(self, packed: IO[bytes], begin: Callable[[], Any]) -> None:
         self._packed, self._begin, self._made = packed, begin, begin()
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """At most `size` bytes; none at the end."""
         while True:
             given = b""
             if self._made.eof:
@@ -197,14 +198,14 @@ class _Stream:
 
 
 class _Bounded:
-    """A stream that gives no more than `room` bytes from where that was last set."""
+    """A stream that returns at most `room` bytes after this was set last."""
 
     def __init__(self, archive: Path, stream: Any) -> None:
         self._archive, self._stream, self._given = archive, stream, 0
         self.room = _HEADERS
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """At most `size` bytes; none at the end."""
         found: bytes = self._stream.read(size)
         self.room -= len(found)
         self._given += len(found)
@@ -221,7 +222,7 @@ def _zipped(archive: Path, limit: int, files: int) -> Iterator[tuple[str, IO[byt
         for member in zipped.infolist():
             if member.is_dir():
                 continue
-            kind = (member.external_attr >> 16) & 0o170000  # as Unix writes it; 0 where it did not
+            kind = (member.external_attr >> 16) & 0o170000  # of Unix; 0 if the archive has none
             if kind not in (0, 0o100000):
                 raise ValueError(f"a link or a device: {member.filename!r}")
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -244,7 +245,7 @@ def _inside(name: str) -> Path:
 
 
 def _check_place(archive: Path, folder: Path, place: Path) -> None:
-    """A link that somebody put into the folder could lead anywhere; a link in the file's own place goes."""
+    """Refuse links in the folder, which could lead anywhere; one in the place of the file is replaced."""
     for above in place.relative_to(folder).parents:
         there = folder / above
         if (there.is_symlink() and above.parts) or (there.exists() and not there.is_dir()):
@@ -268,13 +269,13 @@ def read_npz(file: Path, name: str) -> np.ndarray:
                 raise ValueError(f"{name!r} would have {size} bytes, of a file of {file.stat().st_size}")
         with archive.open(stream.name) as stream:
             found: np.ndarray = npy.read_array(stream, allow_pickle=False)
-            if stream.read(1):  # to the end, where the checksum is
+            if stream.read(1):  # reads to the end, which checks the checksum
                 raise ValueError(f"{name!r} has more bytes than it says")
             return found
 
 
 def map_npy(file: Path) -> np.ndarray:
-    """An .npy file, mapped into memory: "c", copy on write, as torch wants arrays that could be written."""
+    """An .npy file mapped into memory, with copy on write, as torch needs writable arrays."""
     with _named(file, "a NumPy array"):
         with file.open("rb") as stream:
             shape, kind, begin = _header(stream)
@@ -284,7 +285,7 @@ def map_npy(file: Path) -> np.ndarray:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, type, and the bytes before the first number."""
+    """Shape, type, and number of bytes before the first number."""
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, kind = read(stream)
@@ -296,27 +297,27 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 Fit = Literal["exact", "crop", "resize"]
-# not EPS, which is a program
+# without EPS, whose files are programs
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF", "GIF", "AVIF", "JPEG2000", "MPO", "ICO", "TGA", "DIB")
-PIXELS = 89_478_485  # a quarter of a gigabyte in colours; Pillow's own limit, above which it only warns
+PIXELS = 89_478_485  # a quarter of a gigabyte in colour; the limit of Pillow, which only warns above it
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All image files below the folder; hidden ones are passed over.
+    """All image files in and below a folder, without hidden ones.
 
     Args:
-        folder: where to look.
+        folder: the folder.
 
     Returns:
         Files sorted by path.
 
     Raises:
-        OSError: if a folder cannot be read: it is not an empty one.
+        OSError: a folder cannot be read.
     """
 
     def refuse(error: OSError) -> None:
-        raise error  # a folder that cannot be read is not an empty one
+        raise error  # os.walk would pass over the folder as if it were empty
 
     within = (Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
     found = (file for file in within if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
@@ -324,13 +325,13 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact") -> Tensor:
-    """Decoded images in colour, [n, 3, size, size] uint8.
+    """Decoded colour images, [n, 3, size, size] uint8.
 
     Args:
         files: see `open_image`.
         size: side of the result.
-        fit: "exact" refuses images of another size; "crop" cuts out the centre; "resize" brings the shorter
-            side to `size` (bilinear, antialiased), then cuts out the centre.
+        fit: "exact" refuses images of another size; "crop" cuts out the centre; "resize" changes the shorter
+            side to `size` (bilinear, antialiased) and cuts out the centre.
     """
     check_choice("fit", fit, get_args(Fit))
     pillow()
@@ -343,18 +344,18 @@ def read_images(files: Sequence[Path], size: int = 32, fit: Fit = "exact") -> Te
 
 @contextmanager
 def open_image(file: StrPath) -> "Iterator[Image]":
-    """An image file for the body of a `with`, in which decoding and fitting may fail too.
+    """An image file for the body of a `with`, whose errors of decoding and fitting name the file too.
 
     Args:
-        file: of any format that Pillow decodes itself.
+        file: of any format that Pillow decodes without another program.
 
     Returns:
         The opened image.
 
     Raises:
-        ValueError: for what is no image, is damaged, or has more than 89 million pixels, before these are
-            decoded; and for formats that Pillow has other programs decode.
-        ImportError: without Pillow.
+        ValueError: the file is not an image, is damaged, has more than 89 million pixels, which are not
+            decoded then, or has a format for which Pillow needs another program.
+        ImportError: Pillow is missing.
     """
     image_module = pillow()
     image_module.init()
@@ -367,10 +368,10 @@ def open_image(file: StrPath) -> "Iterator[Image]":
 
 
 def eight_bit(image: "Image", channels: int) -> "Image":
-    """Colours (3 channels) or grey (1) of 8 bits.
+    """The image in colour (3 channels) or grey (1) with 8 bits.
 
-    Grey of 16 bits keeps its upper half: Pillow would cut it off at 255, which makes nearly all of it white.
-    What 32 bits mean is not known, and they are refused.
+    Grey of 16 bits keeps its upper 8 bits; Pillow would cut values at 255, which makes nearly all of them
+    white.  Pixels of 32 bits are refused, as their range is not known.
     """
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of 32 bits (mode {image.mode}), whose range is not known: save 8 or 16")
@@ -396,7 +397,7 @@ def _fitted(image: "Image", size: int, fit: Fit) -> "Image":
 
 
 def pillow() -> ModuleType:
-    """Pillow, once an image file is to be decoded."""
+    """Pillow, imported when the first image file is decoded."""
     try:
         from PIL import Image
     except ImportError:

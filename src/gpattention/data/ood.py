@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpattention.checks import did_you_mean
-from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Entry, Layout, data_root, register
+from gpattention.data.catalogue import GIGABYTE, SUBSET, Archive, Layout, data_root, register
 from gpattention.data.datasets import Images
 from gpattention.data.files import Fit, image_files, read_images, read_npz
 from gpattention.files import StrPath
@@ -33,15 +33,16 @@ def load_ood(
             of images or of an .npz file with 8-bit `images` [n, H, W, 3].
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         size: side of the images.
-        fit: how images of other sizes are treated, see `read_images`; "resize" unless the set says otherwise.
-        subset: whether a published set may hold another number of images than published.
+        fit: how images of other sizes are changed, see `read_images`; if not given, "crop" for published sets
+            other than textures and "resize" for all others.
+        subset: whether to accept another number of images than published.
 
     Returns:
         Images, [n, 3, size, size], that belong to no class.
 
     Raises:
-        ValueError: for damaged files, or another number of images than published.
-        FileNotFoundError: if there is no such set, folder or file.
+        ValueError: a file is damaged, or the number of images is not that of the published set.
+        FileNotFoundError: there is no such set, folder or file.
     """
     known = OOD_SETS.get(source)
     if known is None:
@@ -56,7 +57,7 @@ def load_ood(
 
 
 def ood_name(source: str, images: Images) -> str:
-    """What to call them: a set that is not whole says so, a path goes by its last part."""
+    """The name of the set, ending in "-subset" if it is one; for a path its last part."""
     known = OOD_SETS.get(source)
     if known is None:
         return Path(source).name.removesuffix(".npz")
@@ -64,9 +65,9 @@ def ood_name(source: str, images: Images) -> str:
 
 
 def _place(source: str, root: StrPath | None) -> Path:
-    """The folder or file that is meant: a path, or a name in the root's folder `ood`."""
+    """The folder or file: a path, or a name in the folder `ood` of the root."""
     path = Path(source).expanduser()
-    named = len(path.parts) == 1 and not path.is_absolute()  # such as svhn, in whatever folder one stands
+    named = len(path.parts) == 1 and not path.is_absolute()  # such as svhn, whatever the current folder has
     tried = [path]
     if named and not (path.suffix == ".npz" and path.exists()):
         below = data_root(root) / "ood"
@@ -95,22 +96,16 @@ def _read(place: Path, size: int, fit: Fit) -> Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
+_FILE, _PAGE = "dtd-r1.0.1.tar.gz", "https://www.robots.ox.ac.uk/~vgg/data/dtd/"
 register(
-    Entry(
-        "textures",
-        "ood",
-        "Describable Textures (DTD), 5,640 images of 47 textures",
-        "for research; cite M. Cimpoi, S. Maji, I. Kokkinos, S. Mohamed and A. Vedaldi, CVPR 2014",
-        "https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-        partial(load_ood, "textures"),
-        (OOD_SETS["textures"],),
-        Archive(
-            "dtd-r1.0.1.tar.gz",
-            "fff73e5086ae6bdbea199a49dfb8a4c1",
-            "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",
-            2 * GIGABYTE,
-        ),
-    )
+    name="textures",
+    kind="ood",
+    about="Describable Textures (DTD), 5,640 images of 47 textures",
+    licence="for research; cite M. Cimpoi, S. Maji, I. Kokkinos, S. Mohamed and A. Vedaldi, CVPR 2014",
+    page=_PAGE,
+    load=partial(load_ood, "textures"),
+    layouts=(OOD_SETS["textures"],),
+    archive=Archive(_FILE, "fff73e5086ae6bdbea199a49dfb8a4c1", f"{_PAGE}download/{_FILE}", 2 * GIGABYTE),
 )
 for _name, _about, _md5 in (
     ("lsun-crop", "10,000 crops of LSUN scenes", "458a0a0ab8e5f1cb4516d7400568e460"),
@@ -119,14 +114,12 @@ for _name, _about, _md5 in (
     ("tinyimagenet-resize", "10,000 TinyImageNet images, resized", "0f9ff11d45babf2eff5fe12281d1ac31"),
 ):
     register(
-        Entry(
-            _name,
-            "ood",
-            _about,
-            "none stated; cite S. Liang, Y. Li and R. Srikant, ICLR 2018",
-            "https://github.com/facebookresearch/odin",
-            partial(load_ood, _name),
-            (OOD_SETS[_name],),
-            Archive(f"{OOD_SETS[_name].folder.split('/')[0]}.tar.gz", _md5, None, GIGABYTE),
-        )
+        name=_name,
+        kind="ood",
+        about=_about,
+        licence="none stated; cite S. Liang, Y. Li and R. Srikant, ICLR 2018",
+        page="https://github.com/facebookresearch/odin",
+        load=partial(load_ood, _name),
+        layouts=(OOD_SETS[_name],),
+        archive=Archive(f"{OOD_SETS[_name].folder.split('/')[0]}.tar.gz", _md5, None, GIGABYTE),
     )

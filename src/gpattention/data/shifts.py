@@ -1,6 +1,7 @@
-"""Twelve shifts of images at three severities: for choices that must not look at the corruptions.
+"""Twelve shifts of images at three severities, for choices that must not use the corruptions.
 
-None is one of the 19 corruptions of CIFAR-10-C.  What comes in at a border is the mirrored image.
+None of them is one of the 19 corruptions of CIFAR-10-C.  Beyond its borders an image continues as its mirror
+image.
 
 >>> from gpattention.data.shifts import SHIFTS, shift
 >>> shift(images, "turned", severity=2)
@@ -28,11 +29,11 @@ class Shift:
     """One kind of shift.
 
     Attributes:
-        name: as `shift` takes it.
-        strengths: of severity 1 to 3.
-        apply: takes float64 images in [0, 1], [B, C, H, W], a strength and random numbers that belong to the
-            items; returns such images.
-        coloured: whether it takes images in colour alone.
+        name: for `shift`.
+        strengths: of severities 1 to 3.
+        apply: a function of float64 images in [0, 1], [B, C, H, W], a strength and the random numbers of the
+            items, which returns such images.
+        coloured: whether it needs colour images.
     """
 
     name: str
@@ -45,7 +46,7 @@ SHIFTS: dict[str, Shift] = {}
 
 
 def _register(*strengths: float, coloured: bool = False) -> Callable[[Any], Any]:
-    """Decorator: the function is the shift of its name."""
+    """Decorator that registers a function as the shift with its name."""
 
     def register(apply: Callable[[Tensor, float, RandomFields], Tensor]) -> Any:
         SHIFTS[apply.__name__] = Shift(apply.__name__, strengths, apply, coloured)
@@ -212,9 +213,9 @@ def check_severity(severity: object) -> int:
 def shift(images: Tensor, name: str, severity: int, *, seed: int = 0, first_item: int = 0) -> Tensor:
     """Images [B, 1 or 3, H, W] under the shift `name` of `SHIFTS` at severity 1 to 3.
 
-    Bytes come back as bytes, floats in [0, 1] as floats of their type, on their device.  Image b is item
-    `first_item + b`; its random numbers depend on the seed, the item, the shift and the severity alone, so
-    batches may be cut at will.
+    Bytes remain bytes, and floats in [0, 1] remain floats of their type, on the same device.  Image b is item
+    `first_item + b`; its random numbers depend only on the seed, the item, the shift and the severity, so
+    that the choice of batches does not matter.
 
     Args:
         images: uint8, or floats in [0, 1].
@@ -227,7 +228,7 @@ def shift(images: Tensor, name: str, severity: int, *, seed: int = 0, first_item
         New images of the same shape, type and device.
 
     Raises:
-        ValueError: for a shift or severity that there is not, or other images.
+        ValueError: the shift or severity is unknown, or the images have another form.
 
     >>> shift(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), "turned", 2).shape
     torch.Size([4, 3, 32, 32])

@@ -1,10 +1,10 @@
-"""Six shifts of texts at three severities, to fit detectors and temperatures on texts that nobody wrote.
+"""Six shifts of texts at three severities, for fitting detectors and temperatures to changed texts.
 
 >>> from gpattention.data import TEXT_SHIFTS, shift_texts
 >>> shift_texts(["The cat sat on the mat."], "typos", severity=2)
 
-Words are what white space separates.  A text's random numbers depend on the seed, its number, the shift
-and the severity alone, so that a list may be cut at will.
+White space separates words.  The random numbers of a text depend only on the seed, its number, the shift and
+the severity, so that a list may be split in any way.
 """
 
 import random
@@ -23,9 +23,9 @@ class TextShift:
     """One kind of shift.
 
     Attributes:
-        name: as `shift_texts` takes it.
-        strengths: of severity 1 to 3, shares of the words.
-        apply: takes words, a strength and a generator of random numbers that belongs to the text.
+        name: for `shift_texts`.
+        strengths: of severities 1 to 3, shares of the words.
+        apply: a function of words, a strength and the random number generator of the text.
     """
 
     name: str
@@ -37,7 +37,7 @@ TEXT_SHIFTS: dict[str, TextShift] = {}
 
 
 def _register(*strengths: float) -> Callable[[Any], Any]:
-    """Decorator: the function is the shift of its name."""
+    """Decorator that registers a function as the shift with its name."""
 
     def register(apply: Callable[[Words, float, random.Random], Words]) -> Any:
         TEXT_SHIFTS[apply.__name__] = TextShift(apply.__name__, strengths, apply)
@@ -47,20 +47,20 @@ def _register(*strengths: float) -> Callable[[Any], Any]:
 
 
 def _chosen(words: Words, share: float, generator: random.Random) -> set[int]:
-    """Places of a share of the words, at least one: short sentences must be shifted too."""
+    """Places of a share of the words, at least one, so that short sentences change too."""
     return set(generator.sample(range(len(words)), max(1, round(share * len(words)))))
 
 
 @_register(0.1, 0.25, 0.5)
 def dropped(words: Words, share: float, generator: random.Random) -> Words:
-    """A share of the words left out; a last word stays."""
+    """A share of the words left out, but not the last remaining word."""
     lost = _chosen(words, share, generator)
     return [word for place, word in enumerate(words) if place not in lost] or words[:1]
 
 
 @_register(0.1, 0.25, 0.5)
 def doubled(words: Words, share: float, generator: random.Random) -> Words:
-    """A share of the words said twice."""
+    """A share of the words doubled."""
     twice = _chosen(words, share, generator)
     return [word for place, word in enumerate(words) for _ in range(1 + (place in twice))]
 
@@ -99,7 +99,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @_register(0.25, 0.5, 0.75)
 def cut(words: Words, share: float, generator: random.Random) -> Words:
-    """A share of the words lost at the beginning or at the end, as if a text were cut off."""
+    """A share of the words cut off at the beginning or at the end."""
     kept = max(1, len(words) - max(1, round(share * len(words))))
     return words[:kept] if generator.random() < 0.5 else words[len(words) - kept :]
 
@@ -116,7 +116,7 @@ def shift_texts(
 ) -> list[str]:
     """Texts under the shift `name` of `TEXT_SHIFTS` at severity 1 to 3.
 
-    Text b is item `first_item + b`.  One without a word stays as it is.
+    Text b is item `first_item + b`.  Texts without words become empty.
 
     Args:
         texts: of any length.
@@ -129,7 +129,7 @@ def shift_texts(
         As many texts, words separated by single spaces.
 
     Raises:
-        ValueError: for a shift or severity that there is not, or what is no text.
+        ValueError: the shift or severity is unknown, or an element is not a text.
 
     >>> shift_texts(["we went home"], "recased", 3)
     ['WE WENT HOME']

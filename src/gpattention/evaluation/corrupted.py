@@ -1,7 +1,7 @@
-"""Corrupted test images: the published arrays, regenerated ones that are kept, or made as they are needed.
+"""Corrupted test images: published arrays, regenerated arrays, or images made when they are needed.
 
-All arrays of a regenerated folder have the same severities.  Fewer than all therefore have a folder of their
-own, so that the usual one stays free for all, unless that one has just these.
+All arrays of a regenerated folder have the same severities.  A choice of severities therefore gets its own
+folder, unless the usual folder has exactly these, which otherwise stays free for all severities.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,16 +31,16 @@ from gpattention.evaluation.predictions import row_digests
 from gpattention.files import StrPath, read_json
 
 T = TypeVar("T")
-Count = Callable[[int, int], object]  # images done, and in all
+Count = Callable[[int, int], object]  # images done, all images
 PREFIX = "corrupted"  # of the names of sets
-GENERATED = "generated"  # in place of a folder with pictures
+GENERATED = "generated"  # the value of `frost` for generated pictures
 SOURCES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 MADE = "made as needed"
-SEED = 0  # of the corruptions' random numbers
+SEED = 0  # of the random numbers of corruptions
 
 
 def set_name(corruption: str, severity: int) -> str:
-    """As records name a corrupted set.
+    """The name of a corrupted set in records.
 
     Args:
         corruption: its type.
@@ -58,27 +58,27 @@ def corrupt_test_set(
     frost: StrPath | None = None, subset: bool = False, device: torch.device | str = "cpu",
     progress: Count | None = None,
 ) -> Regenerated:  # fmt: skip
-    """Corrupt the test images of a dataset; what the folder holds of the same recipe is kept.
+    """Corrupt the test images of a dataset; arrays that the folder has from the same recipe are kept.
 
     Args:
         name: cifar10 or cifar100.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        folder: where to write; CIFAR-10-C-regenerated (CIFAR-100-C-...) under the root if not given.
-        severities: which of 1 to 5, in ascending order.
+        folder: the target; CIFAR-10-C-regenerated (CIFAR-100-C-...) under the root if not given.
+        severities: those of 1 to 5 to make, in ascending order.
         types: corruptions or whole categories (noise, blur, weather, digital); all 19 if not given.
         seed: of all random numbers.
-        frost: folder with pictures of frost; if not given, the folder `frost` under the root where there
-            is one; "generated" draws on generated ones, as does the lack of a folder.  The record says which.
-        subset: whether files with fewer test images than published are taken.
+        frost: folder with pictures of frost; the folder `frost` under the root if not given; "generated", or
+            no such folder, for generated pictures.  The record says which were used.
+        subset: whether to accept files with fewer test images than published.
         device: where to compute.
-        progress: called with the images done, and in all.
+        progress: called with the number of images done and of all images.
 
     Returns:
-        The folder, and what it holds.
+        The folder and its content.
 
     Raises:
-        ValueError: another dataset or type, or a folder with other arrays.
-        FileNotFoundError: no such dataset or pictures.
+        ValueError: an unknown dataset or type, or a folder with arrays of another recipe.
+        FileNotFoundError: the dataset or the pictures are missing.
     """
     check_choice("name", name, SOURCES)
     wanted = corruption_names(types)
@@ -98,7 +98,7 @@ def corrupt_test_set(
 
 
 def corruption_names(types: Sequence[str] | None) -> tuple[str, ...]:
-    """Corruptions by their own names or by their categories', each once; all if none is named."""
+    """The corruptions with these names or of these categories, each once; all for None."""
     known = {**{name: (name,) for name in CORRUPTIONS}, **CATEGORIES}
     for each in types or ():
         if each not in known:
@@ -108,14 +108,14 @@ def corruption_names(types: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def frost_pictures(root: Path, frost: StrPath | None = None) -> list[Tensor] | None:
-    """Those of the folder `frost`, else of the one under the root; None where generated ones are taken."""
+    """The pictures in the folder `frost`, or in the one under the root; None for generated pictures."""
     if frost == GENERATED or (frost is None and not (root / "frost").is_dir()):
         return None
     return read_pictures(root / "frost" if frost is None else Path(frost))
 
 
 def read_pictures(folder: Path) -> list[Tensor]:
-    """All image files of a folder in their own sizes.  [3, h, w] uint8 each"""
+    """All image files of a folder, each in its own size.  [3, h, w] uint8 each"""
     files = image_files(folder) if folder.is_dir() else []
     if not files:
         raise FileNotFoundError(f"expected pictures in the folder {folder}, got none")
@@ -131,7 +131,7 @@ def read_pictures(folder: Path) -> list[Tensor]:
 class CorruptedSource:
     """Test images under every corruption, in the order of the test set."""
 
-    name: str  # what it is: cifar10-c, cifar10-c-regenerated, made as needed
+    name: str  # cifar10-c, cifar10-c-regenerated, or "made as needed"
     types: tuple[str, ...]
     severities: tuple[int, ...]
     images: Callable[[str, int], Tensor]  # of one type at one severity, [n, C, H, W] uint8
@@ -140,19 +140,19 @@ class CorruptedSource:
 
 @dataclass(frozen=True, eq=False)
 class Corruptions:
-    """The corruptions of a data set that an evaluation asks for."""
+    """The corruptions of a data set that an evaluation needs."""
 
     name: str  # of the data set
     data: ImageData
     root: StrPath | None = None
-    types: Sequence[str] | None = None  # all if not given; others are not made either
+    types: Sequence[str] | None = None  # all if not given; no others are made
     severities: Sequence[int] | None = None  # likewise
-    limit: int | None = None  # with it nothing is written: missing ones are made of so many images
+    limit: int | None = None  # if given, nothing is written and missing images are made for the first ones
 
     def open(self, device: torch.device | str = "cpu", progress: Count | None = None) -> CorruptedSource:
-        """CIFAR's: the published arrays if they are here, else regenerated ones, made and kept if need be.
+        """For CIFAR the published arrays, or regenerated ones, which are made and kept if they are missing.
 
-        Those of all other data are made as they are asked for.
+        Images of other data sets are made when they are needed.
         """
         if self.name not in SOURCES:
             return self._narrowed(made_as_needed(self.data.test.images, self.limit))
@@ -173,10 +173,9 @@ class Corruptions:
         return self._narrowed(replace(source, notes=(*refused, *source.notes)))
 
     def origin(self) -> dict[str, Any]:
-        """What the images of `open` depend on beside the test images; nothing is made for it.
+        """Everything but the test images that the images of `open` depend on; makes nothing.
 
-        Of published arrays it is a sample, as a digest of all 3 GB would take longer than most questions
-        deserve.
+        Published arrays are described by a sample, as a digest of all 3 GB would take too long.
         """
         made = {"source": MADE, "seed": SEED, "version": RECIPE_VERSION}
         if self.name not in SOURCES:
@@ -194,26 +193,26 @@ class Corruptions:
             seed, frost = SEED, named_frost(frost_pictures(folder))
             if self.limit is not None:
                 return {**made, "frost": frost}
-        # the same before and after they are made
+        # equal before and after the arrays are made
         return {"source": f"{self.name}-c-regenerated", "seed": seed, "frost": frost}
 
     def _find_arrays(self, folder: Path) -> tuple[CorruptedImages | None, list[str]]:
-        """Published arrays, else regenerated ones with all that is wanted; and what was not used, and why.
+        """Published arrays, or regenerated ones with all types and severities; and reasons against others.
 
-        Where no severities are named, those of a regenerated folder are taken as they are.
+        Without a choice of severities, those of a regenerated folder are accepted.
         """
         refused: list[str] = []
         for name in (FOLDERS[f"{self.name}-c"], *self._regenerated_folders()):
             place = folder / name
             arrays = any((place / f"{each}.npy").is_file() for each in CORRUPTIONS)
             if not place.is_dir() or ((place / RECORD).is_file() and not arrays):
-                continue  # such as a regeneration that was stopped before its first array was whole
+                continue  # for example a regeneration that was stopped before its first array
             found = load_corrupted(f"{self.name}-c", folder, folder=name, subset=True)
             if found.regenerated is not None and not (
                 {*in_order(self.types, CORRUPTIONS)} <= {*found.corruptions}
                 and {*(self.severities or ())} <= {*found.severities}
             ):
-                continue  # such as a regeneration that was stopped: it is continued
+                continue  # for example a regeneration that was stopped, which will be continued
             labels = found.part(found.corruptions[0], found.severities[0]).labels
             if torch.equal(labels, self.data.test.labels.cpu()):
                 return found, refused
@@ -221,16 +220,16 @@ class Corruptions:
         return None, refused
 
     def _regenerated_folders(self) -> tuple[str, str]:
-        """The usual one, and that of these severities alone."""
+        """The usual folder, and the one for these severities only."""
         usual, levels = _usual_folder(self.name), in_order(self.severities, SEVERITIES)
         return usual, f"{usual}-severities-{'-'.join(map(str, levels))}"
 
     def _folder_to_write(self, folder: Path) -> Path:
-        """Where regenerated arrays go: see above."""
+        """The folder for regenerated arrays, as explained at the top."""
         usual, own = (folder / place for place in self._regenerated_folders())
         try:
             there = tuple(int(severity) for severity in read_json(usual / RECORD)["recipe"]["severities"])
-        except (OSError, ValueError, KeyError, TypeError):  # none, or damage that writing to it will find
+        except (OSError, ValueError, KeyError, TypeError):  # no record, or damage, which writing will report
             there = tuple(SEVERITIES)
         return usual if in_order(self.severities, SEVERITIES) == there else own
 
@@ -254,7 +253,7 @@ class Corruptions:
         )  # fmt: skip
 
     def _narrowed(self, source: CorruptedSource) -> CorruptedSource:
-        """Only some types and severities, in the source's order; its notes say that the rest was left out."""
+        """The source with only the wanted types and severities, in its own order, and a note about it."""
         types, levels = in_order(self.types, source.types), in_order(self.severities, source.severities)
         if not types or not levels:
             among = f"{', '.join(source.types)} at severities among {', '.join(map(str, source.severities))}"
@@ -269,7 +268,7 @@ class Corruptions:
 def made_as_needed(
     images: Tensor, limit: int | None = None, frost: Sequence[Tensor] | None = None
 ) -> CorruptedSource:
-    """Corrupt 8-bit images when they are asked for; grey ones as colours, averaged again."""
+    """Corrupt 8-bit images when they are needed; grey ones as colours, which are averaged again."""
     clean = images if limit is None else images[:limit]
 
     def make(corruption: str, severity: int) -> Tensor:
@@ -290,7 +289,7 @@ def made_as_needed(
 
 
 def in_order(wanted: Iterable[T] | None, offered: Iterable[T]) -> tuple[T, ...]:
-    """What is wanted of what is offered, in that order; all of it where nothing is named."""
+    """The wanted ones among those offered, in the order of the latter; all for None."""
     chosen = None if wanted is None else set(wanted)
     return tuple(each for each in offered if chosen is None or each in chosen)
 

@@ -1,4 +1,4 @@
-"""Bayesian last layers: the network below stays as trained, only the map to the logits is uncertain.
+"""Bayesian last layers: the trained network stays fixed, and only the map to the logits is uncertain.
 
 Laplace approximation of a trained last layer (MacKay 1992; Daxberger et al. 2021): the weights of the head
 get a Gaussian around what training found.  Its precision is the curvature of the training loss, which for a
@@ -23,20 +23,21 @@ from torch.nn.functional import cross_entropy, pdist
 from gpattention.checks import check_choice, check_count, check_labels, check_whole
 from gpattention.evaluation.predictions import BasePredictor, Request, not_fitted
 from gpattention.gp import ItemNoise, NumericalError
+from gpattention.gp.inputs import check_parameter
 from gpattention.models import LogitGaussian, Prediction
 from gpattention.models.predict import Inputs, Progress, Rows, predict_rows
 from gpattention.numerics import cholesky
 
 
 class LastLayerPredictor(BasePredictor):
-    """What all Bayesian last layers share: features of the mean pass, then draws of logits.
+    """Base of Bayesian last layers: features of the mean pass, then draws of logits.
 
-    The network runs once per item, without draws of its own; `samples` draws of every item's logits follow,
+    The network runs once for each item, without draws of its own.  Then `samples` draws of the logits follow,
     or the closed mean-field prediction (S = 1) if there are none.
     """
 
-    options: dict[str, Any]  # what a fit depends on beside the model and the items
-    _found: Any = None  # what `_fit` found
+    options: dict[str, Any]  # everything but the model and the items that a fit depends on
+    _found: Any = None  # the result of `_fit`
 
     def __init__(self, model: Any) -> None:
         if not callable(getattr(model, "features", None)) or not hasattr(model, "head"):
@@ -51,28 +52,28 @@ class LastLayerPredictor(BasePredictor):
     def fit(
         self,
         inputs: Inputs,
-        labels: Tensor,  # [B]
+        labels: Tensor,
         *,
         batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """On the training items."""
+        """Fit to the training items, with labels [B]."""
         options: dict[str, Any] = {"samples": 1, "seed": 0, "batch_size": batch_size, "progress": progress}
         h = predict_rows(self._model, self._features, inputs, **options)[0]  # [n, E]
         head = self._model.head
         check_labels(labels, len(h), head.out_features)
         device = head.weight.device
-        with torch.inference_mode(False):  # copies made here can be differentiated, whatever mode made them
+        with torch.inference_mode(False):  # copies can be differentiated, even of tensors of that mode
             self._fit(h.to(device, torch.float64, copy=True), labels.to(device, torch.int64, copy=True))
         return self
 
     def _features(self, rows: Rows) -> Tensor:
-        """What the head reads, without draws.  [b, E]"""
+        """The inputs of the head, without draws.  [b, E]"""
         return self._model.features(rows.inputs, draw="none", generator=None)
 
     @abstractmethod
     def _fit(self, h: Tensor, labels: Tensor) -> None:
-        """To features [n, E] in float64 where the head lies."""
+        """Fit to features [n, E] in float64 on the device of the head."""
 
     def _fitted(self) -> Any:
         if self._found is None:
@@ -99,19 +100,13 @@ class LastLayerPredictor(BasePredictor):
 
 
 def _draw(gaussian: LogitGaussian, items: Tensor, samples: int, seed: int) -> Tensor:
-    """Draws that belong to items.  [S, b, C]"""
+    """Draws with the noise of each item.  [S, b, C]"""
     sample = torch.arange(samples, device=items.device).repeat_interleave(len(items))  # [S b]
     noise = ItemNoise(seed, items.repeat(samples), sample)
     rank, mean = gaussian.root.shape[-1], gaussian.mean
-    # numbers of (seed, item, sample), so that batches change no draw
+    # the numbers depend on (seed, item, sample), so that batches do not change draws
     normal = noise.normal((1, len(sample), rank), mean.dtype, mean.device)  # [1, S b, C]
     return gaussian.sample(normal.reshape(samples, len(items), rank))
-
-
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"expected {name} to be positive and finite, got {value}")
 
 
 # Laplace
@@ -122,14 +117,14 @@ _CHUNK = 1024  # items whose curvature is added at once
 
 @dataclass(frozen=True)
 class FullCurvature:
-    """The whole matrix by its eigenvectors; weight (c, e) of the head is row c E + e."""
+    """The full matrix by its eigenvectors; weight (c, e) of the head is row c E + e."""
 
     eigenvalues: Tensor  # [P], P = C E
     vectors: Tensor  # [P, P]
 
     @classmethod
     def of(cls, phi: Tensor, probs: Tensor) -> "FullCurvature":
-        """Of items with features phi [n, E] and predictions probs [n, C]."""
+        """The curvature of items with features phi [n, E] and predictions probs [n, C]."""
         C, E = probs.shape[1], phi.shape[1]  # noqa: N806
         total = torch.zeros(C, C, E, E, dtype=phi.dtype, device=phi.device)
         for f, p in zip(phi.split(_CHUNK), probs.split(_CHUNK), strict=True):
@@ -144,7 +139,7 @@ class FullCurvature:
     def logit_root(self, phi: Tensor, prior_precision: float) -> Tensor:
         """Root of the logits' covariance phi^T (curvature + prior)^-1 phi.  [B, C, C]"""
         P, E = len(self.eigenvalues), phi.shape[1]  # noqa: N806
-        # eigenvectors serve any prior precision, without another factorisation
+        # the eigenvectors serve all prior precisions
         half = self.vectors / (self.eigenvalues + prior_precision).sqrt()  # [P, P]
         moved = torch.einsum("be,cep->bcp", phi, half.reshape(P // E, E, P))  # [B, C, P]
         return cholesky(moved @ moved.mT, name="logit covariance", noise=prior_precision)
@@ -161,7 +156,7 @@ class KronCurvature:
 
     @classmethod
     def of(cls, phi: Tensor, probs: Tensor) -> "KronCurvature":
-        """Of items with features phi [n, E] and predictions probs [n, C]."""
+        """The curvature of items with features phi [n, E] and predictions probs [n, C]."""
         outputs = (probs.sum(0).diag() - probs.mT @ probs) / len(probs)  # [C, C]
         a, U = torch.linalg.eigh(outputs)  # noqa: N806
         b, V = torch.linalg.eigh(phi.mT @ phi)  # noqa: N806
@@ -180,19 +175,20 @@ class KronCurvature:
 
 
 class LaplaceLastLayer(LastLayerPredictor):
-    """A trained model whose head is uncertain as much as its training data leave it.
+    """A trained model whose head is as uncertain as its training data leave it.
 
-    Draws vary the head's weights around the trained ones; `samples=0` is the closed mean-field prediction.
+    Draws vary the weights of the head around the trained ones; `samples=0` is the closed mean-field
+    prediction.
 
     >>> LaplaceLastLayer(model).fit(train_images, train_labels).predict(images, samples=10)
 
     Args:
         model: has `features` and a linear `head`.
         hessian: "full" is exact for the head and takes memory (C E)^2; "kron" takes C^2 + E^2.
-        prior_precision: of every weight; the one that maximises the marginal likelihood if not given.
+        prior_precision: of every weight; the one with the largest marginal likelihood if not given.
 
     Raises:
-        ValueError: a model without a linear head, or too large a one for "full".
+        ValueError: a model without a linear head, or with one that is too large for "full".
     """
 
     def __init__(
@@ -201,7 +197,8 @@ class LaplaceLastLayer(LastLayerPredictor):
     ) -> None:  # fmt: skip
         super().__init__(model)
         check_choice("hessian", hessian, ("full", "kron"))
-        _check_positive(prior_precision=prior_precision)
+        if prior_precision is not None:
+            check_parameter("prior_precision", prior_precision)
         size = model.head.out_features * (model.head.in_features + (model.head.bias is not None))
         if hessian == "full" and size > FULL_LIMIT:
             wanted = f"at most {FULL_LIMIT} weights for hessian='full'"
@@ -221,26 +218,26 @@ class LaplaceLastLayer(LastLayerPredictor):
 
     @property
     def prior_precision(self) -> float:
-        """Of every weight of the head."""
+        """The prior precision of every weight of the head."""
         return float(self._fitted()[2])
 
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:
-        """Mean of the trained head, covariance of its weights.  features [B, E]"""
+        """The logits of the trained head, with the covariance of its weights, at features [B, E]."""
         curvature, weight, delta = self._fitted()
         phi = self._phi(features)  # [B, E]
         return LogitGaussian(phi @ weight.mT, curvature.logit_root(phi, delta))
 
     def _phi(self, features: Tensor) -> Tensor:
-        """In float64 where the head lies, with a 1 for the bias.  [B, E]"""
+        """Features in float64 on the device of the head, with a 1 for the bias.  [B, E]"""
         head = self._model.head
         phi = features.to(head.weight.device, torch.float64)
         return phi if head.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
 
 
 def _best_prior_precision(values: Tensor, square: float) -> float:
-    """Where the marginal likelihood has its only maximum: delta |w|^2 = sum_i l_i / (l_i + delta).
+    """The only maximum of the marginal likelihood, where delta |w|^2 = sum_i l_i / (l_i + delta).
 
-    The left side grows with delta and the right side falls, so bisection of log delta finds it.
+    With delta the left side grows and the right side falls, so bisection of log delta finds it.
     """
     low, high = math.log(1e-12), math.log(1e12)
 
@@ -296,18 +293,18 @@ class WeightPosterior:
 
     @classmethod
     def fit(cls, phi: Tensor, labels: Tensor, prior_variance: float, start: Tensor) -> "WeightPosterior":
-        """Laplace around the most probable weights, class by class."""
+        """The Laplace approximation around the most probable weights, class by class."""
         beta = _map_weights(phi, labels, prior_variance, start)  # [M, C]
         probs = (phi @ beta).softmax(-1)  # [n, C]
         prior = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device) / prior_variance  # [M, M]
-        # class by class: all at once would hold [C, n, M] numbers
+        # one class at a time, as all together would take [C, n, M] numbers
         precision = torch.stack([phi.mT @ (p[:, None] * phi) + prior for p in (probs * (1 - probs)).mT])
         return cls(
             beta, cholesky(precision, name="weight precision", noise=1 / prior_variance), prior_variance
         )
 
     def logits(self, phi: Tensor) -> LogitGaussian:
-        """At random features phi [B, M]."""
+        """The logits at random features phi [B, M]."""
         moved = torch.linalg.solve_triangular(self.root, phi.mT[None], upper=False)  # [C, M, B]
         return LogitGaussian(phi @ self.mean, torch.diag_embed(moved.square().sum(1).mT.sqrt()))
 
@@ -315,19 +312,19 @@ class WeightPosterior:
 class GPLastLayer(LastLayerPredictor):
     """A random-feature GP classifier on the features of a trained model; its head is not used.
 
-    (Laplace's marginal likelihood would choose too large prior variances: items classified with certainty
-    have no curvature, so it thinks that they say nothing.)  Fitting holds [n, M] numbers of n training
-    items, and [C, M, M] for the weights.
+    The prior variance is not chosen by Laplace's marginal likelihood, which would make it too large: items
+    that are classified with certainty have no curvature, as if they carried no information.  Fitting takes
+    [n, M] numbers for n training items and [C, M, M] for the weights.
 
     >>> GPLastLayer(model).fit(train_images, train_labels).predict(images, samples=10)
 
     Args:
         model: has `features` and a linear `head`.
-        features: M, how many random ones.
+        features: number M of random features.
         lengthscale: the median distance between training features if not given.
-        prior_variance: of the logits; if not given, the one that predicts a drawn fifth of the training
-            items best from the others.
-        seed: draws the random features.
+        prior_variance: of the logits; if not given, the one with which a random fifth of the training items
+            is predicted best from the others.
+        seed: of the random features.
 
     Raises:
         ValueError: a model without a linear head, or numbers that are not positive.
@@ -338,7 +335,9 @@ class GPLastLayer(LastLayerPredictor):
         prior_variance: float | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(model)
-        _check_positive(lengthscale=lengthscale, prior_variance=prior_variance)
+        for name, value in (("lengthscale", lengthscale), ("prior_variance", prior_variance)):
+            if value is not None:
+                check_parameter(name, value)
         self.options = {
             "features": check_count("features", features, least=1), "lengthscale": lengthscale,
             "prior_variance": prior_variance, "seed": check_whole("seed", seed),
@@ -356,7 +355,7 @@ class GPLastLayer(LastLayerPredictor):
 
     @property
     def prior_variance(self) -> float:
-        """Of a logit, far from all training items."""
+        """The variance of a logit far from all training items."""
         return float(self._fitted()[1].prior_variance)
 
     def logit_gaussian(self, features: Tensor) -> LogitGaussian:
@@ -367,7 +366,7 @@ class GPLastLayer(LastLayerPredictor):
 
 
 def median_distance(h: Tensor) -> float:
-    """Median distance between items, of at most a thousand spread evenly.  h [n, E]"""
+    """Median distance between at most a thousand items, spread evenly over h [n, E]."""
     some = h[torch.linspace(0, len(h) - 1, min(len(h), _PAIRS_FROM), device=h.device).long()]
     distance = float(pdist(some).median()) if len(some) > 1 else 0.0
     if not 0 < distance < math.inf:
@@ -378,7 +377,7 @@ def median_distance(h: Tensor) -> float:
 
 
 def _best_prior_variance(phi: Tensor, labels: Tensor, start: Tensor, seed: int) -> float:
-    """Of least negative log-likelihood on held-out items, with the mean-field prediction."""
+    """The one with the least negative log-likelihood of held-out items, by the mean-field prediction."""
     order = torch.randperm(len(phi), generator=torch.Generator().manual_seed(seed)).to(phi.device)
     held, kept = order[::_HELD_OUT], order[torch.arange(len(phi), device=phi.device) % _HELD_OUT != 0]
     if len(kept) == 0:
@@ -386,7 +385,7 @@ def _best_prior_variance(phi: Tensor, labels: Tensor, start: Tensor, seed: int) 
     losses: dict[float, float] = {}
     for prior_variance in PRIOR_VARIANCES:
         posterior = WeightPosterior.fit(phi[kept], labels[kept], prior_variance, start)
-        start = posterior.mean  # the next is near
+        start = posterior.mean  # close to the next one
         losses[prior_variance] = float(cross_entropy(posterior.logits(phi[held]).mean_field(), labels[held]))
     return min(losses, key=losses.__getitem__)
 
@@ -408,7 +407,7 @@ def _map_weights(phi: Tensor, labels: Tensor, prior_variance: float, start: Tens
 
     with torch.enable_grad():
         optimiser.step(closure)
-        # the gradient at the last point, which L-BFGS leaves elsewhere after a line search
+        # a line search leaves the gradient of another point
         closure()
     slope = math.inf if beta.grad is None else float(beta.grad.abs().max())
     if not slope < 1e-4:

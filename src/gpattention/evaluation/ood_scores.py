@@ -1,24 +1,24 @@
-"""Scores of how far an item lies outside the data, larger for further out; fitted on validation items.
+"""Scores of how far an item is from the data, larger for items further away; fitted to validation items.
 
 KL matching (Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings", 2022) compares
-an item's probabilities p with the mean probabilities d_k of validation items of class k.  Two variants are
-published under that name:
+the probabilities p of an item with the mean probabilities d_k of validation items of class k.  Two variants
+are published under this name:
 
-- `kl_matching`, the article's: validation items go to the class that the model predicts, and the score is
-  the least KL(p || d_k) over the classes;
-- `kl_matching_predicted`, that of the library pytorch-ood in 2024, the paper's time: validation items go to
-  the class of their label, and the score is KL(p || d_k) for the class k that the model predicts.
+- `kl_matching`, of the article: validation items belong to the class that the model predicts, and the score
+  is the least KL(p || d_k) over the classes;
+- `kl_matching_predicted`, of the library pytorch-ood in 2024, when the paper was written: validation items
+  belong to the class of their label, and the score is KL(p || d_k) for the class k that the model predicts.
 
-The others: `max_softmax`, 1 - max p; `entropy` of p; `energy`, -log sum exp of the logits, which are first
-averaged over the draws; `mutual_information` between prediction and draw, where there are several draws;
-`gp_variance`, the variance of the attention outputs, averaged over heads and tokens, made comparable between
-layers by its mean and standard deviation on validation items, then averaged over the layers.  It stays for
-comparison: layers whose variances rise and fall cancel in it, where `variance_density` sees both.
+The others are `max_softmax`, 1 - max p; `entropy` of p; `energy`, -log sum exp of the logits, which are first
+averaged over the draws; `mutual_information` between prediction and draw, if there are several draws; and
+`gp_variance`, the variance of the attention outputs, averaged over heads and tokens, standardised for each
+layer by its mean and standard deviation on validation items, and averaged over the layers.  It is kept for
+comparison: rising and falling variances of layers cancel in it, while `variance_density` sees both.
 
-Where a prediction has signals, the single detectors of `PARTS` are fitted to those of all validation items,
-and `strangeness` is their combination (`gpattention.evaluation.Strangeness`).
+If predictions have signals, the single detectors of `PARTS` are fitted to those of all validation items, and
+`strangeness` combines them (`gpattention.evaluation.Strangeness`).
 
-A new score is one function and one line of `SCORES`.
+To add a score, write a function and one line in `SCORES`.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,14 +36,14 @@ from gpattention.strangeness.detectors import generalised_entropy
 
 @dataclass(frozen=True, eq=False)
 class OodScores:
-    """Scores of out-of-distribution items; made by `fit`.
+    """Scores for out-of-distribution detection; made by `fit`.
 
     >>> OodScores.fit(validation)(test)["kl_matching"]  # [B]
 
     Args:
-        validation: predictions of items of the kind that was trained on, but not trained on, with labels;
-            None for those scores alone that need none.
-        head: weight [C, E] and bias [C] of the model's linear head, for ViM; without ViM if None.
+        validation: predictions of labelled items of the kind that was trained on, but not trained on; None
+            for only the scores that need none.
+        head: weight [C, E] and bias [C] of the linear head of the model, for ViM; None leaves out ViM.
     """
 
     validation: Predicted | None
@@ -51,13 +51,13 @@ class OodScores:
 
     @classmethod
     def fit(cls, validation: Predicted | None, head: Head | None = None) -> "OodScores":
-        """On items of the kind that was trained on, but not trained on; fewer scores without any."""
+        """Fit to items of the kind that was trained on, but not trained on; without any, to nothing."""
         if validation is not None:
-            _ = validation.known_labels  # refused here rather than at the first score
+            _ = validation.known_labels  # raises now rather than at the first score
         return cls(validation, head)
 
     def __call__(self, predicted: Predicted) -> dict[str, Tensor]:
-        """Every score that can be had of this prediction, in float64.  [B] each"""
+        """Every score that this prediction allows, in float64.  [B] each"""
         found: dict[str, Tensor] = {}
         for name, kind in sorted(SCORES.items(), key=lambda item: item[1].place):
             score = None if kind.fitted and self.validation is None else kind.function(predicted, self)
@@ -66,14 +66,14 @@ class OodScores:
 
     @cached_property
     def densities(self) -> Mapping[str, State]:
-        """Of every detector that the validation items' signals allow."""
+        """The state of every detector that the signals of the validation items allow."""
         if self.validation is None or self.validation.signals is None:
             return {}
         return fit_parts(self.validation.signals, self.validation.known_labels, self.head)
 
     @cached_property
     def strangeness(self) -> Strangeness | None:
-        """Fitted to the validation items; None where there are too few."""
+        """Fitted to the validation items; None if there are too few."""
         known = self.validation
         if known is None or known.signals is None or len(known) < Strangeness.fewest:
             return None
@@ -82,7 +82,7 @@ class OodScores:
 
 def _divergences(probs: Tensor, templates: Tensor) -> Tensor:
     """KL(p || d_k) of every item and template.  [B, K]"""
-    # a probability that underflowed is not a proof of impossibility
+    # a probability of 0 may have underflowed
     cross = probs @ templates.clamp(min=torch.finfo(templates.dtype).tiny).log().mT  # [B, K]
     return (-torch.special.entr(probs).sum(-1, keepdim=True) - cross).clamp(min=0)
 
@@ -95,7 +95,7 @@ def _class_means(probs: Tensor, classes: Tensor) -> Tensor:
 
 
 def _kl_matching(predicted: Predicted, fitted: Any) -> Tensor:
-    """The least KL(p || d_k) over the classes k that some validation item is predicted as.  [B]"""
+    """The least KL(p || d_k) over the classes k that are predicted for some validation item.  [B]"""
     validation = fitted.validation
     templates = _class_means(validation.prediction.probs, validation.prediction.label)  # [C, C]
     return _divergences(predicted.prediction.probs, templates[~templates.isnan().any(-1)]).amin(-1)
@@ -140,9 +140,9 @@ def _strangeness(predicted: Predicted, fitted: Any) -> Tensor | None:
 class OodScore:
     """One score."""
 
-    label: str  # as a reader knows it
-    function: Callable[[Predicted, Any], Tensor | None]  # of fitted `OodScores` too; None: it cannot be had
-    place: int = 9  # in records, where tables take the first score if nobody names one
+    label: str  # its name for readers
+    function: Callable[[Predicted, Any], Tensor | None]  # of a prediction and `OodScores`; None if impossible
+    place: int = 9  # in records; tables take the first score by default
     fitted: bool = False  # whether it needs validation items
     unit: str = ""
 
@@ -176,14 +176,14 @@ SCORES = {  # in the order of tables
 
 
 def score_name(score: str, *, unit: bool = False) -> str:
-    """What a reader calls a score.
+    """The name of a score for readers.
 
     Args:
-        score: as records name it.
-        unit: whether to say what it is counted in, where it is counted in something.
+        score: its name in records.
+        unit: whether to add its unit, if it has one.
 
     Returns:
-        Its label; of an unknown one its name in words.
+        Its label; for an unknown score its name with spaces.
     """
     known = SCORES.get(score)
     if known is None:

@@ -1,4 +1,4 @@
-"""Raw images or sentences through a trained run: labels, and how sure the model is of them."""
+"""Predictions of image files or sentences by a trained run: labels, and how certain they are."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ AT_ONCE = 256  # inputs that are decoded and predicted together
 
 @dataclass(frozen=True)
 class InputPrediction:
-    """What the model says about one input; entropies in nats.
+    """The prediction of one input; entropies are in nats.
 
     Attributes:
         input: the file, or the sentence.
         label: the most probable class.
         confidence: its probability.
-        entropy: of the probabilities: the whole uncertainty.
-        mutual_information: how much the draws disagree; None without two draws.
+        entropy: of the probabilities, the total uncertainty.
+        mutual_information: how much the draws disagree; None if there are less than two.
         probabilities: of every class.
     """
 
@@ -44,24 +44,24 @@ def predict_inputs(
     temperature: float = 1.0, root: StrPath | None = None, device: torch.device | str = "cpu",
     progress: Callable[[int, int], object] | None = None,
 ) -> list[InputPrediction]:  # fmt: skip
-    """Predict image files, folders of them, or sentences, whichever the run was trained on.
+    """Predict image files and folders of them, or sentences, depending on what the run was trained on.
 
     Args:
-        run: a run's folder, a shared model's (`gpattention models card`), or one that was opened.
+        run: the folder of a run or of a shared model (`gpattention models card`), or an opened run.
         inputs: paths for a run on images, sentences for a run on texts.
         samples: draws of every input; 0 is the mean prediction.
         seed: of the draws; input i has the noise of (seed, i).
-        temperature: what logits are divided by; see `fitted_temperature`.
-        root: where the files of a frozen embedding are, if not where the recipe says.
+        temperature: the divisor of the logits; see `fitted_temperature`.
+        root: folder with the files of a frozen embedding, if not the one in the recipe.
         device: where to compute.
-        progress: called with the inputs done, and in all.
+        progress: called with the number of inputs done and of all inputs.
 
     Returns:
         One prediction for each input, the files of folders in the order of their paths.
 
     Raises:
-        ValueError: no inputs, a file for a run on texts, or a temperature that is not positive.
-        FileNotFoundError: no such run, file or folder.
+        ValueError: there is no input, a file for a run on texts, or a temperature that is not positive.
+        FileNotFoundError: there is no such run, file or folder.
     """
     run = run if isinstance(run, Run) else open_trained(run)
     if not 0 < temperature < math.inf:
@@ -87,16 +87,16 @@ def predict_inputs(
 
 
 def read_sentences(file: StrPath) -> list[str]:
-    """Read the sentences of a text file, one a line.
+    """Read a text file with one sentence in each line.
 
     Args:
-        file: may be a pipe, as a shell's <(...) is.
+        file: may be a pipe, such as <(...) in a shell.
 
     Returns:
         The lines that are not empty, without the space around them.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: there is no such file.
     """
     path = Path(file)
     if path.is_dir() or not path.exists():
@@ -108,7 +108,7 @@ def sentences_of(text: str) -> list[str]:
     """The lines of a text that are not empty, without the space around them.
 
     Args:
-        text: one sentence a line.
+        text: one sentence in each line.
 
     Returns:
         The sentences.
@@ -117,20 +117,20 @@ def sentences_of(text: str) -> list[str]:
 
 
 def fitted_temperature(folder: StrPath, *, samples: int = 10) -> float:
-    """The temperature that an evaluation fitted to the model's own prediction on the validation split.
+    """The temperature that an evaluation has fitted to the model's own prediction of the validation split.
 
-    It must be of the weights that the run has now: training that goes on after an evaluation replaces them.
+    It must belong to the weights that the run has now, which training after an evaluation replaces.
 
     Args:
         folder: of an evaluated run.
-        samples: without any it is that of the mean prediction, which is another one for models that draw; an
-            evaluation without samples has that alone.
+        samples: 0 for the temperature of the mean prediction, which differs for models that draw.  An
+            evaluation without samples has only that one.
 
     Returns:
-        What to divide logits by.
+        The divisor of the logits.
 
     Raises:
-        ValueError: there are only temperatures of other weights.
+        ValueError: there are only temperatures for other weights.
         FileNotFoundError: there is no temperature.
     """
     place, weights = Path(folder) / "evaluation", digest_of_weights(folder)
@@ -154,7 +154,7 @@ def fitted_temperature(folder: StrPath, *, samples: int = 10) -> float:
 
 
 def _expanded(inputs: Sequence[StrPath]) -> list[str]:
-    """Files, and those of folders in the order of their paths."""
+    """Files, with those of folders in the order of their paths."""
     files: list[str] = []
     for each in map(Path, inputs):
         if not each.exists():

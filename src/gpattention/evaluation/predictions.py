@@ -1,10 +1,10 @@
-"""What is predicted, by what, and what comes out: sets of items, predictors, and predictions kept in files.
+"""Sets of items, predictors, and predictions that are kept in files.
 
-A test set under 19 corruptions of 5 severities is a million images: they stay 8-bit, and only the chunk that
-is predicted next is normalised.  Predictions are kept in a run's folder, so that one pass of the model serves
-every suite and every resumption.  A file holds the logits of all draws of one set.  It says what they depend
-on, the version of this library included, and is taken only if all of that is the same; a damaged one is
-refused, since what else happened to the folder is unknown.
+A test set under 19 corruptions at 5 severities has a million images: they stay 8-bit, and only the chunk that
+is predicted next is normalised.  Predictions are kept in the folder of the run, so that one pass of the model
+serves every suite and every resumption.  A file holds the logits of all draws of one set together with
+everything they depend on, including the version of this library, and is used only if all of that is equal.  A
+damaged file is refused, since nobody knows what else happened to the folder.
 """
 
 import hashlib
@@ -27,35 +27,31 @@ from gpattention.files import make_folder, write_atomically
 from gpattention.gp import check_health, deferred_checks
 from gpattention.models import Prediction, Signals
 from gpattention.models.predict import Inputs, Progress, count_items, device_of, take
+from gpattention.models.prediction import Items
 from gpattention.ops import NOISE_LAYOUT
 
 # Sets of items
 
 
-def _unchanged(stored: Inputs) -> Inputs:
-    """Of items that are stored as a model's inputs."""
-    return stored
-
-
 @dataclass(frozen=True, eq=False)
 class ItemSet:
-    """n items of one kind under the name that their records will have.
+    """n items of one kind, under the name that records use for them.
 
     Args:
         name: validation, test, ood/NAME, corrupted/TYPE/SEVERITY.
-        stored: such as 8-bit images [n, C, H, W], or the tensors of encoded sentences, [n, ...] each.
-        labels: [n] int64; None where items belong to no class.
-        prepare: turns some stored items into a model's inputs, on their device.
-        words: of sentences, for people and other encoders.
+        stored: 8-bit images [n, C, H, W], for example, or the tensors of encoded sentences, [n, ...] each.
+        labels: [n] int64; None if the items belong to no class.
+        prepare: turns stored items into inputs of the model, on the same device; None if they are inputs.
+        words: of sentences, for people and for other encoders.
 
     Raises:
-        ValueError: labels or words of another number of items.
+        ValueError: the number of labels or words differs from the number of items.
     """
 
     name: str
     stored: Inputs
     labels: Tensor | None = None
-    prepare: Callable[[Any], Inputs] = _unchanged
+    prepare: Callable[[Any], Inputs] | None = None
     words: tuple[tuple[str, ...], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -68,18 +64,17 @@ class ItemSet:
         return count_items(self.stored)
 
     def chunks(self, size: int, device: torch.device) -> Iterator[tuple[int, Inputs]]:
-        """Number of the first item, and model inputs on `device`, of at most `size` items in a row."""
+        """The number of the first item and the inputs, on `device`, of at most `size` items at a time."""
         for start in range(0, len(self), size):
             yield start, self.inputs(start, start + size, device)
 
     def inputs(self, start: int, end: int, device: torch.device) -> Inputs:
         """Model inputs of the items from `start` up to `end`."""
-        if isinstance(self.stored, Tensor):
-            return self.prepare(self.stored[start:end].to(device))
-        return self.prepare({name: x[start:end].to(device) for name, x in self.stored.items()})
+        some = take(self.stored, slice(start, end), device)
+        return some if self.prepare is None else self.prepare(some)
 
     def select(self, items: Tensor) -> "ItemSet":
-        """These items of it, in that order."""
+        """The set of these items, in this order."""
         return replace(
             self,
             stored=take(self.stored, items, device_of(self.stored)),
@@ -88,13 +83,13 @@ class ItemSet:
         )
 
     def first(self, count: int | None) -> "ItemSet":
-        """The first so many, or all."""
+        """The first `count` items, or all."""
         return self if count is None or count >= len(self) else self.select(torch.arange(count))
 
     def spread(self, count: int | None) -> "ItemSet":
-        """So many, evenly spread over all of them, or all: item i n / count, rounded down, for i = 0, 1, ...
+        """`count` items spread evenly over the set, or all: number i n / count, rounded down, for i = 0, ...
 
-        For sets in some order, such as a folder that holds one class after the other.
+        Meant for sets with an order, such as a folder that holds one class after the other.
         """
         if count is None or count >= len(self):
             return self
@@ -102,8 +97,8 @@ class ItemSet:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of everything a prediction depends on but the model: items, labels, preparation."""
-        first = self.inputs(0, 1, torch.device("cpu"))  # differs with the moments of normalisation
+        """SHA-256 of everything but the model that a prediction depends on: items, labels, preparation."""
+        first = self.inputs(0, 1, torch.device("cpu"))  # changes with the moments of the normalisation
         labels = {} if self.labels is None else {"labels": self.labels}
         return _digest({**_named("items", self.stored), **labels}, _named("first", first))
 
@@ -113,17 +108,17 @@ def _named(name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _digest(*groups: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and numbers, each group in the order of its names."""
+    """SHA-256 of names, types, shapes and numbers, each group in the order of its names."""
     total = hashlib.sha256()
     for name, x in (pair for group in groups for pair in sorted(group.items())):
         total.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        # of the bytes, so that NaN and -0.0 count, and without a copy
+        # the bytes themselves, so that NaN and -0.0 count, and without a copy
         total.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
 def row_digests(stored: Inputs) -> list[bytes]:
-    """A fingerprint of every item by itself, to find it in another set.  n of 16 bytes"""
+    """A fingerprint of 16 bytes for each item, by which it is found in another set."""
     tensors = [x for _, x in sorted(_named("items", stored).items())]
     rows = [x.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy() for x in tensors]
     return [
@@ -138,8 +133,8 @@ def row_digests(stored: Inputs) -> list[bytes]:
 class Predictor(Protocol):
     """Anything that predicts items as `gpattention.models.predict` does: a model or one of its competitors.
 
-    The draws of an item depend on `seed` and its number `first_item` + position alone; `samples=0` is
-    the prediction without draws.  `batch_size=None` leaves the rows that run at once to the predictor.
+    The draws of an item depend only on `seed` and on its number, `first_item` + position.  `samples=0` is
+    the prediction without draws.  With `batch_size=None` the predictor decides how many rows run at once.
     """
 
     def predict(
@@ -152,7 +147,7 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What `predict` was asked for, checked."""
+    """The checked arguments of `predict`."""
 
     samples: int = 10
     seed: int = 0
@@ -167,7 +162,7 @@ class Request:
 
 
 class BasePredictor(ABC):
-    """What our own predictors share: one signature, whose arguments travel as a `Request`."""
+    """Base of our own predictors: one signature, whose arguments reach `_predict` as a `Request`."""
 
     def predict(
         self, inputs: Inputs, *, samples: int = 10, seed: int = 0, batch_size: int | None = None,
@@ -181,13 +176,13 @@ class BasePredictor(ABC):
             seed: of the draws.
             batch_size: rows that run at once; 256, or 2000 on a GPU, if not given.
             first_item: number of the first item, for callers that bring the items in parts.
-            progress: called with what is done, and with all there is.
+            progress: called with the amount done and the total.
 
         Returns:
-            The prediction, where the inputs lie.
+            The prediction, on the device of the inputs.
 
         Raises:
-            ValueError: samples, seed or first_item that cannot be.
+            ValueError: samples, seed or first_item out of their range.
         """
         return self._predict(inputs, Request(samples, seed, batch_size, first_item, progress))
 
@@ -196,14 +191,14 @@ class BasePredictor(ABC):
 
 
 def check_predictor(predictor: object) -> None:
-    """Something with a `predict` method; models are wrapped first."""
+    """Require a `predict` method; models have to be wrapped first."""
     if not callable(getattr(predictor, "predict", None)):
         got = f"{type(predictor).__name__}: wrap a model as ModelPredictor(model)"
         raise ValueError(f"expected a predictor with a `predict` method, got {got}")
 
 
 def not_fitted(what: object) -> RuntimeError:
-    """The error of using before fitting."""
+    """The error for using something before fitting it."""
     return RuntimeError(f"{type(what).__name__} is not fitted yet: call fit(inputs, labels) first")
 
 
@@ -212,14 +207,14 @@ def not_fitted(what: object) -> RuntimeError:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """A predictor's prediction of one set beside what is known of its items; made by `from_logits`.
+    """A prediction of one set together with what is known about its items; made by `from_logits`.
 
     Attributes:
         prediction: in float64.
-        labels: [B]; None where the items belong to no class.
-        layer_variance: [B, L] mean over heads and real tokens, layer by layer.
-        temperature: what the logits were divided by, or [B] item by item.
-        signals: what one pass of the model without draws says, where a suite asks for it.
+        labels: [B]; None if the items belong to no class.
+        layer_variance: [B, L] mean over heads and real tokens, for each layer.
+        temperature: the divisor of the logits, one number or one for each item [B].
+        signals: of one pass of the model without draws, where a suite needs them.
     """
 
     prediction: Prediction
@@ -242,7 +237,7 @@ class Predicted:
         return cls(prediction, labels, layer_variance, temperature)
 
     def tempered(self, temperature: float | Tensor) -> "Predicted":
-        """The same at another temperature, of all items or [B], from the same draws."""
+        """The same draws at another temperature, one number or one for each item [B]."""
         logits = self.prediction.logits * _divisor(self.temperature, self.prediction.logits)
         found = Predicted.from_logits(logits, self.labels, self.layer_variance, temperature)
         return replace(found, signals=self.signals)
@@ -252,14 +247,14 @@ class Predicted:
 
     @property
     def known_labels(self) -> Tensor:
-        """The labels, where a suite cannot do without them.  [B]"""
+        """The labels, for suites that need them.  [B]"""
         if self.labels is None:
             raise ValueError("expected items with labels, got none")
         return self.labels
 
 
 def _divisor(temperature: float | Tensor | None, logits: Tensor) -> float | Tensor:
-    """What logits [S, B, C] are divided by: a number, or [B, 1]."""
+    """The divisor of logits [S, B, C]: a number, or [B, 1]."""
     if not isinstance(temperature, Tensor):
         return 1.0 if temperature is None else temperature
     if temperature.shape != logits.shape[1:2]:
@@ -271,17 +266,16 @@ def _divisor(temperature: float | Tensor | None, logits: Tensor) -> float | Tens
 
 
 @dataclass(frozen=True, eq=False)
-class RawPrediction:
-    """What a predictor gave, and what it was about: as files keep it."""
+class RawPrediction(Items):
+    """The output of a predictor and the labels, as files keep them."""
 
     logits: Tensor  # [S, B, C] float32
     labels: Tensor | None = None  # [B] int64
     layer_variance: Tensor | None = None  # [B, L] float32
+    _axes = {"logits": 1}  # noqa: RUF012
 
-    def to(self, device: torch.device | str) -> "RawPrediction":
-        """The same on another device."""
-        moved = (None if x is None else x.to(device) for x in (self.labels, self.layer_variance))
-        return RawPrediction(self.logits.to(device), *moved)
+    def __len__(self) -> int:
+        return self.logits.shape[1]
 
 
 CHUNK = 2000  # items that are prepared at once
@@ -293,23 +287,23 @@ def predict_items(
 ) -> RawPrediction:  # fmt: skip
     """Predict a whole set in chunks.
 
-    An item's noise belongs to its number in the set, so neither chunks nor `batch_size` change a draw.  On a
-    GPU nothing is read back before the end of a chunk.
+    The noise of an item depends on its number in the set, so neither chunks nor `batch_size` change a draw.
+    On a GPU nothing is read back before a chunk ends.
 
     Args:
         predictor: a model or one of its competitors.
-        items: to be predicted.
+        items: the set.
         samples: draws of every item.
         seed: of the draws.
-        device: the model's, where the inputs are prepared.
+        device: of the model; inputs are prepared there.
         batch_size: rows that run at once.
-        progress: called with thousandths of items done, and in all.
+        progress: called with thousandths of items, those done and all.
 
     Returns:
-        Logits of all draws, and the layers' variances where the predictor has them, on `device`.
+        Logits of all draws, and variances of the layers if the predictor has them, on `device`.
     """
     logits, variances = list[Tensor](), list[Tensor]()
-    # on a CPU a failed factorisation can say at once which one it was
+    # on a CPU an error can name the factorisation that failed at once
     with deferred_checks() if device.type == "cuda" else nullcontext():
         for start, inputs in items.chunks(CHUNK, device):
 
@@ -335,9 +329,9 @@ def predict_items(
 
 
 def layer_means(variances: Sequence[Tensor | None], padding: Tensor | None) -> Tensor | None:
-    """Means over heads, real tokens and dimensions of those layers that have a variance.  [B, L]
+    """Means over heads, real tokens and dimensions, for every layer with a variance.  [B, L]
 
-    Variances are [B, H, N] or [B, H, N, D], and 0 at padded tokens; `padding` [B, N] is True there.
+    Variances are [B, H, N] or [B, H, N, D] and 0 at padded tokens, where `padding` [B, N] is True.
     """
     known = [token_means(variance) for variance in variances if variance is not None]
     if not known:
@@ -345,17 +339,17 @@ def layer_means(variances: Sequence[Tensor | None], padding: Tensor | None) -> T
     each = torch.stack(known, 1)  # [B, L, N]
     if padding is None:
         return each.mean(-1)
-    # variances are 0 at padding, so that the sum is of real tokens alone
+    # the sum is one over real tokens, as variances are 0 at padding
     return each.sum(-1) / (~padding).sum(-1, keepdim=True).clamp_min(1).to(each)
 
 
 def token_means(variance: Tensor) -> Tensor:
-    """Mean over heads, and over dimensions where there are any.  [B, N]"""
+    """Mean over heads, and over dimensions if there are any.  [B, N]"""
     return (variance.mean(-1) if variance.ndim == 4 else variance).mean(1)
 
 
 def padding_of(inputs: Inputs) -> Tensor | None:
-    """Which tokens of sentences are padding; images have none.  [B, N]"""
+    """True at padded tokens of sentences; None for images, which have none.  [B, N]"""
     if not isinstance(inputs, Mapping) or "tokens" not in inputs:
         return None
     padding = inputs.get("padding_mask")
@@ -368,7 +362,7 @@ FORMAT = "gpattention-prediction-1"
 
 
 class DamagedPredictionError(ValueError):
-    """A file of the cache that does not hold what it says."""
+    """A file of the cache whose content is not what the file says it is."""
 
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(
@@ -385,19 +379,19 @@ class CacheKey:
     seed: int
     draw: str  # none, independent, joint, dropout, ...
     model: str  # SHA-256 of its weights
-    config: str  # what the weights do not say: the model's class and options, as JSON
+    config: str  # class and options of the model, as JSON, since the weights do not hold them
     items: str  # SHA-256 of the set
     version: str  # of this library
-    fitted: str = ""  # of a last layer: its options, and SHA-256 of the items that it was fitted to
+    fitted: str = ""  # options of a last layer and SHA-256 of the items it was fitted to
     noise: int = NOISE_LAYOUT
 
 
 class PredictionCache:
-    """Files `FOLDER/PREDICTOR/SET.safetensors`, each whole or not there.
+    """Files `FOLDER/PREDICTOR/SET.safetensors`, each complete or absent.
 
     Args:
-        folder: made when something is written.
-        fresh: whether files that this object did not write are passed over and replaced, damaged or not.
+        folder: created with the first file.
+        fresh: whether to ignore and replace files that this object has not written, damaged or not.
     """
 
     def __init__(self, folder: str | Path, *, fresh: bool = False) -> None:
@@ -406,12 +400,12 @@ class PredictionCache:
         self._written: set[Path] = set()
 
     def path(self, name: str, key: CacheKey) -> Path:
-        """Where the set `name` lies; what is before its slashes are folders."""
+        """The file of the set `name`, in which slashes separate folders."""
         parts = (key.predictor, *f"{name}.safetensors".split("/"))
         return self.folder.joinpath(*(check_name("the name of a predictor or set", part) for part in parts))
 
     def read(self, name: str, key: CacheKey) -> RawPrediction | None:
-        """The prediction of the set, or None where there is none of this key."""
+        """The prediction of the set, or None if there is none with this key."""
         path = self.path(name, key)
         if not path.is_file() or (self._fresh and path not in self._written):
             return None
@@ -431,7 +425,7 @@ class PredictionCache:
         return RawPrediction(tensors["logits"], tensors.get("labels"), tensors.get("gp_variance"))
 
     def write(self, name: str, key: CacheKey, prediction: RawPrediction) -> Path:
-        """Keep a prediction in place of an older one."""
+        """Store a prediction, which replaces an older one."""
         path = self.path(name, key)
         stored = {
             "logits": prediction.logits, "labels": prediction.labels, "gp_variance": prediction.layer_variance

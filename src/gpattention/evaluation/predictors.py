@@ -1,6 +1,6 @@
-"""Predictors: a model as it is, and its competitors on the same weights; and the registry of them all.
+"""Predictors: a model itself, its competitors with the same weights, and the registry of all predictors.
 
-A new predictor of evaluations is a class with `predict` and one line of `PREDICTORS`.
+To add a predictor to evaluations, write a class with `predict` and one line in `PREDICTORS`.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpattention.attention import DRAWS, Draw
-from gpattention.checks import check_choice, check_labels
+from gpattention.checks import check_choice, check_fraction, check_labels
 from gpattention.evaluation.last_layers import GPLastLayer, LaplaceLastLayer
 from gpattention.evaluation.predictions import BasePredictor, Predictor, Request, check_predictor, not_fitted
 from gpattention.gp import NumericalError
@@ -24,15 +24,15 @@ from gpattention.models.prediction import TemperatureProfile, check_logits, prof
 
 @dataclass(frozen=True)
 class ModelPredictor(BasePredictor):
-    """A model as a predictor: it draws its own attention outputs, if it can.
+    """A model as a predictor, which draws its attention outputs if it can.
 
     >>> ModelPredictor(model).predict(images, samples=10).confidence
 
     Args:
-        model: classifies, and may draw.
+        model: a classifier, which may be able to draw.
         draw: independent, joint or none.
-        variances: whether predictions have the layers' variances.
-        average: probabilities or logits, over the draws.
+        variances: whether predictions have the variances of the layers.
+        average: what is averaged over the draws, probabilities or logits.
     """
 
     model: Classifier
@@ -47,10 +47,10 @@ class ModelPredictor(BasePredictor):
 
 @dataclass(frozen=True)
 class MomentsPredictor(BasePredictor):
-    """One pass of a transformer of ours instead of draws: see `gpattention.models.moments`.
+    """One pass of one of our transformers instead of draws: see `gpattention.models.moments`.
 
     Args:
-        model: whose layers have posteriors.
+        model: a transformer whose layers have posteriors.
     """
 
     model: Transformer
@@ -63,15 +63,15 @@ class MomentsPredictor(BasePredictor):
 class MCDropout(BasePredictor):
     """MC dropout (Gal and Ghahramani 2016): dropout stays on at prediction, and every mask is a draw.
 
-    Every dropout module with a rate above 0 drops, at its own rate or at `p` if given; the rest of the
-    model is in evaluation mode.  Masks belong to items, so that `batch_size` changes nothing.  Two kinds
-    of dropout stay off: what is no module (`F.dropout`, the attention dropout of
-    `nn.MultiheadAttention`), and calls on what all items share, such as SGPA's inducing inputs.
+    Every dropout module with a rate above 0 is active, at its own rate or at `p` if given; the rest of the
+    model is in evaluation mode.  Each item has its own masks, so that `batch_size` changes nothing.  Two
+    kinds of dropout stay off: dropout that is not a module (`F.dropout`, the attention dropout of
+    `nn.MultiheadAttention`), and calls on tensors that all items share, such as SGPA's inducing inputs.
     `samples=0` is the prediction without dropout.
 
     Args:
-        model: has dropout modules; it is left as it was.
-        p: rate of all of them, in place of their own.
+        model: has dropout modules; it is not changed.
+        p: the rate of all of them, instead of their own.
         draw: whether layers that can draw their attention outputs do so too.
 
     Raises:
@@ -79,11 +79,11 @@ class MCDropout(BasePredictor):
     """
 
     def __init__(self, model: Classifier, *, p: float | None = None, draw: Draw = "none") -> None:
-        if p is not None and not 0 < p <= 1:
-            raise ValueError(f"expected p in (0, 1], got {p}")
+        if p is not None:
+            check_fraction("p", p, one=True)
         check_choice("draw", draw, DRAWS)
         self._model, self._p, self._draw = model, p, draw
-        self._dropouts()  # a model without dropout is refused at once
+        self._dropouts()  # refuses a model without dropout
 
     def _predict(self, inputs: Inputs, request: Request) -> Prediction:
         model = self._model
@@ -99,13 +99,13 @@ class MCDropout(BasePredictor):
 
         with evaluating(model):
             plain = partial(model, draw="none", generator=None, need=("logits",))
-            # told apart by a pass without draws: a parameter may have as many rows as a batch has items
+            # found in a pass without draws, as a parameter may have as many rows as a batch has items
             own = calls_of_items(model, plain, dropouts, inputs)
             logits = predict_rows(model, forward, inputs, **vars(request))  # [S, B, C]
         return Prediction.from_logits(logits, drawn=True)
 
     def _dropouts(self) -> dict[str, Dropout]:
-        """Read anew at every prediction: rates may be set at any time."""
+        """The dropout modules, found anew for every prediction, as rates may change."""
         found = find_dropouts(self._model, self._p)
         if not found:
             got = f"none in {type(self._model).__name__}: MC dropout would draw nothing"
@@ -114,17 +114,17 @@ class MCDropout(BasePredictor):
 
 
 class DeepEnsemble(BasePredictor):
-    """Deep ensembles (Lakshminarayanan et al. 2017): predictors trained alike, mixed with equal weights.
+    """Deep ensembles (Lakshminarayanan et al. 2017): predictors of the same kind, with equal weights.
 
-    The members' logits are stacked on the sample axis.  M members that do not draw, or `samples=0`, give
-    S = M; M members that draw `samples` each give S = M * `samples`, the first member's first.  Members
-    draw with different noise.
+    The logits of the members are stacked along the sample axis.  M members that do not draw, or `samples=0`,
+    give S = M; M members that draw `samples` each give S = M * `samples`, in the order of the members.
+    Members draw with different noise.
 
     Args:
         members: at least one predictor.
 
     Raises:
-        ValueError: no members, or members that do not predict.
+        ValueError: there is no member, or one that does not predict.
     """
 
     def __init__(self, members: Sequence[Predictor]) -> None:
@@ -140,7 +140,7 @@ class DeepEnsemble(BasePredictor):
     def _predict(self, inputs: Inputs, request: Request) -> Prediction:
         parts = []
         for number, member in enumerate(self._members):
-            seed = request.seed * len(self) + number  # no two (seed, member) share one
+            seed = request.seed * len(self) + number  # differs between all pairs (seed, member)
             own = replace(request, seed=seed, progress=self._part(request, number))
             parts.append(member.predict(inputs, **vars(own)))
         sizes = [(part.samples, part.classes) for part in parts]
@@ -151,31 +151,31 @@ class DeepEnsemble(BasePredictor):
         return Prediction.from_logits(logits)
 
     def _part(self, request: Request, number: int) -> Progress | None:
-        """One member's progress as the ensemble's."""
+        """The progress of one member as that of the ensemble."""
         whole = request.progress
         return None if whole is None else lambda done, total: whole(number * total + done, len(self) * total)
 
 
-# Temperature scaling (Guo et al. 2017): one number, fitted on held-out items, that softens all logits
+# Temperature scaling (Guo et al. 2017): one number, fitted to held-out items, that softens all logits
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature of least negative log-likelihood, but for one below 1 that the items do not show.
+    """The temperature with the least negative log-likelihood, or 1 if the items do not support one below 1.
 
-    Sharpening makes out-of-distribution items surer too, so that a temperature below 1 is taken only where
-    its 95 % profile-likelihood interval excludes 1, and is 1 otherwise; `temperature_profile` has the
-    optimum, the interval and the reason.
+    A temperature below 1 makes predictions of out-of-distribution items more certain too.  It is used only if
+    its 95 % profile-likelihood interval excludes 1.  `temperature_profile` has the optimum, the interval and
+    the reason.
 
     Args:
         logits: [S, B, C] of S draws.
         labels: [B].
 
     Returns:
-        What to divide the logits by.
+        The divisor of the logits.
 
     Raises:
-        NumericalError: there is no optimum.  If every item is classified right, the likelihood grows for
-            ever as T goes to 0; if the logits are worse than guessing, as T goes to infinity.
+        NumericalError: there is no optimum.  If every item is classified correctly, the likelihood grows
+            without end as T goes to 0; if the logits are worse than guessing, as T goes to infinity.
     """
     profile = temperature_profile(logits, labels)
     none = "no temperature minimises the negative log-likelihood"
@@ -191,14 +191,14 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def temperature_profile(logits: Tensor, labels: Tensor) -> TemperatureProfile:
-    """What labels say about the temperature of logits.
+    """The likelihood of temperatures of labelled logits.
 
     Args:
         logits: [S, B, C] of S draws.
         labels: [B].
 
     Returns:
-        The optimum, its 95 % interval, and which temperature to take.
+        The optimum, its 95 % interval, and the temperature to use.
 
     Raises:
         ValueError: logits or labels of another shape or type.
@@ -209,15 +209,15 @@ def temperature_profile(logits: Tensor, labels: Tensor) -> TemperatureProfile:
 
 
 class TemperatureScaling(BasePredictor):
-    """A predictor whose logits are divided by one fitted temperature, each sample's on its own.
+    """A predictor whose logits are divided by a fitted temperature, sample by sample.
 
-    The most probable class of a prediction without samples stays; those of averaged samples may change.
+    The most probable class of a prediction without samples stays; that of averaged samples may change.
 
     >>> scaled = TemperatureScaling(ModelPredictor(model)).fit(held_out, labels)
     >>> scaled.predict(images, samples=10)
 
     Args:
-        predictor: whose logits.
+        predictor: makes the logits.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -227,7 +227,7 @@ class TemperatureScaling(BasePredictor):
 
     @property
     def temperature(self) -> float:
-        """What the logits are divided by."""
+        """The divisor of the logits."""
         if self._temperature is None:
             raise not_fitted(self)
         return self._temperature
@@ -239,16 +239,16 @@ class TemperatureScaling(BasePredictor):
         """Fit the temperature.
 
         Args:
-            inputs: of items not trained on.
+            inputs: of items that were not trained on.
             labels: [B].
-            samples: as many as `predict` will have.
+            samples: as many as in later calls of `predict`.
             seed: of the draws.
             batch_size: rows that run at once.
             first_item: number of the first item.
-            progress: called with what is done, and with all there is.
+            progress: called with the amount done and the total.
 
         Returns:
-            Itself.
+            This object.
 
         Raises:
             NumericalError: no temperature is best.
@@ -264,9 +264,9 @@ class TemperatureScaling(BasePredictor):
         return Prediction.from_logits(found.logits / temperature, found.variances, drawn=found.drawn)
 
 
-# The predictors that an evaluation knows by name
+# The predictors of evaluations by name
 
-TrainingItems = Callable[[], tuple[Inputs, Tensor]]  # model inputs and labels, brought when needed
+TrainingItems = Callable[[], tuple[Inputs, Tensor]]  # loads model inputs and labels
 FITTED = {
     "temperature": "temperature fitted", "shift_temperature": "temperature fitted under shift",
     "adaptive_temperature": "temperature by strangeness",
@@ -274,50 +274,50 @@ FITTED = {
 
 
 class UnavailablePredictorError(ValueError):
-    """A predictor that this model cannot have; the message says why."""
+    """The error for a predictor that a model cannot have; the message says why."""
 
 
 @dataclass(frozen=True)
 class NamedPredictor:
-    """A predictor, and what its draws are."""
+    """A predictor with the number and kind of its draws."""
 
     name: str
     predictor: Predictor
-    samples: int  # 0: it does not draw
-    draw: str  # what is drawn: none, independent (attention outputs), dropout, both of them, weights
+    samples: int  # 0 if it does not draw
+    draw: str  # none, independent (attention outputs), dropout, dropout+independent or weights
 
 
 @dataclass(frozen=True)
 class PredictorKind:
     """One kind of predictor."""
 
-    label: str  # as a reader knows it
-    build: Callable[[Any, Any], Predictor] | None  # of a model and `TrainingItems`; None: of several runs
-    draw: str = "none"  # what it draws; "independent" only where the model draws its attention outputs
-    usual: bool = False  # whether it is evaluated unless others are asked for
-    fitted: bool = False  # whether it sees the training items again
+    label: str  # its name for readers
+    build: Callable[[Any, Any], Predictor] | None  # from a model and `TrainingItems`; None: from several runs
+    draw: str = "none"  # as in `NamedPredictor`; "independent" becomes "none" if the model cannot draw
+    usual: bool = False  # whether it is evaluated by default
+    fitted: bool = False  # whether it is fitted to the training items
 
 
 def build_predictor(
     name: str, model: Any, samples: int, training: TrainingItems | None = None
 ) -> NamedPredictor:
-    """One of `PREDICTORS` for a model.
+    """Build one of `PREDICTORS` for a model.
 
     Args:
-        name: `model` draws its attention outputs where it can; `mean` never; `moments` propagates their
-            variances through one pass; `mc_dropout` draws masks
-            without attention outputs, `dropout_draws` both at once; `laplace` and `gp_layer` are fitted on
-            the training items at once, without random choices but those of their fixed seed.
-        model: classifies.
+        name: `model` draws attention outputs if it can; `mean` never does; `moments` propagates their
+            variances through one pass; `mc_dropout` draws masks without attention outputs, `dropout_draws`
+            both; `laplace` and `gp_layer` are fitted to the training items here, and depend on no random
+            numbers but those of their fixed seed.
+        model: a classifier.
         samples: draws of a prediction.
-        training: brings the training items.
+        training: loads the training items.
 
     Returns:
-        What predicts, and with how many draws of what.
+        The predictor with the number and kind of its draws.
 
     Raises:
         ValueError: an unknown name.
-        UnavailablePredictorError: the model cannot have it, or nothing would be drawn.
+        UnavailablePredictorError: the model cannot have this predictor, or it would draw nothing.
     """
     check_choice("predictor", name, PREDICTOR_NAMES)
     kind = PREDICTORS[name]
@@ -384,13 +384,13 @@ DEFAULT_PREDICTORS = tuple(name for name, kind in PREDICTORS.items() if kind.usu
 
 
 def predictor_name(predictor: str) -> str:
-    """What a reader calls a predictor.
+    """The name of a predictor for readers.
 
     Args:
-        predictor: as records name it, with or without its temperature.
+        predictor: its name in records, with or without a temperature.
 
     Returns:
-        Whose prediction it is, and whether and where its temperature was fitted.
+        The name, with the kind of temperature if there is one.
     """
     base, _, fitted = predictor.partition("+")
     label = PREDICTORS[base].label if base in PREDICTORS else base.replace("_", " ")
@@ -398,13 +398,13 @@ def predictor_name(predictor: str) -> str:
 
 
 def predictor_order(predictor: str) -> tuple[int, str, int]:
-    """A key to sort by.
+    """A key for sorting predictors.
 
     Args:
-        predictor: as records name it, with or without its temperature.
+        predictor: its name in records, with or without a temperature.
 
     Returns:
-        The place of `PREDICTORS`, each before its temperatures.
+        The place in `PREDICTORS`, and after it the kind of temperature.
     """
     base, _, fitted = predictor.partition("+")
     place = list(PREDICTORS).index(base) if base in PREDICTORS else len(PREDICTORS)

@@ -1,7 +1,8 @@
-"""The evaluation of runs: predictions once, every suite from them, results in the run's folder.
+"""The evaluation of runs: each set is predicted once for all suites; results go to the folder of the run.
 
-What is finished with the same settings is read, not computed again; what was stopped goes on at the set
-where it stopped.  An evaluation is of the weights that it read, whatever the trainer writes meanwhile.
+Finished results with the same settings are read, not computed again, and an interrupted evaluation continues
+at the set where it stopped.  An evaluation uses the weights that it has read, even if the trainer writes
+others meanwhile.
 """
 
 import json
@@ -58,42 +59,42 @@ from gpattention.runs.results import UNSEEN
 from gpattention.strangeness import AdaptiveTemperature, Head
 
 M = TypeVar("M", bound=Callable[..., Any])
-READINGS = 5  # of weights that are replaced while they are read, which a trainer does once an epoch
-HEATS = ("shift_temperature", "adaptive_temperature")  # settings, and with a plus after a predictor's name
+READINGS = 5  # attempts to read weights that are replaced meanwhile; a trainer does it once an epoch
+HEATS = ("shift_temperature", "adaptive_temperature")  # settings; after a plus, part of predictors' names
 TEMPERATURE, SHIFT_TEMPERATURE = "+temperature", "+shift_temperature"
 ADAPTIVE_TEMPERATURE = "+adaptive_temperature"
-REDUCING = ("limit", "types", "severities")  # recorded settings that leave items out; None is all
+REDUCING = ("limit", "types", "severities")  # recorded settings that leave out items; None means all
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How runs are evaluated, checked when it is made.
+    """Settings of an evaluation.
 
     Args:
-        suites: of clean, corrupted, ood, selective, oversmoothing, efficiency; or "all" of these; and
-            criterion, which plans choose by.
-        predictors: of model, mean, moments, mc_dropout, dropout_draws, laplace, gp_layer; each also with
-            temperature.
+        suites: of clean, corrupted, ood, selective, oversmoothing, efficiency; "all" for all of these; or
+            criterion, by which plans choose.
+        predictors: of model, mean, moments, mc_dropout, dropout_draws, laplace, gp_layer; each is also
+            evaluated with a fitted temperature.
         samples: draws of a prediction.
         seed: of the draws.
         batch_size: items times draws that run at once; 256 on a CPU and 2000 on a GPU if not given.
-        limit: at most so many items of each set, evenly spread over those of other kinds (see `run_sets`);
-            the results say that they are reduced.
-        corrupted_limit: at most so many items of each corrupted set alone, the first ones.
-        corruptions: types of them; all if not given.
+        limit: most items of each set, spread evenly over sets of other kinds (see `run_sets`); results say
+            that they are reduced.
+        corrupted_limit: most items of each corrupted set, the first ones; other sets stay whole.
+        corruptions: types of corruptions; all if not given.
         severities: of corruptions, 1 to 5; all if not given.
-        held_corruptions: that the suite ood tells from the test items at severity 5, as sets of another
-            kind; none if not given.
-        shift_temperature: each also with a temperature fitted under shift (`gpattention.data.shifts`; of
-            texts, `gpattention.data.TEXT_SHIFTS`).
-        adaptive_temperature: each also with a temperature that rises with how strange an item is, fitted
-            under the same shifts (`AdaptiveTemperature`).
-        fresh: compute everything anew, also where it is finished or damaged.
+        held_corruptions: corruptions that the suite ood adds, at severity 5, as sets of other kinds; none if
+            not given.
+        shift_temperature: whether to add each predictor with a temperature fitted under shifts
+            (`gpattention.data.shifts`, or `gpattention.data.TEXT_SHIFTS` for texts).
+        adaptive_temperature: whether to add each predictor with a temperature that grows with the
+            strangeness of an item, fitted under the same shifts (`AdaptiveTemperature`).
+        fresh: whether to compute everything anew, even if it is finished or damaged.
         device: auto, cpu, cuda, ...
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
 
     Raises:
-        ValueError: an unknown name or a number that cannot be.
+        ValueError: an unknown name, or a number out of its range.
     """
 
     suites: Sequence[str] = ("all",)
@@ -142,22 +143,22 @@ class EvaluationSettings:
 def evaluate_run(
     folder: StrPath, settings: EvaluationSettings | None = None, *, progress: Progress | None = None
 ) -> dict[str, SuiteResult]:
-    """Evaluate one run; each suite is written to RUN/evaluation/SUITE.json as it is done.
+    """Evaluate one run; each finished suite is written to RUN/evaluation/SUITE.json.
 
     >>> evaluate_run("runs/cgp", EvaluationSettings(suites=["clean", "ood"], samples=20))
 
     Args:
-        folder: a run with a model.
-        settings: what is evaluated and how; everything if not given.
-        progress: called with what is being done, how much of it is done, and how much there is.
+        folder: of the run.
+        settings: of the evaluation; all suites and usual predictors if not given.
+        progress: called with the name of the current work, the amount done and the total.
 
     Returns:
-        The results by the names of their suites.
+        The results by suite.
 
     Raises:
-        ValueError: fewer items would replace figures of more, a damaged file, or other data than the run was
-            trained on.
-        FileNotFoundError: no run there.
+        ValueError: figures of more items would be replaced by figures of fewer, a file is damaged, or the
+            data are not those that the run was trained on.
+        FileNotFoundError: there is no run.
     """
     evaluation = Evaluation(folder, settings or EvaluationSettings())
     return {name: evaluation.suite(name, progress) for name in evaluation.settings.suites}
@@ -169,24 +170,24 @@ def evaluate_runs(
     *,
     progress: Progress | None = None,
 ) -> dict[Path, dict[str, SuiteResult]]:
-    """Evaluate each run; then, of those that differ by their seed alone, the ensemble.
+    """Evaluate each run, and the ensembles of runs that differ only in their seed.
 
-    The ensemble's records stand in the results of its first run, under the predictor "ensemble".
+    The records of an ensemble are part of the results of its first run, with the predictor "ensemble".
 
     Args:
-        folders: runs with models.
-        settings: what is evaluated and how; everything if not given.
-        progress: called with the run's name and the suite's, how much is done, and how much there is.
+        folders: of the runs.
+        settings: of the evaluation; all suites and usual predictors if not given.
+        progress: called with the names of run and suite, the amount done and the total.
 
     Returns:
         The results by folder and suite.
 
     Raises:
-        ValueError: as `evaluate_run` does.
+        ValueError: as in `evaluate_run`.
         FileNotFoundError: likewise.
     """
     settings = settings or EvaluationSettings()
-    # a bad folder costs no work
+    # all folders are opened first, so that a wrong one costs no work
     runs = [RunData(str(folder), open_run(folder).recipe.to_dict()) for folder in folders]
 
     def named(name: str) -> Progress | None:
@@ -198,7 +199,7 @@ def evaluate_runs(
     for folder in map(Path, folders):
         found[folder] = evaluate_run(folder, settings, progress=named(folder.name))
     for same in group(runs) if len(runs) > 1 else ():
-        seeds = {run.seed: Path(run.name) for run in same.runs}  # by rising seed; of one seed the last
+        seeds = {run.seed: Path(run.name) for run in same.runs}  # by rising seed; the last of equal ones
         if len(seeds) > 1:
             members = [Evaluation(folder, replace(settings, fresh=False)) for folder in seeds.values()]
             first, count = next(iter(seeds.values())), named(f"{ENSEMBLE} of {len(seeds)}")
@@ -210,7 +211,7 @@ def evaluate_runs(
 
 
 def open_corruptions(folder: StrPath, settings: EvaluationSettings) -> None:
-    """Make the corrupted images of a run's test set that are kept for everybody, where they are missing.
+    """Make the corrupted images of a run's test set that all runs share, if they are missing.
 
     Args:
         folder: of the run.
@@ -222,12 +223,12 @@ def open_corruptions(folder: StrPath, settings: EvaluationSettings) -> None:
 
 
 def predict_corruption(folder: StrPath, settings: EvaluationSettings, corruption: str) -> None:
-    """Predict a run's test items under one corruption, at all severities; the predictions stay in its folder.
+    """Predict the test items of a run under one corruption, at all severities, for the cache in its folder.
 
     Args:
         folder: of the run.
         settings: of the evaluation.
-        corruption: its type; nothing is done where the data have none of it.
+        corruption: its type; nothing is done if the data do not have it.
     """
     evaluation = Evaluation(folder, replace(settings, suites=(PREFIX,)))
     if evaluation.sets.corruptions is None or evaluation.is_finished(PREFIX):
@@ -239,25 +240,24 @@ def predict_corruption(folder: StrPath, settings: EvaluationSettings, corruption
             evaluation.raw(name, items)
 
 
-# The weights that numbers are of
+# The weights of an evaluation
 
 
 def open_with_digest(folder: StrPath) -> tuple[Run, str]:
-    """Open a run whose trainer may replace the weights meanwhile.
+    """Open a run whose trainer may replace the weights at the same time.
 
     Args:
         folder: of the run.
 
     Returns:
-        The run, and the SHA-256 of the very weights in it: the file was the same before and after reading.
+        The run and the SHA-256 of its weights, whose file was the same before and after reading.
 
     Raises:
-        RuntimeError: the weights were replaced in every reading.
+        RuntimeError: the weights were replaced during every attempt.
     """
-    # the same digest before and after: nobody wrote in between
     for _ in range(READINGS):
         before = digest_of_weights(folder)
-        run = open_run(folder)  # says what is missing
+        run = open_run(folder)  # raises if something is missing
         after = digest_of_weights(folder)
         if after is not None and after == before:
             return run, after
@@ -267,28 +267,26 @@ def open_with_digest(folder: StrPath) -> tuple[Run, str]:
     )
 
 
-# What an earlier evaluation of the same weights holds, and a new one must not lose
+# Earlier evaluations of the same weights, whose figures must not get lost
 
 
 def check_as_much(
     asked: Mapping[str, Any], earlier: Mapping[str, Any], path: Path, again: str = "evaluate"
 ) -> None:
-    """Refuse settings that leave out items that the figures in a file were computed with.
+    """Refuse settings with fewer items than the figures in a file were computed with.
 
     Args:
         asked: settings of a new evaluation.
-        earlier: settings of the figures.
+        earlier: settings of the figures in the file.
         path: of the file.
-        again: the command to give instead.
+        again: the command to run instead, for the error.
 
     Raises:
-        ValueError: fewer items would replace more.
+        ValueError: figures of more items would be replaced by figures of fewer.
     """
     for name in REDUCING:
         new, old = asked.get(name), earlier.get(name)
-        if new is None:
-            continue
-        if old is None or (new < old if isinstance(new, int) else {*old} - {*new}):
+        if new is not None and (old is None or (new < old if isinstance(new, int) else {*old} - {*new})):
             now, had = (
                 "all" if x is None else x if isinstance(x, int) else ",".join(map(str, x)) for x in (new, old)
             )
@@ -299,9 +297,9 @@ def check_as_much(
 
 
 def made_once(method: M) -> M:
-    """Let a method do its work once for any arguments; what it made lives as long as its object."""
+    """Cache the results of a method for each combination of arguments, as long as its object lives."""
 
-    # not functools.cache, which would keep every run's model alive as long as the process
+    # functools.cache would keep the models of all runs alive as long as the process
     @wraps(method)
     def kept(self: Any, *arguments: Any) -> Any:
         made, key = vars(self).setdefault("_made", {}), (method.__name__, *arguments)
@@ -313,21 +311,20 @@ def made_once(method: M) -> M:
 
 
 class Evaluation(Subject):
-    """A run being evaluated: its data, its predictors, and their predictions, each made once.
+    """The evaluation of one run: its data, predictors and predictions, each made once.
 
     Args:
         folder: of the run.
-        settings: of which predictors of an earlier evaluation stay: they are evaluated again with the new
-            ones, of the predictions that are kept.
+        settings: predictors of an earlier evaluation are added to them, and evaluated from its predictions.
 
     Raises:
-        ValueError: fewer items would replace figures of more.
+        ValueError: figures of more items would be replaced by figures of fewer.
     """
 
     def __init__(self, folder: StrPath, settings: EvaluationSettings) -> None:
         super().__init__()
         self.run: Run
-        self.weights: str  # SHA-256 of those in `run`, also when the file has others by now
+        self.weights: str  # SHA-256 of the weights in `run`, even if the file has others by now
         self.run, self.weights = open_with_digest(folder)
         self.folder = self.run.folder / "evaluation"
         remove_leftovers(self.folder)
@@ -348,10 +345,10 @@ class Evaluation(Subject):
         self._signals: dict[str, Signals] = {}
 
     def _with_earlier(self, asked: EvaluationSettings) -> EvaluationSettings:
-        """Settings under which no finished figure is lost."""
+        """The settings, extended so that no finished figure is lost."""
         predictors = dict.fromkeys(asked.predictors)
         heats = {name: getattr(asked, name) for name in HEATS}
-        # results are replaced whole: what is not asked for again would be gone
+        # the file of a suite is replaced as a whole, without predictors that are not evaluated again
         for suite, result in self._earlier.items():
             earlier = recorded_settings(result)
             if not SUITES[suite].items or earlier.get("model") != self.weights:
@@ -367,13 +364,13 @@ class Evaluation(Subject):
         return replace(asked, predictors=tuple(predictors), **heats)
 
     def suite(self, name: str, progress: Progress | None = None) -> SuiteResult:
-        """Read what is finished, else compute and write it."""
+        """The results of a suite: read if it is finished, else computed and written."""
         if not self.is_finished(name):
             self._earlier[name] = self._compute(name, self._identity(name), progress)
         return self._earlier[name]
 
     def is_finished(self, name: str) -> bool:
-        """Whether there are results of a suite with these settings."""
+        """Whether there are results of the suite with these settings."""
         found = self._earlier.get(name)
         return found is not None and recorded_settings(found) == json.loads(self._identity(name))
 
@@ -381,7 +378,7 @@ class Evaluation(Subject):
         start, suite = time.perf_counter(), SUITES[name]
         self.progress = progress
         found = suite.evaluate(self)
-        self.steps = Steps()  # what else is predicted is not for the bar
+        self.steps = Steps()  # later predictions do not belong to the progress bar
         limit, recipe, epoch = _limit_of(name, self.settings), self.run.recipe, self.run.unfinished_epoch
         notes = []
         if limit is not None and suite.items:
@@ -400,20 +397,19 @@ class Evaluation(Subject):
         return result
 
     def _identity(self, name: str) -> str:
-        """Everything that a suite's numbers depend on, as JSON."""
+        """Everything that the numbers of a suite depend on, as JSON."""
         s, suite, epoch = self.settings, SUITES[name], self.run.unfinished_epoch
         found: dict[str, Any] = {
             "gpattention": gpattention.__version__, "model": self.weights, "limit": _limit_of(name, s),
             "samples": s.samples,
         }  # fmt: skip
-        # an epoch changes the notes and not the numbers, and notes are results too
-        if epoch is not None:  # which a note names, also where the weights stay the best
+        if epoch is not None:  # named in a note, which changes even if the best weights stay the same
             found["epoch"] = epoch
         if suite.predictions:
             found |= {"seed": s.seed, "predictors": list(s.predictors)}
             found |= {heat: True for heat in HEATS if getattr(s, heat)}
             if self.sets.kind == "texts" and any(heat in found for heat in HEATS):
-                found["shifts"] = list(TEXT_SHIFTS)  # results of before there were any are not these
+                found["shifts"] = list(TEXT_SHIFTS)  # older results were fitted without them
             fitted = any(PREDICTORS[each].fitted for each in s.predictors)
             found |= {"train": self.sets.train.digest} if fitted else {}
         found |= self.sets.described(name) if suite.items else {"device": _environment(self.device)["device"]}
@@ -431,7 +427,7 @@ class Evaluation(Subject):
 
     @cached_property
     def head(self) -> Head | None:  # type: ignore[override]
-        """Weight and bias of the model's linear head; None where it has another one."""
+        """Weight and bias of the linear head; None if the model has another head."""
         found = getattr(self._model, "head", None)
         if not isinstance(found, nn.Linear) or found.bias is None:
             return None
@@ -439,7 +435,7 @@ class Evaluation(Subject):
 
     @made_once
     def _built(self, name: str) -> NamedPredictor | None:
-        """Of an ensemble `model` also if not asked for; None, with a note, where it cannot be."""
+        """The predictor of that name; None, with a note, if this model cannot have it."""
         try:
             return build_predictor(name, self._model, self.samples, self._training)
         except (UnavailablePredictorError, NumericalError) as error:
@@ -453,7 +449,7 @@ class Evaluation(Subject):
 
     @cached_property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Of the predictors."""
+        """Of the predictors that this model can have."""
         return tuple(name for name in self.settings.predictors if self._built(name) is not None)
 
     @cached_property
@@ -463,17 +459,17 @@ class Evaluation(Subject):
 
     @property
     def heats(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Kinds of temperatures, those that were asked for after the usual one."""
+        """The usual kind of temperature and those of the settings."""
         return (TEMPERATURE[1:], *(heat for heat in HEATS if getattr(self.settings, heat)))
 
     def logits(self, name: str, items: ItemSet) -> Tensor:
-        """Of a predictor, without temperature.  [S, B, C]"""
+        """Draws of a predictor without temperature.  [S, B, C]"""
         return self._labelled(name, items)[0]
 
     def raw(self, name: str, items: ItemSet, *, aside: Path | None = None) -> RawPrediction:
-        """Logits of a set: kept in memory, in the run's folder, or computed.
+        """Logits of a set, from memory, from the folder of the run, or computed.
 
-        `aside` is the folder to keep predictions in that are not of this run's own items.
+        `aside` is the folder for predictions of items that are not this run's own.
         """
         found = self._kept.get((name, items.digest))
         if found is None:
@@ -492,7 +488,7 @@ class Evaluation(Subject):
     def _key(self, name: str, items: ItemSet) -> CacheKey:
         built, fitted = self._built(name), ""
         assert built is not None
-        # its predictions change with the items that it was fitted to, which the weights do not tell
+        # predictions of a last layer depend on the items it was fitted to, which the weights do not show
         if isinstance(built.predictor, LastLayerPredictor):
             of = {"items": self.sets.train.digest, **built.predictor.options}
             fitted = json.dumps(of, sort_keys=True)
@@ -506,21 +502,21 @@ class Evaluation(Subject):
         assert built is not None
         predictor = built.predictor
         if isinstance(predictor, ModelPredictor) and items.name.startswith(f"{PREFIX}/"):
-            predictor = replace(predictor, variances=False)  # no score asks for them there
+            predictor = replace(predictor, variances=False)  # no score needs them there
         return predict_items(
             predictor, items, samples=built.samples, seed=self.settings.seed, device=self.device,
             batch_size=self.settings.batch_size, progress=self.steps.part,
         )  # fmt: skip
 
     def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
-        """The prediction as it is and, where temperatures could be fitted, at these."""
+        """The prediction, unchanged and at each temperature that could be fitted."""
         raw = self.raw(name, items)
         plain = Predicted.from_logits(raw.logits, raw.labels, raw.layer_variance)
         heats = self.temperatures(name, items, raw.logits)
         return [(name, plain), *((f"{name}{suffix}", plain.tempered(heat)) for suffix, heat in heats.items())]
 
     def signals(self, items: ItemSet) -> Signals:
-        """Of the model, whatever predicts."""
+        """Signals of the model itself, the same for all predictors."""
         if items.digest in self._signals:
             return self._signals[items.digest]
         chunks = (inputs for _, inputs in items.chunks(CHUNK, self.device))
@@ -531,7 +527,7 @@ class Evaluation(Subject):
 
     @cached_property
     def _fitted_on(self) -> dict[str, ItemSet]:
-        """Where temperatures are fitted: on validation items and, where asked for, under shift."""
+        """The items to which temperatures are fitted: validation items and, if asked for, shifted ones."""
         found = {TEMPERATURE: self.sets.validation}
         if self.settings.shift_temperature and self._shifted is not None:
             found[SHIFT_TEMPERATURE] = self._shifted
@@ -539,7 +535,7 @@ class Evaluation(Subject):
 
     @cached_property
     def _shifted(self) -> ItemSet | None:
-        """Validation items under shift; None, with a note, where what they become cannot be encoded."""
+        """Validation items under shifts; None, with a note, if they cannot be shifted."""
         try:
             found = shifted_items(self.sets.validation, self.sets.encoder)
         except ValueError as error:
@@ -550,7 +546,7 @@ class Evaluation(Subject):
         return found
 
     def temperatures(self, name: str, items: ItemSet, logits: Tensor) -> dict[str, float | Tensor]:
-        """Of items and their logits, by what is added to the predictor's name; without those with no best."""
+        """Temperatures of items by the suffix of the predictor's name, as far as they could be fitted."""
         fitted = {suffix: self._temperature(name, suffix) for suffix in self._fitted_on}
         found: dict[str, float | Tensor] = {k: value for k, value in fitted.items() if value is not None}
         adaptive = self._adaptive_temperature(name) if self.settings.adaptive_temperature else None
@@ -560,7 +556,7 @@ class Evaluation(Subject):
 
     @made_once
     def _adaptive_temperature(self, name: str) -> AdaptiveTemperature | None:
-        """None, with a note, where there can be none."""
+        """None, with a note, if none can be fitted."""
         if self._shifted is None:
             return None
         logits, labels = self._labelled(name, self._shifted)
@@ -575,7 +571,7 @@ class Evaluation(Subject):
 
     @made_once
     def _temperature(self, name: str, suffix: str) -> float | None:
-        """None, with a note, where there is no best one."""
+        """None, with a note, if no temperature is best."""
         logits, labels = self._labelled(name, self._fitted_on[suffix])
         what = suffix[1:].replace("_", " ")
         try:
@@ -588,7 +584,7 @@ class Evaluation(Subject):
         return fitted
 
     def _labelled(self, name: str, items: ItemSet) -> tuple[Tensor, Tensor]:
-        """Logits and labels of a prediction that is none of those that the bar counts."""
+        """Logits and labels of a prediction that the progress bar does not count."""
         steps, self.steps = self.steps, Steps()
         raw = self.raw(name, items)
         self.steps = steps
@@ -597,7 +593,7 @@ class Evaluation(Subject):
 
 
 def _limit_of(suite: str, settings: EvaluationSettings) -> int | None:
-    """At most so many items of every set of a suite."""
+    """The most items of every set of a suite."""
     limits = [settings.limit, settings.corrupted_limit if suite == PREFIX else None]
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -610,21 +606,21 @@ def _environment(device: torch.device) -> dict[str, str]:
     }  # fmt: skip
 
 
-# Ensembles of runs that differ by their seed alone.  Runs of other seeds may have other splits: an item that
-# one of them tests on, another may have been trained on, or its weights may have been chosen and its
-# temperature fitted on it.  An ensemble is evaluated on items of the first run that no other member knows.
+# Ensembles of runs that differ only in their seed.  Runs of different seeds may have different splits: a test
+# item of one may have been used by another for training, for the choice of its weights or for its
+# temperature.  An ensemble is therefore evaluated on items of the first run that no other member has used.
 
 ENSEMBLE = "ensemble"
-FEWEST = 20  # validation items to take thresholds and templates from; conformal sets of 95 % need 19
-KNOWN = {"test": "trained or validated on", "validation": "trained on"}  # by others: see `unseen_items`
-COUNTS = {"test": UNSEEN, "validation": "unseen_validation_items"}  # in the detail of records on fewer items
-NOTES = (f"{ENSEMBLE} of ", f"no {ENSEMBLE}", f"no conformal sets of {ENSEMBLE}")  # how those of one begin
+FEWEST = 20  # validation items needed for thresholds and templates; conformal sets of 95 % need 19
+KNOWN = {"test": "trained or validated on", "validation": "trained on"}  # by other members: `unseen_items`
+COUNTS = {"test": UNSEEN, "validation": "unseen_validation_items"}  # keys in details of records
+NOTES = (f"{ENSEMBLE} of ", f"no {ENSEMBLE}", f"no conformal sets of {ENSEMBLE}")  # beginnings of its notes
 
 
 class Ensemble(Subject):
     """The models of several evaluations, mixed with equal weights.
 
-    With temperature, each member has its own, fitted on its own validation items.
+    Each member has its own temperature, fitted to its own validation items.
     """
 
     def __init__(self, members: Sequence[Evaluation]) -> None:
@@ -638,17 +634,17 @@ class Ensemble(Subject):
 
     @cached_property
     def validation(self) -> ItemSet | None:
-        """What is left of the first run's; None where it is too little."""
+        """The unseen validation items of the first run; None if they are too few."""
         enough = self._left["validation"] >= min(FEWEST, self._all["validation"])
         return self.sets.validation.select(self._unseen["validation"]) if enough else None
 
     @cached_property
     def test(self) -> ItemSet | None:
-        """What is left of the first run's; None where it is nothing."""
+        """The unseen test items of the first run; None if there are none."""
         return self.sets.test.select(self._unseen["test"]) if self._left["test"] else None
 
     def findings(self, suite: str, progress: Progress | None) -> Findings:
-        """Of a suite; with, in every record, how many items are left where the set is not the run's."""
+        """Of a suite, with the number of unseen items in records of sets that are not complete."""
         if self.test is None:
             return Findings()
         self.progress = progress
@@ -660,7 +656,7 @@ class Ensemble(Subject):
         return replace(found, records=tuple(records))
 
     def notes(self, suite: str) -> tuple[str, ...]:
-        """What is to be said about the items of a suite."""
+        """Notes about the items of a suite."""
         notes = []
         for part, known in KNOWN.items():
             if self._is_reduced(part) and (part == "test" or SUITES[suite].validation):
@@ -672,9 +668,9 @@ class Ensemble(Subject):
         return tuple(notes)
 
     def _counts(self, suite: str, set: str) -> dict[str, int]:
-        """How many items the set of a record has left, where some are left out."""
+        """The number of unseen items in the set of a record, if some are left out."""
         part = "validation" if set == "validation" else "test"
-        whole = suite == "clean" and set not in ("validation", "test")  # sentences out of domain are all left
+        whole = suite == "clean" and set not in ("validation", "test")  # sentences out of domain, all unseen
         return {} if whole or not self._is_reduced(part) else {COUNTS[part]: self._left[part]}
 
     def _is_reduced(self, part: str) -> bool:
@@ -686,7 +682,7 @@ class Ensemble(Subject):
         return items.select(kept[kept < len(items)]) if self._is_reduced("test") else items
 
     def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
-        """All members' draws, as they are and at the members' temperatures."""
+        """The draws of all members, unchanged and at the temperatures of the members."""
         first = self.members[0]
         logits, fitted = list[Tensor](), list[dict[str, float | Tensor]]()
         for member in self.members:
@@ -707,10 +703,10 @@ class Ensemble(Subject):
 
 
 def unseen_items(first: RunSets, others: Sequence[RunSets]) -> dict[str, Tensor]:
-    """Places of the first run's items that no other member knows, of validation and test.  [k] each
+    """Places of the validation and test items of the first run that no other member has used.  [k] each
 
-    Validation items are known by training on them, test items also by the validation split, which chose the
-    weights.
+    Validation items are used by training on them, and test items also by the validation split, which chooses
+    the weights.
     """
     known = {digest for other in others for digest in _fingerprints(other.train)}
     validation = _places(first.validation, known)
@@ -719,7 +715,7 @@ def unseen_items(first: RunSets, others: Sequence[RunSets]) -> dict[str, Tensor]
 
 
 def _fingerprints(items: ItemSet) -> list[bytes]:
-    """Of what the items are, whatever the vocabulary that encodes them."""
+    """Of the items themselves, which may be encoded by different vocabularies."""
     if items.words is not None:
         return [" ".join(words).encode() for words in items.words]
     return row_digests(items.stored)
@@ -732,10 +728,10 @@ def _places(items: ItemSet, known: set[bytes]) -> Tensor:
 def add_ensemble(
     members: Sequence[Evaluation], settings: EvaluationSettings, progress: Progress | None = None
 ) -> dict[str, SuiteResult]:
-    """The first run's results with the ensemble's records, written again; those of predictions alone."""
+    """Add the records of the ensemble to the results of the first run, for suites of predictions."""
     weights = [member.weights for member in members]
     identity = json.dumps({"members": weights, "known": KNOWN, "fewest": FEWEST})
-    # these are no run's own: `fresh` of a member's evaluation did not see them
+    # these belong to no run, so that a member's evaluation with `fresh` has left them
     if settings.fresh:
         for member in members:
             shutil.rmtree(_aside(members[0], member), ignore_errors=True)
@@ -760,10 +756,10 @@ def add_ensemble(
 
 
 def _without_ensemble(result: SuiteResult) -> Findings:
-    """What the run has by itself, without an ensemble of other members that was evaluated before."""
+    """The findings of the run itself, without those of an earlier ensemble."""
 
     def own(name: str) -> bool:
-        return name.partition("+")[0] != ENSEMBLE  # with or without temperature
+        return name.partition("+")[0] != ENSEMBLE  # the name may end in a temperature
 
     curves = {
         name: {key: x for key, x in curve.items() if own(key)} if isinstance(curve, Mapping) else curve
@@ -774,5 +770,5 @@ def _without_ensemble(result: SuiteResult) -> Findings:
 
 
 def _aside(first: Evaluation, member: Evaluation) -> Path:
-    """Where a member's predictions of the first run's items are kept that are not its own items."""
+    """The folder for a member's predictions of items that only the first run has."""
     return first.folder / "predictions" / f"of-{member.weights[:12]}"

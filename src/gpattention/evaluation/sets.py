@@ -1,4 +1,4 @@
-"""The items that a run is evaluated on: its held-out parts, and items of other kinds on this machine."""
+"""The items on which a run is evaluated: its held-out parts, and items of other kinds on this machine."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,23 +42,23 @@ SHIFTED_ITEMS = 250  # of the validation set, each under every shift at every se
 
 @dataclass(frozen=True, eq=False)
 class RunSets:
-    """Everything that a run's data offers; what is large is brought when it is asked for.
+    """All sets of a run's data; large ones are loaded when they are needed.
 
     Attributes:
         kind: images or texts.
         data: name of the data set.
-        classes: names of them.
+        classes: their names.
         train: never cut.
         validation: cut to the limit, as test is.
         chose_weights: the whole validation split, whatever the limit of this evaluation.
         test: cut to the limit.
-        outside: what brings each set of another kind, by name, ood/NAME.
-        outside_notes: what is to be said about these sets.
-        outside_files: the files or folders they are read from.
+        outside: functions that load the sets of other kinds, by name, ood/NAME.
+        outside_notes: notes about these sets.
+        outside_files: the files or folders that they are read from.
         corruptions: of images.
         encoder: of words.
-        limit: at most so many items of a set.
-        corrupted_limit: at most so many of a corrupted set.
+        limit: most items of a set.
+        corrupted_limit: most items of a corrupted set.
     """
 
     kind: Literal["images", "texts"]
@@ -77,18 +77,18 @@ class RunSets:
     corrupted_limit: int | None = None
 
     def adopt(self, items: ItemSet) -> ItemSet:
-        """Items of another run for this one's model, whose normalisation or vocabulary may be another."""
+        """Items of another run, prepared for this run's model with its own normalisation or vocabulary."""
         if self.encoder is None:
             return ItemSet(items.name, items.stored, items.labels, self.test.prepare)
         words = items.words or ()
         return ItemSet(items.name, dict(self.encoder(words)), items.labels, words=words)
 
     def load_outside(self) -> tuple[list[ItemSet], tuple[str, ...]]:
-        """Every set of another kind that can be read, and what is to be said about the others."""
+        """Every set of another kind that can be read, and notes, which include why others cannot."""
         loaded, notes = [], list(self.outside_notes)
-        for name, bring in self.outside.items():
+        for name, load in self.outside.items():
             try:
-                loaded.append(bring())
+                loaded.append(load())
             except (ValueError, OSError, ImportError) as error:
                 notes.append(f"{name} could not be read: {error}")
         return loaded, tuple(notes)
@@ -100,7 +100,7 @@ class RunSets:
         return ItemSet(set_name(corruption, severity), images, few.labels, few.prepare)
 
     def described(self, suite: str) -> dict[str, Any]:
-        """What the data of a suite hold: its numbers are of no other."""
+        """Digests of the data of a suite, by which numbers from other data are recognised."""
         found: dict[str, Any] = {"validation": self.validation.digest, "test": self.test.digest}
         if suite == "corrupted" and self.corruptions is not None:
             found["corrupted"] = self.corruptions.origin()
@@ -109,7 +109,7 @@ class RunSets:
         return found
 
     def _outside_content(self, name: str) -> str:
-        """SHA-256 of what a set of another kind holds, of its files where decoding would cost more."""
+        """SHA-256 of the items of a set of another kind, or of its files, if it is read from some."""
         try:
             files = self.outside_files.get(name)
             if files is None:
@@ -123,20 +123,19 @@ def run_sets(
     run: Run, root: StrPath | None = None, *, limit: int | None = None, types: Sequence[str] | None = None,
     severities: Sequence[int] | None = None, corrupted_limit: int | None = None,
 ) -> RunSets:  # fmt: skip
-    """The data of a run's recipe, cut to at most `limit` items a set (training items are not cut).
+    """The data of a run's recipe, with at most `limit` items in each set but the training set.
 
-    Of validation and test these are the first, as both are in an order that means nothing, so that
-    corruptions are of the same items.  Sets of other kinds come in the order of their files, one class after
-    the other: of them the items are spread evenly over the whole (`ItemSet.spread`).  All are the same on
-    every machine.
+    Validation and test sets, whose order has no meaning, keep their first items, so that corruptions are of
+    the same items.  Sets of other kinds have the order of their files, one class after the other, and keep
+    items spread evenly over the whole set (`ItemSet.spread`).  The choice is the same on every machine.
 
     Args:
-        run: whose recipe names the data.
+        run: its recipe names the data.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
-        limit: at most so many items of each set.
-        types: leave out all other corruptions.
-        severities: likewise.
-        corrupted_limit: at most so many items of each corrupted set.
+        limit: most items of each set.
+        types: the only corruptions to use.
+        severities: the only severities to use.
+        corrupted_limit: most items of each corrupted set.
 
     Returns:
         The sets.
@@ -149,33 +148,32 @@ def run_sets(
     data, preprocessing = prepared.data, prepared.preprocessing
     if isinstance(data, ImageData):
         normalisation, found = data.normalisation, find_outside(data, root)
-        others: Iterable[str] = found.images
+        names: Iterable[str] = found.images
+        few = min((x for x in (limit, corrupted_limit) if x is not None), default=None)
+        more: dict[str, Any] = {
+            "kind": "images", "outside_notes": tuple(found.notes), "outside_files": found.files,
+            "corruptions": Corruptions(run.recipe.data.name, data, root, types, severities, few),
+        }  # fmt: skip
 
         def items(name: str, part: Any) -> ItemSet:
             return ItemSet(name, part.images, part.labels, normalisation)
 
         def other(name: str) -> ItemSet:
-            return ItemSet(f"ood/{name}", found.images[name](), None, normalisation).spread(limit)
+            return ItemSet(name, found.images[name](), None, normalisation).spread(limit)
 
-        few = min((x for x in (limit, corrupted_limit) if x is not None), default=None)
-        more: dict[str, Any] = {
-            "kind": "images", "outside_notes": tuple(found.notes),
-            "outside_files": {f"ood/{each}": files for each, files in found.files.items()},
-            "corruptions": Corruptions(run.recipe.data.name, data, root, types, severities, few),
-        }  # fmt: skip
     else:
         assert isinstance(preprocessing, TextPreprocessing)
-        texts = others = data.ood
         more = {"kind": "texts", "encoder": preprocessing.encoder}
+        names = texts = {f"ood/{name}": part for name, part in data.ood.items()}
 
         def items(name: str, part: Any) -> ItemSet:
             words = tuple(tuple(sentence) for sentence in part.words)
             return ItemSet(name, dict(part.inputs), part.labels, words=words)
 
         def other(name: str) -> ItemSet:
-            return items(f"ood/{name}", texts[name]).spread(limit)
+            return items(name, texts[name]).spread(limit)
 
-    # runs of older versions, and of `fit` called by itself, kept nothing to compare with
+    # runs of older versions, and of `fit` itself, have kept nothing to compare with
     if (run.folder / FOLDER / FILE).is_file() and not preprocessing.is_same(run.folder):
         got = f"other data of the name {run.recipe.data.name!r}"
         raise ValueError(f"expected the data that {run.folder} was trained on, got {got}")
@@ -183,26 +181,26 @@ def run_sets(
     return RunSets(
         data=data.name, classes=data.classes, train=items("train", data.train), validation=whole.first(limit),
         chose_weights=whole, test=items("test", data.test).first(limit), limit=limit,
-        corrupted_limit=corrupted_limit,
-        outside={f"ood/{each}": partial(other, each) for each in others}, **more,
+        corrupted_limit=corrupted_limit, **more,
+        outside={name: partial(other, name) for name in names},
     )  # fmt: skip
 
 
 def shifted_items(validation: ItemSet, encoder: TextEncoder | None = None) -> ItemSet:
-    """The first validation items under synthetic shifts, to fit a temperature on.
+    """The first validation items under synthetic shifts, to which temperatures are fitted.
 
-    Images are shifted as in `gpattention.data.shifts`, where no shift is a corruption, sentences by
-    `shift_texts`, cut where they become longer than the model takes.
+    Images are shifted by `gpattention.data.shifts`, none of which is a corruption, and sentences by
+    `shift_texts`.  Sentences that become longer than the model takes are cut.
 
     Args:
         validation: 8-bit images, or sentences with their words; with labels.
         encoder: of the words of sentences.
 
     Returns:
-        The first 250 under every shift at every severity, in one set.
+        One set with the first 250 items under every shift at every severity.
 
     Raises:
-        ValueError: no images, no words or nothing to encode them, or no labels.
+        ValueError: there are no images, no words, no encoder for them, or no labels.
     """
     kept = validation.first(SHIFTED_ITEMS)
     kinds = list(product(_shift_names(kept), SHIFT_SEVERITIES))
@@ -220,23 +218,23 @@ def shifted_items(validation: ItemSet, encoder: TextEncoder | None = None) -> It
 
 
 def shift_places(shifted: ItemSet) -> dict[str, slice]:
-    """Where each shift's items are, all severities of it, in what `shifted_items` gave."""
+    """The places of the items of each shift, at all severities, in the set of `shifted_items`."""
     names = _shift_names(shifted)
     each = len(shifted) // len(names)
     return {name: slice(i * each, (i + 1) * each) for i, name in enumerate(names)}
 
 
 def idle_shifts(shifted: ItemSet, validation: ItemSet) -> tuple[str, ...]:
-    """Shifts that the model cannot see, such as another case where the vocabulary has lower case alone.
+    """Shifts that the model cannot see, such as a change of case if the vocabulary is in lower case.
 
     Args:
-        shifted: what `shifted_items` gave.
-        validation: what it was made of.
+        shifted: made by `shifted_items`.
+        validation: the set it was made from.
 
     Returns:
-        Names of those that leave all inputs as they are.
+        Names of the shifts that change no input.
     """
-    # compared after encoding: another spelling of an unknown word is the same input
+    # inputs are compared, as two spellings of an unknown word are the same input
     before = row_digests(validation.first(SHIFTED_ITEMS).stored) * len(SHIFT_SEVERITIES)
     after = row_digests(shifted.stored)
     return tuple(name for name, where in shift_places(shifted).items() if after[where] == before)
@@ -246,71 +244,71 @@ def _shift_names(items: ItemSet) -> tuple[str, ...]:
     return shifts_of(items.stored.shape[1]) if isinstance(items.stored, Tensor) else tuple(TEXT_SHIFTS)
 
 
-# Images of other kinds than a run was trained on, as far as they are on this machine
+# Images of other kinds than a run was trained on
 
 
 @dataclass(eq=False)
 class OutsideSets:
-    """Names without "ood/", what brings the images of each, and what is to be said."""
+    """Functions that load the images of sets ood/NAME, notes, and the files or folders that are read."""
 
     images: dict[str, Callable[[], Tensor]]  # [n, C, H, W] uint8
     notes: list[str] = field(default_factory=list)
-    files: dict[str, list[Path]] = field(default_factory=dict)  # or folders, of those that are read from some
+    files: dict[str, list[Path]] = field(default_factory=dict)
 
-    def add(self, name: str, bring: Callable[[], Tensor], files: list[Path], part: str = "") -> None:
-        """A set that is read from files; `part` says which part of it is there, where it is not whole."""
+    def add(self, name: str, load: Callable[[], Tensor], files: list[Path], part: str = "") -> None:
+        """Add a set that is read from files; `part` says how much of it there is, if it is incomplete."""
         if part:
             name = f"{name}-subset"
-            self.notes.append(f"ood/{name}: {part}")
-        self.images[name], self.files[name] = bring, files
+            self.notes.append(f"{name}: {part}")
+        self.images[name], self.files[name] = load, files
 
 
 def find_outside(data: ImageData, root: StrPath | None = None) -> OutsideSets:
-    """What the data brings itself; for coloured square images also the known sets and those in ROOT/ood.
+    """The sets on this machine: those of the data; for square colour images also known sets and ROOT/ood.
 
-    Against CIFAR-10 also the test images of CIFAR-100, and the other way round.
+    CIFAR-10 is compared with the test images of CIFAR-100 too, and the other way round.
     """
-    found = OutsideSets({name: partial(getattr, part, "images") for name, part in data.ood.items()})
+    found = OutsideSets({f"ood/{name}": partial(getattr, part, "images") for name, part in data.ood.items()})
     height, width = data.image_size
     if data.channels != 3 or height != width or data.name == "digits":
         return found
     folder = data_root(root)
     sibling = SIBLINGS.get(data.name.removesuffix("-subset"))
     for name in (*OOD_SETS, *([] if sibling is None else [sibling.name])):
-        status = status_of(entry_of(name), folder)
+        status, place = status_of(entry_of(name), folder), f"ood/{name}"
         if status.where is None or status.state == "incomplete":
-            found.notes.append(f"ood/{name} is missing: {status.how}")
+            found.notes.append(f"{place} is missing: {status.how}")
         elif name in OOD_SETS:
             count, all = len(image_files(status.where)), OOD_SETS[name].images
             part = "" if count == all else f"{count} of {all} images"
-            found.add(name, partial(_read, name, folder, height), [status.where], part)
+            found.add(place, partial(_read, name, folder, height), [status.where], part)
         elif sibling is not None:
-            bring, part = partial(_test_images, sibling, folder), ""
-            if status.state == "subset":  # counted, and so read, at once
-                part = f"{len(bring())} of {TEST_IMAGES} test images"
+            load = partial(_test_images, sibling, folder)
+            # a subset has to be read now to count its images
+            part = f"{len(load())} of {TEST_IMAGES} test images" if status.state == "subset" else ""
             files = sorted(status.where.glob("test*"))  # a file, or a folder of classes
-            found.add(name, bring, files, part)
+            found.add(place, load, files, part)
     _add_own_sets(found, folder, height)
     return found
 
 
 def _add_own_sets(found: OutsideSets, root: Path, size: int) -> None:
-    """Folders and .npz files of images in ROOT/ood."""
+    """Add the folders and .npz files of images in ROOT/ood."""
     for place in sorted((root / "ood").iterdir()) if (root / "ood").is_dir() else ():
         if place.name.startswith(".") or not (place.is_dir() or place.suffix == ".npz"):
             continue
         name = place.name.removesuffix(".npz")
         try:
-            check_name(f"{str(place)!r}", f"{name}.safetensors")  # as its predictions are called
+            check_name(f"{str(place)!r}", f"{name}.safetensors")  # the file of its predictions
         except ValueError as error:
             found.notes.append(f"ood/{name!a} is left out: {error}")
             continue
-        if name in found.files:  # whose numbers would stand under the other's name
+        if f"ood/{name}" in found.files:
             found.notes.append(f"ood/{name}: {place} is left out, as another set has this name")
             continue
         about = "a stand-in, not a published set" if "standin" in name else "a set of your own"
         found.notes.append(f"ood/{name} is {about}")
-        found.add(name, partial(_read, str(place.resolve()), root, size), [place])
+        found.add(f"ood/{name}", partial(_read, str(place.resolve()), root, size), [place])
 
 
 def _test_images(kind: Cifar, root: Path) -> Tensor:
@@ -322,9 +320,9 @@ def _read(source: str, root: Path, size: int) -> Tensor:
 
 
 def content_digest(places: Iterable[Path]) -> str:
-    """What files hold, in one digest, to notice that they were replaced.
+    """One digest of the contents of files, by which their replacement is noticed.
 
-    A process that evaluates many runs reads each file once, as long as its size and time of change stay.
+    A process that evaluates many runs reads each file once, unless its size or time of change differs.
 
     Args:
         places: files, and folders of images.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.direct import log_query_scale, real_key_counts
@@ -30,9 +30,8 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import cross_gram, gram
-from gpattention.gp.posterior import Posterior, undefined_covariance
+from gpattention.gp.posterior import Posterior, Source, undefined_covariance
 from gpattention.numerics import Tokens, broadcast, cholesky, full_precision
-from gpattention.ops import NoiseSource
 
 
 @full_precision
@@ -116,7 +115,7 @@ class CausalCGPPosterior(Posterior):
     def _full_covariance(self) -> Tensor:
         raise undefined_covariance()
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         raise undefined_covariance()
 
 
@@ -251,10 +250,8 @@ def _step(past: _Past | None, t: Tokens, q: Tensor, k: Tensor, o: Tensor) -> tup
         past.k, past.o = (torch.where(past.real > 0, x, k) for x in (past.k, past.o))
     here = past.real * real  # [..., t, 1] pairs of real tokens
     s_k, noise = t.scale_k, t.noise
-    to_latent = torch.cat(
-        [cross_gram(past.o, o), s_k * cross_gram(past.o, k), cross_gram(past.o, q)], -1
-    )  # [..., t, 3]
-    l_o, u, w = solve_triangular(past.L, here * to_latent, upper=False).split(1, -1)
+    to_latent = [cross_gram(past.o, o), s_k * cross_gram(past.o, k), cross_gram(past.o, q)]  # [..., t, 1]
+    l_o, u, w = solve_triangular(past.L, here * torch.cat(to_latent, -1), upper=False).split(1, -1)
     pivot = _pivot(1 + noise, l_o, real, "K_o + noise I", noise)
     l_k = solve_triangular(past.L_k, here * s_k.square() * cross_gram(past.k, k), upper=False)
     pivot_k = _pivot(s_k.square() + noise, l_k, real, "K_k + noise I", key_noise(t))
@@ -514,11 +511,7 @@ def _used(count: Tensor, stride: int) -> Tensor:
 
 @full_precision
 def causal_unit_variance(
-    q: Tensor,  # [B, H, Q, C]
-    k: Tensor,  # [B, G, K, C]
-    *,
-    noise: Scalar,
-    sight: Sight | None = None,
+    q: Tensor, k: Tensor, *, noise: Scalar, sight: Sight | None = None
 ) -> CausalVariance:
     """u_i of eq. 22 of every row, given the keys that it sees (section 10, causal softmax).
 
@@ -531,8 +524,8 @@ def causal_unit_variance(
         u_i = 1 - |w|^2 - (kappa(k_i, q_i) - l . w)^2 / (1 + sigma^2 - |l|^2)
 
     Args:
-        q: queries, as the kernel sees them; heads h of keys serve H / G heads of queries each.
-        k: keys, likewise.
+        q: queries, as the kernel sees them; each head of keys serves H / G heads of queries.  [B, H, Q, C]
+        k: keys, likewise.  [B, G, K, C]
         noise: sigma^2, one number or one for each head of keys, [G] or [B, G].
         sight: which keys the rows see; None for plain causal attention.
 
@@ -559,14 +552,10 @@ def causal_unit_variance(
     of_keys = q.new_ones(B, G, Q)
     for group in sight._prefixes:
         if group.runs is None:
-            own_k = k
-            if group.keys is not None:
-                own_k = k.gather(2, group.keys[:, None, :, None].expand(B, G, -1, C))
-            real = group.real
-            u, pivots = _prefix_variance(
-                grouped, keep_rows(own_k, None if real is None else real[:, None]), noise, group
-            )
-            unit, of_keys = u, pivots
+            index, real = group.keys, group.real
+            own_k = k if index is None else k.gather(2, index[:, None, :, None].expand(B, G, -1, C))
+            own_k = own_k if real is None else keep_rows(own_k, real[:, None])
+            unit, of_keys = _prefix_variance(grouped, own_k, noise, group)
             continue
         assert group.keys is not None
         assert group.rows is not None
@@ -601,31 +590,21 @@ def _noise_of(noise: Scalar, k: Tensor) -> Tensor:
     return as_parameter("noise", noise, k.shape[:-2], k, k.dtype)
 
 
-def _prefix_variance(
-    q: Tensor,  # [R, G, g, T, C]
-    k: Tensor,  # [R, G, N, C]
-    noise: Tensor,
-    group: _Prefixes,
-) -> tuple[Tensor, Tensor]:
-    """u_i and the pivots of own keys.  [R, G, g, T], [R, G, T]"""
+def _prefix_variance(q: Tensor, k: Tensor, noise: Tensor, group: _Prefixes) -> tuple[Tensor, Tensor]:
+    """u_i and the pivots of own keys, for k [R, G, N, C].  [R, G, g, T], [R, G, T]"""
     R, G, g, T, C = q.shape
     unit, pivots = q.new_zeros(R, G, g, T), q.new_ones(R, G, T)
     for stride, start, stop, width in group.levels:
         rows, count, t = q[:, :, :, start:stop], group.count[:, start:stop], stop - start
         used = _used(count, stride)  # [R or 1, t]
         sub = k[:, :, : width * stride : stride]  # [R, G, m, C]
-        L = cholesky(
-            with_diagonal(gram(sub), noise), name="kappa(k, k) + noise I", noise=noise
-        )  # [R, G, m, m]
+        L = cholesky(with_diagonal(gram(sub), noise), name="kappa(k, k) + noise I", noise=noise)
         own = (count - 1).clamp(0, k.shape[2] - 1)[:, None].expand(R, G, t)  # [R, G, t]
-        mine = (
-            k.gather(2, own[..., None].expand(-1, -1, -1, C)) if stride > 1 else k[:, :, :0]
-        )  # [R, G, t, C]
+        mine = k.gather(2, own[..., None].expand(-1, -1, -1, C)) if stride > 1 else k[:, :, :0]
         targets = torch.cat([rows.flatten(2, 3), mine], 2)  # queries, and keys that are not in the factor
         W = solve_triangular(L, cross_gram(sub, targets), upper=False)  # [R, G, m, (g or g + 1) t]
-        before = (
-            torch.arange(sub.shape[2], device=q.device)[:, None] < used[:, None, None]
-        )  # [R or 1, 1, m, t]
+        places = torch.arange(sub.shape[2], device=q.device)[:, None]  # [m, 1]
+        before = places < used[:, None, None]  # [R or 1, 1, m, t]
         W = W.unflatten(-1, (-1, t)) * before[..., None, :]  # [R, G, m, g or g + 1, t]
         of_q, of_own = W[..., :g, :], W[..., g:, :]
         u = 1 - torch.linalg.vector_norm(of_q, dim=2).square()  # [R, G, g, t]
@@ -652,23 +631,18 @@ def _bounded(u: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
     return u.clamp(min=noise / (seen + noise), max=torch.ones_like(noise))
 
 
-def _fill_alone(
-    unit: Tensor,  # [B, G, g, Q]
-    of_keys: Tensor,  # [B, G, Q]
-    q: Tensor,  # [B, G, g, Q, C]
-    k: Tensor,  # [B, G, K, C]
-    noise: Tensor,
-    alone: _Alone,
-) -> None:
-    """Rows with a factor of their own, as many at once as memory takes."""
+def _fill_alone(unit: Tensor, of_keys: Tensor, q: Tensor, k: Tensor, noise: Tensor, alone: _Alone) -> None:
+    """Rows with a factor of their own, as many at once as memory takes.
+
+    They fill unit [B, G, g, Q] and of_keys [B, G, Q], for q [B, G, g, Q, C] and k [B, G, K, C].
+    """
     G, width = k.shape[1], alone.keys.shape[1]
     heads = torch.arange(G, device=k.device)[:, None]
     at_once = max(1, _ALONE // (G * width**2))
     for some in torch.arange(len(alone.rows), device=k.device).split(at_once):
         item, row, real = alone.items[some], alone.rows[some], alone.real[some]
-        keys = keep_rows(
-            k[item[:, None, None], heads, alone.keys[some][:, None]], real[:, None]
-        )  # [P, G, m, C]
+        keys = k[item[:, None, None], heads, alone.keys[some][:, None]]  # [P, G, m, C]
+        keys = keep_rows(keys, real[:, None])
         own = noise if noise.ndim < 4 else noise[item]  # [G, 1, 1] or [P, G, 1, 1]
         M = with_diagonal(gram(keys), own, real[:, None])  # [P, G, m, m]
         L = cholesky(M, name="kappa(k, k) + noise I", noise=own)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, assert_never, get_args
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.checks import check_choice, check_count
@@ -49,6 +49,7 @@ from gpattention.gp.kernels import cross_gram, gram
 from gpattention.gp.posterior import (
     COSTS,
     LogDensity,
+    Source,
     as_log_density,
     gaussian_log_density,
     log_det,
@@ -66,7 +67,7 @@ from gpattention.numerics import (
     solve,
     wants_plain_operations,
 )
-from gpattention.ops import NoiseSource, standard_normal
+from gpattention.ops import standard_normal
 from gpattention.ops.exact import QUERY_COVARIANCE, Moments, fused_cgp
 
 
@@ -266,7 +267,7 @@ class CGPPosterior(ExactPosterior):
         unit = gram(t.q, t.query_mask) - t.noise * A @ A.mT - F_t @ F_t.mT
         return t.amplify(t.amplify(unit).mT)
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         """Eq. 7 applied to random numbers: two prior draws, each corrected pathwise."""
         t, o = self.t, self.t.latent
         K, sigma = o.shape[-2], t.noise.sqrt()
@@ -286,7 +287,7 @@ class CGPPosterior(ExactPosterior):
         latent_prior: LatentPrior = "noisy",
         observation_noise: Scalar | None = None,
         samples: int = 1,
-        generator: Generator | NoiseSource | None = None,
+        generator: Source = None,
     ) -> LogDensity:
         """log p of the CGP's own mean and observed keys (section 2); negate it for a regulariser.
 
@@ -401,7 +402,7 @@ class _Side:
         A = solve_triangular(L_S, self.A, upper=False)  # [..., N, K]
         return trace - self.p.t.noise[..., 0, 0] * A.square().sum((-2, -1))
 
-    def monte_carlo(self, root: Tensor, samples: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def monte_carlo(self, root: Tensor, samples: int, generator: Source) -> Tensor:
         """Mean over draws z_o ~ N(0, Pi), one per value channel, of log N(x; A z_o, S).  [...]"""
         L_S = self.conditional_root()
         shape = (samples, *self.X.shape[:-2], root.shape[-1], self.X.shape[-1])

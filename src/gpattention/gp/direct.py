@@ -10,10 +10,11 @@ Behind it, and behind softmax attention, is a process of unit amplitude and what
     u_i = 1 - |R_i|^2                                                                    (2), (22)
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.checks import check_choice
@@ -33,6 +34,7 @@ from gpattention.gp.posterior import (
     COSTS,
     LogDensity,
     Posterior,
+    Source,
     as_log_density,
     gaussian_log_density,
     kl_to_prior,
@@ -42,7 +44,7 @@ from gpattention.gp.posterior import (
     undefined_covariance,
 )
 from gpattention.numerics import Cost, Tokens, broadcast, cholesky, full_precision, kept
-from gpattention.ops import NoiseSource, why_not_fused_on
+from gpattention.ops import why_not_fused_on
 from gpattention.ops.exact import PRIOR_COVARIANCE, Moments, fused_direct, fused_prior_density
 
 
@@ -167,7 +169,7 @@ class UnitDirect(Posterior):
         _, R = process.whitened()
         return self._amplify(self._amplify(process.prior() - R.mT @ R).mT)
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         """Matheron's rule: a prior draw at (k, q) minus what the observations explain of it."""
         p = self._process
         if p.causal:
@@ -394,11 +396,7 @@ class DirectPosterior(ExactPosterior, UnitDirect):
 
 
 def prior_draw(
-    posterior: Posterior,
-    inputs: tuple[Tensor, ...],
-    masks: tuple[Tensor | None, ...],
-    n: int,
-    generator: Generator | NoiseSource | None,
+    posterior: Posterior, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], n: int, generator: Source
 ) -> Tensor:
     """A draw of the canonical GP at several token sets together, each with its mask.  [n, ..., sum N, D]
 

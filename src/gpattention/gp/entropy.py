@@ -20,20 +20,15 @@ _UNSEEN = -1e30  # a logit: an infinite one, times its weight of 0, would be NaN
 
 @full_precision
 def attention_entropy(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    *,
-    dot: bool = False,
-    mask: Tensor | None = None,  # [..., K] True = real
-    causal: bool = False,
+    q: Tensor, k: Tensor, *, dot: bool = False, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """Entropy, in nats, of every query's weights kappa(q_i, k_j) / sum_j kappa(q_i, k_j) (eq. 25).
 
     Args:
-        q: queries, as the kernel sees them.
-        k: keys, likewise.
+        q: queries, as the kernel sees them.  [..., Q, C]
+        k: keys, likewise.  [..., K, C]
         dot: whether the kernel is exp(q . k), which makes the weights softmax, instead of that of eq. 1.
-        mask: which keys are real.
+        mask: which keys are real.  [..., K]
         causal: query i sees keys up to i only.
 
     Returns:
@@ -45,11 +40,8 @@ def attention_entropy(
     """
     q, k = q.to(compute_dtype(q.dtype)), keep_rows(k.to(compute_dtype(k.dtype)), mask)
     # added, which takes a tenth of the time of a fill
-    hidden = (
-        None if mask is None else torch.where(mask, 0.0, _UNSEEN).to(q.dtype)[..., None, :]
-    )  # [..., 1, K]
-    parts, start = [], 0
-    most = _ROWS
+    hidden = None if mask is None else torch.where(mask, 0.0, _UNSEEN).to(q.dtype)[..., None, :]
+    parts, start, most = [], 0, _ROWS
     if q.device.type == "cpu" and not torch.compiler.is_compiling():
         most = min(_ROWS, max(16, _BLOCK * q.shape[-2] // max(q[..., 0].numel() * k.shape[-2], 1)))
     for rows in q.split(most, -2):

@@ -26,12 +26,6 @@ from gpattention.numerics import (
 )
 
 
-def check_jitter(jitter: float) -> None:
-    """Refuse a jitter outside (0, 1): SGPA's inducing Gram matrix may be singular without any."""
-    if not 0 < jitter < 1:
-        raise ValueError(f"expected jitter in (0, 1), got {jitter}")
-
-
 def check_observation_noise(value: float) -> None:
     """Refuse a tau^2 that is negative or not finite; the paper's is 0."""
     if not 0 <= value < math.inf:

@@ -24,14 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpattention.gp.inputs import (
-    check_parameter,
-    expect,
-    fill_rows,
-    keep_pairs,
-    keep_rows,
-    real_mean,
-)
+from gpattention.gp.inputs import Scalar, check_parameter, expect, fill_rows, keep_pairs, keep_rows, real_mean
 from gpattention.numerics import (
     FARTHEST,
     TooFarApartError,
@@ -197,7 +190,7 @@ def _as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return raised, raised if y is x else y.to(compute_dtype(y.dtype))
 
 
-def _per_feature(lengthscale: Tensor | float, like: Tensor) -> Tensor | float:
+def _per_feature(lengthscale: Scalar, like: Tensor) -> Scalar:
     """Length scales [..., C] (or one number) as [..., 1, C]."""
     check_parameter("lengthscale", lengthscale)
     if not isinstance(lengthscale, Tensor) or lengthscale.ndim == 0:
@@ -207,7 +200,7 @@ def _per_feature(lengthscale: Tensor | float, like: Tensor) -> Tensor | float:
     return lengthscale[..., None, :]
 
 
-def _per_matrix(variance: Tensor | float) -> Tensor | float:
+def _per_matrix(variance: Scalar) -> Scalar:
     """Variances [...] (or one number) as [..., 1, 1]."""
     check_parameter("variance", variance)
     return variance[..., None, None] if isinstance(variance, Tensor) else variance
@@ -234,19 +227,14 @@ def rbf(x: Tensor, y: Tensor) -> Tensor:
 
 
 @full_precision
-def ard_rbf(
-    x: Tensor,  # [..., N, C]
-    y: Tensor,  # [..., M, C]
-    lengthscale: Tensor | float = 1.0,  # one number or [..., C]
-    variance: Tensor | float = 1.0,  # one number or [...]
-) -> Tensor:
+def ard_rbf(x: Tensor, y: Tensor, lengthscale: Scalar = 1.0, variance: Scalar = 1.0) -> Tensor:
     """variance * exp(-1/2 sum_c (x_c - y_c)^2 / lengthscale_c^2) (section 7).
 
     Args:
-        x: tokens.
-        y: tokens.
-        lengthscale: of all channels or of each.
-        variance: of all matrices or of each.
+        x: tokens.  [..., N, C]
+        y: tokens.  [..., M, C]
+        lengthscale: one number, or one for each channel.  [..., C]
+        variance: one number, or one for each matrix.  [...]
 
     Returns:
         [..., N, M]; when `y is x` the diagonal is exactly the variance.
@@ -271,8 +259,8 @@ class ArdRbf:
         variance: of all matrices or of each.
     """
 
-    lengthscale: Tensor | float = 1.0  # one number or [..., C]
-    variance: Tensor | float = 1.0  # one number or [...]
+    lengthscale: Scalar = 1.0  # one number or [..., C]
+    variance: Scalar = 1.0  # one number or [...]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """variance * exp(-1/2 sum_c (x_c - y_c)^2 / lengthscale_c^2).  [..., N, M]"""
@@ -291,19 +279,14 @@ class ArdRbf:
 
 
 @full_precision
-def exp_dot(
-    x: Tensor,  # [..., N, C]
-    y: Tensor,  # [..., M, C]
-    lengthscale: Tensor | float = 1.0,  # one number or [..., C]
-    variance: Tensor | float = 1.0,  # one number or [...]
-) -> Tensor:
+def exp_dot(x: Tensor, y: Tensor, lengthscale: Scalar = 1.0, variance: Scalar = 1.0) -> Tensor:
     """variance * exp(sum_c x_c y_c / lengthscale_c^2) (section 7).
 
     Args:
-        x: tokens.
-        y: tokens.
-        lengthscale: of all channels or of each.
-        variance: of all matrices or of each.
+        x: tokens.  [..., N, C]
+        y: tokens.  [..., M, C]
+        lengthscale: one number, or one for each channel.  [..., C]
+        variance: one number, or one for each matrix.  [...]
 
     Returns:
         [..., N, M].
@@ -417,21 +400,16 @@ def why_not_streamed(q: Tensor, v: Tensor, *, dot: bool = False) -> str | None:
 
 
 def without_padding(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    *,
-    dot: bool = False,
-    mask: Tensor | None = None,  # [..., K] True = real
-    query_mask: Tensor | None = None,  # [..., Q]
+    q: Tensor, k: Tensor, *, dot: bool = False, mask: Tensor | None = None, query_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys with padding overwritten: by 0 for dot products, else by the keys' mean (section 5).
 
     Args:
-        q: queries.
-        k: keys.
+        q: queries.  [..., Q, C]
+        k: keys.  [..., K, C]
         dot: whether they are for a kernel of dot products.
-        mask: which keys are real.
-        query_mask: which queries are real.
+        mask: which keys are real.  [..., K]
+        query_mask: which queries are real.  [..., Q]
 
     Returns:
         Both.  [..., N, C] each

@@ -10,7 +10,7 @@ blocks the regularisers are made of.  A posterior's KL divergence from its prior
 
 import math
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -33,6 +33,8 @@ from gpattention.numerics import (
 )
 from gpattention.ops import ItemNoise, NoiseSource, standard_normal, why_not_fused
 from gpattention.ops.draws import draws_fit, fused_draw, fused_item_draw
+
+Source: TypeAlias = Generator | NoiseSource | None  # of random numbers; None is torch's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +81,18 @@ def as_log_density(t: Tokens, query: Tensor, key: Tensor) -> LogDensity:
     return LogDensity(query, key, t.real_queries(), t.real_keys(), t.v.shape[-1])
 
 
-def gaussian_log_density(
-    X: Tensor,  # [..., N, D], zero at padded tokens
-    L: Tensor,  # [..., N, N] Cholesky factor, identity at padded tokens
-    real: Tensor,  # [...]
-) -> Tensor:
-    """sum over channels of log N(x; 0, L L^T), padding adding nothing.  [...]"""
+def gaussian_log_density(X: Tensor, L: Tensor, real: Tensor) -> Tensor:
+    """sum over channels of log N(x; 0, L L^T), to which padding adds nothing.  [...]
+
+    X [..., N, D] is zero at padded tokens and the Cholesky factor L [..., N, N] the identity; `real` [...]
+    counts the other tokens.
+    """
     quadratic = solve_triangular(L, X, upper=False).square().sum((-2, -1))
     return quadratic_log_density(quadratic, log_det(L), real, X)
 
 
-def prior_log_density(
-    X: Tensor,  # [..., N, D], zero at padded tokens
-    C: Tensor,  # [..., N, N] covariance, identity at padded tokens
-    real: Tensor,  # [...]
-    *,
-    name: str,
-    noise: Tensor,
-) -> Tensor:
-    """The same from the covariance itself, with its gradient written out.  [...]"""
+def prior_log_density(X: Tensor, C: Tensor, real: Tensor, *, name: str, noise: Tensor) -> Tensor:
+    """The same from the covariance C = L L^T itself, with its gradient written out.  [...]"""
     X, C = expanded(X, C)
     if wants_plain_operations():
         return gaussian_log_density(X, cholesky(C, name=name, noise=noise), real)
@@ -140,22 +135,17 @@ def log_det(L: Tensor) -> Tensor:
     return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def lowrank_log_density(
-    X: Tensor,  # [..., N, D], zero at padded tokens
-    F: Tensor,  # [..., N, m], zero at padded tokens
-    noise: Tensor,  # [..., 1, 1]
-    real: Tensor,  # [...]
-) -> Tensor:
+def lowrank_log_density(X: Tensor, F: Tensor, noise: Tensor, real: Tensor) -> Tensor:
     """sum over channels of log N(x; 0, noise I + F F^T) in O(N m^2).  [...]
 
-    The quadratic form is the minimum of a ridge regression, |x - F w|^2 / noise + |w|^2, a sum of
-    squares; the usual |x|^2 - |L_B^-1 F^T x|^2 / noise loses every digit when x lies in F's span.
+    X [..., N, D] and F [..., N, m] are zero at padded tokens; noise [..., 1, 1].  The quadratic form is the
+    minimum of a ridge regression, |x - F w|^2 / noise + |w|^2, a sum of squares; the usual
+    |x|^2 - |L_B^-1 F^T x|^2 / noise loses every digit when x lies in F's span.
     """
     L_B = lowrank_root(F.mT @ F, noise, "F^T F")  # [..., m, m]
     w = solve(F.mT @ X / noise, L_B)  # [..., m, D]  the minimum itself, so that both terms are squares
-    fit = (X - F @ w).square().sum((-2, -1)) / noise[..., 0, 0]
-    quadratic = fit + w.square().sum((-2, -1))
     scalar = noise[..., 0, 0]
+    quadratic = (X - F @ w).square().sum((-2, -1)) / scalar + w.square().sum((-2, -1))
     return -0.5 * (quadratic + X.shape[-1] * (log_det(L_B) + real * (2 * math.pi * scalar).log()))
 
 
@@ -164,14 +154,11 @@ def lowrank_root(FF: Tensor, noise: Tensor, name: str) -> Tensor:
     return cholesky(with_diagonal(FF / noise, 1.0), name=f"I + {name} / noise", noise=noise)
 
 
-def kl_to_prior(
-    mean: Tensor,  # [..., Q, D]
-    V: Tensor,  # [..., Q, Q]
-    K_q: Tensor,  # [..., Q, Q]
-    tau: Tensor,  # [..., 1, 1]
-    query_mask: Tensor | None,
-) -> Tensor:
-    """Eq. 23; both covariances are identity at padded queries, so n is the padded number.  [...]"""
+def kl_to_prior(mean: Tensor, V: Tensor, K_q: Tensor, tau: Tensor, query_mask: Tensor | None) -> Tensor:
+    """Eq. 23 of a mean [..., Q, D] and covariances V and K_q [..., Q, Q], with tau^2 [..., 1, 1].  [...]
+
+    Both covariances are the identity at padded queries, so that n counts these too.
+    """
     L_V = cholesky(with_diagonal(V, tau, query_mask), name="V + tau^2 I", noise=tau)
     L_q = cholesky(with_diagonal(K_q, tau, query_mask), name="K_q + tau^2 I", noise=tau)
     quadratic = solve_triangular(L_q, mean, upper=False).square().sum((-2, -1))
@@ -317,9 +304,7 @@ class Posterior:
         raise NotImplementedError(f"{type(self).__name__} defines no divergence from its prior")
 
     @full_precision
-    def sample(
-        self, n: int = 1, *, generator: Generator | NoiseSource | None = None, joint: bool = False
-    ) -> Tensor:
+    def sample(self, n: int = 1, *, generator: Source = None, joint: bool = False) -> Tensor:
         """Reparameterised draws, independent between value channels.
 
         Args:
@@ -348,7 +333,7 @@ class Posterior:
             deviation = stddev * noise
         return (self._mean + keep_rows(deviation, self._query_mask)).to(self._dtype)
 
-    def _fused_draws(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _fused_draws(self, n: int, generator: Source) -> Tensor:
         spread, squared = self._spread()
         if type(generator) is ItemNoise and spread.ndim < self._mean.ndim > 2:
             keys, stream = generator.next_draws(self._mean.shape[0], self._mean.device)
@@ -387,7 +372,7 @@ class Posterior:
         channels = variance.ndim == self._mean.ndim
         return positive & (self._query_mask[..., None] if channels else self._query_mask)
 
-    def _normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _normal(self, n: int, rows: int, generator: Source) -> Tensor:
         """Standard normal numbers.  [n, ..., rows, D]"""
         shape = (n, *self._mean.shape[:-2], rows, self._mean.shape[-1])
         return standard_normal(shape, self._mean.dtype, self._mean.device, generator)
@@ -401,7 +386,7 @@ class Posterior:
     def _full_covariance(self) -> Tensor:
         raise NotImplementedError
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ KSVD = (1/2 avg |e_n Lambda^-1/2|^2 + 1/2 avg |r_n Lambda^-1/2|^2 - avg_h tr(W_e
 """
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from gpattention.gp.inputs import (
     check_mask,
@@ -20,9 +20,9 @@ from gpattention.gp.inputs import (
     expect,
     keep_rows,
 )
-from gpattention.gp.posterior import Posterior
+from gpattention.gp.posterior import Posterior, Source
 from gpattention.numerics import checks_are_deferred, compute_dtype, full_precision
-from gpattention.ops import NoiseSource, standard_normal
+from gpattention.ops import standard_normal
 
 
 @full_precision
@@ -150,14 +150,12 @@ class KEPPosterior(Posterior):
         root = self._root()
         return root @ root.mT
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         noise = self._normal(n, self.v.shape[-1], generator)  # [n, ..., s, D]
         return (self._root() @ noise.mT[..., None])[..., 0].mT
 
     @full_precision
-    def sample(
-        self, n: int = 1, *, generator: Generator | NoiseSource | None = None, joint: bool = False
-    ) -> Tensor:
+    def sample(self, n: int = 1, *, generator: Source = None, joint: bool = False) -> Tensor:
         """Reparameterised draws; independent ones share their noise between channels.
 
         Args:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_counts, within_bounds
@@ -41,10 +41,10 @@ from gpattention.gp.inputs import (
     real_mean,
 )
 from gpattention.gp.kernels import cross_gram, log_kappa, softmax_attention
-from gpattention.gp.posterior import Posterior, lowrank_root
+from gpattention.gp.posterior import Posterior, Source, lowrank_root
 from gpattention.gp.sparse import features, inducing_root
 from gpattention.numerics import Tokens, full_precision, kept, solve
-from gpattention.ops import NoiseSource, check_group, sum_over_shards, why_not_fused
+from gpattention.ops import check_group, sum_over_shards, why_not_fused
 from gpattention.ops.exact import fused_row_log_amplitude
 from gpattention.ops.sparse import fused_sparse_row_sum, why_not_fused_sparse
 
@@ -56,22 +56,16 @@ _ROWS = 1024  # queries whose logits are formed at once
 
 
 def query_log_amplitude(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    x: Tensor,  # [..., Q, C]
-    k_bar: Tensor,  # [..., 1, C]
-    *,
-    mask: Tensor | None = None,  # [..., K] True = real
-    causal: bool = False,
+    q: Tensor, k: Tensor, x: Tensor, k_bar: Tensor, *, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """log a_i of eq. 21 but for log t.
 
     Args:
-        q: queries.
-        k: keys.
-        x: queries as the kernel sees them.
-        k_bar: centre of the keys.
-        mask: which keys are real.
+        q: queries.  [..., Q, C]
+        k: keys.  [..., K, C]
+        x: queries as the kernel sees them.  [..., Q, C]
+        k_bar: centre of the keys.  [..., 1, C]
+        mask: which keys are real.  [..., K]
         causal: query i sees keys up to i only.
 
     Returns:
@@ -109,18 +103,13 @@ def key_log_amplitude(k: Tensor, y: Tensor, q_bar: Tensor, k_bar: Tensor) -> Ten
     return 0.5 * y.square().sum(-1) + (q_bar * (k - k_bar)).sum(-1)
 
 
-def distance_log_amplitude(
-    q: Tensor,  # [..., Q, C]
-    k: Tensor,  # [..., K, C]
-    *,
-    mask: Tensor | None = None,  # [..., K] True = real
-) -> Tensor:
+def distance_log_amplitude(q: Tensor, k: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """log a_i of eq. 25 but for log t: `row_log_amplitude` unchecked, by no fused kernel.
 
     Args:
-        q: queries.
-        k: keys.
-        mask: which keys are real.
+        q: queries.  [..., Q, C]
+        k: keys.  [..., K, C]
+        mask: which keys are real.  [..., K]
 
     Returns:
         [..., Q].
@@ -162,7 +151,8 @@ def _visible(logits: Tensor, start: int, mask: Tensor | None, causal: bool) -> T
     return visible
 
 
-Centre = tuple[Tensor, Tensor]  # of queries and keys, each [..., C] in the units of q and k
+# of queries and keys: their means, zero, or a pair of constants, each [..., C] in the units of q and k
+Centre = Literal["tokens", "none"] | tuple[Tensor, Tensor]
 
 
 @full_precision
@@ -176,7 +166,7 @@ def softmax_posterior(
     mask: Tensor | None = None,  # [..., K] True = real
     query_mask: Tensor | None = None,  # [..., Q]
     causal: bool = False,
-    centre: Centre | Literal["tokens", "none"] | None = None,
+    centre: Centre | None = None,
     inducing: Tensor | None = None,  # [..., l, C] in the units of k
     delta: float = 1e-6,
 ) -> Posterior:
@@ -226,14 +216,8 @@ def softmax_posterior(
     process = UnitProcess(
         keep_rows(q - q_bar, sees_key), keep_rows(k - k_bar, t.mask), t.noise, t.mask, sees_key, causal
     )
-    return SoftmaxPosterior(
-        mean,
-        process,
-        t,
-        logits_of=(q, k, k_bar),
-        inducing=None if inducing is None else inducing.to(dtype) * shrink - k_bar,
-        delta=delta,
-    )
+    inducing = None if inducing is None else inducing.to(dtype) * shrink - k_bar
+    return SoftmaxPosterior(mean, process, t, logits_of=(q, k, k_bar), inducing=inducing, delta=delta)
 
 
 class SoftmaxPosterior(UnitDirect):
@@ -287,7 +271,7 @@ class SoftmaxPosterior(UnitDirect):
         unit = self._given.prior() - phi_q @ phi_q.mT + shrunk.mT @ shrunk  # [..., Q, Q]
         return self._amplify(self._amplify(unit).mT)
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         if self._inducing is None:
             return super()._joint_deviation(n, generator)
         L, phi_q, L_B = self._features(self._inducing)
@@ -312,12 +296,7 @@ def sees_a_key(t: Tokens, causal: bool) -> Tensor | None:
 
 
 def _centres(
-    q: Tensor,
-    k: Tensor,
-    t: Tokens,
-    centre: Centre | Literal["tokens", "none"] | None,
-    causal: bool,
-    shrink: float,
+    q: Tensor, k: Tensor, t: Tokens, centre: Centre | None, causal: bool, shrink: float
 ) -> tuple[Tensor, Tensor]:
     """Centres of the scaled queries and keys.  Each [..., 1, C]"""
     if centre is None:
@@ -328,8 +307,7 @@ def _centres(
         q_bar, k_bar = (c.to(q.dtype)[..., None, :] * shrink for c in centre)
         return q_bar, k_bar
     if centre == "none":
-        zero = q.new_zeros(1, q.shape[-1])
-        return zero, zero
+        return (q.new_zeros(1, q.shape[-1]),) * 2
     if centre != "tokens":
         raise ValueError(f"expected centre 'tokens', 'none' or a pair of tensors, got {centre!r}")
     if causal:

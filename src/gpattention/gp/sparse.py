@@ -59,6 +59,7 @@ from gpattention.gp.kernels import about_centre, cross_gram, gram, pull
 from gpattention.gp.posterior import (
     LogDensity,
     Posterior,
+    Source,
     as_log_density,
     lowrank_log_density,
     lowrank_root,
@@ -74,7 +75,7 @@ from gpattention.numerics import (
     solve,
     wants_plain_operations,
 )
-from gpattention.ops import NoiseSource, ShardNoise, check_group, counted_once, sum_over_shards
+from gpattention.ops import ShardNoise, check_group, counted_once, sum_over_shards
 from gpattention.ops.sparse import Options, SparseMoments, fused_scgp, why_not_fused_sparse
 
 if TYPE_CHECKING:
@@ -159,13 +160,11 @@ def over_shards(
     )
 
 
-def latent_trace(
-    o: Tensor,  # [..., N, C]
-    G: Tensor,  # [..., m, N], zero at padded tokens
-    *,
-    chunk: int = 1024,
-) -> Tensor:
-    """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]"""
+def latent_trace(o: Tensor, G: Tensor, *, chunk: int = 1024) -> Tensor:
+    """G kappa(o, o) G^T by chunks of rows, forward and backward.  [..., m, m]
+
+    o is [..., N, C], and G [..., m, N] is zero at padded tokens.
+    """
     chunk = check_count("chunk", chunk)
     o, G = expanded(o, G)
     if wants_plain_operations():
@@ -175,11 +174,7 @@ def latent_trace(
 
 
 def latent_trace_estimate(
-    o: Tensor,  # [..., N, C]
-    G: Tensor,  # [..., m, N]
-    *,
-    features: int,
-    generator: Generator | None = None,
+    o: Tensor, G: Tensor, *, features: int, generator: Generator | None = None
 ) -> Tensor:
     """Unbiased estimate of the same from `features` random cosine and sine pairs.  [..., m, m]"""
     features = check_count("features", features)
@@ -392,7 +387,7 @@ class SCGPPosterior(Posterior):
         own = self._own_variance()
         return F @ F.mT if own is None else F @ F.mT + torch.diag_embed(own)
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         deviation = self.Phi_q @ (self.R_c @ self._shared_normal(n, self.R_c.shape[-1], generator))
         own = self._own_variance()
         if own is None:
@@ -401,7 +396,7 @@ class SCGPPosterior(Posterior):
         stddev = torch.where(own > 0, torch.where(own > 0, own, 1.0).sqrt(), 0.0)
         return deviation + stddev[..., None] * self._normal(n, self.t.q.shape[-2], generator)
 
-    def _normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _normal(self, n: int, rows: int, generator: Source) -> Tensor:
         if self.kind.group is not None and not isinstance(generator, ShardNoise):
             raise ValueError(
                 "expected generator to be a ShardNoise for draws under a group, whose processes must share "
@@ -409,7 +404,7 @@ class SCGPPosterior(Posterior):
             )
         return super()._normal(n, rows, generator)
 
-    def _shared_normal(self, n: int, rows: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _shared_normal(self, n: int, rows: int, generator: Source) -> Tensor:
         """epsilon_2, which correlates tokens: the same numbers on every process.  [n, ..., rows, D]"""
         if not isinstance(generator, ShardNoise):
             return self._normal(n, rows, generator)
@@ -588,7 +583,7 @@ class FusedSCGPPosterior(SCGPPosterior):
     def _full_covariance(self) -> Tensor:
         return self.plain._full_covariance()
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         return self.plain._joint_deviation(n, generator)
 
 
@@ -681,16 +676,9 @@ def _printed_terms(p: SCGPPosterior, z_k: Tensor, trace: Trace) -> tuple[Tensor,
 
 
 def _printed(
-    X: Tensor,  # [..., N, D]
-    m: Tensor,  # [..., m, C]
-    K_mx: Tensor,  # [..., m, N]
-    K_mo: Tensor,  # [..., m, K]
-    delta: float,
-    noise: Tensor,  # [..., 1, 1]
-    real: Tensor,  # [...]
-    trace: Trace,
+    X: Tensor, m: Tensor, K_mx: Tensor, K_mo: Tensor, delta: float, noise: Tensor, real: Tensor, trace: Trace
 ) -> Tensor:
-    """Appendix E of the paper to the letter: P = (K_mm + I / sigma^2)^-1.  [...]"""
+    """Appendix E of the paper to the letter, P = (K_mm + I / sigma^2)^-1, for X [..., N, D].  [...]"""
     P_root = cholesky(with_diagonal(gram(m), delta + 1 / noise), name="K_mm + I / noise", noise=noise)
     H = solve_triangular(P_root, K_mx, upper=False)  # [..., m, N]
     G = solve_triangular(P_root, K_mo, upper=False)  # [..., m, K]

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
+from gpattention.checks import check_fraction
 from gpattention.gp.inputs import (
-    check_jitter,
     check_mask,
     check_positive,
     check_tokens,
@@ -29,7 +29,7 @@ from gpattention.gp.inputs import (
     with_diagonal,
 )
 from gpattention.gp.kernels import ArdRbf, rbf
-from gpattention.gp.posterior import Posterior, prior_root
+from gpattention.gp.posterior import Posterior, Source, prior_root
 from gpattention.numerics import (
     broadcast,
     checks_are_deferred,
@@ -38,7 +38,7 @@ from gpattention.numerics import (
     full_precision,
     kept,
 )
-from gpattention.ops import NoiseSource, why_not_fused_on
+from gpattention.ops import why_not_fused_on
 from gpattention.ops.sgpa import SGPAMoments, fused_sgpa, has_no_batch
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -125,7 +125,7 @@ class SGPAPosterior(Posterior):
         mask: Tensor | None,
         with_variance: bool = False,
     ) -> None:
-        check_jitter(jitter)
+        check_fraction("jitter", jitter)  # the inducing Gram matrix may be singular without any
         _check(q, v, inducing_k, inducing_v, scale_tril, mask)
         dtype = compute_dtype(q.dtype)
         self.q, self.mask = q.to(dtype), mask  # [..., N, C]
@@ -214,7 +214,7 @@ class SGPAPosterior(Posterior):
         prior = f.K_qq - f.Phi @ f.Phi.mT  # [..., N, N]
         return prior[..., None, :, :] + root @ root.mT
 
-    def _joint_deviation(self, n: int, generator: Generator | NoiseSource | None) -> Tensor:
+    def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         """A prior draw at (b, q) without what b explains, plus the variational spread of b."""
         f = self.factors
         m, N = f.K_bb.shape[-1], f.K_qq.shape[-1]

@@ -1,9 +1,10 @@
-"""Metrics of predictions as plain functions of tensors: right, calibrated, selective, aware of the unknown.
+"""Metrics as plain functions of tensors: accuracy, calibration, selective prediction, out-of-distribution.
 
 Classification metrics take `probs` [B, C] and `labels` [B]; out-of-distribution metrics take `scores_in` [n]
-and `scores_out` [m], larger for items further out.  All compute in float64, pool all items, return floats
-and need torch alone.  `gpattention.metrics.streaming` has the same for items that come in batches and
-processes, on top of torchmetrics.  `METRICS` lists every metric of an evaluation by name.
+and `scores_out` [m], which are larger for items further away.  All compute in float64, use all items
+together, return floats and need only torch.  `gpattention.metrics.streaming` has them, on top of
+torchmetrics, for items in batches and on several processes.  `METRICS` lists the metrics of evaluations by
+name.
 """
 
 from gpattention.metrics.classification import (

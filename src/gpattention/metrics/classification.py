@@ -1,11 +1,11 @@
-"""Whether predictions of classes are right, and how far their probabilities are from frequencies.
+"""Correctness of predicted classes, and the distance of their probabilities from frequencies.
 
-Proper scores (NLL, Brier) are smallest, on average, for the true probabilities.  Risk and coverage tell how
-wrong the answers are if only the surest items are answered.  Equal scores share what is averaged over them,
-so that the order of the items does not matter.
+Proper scores (NLL, Brier) are smallest, on average, for the true probabilities.  Risk and coverage describe
+the errors if only the most certain items are answered.  Items with equal scores share their mean, so that the
+order of items does not matter.
 
-Calibration errors are made of equal-width bins of probabilities, sums that add up over batches and processes.
-K bins divide [0, 1] at k / K.  A bin holds its lower edge and not its upper one, but the last one holds 1.
+Calibration errors use bins of equal width, whose sums add up over batches and processes.  K bins divide [0,
+1] at k / K.  A bin contains its lower edge and not its upper one, but the last one contains 1.
 """
 
 import math
@@ -20,14 +20,14 @@ BINS = 15  # of Guo et al. (2017) and most since; the paper has 10
 
 
 def read_items(probs: Tensor, labels: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:
-    """The probabilities [B, C] and the labels [B] as int64 beside them, once both are found good."""
+    """The probabilities [B, C] and the labels [B] as int64 on the same device, after checks."""
     check_probs(probs, least=least)
     check_labels(labels, *probs.shape)
     return probs.detach(), labels.to(probs.device, torch.int64)
 
 
 def check_probs(probs: Tensor, *, least: int = 1) -> None:
-    """Probabilities of classes that add up to 1, for at least so many items.  [B, C]"""
+    """Require probabilities [B, C] that add up to 1, for at least `least` items."""
     check_tensor("probs", probs)
     if probs.ndim != 2 or not probs.is_floating_point() or probs.shape[1] == 0:
         got = f"shape {tuple(probs.shape)} and {probs.dtype}"
@@ -44,7 +44,7 @@ def check_probs(probs: Tensor, *, least: int = 1) -> None:
 
 
 def read_scores(name: str, scores: Tensor, *, least: int = 1) -> Tensor:
-    """Scores in float64, without NaN; infinite ones have a rank like any other.  [B]"""
+    """Scores in float64 without NaN; infinite ones are allowed, as they can be ranked.  [B]"""
     check_tensor(name, scores)
     if scores.ndim != 1 or not scores.is_floating_point():
         got = f"shape {tuple(scores.shape)} and {scores.dtype}"
@@ -58,9 +58,9 @@ def read_scores(name: str, scores: Tensor, *, least: int = 1) -> Tensor:
 
 
 def share_among_equals(ordered: Tensor, values: Tensor) -> Tensor:
-    """Each of `values` [B] becomes the mean over the items of equal score, where scores [B] are sorted.
+    """Values [B] replaced by their mean over items with equal scores, for sorted scores [B].
 
-    A sum over the first k is then its expectation over all orders of the equal ones.
+    A sum over the first k items is then its expectation over all orders of equal ones.
     """
     _, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)  # [B], [K]
     sums = values.new_zeros(len(sizes)).index_add_(0, group, values)  # [K]
@@ -78,7 +78,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(hits(*read_items(probs, labels)).double().mean())
 
@@ -96,7 +96,7 @@ def mcc(probs: Tensor, labels: Tensor) -> float:
         A number in [-1, 1]; 0 if all labels, or all predictions, are of one class.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return mcc_from_confusion(confusion_matrix(*read_items(probs, labels)))
 
@@ -138,7 +138,7 @@ def nll(probs: Tensor, labels: Tensor) -> float:
         A number >= 0.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(nll_per_item(*read_items(probs, labels)).mean())
 
@@ -156,7 +156,7 @@ def brier(probs: Tensor, labels: Tensor) -> float:
         A number in [0, 2].
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(brier_per_item(*read_items(probs, labels)).mean())
 
@@ -203,7 +203,7 @@ def risk_coverage(probs: Tensor, labels: Tensor, *, certainty: Tensor | None = N
         Risks at every coverage.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     probs, labels = read_items(probs, labels)
     return curve(read_certainty(probs, certainty), ~hits(probs, labels))
@@ -224,7 +224,7 @@ def aurc(probs: Tensor, labels: Tensor, *, certainty: Tensor | None = None) -> f
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     return float(risk_coverage(probs, labels, certainty=certainty).risk.mean())
 
@@ -288,7 +288,7 @@ def reliability_bins(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> Reli
         The diagram.
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     bins = check_count("bins", bins)
     return reliability(top_sums(*read_items(probs, labels), bins))
@@ -361,7 +361,7 @@ def ece(probs: Tensor, labels: Tensor, *, bins: int = BINS, batch_size: int | No
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     return float(expected_gap(_sums(probs, labels, bins, batch_size)).mean())
 
@@ -381,7 +381,7 @@ def mce(probs: Tensor, labels: Tensor, *, bins: int = BINS, batch_size: int | No
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     return float(largest_gap(_sums(probs, labels, bins, batch_size)).mean())
 
@@ -401,7 +401,7 @@ def classwise_ece(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     bins = check_count("bins", bins)
     return float(expected_gap(class_sums(*read_items(probs, labels), bins)).mean())
@@ -422,7 +422,7 @@ def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if they are no probabilities and labels, or `bins` is no count.
+        ValueError: probabilities or labels are not valid, or `bins` is not a positive number.
     """
     bins = check_count("bins", bins)
     probs, labels = read_items(probs, labels)

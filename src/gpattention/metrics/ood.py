@@ -28,7 +28,7 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if there is no score, or one is NaN.
+        ValueError: there is no score, or one is NaN.
     """
     inside, outside = _read(scores_in, scores_out)
     ranked = inside.sort().values  # [n]
@@ -50,7 +50,7 @@ def aupr_in(scores_in: Tensor, scores_out: Tensor) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if there is no score, or one is NaN.
+        ValueError: there is no score, or one is NaN.
     """
     inside, outside = _read(scores_in, scores_out)
     return _average_precision(-inside, -outside)
@@ -69,7 +69,7 @@ def aupr_out(scores_in: Tensor, scores_out: Tensor) -> float:
         A number in [0, 1].
 
     Raises:
-        ValueError: if there is no score, or one is NaN.
+        ValueError: there is no score, or one is NaN.
     """
     inside, outside = _read(scores_in, scores_out)
     return _average_precision(outside, inside)
@@ -93,7 +93,7 @@ def fpr_at_tpr(scores_in: Tensor, scores_out: Tensor, *, tpr: float = 0.95, posi
         A number in [0, 1].
 
     Raises:
-        ValueError: if there is no score, or one is NaN.
+        ValueError: there is no score, or one is NaN.
     """
     check_fraction("tpr", tpr, one=True)
     check_choice("positive", positive, POSITIVES)

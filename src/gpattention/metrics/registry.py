@@ -1,7 +1,7 @@
-"""The one list of metrics: what each is called, which way is better, how it is shown, what computes it.
+"""The list of metrics: their names, which direction is better, how they are shown, and their functions.
 
-A new metric is one row of `METRICS` and its function: evaluations compute it, tables and reports show it.
-`bootstrap` says how much one would change with other items of the same kind.
+To add a metric, write its function and one row of `METRICS`: evaluations then compute it, and tables and
+reports show it.  `bootstrap` estimates how much a metric would change with other items of the same kind.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gpattention.checks import check_count, check_fraction
 from gpattention.metrics import classification as of
 from gpattention.metrics.ood import aupr_in, aupr_out, auroc, fpr_at_tpr
 
-# of what a function computes a metric: probs and labels; the same with batch_size=; scores inside and outside
+# the arguments of a function: probs and labels; the same with batch_size=; scores inside and outside
 Kind = Literal["labels", "batches", "scores", "other"]
 PAPER_BINS = 10  # of the calibration errors that the paper averages over batches
 
@@ -27,14 +27,14 @@ class Metric:
 
     Attributes:
         name: in records.
-        label: as a reader knows it.
-        larger: whether larger is better; None: neither is.
-        kind: what `function` takes: "labels", "batches", "scores" or "other".
-        function: computes it; None: a suite measures it by itself.
-        scale: what is shown is the value times this, in `unit`.
-        unit: as it is shown.
-        short: as a table is headed that has little room; the label if empty.
-        counted_in: what a number without a unit is, such as nats.
+        label: its name for readers.
+        larger: whether larger is better; None if neither direction is.
+        kind: the arguments of `function`: "labels", "batches", "scores" or "other".
+        function: computes it; None if a suite measures it itself.
+        scale: factor of the value when it is shown in `unit`.
+        unit: in which it is shown.
+        short: a short heading for tables; the label if empty.
+        counted_in: the meaning of a number without a unit, such as nats.
     """
 
     name: str
@@ -49,23 +49,23 @@ class Metric:
 
     @property
     def named(self) -> str:
-        """With what it is counted in, such as "accuracy, %"."""
-        what = "%" if self.unit == "%" else self.counted_in  # labels of costs say it already
+        """The label with the unit, such as "accuracy, %"."""
+        what = "%" if self.unit == "%" else self.counted_in  # labels of costs contain it already
         return f"{self.label}, {what}" if what else self.label
 
     @property
     def digits(self) -> int:
-        """After the point, where it is shown."""
+        """The number of digits after the point."""
         return 2 if self.unit == "%" else 3
 
     @property
     def arrow(self) -> str:
-        """Which way is better."""
+        """An arrow in the direction that is better."""
         return {None: "", True: "↑", False: "↓"}[self.larger]
 
     @property
     def heading(self) -> str:
-        """Of a table's column, with unit and direction."""
+        """The heading of a column, with unit and direction."""
         name = self.short or self.label
         unit = f", {self.unit}" if self.unit else ""
         return f"{name[:1].upper()}{name[1:]}{unit} {self.arrow}".rstrip()
@@ -77,7 +77,7 @@ class Metric:
         return one > other if self.larger else one < other
 
     def best(self, values: list[float]) -> float | None:
-        """Of some values; None where there are none, or none is better."""
+        """The best value; None if there is none, or neither direction is better."""
         if self.larger is None or not values:
             return None
         return max(values) if self.larger else min(values)
@@ -144,17 +144,17 @@ def metric_of(name: str) -> Metric:
         name: in records.
 
     Returns:
-        Its row; of a name that is not in the list, one that is called as it is, and neither way is better.
+        Its row; for an unknown name a row with this name, and without a better direction.
     """
     return METRICS.get(name) or Metric(name, name.replace("_", " "), None)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric and how sure it is.
+    """A metric with its uncertainty.
 
     Attributes:
-        value: on the items as they are.
+        value: for the original items.
         standard_error: standard deviation of the resampled values.
         low: lower end of the percentile interval.
         high: upper end.
@@ -174,25 +174,25 @@ def bootstrap(
     seed: int = 0,
     paired: bool = True,
 ) -> Estimate:
-    """`metric(*tensors)` with items drawn anew, with replacement, `replicates` times.
+    """`metric(*tensors)` for `replicates` samples of the items, drawn with replacement.
 
-    Metrics that are biased for few items, such as calibration errors, are more so when resampled: their
-    interval lies too high.
+    Metrics that are biased for few items, such as calibration errors, become more biased by resampling, so
+    that their interval is too high.
 
     Args:
         metric: a function of tensors.
         tensors: each [items, ...].
-        replicates: how often items are drawn.
+        replicates: number of samples.
         level: of the interval.
-        seed: of the draws.
-        paired: whether the tensors describe the same items, as probabilities and labels do; else each is
-            drawn on its own, as scores inside and outside are.
+        seed: of the samples.
+        paired: whether the tensors describe the same items, like probabilities and labels; else each is
+            sampled separately, like scores inside and outside.
 
     Returns:
         The metric with its standard error and interval.
 
     Raises:
-        ValueError: if there is no item, or paired tensors differ in length.
+        ValueError: there is no item, or paired tensors differ in length.
 
     >>> bootstrap(ece, probs, labels)
     >>> bootstrap(auroc, scores_in, scores_out, paired=False)

@@ -1,10 +1,10 @@
-"""How much metrics would change with other items of the same kind: the bootstrap, for all metrics at once.
+"""How much metrics would change with other items of the same kind: the bootstrap for many metrics together.
 
-A replicate draws n of n items with replacement, so that it is a row of counts; sums over items become
-products with the matrix of counts.  `gpattention.metrics.bootstrap` is the slow reference, one by one.
+A replicate draws n of n items with replacement and is described by a row of counts, so that sums over items
+are products with the matrix of counts.  `gpattention.metrics.bootstrap` is the slow reference for one metric.
 
-Resampling adds bias to what is biased for few items, such as calibration errors.  Intervals therefore have
-the spread of the replicates about the metric itself: value + (quantile - mean of the replicates).
+Resampling increases the bias of metrics that are biased for few items, such as calibration errors.  Intervals
+therefore have the spread of the replicates around the metric itself: value + (quantile - mean of replicates).
 """
 
 import math
@@ -25,15 +25,15 @@ from gpattention.metrics.classification import (
 )
 
 LEVEL = 0.95
-MOST, FEWEST = 400, 100  # replicates of few items, and of many
+MOST, FEWEST = 400, 100  # replicates for few and for many items
 CELLS = 4_000_000  # counts at once
-NORMAL = 1.959963984540054  # standard deviations either side that hold 95 %
+NORMAL = 1.959963984540054  # standard deviations on each side that contain 95 %
 Interval = tuple[float, float]
 
 
 @lru_cache(maxsize=2)
 def drawn_counts(*sizes: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """How often each replicate draws each item, of each set on its own.  [R, n] for every size n
+    """How often each replicate draws each item, separately for each set.  [R, n] for every size n
 
     Args:
         sizes: numbers of items.
@@ -62,7 +62,7 @@ def classification_replicates(probs: Tensor, labels: Tensor) -> dict[str, Tensor
         [R] by the metrics' names.
 
     Raises:
-        ValueError: if they are no probabilities and labels.
+        ValueError: probabilities or labels are not valid.
     """
     probs, labels = read_items(probs, labels)
     items, classes = probs.shape
@@ -95,7 +95,7 @@ def _mcc(confusion: Tensor) -> Tensor:
 
 
 def auroc_replicates(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """The AUROC of every replicate, both sets drawn on their own.
+    """The AUROC of every replicate, in which both sets are drawn separately.
 
     Args:
         scores_in: of in-distribution items, [n].
@@ -105,7 +105,7 @@ def auroc_replicates(scores_in: Tensor, scores_out: Tensor) -> Tensor:
         [R]
 
     Raises:
-        ValueError: if there is no score, or one is NaN.
+        ValueError: there is no score, or one is NaN.
     """
     sets = read_scores("scores_in", scores_in), read_scores("scores_out", scores_out)
     levels, rank = torch.cat(sets).unique(return_inverse=True)
@@ -121,13 +121,13 @@ def auroc_replicates(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
 
 def interval_about(value: float, replicates: Tensor, least: float = 0.0, most: float = math.inf) -> Interval:
-    """Of 95 %, with the replicates' spread about the value.
+    """The interval of 95 % with the spread of the replicates around the value.
 
     Args:
-        value: of the items as they are.
+        value: for the original items.
         replicates: [R]
-        least: that the metric can be.
-        most: likewise.
+        least: the smallest possible value of the metric.
+        most: the largest one.
 
     Returns:
         Its ends.
@@ -138,11 +138,11 @@ def interval_about(value: float, replicates: Tensor, least: float = 0.0, most: f
 
 
 def share_interval(share: float, items: float) -> Interval:
-    """Wilson's interval of 95 % for a share of so many items, which is right for few of them too.
+    """Wilson's interval of 95 % for a share, which is right for few items too.
 
     Args:
-        share: found.
-        items: of which it is a share, at least one.
+        share: the observed share.
+        items: number of items, at least one.
 
     Returns:
         Its ends, in [0, 1].

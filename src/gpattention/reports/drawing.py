@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from html import escape
 from io import BytesIO, StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from gpattention.reports.style import GRID, INK, NEUTRAL, QUIET, VARIABLES, Style
@@ -24,23 +25,11 @@ P = ParamSpec("P")
 WIDTH, HEIGHT = 360, 246  # of a chart without its legend
 LEFT, RIGHT, TOP, BOTTOM = 68, 12, 14, 42
 LINE = 19  # of a legend
+LETTERS = 12.5  # size of letters, as in the style
 LETTER = 6.9  # width of a letter, about
 BOLD = 8.0  # of a title
+STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
 LONGEST, LONGEST_TITLE = 44, 60  # letters of a label and of a title; what is longer ends in dots
-
-SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none",  # letters, not their outlines
-    "svg.hashsalt": "gpattention",  # the same figure gives the same bytes
-    "text.parse_math": False,  # a dollar in a run's name is a dollar
-    "font.family": "sans-serif",
-    "font.size": 12.5,
-    "axes.labelsize": 12.5,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "axes.unicode_minus": True,
-    "path.simplify": True,
-    "path.simplify_threshold": 0.2,
-}
 
 # of a tag of SVG: a group's id, and what every element would repeat and the page's style sheet says once
 REPEATED = re.compile(
@@ -63,7 +52,7 @@ def drawing() -> Iterator[None]:
     with warnings.catch_warnings(), matplotlib.rc_context():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has its own
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)  # type: ignore[arg-type]
+        matplotlib.rcParams.update(matplotlib.rc_params_from_file(STYLE, use_default_template=False))
         yield
 
 
@@ -118,7 +107,7 @@ def _draw_title(figure: "Figure", title: str, left: float, y: float) -> None:
     """Above the axes; a long one begins at the margin, in smaller letters if it must."""
     wide = BOLD * len(title)
     start = left if left + wide <= WIDTH else max(RIGHT, WIDTH - wide)
-    size = SETTINGS["font.size"] * min(1.0, (WIDTH - 2 * RIGHT) / wide) if wide else None
+    size = LETTERS * min(1.0, (WIDTH - 2 * RIGHT) / wide) if wide else None
     figure.text(start / WIDTH, y, title, color=INK, weight="bold", fontsize=size)
 
 

@@ -249,7 +249,7 @@ def p_value_figure(curves: Curves, *, title: str | None = None, style: Style | N
     Args:
         curves: for each set (`test` is what was trained on), of each seed, `p` in rising order and `share`.
         title: above the axes.
-        style: of the model; other sets than `test` have its colour.
+        style: style of the model; other sets than `test` have its colour.
 
     Returns:
         A matplotlib figure.
@@ -429,7 +429,7 @@ def corruption_figure(
     Args:
         values: for each model, of each corruption, the values of its seeds.
         x: name of the metric.
-        intervals: of each model and corruption; by Student's t over the seeds if not given.
+        intervals: intervals of each model and corruption; by Student's t over the seeds if not given.
         look: `title` above the axes, and `styles` of the models, which are by their order if not given.
 
     Returns:

@@ -75,8 +75,8 @@ def line_chart(
     caption: str | None = None, table: Table | None = None,
 ) -> "Markup":  # fmt: skip
     """A chart of lines: their points are its table, and `words` go on with where the lines end."""
-    told = f"Lines of {words} {last_values(series)}"
-    return chart(name, figure, table or lines_table(x, series), heading(title), told, caption)
+    alternative = f"Lines of {words} {last_values(series)}"
+    return chart(name, figure, table or lines_table(x, series), heading(title), alternative, caption)
 
 
 def charts(*drawn: "Markup | None", pairs: bool = False) -> "Markup":

@@ -24,7 +24,7 @@ def build_report(runs: Sequence[RunData], title: str | None = None, *, without: 
 
     Args:
         runs: in the order in which the models should appear.
-        title: of the page; made of the data sets if not given.
+        title: title of the page; made of the data sets if not given.
         without: names of sections to leave out, e.g. "gallery".
 
     Returns:
@@ -80,9 +80,9 @@ def write_report(folders: Sequence[StrPath], output: StrPath, *, title: str | No
     A run needs no more than its `recipe.json`: what was not trained or evaluated yet is said on the page.
 
     Args:
-        folders: of runs, or folders that hold runs; a run given twice counts once.
+        folders: folders of runs, or folders that hold runs; a run given twice counts once.
         output: the HTML file; its folder is made if need be.
-        title: of the page; made of the data sets if not given.
+        title: title of the page; made of the data sets if not given.
 
     Returns:
         The file.

@@ -35,8 +35,8 @@ class Run:
         folder: where it lies.
         recipe: that it was begun with.
         model: the weights chosen, on the CPU, in evaluation mode.
-        rows: of metrics.csv.
-        events: of events.jsonl.
+        rows: rows of metrics.csv.
+        events: events of events.jsonl.
     """
 
     folder: Path
@@ -52,21 +52,21 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end."""
+        """Whether training is finished."""
         return any(event.get("event") == "finished" for event in self.events)
 
     @property
     def unfinished_epoch(self) -> int | None:
-        """The last epoch that was validated, where training was seen to begin and not to end."""
+        """The last validated epoch of a training that began and did not end."""
         seen = [event.get("epoch") for event in self.events if event.get("event") == "validated"]
         return seen[-1] if seen and not self.finished else None
 
 
 def open_run(folder: StrPath) -> Run:
-    """Everything of a run.
+    """Open a run with its model.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
 
     Returns:
         The run with its model.
@@ -87,10 +87,10 @@ def open_run(folder: StrPath) -> Run:
 
 
 def open_trained(folder: StrPath) -> Run:
-    """A run, or a folder that `gpattention models card` made of one.
+    """Open a run, or a folder that `gpattention models card` made of one.
 
     Args:
-        folder: of either.
+        folder: folder of a run, or of a shared model.
 
     Returns:
         The run; that of a shared model has no rows and no events.
@@ -108,7 +108,7 @@ def open_trained(folder: StrPath) -> Run:
 
 
 def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
-    """The runs in or below a folder.
+    """Find the runs in or below a folder.
 
     Args:
         folder: any.
@@ -128,7 +128,7 @@ def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Names that tell folders apart: in a sweep every setting has a folder `seed-0`.
+    """Unique names of folders: in a sweep every setting has a folder `seed-0`.
 
     Args:
         folders: different ones.
@@ -149,12 +149,12 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def read_results(folders: Sequence[StrPath]) -> Results:
-    """The table of everything that was evaluated in or below these folders.
+    """Read the table of all evaluations in or below these folders.
 
     Runs whose recipes differ by seed and name alone are one recipe in it.
 
     Args:
-        folders: of runs, or folders that hold runs.
+        folders: folders of runs, or folders that hold runs.
 
     Returns:
         The table.
@@ -167,10 +167,10 @@ def read_results(folders: Sequence[StrPath]) -> Results:
 
 
 def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
-    """The runs in or below these folders, as plain data.
+    """Read the runs in or below these folders as plain data.
 
     Args:
-        folders: of runs, or folders that hold runs; a run given twice counts once.
+        folders: folders of runs, or folders that hold runs; a run given twice counts once.
 
     Returns:
         Everything of each run but its weights, finished or not.
@@ -190,11 +190,11 @@ def read_runs(folders: Sequence[StrPath]) -> list[RunData]:
 
 
 def read_run(folder: Path, name: str | None = None) -> RunData:
-    """Everything of a run but its weights.
+    """Read a run without its weights.
 
     Args:
-        folder: the run's.
-        name: tells it from other runs; the folder's if not given.
+        folder: folder of the run.
+        name: unique name among runs; the folder's if not given.
 
     Returns:
         Its data; suites of other weights than it has now say so.
@@ -226,7 +226,7 @@ def read_rows(file: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _value(text: str) -> int | float | str | None:
-    """What a cell of a CSV file was: nothing, a whole number, a number or text."""
+    """The value of a cell of a CSV file: nothing, a whole number, a number or text."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)

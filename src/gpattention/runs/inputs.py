@@ -91,9 +91,9 @@ class Contextual:
 
     Attributes:
         kind: one of none, learned, glove, hf, elmo.
-        path: of its files; see `find_path`.
+        path: path of its files; see `find_path`.
         cache: folder of computed vectors; see `cache_folder`.
-        options: of the kind.
+        options: options of the kind.
     """
 
     kind: str = "none"
@@ -112,11 +112,11 @@ class Contextual:
 
     @property
     def used(self) -> bool:
-        """Whether there are frozen vectors at all."""
+        """Whether there are frozen vectors."""
         return self.kind not in ("none", "learned")
 
     def to_dict(self) -> dict[str, Any]:
-        """As a recipe writes it."""
+        """The table of a recipe."""
         named = {"kind": self.kind, "path": self.path, "cache": self.cache}
         return {key: value for key, value in named.items() if value is not None} | dict(self.options)
 
@@ -159,14 +159,15 @@ def open_contextual(
     return CachedEmbedding(found, cache_folder(wanted), progress=progress)
 
 
-def find_path(path: str, root: StrPath | None = None) -> Path:
-    """`package:NAME/inside`, a path from here, or one in the folder of the datasets."""
+def find_path(path: str, root: StrPath | None = None, *, name: str = "contextual.path") -> Path:
+    """`package:NAME/inside`, a path from here, or one in the folder of the datasets; `name` is for errors."""
     if path.startswith(PACKAGE):
-        name, _, inside = path.removeprefix(PACKAGE).partition("/")
-        spec = find_spec(name) if name.isidentifier() else None
+        package, _, inside = path.removeprefix(PACKAGE).partition("/")
+        spec = find_spec(package) if package.isidentifier() else None
         folders = None if spec is None else spec.submodule_search_locations
         if not folders:
-            raise FileNotFoundError(f"expected contextual.path to name an installed package, got {path!r}")
+            how = f"pip install {package.replace('_', '-')}, or give a folder"
+            raise FileNotFoundError(f"expected {name} to name an installed package, got {path!r}: {how}")
         places = [Path(folders[0]) / inside]
     else:
         given, above = Path(path).expanduser(), os.environ.get(VARIABLE) if root is None else root
@@ -177,7 +178,7 @@ def find_path(path: str, root: StrPath | None = None) -> Path:
         if place.exists():
             return place
     looked = " and ".join(map(str, places))
-    raise FileNotFoundError(f"expected contextual.path to be a file or folder, got {path!r}: no {looked}")
+    raise FileNotFoundError(f"expected {name} to be a file or folder, got {path!r}: no {looked}")
 
 
 def cache_folder(wanted: Contextual) -> Path:
@@ -218,7 +219,7 @@ class TextEncoder:
     One length for all batches keeps shapes static, so that a captured graph serves every step.
 
     Attributes:
-        vocabulary: of the training part.
+        vocabulary: vocabulary of the training part.
         embedding: the frozen vectors.
         length: words of the longest sentence.
         cut: whether longer sentences lose their ends; else they are refused.
@@ -439,7 +440,7 @@ class ImagePreprocessing(Preprocessing):
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything."""
+        """Size, channels and normalisation."""
         n = self.normalisation
         moments = {"mean": list(n.mean), "std": list(n.std), "source": n.source}
         return {"size": list(self.size), "channels": self.channels, "normalisation": moments}
@@ -468,7 +469,7 @@ class TextPreprocessing(Preprocessing):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the vocabulary; the embedding's fingerprint tells other files from those used."""
+        """Everything but the vocabulary; the embedding's fingerprint shows if other files are used."""
         contextual = {**self.contextual.to_dict(), "fingerprint": self.encoder.embedding.name}
         cut = {"cut": True} if self.encoder.cut else {}
         return {"vocabulary": WORDS, "length": self.encoder.length, **cut, "contextual": contextual}
@@ -488,7 +489,7 @@ def load_preprocessing(run: StrPath, root: StrPath | None = None) -> Preprocessi
     """What a run's folder keeps of its data, so that images and sentences become inputs without it.
 
     Args:
-        run: the run's folder.
+        run: folder of the run.
         root: where the files of a frozen embedding are, if not where the recipe says; see `find_path`.
 
     Returns:
@@ -542,7 +543,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _check_pixels(images: Tensor) -> None:
-    """Bytes, or numbers in [0, 1]: bytes in another type, or what is normalised already, look alike later."""
+    """Refuse all but bytes and numbers in [0, 1]: other ranges could not be recognised later."""
     if images.dtype == torch.uint8 or images.numel() == 0:
         return
     expected = "expected images of torch.uint8, or floating-point in [0, 1], got"
@@ -625,7 +626,7 @@ def save_preprocessing(folder: StrPath, prepared: Prepared) -> None:
     """Write RUN/preprocessing; `load_preprocessing` reads it.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
         prepared: its data.
 
     Raises:

@@ -34,7 +34,7 @@ def field_types(cls: type[Any]) -> dict[str, Any]:
 
 
 def at_least(least: float, default: Any) -> Any:
-    """A field of numbers that are not smaller."""
+    """A field for numbers of at least `least`."""
     return field(default=default, metadata={"least": least})
 
 
@@ -85,7 +85,7 @@ def check_seed(name: str, seed: int) -> None:
 
     Args:
         name: what an error calls it.
-        seed: of a run.
+        seed: seed of a run.
 
     Raises:
         ValueError: it is no whole number, or too large.
@@ -99,8 +99,8 @@ class DataRecipe(Section, section="data"):
     """Which data set, and the options of its loader.
 
     Attributes:
-        name: of the data set.
-        options: of its loader; for texts also `contextual` and `vocabulary`, see `prepare`.
+        name: name of the data set.
+        options: options of its loader; for texts also `contextual` and `vocabulary`, see `prepare`.
         stream: bring batches from the host even if the training data fit on the device.
         workers: processes that cut streamed batches.
     """
@@ -119,7 +119,7 @@ class ModelRecipe(Section, section="model"):
         type: what it reads.
         attention: the kind, one of `gpattention.attention.list_attention()`.
         below: kind of all layers but the last; None is the same as in the last, or what its kind declares.
-        options: of the attention.
+        options: options of the attention.
         config: width, depth, heads, patch, ...
     """
 
@@ -136,7 +136,7 @@ class OptimizerRecipe(Section, section="optimizer"):
 
     Attributes:
         name: adam, adamw or sgd; see `OPTIMIZERS`.
-        options: of the optimiser beside its learning rate: weight_decay, momentum, betas, ...
+        options: options of the optimiser beside its learning rate: weight_decay, momentum, betas, ...
         learning_rate: at the first step.
         final_learning_rate: at the last step.
         restart: let the second phase start its own decay.
@@ -195,10 +195,10 @@ class PhaseRecipe(Section, section="phases"):
     """Kernel attention first, then the Gaussian process from its weights.
 
     Attributes:
-        kernel_epochs: of phase 1; 0 starts phase 2 from fresh weights.
-        epochs: of phase 2.
+        kernel_epochs: epochs of phase 1; 0 starts phase 2 from fresh weights.
+        epochs: epochs of phase 2.
         draw: what phase 2 draws from the posterior.
-        kernel_options: of the attention of phase 1.
+        kernel_options: options of the attention of phase 1.
     """
 
     kernel_epochs: int = at_least(0, 0)
@@ -250,7 +250,7 @@ class Recipe(Section, section=""):
 
     Attributes:
         name: also that of its folder, where none is given.
-        seed: of weights, order, draws and data split.
+        seed: seed of weights, order, draws and data split.
         data: which data set.
         model: which transformer.
         optimizer: how it is trained.
@@ -274,7 +274,7 @@ class Recipe(Section, section=""):
 
     @property
     def epochs(self) -> int:
-        """Of both phases."""
+        """Epochs of both phases."""
         return self.phases.kernel_epochs + self.phases.epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def read_recipe(folder: StrPath) -> Recipe:
     """The recipe that a run was begun with.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
 
     Returns:
         The recipe.
@@ -393,7 +393,7 @@ def recipe_from_dict(plain: Mapping[str, Any]) -> Recipe:
 
 
 def _build(cls: type[T], plain: Mapping[str, Any], *, where: str) -> T:
-    """Names of the file to names of the fields; what the values must be is the classes' own business."""
+    """Build a recipe or a section of one; the classes check the values."""
     if not isinstance(plain, Mapping):
         table = f"[{where[:-1]}]" if where else "a recipe"
         raise ValueError(f"expected {table} to be a table, got {plain!r}")
@@ -419,7 +419,7 @@ def with_seed(recipe: Recipe, seed: int) -> Recipe:
     """The same run with another seed.
 
     Args:
-        recipe: of any seed.
+        recipe: any recipe.
         seed: the new one.
 
     Returns:
@@ -463,7 +463,7 @@ def write_recipe(path: str | Path, recipe: Recipe, comment: str = "") -> None:
     """Write a recipe as TOML, in one piece.
 
     Args:
-        path: of the file.
+        path: path of the file.
         recipe: to write, defaults included.
         comment: stands at the top.
     """

@@ -45,7 +45,7 @@ def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write `metrics.csv` in one piece, so that a killed run leaves a whole file.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
         rows: all so far, by `COLUMNS`.
     """
     text = io.StringIO()
@@ -60,7 +60,7 @@ def chosen_row(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Mapping[str
 
     Args:
         recipe: its `checkpoint.select` says which.
-        rows: of metrics.csv.
+        rows: rows of metrics.csv.
 
     Returns:
         The last row, or the best of the last phase; of equals the first, as in training.
@@ -82,9 +82,9 @@ def append_event(folder: Path, kind: str, **details: Any) -> None:
     """Add a line to `events.jsonl`, in the place of half a line that a full disk or a kill has left.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
         kind: what happened.
-        details: of it, as JSON values.
+        details: details of the event, as JSON values.
 
     Raises:
         OSError: with the file's name; the lines before are whole then.
@@ -109,10 +109,10 @@ def append_event(folder: Path, kind: str, **details: Any) -> None:
 
 
 def read_events(folder: Path) -> tuple[dict[str, Any], ...]:
-    """Everything that happened to a run.
+    """Read the events of a run.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
 
     Returns:
         The whole lines of `events.jsonl`; empty without such a file.
@@ -168,7 +168,7 @@ class SuiteResult:
         suite: its name.
         run: the recipe's name.
         data: the data set's name.
-        seed: of the run.
+        seed: seed of the run.
         attention: the kind.
         samples: draws of a prediction.
         records: all numbers.
@@ -199,7 +199,7 @@ class SuiteResult:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the file holds it."""
+        """The result as its file holds it."""
         return {"format": FORMAT, **asdict(self)}
 
 
@@ -233,8 +233,8 @@ def write_suite(folder: StrPath, result: SuiteResult) -> Path:
     """Write `RUN/evaluation/SUITE.json`.
 
     Args:
-        folder: the run's.
-        result: of the suite.
+        folder: folder of the run.
+        result: result of a suite.
 
     Returns:
         The file.
@@ -246,10 +246,10 @@ def write_suite(folder: StrPath, result: SuiteResult) -> Path:
 
 
 def read_suite(path: Path) -> SuiteResult:
-    """One suite.
+    """Read the result of a suite.
 
     Args:
-        path: of its file.
+        path: path of the file.
 
     Returns:
         The result.
@@ -268,10 +268,10 @@ def read_suite(path: Path) -> SuiteResult:
 
 
 def read_suites(folder: StrPath) -> dict[str, SuiteResult]:
-    """What was evaluated of a run.
+    """Read all results of a run.
 
     Args:
-        folder: the run's.
+        folder: folder of the run.
 
     Returns:
         All suites by name; empty when none was run.
@@ -284,10 +284,10 @@ def read_suites(folder: StrPath) -> dict[str, SuiteResult]:
 
 
 def recorded_settings(result: SuiteResult) -> dict[str, Any]:
-    """How a suite was computed.
+    """The settings that a suite was computed with.
 
     Args:
-        result: of the suite.
+        result: result of a suite.
 
     Returns:
         Its settings; empty where it has none.

@@ -39,7 +39,7 @@ CONFIDENCE = 0.95  # of what is called clear
 HOW_CLEAR = "Student's t, 95 %"
 UNSEEN = "unseen_test_items"  # in the detail of an ensemble's records that leave test items out
 ALL = "all"  # the seed of what is predicted by several runs together
-DIFFERING = 3  # values of a recipe that a name tells, at most
+DIFFERING = 3  # most values of a recipe in the name of a group
 
 
 # One number over seeds
@@ -47,7 +47,7 @@ DIFFERING = 3  # values of a recipe that a name tells, at most
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One number of runs that differ by their seed alone.
+    """One number of several runs that differ only in their seed.
 
     Attributes:
         values: the number of each seed.
@@ -67,22 +67,22 @@ class OverSeeds:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return fmean(self.values.values())
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of single runs, with n - 1; None of one run."""
+        """Standard deviation of single runs, with n - 1; None for one run."""
         return stdev(self.values.values()) if self.count > 1 else None
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean; None of one run."""
+        """Standard error of the mean; None for one run."""
         return None if self.deviation is None else self.deviation / math.sqrt(self.count)
 
     @property
     def interval(self) -> "Interval | None":
-        """Of 95 %: Student's t over several seeds; of one, the bootstrap over its items; else None."""
+        """Interval of 95 %: Student's t over several seeds; of one seed the bootstrap over items, if any."""
         if self.error is None:
             return next(iter(self.resampled.values()), None)
         half = t_quantile(self.count - 1) * self.error
@@ -90,29 +90,29 @@ class OverSeeds:
 
     @property
     def count(self) -> int:
-        """Seeds."""
+        """Number of seeds."""
         return len(self.values)
 
     @property
     def items(self) -> str:
-        """How many items of its set, in words; nothing where it is not known."""
+        """Number of items of its set, in words; empty if unknown."""
         counts = {sets[0][1] for sets in self.sets.values() if sets and sets[0][1] is not None}
         return " or ".join(f"{count:,}" for count in sorted(counts))
 
     @property
     def basis(self) -> frozenset[Sets]:
-        """What it was computed on, as each of its runs has it."""
+        """The sets that it was computed on, of every run."""
         return frozenset(self.sets.values())
 
     def basis_text(self) -> str:
-        """What it was computed on, such as "31 items", or "90 items of 3 sets"."""
+        """The number of items that it was computed on, such as "31 items" or "90 items of 3 sets"."""
         return " or ".join(
             f"{f'{count:,}' if count else 'unknown'} items{f' of {many} sets' if many > 1 else ''}"
             for count, many in sorted({(_items(sets), len(sets)) for sets in self.basis})
         )
 
     def times(self, scale: float) -> "OverSeeds":
-        """In another unit."""
+        """The figure in another unit."""
         ends = {seed: (low * scale, high * scale) for seed, (low, high) in self.resampled.items()}
         return OverSeeds({seed: value * scale for seed, value in self.values.items()}, self.sets, ends)
 
@@ -123,7 +123,7 @@ class OverSeeds:
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure less another.
+    """A difference of two figures.
 
     Attributes:
         mean: the difference.
@@ -139,23 +139,23 @@ class Difference:
 
     @property
     def in_errors(self) -> float | None:
-        """How many standard errors it is wide, with its sign: Student's t."""
+        """The difference over its standard error: Student's t."""
         return self.mean / self.error if self.error else None
 
     @property
     def clear(self) -> bool:
-        """Whether Student's t test tells it from 0 at 95 %; what has no standard error is never clear."""
+        """Whether it differs from 0 by Student's t test at 95 %; never clear without a standard error."""
         return self.chance < 1 - CONFIDENCE
 
     @property
     def chance(self) -> float:
-        """The p-value of Student's t test, of both sides; 1 of what has no standard error."""
+        """The two-sided p-value of Student's t test; 1 without a standard error."""
         if self.error is None or self.mean == 0:
             return 1.0
         return beyond_chance(self.mean / self.error, self.freedom) if self.error else 0.0
 
     def text(self, digits: int | None = 3, scale: float = 1.0) -> str:
-        """With its sign, ± its standard error."""
+        """The difference with its sign, ± its standard error."""
         return _text(self.mean * scale, None if self.error is None else self.error * scale, digits, sign="+")
 
 
@@ -186,7 +186,7 @@ def average(several: Sequence[OverSeeds]) -> OverSeeds | None:
 
 
 def difference(one: OverSeeds, other: OverSeeds) -> Difference:
-    """One figure less the other: seed by seed where one side has all seeds of the other, else Welch's test.
+    """Subtract figures: seed by seed where one side has all seeds of the other, else by Welch's test.
 
     Args:
         one: the figure.
@@ -206,7 +206,7 @@ def difference(one: OverSeeds, other: OverSeeds) -> Difference:
 def difference_from(
     one: OverSeeds, value: float, deviation: float | None = None, count: int | None = None
 ) -> Difference:
-    """A figure less one of somebody else, such as the paper's.
+    """Subtract somebody else's figure, such as one of the paper.
 
     Args:
         one: the figure.
@@ -234,7 +234,7 @@ def _unpaired(mean: float, *sides: tuple[float | None, int]) -> Difference:
 
 
 def beyond_chance(t: float, freedom: float) -> float:
-    """How probable it is that |T| >= |t| of Student's distribution with so many degrees of freedom.
+    """The probability of |T| >= |t| under Student's distribution.
 
     With T = sqrt(n) tan(a) the density is that of cos(a)^(n - 1), whose integral Gauss' rule takes.
     """
@@ -247,7 +247,7 @@ def beyond_chance(t: float, freedom: float) -> float:
 
 @lru_cache
 def t_quantile(freedom: float, level: float = CONFIDENCE) -> float:
-    """How many standard errors either side hold a share `level` of Student's distribution."""
+    """The t for which a share `level` of Student's distribution lies between -t and t."""
     low, high = 0.0, 2.0
     while beyond_chance(high, freedom) > 1 - level:
         high *= 2
@@ -275,7 +275,7 @@ def compared(figures: Sequence[OverSeeds | None]) -> frozenset[int]:
     """The figures of a column that can be compared: most of them, all on the same items.
 
     Args:
-        figures: of a column; None is a row without a figure.
+        figures: figures of a column; None is a row without a figure.
 
     Returns:
         Their places.  Of groups of one size it is the one with most items.
@@ -289,7 +289,7 @@ def compared(figures: Sequence[OverSeeds | None]) -> frozenset[int]:
 
 
 def _items(sets: Sets) -> int:
-    """How many are known; 0 where nobody says."""
+    """The number of items, as far as known."""
     return sum(count for _, count in sets if count is not None)
 
 
@@ -301,10 +301,10 @@ class RunData:
     """One run: its recipe, its training, and the suites that were evaluated, as in their files.
 
     Attributes:
-        name: tells it from the other runs.
+        name: unique name among the runs.
         recipe: as its file holds it.
-        rows: of metrics.csv, numbers as numbers.
-        events: of events.jsonl.
+        rows: rows of metrics.csv, numbers as numbers.
+        events: events of events.jsonl.
         suites: by name: clean, corrupted, ood, ...
         folder: where it lies.
     """
@@ -328,7 +328,7 @@ class RunData:
 
     @property
     def seed(self) -> int | None:
-        """Of training and data."""
+        """Seed of training and data."""
         seed = self.recipe.get("seed", self._of_suites("seed"))
         return seed if isinstance(seed, int) else None
 
@@ -339,7 +339,7 @@ class RunData:
 
     @cached_property
     def parsed(self) -> Recipe:
-        """Its recipe, with every value; `ValueError` where this version does not know it."""
+        """The recipe with every value; `ValueError` if this version cannot read it."""
         try:
             return recipe_from_dict(self.recipe)
         except (ValueError, TypeError) as error:
@@ -347,7 +347,7 @@ class RunData:
 
     @property
     def failure(self) -> Plain | None:
-        """The event with which training broke off, if it did and nobody went on."""
+        """The event of a failed training that was not resumed."""
         return self.events[-1] if self.events and self.events[-1].get("event") == "failed" else None
 
     def curve(self, suite: str, name: str) -> Any:
@@ -366,10 +366,10 @@ class RunData:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed alone, by rising seed.
+    """Runs that differ only in their seed, sorted by seed.
 
     Attributes:
-        name: of the recipe, without seed; with what tells it from others of that name.
+        name: name of the recipe without the seed, with values that distinguish it from others of that name.
         runs: at least one.
     """
 
@@ -423,7 +423,7 @@ def group(runs: Iterable[RunData]) -> list[Group]:
 
 
 def _recipe_values(run: RunData) -> dict[str, Any]:
-    """What runs have in common that differ by their seed alone; without a recipe, what their suites say."""
+    """The values that runs of one recipe share; without a recipe those that their suites name."""
     if not run.recipe:
         name = name_without_seed(_name(run))
         return {"name": name, "data.name": run.data, "model.attention": run.attention}
@@ -454,12 +454,12 @@ class Results:
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> "Results":
-        """Every number of every run."""
+        """The table of every number of every run."""
         return cls.from_rows(row for each in groups for run in each.runs for row in _rows(each.name, run))
 
     @classmethod
     def from_rows(cls, rows: Iterable[Plain]) -> "Results":
-        """Rows by column; what a row lacks is missing.  Needs pandas."""
+        """The table of rows, given as mappings by column; missing columns are empty.  Needs pandas."""
         try:
             from pandas import DataFrame, array
         except ImportError as error:
@@ -482,14 +482,14 @@ class Results:
         """One number of a group over its seeds; None where no seed has it.
 
         Args:
-            recipe: of the group.
+            recipe: recipe of the group.
             suite: clean, corrupted, ood, ...
-            set: of the suite; one with a star, such as `ood/*` or `corrupted/*/5`, is the mean over all that
-                fit, seed by seed.
+            set: set of the suite; one with a star, such as `ood/*` or `corrupted/*/5`, is the mean over all
+                that fit, seed by seed.
             metric: accuracy, nll, ece, auroc, ...
             predictor: model, mean, mc_dropout, ...; each may end in a temperature.
-            score: that tells other items apart, in the suite ood; the first if not given.
-            detail: of the record, e.g. `layer`, `inducing`.
+            score: score that recognises other items, in the suite ood; the first if not given.
+            detail: detail of the record, e.g. `layer`, `inducing`.
 
         Returns:
             The number of each seed.
@@ -541,7 +541,7 @@ class Results:
 
     @cached_property
     def _figures(self) -> dict[tuple[str, ...], list[tuple[dict[str, Any], OverSeeds]]]:
-        """By recipe, suite, set, predictor and metric; several differ by their detail."""
+        """Figures by recipe, suite, set, predictor and metric; several differ in their detail."""
         found: dict[tuple[str, ...], list[tuple[dict[str, Any], OverSeeds]]] = {}
         for what, figure in self._all:
             found.setdefault(tuple(what[name] for name in KEY), []).append((what, figure))
@@ -549,7 +549,7 @@ class Results:
 
     @cached_property
     def _all(self) -> list[tuple[dict[str, Any], OverSeeds]]:
-        """In the order of the records."""
+        """All figures in the order of the records."""
         found: dict[tuple[str, ...], tuple[dict[Seed, list[float]], dict[Seed, Sets]]] = {}
         ends: dict[tuple[str, ...], dict[Seed, list[Interval]]] = {}
         parts: dict[tuple[Any, ...], dict[str, int | None]] = {}  # of a mean over corruptions
@@ -593,11 +593,11 @@ class Column:
 
     Attributes:
         suite: clean, corrupted, ood, ...
-        set: of the suite; may have a star, see `Results.find`.
+        set: set of the suite; may have a star, see `Results.find`.
         metric: its name in `gpattention.metrics`.
-        score: of the suite ood.
+        score: score of the suite ood.
         head: what it is called; as the metric if empty.
-        group: of columns that belong together.
+        group: name that columns which belong together share.
     """
 
     suite: str
@@ -638,7 +638,7 @@ def _rows(recipe: str, run: RunData) -> Iterator[dict[str, Any]]:
 
 
 def _ends(interval: Any) -> tuple[float | None, float | None]:
-    """Of a record's interval; files may hold anything."""
+    """The ends of a record's interval; files may contain anything."""
     good = isinstance(interval, Sequence) and len(interval) == 2
     numbers = [x for x in interval if isinstance(x, int | float) and math.isfinite(x)] if good else []
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (None, None)
@@ -647,7 +647,7 @@ def _ends(interval: Any) -> tuple[float | None, float | None]:
 def evaluated_items(
     suite: SuiteResult, place: str, predictor: str, settings: Plain | None = None
 ) -> int | None:
-    """How many items of a set a predictor was evaluated on; None where the evaluation does not say."""
+    """The number of items of a set that a predictor was evaluated on; None if unknown."""
     place = "corrupted/mean" if place.startswith("corrupted/") else place
     count = suite.curves.get("items", {}).get(predictor, {}).get(place)
     if count is None and (suite.suite, place) == ("clean", "test"):  # evaluations before items were counted

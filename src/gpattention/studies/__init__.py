@@ -4,12 +4,13 @@ Only the command line imports them.
 """
 
 from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
 
 from gpattention.files import StrPath, make_folder, write_atomically
 from gpattention.runs import find_runs
 
-__all__ = ["runs_below", "write_file"]
+__all__ = ["published", "runs_below", "write_file"]
 
 
 def write_file(file: Path, content: bytes) -> Path:
@@ -25,6 +26,18 @@ def write_file(file: Path, content: bytes) -> Path:
     make_folder(file.parent)
     write_atomically(file, content)
     return file
+
+
+def published(name: str) -> str:
+    """Read a file of `published/`: what the paper prints, and the tables of studies.
+
+    Args:
+        name: name of the file.
+
+    Returns:
+        Its text.
+    """
+    return (files("gpattention.studies") / "published" / name).read_text(encoding="utf-8")
 
 
 def runs_below(folders: Iterable[StrPath]) -> list[Path]:

@@ -117,7 +117,8 @@ class StudySettings:
     """Settings of every adoption study.
 
     Args:
-        kinds: kinds of attention to convert the host to; without any, the control is not trained either.
+        kinds: kinds of attention to convert the host to, direct and cgp, or none; without any, the control
+            is not trained either.
         convert_from: convert the fine-tuned host and tune it on beside its control, or convert the pretrained
             model and fine-tune it.
         further_epochs: epochs in which the control and the converted hosts are tuned on.
@@ -127,7 +128,7 @@ class StudySettings:
             proportional to it, and a short training hardly changes it. Images without one take the scale, of
             a few, whose draws are best on validation before any tuning.
         samples: draws per prediction.
-        root: folder of the datasets (default: the environment variable GPATTENTION_DATA).
+        root (FOLDER): folder of the datasets (default: the environment variable GPATTENTION_DATA).
         device: auto, cpu, cuda, ...
         fit: options of `Handle.fit`.
         finished: read finished results and compute nothing.
@@ -150,6 +151,8 @@ class StudySettings:
     def __post_init__(self) -> None:
         if self.finished and self.fresh:
             raise ValueError("expected finished (read) or fresh (compute everything anew), got both")
+        if self.kinds == ("none",):
+            object.__setattr__(self, "kinds", ())
         for name, value in vars(self).items():
             field_name = name.removeprefix("further_")
             if value is None:
@@ -435,6 +438,7 @@ class Study(ABC):
 
     def rows(self, training: Training, model: nn.Module) -> tuple[list[Row], list[str]]:
         """The fitted methods of a training, and notes on those that are not possible."""
+        assert self.validation.labels is not None
         classifier, samples, name = self.classifier(model), self.settings.samples, training.name
         plain, lacking, self._kept = ModelPredictor(classifier, draw="none"), list[str](), {}
         rows = [Row(PLAIN if training is HOST else name, plain, 0)]
@@ -452,16 +456,15 @@ class Study(ABC):
         fitted = []
         for row in (row for row in rows if row.method in training.titles):
             try:
-                fitted.append(row if row.temperature is None else self._with_temperature(row))
+                if row.temperature is not None:
+                    logits = self.logits(row.predictor, row.samples, self.validation)
+                    temperature = fit_temperature(logits, self.validation.labels.to(self.device))
+                    detail = {**row.detail, "temperature": temperature}
+                    row = replace(row, temperature=temperature, detail=detail)
+                fitted.append(row)
             except NumericalError as error:  # such as all validation items being classified correctly
                 lacking.append(f"{self.label}: {row.method} is left out: {error}")
         return fitted, lacking
-
-    def _with_temperature(self, row: Row) -> Row:
-        assert self.validation.labels is not None
-        logits = self.logits(row.predictor, row.samples, self.validation)
-        temperature = fit_temperature(logits, self.validation.labels.to(self.device))
-        return replace(row, temperature=temperature, detail={**row.detail, "temperature": temperature})
 
     def _attached(self, model: nn.Module) -> list[Row]:
         """Two attached models: as `fit` chose, and with the `global` settings whether it chose them or not.

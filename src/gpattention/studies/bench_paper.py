@@ -242,7 +242,7 @@ PAPERS = {
 
 
 def paper_attention(name: str, embed_dim: int, num_heads: int, **options: Any) -> Attention:
-    """One module by name."""
+    """The attention module of a transcription."""
     paper = PAPERS[name]
     return paper.module(embed_dim, num_heads, **{**paper.options, **options})
 
@@ -261,7 +261,7 @@ def paper_model(name: str, shape: VisionConfig) -> VisionTransformer:
 
 
 def gaps_to_ours(names: Iterable[str]) -> dict[str, float]:
-    """Of every transcription among the names."""
+    """The gap of every transcription among the names."""
     return {name: gap_to_ours(name) for name in names if name in PAPERS}
 
 

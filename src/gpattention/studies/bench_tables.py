@@ -7,12 +7,10 @@ measured; the figures are drawn from it, at once or later on a machine with matp
 import json
 import platform
 import subprocess
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ from gpattention.reports.drawing import drawn, name_axes, new_figure, picture
 from gpattention.reports.style import styles_for
 from gpattention.runs.tables import csv_text, markdown, markdown_line, markdown_table
 from gpattention.studies import write_file
-from gpattention.studies.bench import ASSUMED, SECONDS_PER_LAUNCH, Measurement
+from gpattention.studies.bench import ASSUMED, PUBLISHED, SECONDS_PER_LAUNCH, Measurement, in_proc
 from gpattention.studies.bench_lengths import fit_power
 from gpattention.studies.bench_paper import ALLOWED_GAP
 
@@ -34,10 +32,6 @@ if TYPE_CHECKING:
 
 # Tables
 
-# columns, targets and references; see there
-PUBLISHED: dict[str, Any] = tomllib.loads(
-    (files("gpattention.studies") / "published" / "bench.toml").read_text(encoding="utf-8")
-)
 REFERENCE: str = PUBLISHED["reference"]
 COLUMNS = {name: tuple(map(tuple, of)) for name, of in PUBLISHED["columns"].items()}
 TARGET_BATCH, TARGET_TOKENS = 100, 64
@@ -204,28 +198,28 @@ def environment(device: torch.device) -> dict[str, str]:
     Returns:
         Plain words, ready for JSON; what is not known is left out.
     """
-    cuda = device.type == "cuda"
-    found: dict[str, str | None] = {"gpattention": gpattention.__version__, "commit": _commit()}
-    found["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    if cuda:
-        found["device"] = torch.cuda.get_device_name(device)
-        memory = torch.cuda.get_device_properties(device).total_memory
-        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    else:
-        found["device"] = _listed("cpuinfo", "model name") or platform.machine()
-        memory, driver = 1024 * int((_listed("meminfo", "MemTotal") or "0").split()[0]), None
-    return {name: value for name, value in {
-        **found,
+    cuda, memory = device.type == "cuda", 1024 * int((in_proc("meminfo", "MemTotal") or "0").split()[0])
+    found = {
+        "gpattention": gpattention.__version__,
+        # of the source, where it lies in a repository of its own; `+` where files were changed since
+        "commit": _output("git", "-C", str(SOURCE), "describe", "--always", "--exclude=*", "--dirty=+")
+        if any((place / ".git").exists() for place in (SOURCE, SOURCE.parent))
+        else None,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": in_proc("cpuinfo", "model name") or platform.machine(),
         "memory": f"{memory / 2**30:.0f} GiB" if memory else None,
         "torch": torch.__version__,
-        "cuda": torch.version.cuda if cuda else None,
-        "driver": driver,
         "triton": version("triton") if find_spec("triton") else None,
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
         "threads": str(torch.get_num_threads()),
         "float32": torch.get_float32_matmul_precision(),
-    }.items() if value}  # fmt: skip
+    }
+    if cuda:
+        found["device"], found["cuda"] = torch.cuda.get_device_name(device), torch.version.cuda
+        found["memory"] = f"{torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB"
+        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {name: value for name, value in found.items() if value}
 
 
 def in_words(facts: Mapping[str, str]) -> str:
@@ -234,22 +228,6 @@ def in_words(facts: Mapping[str, str]) -> str:
     commit = f" ({facts['commit']})" if "commit" in facts else ""
     where = f"{facts['device']}, {facts['threads']} threads, {facts['date']}"
     return f"gpattention {facts['gpattention']}{commit}, {versions}, {where}"
-
-
-def _listed(file: str, name: str) -> str | None:
-    """What Linux says in a file of /proc; None elsewhere."""
-    path = Path("/proc") / file
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
-
-
-def _commit() -> str | None:
-    """Of the source, where it lies in a repository of its own; `+` where files were changed since."""
-    if not (SOURCE.parent / ".git").exists() and not (SOURCE / ".git").exists():
-        return None
-    found = _output("git", "-C", str(SOURCE), "rev-parse", "--short", "HEAD")
-    changed = _output("git", "-C", str(SOURCE), "status", "--porcelain", "--untracked-files=no")
-    return f"{found}+" if found and changed else found
 
 
 def _output(*command: str) -> str | None:

@@ -21,7 +21,7 @@ from gpattention.evaluation import EvaluationSettings, evaluate_run
 from gpattention.files import read_json
 from gpattention.reports import write_report
 from gpattention.runs import Column, Group, Recipe, Results, difference, read_run, recipe_from_dict
-from gpattention.studies.scheduler import Died, side_by_side, tell
+from gpattention.studies.scheduler import Died, report, side_by_side
 from gpattention.training import TrainingFailedError, TrainingStep, train_recipe
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,8 +43,8 @@ CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "contrast", "brightness")
 SEVERITIES = (2, 5)
 TITLE = "Kinds of attention on handwritten digits"
 DRAWS = 10
-BETWEEN = 0.1  # seconds between two words about progress
-SHARES = {"clean": 0.1, "corrupted": 0.5, "ood": 0.4}  # of an evaluation
+BETWEEN = 0.1  # seconds between two messages about progress
+SHARES = {"clean": (0.0, 0.1), "corrupted": (0.1, 0.5), "ood": (0.6, 0.4)}  # start and part of an evaluation
 QUICK = {"models": ("softmax", "cgp"), "kernel_epochs": 8, "epochs": 12}  # under a minute on two cores
 STOPPED = "what is trained so far is kept"
 SUITES = ("clean", "corrupted", "ood", "selective", "oversmoothing")
@@ -62,7 +62,10 @@ COLUMNS = (
 # what a verdict says, each of one figure
 CLAIMS = (
     (COLUMNS[4], "On corrupted digits {model} has the lowest NLL ({figures})"),
-    (COLUMNS[6], "digits never seen in training are told best by the entropy of {model} (AUROC {figures})"),
+    (
+        COLUMNS[6],
+        "digits never seen in training are recognised best by the entropy of {model} (AUROC {figures})",
+    ),
 )
 
 
@@ -72,7 +75,7 @@ class DemoResult:
 
     Attributes:
         results: their evaluations, by model.
-        folder: of the runs.
+        folder: folder of the runs.
         report: the page that compares them.
     """
 
@@ -82,7 +85,7 @@ class DemoResult:
 
     @property
     def verdict(self) -> str:
-        """Two sentences: which model is best where inputs are not as in training, and what is chance."""
+        """Two sentences: which model is best on inputs unlike those of the training, and what is chance."""
         models = list(dict.fromkeys(self.results.frame["recipe"]))
         clauses, clear = [], []
         for column, clause in CLAIMS:
@@ -99,22 +102,20 @@ class DemoResult:
         return f"{'; '.join(clauses)}. {self._chance(clear)}"
 
     def _chance(self, clear: Sequence[bool]) -> str:
-        accuracies = list(
-            self.results.figures(suite="clean", set="test", metric="accuracy", predictor="model")
-        )
-        _, accuracy = accuracies[0]
-        if accuracy.count == 1:
-            count, p = accuracy.items, fmean(figure.mean for _, figure in accuracies)
+        wanted = {"suite": "clean", "set": "test", "metric": "accuracy", "predictor": "model"}
+        accuracies = [figure for _, figure in self.results.figures(**wanted)]
+        if accuracies[0].count == 1:
+            count, p = accuracies[0].items, fmean(figure.mean for figure in accuracies)
             # of two proportions of as many items: an upper bound, as both models saw the same ones
             chance = 1.96 * math.sqrt(2 * p * (1 - p) / int(count.replace(",", "")))
             return (
                 "One seed cannot say how much of this is chance: already by the choice of the "
-                f"{count} test images, accuracies up to {chance:.3f} apart are not told apart."
+                f"{count} test images, accuracies up to {chance:.3f} apart may be chance."
             )
         words = ["the difference" if len(clear) == 1 else each for each in ("the first", "the second")]
-        said = [f"{word} is {'' if yes else 'not '}clear" for word, yes in zip(words, clear, strict=False)]
-        compared = f": of the differences {' and '.join(said)}" if said else ""
-        return f"Over {accuracy.count} seeds, ± the standard error, Student's t at 95 %{compared}."
+        clauses = [f"{word} is {'' if yes else 'not '}clear" for word, yes in zip(words, clear, strict=False)]
+        compared = f": of the differences {' and '.join(clauses)}" if clauses else ""
+        return f"Over {accuracies[0].count} seeds, ± the standard error, Student's t at 95 %{compared}."
 
 
 def demo_recipe(model: str, *, kernel_epochs: int = 10, epochs: int = 20, seed: int = 0) -> Recipe:
@@ -122,9 +123,9 @@ def demo_recipe(model: str, *, kernel_epochs: int = 10, epochs: int = 20, seed: 
 
     Args:
         model: a kind of attention among `MODELS`.
-        kernel_epochs: of phase 1.
-        epochs: of phase 2, with draws.
-        seed: of data split and training.
+        kernel_epochs: epochs of phase 1.
+        epochs: epochs of phase 2, with draws.
+        seed: seed of data split and training.
 
     Returns:
         The recipe.
@@ -159,9 +160,9 @@ def run_demo(
     Args:
         folder: for runs and report.
         models: kinds of attention among `MODELS`.
-        kernel_epochs: of phase 1.
-        epochs: of phase 2, with draws.
-        seed: of data split and training.
+        kernel_epochs: epochs of phase 1.
+        epochs: epochs of phase 2, with draws.
+        seed: seed of data split and training.
         seeds: how many, from `seed` on.
         workers: models trained at once, each on one thread: matrices this small gain nothing from more.
         resume: keep what an earlier demo of the same settings finished, and go on with the rest.
@@ -181,12 +182,16 @@ def run_demo(
     for model in models:
         check_choice("models", model, MODELS)
     workers, folder = check_count("workers", workers), Path(folder)
-    phases = {"kernel_epochs": kernel_epochs, "epochs": epochs}
+    numbers = range(seed, seed + check_count("seeds", seeds))
+    of = {model: [model if seeds == 1 else f"{model}-seed{number}" for number in numbers] for model in models}
     jobs = [
-        _Job(demo_recipe(model, **phases, seed=each), folder / _run_name(model, each, seeds), resume)
+        _Job(
+            demo_recipe(model, kernel_epochs=kernel_epochs, epochs=epochs, seed=number), folder / name, resume
+        )
         for model in models
-        for each in range(seed, seed + check_count("seeds", seeds))
+        for name, number in zip(of[model], numbers, strict=True)
     ]
+    folders = [job.folder for job in jobs]
     if workers > 1:  # the long ones first, so that none is left alone at the end
         jobs.sort(key=lambda job: -job.cost)
         for setting in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
@@ -209,19 +214,11 @@ def run_demo(
             progress(job.folder.name, "done", job.cost, job.cost)
     finally:
         torch.set_num_threads(threads)
-    jobs.sort(key=lambda job: (list(models).index(job.recipe.model.attention), job.recipe.seed))
     progress("report", "writing", 0.0, REPORT_COST)
-    report = write_report([job.folder for job in jobs], folder / "report.html", title=TITLE)
+    page = write_report(folders, folder / "report.html", title=TITLE)
     progress("report", "done", REPORT_COST, REPORT_COST)
-    of = {
-        model: tuple(read_run(j.folder) for j in jobs if j.recipe.model.attention == model)
-        for model in models
-    }
-    return DemoResult(Results.of([Group(model, runs) for model, runs in of.items()]), folder, report)
-
-
-def _run_name(model: str, seed: int, seeds: int) -> str:
-    return model if seeds == 1 else f"{model}-seed{seed}"
+    groups = [Group(model, tuple(read_run(folder / name) for name in names)) for model, names in of.items()]
+    return DemoResult(Results.of(groups), folder, page)
 
 
 @dataclass(frozen=True)
@@ -233,19 +230,12 @@ class _Job:
     resume: bool
 
     @property
-    def training_cost(self) -> float:
-        phases, (epoch, _) = self.recipe.phases, COSTS[self.recipe.model.attention]
-        return KERNEL_COST * phases.kernel_epochs + epoch * phases.epochs
-
-    @property
     def cost(self) -> float:
-        return self.training_cost + COSTS[self.recipe.model.attention][1]
+        return self.trained(self.recipe.epochs) + COSTS[self.recipe.model.attention][1]
 
-    def trained(self, step: int, total: int) -> float:
-        """What the steps up to this one cost."""
-        phases = self.recipe.phases
-        epochs = step / total * self.recipe.epochs
-        first = min(epochs, phases.kernel_epochs)
+    def trained(self, epochs: float) -> float:
+        """The cost of the first epochs."""
+        first = min(epochs, self.recipe.phases.kernel_epochs)
         return KERNEL_COST * first + COSTS[self.recipe.model.attention][0] * (epochs - first)
 
 
@@ -259,48 +249,40 @@ def _attempt(job: _Job, _: int) -> Exception | None:  # None: it is done
 
 
 def _train_and_evaluate(job: _Job) -> None:
-    begun = (job.folder / "recipe.json").is_file()
+    recipe, begun = job.recipe, (job.folder / "recipe.json").is_file()
     if begun:
-        _check_demo(job.folder, job.recipe.name)
+        try:
+            name = read_json(job.folder / "recipe.json", nonfinite=True)["name"]
+        except (ValueError, KeyError, TypeError):
+            name = None
+        if name != recipe.name:  # no earlier demo left it: it is somebody's work
+            what = f"a run that is not the demo's ({name!r})"
+            raise FileExistsError(f"{job.folder} holds {what}: choose another folder")
     if begun and not job.resume:
         shutil.rmtree(job.folder)
-    said = time.monotonic()
+    reported = time.monotonic()
 
     def say(what: str, done: float) -> None:
-        nonlocal said
-        if time.monotonic() - said > BETWEEN:
-            said = time.monotonic()
-            tell((what, done))
+        nonlocal reported
+        if time.monotonic() - reported > BETWEEN:
+            reported = time.monotonic()
+            report((what, done))
 
     def trained(at: TrainingStep) -> None:
-        what = (
-            "kernel attention"
-            if at.phase == "kernel" and job.recipe.model.attention != "softmax"
-            else "training"
-        )
-        say(f"{what}, epoch {at.epoch + 1} of {job.recipe.epochs}", job.trained(at.step, at.total))
+        first = at.phase == "kernel" and recipe.model.attention != "softmax"
+        what = f"{'kernel attention' if first else 'training'}, epoch {at.epoch + 1} of {recipe.epochs}"
+        say(what, job.trained(at.step / at.total * recipe.epochs))
 
-    train_recipe(job.recipe, job.folder, resume=begun and job.resume, progress=trained)
+    train_recipe(recipe, job.folder, resume=begun and job.resume, progress=trained)
+    before, cost = job.trained(recipe.epochs), COSTS[recipe.model.attention][1]
 
     def evaluated(suite: str, done: int, total: int) -> None:
         if suite in SHARES:
-            before = sum(share for name, share in SHARES.items() if SUITES.index(name) < SUITES.index(suite))
-            share = before + SHARES[suite] * done / total
-            say(f"evaluation, {suite}", job.training_cost + share * (job.cost - job.training_cost))
+            start, share = SHARES[suite]
+            say(f"evaluation, {suite}", before + cost * (start + share * done / total))
 
     settings = EvaluationSettings(
         suites=SUITES, device="cpu", samples=DRAWS, predictors=("model",), corruptions=CORRUPTIONS,
         severities=SEVERITIES,
     )  # fmt: skip
     evaluate_run(job.folder, settings, progress=evaluated)
-
-
-def _check_demo(folder: Path, name: str) -> None:
-    """Refuse to replace a run that no earlier demo left: it is somebody's work."""
-    try:
-        found = read_json(folder / "recipe.json", nonfinite=True)["name"]
-    except (ValueError, KeyError, TypeError):
-        found = None
-    if found != name:
-        what = f"a run that is not the demo's ({found!r})"
-        raise FileExistsError(f"{folder} holds {what}: choose another folder")

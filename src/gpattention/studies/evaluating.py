@@ -61,7 +61,7 @@ def evaluate_many(
         The results by folder and suite.
 
     Raises:
-        ValueError: the settings ask for everything anew, which shards cannot tell from what others just made.
+        ValueError: the settings ask for everything anew: shards would compute again what others just made.
         FileNotFoundError: no run there.
         ShardError: a shard failed; what the others made is kept.
         TrainingStoppedError: SIGTERM or Ctrl-C came.

@@ -45,7 +45,7 @@ def write_model_card(run: StrPath, out: StrPath, *, name: str | None = None) -> 
         run: a run with a model; the card has its evaluation, and that of runs beside it that differ by
             their seed alone.
         out: the folder to write.
-        name: of the model; that of the recipe if not given.
+        name: name of the model; that of the recipe if not given.
 
     Returns:
         The files that were written.
@@ -69,7 +69,15 @@ def write_model_card(run: StrPath, out: StrPath, *, name: str | None = None) -> 
         raise ValueError(f"expected a model of {most}, got {size / 1e6:.1f} MB in {folder / 'model'}")
     open_run(folder)  # weights that cannot be loaded are not shared
     this = read_run(folder)
-    seeds = Group(name or this.parsed.name, _siblings(this))
+    # this run and those beside it that differ by their seed alone and were evaluated, by rising seed
+    here = folder.resolve()
+    beside = [
+        each for each in read_runs([here.parent]) if each.suites and Path(each.folder).resolve() != here
+    ]
+    (of,) = (each for each in group([this, *beside]) if this in each.runs)
+    by_seed = {each.seed: each for each in reversed((this, *(each for each in of.runs if each is not this)))}
+    alike = tuple(sorted(by_seed.values(), key=lambda each: each.seed or 0))
+    seeds = Group(name or this.parsed.name, alike)
     for each in seeds.runs:
         stale = [suite for suite, result in each.suites.items() if OTHER_WEIGHTS in result.notes]
         if stale:
@@ -79,15 +87,6 @@ def write_model_card(run: StrPath, out: StrPath, *, name: str | None = None) -> 
     contents["recipe.toml"] = recipe_toml(this.parsed, f"what {seeds.name} was trained with").encode()
     contents["README.md"] = card_markdown(this, seeds, out, contents).encode()
     return [write_file(out / file, content) for file, content in contents.items()]
-
-
-def _siblings(run: RunData) -> tuple[RunData, ...]:
-    """This run and those beside it that differ by their seed alone and were evaluated, by rising seed."""
-    here = Path(run.folder).resolve()
-    beside = (each for each in read_runs([here.parent]) if Path(each.folder).resolve() != here)
-    (of,) = (each for each in group([run, *(each for each in beside if each.suites)]) if run in each.runs)
-    found = {each.seed: each for each in reversed((run, *(each for each in of.runs if each is not run)))}
-    return tuple(sorted(found.values(), key=lambda each: each.seed or 0))
 
 
 def write_shared_run(model: StrPath, out: StrPath) -> list[Path]:
@@ -168,7 +167,7 @@ def in_words(seconds: float) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """From the current folder, so that no page tells where that is."""
+    """The path from the current folder, so that no page shows where that is."""
     absolute, here = path.resolve(), Path.cwd()
     return (absolute.relative_to(here) if absolute.is_relative_to(here) else Path(path.name)).as_posix()
 

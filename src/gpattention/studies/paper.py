@@ -7,12 +7,12 @@ results (`gpattention.runs`).
 
 import csv
 import io
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from gpattention.metrics import METRICS, Metric
 from gpattention.runs import find_runs, name_without_seed, read_runs
 from gpattention.runs.recipe import flat
 from gpattention.runs.results import HOW_CLEAR, Group, OverSeeds, Results, average, difference_from, group
+from gpattention.studies import published
 
 TABLES = ("table1", "table2", "table3", "table4", "table5")
 FIGURES = ("fig2", "fig3", "fig4")
@@ -70,19 +71,12 @@ def published_values(name: str) -> tuple[PublishedValue, ...]:
     """
     check_choice("name", name, (*TABLES, *FIGURES))
     found = []
-    for line in csv.DictReader(io.StringIO("" if name in FIGURES else _published(f"{name}.csv"))):
-        value, sd = line["value"], line["sd"]
-        numbers: dict[str, Any] = {
-            key: float(line[key]) if line[key] else None for key in ("sd", "recomputed")
-        }
-        numbers |= {"value": float(value), "bold": line["bold"] == "yes"}
-        numbers |= {"digits": len(value.partition(".")[2]), "printed": f"{value} ± {sd}" if sd else value}
-        found.append(PublishedValue(**{**line, **numbers}))
+    for line in csv.DictReader(io.StringIO("" if name in FIGURES else published(f"{name}.csv"))):
+        own: dict[str, Any] = {k: float(line[k]) if line[k] else None for k in ("value", "sd", "recomputed")}
+        own |= {"bold": line["bold"] == "yes", "digits": len(line["value"].partition(".")[2])}
+        own["printed"] = " ± ".join(filter(None, (line["value"], line["sd"])))
+        found.append(PublishedValue(**{**line, **own}))
     return tuple(found)
-
-
-def _published(name: str) -> str:
-    return (files("gpattention.studies") / "published" / name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ class Measure:
 
 
 MEASURES = {
-    label: Measure(label, **entry) for label, entry in tomllib.loads(_published("measures.toml")).items()
+    label: Measure(label, **entry) for label, entry in tomllib.loads(published("measures.toml")).items()
 }
 
 
@@ -179,7 +173,7 @@ class TableSpec:
 def table_spec(name: str) -> TableSpec:
     """Read the description of `table1` to `table5` or `fig2` to `fig4`."""
     check_choice("name", name, (*TABLES, *FIGURES))
-    return TableSpec(name=name, **tomllib.loads(_published(f"{name}.toml")))
+    return TableSpec(name=name, **tomllib.loads(published(f"{name}.toml")))
 
 
 # Whether the paper's claims hold
@@ -187,7 +181,7 @@ def table_spec(name: str) -> TableSpec:
 
 @dataclass(frozen=True)
 class Count:
-    """In how many cases something is so, of those that have figures, of all."""
+    """The number of cases in which something holds, of those that have figures, and of all."""
 
     so: int
     measured: int
@@ -210,7 +204,7 @@ class ClaimResult:
 
 
 def check_claim(spec: TableSpec, claim: Plain, values: Mapping[Key, float]) -> tuple[Count, Verdict]:
-    """In how many cases a claim is so, and whether it holds: as soon as what is missing cannot change it."""
+    """In how many cases a claim holds, and the verdict: as soon as missing figures cannot change it."""
     metrics = claim.get("metrics") or spec.labels("metric")
     if claim.get("rises", False):
         ends = [[values.get(Key(model, metric, claim["parts"][end])) for end in (0, -1)]
@@ -230,21 +224,19 @@ def check_claim(spec: TableSpec, claim: Plain, values: Mapping[Key, float]) -> t
 
 def _beats(claim: Plain, values: Mapping[Key, float], metric: str, part: str) -> bool | None:
     """Whether the models beat the others; None where the figures that are missing could change it."""
-    mine, theirs = (
-        [values[key] for model in claim[side] if (key := Key(model, metric, part)) in values]
-        for side in ("models", "against")
-    )
-    if not mine or not theirs:
-        return None
-    shown, each = MEASURES[metric].metric, claim.get("all", False)
+    shown = MEASURES[metric].metric
     best, worst = (max, min) if shown.larger else (min, max)
-    one, rival = (worst if each else best)(mine), best(theirs)
-    # "comparable" is only said of metrics of which less is better
-    so = shown.better(one, rival) if "within" not in claim else one <= claim["within"] * rival
-    more_of_mine, more_of_theirs = len(mine) < len(claim["models"]), len(theirs) < len(claim["against"])
-    if so:
-        return None if more_of_theirs or (more_of_mine and each) else True
-    return None if more_of_mine and not each else False
+    good = math.inf if shown.larger else -math.inf
+
+    def beats(missing: float) -> bool:
+        """Whether they do if missing figures were this number, and those of the others its opposite."""
+        sides = (("models", missing), ("against", -missing))
+        mine, theirs = ([values.get(Key(m, metric, part), x) for m in claim[side]] for side, x in sides)
+        one, rival = (worst if claim.get("all", False) else best)(mine), best(theirs)
+        # "comparable" is only said of metrics of which less is better
+        return one <= claim["within"] * rival if "within" in claim else shown.better(one, rival)
+
+    return True if beats(-good) else None if beats(good) else False
 
 
 # Which runs are which rows, and how they differ from the paper's experiments
@@ -279,7 +271,7 @@ def _has(group: Group, spec: TableSpec) -> bool:
 
 
 def _recipe_name(group: Group) -> str:
-    """Without what tells it from namesakes."""
+    """The name of the recipe, without the values that distinguish runs of the same name."""
     return name_without_seed(group.runs[0].parsed.name)
 
 
@@ -312,7 +304,7 @@ def caveats(spec: TableSpec, rows: Mapping[str, Group], extras: Iterable[Group])
 
 
 def _model_caveats(spec: TableSpec, model: Plain, group: Group) -> Iterator[str]:
-    """Where the recipe is not what the paper says of the model."""
+    """Differences of the recipe from what the paper says about the model."""
     recipe = group.runs[0].parsed
     if _recipe_name(group) != model["recipes"][0]:
         yield f"fills the row {model['label']}, as {model['recipes'][0]} has no evaluation"
@@ -337,7 +329,7 @@ def _model_caveats(spec: TableSpec, model: Plain, group: Group) -> Iterator[str]
 
 
 def _group_caveats(spec: TableSpec, group: Group) -> Iterator[tuple[Kind, str]]:
-    """What was cut of data, embeddings, seeds and suites."""
+    """Reduced data, embeddings, seeds and suites."""
     options = group.runs[0].parsed.data.options
     for option in ("subset", "limit"):
         if options.get(option):
@@ -377,7 +369,7 @@ Found = tuple[OverSeeds | None, list[Note]]
 
 
 def find_value(spec: TableSpec, results: Results, recipe: str, measure: Measure, part: Plain) -> Found:
-    """A number over the seeds of a recipe, and what must be said of it; None where no run has it."""
+    """A number over the seeds of a recipe, and notes on it; None where no run has it."""
     if "mean_of" in part:  # an average over detectors is the mean of their means
         of = [each for each in spec.parts if each["label"] in part["mean_of"]]
         several = [find_value(spec, results, recipe, measure, each)[0] for each in of]
@@ -424,7 +416,7 @@ def _of_detector(
 
 
 def _standing_for(slot: Plain, sets: Collection[str]) -> str | None:
-    """The set that is this one of the paper, else a subset or a stand-in of it."""
+    """The name of our set for this one of the paper, which may be a subset or a stand-in."""
     for name in slot["names"]:
         fitting = [each for each in sets if each.startswith(name)]
         if fitting:
@@ -488,19 +480,25 @@ class PaperRow:
 class PaperTable:
     """A table or figure in the paper's layout."""
 
-    name: str
-    title: str
-    place: str  # in the paper
-    headings: tuple[str, str]  # of blocks and of lines
-    columns: tuple[str, ...]
+    spec: TableSpec
     rows: tuple[PaperRow, ...]
     claims: tuple[ClaimResult, ...]
     notes: tuple[Note, ...]
-    across: str = ""  # what the columns of a figure count
+
+    @property
+    def headings(self) -> list[str]:
+        """Headings of the columns of words: what blocks and lines are."""
+        parts_are = self.spec.parts_are
+        return [parts_are if axis == "part" else axis.capitalize() for axis in self.spec.axes[:2]]
+
+    @property
+    def columns(self) -> list[str]:
+        """Headings of the columns of numbers."""
+        return [_shown(self.spec.axes[2], label) for label in self.spec.labels(self.spec.axes[2])]
 
     @property
     def cells(self) -> tuple[PaperCell, ...]:
-        """Those of the paper's own lines."""
+        """The cells of the paper's own lines."""
         return tuple(cell for row in self.rows if not row.extra for cell in row.cells)
 
     @property
@@ -558,24 +556,13 @@ def paper_table(name: str, runs: str | Path | Sequence[Group]) -> PaperTable:
     remarks = (Note(**remark) for remark in spec.remarks)
     gaps = _gap_notes(spec, values, rows)
     all_notes = (*caveats(spec, rows, extras.values()), *gaps, *found_notes, *remarks, *_change_notes(lines))
-    headings = [spec.parts_are if axis == "part" else axis.capitalize() for axis in spec.axes]
     ours = {key: found.mean for key, found in values.items()}
     theirs = {key: value.value for key, value in spec.published.items()}
     claims = []
     for claim in spec.claims:
         there, holds_there = check_claim(spec, claim, theirs) if theirs else (None, None)
         claims.append(ClaimResult(claim["text"], there, holds_there, *check_claim(spec, claim, ours)))
-    return PaperTable(
-        name=name,
-        title=spec.title,
-        place=spec.place,
-        headings=(headings[0], headings[1]),
-        columns=tuple(_shown(spec.axes[2], label) for label in spec.labels(spec.axes[2])),
-        rows=lines,
-        claims=tuple(claims),
-        notes=tuple(dict.fromkeys(all_notes)),
-        across=spec.across,
-    )
+    return PaperTable(spec, lines, tuple(claims), tuple(dict.fromkeys(all_notes)))
 
 
 def read_groups(folder: str | Path) -> list[Group]:
@@ -591,7 +578,7 @@ def read_groups(folder: str | Path) -> list[Group]:
 def _rows(
     spec: TableSpec, values: Mapping[Key, OverSeeds], rows: Mapping[str, Group], extras: Mapping[str, Group]
 ) -> Iterator[PaperRow]:
-    """In the paper's order; our further models follow, in their own blocks or at the end of each."""
+    """Rows in the paper's order; our further models follow, in their own blocks or at the end of each."""
     groups = {**rows, **extras}
     blocks, lines = ([*spec.labels(axis), *(extras if axis == "model" else ())] for axis in spec.axes[:2])
     for block, line in ((block, line) for block in blocks for line in lines):

@@ -75,14 +75,14 @@ def _text(cell: PaperCell, whose: Winner) -> str:
 
 
 def _heads(table: PaperTable) -> list[str]:
-    return [*table.headings, "", *(f"{table.across} {column}".strip() for column in table.columns)]
+    return [*table.headings, "", *(f"{table.spec.across} {column}".strip() for column in table.columns)]
 
 
 def to_markdown(table: PaperTable) -> str:
     """Render a table, its claims and its notes.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
 
     Returns:
         A section of a Markdown page.
@@ -98,7 +98,7 @@ def to_latex(table: PaperTable) -> str:
     The document needs `\usepackage[T1]{fontenc}` and `\usepackage{booktabs,textcomp}`.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
 
     Returns:
         The LaTeX source.
@@ -121,7 +121,7 @@ def to_csv(table: PaperTable) -> str:
     """Render a table in long form: one line for each number, nothing rounded, no notes and claims.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
 
     Returns:
         The CSV text.
@@ -132,10 +132,10 @@ def to_csv(table: PaperTable) -> str:
             ours, paper = cell.ours, cell.paper
             better = "larger" if cell.measure.metric.larger else "smaller"
             lines.append([
-                table.name, row.group, row.label, column, *cell.key, better,
+                table.spec.name, row.group, row.label, column, *cell.key, better,
                 ours and ours.mean, ours and ours.error, 0 if ours is None else ours.count, row.recipe,
                 paper and paper.value, paper and paper.sd, paper and paper.recomputed,
-                cell.winner, "yes" if row.extra else "no", table.place if paper is None else paper.place,
+                cell.winner, "yes" if row.extra else "no", table.spec.place if paper is None else paper.place,
             ])  # fmt: skip
     return csv_text(CSV_COLUMNS, lines)
 
@@ -152,7 +152,7 @@ def write_table(
     """Write a table into a file if `out` ends in .md, .csv, .tex, .png or .svg, else into that folder.
 
     Args:
-        table: of `paper_table`.
+        table: result of `paper_table`.
         out: a file, or a folder that gets NAME.md, NAME.csv and NAME.tex and, of a figure, NAME.png and
             NAME.svg.
         forms: which formats of text a folder gets.
@@ -162,8 +162,8 @@ def write_table(
     """
     out = Path(out)
     ends = [end for end, form in SUFFIXES.items() if form in forms]
-    ends += PICTURES if table.name in FIGURES else ()
-    files = [out] if out.suffix in ENDINGS else [out / f"{table.name}{end}" for end in ends]
+    ends += PICTURES if table.spec.name in FIGURES else ()
+    files = [out] if out.suffix in ENDINGS else [out / f"{table.spec.name}{end}" for end in ends]
     return tuple(write_file(file, _content(table, file.suffix)) for file in files)
 
 
@@ -177,7 +177,7 @@ def paper_figure(table: PaperTable) -> "Figure":
     """Draw a figure: a panel for each block of the table, a line for each model, bars of a standard error.
 
     Args:
-        table: of one of `FIGURES`.
+        table: result of `paper_table` for one of `FIGURES`.
 
     Returns:
         The matplotlib figure.
@@ -186,8 +186,8 @@ def paper_figure(table: PaperTable) -> "Figure":
         ValueError: the table is no figure.
         ImportError: matplotlib is not installed.
     """
-    if table.name not in FIGURES:
-        raise ValueError(f"expected one of the figures {', '.join(FIGURES)}, got {table.name!r}")
+    if table.spec.name not in FIGURES:
+        raise ValueError(f"expected one of the figures {', '.join(FIGURES)}, got {table.spec.name!r}")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -209,7 +209,7 @@ def paper_figure(table: PaperTable) -> "Figure":
                     label=row.label, color=style.colour, marker=style.marker, linestyle=style.dash,
                     capsize=3,
                 )  # fmt: skip
-        panel.set_xlabel(table.across, color=INK)
+        panel.set_xlabel(table.spec.across, color=INK)
         panel.set_xticks([int(column) for column in table.columns])
         panel.grid(color=GRID, linewidth=0.6)
         panel.set_axisbelow(True)
@@ -218,7 +218,9 @@ def paper_figure(table: PaperTable) -> "Figure":
         if not panel.get_legend_handles_labels()[1]:
             panel.text(0.5, 0.5, "no runs", transform=panel.transAxes, ha="center", color=INK)
         panel.set_title(group, color=INK, fontsize=10)
-    figure.suptitle(f"{table.title} ({table.place.partition(',')[0]} of the paper, our runs)", fontsize=10)
+    figure.suptitle(
+        f"{table.spec.title} ({table.spec.place.partition(',')[0]} of the paper, our runs)", fontsize=10
+    )
     if keys:  # below all panels, never over a line; two long names fit beside each other
         look: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 8}
         figure.legend(list(keys.values()), list(keys), **look)

@@ -103,7 +103,11 @@ def write_results(
             on_archived(archived)
         try:  # of the records alone, so that results do not depend on where these came from
             results = read_results(plan, Path(place))
-        except (KeyError, TypeError, ValueError) as error:  # which must not tell of a folder that is gone
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:  # whose message must not name a folder that is gone
             where = out / ARCHIVE if (out / ARCHIVE).is_file() else runs
             raise ValueError(str(error).replace(place, str(where))) from None
         contents = {ARCHIVE: packed(Path(place)), **_contents(results)}
@@ -139,7 +143,7 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
     texts["configs.json"] = json.dumps(configs, indent=1) + "\n"
     for table in (paper_table(name, results.models) for name in (*TABLES, *FIGURES)):
         if any(cell.ours is not None for row in table.rows for cell in row.cells):
-            texts |= {f"{table.name}.md": to_markdown(table), f"{table.name}.csv": to_csv(table)}
+            texts |= {f"{table.spec.name}.md": to_markdown(table), f"{table.spec.name}.csv": to_csv(table)}
     own = [run for model in results.models for run in model.runs]
     shown = [replace(run, folder=f"runs/{results.plan.name}/{run.name}") for run in own]
     title = f"{results.plan.name}: {len(results.models)} models"
@@ -149,7 +153,7 @@ def _contents(results: "PlanResults") -> dict[str, bytes]:
 
 
 def _commands(results: "PlanResults", runs: Path, out: Path, plan_file: Path | None) -> list[str]:
-    """What anyone types to get the same."""
+    """The commands that make the same results."""
     plan = results.plan
     named = f"recipes/plans/{plan.name}.toml" if plan_file is None else shown_path(plan_file)
     devices = [event.get("device", "") for run in results.runs for event in _events(run, "phase")]
@@ -182,7 +186,7 @@ class PlanResults:
 
     @cached_property
     def table(self) -> Results:
-        """Of all groups by their names in the plan."""
+        """The table of results of all groups, by their names in the plan."""
         return Results.of(self.groups)
 
     @cached_property
@@ -197,7 +201,7 @@ class PlanResults:
 
     @property
     def runs(self) -> list[RunData]:
-        """Of all groups."""
+        """The runs of all groups."""
         return [run for model in self.groups for run in model.runs]
 
     @property
@@ -263,7 +267,7 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...
     Args:
         plan: whose runs, or some of them; those of the archive that are not asked for are kept.
         runs: their folder; it need not be there if there is an archive.
-        archive: of an earlier call, for runs that are not evaluated in `runs`; it need not be there.
+        archive: archive of an earlier call, for runs that are not evaluated in `runs`; it need not be there.
         place: an empty folder to write to.
 
     Returns:
@@ -280,7 +284,7 @@ def gather(plan: Plan, runs: Path, archive: Path, place: Path) -> tuple[str, ...
 
 
 def _write_records(run: RunData, place: Path, archive: Path) -> None:
-    """In the place of those of an earlier call, which must not have suites that the run folder lacks."""
+    """Replace the records of an earlier call, which must not have suites that the run folder lacks."""
     folder, plain = Path(run.folder), {"recipe.json": run.recipe}
     for file in sorted((folder / "evaluation").glob("*.json")):
         plain[f"evaluation/{file.name}"] = suite = read_object(file, nonfinite=True)
@@ -362,28 +366,23 @@ def _layouts(results: PlanResults) -> Iterator[tuple[str, list[Column], str]]:
 
 def threads_markdown(results: PlanResults) -> str:
     """The page of models that were trained again with another number of threads: how far figures move."""
-    threads = {training.model: training.threads for training in results.plan.trainings}
-    layouts = [
-        (title, [column for column in columns if column.metric in THREADED])
-        for title, columns, _ in _layouts(results)
-    ]
-    names = {model.name for model in results.models}
-    twins = {t.model: t.again for t in results.plan.trainings if t.again in names}
-    pairs = [(again.name, twins[again.name]) for again in results.again if again.name in twins]
+    threads = {each.model: each.threads for each in results.plan.trainings if each.threads}
+    first = {each.model: each.again or each.model for each in results.plan.trainings}
+    numbers = sorted(set(threads.values()))
     drift, leaders = [], []
-    for title, columns in layouts:
-        rows = []
-        for again, model in pairs:
+    for title, shown, _ in _layouts(results):
+        columns, rows = [column for column in shown if column.metric in THREADED], []
+        for again, model in ((each.name, first[each.name]) for each in results.again):
             for predictor in sorted(results.table.predictors(model), key=predictor_order):
                 found = [_drift(results, again, model, predictor, column) for column in columns]
                 if any(found) and not Candidate(model, predictor).is_ensemble:
                     rows.append([model, predictor, str(threads[again]), *found])
         heads = ["Model", "Predictor", "Threads", *(column.head for column in columns)]
         drift.append((title, markdown_table(heads, rows, left=2)))
-        leaders += [
-            [title, column.head, *(_leaders(results, column, twins, threads).values())] for column in columns
-        ]
-    heads = ["Items", "Measure", *(f"First, {n} threads" for n in sorted({n for n in threads.values() if n}))]
+        for column in columns:
+            of = ({name: first[name] for name, n in threads.items() if n == number} for number in numbers)
+            leaders.append([title, column.head, *(_leader(results, column, names) for names in of)])
+    heads = ["Items", "Measure", *(f"First, {number} threads" for number in numbers)]
     table = markdown_table(heads, leaders, left=None)
     return page("threads.md", name=results.plan.name, drift=drift, leaders=table, how_clear=HOW_CLEAR)
 
@@ -399,22 +398,14 @@ def _drift(results: PlanResults, again: str, model: str, predictor: str, column:
     return Bold(text) if gap.clear else text
 
 
-def _leaders(
-    results: PlanResults, column: Column, twins: Mapping[str, str], threads: Mapping[str, int | None]
-) -> dict[int, str]:
-    """Whose own prediction has the best mean, by number of threads; bold where clearly so."""
-    found = {}
-    for number in sorted({n for n in threads.values() if n}):
-        figures = {
-            twins.get(name, name): figure
-            for name, n in threads.items()
-            if n == number and (figure := column.find(results.table, name, "model")) is not None
-        }
-        order = sorted(figures, key=lambda name: figures[name].mean, reverse=bool(column.shown.larger))
-        clear = len(order) > 1 and difference(figures[order[0]], figures[order[1]]).clear
-        text = order[0] if order else ""
-        found[number] = Bold(text) if clear else text
-    return found
+def _leader(results: PlanResults, column: Column, names: Mapping[str, str]) -> str:
+    """The model whose own prediction has the best mean, by the name it is shown with; bold if clearly so."""
+    known = ((shown, column.find(results.table, name, "model")) for name, shown in names.items())
+    figures = {shown: figure for shown, figure in known if figure is not None}
+    order = sorted(figures, key=lambda name: figures[name].mean, reverse=bool(column.shown.larger))
+    clear = len(order) > 1 and difference(figures[order[0]], figures[order[1]]).clear
+    text = order[0] if order else ""
+    return Bold(text) if clear else text
 
 
 def best_candidate(results: PlanResults, column: Column) -> Candidate | None:
@@ -526,7 +517,7 @@ def rank(results: PlanResults) -> list[Ranked]:
 
 
 def chosen_of(ranking: Sequence[Ranked]) -> Ranked | None:
-    """The first that may be chosen."""
+    """The first in the ranking that may be chosen."""
     return next((ranked for ranked in ranking if ranked.free), None)
 
 
@@ -589,7 +580,7 @@ class RivalVerdict:
 
 
 def _clearly_worse(gap: Difference | OverItems, sign: int) -> bool:
-    """Whether it goes the way of the sign; what has no error is taken as it is."""
+    """Whether the difference clearly has this sign; without an error, whether it has it at all."""
     return sign * gap.mean > ROUNDING and (gap.error is None or gap.clear)
 
 
@@ -689,23 +680,19 @@ def choice_markdown(results: PlanResults, ranking: Sequence[Ranked]) -> str:
 
 
 def readme(results: PlanResults, commands: Sequence[str], names: Sequence[str]) -> str:
-    """The page that stands above everything."""
+    """The page that describes the results and how they were made."""
     return page(
         "results.md",
         plan=results.plan,
         models=results.groups,
         failed=results.failed,
-        seeds=_seeds,
+        seeds=lambda runs: ", ".join(map(str, sorted({run.seed for run in runs if run.seed is not None}))),
         commands="\n".join(visible(command).replace("```", "` ` `") for command in commands),
         trainings=[_training(run) for run in results.runs],
         evaluations=[row for model in results.groups for row in _evaluations(model)],
         cuts=list(_cuts(results)),
         files=_file_table(names),
     )
-
-
-def _seeds(runs: Sequence[RunData]) -> str:
-    return ", ".join(map(str, sorted({run.seed for run in runs if run.seed is not None})))
 
 
 def _training(run: RunData) -> list[str]:
@@ -726,7 +713,7 @@ def _training(run: RunData) -> list[str]:
 
 
 def _evaluations(model: Group) -> Iterator[list[str]]:
-    """Suites that were computed in the same way and place together."""
+    """Rows of evaluations; suites that were computed in the same way and place share a row."""
     grouped: dict[tuple[str, str], dict[str, float]] = {}
     for name, suite in (each for run in model.runs for each in run.suites.items()):
         found, place = recorded_settings(suite), suite.environment
@@ -742,7 +729,7 @@ def _evaluations(model: Group) -> Iterator[list[str]]:
 
 
 def _cuts(results: PlanResults) -> Iterator[str]:
-    """Each once, with whose it is where it is not everyone's."""
+    """Every note once, with the models that it is about unless it is about all."""
     owners: dict[str, dict[str, None]] = {}
     for model in results.groups:
         for run in model.runs:
@@ -763,15 +750,10 @@ def _cuts(results: PlanResults) -> Iterator[str]:
         yield "report.html is without the gallery of items, to keep it small"
 
 
-def _known_files() -> dict[str, str]:
-    """What the files that are kept are, by the pattern of their names."""
-    text = (files("gpattention.studies") / "pages" / "files.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
 def _file_table(names: Sequence[str]) -> str:
     """Files that are kept, grouped by what they are."""
-    known = _known_files()
+    text = (files("gpattention.studies") / "pages" / "files.toml").read_text(encoding="utf-8")
+    known = tomllib.loads(text)  # what files are, by the pattern of their names
     grouped: dict[str, list[str]] = {about: [] for about in known.values()}
     for name in sorted(name for name in names if name != MADE_AGAIN):
         about = next(about for pattern, about in known.items() if fnmatch(name, pattern))

@@ -23,7 +23,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from gpattention.checks import check_choice, check_count, check_keys, check_name, did_you_mean
+from gpattention.checks import check_choice, check_count, check_keys, check_name
 from gpattention.evaluation import FITTED, PREDICTOR_NAMES
 from gpattention.evaluation.suites import SUITES
 from gpattention.files import StrPath, make_folder, nearest_path, read_toml
@@ -68,7 +68,7 @@ class Goal:
 
     @property
     def metric(self) -> str:
-        """As records call it."""
+        """The name of the metric in records."""
         batched = self.aggregation == "batch-mean" and self.measure in BATCHED
         return f"batch_{self.measure}" if batched else self.measure
 
@@ -87,7 +87,7 @@ class Candidate:
 
     @staticmethod
     def parse(text: Any) -> "Candidate":
-        """The inverse of `str`."""
+        """Read MODEL:PREDICTOR."""
         model, colon, predictor = str(text).rpartition(":")
         if not (model and colon and predictor):
             raise ValueError(f"expected MODEL:PREDICTOR, got {text!r}")
@@ -116,7 +116,7 @@ class PlannedTraining:
 
     @property
     def folder(self) -> str:
-        """Below the folder of the plan's runs."""
+        """Name of its folder among the plan's runs."""
         return f"{self.model}-seed{self.seed}"
 
 
@@ -157,9 +157,7 @@ class Plan:
         for name, wanted in (("model", models), ("seed", seeds)):
             known = dict.fromkeys(getattr(training, name) for training in self.trainings)
             for each in wanted:
-                if each not in known:
-                    of, hint = ", ".join(map(str, known)), did_you_mean(each, known)
-                    raise ValueError(f"expected {name}s of the plan ({of}), got {each!r}{hint}")
+                check_choice(f"{name}s of the plan", str(each), [*map(str, known)])
             if wanted:
                 chosen = tuple(training for training in chosen if getattr(training, name) in wanted)
                 part += [f"--{name}s", ",".join(map(str, wanted))]
@@ -217,17 +215,14 @@ def load_plan(path: str | Path) -> Plan:
         if names.count(name) > 1:
             raise ValueError(f"{path}: two runs are called {name}; give one of them another name")
         check_name(f"{path}: the file of a run", f"training-{name}.toml")  # the longest around a name
-    rivals = [rival.model for rival in plan.rivals]
-    for what, given, known in (("suites", plan.suites, tuple(SUITES)), ("rivals", rivals, plan.models)):
+    predictors = [*PREDICTOR_NAMES, *(f"{base}+{fit}" for base in PREDICTOR_NAMES for fit in FITTED)]
+    for what, given, allowed in (
+        ("suites", plan.suites, SUITES),
+        ("rivals", [rival.model for rival in plan.rivals], plan.models),
+        ("choose", plan.choose, predictors),
+    ):
         for each in given:
-            if each not in known:
-                among = f"expected {what} among {', '.join(known)}, got {each!r}{did_you_mean(each, known)}"
-                raise ValueError(f"{path}: {among}")
-    for entry in plan.choose:
-        base, plus, more = str(entry).partition("+")
-        if base not in PREDICTOR_NAMES or (plus and more not in FITTED):
-            ways = f"{', '.join(PREDICTOR_NAMES)}, or with +{' or +'.join(FITTED)}"
-            raise ValueError(f"{path}: expected choose among {ways}, got {entry!r}")
+            check_choice(f"{path}: {what}", each, allowed)
     return plan
 
 
@@ -242,13 +237,11 @@ def _goal(entry: Mapping[str, Any], where: str) -> Goal:
     right = "higher" if measure in metrics and METRICS[measure].larger else "lower"
     goal = Goal(**{"set": SETS.get(entry["suite"], ""), **entry, "value": float(entry["value"])})
     allowed = {
-        "measure": metrics, "suite": SUITES, "aggregation": AGGREGATIONS, "better": (right,),
-        "beside": ("", OWN_BEST),
+        "measure": metrics, "suite": SUITES, "aggregation": AGGREGATIONS, "beside": ("", OWN_BEST),
+        "better": (right,),
     }  # fmt: skip
     for key, choices in allowed.items():
-        if getattr(goal, key) not in choices:
-            named = ", ".join(sorted(choices)) + (f" for {measure}" if key == "better" else "")
-            raise ValueError(f"{where}: expected {key} to be one of {named}, got {getattr(goal, key)!r}")
+        check_choice(f"{where}: {key}", getattr(goal, key), sorted(choices))
     if not goal.set:
         raise ValueError(f"{where}: expected set, as {goal.suite} has several, got none")
     return goal
@@ -357,7 +350,7 @@ def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
     where a finished run no longer has it.  Shared models are copied, not trained.
 
     Args:
-        plan: of `load_plan`, or a part of it.
+        plan: result of `load_plan`, or a part of it.
         runs: the folder of its runs.
         how: at_once, minutes, device, root, on_done, engine; see `How`.
 
@@ -378,26 +371,23 @@ def train_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
         file = runs / "recipes" / f"{name}.toml"
         write_recipe(file, training.recipe, f"run {name} of the plan {plan.name}")
         arguments = ["train", str(file), "--run", str(folder), *plan.train]
-        source, awaits = runs / sources[name] if name in sources else None, None
-        # of a finished run it may have been removed, or not brought along
-        begun = (folder / "recipe.json").is_file()
-        if (
-            not begun
-            and source is not None
-            and not (is_finished(source) and not list_checkpoints(source / FIRST_PHASE))
-        ):
-            arguments += ["--first-phase", str(source)]
-            awaits = source / FIRST_PHASE
+        awaits = None
+        if name in sources and not (folder / "recipe.json").is_file():
+            source = runs / sources[name]
+            # the first phase of a finished run may have been removed, or not brought along
+            if list_checkpoints(source / FIRST_PHASE) or not is_finished(source):
+                arguments += ["--first-phase", str(source)]
+                awaits = source / FIRST_PHASE
         log = runs / "logs" / f"{name}.txt"
         commands.append(_Command(name, tuple(arguments), log, awaits, training.threads, folder))
-    return _run_all(commands, **how)
+    return _run_all(commands, how)
 
 
 def evaluate_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome]:
     """Evaluate the finished runs of a plan, the seeds of a model together.
 
     Args:
-        plan: of `load_plan`, or a part of it.
+        plan: result of `load_plan`, or a part of it.
         runs: the folder of its runs.
         how: at_once (how many models), minutes, device, root, on_done, engine; see `How`.
 
@@ -414,7 +404,7 @@ def evaluate_plan(plan: Plan, runs: StrPath, **how: Unpack[How]) -> list[Outcome
             arguments = ("evaluate", *finished, "--suite", ",".join(plan.suites), *settings)
             log = runs / "logs" / f"evaluate-{model}.txt"
             commands.append(_Command(model, arguments, log, threads=seeds[0].threads))
-    return _run_all(commands, **how)
+    return _run_all(commands, how)
 
 
 def is_finished(folder: Path) -> bool:
@@ -423,21 +413,18 @@ def is_finished(folder: Path) -> bool:
     return whole and any(event["event"] in ("finished", SHARED) for event in read_events(folder))
 
 
-def _run_all(
-    commands: Sequence[_Command], *, at_once: int = 1, minutes: float | None = None, device: str = "auto",
-    root: StrPath | None = None, on_done: Callable[[Outcome], object] | None = None,
-    engine: Engine | None = None,
-) -> list[Outcome]:  # fmt: skip
+def _run_all(commands: Sequence[_Command], how: How) -> list[Outcome]:
     def ready(command: _Command) -> bool:
         return command.awaits is None or bool(list_checkpoints(command.awaits))
 
-    more = ("--device", device, *(() if root is None else ("--data", str(Path(root).absolute()))))
+    root, outcomes = how.get("root"), list[Outcome]()
+    more = ["--device", how.get("device", "auto"), *(["--data", str(Path(root).absolute())] if root else [])]
     commands = [replace(command, arguments=(*command.arguments, *more)) for command in commands]
-    outcomes, at_once = [], check_count("at_once", at_once)
-    work = side_by_side(
-        run_command, commands, at_once, fresh=True, minutes=minutes, ready=ready, engine=engine
-    )
-    for command, answer, seconds in work:
+    at_once, minutes, engine = how.get("at_once", 1), how.get("minutes"), how.get("engine")
+    for command, answer, seconds in side_by_side(
+        run_command, commands, check_count("at_once", at_once), fresh=True, minutes=minutes, ready=ready,
+        engine=engine,
+    ):  # fmt: skip
         if isinstance(answer, Lost):
             with command.log.open("a") as log:
                 log.write(f"{answer}\n")
@@ -450,25 +437,14 @@ def _run_all(
         elif code == -signal.SIGTERM:  # asked to stop before it could listen, it has lost nothing
             code = STOPPED
         outcomes.append(Outcome(command.name, code, seconds, command.log))
-        if on_done is not None:
+        if (on_done := how.get("on_done")) is not None:
             on_done(outcomes[-1])
     return outcomes
 
 
 def _place(runs: StrPath, how: How) -> Path:
-    """Nodes of a cluster have other working directories."""
+    """The folder of runs; absolute for a cluster, whose nodes have other working directories."""
     return Path(runs) if how.get("engine") is None else Path(runs).absolute()
-
-
-def _arguments(command: _Command) -> tuple[str, ...]:
-    """A run that has begun goes on, also one whose node was lost a moment ago."""
-    given = command.arguments
-    if command.trains is None or not (command.trains / "recipe.json").is_file():
-        return given
-    if "--first-phase" in given:
-        place = given.index("--first-phase")
-        given = (*given[:place], *given[place + 2 :])
-    return (*given, "--resume")
 
 
 def run_command(command: _Command, _: int) -> int:
@@ -479,7 +455,13 @@ def run_command(command: _Command, _: int) -> int:
             os.dup2(log.fileno(), stream)
     if command.threads is not None:
         torch.set_num_threads(command.threads)
-    sys.argv = ["gpattention", *_arguments(command)]
+    sys.argv = ["gpattention", *command.arguments]
+    # a run that has begun goes on, also one whose node was lost a moment ago
+    if command.trains is not None and (command.trains / "recipe.json").is_file():
+        if "--first-phase" in sys.argv:
+            place = sys.argv.index("--first-phase")
+            del sys.argv[place : place + 2]
+        sys.argv.append("--resume")
     try:
         # the command line stands above this package, which cannot import it
         runpy.run_module("gpattention", run_name="__main__", alter_sys=True)

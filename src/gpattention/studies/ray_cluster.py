@@ -28,7 +28,7 @@ import torch
 import gpattention
 from gpattention.checks import check_choice
 from gpattention.files import StrPath, make_folder
-from gpattention.studies.scheduler import GRACE, Died, Lost, Work, side_by_side
+from gpattention.studies.scheduler import GRACE, Died, Lost, Work, Worker, side_by_side
 from gpattention.training.folder import PATIENCE
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -53,12 +53,9 @@ class ClusterError(OSError):
 
 
 @dataclass(eq=False)
-class _Remote:
+class _Remote(Worker):
     """A task on some node."""
 
-    slot: int
-    task: Any
-    begin: float
     reference: Any
 
 
@@ -68,7 +65,7 @@ class RayEngine:
     Args:
         jobs: tasks at once.
         device: auto, cpu or cuda; auto is cuda where any node has a GPU.
-        gpus: of all nodes together.
+        gpus: GPUs of all nodes together.
 
     Raises:
         ValueError: another device, or cuda without a GPU in the cluster.
@@ -290,7 +287,7 @@ def check_probe(
 
     Args:
         node: its address.
-        found: of `probe_node`.
+        found: answer of `probe_node`.
         token: what stood in the file that it was to read.
         theirs: the file that it was to write.
         data: folder of the datasets.

@@ -39,7 +39,7 @@ TRIES = 4  # of a task whose node is lost, time after time
 
 @dataclass(frozen=True)
 class Died:
-    """How a process ended that should have given an answer.
+    """The end of a process that gave no answer.
 
     Attributes:
         code: its exit code; of one that was killed, the signal with a minus sign.
@@ -54,7 +54,7 @@ class Died:
 
 @dataclass(frozen=True)
 class Lost:
-    """That nobody knows how a process ended, as its node went with it: the task is begun again.
+    """The loss of a node: nobody knows how its process ended, and the task is begun again.
 
     Attributes:
         reason: what is known.
@@ -66,12 +66,19 @@ class Lost:
         return f"its node was lost: {self.reason}"
 
 
-class Worker(Protocol):
-    """A task under way."""
+@dataclass(eq=False)
+class Worker:
+    """A task under way.
+
+    Attributes:
+        slot: number of its place among those at once.
+        task: the task.
+        begin: when it began, by this process's monotonic clock.
+    """
 
     slot: int
     task: Any
-    begin: float  # by this process's monotonic clock
+    begin: float
 
 
 class Engine(Protocol):
@@ -81,36 +88,29 @@ class Engine(Protocol):
         """Begin a task, for the first time or after so many tries that were lost, and return its `Worker`."""
 
     def answers(self, workers: Sequence[Any], seconds: float) -> Iterable[tuple[Any, bool, Any]]:
-        """Wait so long for messages: of whom, whether it is the last one, and what it says."""
+        """Wait so long for messages: yields the worker, whether it is its answer, and the message."""
 
     def stop(self, worker: Any) -> None:
         """Ask it to save what it trains and to answer."""
 
     def end(self, workers: Sequence[Any]) -> None:
-        """The same, and wait until none is left."""
+        """Ask all of them to stop, and wait until none is left."""
 
 
-def _unheard(_: Any) -> None:
-    """Nobody asked."""
+_SEND: ContextVar[Callable[[Any], object]] = ContextVar("send", default=lambda _: None)
 
 
-_HEARS: ContextVar[Callable[[Any], object]] = ContextVar("hears", default=_unheard)
-
-
-def tell(message: Any) -> None:
-    """Say something about the work of this process to `on_message` of whoever started it."""
-    _HEARS.get()(message)
+def report(message: Any) -> None:
+    """Pass a message about the work of this process to `on_message` of the process that started it."""
+    _SEND.get()(message)
 
 
 @dataclass(eq=False)
-class _Worker:
-    """A process, and the task it is at."""
+class _Worker(Worker):
+    """A process of this machine, and the end of its pipe."""
 
     process: SpawnProcess
     pipe: Connection
-    slot: int
-    task: Any
-    begin: float
 
 
 def side_by_side(
@@ -122,7 +122,7 @@ def side_by_side(
     fresh: bool = False,
     ready: Callable[[Task], bool] = lambda _: True,
     minutes: float | None = None,
-    on_message: Callable[[Task, Any], object] | None = None,
+    on_message: Callable[[Task, Any], object] = lambda task, message: None,
     engine: Engine | None = None,
 ) -> Iterator[tuple[Task, Any, float]]:
     """Work on tasks in a process each, `at_once` at a time; if that is 1, in this one unless `fresh`.
@@ -139,7 +139,7 @@ def side_by_side(
             thread each, as there are as many of them as cores.
         ready: whether a task can be started now.
         minutes: after which the processes are asked to stop, as by a signal.
-        on_message: called with a task and what its work says meanwhile, by `tell`.
+        on_message: called with a task and the messages that its work passes to `report`.
         engine: where; on this machine if not given.
 
     Yields:
@@ -176,8 +176,7 @@ def side_by_side(
                     return
                 for worker, final, answer in place.answers(workers, LOOK):
                     if not final:
-                        if on_message is not None:
-                            on_message(worker.task, answer)
+                        on_message(worker.task, answer)
                         continue
                     workers.remove(worker)
                     if isinstance(answer, Lost) and not stopping:
@@ -194,15 +193,15 @@ def _in_this_process(
     work: Work,
     tasks: Sequence[Task],
     when_stopped: str | None,
-    on_message: Callable[[Task, Any], object] | None,
+    on_message: Callable[[Task, Any], object],
 ) -> Iterator[tuple[Task, Any, float]]:
     for task in tasks:
         begin = time.monotonic()
-        hears = _HEARS.set(partial(on_message, task) if on_message is not None else _unheard)
+        before = _SEND.set(partial(on_message, task))
         try:
             answer = work(task, 0)
         finally:
-            _HEARS.reset(hears)
+            _SEND.reset(before)
         if isinstance(answer, TrainingStoppedError):
             raise TrainingStoppedError(f"{str(answer).partition(';')[0]}; {when_stopped}") from answer
         yield task, answer, time.monotonic() - begin
@@ -217,7 +216,11 @@ class _Processes:
     def answers(self, workers: Sequence[_Worker], seconds: float) -> Iterator[tuple[_Worker, bool, Any]]:
         answered = wait([worker.pipe for worker in workers], timeout=seconds)
         for worker in [each for each in workers if each.pipe in answered]:
-            final, answer = _message(worker)
+            try:
+                final, answer = worker.pipe.recv()
+            except (EOFError, ConnectionResetError):  # it died without an answer
+                worker.process.join()
+                final, answer = True, Died(worker.process.exitcode or 0)
             if final:
                 worker.pipe.close()
                 worker.process.join(GRACE)
@@ -227,7 +230,14 @@ class _Processes:
         worker.process.terminate()
 
     def end(self, workers: Sequence[_Worker]) -> None:
-        _end(workers)
+        for worker in workers:
+            worker.process.terminate()
+            worker.pipe.close()
+        for worker in workers:
+            worker.process.join(GRACE)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
 
 
 def _start(work: Work, slot: int, task: Any, fresh: bool) -> _Worker:
@@ -238,7 +248,7 @@ def _start(work: Work, slot: int, task: Any, fresh: bool) -> _Worker:
     with _deaf():
         process.start()
     theirs.close()  # the child's is the only one left: when it dies, ours sees the end
-    return _Worker(process, ours, slot, task, time.monotonic())
+    return _Worker(slot, task, time.monotonic(), process, ours)
 
 
 @contextmanager
@@ -255,7 +265,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _child(pipe: Connection, work: Work, task: Any, slot: int, fresh: bool) -> None:
-    # a terminal tells Ctrl-C to every process; the one that started this ends it, and tells of it once
+    # a terminal sends Ctrl-C to every process; the one that started this one ends it, and reports it once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not fresh:
         torch.set_num_threads(1)  # as many processes as cores: more threads would wait for each other
@@ -264,30 +274,8 @@ def _child(pipe: Connection, work: Work, task: Any, slot: int, fresh: bool) -> N
         with suppress(OSError):  # nobody listens any more
             pipe.send((final, message))
 
-    _HEARS.set(send)
+    _SEND.set(send)
     send(work(task, slot), final=True)
-
-
-def _message(worker: _Worker) -> tuple[bool, Any]:
-    """Whether it is the answer, and the message."""
-    try:
-        final, message = worker.pipe.recv()
-        return final, message
-    except (EOFError, ConnectionResetError):  # it died without a word
-        worker.process.join()
-        return True, Died(worker.process.exitcode or 0)
-
-
-def _end(workers: Sequence[_Worker]) -> None:
-    """Ask the processes to save what they train and stop, and wait for them: none is left behind."""
-    for worker in workers:
-        worker.process.terminate()
-        worker.pipe.close()
-    for worker in workers:
-        worker.process.join(GRACE)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
 
 
 # One GPU for several processes at the same time: NVIDIA's Multi-Process Service.  Without it the kernels of
@@ -351,7 +339,7 @@ def _end_service(program: str, place: Path) -> None:
 
 
 def _call(command: list[str], text: str = "") -> tuple[int, str]:
-    """Exit code and output.  A file takes it: a daemon that keeps a pipe open would be waited for."""
+    """Exit code and output.  The output goes to a file: a daemon would keep a pipe open."""
     with tempfile.TemporaryFile("w+") as output:
         try:
             done = subprocess.run(

@@ -16,12 +16,13 @@ from typing import Literal
 import torch
 
 from gpattention.checks import check_choice, check_count, check_name
-from gpattention.files import StrPath, make_folder, read_json, remove_leftovers, write_atomically
+from gpattention.files import StrPath, make_folder, remove_leftovers, write_atomically
 from gpattention.runs import OverSeeds, Recipe, change_recipe, chosen_row, load_recipe, open_run, with_seed
-from gpattention.runs.recipe import describe_differences, recipe_from_dict, toml_value, write_recipe
+from gpattention.runs.recipe import toml_value, write_recipe
 from gpattention.runs.tables import Bold, csv_text, markdown, markdown_code, markdown_table
 from gpattention.studies.scheduler import Engine, side_by_side
-from gpattention.training import CheckpointError, TrainingStoppedError, check_new, train_recipe
+from gpattention.training import TrainingStoppedError, check_new, train_recipe
+from gpattention.training.folder import check_resumed
 
 LONGEST = 120  # characters of a folder's name
 AS_IT_IS = "recipe"  # the folder of the only setting when nothing varies
@@ -31,13 +32,13 @@ CRITERIA: tuple[Criterion, ...] = ("accuracy", "nll")
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One setting with one seed: what is to be trained, and then what came of it.
+    """One setting with one seed: what is trained, and then its results.
 
     Attributes:
         settings: values by key, as --set takes them.
         recipe: with these values.
-        folder: of the run.
-        epoch: of the weights that the run chose, as all numbers are; None until it is trained.
+        folder: folder of the run.
+        epoch: epoch of the weights that the run chose, as all numbers are; None until it is trained.
         accuracy: on its validation split.
         nll: the same.
         error: why it failed; empty if it did not.
@@ -52,7 +53,7 @@ class SweepRow:
     error: str = ""
 
     def ended(self, error: str = "") -> "SweepRow":
-        """With what its folder says, or with why there is nothing."""
+        """The row with the results in its folder, or with the error."""
         if error:
             return replace(self, error=" ".join(error.split()))
         try:
@@ -82,7 +83,7 @@ class SweepSetting:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """All runs, what they say of each setting, and the setting that was chosen."""
+    """All runs, the figures of each setting, and the setting that was chosen."""
 
     recipe: Recipe
     folder: Path
@@ -100,7 +101,7 @@ class SweepResult:
 
     @property
     def how_chosen(self) -> str:
-        """By which measure, in words."""
+        """The measure that the setting was chosen by, in words."""
         measure = "accuracy (highest)" if self.choose == "accuracy" else "NLL (lowest)"
         runs = max(setting.runs for setting in self.settings)
         over = f", mean over {runs} seeds" if runs > 1 else ""
@@ -133,7 +134,7 @@ def run_sweep(
         over: values by key, as `--set` takes them: {"regularizer.end": [0.01, 0.1]}.
         seeds: how many, from the recipe's own on.
         jobs: runs trained at once, each in a process with one thread.
-        folder: of the sweep; runs/sweep-NAME if not given.
+        folder: folder of the sweep; runs/sweep-NAME if not given.
         choose: by the mean over seeds of this, on the validation split: "accuracy" or "nll".
         resume: keep finished runs, go on with the others.
         changes: `section.key=value` for every run.
@@ -160,7 +161,7 @@ def run_sweep(
         folder = Path("runs") / check_name("the folder of the sweep", f"sweep-{base.name}")
     place = Path(folder) if engine is None else Path(folder).absolute()
     planned = plan_sweep(base, over, seeds, place)
-    finished = [run for run in planned if _is_finished(run, resume=resume)]  # all, before any is told of
+    finished = [run for run in planned if _is_finished(run, resume=resume)]  # all, before any is reported
     rest = [run for run in planned if run not in finished]
     work = partial(train_one, root=None if root is None else Path(root).absolute(), device=str(device))
     trained = side_by_side(work, rest, jobs, when_stopped="resume to go on", engine=engine)
@@ -177,7 +178,7 @@ def run_sweep(
 
 
 def train_one(run: SweepRow, slot: int, *, root: Path | None, device: str) -> str | TrainingStoppedError:
-    """Train a run, or go on with it: empty, why that failed, or that somebody asked to stop."""
+    """Train or resume a run; returns an empty text, an error, or that it was stopped."""
     count = torch.cuda.device_count() if device == "cuda" else 0
     device = f"cuda:{slot % count}" if count > 1 else device  # `cuda` alone: the jobs take turns
     begun = (run.folder / "recipe.json").is_file()
@@ -208,16 +209,10 @@ def _is_finished(run: SweepRow, *, resume: bool) -> bool:
         return False
     if not resume:
         raise FileExistsError(f"{run.folder} holds a run already: resume the sweep, or choose another folder")
-    try:
-        begun = recipe_from_dict(read_json(written, nonfinite=True))
-    except ValueError as error:
-        raise CheckpointError(f"{written} is not a recipe: {error}") from error
-    if begun != run.recipe:
-        gap = f"another run than this sweep: {describe_differences(begun, run.recipe)}"
-        raise CheckpointError(f"{written} describes {gap}. Choose another folder")
+    check_resumed(run.recipe, run.folder)
     try:
         return open_run(run.folder).finished
-    except (FileNotFoundError, ValueError):  # no model yet, or a broken one: training will tell
+    except (FileNotFoundError, ValueError):  # no model yet, or a broken one, which is training's to report
         return False
 
 
@@ -285,7 +280,7 @@ def split_values(text: str) -> list[str]:
 
 
 def label_of(settings: Mapping[str, str]) -> str:
-    """`key=value,key=value` as the name of a folder; a digest tells apart what a name cannot hold."""
+    """`key=value,key=value` as the name of a folder; a digest distinguishes what a name cannot hold."""
     whole = ",".join(f"{key}={value}" for key, value in settings.items()) or AS_IT_IS
     safe = re.sub(r"[^A-Za-z0-9._+=,-]", "_", whole)
     if safe == whole and len(safe) <= LONGEST:

@@ -1,4 +1,4 @@
-"""What several comparisons say together: Holm's correction, and ensembles told apart over items.
+"""What several comparisons say together: Holm's correction, and ensembles compared over items.
 
 An ensemble is one prediction, without a spread over seeds.  Two of them on the same items are compared by
 the paired bootstrap: items are drawn again with replacement, both ensembles on the same ones, and nothing
@@ -54,9 +54,9 @@ def paired_bootstrap(
 
     Args:
         one: a value for each item, such as its NLL.
-        other: of the same items in the same order.
+        other: values of the same items in the same order.
         resamples: sets of items.
-        seed: of the draws: all comparisons of one seed and number of items draw the same sets.
+        seed: seed of the draws: all comparisons of one seed and number of items draw the same sets.
 
     Returns:
         One less the other.

@@ -5,8 +5,7 @@
 >>> result = train_recipe(load_recipe("recipes/digits-cgp.toml"), "runs/digits")
 """
 
-from gpattention.training.devices import PRECISIONS, Hardware, launch
-from gpattention.training.engine import Schedule, train_steps
+from gpattention.training.engine import PRECISIONS, Hardware, Schedule, launch, train_steps
 from gpattention.training.fit import (
     StopRequest,
     TrainingResult,

@@ -1,4 +1,9 @@
-"""One optimiser update: what it minimises, its batch on its way to the device, and how it runs.
+"""One optimiser update: where it runs, what it minimises, how its batch reaches the device, and how it runs.
+
+Lightning Fabric drives devices, precision and processes.  One process in plain precision needs none of it,
+and importing Fabric takes seconds.  Several are started by `torchrun`, by SLURM, or by
+`gpattention train --devices N`; each then calls `fit` with the same arguments, and Fabric finds its place
+among them.
 
 A step minimises cross-entropy and alpha times the regulariser; `Schedule` says how alpha and the rate change.
 Batches of an update are of one size, so the mean of their cross-entropies is that of all their items.  Their
@@ -15,26 +20,219 @@ fused optimiser from updating (its `found_inf`) in that step and all later ones;
 trainer runs the same step eagerly from the untouched weights to see what failed.
 """
 
+import atexit
+import logging
 import math
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn, optim
+from torch import distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from gpattention.attention.base import mean_over_processes
+from gpattention.checks import check_choice
 from gpattention.data import Batch
 from gpattention.gp import ItemNoise, NotPositiveDefiniteError, NumericalError, check_health, deferred_checks
 from gpattention.graphs import WARM_UP, capture
 from gpattention.models import Transformer
 from gpattention.models.dropout import calls_of_items, find_dropouts, hooked, item_masks
 from gpattention.models.predict import Inputs, count_items, evaluating, take
+from gpattention.numerics import choose_device
 from gpattention.runs import Recipe, TrainingData
+from gpattention.training.folder import TrainingFailedError, TrainingStoppedError, what_is_left
+
+# Where a run computes
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class SingleProcess:
+    """One process, with the interface of Fabric."""
+
+    world_size = 1
+    global_rank = 0
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+
+    def setup(self, module: Module, optimizer: optim.Optimizer) -> tuple[Module, optim.Optimizer]:
+        """Move the module; there is nothing to wrap."""
+        return module.to(self.device), optimizer
+
+    def to_device(self, module: Module) -> Module:
+        """The module on the device."""
+        return module.to(self.device)
+
+    def backward(self, loss: Tensor) -> None:
+        """No scaling, no communication."""
+        loss.backward()
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
+        """No-op: one process has nothing to synchronise."""
+        return nullcontext()
+
+    def barrier(self) -> None:
+        """No-op: one process waits for no other."""
+
+
+PLAIN_PRECISIONS = ("32-true", "tf32", "64-true")  # no autocast
+PRECISIONS = (*PLAIN_PRECISIONS, "bf16-mixed")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run may use.  Nothing of it is part of the recipe: it changes the time, not the result.
+
+    Attributes:
+        device: cpu, cuda, cuda:1, or auto.
+        precision: one of `PRECISIONS`; tf32 is float32, with linear maps in TF32 where a GPU has it.
+        strategy: one of Fabric's, for several processes; DDP is the one that is tested.
+        graphs: capture the whole step as a CUDA graph where that is possible.
+    """
+
+    device: torch.device | str = "auto"
+    precision: str = "32-true"
+    strategy: Any = "auto"
+    graphs: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, PRECISIONS)
+
+
+def start_fabric(hardware: Hardware, *, find_unused: bool = True) -> Any:
+    """Start what drives this process: Fabric, which joins the other processes if there are any.
+
+    One process in plain precision has nothing to drive and gets `SingleProcess`.  `find_unused` is for models
+    that leave some parameters out of a step.
+    """
+    device = choose_device(hardware.device)
+    # processes that a launcher started; 1 without one
+    world = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))
+    if world == 1 and hardware.precision in PLAIN_PRECISIONS:
+        return SingleProcess(device)
+    accelerator = "gpu" if device.type == "cuda" else "cpu"
+    precision = "32-true" if hardware.precision == "tf32" else hardware.precision
+    fabric_class = _fabric_class()
+    options: dict[str, Any] = {"devices": 1 if device.index is None else [device.index]}
+    if world > 1:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", "1")))
+        ddp = "ddp_find_unused_parameters_true" if find_unused else "ddp"
+        strategy = ddp if hardware.strategy == "auto" else hardware.strategy
+        options = {"devices": local, "num_nodes": max(world // local, 1), "strategy": strategy}
+    fabric = fabric_class(accelerator=accelerator, precision=precision, **options)
+    joined_before = dist.is_initialized()
+    fabric.launch()
+    if dist.is_initialized() and not joined_before:
+        # Fabric leaves a gloo group and its threads to the end of the interpreter, where a thread that still
+        # has something to do aborts the process.  At exit and not after the run: who trains again in this
+        # process goes on with the group, since a second one would meet at the first one's addresses.
+        atexit.register(_leave_processes)
+    return fabric
+
+
+def _leave_processes() -> None:
+    """Wait for the threads of the process group, and end it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def matmul_precision(hardware: Hardware) -> Iterator[None]:
+    """Products in TF32 if asked for; posteriors and densities still compute in full float32."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    if hardware.precision == "tf32":
+        products.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+def why_no_graph(hardware: Hardware, fabric: Any) -> str | None:
+    """The reason why steps run eagerly; None where they are captured."""
+    if fabric.device.type != "cuda":
+        return "CUDA graphs need a CUDA device"
+    if not hardware.graphs:
+        return "graphs are switched off"
+    if fabric.world_size > 1:
+        return "steps of several processes are not captured"
+    if hardware.precision == "bf16-mixed":
+        return "steps under autocast are not captured"
+    return None
+
+
+def _fabric_class() -> Any:
+    for package in ("lightning_fabric", "lightning.fabric"):  # the same code, alone or in the larger package
+        try:
+            found = import_module(package).Fabric
+            logging.getLogger(package).setLevel(logging.WARNING)  # not a banner per process
+            return found
+        except ImportError:
+            continue
+    raise ImportError("training needs Lightning Fabric: pip install 'gpattention[train]'")
+
+
+def is_leading() -> bool:
+    """Whether this is the first of the processes that a launcher started, the one that writes."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+
+
+STOPPED = 130  # exit code of a process that was asked to stop and saved its state
+
+
+def launch(arguments: Sequence[str], processes: int, folder: Path) -> None:
+    """Run `python ARGUMENTS` in several processes of this machine, each of which calls `fit`.
+
+    Args:
+        arguments: arguments of Python.
+        processes: how many; when one dies the others are stopped.
+        folder: folder of the run that they train.
+
+    Raises:
+        TrainingFailedError: a process died; the message says which, and what is left.
+        TrainingStoppedError: they were asked to stop.
+        ValueError: fewer than 2 processes are asked for.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if processes < 2:
+        raise ValueError(f"expected at least 2 processes to launch, got {processes}")
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it ourselves
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id="gpattention", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+    )  # fmt: skip
+    try:
+        elastic_launch(config, sys.executable)(*arguments)
+    except SignalException as stop:
+        raise TrainingStoppedError(f"stopped by {stop.sigval.name}; {what_is_left(folder)}") from stop
+    except ChildFailedError as failure:
+        rank, first = failure.get_first_failure()
+        if first.exitcode == STOPPED:
+            raise TrainingStoppedError(f"stopped; {what_is_left(folder)}") from failure
+        code = first.exitcode
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        left = what_is_left(folder)
+        raise TrainingFailedError(f"process {rank} of {processes} {ended}; {left}") from failure
+
+
+# What a step minimises
 
 PhaseName = Literal["kernel", "gp"]
 DROPOUT_SEED = 0x5EED  # another stream than the draws of the same step
@@ -56,7 +254,7 @@ class Schedule:
     """Learning rate, regulariser's weight and phase of every step: optimiser updates, counted from 0.
 
     Attributes:
-        recipe: of the run.
+        recipe: recipe of the run.
         steps_per_epoch: that its data give.
     """
 
@@ -78,7 +276,7 @@ class Schedule:
         return "kernel" if step < self.kernel_steps else "gp"
 
     def controls(self, step: int) -> Controls:
-        """Everything about a step."""
+        """The controls of a step."""
         seed = self.recipe.seed * 1_000_003 + step
         return Controls(step, seed, self.learning_rate(step), self.alpha(step))
 
@@ -184,7 +382,7 @@ class Objective(nn.Module):
 
 
 def _mask_seed(seed: Tensor, items: Tensor) -> Tensor:
-    """Another one for every step, and for every batch and process of a step: their items differ.  []"""
+    """The seed of dropout masks: another one for every step, batch and process, as their items differ.  []"""
     return torch.add(seed, items[0], alpha=MASK_STRIDE)
 
 
@@ -212,7 +410,7 @@ def train_steps(
         module: what is trained; it is in training mode at every step, whatever the caller did in between.
         loss: from a batch to what is minimised.  []
         batches: anything that `loss` takes, one for each step.
-        optimizer: of the module's parameters.
+        optimizer: optimizer of the module's parameters.
         learning_rate: from the number of the step, counted from 0, to its learning rate.
         clip: largest norm of the gradient; None leaves it as it is.
         defer_checks: collect numerical failures for `gpattention.gp.check_health` instead of raising them,
@@ -235,13 +433,13 @@ def train_steps(
 
 
 def set_learning_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
-    """The same rate for all groups of parameters."""
+    """Set the same rate for all groups of parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
-    """The norm before clipping, which is done only where there is a limit.  []"""
+    """Clip gradients where there is a limit; returns their norm before.  []"""
     owners = [p for p in parameters if p.grad is not None]
     if limit is not None:
         return nn.utils.clip_grad_norm_(owners, limit)
@@ -261,7 +459,7 @@ def is_broken(*values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of losses and regularisers over steps, of this process."""
+    """Sums of losses and regularisers over the steps of this process."""
 
     loss: float = 0.0
     regularizer: float = 0.0
@@ -309,7 +507,7 @@ class EagerEngine:
     def step(self, batches: Sequence[Batch], controls: Controls) -> None:
         """One update; its values are added up until `read`, and `last` has those of the last step."""
         set_learning_rate(self.optimizer, controls.learning_rate)
-        if not self._objective.model.training:  # to tell every module in every step takes half a millisecond
+        if not self._objective.model.training:  # calling every module in every step takes half a millisecond
             self._module.train()
         self.optimizer.zero_grad()
         seed = torch.tensor(controls.seed, device=self._fabric.device)
@@ -555,7 +753,7 @@ class Feed:
             yield self._ready(Batch(*batch).to(self.device, non_blocking=True), epoch)
 
     def _cut(self, items: Tensor) -> Batch:
-        """Those items as they are stored, on the device where the numbers of the items lie."""
+        """The stored data of items, on the device of the items' numbers."""
         return Batch(items, take(self._stored.train, items, items.device), self._stored.train_labels[items])
 
     def _ready(self, batch: Batch, epoch: int) -> Batch:

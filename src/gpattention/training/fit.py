@@ -51,20 +51,24 @@ from gpattention.runs import (
     write_metrics,
 )
 from gpattention.runs.recipe import flat
-from gpattention.training.devices import Hardware, is_leading, matmul_precision, start_fabric, why_no_graph
 from gpattention.training.engine import (
     CaptureFailedError,
     EagerEngine,
     Engine,
     Feed,
     GraphEngine,
+    Hardware,
     Objective,
     PhaseName,
     Schedule,
     StepFailedError,
     Sums,
     cast,
+    is_leading,
+    matmul_precision,
     repeat_step,
+    start_fabric,
+    why_no_graph,
 )
 from gpattention.training.folder import (
     FIRST_PHASE,
@@ -97,14 +101,14 @@ class TrainingStep:
 
     Attributes:
         step: how many are done.
-        total: of both phases.
+        total: how many steps both phases have.
         epoch: counted from 0.
         phase: kernel or gp.
         loss: what was minimised.
-        accuracy: of the last validation.
+        accuracy: accuracy of the last validation.
         alpha: weight of the regulariser.
         regularizer: its value, where there is one.
-        examples_per_second: of this step.
+        examples_per_second: examples per second in this step.
     """
 
     step: int
@@ -123,9 +127,9 @@ class TrainingResult:
     """A finished run.
 
     Attributes:
-        folder: the run's.
+        folder: folder of the run.
         model: with the weights chosen.
-        rows: of metrics.csv.
+        rows: rows of metrics.csv.
     """
 
     folder: Path
@@ -292,7 +296,7 @@ def needs_warm_start(recipe: Recipe) -> bool:
     """Whether phase 2 has another model than phase 1.
 
     Args:
-        recipe: of a run.
+        recipe: recipe of a run.
 
     Returns:
         True for a kind of attention that starts from kernel attention.
@@ -364,8 +368,8 @@ def take_first_phase(recipe: Recipe, folder: StrPath, source: StrPath) -> None:
     """Make a run whose first phase is that of another run; resume it to train the second.
 
     Args:
-        recipe: of the new run.
-        folder: of the new run.
+        recipe: recipe of the new run.
+        folder: folder of the new run.
         source: the other run.
 
     Raises:
@@ -397,7 +401,7 @@ def first_phase(recipe: Recipe) -> dict[str, Any]:
     """Everything the first phase depends on.
 
     Args:
-        recipe: of a run.
+        recipe: recipe of a run.
 
     Returns:
         Values by the names of the recipe; equal for runs with the same first phase.
@@ -447,7 +451,7 @@ def fit(
     progress: Callable[[TrainingStep], object] | None = None,
     on_validation: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainingResult:
-    """Train to the end.
+    """Train a recipe on data to the end.
 
     Under `torchrun` or SLURM every process makes this call; together they train on the same batches as one
     process would.
@@ -455,7 +459,7 @@ def fit(
     Args:
         recipe: what to train, and how.
         data: what to train on.
-        folder: the run's.
+        folder: folder of the run.
         resume: go on from the last checkpoint.
         device: cpu, cuda, cuda:1, ... or auto.
         precision: one of `PRECISIONS`.
@@ -543,7 +547,7 @@ class _Run:
         self.fabric.barrier()
 
     def _restore(self, state: Mapping[str, Any]) -> PhaseName:
-        """Counters of a checkpoint; the phase that it was written in."""
+        """Take over the counters of a checkpoint; returns its phase."""
         try:
             self.step, self.rows, self.sums = state["step"], state["rows"], Sums(**state["sums"])
             self.best = -math.inf if state["best"] is None else state["best"]
@@ -553,7 +557,7 @@ class _Run:
         return phase
 
     def _write(self, action: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """In the one process that writes."""
+        """Call a function in the one process that writes."""
         if self.leads:
             with disk_errors_explained(self.folder):
                 action(*arguments, **options)
@@ -713,7 +717,7 @@ class _Run:
         return {"step": self.step, "phase": self.phase, "best": best, "rows": self.rows, "sums": sums}
 
     def _save(self, *, first_phase: bool = False) -> None:
-        """A state to resume from; that of the end of the first phase is kept for other runs."""
+        """Write a state to resume from; that of the end of the first phase is kept for other runs."""
         self._collect()
         self.sums = self.sums.over_processes(self.fabric)  # one checkpoint serves them all
         random = random_states(self.fabric.device, self.fabric.world_size)
@@ -738,8 +742,8 @@ def train_recipe(
     """Load the recipe's data, write what prediction needs of it, and train.
 
     Args:
-        recipe: of images or texts.
-        folder: the run's.
+        recipe: recipe on images or texts.
+        folder: folder of the run.
         root: folder of the datasets; the environment variable GPATTENTION_DATA if not given.
         resume: go on from the last checkpoint.
         first_phase: a run whose first phase is the same and is taken over, to the same bits; it is

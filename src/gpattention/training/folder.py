@@ -91,7 +91,7 @@ def opened_folder(folder: Path, recipe: Recipe, *, resume: bool, writes: bool) -
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder; a process that dies gives it free."""
+    """Lock a folder against other processes; a process that dies frees it."""
     with (folder / LOCK).open("ab") as file:
         if fcntl is not None:
             _take(file, folder)
@@ -190,7 +190,7 @@ def write_run_recipe(folder: Path, recipe: Recipe) -> Path:
 
 @contextmanager
 def disk_errors_explained(folder: Path) -> Iterator[None]:
-    """What cannot be written ends training, with a message that says what is left and what helps."""
+    """Turn failed writes into an error that says what is left and what helps."""
     try:
         yield
     except OSError as error:
@@ -235,7 +235,7 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: i
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Everything, or `CheckpointError` with the reason."""
+    """Read a checkpoint; `CheckpointError` if it is missing or damaged."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint {path}")
     digest_file = path.with_suffix(".sha256")

@@ -24,10 +24,10 @@ class RunStatus:
         folder: where it lies.
         state: what it is doing.
         phase: kernel or gp; None before the first.
-        epoch: of the last validation, or where a first phase that was taken over ended.
-        epochs: of both phases.
-        accuracy: of the last validation.
-        nll: of the last validation.
+        epoch: epoch of the last validation, or where a first phase that was taken over ended.
+        epochs: epochs of both phases.
+        accuracy: accuracy of the last validation.
+        nll: nll of the last validation.
         steps_per_second: between the last two validations of this phase.
         seconds_left: at that rate.
         at_least: whether a second phase, whose rate nobody knows yet, comes after.
@@ -56,7 +56,7 @@ def read_statuses(folders: Sequence[StrPath], *, now: float | None = None) -> tu
     """Where every run in or below the folders stands, finished or not.
 
     Args:
-        folders: of runs, or folders that hold runs.
+        folders: folders of runs, or folders that hold runs.
         now: seconds since the epoch; the clock's if not given.
 
     Returns:

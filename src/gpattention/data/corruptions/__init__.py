@@ -53,9 +53,10 @@ def corrupt(
 ) -> Tensor:
     """Images [B, 3, H, W] under the corruption `name` of `CORRUPTIONS` at severity 1 to 5.
 
-    Bytes come back as bytes, decimals cut off as in the published code; floats in [0, 1] come back as floats
-    of their type, on their device. Image b is item `first_item + b` of the test set; its random numbers
-    depend on the seed, the item, the corruption and the severity alone, so batches may be cut at will.
+    Bytes remain bytes, with decimals cut off as in the published code; floats in [0, 1] remain floats of
+    their type, on the same device.  Image b is item `first_item + b` of the test set; its random numbers
+    depend only on the seed, the item, the corruption and the severity, so that the choice of batches does not
+    matter.
 
     Args:
         images: uint8, or floats in [0, 1]; RGB, at least 8 x 8 pixels.
@@ -63,13 +64,13 @@ def corrupt(
         severity: 1, 2, 3, 4 or 5.
         seed: of all random numbers.
         first_item: the index of the first image in its test set.
-        frost: pictures of frost, RGB [3, h, w] each in their published size; None draws on generated ones.
+        frost: pictures of frost, RGB [3, h, w], each in its published size; generated ones if not given.
 
     Returns:
         New images of the same shape, type and device.
 
     Raises:
-        ValueError: for a corruption or severity that there is not, or other images.
+        ValueError: the corruption or severity is unknown, or the images have another form.
 
     >>> corrupt(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), "gaussian_noise", 3).shape
     torch.Size([4, 3, 32, 32])
@@ -97,14 +98,14 @@ def corrupt(
 
 
 def check_request(name: str, severity: int) -> None:
-    """Raise unless there is such a corruption at such a severity."""
+    """Refuse unknown corruptions and severities."""
     check_choice("name", name, CORRUPTIONS)
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise ValueError(f"severity: expected 1, 2, 3, 4 or 5, got {severity!r}")
 
 
 def check_images(images: Tensor, channels: tuple[int, ...] = (3,), smallest: int = SMALLEST_SIDE) -> None:
-    """Raise unless these are images of bytes or of floats in [0, 1]."""
+    """Refuse anything but images of bytes or of floats in [0, 1]."""
     check_tensor("images", images)
     if images.ndim != 4 or images.shape[1] not in channels or min(images.shape[2:]) < smallest:
         raise ValueError(

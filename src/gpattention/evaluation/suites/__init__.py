@@ -1,8 +1,8 @@
-"""What is measured, one suite per file, and the registry of suites.
+"""The suites of evaluations, one in each file, and their registry.
 
-The functions `..._findings` are pure: from predictions (`Predicted`) or a model to `Findings`.  Beside each
-stands `evaluate_...`, which brings a run's predictions or model.  A new suite is one such file and one line
-of `SUITES`; `gpattention.evaluation.evaluate_run` runs it and writes what it finds.
+The functions `..._findings` are pure and turn predictions (`Predicted`) or a model into `Findings`.  The
+function `evaluate_...` beside each brings the predictions or the model of a run.  To add a suite, write such
+a file and one line in `SUITES`; `gpattention.evaluation.evaluate_run` runs it and writes its findings.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ class Suite:
     """One suite of an evaluation.
 
     Attributes:
-        label: what it is, where a run does not have it yet.
+        label: a description, for runs that do not have it yet.
         evaluate: runs it.
-        predictions: whether it evaluates predictions, those of an ensemble too; else the model.
-        images: whether it makes sense for images alone.
+        predictions: whether it evaluates predictions, of ensembles too, or else the model.
+        images: whether it is for images only.
         items: whether it depends on the items of the data.
         validation: whether it depends on validation items.
-        usual: whether it is one of "all"; else it is to be asked for by its name.
+        usual: whether it is one of "all", or else is evaluated only by its name.
     """
 
     label: str

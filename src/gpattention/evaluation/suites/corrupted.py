@@ -1,4 +1,4 @@
-"""Suite `corrupted`: every metric on corrupted items, and its means per category and over all types."""
+"""Suite `corrupted`: every metric on corrupted items, and its means over each category and over all types."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -14,7 +14,6 @@ from gpattention.evaluation.predictions import ItemSet, Predicted
 from gpattention.evaluation.predictors import build_predictor
 from gpattention.evaluation.suites.examples import Entry, entries, gallery
 from gpattention.evaluation.suites.findings import (
-    PAPER_BATCH,
     Findings,
     ItemValues,
     Steps,
@@ -28,15 +27,15 @@ from gpattention.evaluation.suites.findings import (
 from gpattention.metrics.classification import BINS, BinSums, reliability, top_sums
 from gpattention.runs import Record
 
-TYPES = 4  # of which there are items to look at
-LADDERS = 2  # items that are shown under every severity
+TYPES = 4  # types of which items are shown
+LADDERS = 2  # items shown under every severity
 SMALL = 1000  # test items that are corrupted in a moment
-FEW = 2  # of each group, of each type
-MEAN = f"{PREFIX}/mean"  # the set of the means over all types; items are those of one type and severity
+FEW = 2  # items of each group and type
+MEAN = f"{PREFIX}/mean"  # the set of means over all types, with the items of one type and severity
 
 
 def evaluate_corrupted(subject: Subject) -> Findings:
-    """Every type at every severity, the means, and the reliability of all their items together."""
+    """Every type at every severity, their means, and the reliability of all their items together."""
     sets, progress = subject.sets, subject.progress
     if sets.corruptions is None:
         return Findings(notes=(f"there are no corruptions of {sets.kind}",))
@@ -51,7 +50,7 @@ def evaluate_corrupted(subject: Subject) -> Findings:
     for corruption, severity in product(source.types, source.severities):
         items = subject.corrupted(source, corruption, severity)
         for label, predicted in (each for name in subject.names for each in subject.variants(name, items)):
-            records += classification_records(items.name, label, predicted, PAPER_BATCH[sets.kind])
+            records += classification_records(items.name, label, predicted, subject.paper_batch)
             if subject.run is None:
                 by_item.setdefault(label, []).append(item_values(predicted))
             if label not in pooled:
@@ -60,7 +59,7 @@ def evaluate_corrupted(subject: Subject) -> Findings:
             if worst and label == "model" and subject.run is not None:
                 about = (subject.run.model, items, predicted, sets.classes, subject.device)
                 examples[items.name] = gallery(*about, count=FEW)
-            # sums alone stay: predictions of a million images would not fit
+            # only sums are kept: predictions of a million images would not fit into memory
             pooled[label] = pool_reliability(pooled.get(label), predicted)
     means = corruption_means(records, CATEGORIES)
     curves = {label: reliability_curve(reliability(sums)) for label, sums in pooled.items()}
@@ -69,37 +68,32 @@ def evaluate_corrupted(subject: Subject) -> Findings:
         shown["by_item"] = {label: {MEAN: item_means(several)} for label, several in by_item.items()}
     if examples:
         shown["gallery"] = {"sets": examples, "ladders": _ladders(subject, source)}
-    found = Findings((*means, *records), shown, source.notes)
-    return Findings.merge([found, *counted])
+    return Findings.merge([Findings((*means, *records), shown, source.notes), *counted])
 
 
 def _ladders(subject: Subject, source: CorruptedSource) -> dict[str, dict[str, list[Entry]]]:
-    """The first items under each of some types, by severity; 0 is as they are."""
+    """The first items under some types, by severity, where 0 is the clean image."""
     model, test = subject.run.model, subject.sets.test
     built = build_predictor("model", model, subject.samples, None)
-    # those made as needed cost nothing but their making
-    small = source.name == MADE and len(test) <= SMALL
+    # all severities where a few images cost a moment
+    severities = SEVERITIES if source.name == MADE and len(test) <= SMALL else source.severities
 
     def step(items: ItemSet) -> list[Entry]:
         few = items.first(LADDERS)
         inputs = few.inputs(0, len(few), subject.device)
         found = built.predictor.predict(inputs, samples=built.samples, seed=subject.seed)
-        labels = None if few.labels is None else few.labels.to(found.logits.device)
-        predicted = Predicted.from_logits(found.logits, labels)
+        predicted = Predicted.from_logits(found.logits, few.labels)
         return entries(model, few, predicted, torch.arange(len(few)), subject.sets.classes, subject.device)
 
-    return {
-        kind: {"0": step(test)}
-        | {
-            str(s): step(subject.corrupted(source, kind, s))
-            for s in (SEVERITIES if small else source.severities)
-        }
-        for kind in source.types[:TYPES]
-    }
+    ladders = {}
+    for kind in source.types[:TYPES]:
+        rungs = {str(s): step(subject.corrupted(source, kind, s)) for s in severities}
+        ladders[kind] = {"0": step(test), **rungs}
+    return ladders
 
 
 def pool_reliability(before: BinSums | None, predicted: Predicted) -> BinSums:
-    """Sums over sets that come one after the other and need not be kept."""
+    """Sums over sets that are predicted one after the other."""
     more = top_sums(predicted.prediction.probs, predicted.known_labels, BINS)
     if before is None:
         return more
@@ -109,14 +103,15 @@ def pool_reliability(before: BinSums | None, predicted: Predicted) -> BinSums:
 def corruption_means(
     records: Iterable[Record], categories: Mapping[str, Sequence[str]]
 ) -> tuple[Record, ...]:
-    """Means of each predictor's metrics: of each category over its types and severities, and over the types.
+    """Means of the metrics of each predictor over the types of each category, and over all types.
 
-    A type counts by its mean over the severities, so that none weighs more for having more of them.  An
-    interval over items is the mean of the sets' intervals: at most too wide, as all are of the same items.
+    A type counts with its mean over severities, so that types with more of them do not weigh more.  An
+    interval over items is the mean of the intervals of the sets.  It may be too wide but not too narrow, as
+    all sets have the same items.
 
     Args:
         records: of corruptions at severities.
-        categories: types by category; those without any type are left out.
+        categories: types by category; categories without records are left out.
 
     Returns:
         Records of the sets corrupted/CATEGORY and corrupted/mean.
@@ -138,5 +133,5 @@ def corruption_means(
 
 
 def _means(records: Sequence[Record]) -> list[float]:
-    """Of the values and, where all have intervals, of their ends."""
+    """The mean value and, if all have intervals, the means of their ends."""
     return [fmean(x) for x in zip(*((r.value, *r.detail.get("interval", ())) for r in records), strict=True)]

@@ -1,9 +1,9 @@
-"""Suite `criterion`: what a plan chooses by, on validation items that no temperature was fitted on.
+"""Suite `criterion`: the number by which plans choose, from validation items that fitted no temperature.
 
-Half of the validation items fits every temperature, the other half judges: as they are, and under each
-synthetic shift with temperatures that have not seen that shift.  The criterion is the mean of the NLL of
-clean items and of the mean NLL over the shifts.  Neither test items nor corruptions have a part in it, and
-the temperatures that other suites use are fitted to all validation items as always.
+One half of the validation items fits every temperature, and the other half is evaluated: unchanged, and under
+each synthetic shift with temperatures that have not seen that shift.  The criterion is the mean of the NLL of
+clean items and the mean NLL over the shifts.  It uses neither test items nor corruptions.  The other suites
+still fit their temperatures to all validation items.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,12 +29,12 @@ METRICS = ("accuracy", "nll", "ece")
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a predictor says of some items.
+    """A prediction of labelled items.
 
     Attributes:
         logits: [S, B, C].
         labels: [B].
-        signals: of the model, whatever predicts; None where no temperature asks for them.
+        signals: of the model itself; None if no temperature needs them.
     """
 
     logits: Tensor
@@ -43,11 +43,11 @@ class Seen:
 
 
 Shifts = Mapping[str, Seen]
-Heat = Callable[[Seen], float | Tensor | None]  # the temperature of items; None: as they are
+Heat = Callable[[Seen], float | Tensor | None]  # the temperature of items, or None for none
 
 
 def evaluate_criterion(subject: Subject) -> Findings:
-    """Of every predictor with every temperature; of a run alone."""
+    """The criterion of every predictor and temperature of a run; ensembles have none."""
     if subject.run is None:
         return Findings()
     validation, adaptive = subject.sets.validation, "adaptive_temperature" in subject.heats
@@ -76,17 +76,17 @@ def evaluate_criterion(subject: Subject) -> Findings:
 def criterion_findings(
     name: str, fitting: tuple[Seen, Shifts], judging: tuple[Seen, Shifts], heats: tuple[str, ...]
 ) -> Findings:
-    """The criterion of one predictor, as it is and with each temperature.
+    """The criterion of one predictor, without temperature and with each kind of temperature.
 
     Args:
         name: of the predictor.
         fitting: clean and shifted items to fit temperatures to.
         judging: other clean and shifted items.
-        heats: kinds of temperatures, of temperature, shift_temperature and adaptive_temperature.
+        heats: kinds of temperatures: temperature, shift_temperature or adaptive_temperature.
 
     Returns:
-        Accuracy, NLL and ECE of clean items, of each shift with what was fitted without it, and their mean
-        over the shifts; and the criterion, an NLL.
+        Accuracy, NLL and ECE of clean items and of each shift, with a temperature fitted without that shift,
+        their means over the shifts, and the criterion, an NLL.
     """
     found, (clean, shifts) = list[Findings](), judging
     for heat in ("", *heats):
@@ -96,7 +96,7 @@ def criterion_findings(
             rest = {
                 kind: fitted_heat(heat, fitting[0], {k: v for k, v in fitting[1].items() if k != kind})
                 for kind in shifts
-                if heat not in ("", "temperature")  # which see no shift
+                if heat not in ("", "temperature")  # these do not depend on shifts
             }
         except (NumericalError, ValueError) as error:
             found.append(Findings(notes=(f"no criterion of {label}: {error}",)))
@@ -120,11 +120,11 @@ def fitted_heat(kind: str, clean: Seen, shifts: Shifts) -> Heat:
 
     Args:
         kind: temperature, shift_temperature, adaptive_temperature; empty for none.
-        clean: items as they are.
-        shifts: items by their shift.
+        clean: unchanged items.
+        shifts: shifted items by shift.
 
     Returns:
-        What gives the temperature of items.
+        A function from items to their temperature.
 
     Raises:
         NumericalError: no temperature is best.

@@ -24,27 +24,28 @@ from gpattention.models.predict import Inputs, count_items
 from gpattention.runs import Record
 
 Config = VisionConfig | TextConfig
-Count = Callable[[int, int], object]  # sizes done, and in all
+Count = Callable[[int, int], object]  # sizes done, all sizes
 MEBIBYTE = 1 << 20
 METRICS = ("train_epoch_seconds", "predict_seconds", "train_peak_mib", "predict_peak_mib")
-REGULARIZER = 0.01  # its weight; any but 0 costs the same
+REGULARIZER = 0.01  # its weight; all but 0 cost the same
 
 
 def measure_cost(
     build: Callable[[], Any], inputs: Inputs, labels: Tensor, *, samples: int, draw: Draw = "independent",
     steps: int = 3,
 ) -> tuple[float, float, float, float]:  # fmt: skip
-    """Seconds of an update and of predicting, and MiB of training and of predicting, with all items.
+    """Seconds of an update and of a prediction, and MiB of training and of predicting, with all items.
 
-    `build` makes the model on its device.  Seconds are the median of `steps` after one that does not count;
-    MiB are everything held at once: weights, gradients, the optimiser's moments and what a step needs.
+    `build` makes the model on its device.  Seconds are the median of `steps` after a first one that does not
+    count; MiB include everything held at the same time: weights, gradients, the moments of the optimiser and
+    the tensors of a step.
     """
     device = labels.device
     model = build()
 
     def train() -> None:
         step = _training_step(build(), inputs, labels, draw)
-        step()  # the optimiser's tensors come with the first step
+        step()  # makes the tensors of the optimiser
         step()
 
     options: dict[str, Any] = {"samples": samples, "draw": draw}
@@ -57,10 +58,10 @@ def measure_cost(
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """Bytes of the tensors that `work` holds at its fullest, beside those that were there before.
+    """The most bytes that tensors of `work` take at the same time, without those that existed before.
 
-    On a GPU the allocator knows.  On a CPU every tensor that an operation returns is counted while it lives,
-    not what operations use inside.
+    On a GPU the allocator knows them.  On a CPU every tensor that an operation returns is counted while it
+    lives, but not the memory that operations use inside.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -75,7 +76,7 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
 
 
 def _training_step(model: Any, inputs: Inputs, labels: Tensor, draw: Draw) -> Callable[[], None]:
-    """One update a call, as training makes it."""
+    """A function that makes one update of training."""
     drawing: Draw = draw if model.draws else "none"
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
     items = torch.arange(count_items(inputs), device=labels.device)
@@ -148,16 +149,16 @@ CPU_ITEMS = 16  # of a step that is measured on a CPU, at most
 
 @dataclass(frozen=True)
 class EfficiencyPlan:
-    """What is measured, and what it is scaled to.
+    """What is measured, and the size to which it is scaled.
 
     Attributes:
         batch: items of an update in training.
         training_items: of an epoch.
         samples: draws of a prediction.
         draw: in training.
-        steps: of which the median counts.
+        steps: number of measurements, of which the median counts.
         inducing: numbers of inducing points.
-        lengths: times the side of an image, or the words of a sentence.
+        lengths: factors of the side of an image, or of the number of words of a sentence.
     """
 
     batch: int
@@ -170,7 +171,7 @@ class EfficiencyPlan:
 
 
 def evaluate_efficiency(subject: Subject) -> Findings:
-    """Of models like the run's, at the batches and draws of its training."""
+    """Models like that of the run, with the batches and draws of its training."""
     run = subject.run
     plan = EfficiencyPlan(
         run.recipe.optimizer.batch_size, len(subject.sets.train), subject.samples, run.recipe.phases.draw
@@ -182,13 +183,13 @@ def evaluate_efficiency(subject: Subject) -> Findings:
 def efficiency_findings(
     model: Any, plan: EfficiencyPlan, device: torch.device, progress: Count | None = None
 ) -> Findings:
-    """Seconds and peak memory of models like this one, freshly made, at every size of the plan.
+    """Seconds and peak memory of new models like this one, at every size of the plan.
 
     Args:
-        model: whose class and config are taken.
+        model: its class and config are used.
         plan: what is measured.
-        device: where.
-        progress: called with sizes done, and in all.
+        device: where to measure.
+        progress: called with the number of sizes done and of all sizes.
 
     Returns:
         Four records for each size.
@@ -202,7 +203,7 @@ def efficiency_findings(
         def build(config: Config = config) -> Any:
             return type(model)(config).to(device)
 
-        # a measurement must not change what its caller draws next
+        # measuring must not change the caller's random numbers
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(0)
             step, predicting, *peaks = measure_cost(
@@ -218,9 +219,10 @@ def efficiency_findings(
 
 
 def planned_sizes(config: Config, plan: EfficiencyPlan) -> dict[tuple[int | None, int], Config]:
-    """Configs by inducing points (None: exact attention) and tokens.
+    """Configs by numbers of inducing points (None for exact attention) and tokens.
 
-    The model's own size first, then other lengths, and other numbers of inducing points if it has any.
+    The size of the model comes first, then other lengths and, if it has inducing points, other numbers of
+    them.
     """
     changed = [_longer(config, factor) for factor in plan.lengths]
     if inducing_of(config) is not None:
@@ -229,13 +231,13 @@ def planned_sizes(config: Config, plan: EfficiencyPlan) -> dict[tuple[int | None
 
 
 def inducing_of(config: Config) -> int | None:
-    """The number of inducing points of the first layer that has some; the first of a pair."""
+    """The number of inducing points of the first layer with any; the first of a pair."""
     first = next(filter(None, map(_inducing, config.layers)), None)
     return first[0] if isinstance(first, tuple) else first
 
 
 def _inducing(layer: AttentionConfig) -> Any:
-    """As the layer's options or its kind's default say; None where the kind has no inducing points."""
+    """The number in the layer's options or the default of its kind; None if it has no inducing points."""
     parameter = inspect.signature(attention_class(layer.kind)).parameters.get("num_inducing")
     return parameter and layer.options.get("num_inducing", parameter.default)
 
@@ -259,7 +261,7 @@ def _tokens(config: Config) -> int:
 
 
 def _random_items(config: Config, items: int, device: torch.device) -> tuple[Inputs, Tensor]:
-    """Items of the right shape; what they show costs nothing."""
+    """Random items of the right shape, as their content does not change the cost."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(config.classes, (items,), generator=generator).to(device)
     if isinstance(config, VisionConfig):

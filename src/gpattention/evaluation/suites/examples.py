@@ -1,8 +1,8 @@
-"""Items to look at: what the model answered, and where it looked and was unsure, token by token.
+"""Items to look at: the answers of the model, and its attention and uncertainty for each token.
 
-A suite keeps a few items of its sets in the curve "gallery".  Its groups hold the items worth looking at; its
-"answers" hold the answers to the first items of every set, whether worth a look or not, so that models can be
-compared on the mistakes of another.
+A suite keeps a few items of its sets in the curve "gallery".  The groups hold items worth a look, and
+"answers" holds the answers to the first items of every set, so that models can be compared on the mistakes of
+others.
 """
 
 from base64 import b64encode
@@ -21,7 +21,7 @@ from gpattention.models import predict
 from gpattention.models.predict import Inputs, count_items, evaluating
 
 COUNT = 8  # items of each group
-ANSWERED = 400  # first items of a set of which every answer is kept
+ANSWERED = 400  # first items of a set, whose answers are all kept
 Entry = dict[str, Any]
 
 
@@ -29,23 +29,23 @@ def gallery(
     model: Any, items: ItemSet, predicted: Predicted, classes: Sequence[str], device: torch.device,
     count: int = COUNT,
 ) -> dict[str, Any]:  # fmt: skip
-    """The most certain, the least certain and the most wrong items, with what is known at their tokens.
+    """The most certain, the least certain and the most wrong items, with numbers for their tokens.
 
-    Certain is by confidence; most wrong are those of the wrongly predicted that give their class the least
-    probability.  Items without labels have no "most_wrong".  `uncertainty` is the entropy of the prediction
-    in nats; `token_variance` the mean over heads and layers in the mean pass, `token_attention` the share of
-    the attention weights' sizes that a token gets.
+    Certainty is measured by the confidence.  The most wrong items are those predicted wrongly that give their
+    class the least probability; items without labels have no "most_wrong".  `uncertainty` is the entropy of
+    the prediction in nats; `token_variance` is the mean over heads and layers in the mean pass, and
+    `token_attention` the share of a token in the absolute attention weights.
 
     Args:
         model: made the prediction.
         items: of one set.
-        predicted: of these items.
-        classes: names of them.
-        device: the model's.
-        count: most items of a kind.
+        predicted: the prediction of these items.
+        classes: their names.
+        device: of the model.
+        count: most items of each group.
 
     Returns:
-        Items of each kind, by kind; "sure_and_wrong" of the first items, and "answers" of these.
+        Items by group; "sure_and_wrong" has some of the first items, "answers" the answers to these.
     """
     prediction, labels = predicted.prediction, predicted.labels
     chosen = {
@@ -74,15 +74,15 @@ def entries(
     model: Any, items: ItemSet, predicted: Predicted, places: Tensor, classes: Sequence[str],
     device: torch.device,
 ) -> list[Entry]:  # fmt: skip
-    """What a page shows of some items.
+    """What a report shows of some items.
 
     Args:
         model: made the prediction.
         items: of one set.
-        predicted: of these items.
+        predicted: the prediction of these items.
         places: [k] of the items to show.
-        classes: names of them.
-        device: the model's.
+        classes: their names.
+        device: of the model.
 
     Returns:
         One entry for each.
@@ -108,18 +108,18 @@ def entries(
 
 
 def token_maps(model: Any, inputs: Inputs) -> tuple[list[list[float] | None], list[list[float] | None]]:
-    """The variance and the attention of the real tokens of each item, of one pass without draws.
+    """Variance and attention of the real tokens of each item, in one pass without draws.
 
-    The variance is the mean over heads and layers.  The attention that token j gets is the sum of |W_ij| over
-    real tokens i, heads and layers, as a share of that of all real tokens; weights may be negative where a
-    posterior mean is linear in the values.
+    The variance is the mean over heads and layers.  The attention to token j is the sum of |W_ij| over real
+    tokens i, heads and layers, as a share of that of all real tokens; the weights of a posterior mean may be
+    negative.
 
     Args:
-        model: a transformer of ours.
+        model: one of our transformers.
         inputs: a batch.
 
     Returns:
-        Of each item; None where no layer has any.
+        A list for each item; None if no layer has any.
     """
     received: list[Tensor] = []
     padding = padding_of(inputs)
@@ -152,7 +152,7 @@ def _rows(values: Tensor | None, padding: Tensor | None, count: int) -> list[lis
 
 
 def stored_image(stored: Inputs, item: int) -> Mapping[str, Any] | None:
-    """An image as its shape [H, W, C] and its 8-bit pixels in base64; None of what is none."""
+    """An image as its shape [H, W, C] and its 8-bit pixels in base64; None for other items."""
     if not isinstance(stored, Tensor) or stored.ndim != 4:
         return None
     image = stored[item]

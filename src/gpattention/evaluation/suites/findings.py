@@ -1,4 +1,4 @@
-"""What suites have in common: whom they evaluate, what they find, and how it becomes records and curves."""
+"""What suites share: the subject they evaluate, what they find, and its form as records and curves."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,27 +20,27 @@ from gpattention.models import Signals
 from gpattention.runs import Record
 from gpattention.strangeness import Head
 
-Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int], object]  # name of the work, amount done, total
 Curve = dict[str, list[float | None]]
-STEP = 1000  # parts of the progress of one prediction of one set
+STEP = 1000  # steps in which the progress of one prediction of one set is counted
 POINTS = 200  # of a curve, at most
-LIMITS = {"nll": (0.0, math.inf), "brier": (0.0, 2.0), "mcc": (-1.0, 1.0)}  # of metrics that are no shares
-ItemValues = dict[str, Tensor]  # accuracy and NLL, item by item, [B] each
+LIMITS = {"nll": (0.0, math.inf), "brier": (0.0, 2.0), "mcc": (-1.0, 1.0)}  # all others lie in [0, 1]
+ItemValues = dict[str, Tensor]  # accuracy and NLL of every item, [B] each
 PAPER_BATCH = {"images": 1000, "texts": 32}  # items over which the paper's code averages ECE and MCE
 
 
 class Steps:
-    """Predictions as one count, for a bar."""
+    """All predictions of a suite as one count, for a progress bar."""
 
     def __init__(self, report: Progress | None = None, what: str = "", total: int = 0) -> None:
         self._report, self._what, self._total, self._done = report, what, STEP * total, 0
 
     def part(self, done: int, total: int) -> None:
-        """Inside of a prediction."""
+        """Report progress inside a prediction."""
         self._show(self._done + min(STEP - 1, STEP * done // max(total, 1)))
 
     def finish_one(self) -> None:
-        """A prediction is there."""
+        """Report that a prediction is finished."""
         self._done += STEP
         self._show(self._done)
 
@@ -50,17 +50,17 @@ class Steps:
 
 
 class Subject(ABC):
-    """What suites evaluate, a run or an ensemble of runs: some sets, and predictions of them by name."""
+    """What suites evaluate: a run, or an ensemble of runs."""
 
     names: tuple[str, ...]  # of the predictors
     sets: RunSets
     device: torch.device
-    run: Any = None  # the run whose model suites measure; None of an ensemble
+    run: Any = None  # the run whose model suites measure; None for an ensemble
     samples: int = 0  # draws of a prediction
     seed: int = 0  # of these draws
-    head: Head | None = None  # of the model, where it is linear
-    heats: tuple[str, ...] = ()  # kinds of temperatures that predictors are evaluated with
-    held: tuple[str, ...] = ()  # corruptions that the suite ood tells from the test items, at severity 5
+    head: Head | None = None  # of the model, if it is linear
+    heats: tuple[str, ...] = ()  # kinds of temperatures with which predictors are evaluated
+    held: tuple[str, ...] = ()  # corruptions that the suite ood takes as sets of other kinds, at severity 5
     progress: Progress | None = None
 
     def __init__(self) -> None:
@@ -68,32 +68,37 @@ class Subject(ABC):
 
     @property
     def validation(self) -> ItemSet | None:
-        """What thresholds and templates come from; None where there are too few items."""
+        """The items for thresholds and templates; None if there are too few."""
         return self.sets.validation
 
     @property
     def test(self) -> ItemSet | None:
-        """What they are evaluated on; None where there is none."""
+        """The items to evaluate on; None if there are none."""
         return self.sets.test
+
+    @property
+    def paper_batch(self) -> int:
+        """How many items the paper's code averages calibration errors over."""
+        return PAPER_BATCH[self.sets.kind]
 
     def corrupted(self, source: CorruptedSource, corruption: str, severity: int) -> ItemSet:
         """The test items under a corruption."""
         return self.sets.corrupted_items(source, corruption, severity)
 
     def signals(self, items: ItemSet) -> Signals | None:
-        """What one pass without draws says about a set; None where there is no one model."""
+        """Signals of one pass of the model without draws; None for an ensemble, which has several models."""
         return None
 
     def logits(self, name: str, items: ItemSet) -> Tensor:
-        """A predictor's draws for a set, without temperature; of one model alone.  [S, B, C]"""
-        raise NotImplementedError(f"{type(self).__name__} is no one model")
+        """Draws of a predictor for a set, without temperature; not for ensembles.  [S, B, C]"""
+        raise NotImplementedError(f"{type(self).__name__} has several models")
 
     @abstractmethod
     def variants(self, name: str, items: ItemSet) -> list[tuple[str, Predicted]]:
-        """A predictor's prediction, as it is and with its temperatures."""
+        """The prediction of a predictor, unchanged and with its temperatures."""
 
     def predictions(self, what: str, *sets: ItemSet | None) -> Iterator[tuple[str, dict[str, Predicted]]]:
-        """Of every predictor and temperature: its label, and its predictions by the names of the sets."""
+        """The label of every predictor and temperature, with its predictions by the names of the sets."""
         known = [items for items in sets if items is not None]
         self.steps = Steps(self.progress, what, len(known) * len(self.names))
         for name in self.names:
@@ -106,12 +111,12 @@ class Subject(ABC):
 
 @dataclass(frozen=True)
 class Findings:
-    """Parts of a `SuiteResult`; add them up with `Findings.merge`.
+    """Parts of a `SuiteResult`, joined by `Findings.merge`.
 
     Attributes:
         records: figures.
         curves: by name, for JSON.
-        notes: what a reader must know.
+        notes: for readers of the figures.
     """
 
     records: tuple[Record, ...] = ()
@@ -120,7 +125,7 @@ class Findings:
 
     @staticmethod
     def merge(parts: Iterable["Findings"]) -> "Findings":
-        """Records and notes one after the other, notes once each; curves of one name joined by their keys."""
+        """Records and notes in order, each note once; curves of the same name joined by their keys."""
         parts = tuple(parts)
         records = tuple(record for part in parts for record in part.records)
         notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
@@ -128,7 +133,7 @@ class Findings:
 
 
 def _joined(one: Any, other: Any) -> Any:
-    """Mappings key by key, in new ones: what is joined stays as it was; of anything else the last."""
+    """Mappings joined key by key, without changing them; of anything else the last."""
     if not isinstance(other, Mapping):
         return other
     one = one if isinstance(one, Mapping) else {}
@@ -136,7 +141,7 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 def detail_of(predicted: Predicted, **more: Any) -> dict[str, Any]:
-    """A record's detail: the temperature where there is one, of several their geometric mean, and more."""
+    """The detail of a record: the temperature, if any (the geometric mean of several), and `more`."""
     heat = predicted.temperature
     if isinstance(heat, Tensor):
         heat = float(heat.double().log().mean().exp())
@@ -144,37 +149,36 @@ def detail_of(predicted: Predicted, **more: Any) -> dict[str, Any]:
 
 
 def numbers(x: Tensor) -> list[float | None]:
-    """For JSON, which knows neither NaN nor infinity."""
-    return [float(v) if v == v and abs(v) != float("inf") else None for v in x.double().tolist()]
+    """Numbers for JSON, with None for NaN and infinity, which it does not have."""
+    return [value if math.isfinite(value) else None for value in x.double().tolist()]
 
 
 def rounded(values: Iterable[float]) -> list[float]:
-    """For what is looked at and not computed with: six digits are enough."""
+    """Numbers with six digits, which are enough to look at."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def item_values(predicted: Predicted) -> ItemValues:
-    """Accuracy and NLL of every labelled item: what one ensemble is told from another by."""
+    """Accuracy and NLL of every labelled item, by which ensembles are compared."""
     probs, labels = predicted.prediction.probs, predicted.known_labels
     return {"accuracy": hits(probs, labels).double(), "nll": nll_per_item(probs, labels)}
 
 
 def item_means(several: Sequence[ItemValues]) -> dict[str, list[float | None]]:
-    """The curve "by_item": of each item the mean over sets that all have the same items in one order."""
-    return {
-        metric: numbers(torch.stack([values[metric] for values in several]).mean(0)) for metric in several[0]
-    }
+    """The curve "by_item": the mean of each item over sets with the same items in the same order."""
+    stacked = {metric: torch.stack([values[metric] for values in several]) for metric in several[0]}
+    return {metric: numbers(values.mean(0)) for metric, values in stacked.items()}
 
 
 def thinned(count: int, points: int = POINTS) -> list[int]:
-    """At most so many places of a curve of `count` points, evenly spaced, with the first and the last."""
+    """Indices of at most `points` of `count` points, evenly spaced, with the first and the last."""
     if count <= points:
         return list(range(count))
     return [round(i * (count - 1) / (points - 1)) for i in range(points)]
 
 
 def count_items_of(label: str, sets: Mapping[str, Predicted]) -> Findings:
-    """The curve "items": how many items of each set a predictor was evaluated on."""
+    """The curve "items": the number of items in each set that a predictor was evaluated on."""
     return Findings(curves={"items": {label: {name: len(predicted) for name, predicted in sets.items()}}})
 
 
@@ -183,13 +187,13 @@ def classification_records(name: str, predictor: str, predicted: Predicted, batc
 
     Args:
         name: of the set.
-        predictor: as records name it.
+        predictor: its name in records.
         predicted: with labels.
-        batch: items over which the paper averages its calibration errors.
+        batch: number of items in the batches over which the paper averages its calibration errors.
 
     Returns:
-        Metrics pooled with 15 bins, with the bootstrap's interval over items where there is one; and as
-        the paper has them, 10 bins over batches of `batch` items.
+        Metrics of all items together, with 15 bins and, where there is one, the bootstrap interval over
+        items; and calibration errors as in the paper, with 10 bins and averaged over batches.
     """
     probs, labels = predicted.prediction.probs, predicted.known_labels
     detail, paper = detail_of(predicted), detail_of(predicted, bins=PAPER_BINS, batch=batch)
@@ -202,6 +206,6 @@ def classification_records(name: str, predictor: str, predicted: Predicted, batc
 
 
 def reliability_curve(bins: ReliabilityBins) -> Curve:
-    """A reliability diagram as files hold it."""
+    """A reliability diagram in the form that files have."""
     curve = {name: numbers(getattr(bins, name)) for name in ("edges", "confidence", "accuracy")}
     return {**curve, "count": bins.counts.tolist()}

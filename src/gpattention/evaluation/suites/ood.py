@@ -1,4 +1,4 @@
-"""Suite `ood`: telling items of other kinds from the test set by scores that are larger for the others."""
+"""Suite `ood`: separating items of other kinds from the test set by scores that are larger for the others."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,18 +25,18 @@ from gpattention.runs import Record
 from gpattention.strangeness import Head, Strangeness
 
 BINS = 30
-FEW = 3  # items of each group to look at, of each set
-HELD = 5  # severity of corruptions that stand here as sets of another kind
+FEW = 3  # items shown of each group and set
+HELD = 5  # severity of corruptions that are used as sets of other kinds
 SUPERSEDED = (
     "gp_variance is for comparison alone: it averages layers whose variances rise and fall, so that they "
     "cancel; variance_density and strangeness look at both sides"
 )
-RATES = (0.01, 0.05)  # of false alarms, at which flags are counted
-TAIL = 0.005  # of the scores beyond either end of a histogram; they go to its first or last bin
+RATES = (0.01, 0.05)  # of false alarms at which flags are counted
+TAIL = 0.005  # share of scores beyond each end of a histogram, counted in its first or last bin
 
 
 def evaluate_ood(subject: Subject) -> Findings:
-    """Every set of another kind that is here against the test set."""
+    """Every set of another kind on this machine against the test set."""
     outside, notes = subject.sets.load_outside()
     if subject.held and subject.sets.corruptions is not None:
         source = subject.sets.corruptions.open(subject.device)
@@ -47,7 +47,7 @@ def evaluate_ood(subject: Subject) -> Findings:
         return Findings(notes=notes)
     parts = []
     for label, found in subject.predictions("ood", subject.validation, subject.test, *outside):
-        if label == subject.names[0]:  # of the model: no predictor has its own
+        if label == subject.names[0]:  # signals belong to the model, not to a predictor
             sets = [x for x in (subject.validation, subject.test, *outside) if x is not None]
             found |= {x.name: replace(found[x.name], signals=subject.signals(x)) for x in sets}
         own, others = (found.get("validation"), found["test"]), {x.name: found[x.name] for x in outside}
@@ -66,17 +66,17 @@ def ood_findings(
     predictor: str, validation: Predicted | None, test: Predicted, outside: Mapping[str, Predicted], *,
     head: Head | None = None, curves: bool = False,
 ) -> Findings:  # fmt: skip
-    """How well every score tells items of other kinds from the test set.
+    """How well every score separates items of other kinds from the test set.
 
     Args:
-        predictor: as records name it.
-        validation: where the scores' templates come from; without it, scores that need them are absent.
+        predictor: its name in records.
+        validation: items for the templates of scores; without them, scores that need them are left out.
         test: items of the kind that was trained on.
         outside: items of other kinds, by the names of their sets, ood/NAME.
-        head: weight and bias of the model's linear head, for ViM.
-        curves: whether there are curves too.  "scores" holds histograms as fractions of the items; "roc"
-            calls items inside positive, as FPR@95 does: `tpr` of the test items and `fpr` of the others
-            score below a threshold; "p_values" holds the distribution of strangeness' p-values.
+        head: weight and bias of the linear head of the model, for ViM.
+        curves: whether to add curves: "scores", histograms as fractions of the items; "roc", where test items
+            are the positive ones, as for FPR@95, so that a share `tpr` of them and a share `fpr` of the
+            others score below a threshold; and "p_values", the distribution of the p-values of strangeness.
 
     Returns:
         Records of every set and score.
@@ -105,21 +105,22 @@ def ood_findings(
 
 
 def _p_values(strangeness: Strangeness, sets: Mapping[str, Predicted], curves: bool) -> Findings:
-    """The distribution of p-values of every set, and how many test items are flagged."""
+    """The distribution of the p-values of every set, and a note on how many test items are flagged."""
     known = {name: x.signals for name, x in sets.items() if x.signals is not None}
     p = {name: strangeness.p_value(signals).sort().values for name, signals in known.items()}
     items = len(strangeness.calibration)
     rates = [rate for rate in RATES if rate * (items + 1) >= 1]
-    told = ", ".join(
+    flagged = ", ".join(
         f"{100 * float((p['test'] <= rate).double().mean()):.1f} % at a rate of {rate}" for rate in rates
     )
-    notes = [f"false alarms of strangeness on test items, {items} calibration items: {told}"] if rates else []
+    about = f"false alarms of strangeness on test items, {items} calibration items"
+    notes = [f"{about}: {flagged}"] if rates else []
     found = {"p_values": {name: ecdf(values) for name, values in p.items()}} if curves else {}
     return Findings((), found, tuple(notes))
 
 
 def ecdf(values: Tensor) -> Curve:
-    """The share of sorted numbers up to each of them: some 200 points, and those that flags end at."""
+    """The share of sorted numbers up to each of them, at about 200 points and at the rates of flags."""
     share = torch.arange(1, len(values) + 1).double() / len(values)
     flagged = [int((values <= rate).sum()) for rate in RATES]
     kept = sorted({*thinned(len(values)), *(count - 1 for count in flagged if count)})
@@ -127,10 +128,10 @@ def ecdf(values: Tensor) -> Curve:
 
 
 def histogram(inside: Tensor, outside: Tensor) -> Curve:
-    """Both kinds in the same bins."""
+    """Histograms of both kinds with the same bins."""
     both = torch.cat([inside, outside]).double().cpu()
     both = both[both.isfinite()] if bool(both.isfinite().any()) else both.new_zeros(1)
-    # a few far scores would leave all others in one bin
+    # a few extreme scores would put all others into one bin
     low, high = (float(both.quantile(q)) for q in (TAIL, 1 - TAIL))
     if not high > low:
         low, high = low - 0.5, high + 0.5
@@ -140,7 +141,7 @@ def histogram(inside: Tensor, outside: Tensor) -> Curve:
 
 
 def roc(inside: Tensor, outside: Tensor) -> Curve:
-    """From accepting nothing to accepting everything, at most 200 points."""
+    """The ROC curve, from accepting nothing to accepting everything, with at most 200 points."""
     both = {"fpr": outside.double().cpu().sort().values, "tpr": inside.double().cpu().sort().values}
     thresholds = torch.cat(list(both.values())).unique()  # rising
     kept, zero = thinned(1 + len(thresholds)), thresholds.new_zeros(1)
@@ -149,6 +150,6 @@ def roc(inside: Tensor, outside: Tensor) -> Curve:
 
 
 def _fractions(scores: Tensor, edges: Tensor) -> Tensor:
-    """How many of the scores lie in each bin, those beyond in the outer ones.  [K]"""
+    """The share of scores in each bin; the outer bins include scores beyond them.  [K]"""
     place = torch.bucketize(scores.double().cpu(), edges[1:-1], right=True)
     return torch.bincount(place, minlength=len(edges) - 1).double() / len(scores)

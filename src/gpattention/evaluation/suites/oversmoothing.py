@@ -1,4 +1,4 @@
-"""Suite `oversmoothing`: how alike the tokens of a sequence become, layer by layer."""
+"""Suite `oversmoothing`: how similar the tokens of a sequence become, layer by layer."""
 
 from typing import Any
 
@@ -10,27 +10,27 @@ from gpattention.models import token_similarity
 from gpattention.models.predict import count_items
 from gpattention.runs import Record
 
-ITEMS = 1000  # sequences that are looked at, at most
+ITEMS = 1000  # most sequences that are used
 CHUNK = 250
 
 
 def evaluate_oversmoothing(subject: Subject) -> Findings:
-    """Of the run's model on the test set."""
+    """The model of the run on the test set."""
     return oversmoothing_findings(subject.run.model.to(subject.device), subject.sets.test, subject.device)
 
 
 def oversmoothing_findings(model: Any, items: ItemSet, device: torch.device) -> Findings:
     """Mean cosine similarity between the tokens of a sequence after each attention and each block.
 
-    Of the mean pass, without draws, of the first 1000 items; 1 is total oversmoothing.
+    It is that of the first 1000 items in the mean pass, without draws; 1 is complete oversmoothing.
 
     Args:
-        model: a transformer of ours.
-        items: sequences of at least two tokens count.
-        device: the model's.
+        model: one of our transformers.
+        items: of which sequences with at least two tokens count.
+        device: of the model.
 
     Returns:
-        A record for each layer, after its attention and after its block, and the curve "similarity".
+        A record for each layer after its attention and one after its block, and the curve "similarity".
     """
     looked_at = items.first(ITEMS)
     total, sums = 0, None
@@ -41,7 +41,7 @@ def oversmoothing_findings(model: Any, items: ItemSet, device: torch.device) -> 
             continue
         found = token_similarity(model, inputs)
         values = torch.tensor([found.embedded, *found.attended, *found.tokens], dtype=torch.float64)
-        if bool(values.isnan().any()):  # images of a single patch
+        if bool(values.isnan().any()):  # images with a single patch
             continue
         sums = count * values if sums is None else sums + count * values
         total += count

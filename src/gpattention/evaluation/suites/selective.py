@@ -1,12 +1,12 @@
-"""Suite `selective`, and the rules that it evaluates: answering only when sure, and with sets of classes.
+"""Suite `selective`, and the rules that it evaluates: answering only if certain, and sets of classes.
 
-Selective prediction (Geifman and El-Yaniv 2017): answer where the score says so, and hand the rest to
+Selective prediction (Geifman and El-Yaniv 2017): answer if a score is good enough, and leave other items to
 somebody else.  Coverage is the fraction of items answered, risk the fraction of wrong answers among them;
 upper confidence bounds of a risk are exact (Clopper-Pearson).
 
-Split-conformal prediction sets: sets of classes that hold the right one with a stated probability.  The
+Split-conformal prediction sets: sets of classes that contain the right one with a given probability.  The
 threshold is the ceil((n + 1)(1 - alpha))-th smallest score of n held-out items; for a new item of the same
-kind the set holds its class with probability at least 1 - alpha, whatever the model.
+kind the set contains its class with probability at least 1 - alpha, for any model.
 """
 
 import math
@@ -26,9 +26,10 @@ from gpattention.runs import Record
 
 
 def upper_bound(errors: Tensor, accepted: Tensor, delta: float) -> Tensor:
-    """Rates that the true ones exceed with probability at most `delta` each.  [K] from counts [K]
+    """Bounds that each true rate exceeds with probability at most `delta`.  [K] from counts [K]
 
-    Clopper and Pearson's: the rate at which so few errors have probability `delta`, by bisection.
+    The bound of Clopper and Pearson is the rate at which so few errors have probability `delta`, here found
+    by bisection.
     """
     low, high = errors / accepted.double(), torch.ones_like(errors, dtype=torch.float64)
     for _ in range(60):
@@ -49,19 +50,19 @@ def _log_binomial_cdf(errors: Tensor, accepted: Tensor, rate: Tensor) -> Tensor:
 
 
 SCORES = ("confidence", "entropy", "expected_entropy", "mutual_information")
-_LEVELS = 100  # coverages tried when a bound must hold for all of them at once
+_LEVELS = 100  # coverages for all of which a bound must hold together
 
 
 @dataclass(frozen=True)
 class RiskCoverageCurve:
-    """Risk at every coverage that a threshold can give, from the surest items on; K distinct scores.
+    """Risk at every coverage that a threshold can give, beginning with the most certain items.
 
     Attributes:
-        coverage: [K] fraction accepted, rising to 1.
+        coverage: [K] fraction of accepted items for K distinct scores, rising to 1.
         risk: [K] fraction of wrong ones among the accepted.
         threshold: [K] the score of the last accepted item.
-        accepted: [K] their number.
-        errors: [K] wrong ones among them.
+        accepted: [K] number of accepted items.
+        errors: [K] number of wrong ones among them.
     """
 
     coverage: Tensor
@@ -74,7 +75,7 @@ class RiskCoverageCurve:
 def risk_coverage_curve(
     prediction: Prediction, labels: Tensor, *, score: str = "confidence"
 ) -> RiskCoverageCurve:
-    """How the risk grows as less sure items are answered; items of equal score come together.
+    """How the risk grows as less certain items are answered; items with equal scores come together.
 
     Args:
         prediction: of B items.
@@ -82,10 +83,10 @@ def risk_coverage_curve(
         score: confidence, entropy, expected_entropy or mutual_information.
 
     Returns:
-        One point for every distinct score.
+        One point for each distinct score.
 
     Raises:
-        ValueError: no items, labels that do not fit, or an unknown score.
+        ValueError: there are no items, the labels do not fit, or the score is unknown.
     """
     check_labels(labels, len(prediction), prediction.classes)
     if len(prediction) == 0:
@@ -103,17 +104,17 @@ def risk_coverage_curve(
 
 @dataclass(frozen=True)
 class SelectivePredictor:
-    """A threshold on a score of a prediction; made by `fit`.
+    """A threshold for a score of predictions; made by `fit`.
 
-    Accepts scores of at least the threshold for confidence, of at most it for the entropies and the
-    mutual information.
+    It accepts confidences of at least the threshold, and entropies and mutual information of at most the
+    threshold.
 
     Attributes:
-        score: what is compared with the threshold.
+        score: the score that is compared.
         threshold: of the score.
-        coverage: on the items it was fitted on.
+        coverage: on the items of the fit.
         risk: likewise.
-        risk_bound: what the true risk exceeds with probability at most delta; None without delta.
+        risk_bound: the true risk exceeds it with probability at most delta; None without delta.
     """
 
     score: str
@@ -127,27 +128,27 @@ class SelectivePredictor:
         cls, prediction: Prediction, labels: Tensor, *, coverage: float | None = None,
         risk: float | None = None, score: str = "confidence", delta: float | None = None,
     ) -> "SelectivePredictor":  # fmt: skip
-        """On held-out items, for a coverage or for a risk.
+        """Fit to held-out items, for a coverage or for a risk.
 
         `coverage` gives the strictest threshold that accepts at least this fraction.  `risk` gives the
-        largest coverage whose risk on these items is at most this; with `delta`, whose upper bound on the
-        true risk is: then, except with probability `delta`, the risk on new items of the same kind is at
-        most `risk`.  The bound (Clopper and Pearson's) holds for 100 coverages at once, each with
-        delta / 100, since the largest is chosen after seeing the labels.
+        largest coverage at which the risk on these items is at most this.  With `delta` it gives the largest
+        one at which the upper bound of the true risk is: then the risk on new items of the same kind is at
+        most `risk`, except with probability `delta`.  The bound of Clopper and Pearson is taken for 100
+        coverages, each with delta / 100, since the largest is chosen after seeing the labels.
 
         Args:
             prediction: of B held-out items.
             labels: [B].
             coverage: fraction of items to answer.
-            risk: fraction of wrong answers to allow; one of the two is given.
+            risk: allowed fraction of wrong answers; exactly one of the two is given.
             score: confidence, entropy, expected_entropy or mutual_information.
-            delta: how often the bound of a risk may fail.
+            delta: probability with which the bound of the risk may fail.
 
         Returns:
             The threshold.
 
         Raises:
-            ValueError: numbers that cannot be, or a risk that no threshold attains.
+            ValueError: a number is out of its range, or no threshold attains the risk.
         """
         if (coverage is None) == (risk is None):
             raise ValueError(f"expected one of coverage and risk, got coverage={coverage} and risk={risk}")
@@ -166,7 +167,7 @@ class SelectivePredictor:
             if delta is not None:
                 check_fraction("delta", delta)
                 what, total = f"upper bound of the risk with delta={delta}", len(prediction)
-                # places nearest to evenly spaced coverages, chosen without looking at labels
+                # places near evenly spaced coverages, which do not depend on labels
                 levels = torch.linspace(total / _LEVELS, total, _LEVELS, dtype=torch.float64).ceil()  # [100]
                 tried = torch.searchsorted(curve.accepted, levels.to(curve.accepted)).unique()  # [L]
                 share = delta / len(tried)
@@ -187,12 +188,12 @@ class SelectivePredictor:
 
 
 def _sign(score: str) -> int:
-    """Entropies are high where the model is unsure."""
+    """-1 for entropies, which are high if the model is uncertain."""
     return 1 if score == "confidence" else -1
 
 
 def _certainty(prediction: Prediction, score: str) -> Tensor:
-    """The score turned so that more is surer.  [B]"""
+    """The score with a sign that makes larger values more certain.  [B]"""
     check_choice("score", score, SCORES)
     return getattr(prediction, score) * _sign(score)
 
@@ -202,14 +203,14 @@ SET_SCORES = ("lac", "aps")
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """A threshold on the scores of classes; made by `fit`.
+    """A threshold for the scores of classes; made by `fit`.
 
     Attributes:
         score: lac or aps.
-        alpha: how often a set may miss the right class.
+        alpha: probability with which a set may miss the right class.
         threshold: of the scores.
-        items: held-out items it was fitted on.
-        classes: how many there are.
+        items: number of held-out items of the fit.
+        classes: number of classes.
     """
 
     score: str
@@ -220,23 +221,23 @@ class ConformalSets:
 
     @classmethod
     def fit(cls, probs: Tensor, labels: Tensor, alpha: float, *, score: str = "lac") -> "ConformalSets":
-        """On held-out items.
+        """Fit to held-out items.
 
-        `"lac"` scores a class by 1 - p (Sadinle et al. 2019): the smallest sets on average, which may be
-        empty.  `"aps"` scores it by the probability of all classes at least as probable, itself
-        included (Romano et al. 2020): larger for hard items.
+        The score `"lac"` of a class is 1 - p (Sadinle et al. 2019), which gives the smallest sets on average,
+        some of them empty.  The score `"aps"` is the probability of all classes that are at least as
+        probable, itself included (Romano et al. 2020), which gives larger sets for hard items.
 
         Args:
             probs: [n, C] of held-out items.
             labels: [n].
-            alpha: how often a set may miss the right class.
+            alpha: probability with which a set may miss the right class.
             score: lac or aps.
 
         Returns:
-            What makes sets of new items.
+            An object that makes sets for new items.
 
         Raises:
-            ValueError: too few items for alpha, or arguments that cannot be.
+            ValueError: there are too few items for alpha, or an argument is out of its range.
         """
         check_choice("score", score, SET_SCORES)
         check_fraction("alpha", alpha)
@@ -252,7 +253,7 @@ class ConformalSets:
         return cls(score, alpha, threshold, len(probs), probs.shape[1])
 
     def sets(self, probs: Tensor) -> Tensor:
-        """True for the classes in each item's set.  [B, C]"""
+        """True for the classes in the set of each item.  [B, C]"""
         check_probs(probs, least=0)
         if probs.shape[1] != self.classes:
             raise ValueError(f"expected probs of {self.classes} classes as fitted on, got {probs.shape[1]}")
@@ -260,7 +261,7 @@ class ConformalSets:
 
 
 def _scores(probs: Tensor, score: str) -> Tensor:
-    """How ill each class fits each item, in float64.  [B, C]"""
+    """How badly each class fits each item, in float64.  [B, C]"""
     p = probs.double()
     if score == "lac":
         return 1 - p
@@ -268,15 +269,15 @@ def _scores(probs: Tensor, score: str) -> Tensor:
     return torch.empty_like(p).scatter_(-1, order, falling.cumsum(-1))
 
 
-# The suite: thresholds are chosen on validation items and evaluated on test items, as they would be in use
+# The suite: thresholds are chosen on validation items and evaluated on test items, as in practice
 
-RISKS = (0.01, 0.05, 0.1)  # of an answer that is given
+RISKS = (0.01, 0.05, 0.1)  # fractions of wrong answers
 COVERAGES = (0.8, 0.9)  # fractions of items answered
-ALPHAS = (0.05, 0.1)  # of a set without the right class
+ALPHAS = (0.05, 0.1)  # probabilities of sets without the right class
 
 
 def evaluate_selective(subject: Subject) -> Findings:
-    """Thresholds of the validation set, evaluated on the test set."""
+    """Thresholds from the validation set, evaluated on the test set."""
     if subject.validation is None:
         return Findings()
     return Findings.merge(
@@ -288,15 +289,14 @@ def evaluate_selective(subject: Subject) -> Findings:
 def selective_findings(predictor: str, validation: Predicted, test: Predicted) -> Findings:
     """Risk against coverage by confidence, answers at three risks and two coverages, conformal sets.
 
-    `coverage_at_risk_05` is the fraction of test items that are answered by the threshold with a risk of at
-    most 0.05 on validation items (0 if there is none), and `risk_at_risk_05` the risk that they then have
-    (absent if none is answered); `risk_at_coverage_80` likewise.  Conformal sets score a class by 1 - p
-    ("lac").
+    `coverage_at_risk_05` is the fraction of test items answered with the threshold whose risk on validation
+    items is at most 0.05 (0 if there is none), and `risk_at_risk_05` their risk (absent if none is answered);
+    `risk_at_coverage_80` likewise.  Conformal sets have the score 1 - p ("lac").
 
     Args:
-        predictor: as records name it.
-        validation: where thresholds come from.
-        test: what they are evaluated on.
+        predictor: its name in records.
+        validation: items from which thresholds are chosen.
+        test: items on which they are evaluated.
 
     Returns:
         Records of the set `test`, and the curve "risk_coverage".
@@ -317,7 +317,7 @@ def selective_findings(predictor: str, validation: Predicted, test: Predicted) -
         name, target = f"{what}_{round(100 * value):02d}", cast(dict[str, Any], {what: value})
         try:
             chosen = SelectivePredictor.fit(held_out, known, **target)
-        except ValueError:  # no threshold is that good, so nothing would be answered
+        except ValueError:  # no threshold is good enough, so that nothing is answered
             add(f"coverage_at_{name}", 0.0)
             continue
         accepted = chosen.accept(test.prediction)  # [B]

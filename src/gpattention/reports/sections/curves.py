@@ -38,7 +38,7 @@ HEALTH = (
     ("kappa_qq", "kernel of queries", "Mean; near 1 the queries have merged."),
     ("mean_ratio", "output over values", "Norm of the posterior mean over the norm of the values."),
     ("posterior_stddev", "posterior standard deviation", "Mean over heads and tokens."),
-    ("stddev_ratio", "posterior over prior", "Near 1 the keys tell the variance nothing."),
+    ("stddev_ratio", "posterior over prior", "Near 1 the keys do not change the variance."),
     ("floor_share", "floor share", "1 is collapsed to the noise."),
     ("variance_correlation", "correlation with error", "Rank correlation of the variance and being wrong."),
 )
@@ -111,7 +111,7 @@ def health(comparison: Comparison, name: str) -> "html.Markup":
         for seed, layers in enumerate(of_model, 1)
         for i, layer in enumerate(layers, 1)
     ]
-    told = (f"{label}, layer {i}: {text}" for label, _, i, x in every for text in x.get("problems") or ())
+    problems = (f"{label}, layer {i}: {text}" for label, _, i, x in every for text in x.get("problems") or ())
     keys = list(dict.fromkeys(k for *_, x in every for k in x if k != "layer" and number(x[k]) is not None))
     rows: list[list[str | float | None]] = [
         [f"{label}{which}, layer {i}", *(number(x.get(key)) for key in keys)] for label, which, i, x in every
@@ -120,7 +120,7 @@ def health(comparison: Comparison, name: str) -> "html.Markup":
     return html.join(
         html.charts(*drawn),
         html.folded("Every layer and quantity", table),
-        html.render("notes", "Worth a look", [(text, "") for text in dict.fromkeys(told)]),
+        html.render("notes", "Worth a look", [(text, "") for text in dict.fromkeys(problems)]),
     )
 
 

@@ -32,7 +32,7 @@ KINDS = (
 MOST = 4  # items of a group
 SURE, UNSURE = 0.9, 0.6  # confidence of a mistake that a pair shows, and below which the other one hesitates
 PAIRS = 3  # of known, of corrupted, of foreign items
-TOLD = (("token_variance", "variance of a token"), ("token_attention", "attention that a token gets"))
+MAPS = (("token_variance", "variance of a token"), ("token_attention", "attention that a token gets"))
 WARM, COOL = "--heat", "--series-0"  # variance, attention
 Item = Mapping[str, Any]
 Scale = tuple[float, float] | None  # smallest and largest number of all tokens shown
@@ -113,13 +113,15 @@ def _first(model: Model, suite: str) -> Mapping[str, Any]:
 def _groups(model: Model) -> list[tuple[str, str, list[Item]]]:
     """Kind of set, what is said of the items, and the items."""
     known = _first(model, "clean")
-    found = [("known", f"{title}: {told}", list(known.get(key) or ())[:MOST]) for key, title, told in GROUPS]
+    found = [
+        ("known", f"{title}: {about}", list(known.get(key) or ())[:MOST]) for key, title, about in GROUPS
+    ]
     for kind, suite, keys in (("corrupted", "corrupted", OF_CORRUPTED), ("foreign", "ood", OF_FOREIGN)):
         sets = (_first(model, suite).get("sets") or {}).values()
-        for key, title, told in GROUPS:
+        for key, title, about in GROUPS:
             # one of each set: the same kind of mistake many times teaches nothing
             items = [each[key][0] for each in sets if each.get(key)] if key in keys else []
-            found.append((kind, f"{title} of each set: {told}", items))
+            found.append((kind, f"{title} of each set: {about}", items))
     return [group for group in found if group[2]]
 
 
@@ -130,7 +132,7 @@ def _model(model: Model) -> "html.Markup":
     kinds = [
         (
             title,
-            [(told, [_card(item, scales) for item in items]) for own, told, items in groups if own == kind],
+            [(about, [_card(item, scales) for item in items]) for own, about, items in groups if own == kind],
         )
         for kind, title in KINDS
         if any(own == kind for own, *_ in groups)
@@ -152,8 +154,8 @@ def _card(item: Item, scales: Mapping[str, Scale]) -> dict[str, Any]:
         "variances": variances, "names": words, "source": None, "maps": [], "painted": None,
     }  # fmt: skip
     if not item.get("image"):
-        of_words = ((told, _aligned(item.get(key) or (), len(words))) for key, told in TOLD)
-        lines = [(f"{told}, by rank", known) for told, known in of_words if known]
+        of_words = ((about, _aligned(item.get(key) or (), len(words))) for key, about in MAPS)
+        lines = [(f"{about}, by rank", known) for about, known in of_words if known]
         from markupsafe import Markup
 
         # escaped by what makes it
@@ -227,8 +229,8 @@ def _pairs(lead: Model, other: Model) -> "html.Markup | None":
                 (other, item["predicted"], item["confidence"], None if labels is None else False),
                 (lead, classes.get(predicted, str(predicted)), confidence, right),
             ]))  # fmt: skip
-    told = [(title, *counts[kind]) for kind, title in KINDS if counts[kind][0] or counts[kind][2]]
-    return html.render("pairs", lead, other, cards, told, SURE, UNSURE)
+    counted = [(title, *counts[kind]) for kind, title in KINDS if counts[kind][0] or counts[kind][2]]
+    return html.render("pairs", lead, other, cards, counted, SURE, UNSURE)
 
 
 def _count(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[int, int]:
@@ -240,7 +242,7 @@ def _count(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[int, int
 
 
 def _class_names(*models: Model) -> dict[int, str]:
-    """Of class numbers, as far as items tell."""
+    """Names of class numbers, as far as items have them."""
     found: dict[int, str] = {}
     for kept in (kept for model in models for _, kept in _kept(model)):
         answers = kept.get("answers") or {}

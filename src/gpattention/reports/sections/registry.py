@@ -16,10 +16,10 @@ class Section:
     """One part of the page.
 
     Attributes:
-        name: of its address.
+        name: name in its address.
         title: above it.
         lead: what a reader must know to read it.
-        content: of a comparison, under ids that begin with the given name.
+        content: makes the content from a comparison, and the beginning of its ids.
         place: sections stand in rising order.
         suite: which it is about: it says what is missing, and what to know of it.
         fills: whether a comparison has a place in it.

@@ -66,7 +66,12 @@ def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str)
             found[model.label] = {s: scaled[s] for s in sorted(scaled)}
     if not found:
         return None
-    values = {label: _seed_by_seed(of_model) for label, of_model in found.items()}
+    values: dict[str, list[dict[int, float]]] = {}
+    for label, of_model in found.items():
+        seeds = dict.fromkeys(seed for severity, each in of_model.items() if severity for seed in each.values)
+        values[label] = [
+            {s: each.values[seed] for s, each in of_model.items() if seed in each.values} for seed in seeds
+        ]
     bands = {
         label: [(float(s), *each.interval) for s, each in of_model.items() if each.interval]
         for label, of_model in found.items()
@@ -83,23 +88,6 @@ def _by_severity(name: str, comparison: Comparison, metric: str, predictor: str)
     words = f"{of.named} by severity, test set, mean over the corruptions: at the highest"
     table = Table(["severity", *found], rows)
     return html.line_chart(name, figure, "severity", series, words, f"{of.named} by severity", table=table)
-
-
-def _seed_by_seed(found: Mapping[int, OverSeeds]) -> list[dict[int, float]]:
-    """Of each seed, by severity."""
-    seeds = dict.fromkeys(seed for severity, each in found.items() if severity for seed in each.values)
-    return [{s: each.values[seed] for s, each in found.items() if seed in each.values} for seed in seeds]
-
-
-def severities(results: Results, recipe: str, metric: str, predictor: str) -> list[dict[int, float]]:
-    """The mean over the corruptions at each severity, seed by seed; 0 is the clean test set."""
-    places = {int(s): f"corrupted/*/{s}" for s in sorted(_parts(results, recipe, 2))}
-    found = {s: results.find(recipe, "corrupted", place, metric, predictor) for s, place in places.items()}
-    whole = {0: results.find(recipe, "clean", "test", metric, predictor), **found}
-    known = {severity: each.values for severity, each in whole.items() if each is not None}
-    # clean alone makes no line: seeds without corruptions are left out
-    seeds = dict.fromkeys(seed for severity in found for seed in known.get(severity, ()))
-    return [{s: values[seed] for s, values in known.items() if seed in values} for seed in seeds]
 
 
 def _by_type(name: str, comparison: Comparison, metric: str, predictor: str) -> "html.Markup | None":
@@ -191,14 +179,14 @@ def _shares(name: str, comparison: Comparison, part: str, score: str) -> "html.M
         )[READ - 1 :: READ]
     ]
     where, which = _set_name(part), score_name(score, unit=True)
-    told = _aurocs(comparison, part, score)
+    aurocs = _aurocs(comparison, part, score)
     seed = ", first seed" if comparison.several_seeds else ""
     return html.chart(
         name,
         outlier_figure(found, x=which, styles=comparison.styles),
         Table(["model", f"{which}, at most", "share of the test set", f"share of {where}"], rows),
         f"{where}: {which}",
-        f"Shares of the test set and of {where} with at most so much {which}: {told}",
+        f"Shares of the test set and of {where} with at most so much {which}: {aurocs}",
         f"Grey: test set; colour: {where}{seed}.",
     )
 
@@ -261,8 +249,8 @@ def _ecdfs(
     named = {_set_name(part): seeds for part, seeds in curves.items()}
     series = {part: [shares_at(curve, RATES) for curve in seeds] for part, seeds in named.items()}
     alarms = ((rate, _flagged(curves, "test", rate)) for rate in ALARMS)
-    told = [f"{100 * each.mean:.1f} % at a rate of {100 * rate:g} %" for rate, each in alarms if each]
-    false = f"False alarms on the test set: {listed(told)}." if told else "Too few items to flag any."
+    rates = [f"{100 * each.mean:.1f} % at a rate of {100 * rate:g} %" for rate, each in alarms if each]
+    false = f"False alarms on the test set: {listed(rates)}." if rates else "Too few items to flag any."
     table, figure = html.lines_table("p-value", series), p_value_figure(named, style=style)
     words = f"Distributions of p-values of {model}: {false}"
     caption = f"{false} Usual items follow the diagonal, strange ones lie above it."

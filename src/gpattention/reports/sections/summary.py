@@ -69,11 +69,11 @@ def summary_data(comparison: Comparison) -> dict[str, object]:
         numbers = models[model.label].setdefault(predictor, {})
         for column in COLUMNS:
             if found := column.find(model.results, model.label, predictor):
-                told = {
+                shown = {
                     "mean": found.mean, "standard_error": found.error, "interval": found.interval,
                     "runs": found.count,
                 }  # fmt: skip
-                numbers[f"{column.group} {column.metric}"] = told
+                numbers[f"{column.group} {column.metric}"] = shown
     return {"data": comparison.data, "models": models}
 
 
@@ -141,8 +141,8 @@ def _tiles(comparison: Comparison, predictor: str) -> list[dict[str, Any]]:
         company = ""
         if metric == "ece":  # an ECE never stands alone
             beside = {m: grid.get((group, m), {}).get(model) for m in ("accuracy", "nll")}
-            told = ((metric_of(m), x) for m, x in beside.items() if x)
-            company = ", ".join(f"{of.label} {_cell(x, of)[0]} {of.unit or of.counted_in}" for of, x in told)
+            known = ((metric_of(m), x) for m, x in beside.items() if x)
+            company = ", ".join(f"{of.label} {_cell(x, of)[0]} {of.unit or of.counted_in}" for of, x in known)
         value, ends = _cell(found, metric_of(metric))
         tiles.append({
             "name": f"Best {what}" if len(rivals) > 1 else heading(what), "value": value, "ends": ends,

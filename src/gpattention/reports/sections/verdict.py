@@ -51,13 +51,14 @@ def rivals(comparison: Comparison) -> tuple[Model, Model | None]:
 def content(comparison: Comparison) -> "html.Markup | None":
     """The sentences; None where nothing was evaluated."""
     lead, other = rivals(comparison)
-    told = _of_one(lead, comparison) if other is None else _of_two(lead, other, comparison)
-    return html.render("verdict", told) if told else None
+    sentences = _of_one(lead, comparison) if other is None else _of_two(lead, other, comparison)
+    return html.render("verdict", sentences) if sentences else None
 
 
 def _of_one(model: Model, comparison: Comparison) -> list[str]:
     parts = [
-        [f"{_head(c)} {found}" for c in columns if (found := _told(c, model))] for columns in (FIRST, SECOND)
+        [f"{_head(c)} {text}" for c in columns if (text := figure_text(_find(c, model), c.shown))]
+        for columns in (FIRST, SECOND)
     ]
     if not any(parts):
         return []
@@ -91,17 +92,13 @@ def _find(column: Column, model: Model) -> OverSeeds | None:
     return column.find(model.results, model.label, "model")
 
 
-def _told(column: Column, model: Model) -> str | None:
-    return figure_text(_find(column, model), column.shown)
-
-
 def _head(column: Column) -> str:
     return column.head or metric_of(column.metric).label
 
 
 def _judged(lead: Model, other: Model, columns: Sequence[Column]) -> dict[str, list[str]]:
     """Numbers that both have, by which is better as far as can be said."""
-    told: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for column in columns:
         ours, theirs, metric = _find(column, lead), _find(column, other), metric_of(column.metric)
         if ours is None or theirs is None:
@@ -109,8 +106,8 @@ def _judged(lead: Model, other: Model, columns: Sequence[Column]) -> dict[str, l
         pair = " against ".join(f"{x.mean * metric.scale:.{metric.digits}f}" for x in (ours, theirs))
         unit = metric.unit or ("nats" if metric.counted_in == "nats" else "")
         how = _clear(ours, theirs, bool(metric.larger))
-        told.setdefault(how, []).append(f"{_head(column)} ({pair}{f' {unit}' if unit else ''})")
-    return told
+        found.setdefault(how, []).append(f"{_head(column)} ({pair}{f' {unit}' if unit else ''})")
+    return found
 
 
 def _clear(ours: OverSeeds, theirs: OverSeeds, larger: bool) -> str:
