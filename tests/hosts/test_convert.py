@@ -18,6 +18,7 @@ from gpattention.models import converted as layers
 from gpattention.models.converted import converted_layers, real_keys
 from gpattention.models.projected import ProjectedCGP, ProjectedSGPA
 from tests.hosts.hosts import HOSTS, SIZES, Host, bert, logits, make
+from tests.refusals import refusals
 
 IDS = {"input_ids": torch.randint(3, 40, (3, 7), generator=torch.Generator().manual_seed(0))}
 DECODING = {
@@ -279,7 +280,7 @@ TEXTS = make("bert").inputs
 PAIRS, BIAS = torch.ones(5, 1, 7, 7).bool().tril(), torch.zeros(5, 1, 7, 7)
 BIAS[..., 1] = 0.3
 convert, predict = gpattention.convert, gpattention.predict
-UNFIT: list[tuple[Callable[[], Any], str]] = [
+test_refusals = refusals([
     (lambda: convert("bert-base-uncased"), "nn.Module, got str"),
     (lambda: convert(nn.TransformerEncoder), "nn.Module, got type"),
     (lambda: convert(converted("encoder")), "not converted yet"),
@@ -312,13 +313,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: bert_attention(torch.randn(2, 3, 16), is_causal=True), "causal attention or a position bias"),
     (lambda: bert_attention(None), "tokens first"),
     (lambda: bert_attention(torch.randn(2, 3, 16), sliced=True), "self-attention over the tokens"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "message"), UNFIT)
-def test_refusals(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+])  # fmt: skip
 
 
 def test_a_mask_of_padding_in_every_form() -> None:
