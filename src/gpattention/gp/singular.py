@@ -140,7 +140,10 @@ class KEPPosterior(Posterior):
 
     @full_precision
     def _raw_variance(self) -> Tensor:
-        return self._root().square().sum(-1).mT  # [..., N, D]
+        # all channels' roots side by side: one product of matrices, where `_root` has one for each channel
+        beside = self.scale_tril.movedim(-3, -1).flatten(-2)  # [..., s, s D]
+        root = (self.v @ beside).unflatten(-1, (-1, self.scale_tril.shape[-3]))  # [..., N, s, D]
+        return root.square().sum(-2)  # [..., N, D]
 
     def _prior_stddev(self) -> Tensor:
         square = self.merged.square().sum(-1)  # [..., N] |v_n Lambda|^2, 0 at padded tokens

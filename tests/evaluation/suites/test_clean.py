@@ -9,7 +9,7 @@ import torch
 
 from gpattention.attention import Attention
 from gpattention.evaluation.predictions import ItemSet, Predicted
-from gpattention.evaluation.suites import Findings, clean_findings, gallery, health_table
+from gpattention.evaluation.suites import Findings, clean, clean_findings, gallery, health_table
 from gpattention.evaluation.suites.examples import token_maps
 from gpattention.models import predict
 from tests.evaluation.cases import draws, mean_probs, predicted, softmax, some_labels
@@ -204,3 +204,10 @@ def test_health_has_a_row_for_every_layer(made: tuple) -> None:
     assert [row["kind"] for row in rows] == ["softmax", "cgp"]
     assert [row["variance_correlation"] for row in rows] == list(report.variance_correlation)
     assert rows[1]["stddev_ratio"] == report.layers[1].stddev_ratio
+
+
+def test_health_of_long_sequences_looks_at_fewer_items(made: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, items, _, _ = made
+    monkeypatch.setattr(clean, "HEALTH_PAIRS", 7 * model.config.longest**2 + 1)
+    report = model.health(items.inputs(0, 7, CPU), items.labels[:7])
+    assert health_table(model, items, CPU)[1]["stddev_ratio"] == report.layers[1].stddev_ratio

@@ -24,6 +24,8 @@ from gpattention.evaluation.suites.findings import (
 from gpattention.metrics import reliability_bins
 
 HEALTH_ITEMS = 256
+# of tokens, in each head; all pairs are held at once, half a GiB in eight heads
+HEALTH_PAIRS = 2**24
 
 
 def evaluate_clean(subject: Subject) -> Findings:
@@ -70,13 +72,13 @@ def health_table(model: Any, items: ItemSet, device: torch.device) -> list[dict[
 
     Args:
         model: one of our transformers.
-        items: the first 256 of them are used.
+        items: the first 256 of them are used, fewer where sequences may be longer than 256 tokens.
         device: of the model.
 
     Returns:
         One entry for each layer.
     """
-    few = items.first(HEALTH_ITEMS)
+    few = items.first(min(HEALTH_ITEMS, max(1, HEALTH_PAIRS // (model.config.longest or 1) ** 2)))
     report = model.health(few.inputs(0, len(few), device), few.labels)
     layers = zip(report.layers, report.variance_correlation, strict=True)
     return [
