@@ -41,15 +41,7 @@ from gpattention.hosts.usual import NOT_FITTED, Usual, fit_usual
 from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean, query_mask
 from gpattention.models import Prediction, Signals, Watch, measure_signals
 from gpattention.models.moments import METHODS, Method
-from gpattention.models.predict import (
-    Inputs,
-    Progress,
-    Rows,
-    Variances,
-    evaluating,
-    model_device,
-    run_samples,
-)
+from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device, run_samples
 from gpattention.strangeness import Explanation
 
 MAX_LOG_AMPLITUDE = 3.0
@@ -77,7 +69,7 @@ class Runner(Reader):
     def draws(
         self, inputs: Inputs, settings: Settings, *, seed: int, variances: bool = False,
         variance_from: VarianceFrom = "draws", share: bool = True, **options: Any,
-    ) -> tuple[Tensor, Variances]:  # fmt: skip
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
         """Drawn answers [S, B, ...] of all items and, if asked for, variances of the sites."""
 
         def answer(rows: Rows, shared: Shared) -> tuple[Tensor, list[Tensor | None]]:
