@@ -28,7 +28,7 @@ LATER = """
 attention/kep_svgp.py cli/tokens.py data/imdb.py data/text_shifts.py evaluation/suites/criterion.py
 evaluation/suites/examples.py gp/causal.py gp/closed.py gp/roots.py gp/singular.py graphs.py
 hosts/families/decoders.py hosts/generating.py hosts/language.py hosts/moments.py hosts/painting.py
-hosts/sharing.py hosts/signals.py hosts/tokens.py hosts/usual.py metrics/resampling.py models/encoder.py
+hosts/sharing.py hosts/tokens.py hosts/usual.py metrics/resampling.py models/encoder.py
 models/moments.py models/signals.py ops/operators.py reports/sections/verdict.py strangeness
 studies/ray_cluster.py studies/verdicts.py
 """

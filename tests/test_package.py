@@ -142,8 +142,7 @@ SHARED_STATE = (
 ALLOWED_STATE = {
     "concurrency.py": "counts who needs it, and puts it back after the last",
     "numerics.py": "through gp.concurrency",
-    "hosts/conversion.py": "gives a converted model its save_pretrained",
-    "hosts/convert.py": "changes a model for good, and says so; the generators are put back",
+    "hosts/convert.py": "changes a model for good, and says so; generators are restored",
     "models/converted.py": "hooks of converted layers, which stay",
     "hosts/families/huggingface.py": "likewise, and the name in its configuration",
     "hosts/families/own.py": "the mode of a module that is being made, and what its last pass gave",

@@ -4,9 +4,11 @@ Numbers are converted to Python's own types before they are stored.  A loop over
 configuration may pass NumPy scalars or tensors, which JSON cannot write and whose arithmetic may overflow.
 """
 
+import importlib
 import operator
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
@@ -134,3 +136,14 @@ def check_name(field: str, name: object) -> str:
         f"expected {field} to be the name of one file or folder (1 to {LONGEST_NAME} bytes, no slash, "
         f"backslash or control character, no dot or space at an end), got {shown}"
     )
+
+
+def require(module: str, *, extra: str, user: str) -> ModuleType:
+    """Import a module; `ImportError` names the extra of this library that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise  # the module is there, but not something it needs
+        needs = f"{user} needs {module}: pip install 'gpattention[{extra}]'"
+        raise ImportError(needs, name=module) from error

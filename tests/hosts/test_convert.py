@@ -1,6 +1,5 @@
 """Conversion: hosts with more than plain encoders, what is refused, and that failures change nothing."""
 
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -15,9 +14,11 @@ import gpattention
 from gpattention.attention import SoftmaxAttention, build_attention
 from gpattention.hosts.families import FAMILIES, own
 from gpattention.models import Prediction
+from gpattention.models import converted as layers
 from gpattention.models.converted import converted_layers, real_keys
 from gpattention.models.projected import ProjectedCGP, ProjectedSGPA
 from tests.hosts.hosts import HOSTS, SIZES, Host, bert, logits, make
+from tests.refusals import refusals
 
 IDS = {"input_ids": torch.randint(3, 40, (3, 7), generator=torch.Generator().manual_seed(0))}
 DECODING = {
@@ -279,7 +280,7 @@ TEXTS = make("bert").inputs
 PAIRS, BIAS = torch.ones(5, 1, 7, 7).bool().tril(), torch.zeros(5, 1, 7, 7)
 BIAS[..., 1] = 0.3
 convert, predict = gpattention.convert, gpattention.predict
-UNFIT: list[tuple[Callable[[], Any], str]] = [
+test_refusals = refusals([
     (lambda: convert("bert-base-uncased"), "nn.Module, got str"),
     (lambda: convert(nn.TransformerEncoder), "nn.Module, got type"),
     (lambda: convert(converted("encoder")), "not converted yet"),
@@ -312,13 +313,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: bert_attention(torch.randn(2, 3, 16), is_causal=True), "causal attention or a position bias"),
     (lambda: bert_attention(None), "tokens first"),
     (lambda: bert_attention(torch.randn(2, 3, 16), sliced=True), "self-attention over the tokens"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "message"), UNFIT)
-def test_refusals(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+])  # fmt: skip
 
 
 def test_a_mask_of_padding_in_every_form() -> None:
@@ -463,12 +458,11 @@ def test_refusals_change_nothing(family: str) -> None:
     check_undone(host, Exception, None, lambda: gpattention.convert(host.model, example=strange))
 
 
-CONVERTING = sys.modules["gpattention.hosts.convert"]  # the package exports the function of that name
 STEPS = {
     "place": [*((type(family), "place") for family in FAMILIES.values()), (own, "warm_start")],
     "finish": [*((type(family), "finish") for family in FAMILIES.values()), (own, "warm_start")],
     "hook": [(nn.Module, "register_forward_pre_hook"), (nn.Module, "register_forward_hook")],
-    "example": [(CONVERTING, "place_inducing")],
+    "example": [(layers, "place_inducing")],
 }
 
 

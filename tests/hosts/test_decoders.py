@@ -1,6 +1,5 @@
 """Decoders: the host's answers stay, the process mean equals them, and variances see the past alone."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from tests.hosts.decoder_hosts import (
 )
 from tests.oracles import causal_rows
 
+pytestmark = pytest.mark.filterwarnings("ignore:variances of a handle")
 CAPPED = {"attn_logit_softcapping": 2.0, "attn_implementation": "eager"}
 
 
@@ -91,21 +91,15 @@ def seen(model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> list[At
 def test_variances_equal_the_oracle(name: str, case: str, max_keys: int) -> None:
     model, inputs = decoder(name), CASES[case]()
     handle = gpattention.attach(model, max_keys=max_keys, task="tokens")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = handle.variances(inputs)
-    noise = float(handle.settings.noise[0, 0])
+    found, noise = handle.variances(inputs), float(handle.settings.noise[0, 0])
     for call, variance in zip(seen(model, inputs), found, strict=True):
         visible = call.past.rows(0, TOKENS)[:, 0].expand(ITEMS, -1, -1)
-        q, k, v = (
-            x.double().numpy() for x in (call.q, call.per_query_head(call.k), call.per_query_head(call.v))
-        )
+        k, v = call.per_query_head(call.k), call.per_query_head(call.v)
+        q, k, v = (x.double().numpy() for x in (call.q, k, v))
         for b, h in np.ndindex(ITEMS, q.shape[1]):
             sees = visible[b].numpy()
             unit, _ = causal_rows.unit_variances(q[b, h], k[b, h], sees, noise=noise, max_keys=max_keys)
-            power = np.array(
-                [np.mean(v[b, h, sees[i]] ** 2) if sees[i].any() else 0.0 for i in range(TOKENS)]
-            )
+            power = np.array([np.mean(v[b, h, own] ** 2) if own.any() else 0.0 for own in sees])
             wanted = float(handle.settings.scale[0, 0]) ** 2 * unit * power
             rows = real(inputs)[b].numpy()
             np.testing.assert_allclose(variance[b, h].numpy()[rows], wanted[rows], rtol=1e-4)
@@ -115,11 +109,9 @@ def test_variances_equal_the_oracle(name: str, case: str, max_keys: int) -> None
 def test_nothing_looks_ahead(name: str) -> None:
     model, inputs = decoder(name), texts()
     handle = gpattention.attach(model, task="tokens")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        first = handle.variances(inputs)
-        inputs["input_ids"][:, 6:] = 5
-        again = handle.variances(inputs)
+    first = handle.variances(inputs)
+    inputs["input_ids"][:, 6:] = 5
+    again = handle.variances(inputs)
     for before, after in zip(first, again, strict=True):
         torch.testing.assert_close(before[..., :6], after[..., :6])
 
@@ -154,9 +146,7 @@ def test_sinks_have_weight_and_no_value() -> None:
     model = decoder("gpt-oss")
     (call, _) = seen(model, texts())
     assert call.sink is not None
-    weights = torch.cat([call.past._masked(call, call.q, call.per_query_head(call.k), 0)], -1).softmax(-1)[
-        ..., :-1
-    ]
+    weights = call.past._masked(call, call.q, call.per_query_head(call.k), 0).softmax(-1)[..., :-1]
     torch.testing.assert_close(weights @ call.per_query_head(call.v), call.mean, rtol=1e-4, atol=1e-5)
     assert bool((weights.sum(-1) < 1).all())
 
@@ -220,11 +210,9 @@ def test_bfloat16_hosts() -> None:
     mean = handle.process_mean(inputs)
     assert mean.dtype == torch.bfloat16
     torch.testing.assert_close(mean[real(inputs)], host[real(inputs)], rtol=0.1, atol=0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for variance in handle.variances(inputs):
-            assert variance.dtype == torch.float32
-            assert bool(variance.isfinite().all())
+    for variance in handle.variances(inputs):
+        assert variance.dtype == torch.float32
+        assert bool(variance.isfinite().all())
 
 
 def test_classifiers_that_decode() -> None:
@@ -256,7 +244,6 @@ def test_classifiers_that_decode_are_fitted_like_encoders() -> None:
 def test_decoders_are_neither_converted_nor_exported_with_their_variance() -> None:
     with pytest.raises(ValueError, match=r"without causal attention, whose rows.*GPT2LMHeadModel"):
         gpattention.export_program(gpattention.attach(decoder("gpt2")), texts())
-
     with pytest.raises(ValueError, match="causal"):
         gpattention.convert(decoder("gpt2"))
 

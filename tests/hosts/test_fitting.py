@@ -1,6 +1,5 @@
 """Fitting to held-out data: what must be found, and that it never hurts; labels that are refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from gpattention.hosts.fitting import (
 )
 from gpattention.metrics import nll
 from tests.hosts.hosts import CLASSES, Encoder, bert
+from tests.refusals import refusals
 
 ZERO = torch.zeros(())
 QUICK: dict[str, Any] = {"steps": 6, "samples": 4}
@@ -236,11 +236,11 @@ def test_ignored_tokens_say_nothing_about_the_temperature() -> None:
 def test_the_likelihood_averages_probabilities() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(5, 7, 3), torch.randint(0, 3, (7,))
-    result = log_likelihood(logits, labels, "classification", log_temperature=ZERO, log_residual=ZERO)
+    result = log_likelihood(logits, labels, "classification", ZERO)
     probs = logits.softmax(-1).mean(0)
     torch.testing.assert_close(result, probs.gather(-1, labels[:, None])[:, 0].log())
     values, targets = torch.randn(9, 7, 2), torch.randn(7, 2)
-    result = log_likelihood(values, targets, "regression", log_temperature=ZERO, log_residual=ZERO)
+    result = log_likelihood(values, targets, "regression", ZERO)
     normal = torch.distributions.Normal(values.mean(0), (values.var(0) + 1).sqrt())
     torch.testing.assert_close(result, normal.log_prob(targets).sum(-1))
 
@@ -334,7 +334,7 @@ def fit_values(labels: Tensor, width: int = 1) -> None:
     check_labels(labels, (width,), "regression")
 
 
-REFUSED: list[tuple[Callable[[], Any], str]] = [
+test_refusals = refusals([
     (lambda: FitOptions(samples=1), "samples.*1"),
     (lambda: FitOptions(steps=0), "steps.*0"),
     (lambda: FitOptions(levels=("all",)), "levels.*all"),  # type: ignore[arg-type]
@@ -359,10 +359,4 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit_values(torch.randn(4, 2)), r"\[B, 1\], got shape \(4, 2\)"),
     (lambda: fit_values(torch.randn(4), 2), r"\[B, 2\], got shape \(4,\)"),
     (lambda: fit_values(torch.tensor([1.0, torch.nan])), "finite numbers, got 1 that are not"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_refusals(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+])  # fmt: skip

@@ -3,9 +3,9 @@
 import io
 import math
 import sys
-import threading
 import types
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gpattention.hosts.language import TokenUsual, encode, log_odds, prediction_
 from gpattention.hosts.tokens import SCORES
 from tests.hosts.decoder_hosts import ITEMS, TOKENS, VOCABULARY, decoder, packed, sequences, texts
 from tests.refusals import refusals
+from tests.threads import at_once
 
 FITTING: dict[str, Any] = {"samples": 2, "levels": ()}
 
@@ -418,25 +419,13 @@ def test_what_it_says_of_itself(fitted: Handle) -> None:
 
 
 def test_threads_have_what_they_have_alone(fitted: Handle) -> None:
-    inputs = [texts(), texts("left"), texts("right")]
-    alone = [fitted.token_uncertainty(own).strangeness for own in inputs]
-    ids = [TokenUncertainty.join(fitted.generate(own["input_ids"], 5)).next_ids for own in inputs]
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    def work(inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        joined = TokenUncertainty.join(fitted.generate(inputs["input_ids"], 5))
+        return fitted.token_uncertainty(inputs).strangeness, joined.next_ids
 
-    def work(number: int) -> None:
-        own = inputs[number % 3]
-        strange = fitted.token_uncertainty(own).strangeness
-        found[number] = strange, TokenUncertainty.join(fitted.generate(own["input_ids"], 5)).next_ids
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 6
-    for number, (strange, new) in found.items():
-        assert torch.equal(strange, alone[number % 3])
-        assert torch.equal(new, ids[number % 3])
+    calls = [partial(work, texts(padding)) for padding in (None, "left", "right")] * 2
+    for found, alone in zip(at_once(calls), [call() for call in calls], strict=True):
+        assert all(map(torch.equal, found, alone))
 
 
 def test_the_model_is_what_it_was() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gpattention
+from gpattention.hosts.usual import _drawn_logits
 from gpattention.strangeness import AdaptiveTemperature, Strangeness
 from tests.hosts import hosts
 from tests.hosts.hosts import CLASSES, TOKENS, Encoder
@@ -43,9 +44,9 @@ def test_fitted_along_and_saved(tmp_path: Path) -> None:
         handle.flag(inputs)
     handle.fit([({"x": x}, y) for x, y in zip(inputs["x"].split(50), labels.split(50), strict=True)], **FAST)
     strange, new = {"x": 5 * some_items(40, 1)["x"]}, some_items(200, 2)
-    told = handle.strangeness(strange)
+    found = handle.strangeness(strange)
     expected = Strangeness.fit(handle.signals(inputs), labels, head=_head(handle.model))
-    assert torch.allclose(told.score, expected.score(handle.signals(strange)), atol=1e-6)
+    assert torch.allclose(found.score, expected.score(handle.signals(strange)), atol=1e-6)
     assert float(handle.strangeness(new).p_value.mean()) > 0.3
     assert float(handle.flag(strange, rate=0.05).float().mean()) > 0.9
     assert float(handle.flag(new, rate=0.05).float().mean()) < 0.15
@@ -58,7 +59,7 @@ def test_fitted_along_and_saved(tmp_path: Path) -> None:
     handle.save(tmp_path)
     again = gpattention.attach(handle.model)
     again.load(tmp_path)
-    assert torch.equal(again.strangeness(strange).score, told.score)
+    assert torch.equal(again.strangeness(strange).score, found.score)
     again.settings = again.settings  # signals by other settings are others
     with pytest.raises(ValueError, match=r"call handle\.fit"):
         again.strangeness(strange)
@@ -75,8 +76,8 @@ def test_shifts_and_an_adaptive_temperature(tmp_path: Path) -> None:
     handle.fit(inputs, labels, shifted=SHIFTED, temperature="adaptive", **FAST)
     usual = handle._usual
     assert set(usual.fitted().judged) == {"large", "small"}
-    draws, signals = handle._drawn_logits([inputs], 2, 0), handle.signals(inputs)
-    changed = {n: (handle._drawn_logits([x], 2, 0), handle.signals(x), labels) for n, x in SHIFTED.items()}
+    draws, signals = _drawn_logits(handle, [inputs], 2, 0), handle.signals(inputs)
+    changed = {n: (_drawn_logits(handle, [x], 2, 0), handle.signals(x), labels) for n, x in SHIFTED.items()}
     expected = AdaptiveTemperature.fit(draws, signals, labels, shifted=changed)
     found = handle.predict(inputs, samples=2, seed=0)
     T = expected.temperature(draws, signals)  # [B]

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from gpattention.gp import ItemNoise
 from gpattention.ops import standard_normal
-
-
-def seeded(seed: int) -> Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.models.small_models import seeded
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -33,18 +30,9 @@ class StubModel(nn.Module):
     """features = second(first(x)), each drawn with its own spread; logits = head(features)."""
 
     def __init__(
-        self,
-        *,
-        width=5,
-        hidden=6,
-        classes=3,
-        spread=0.5,
-        p=0.0,
-        seed=0,
-        draws=True,
-        variances=True,
+        self, *, width=5, hidden=6, classes=3, spread=0.5, p=0.0, seed=0, draws=True, variances=True,
         bias=True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.first = nn.Linear(width, hidden)
         self.dropout = nn.Dropout(p)

@@ -253,8 +253,8 @@ def test_weight_files_that_lie_or_are_cut_are_refused(whole: bytes, tmp_path: Pa
     name = next(key for key in header if key != "__metadata__")
 
     def changed(**fields: Any) -> bytes:
-        told = json.dumps({**header, name: {**header[name], **fields}}).encode()
-        return len(told).to_bytes(8, "little") + told + body
+        false = json.dumps({**header, name: {**header[name], **fields}}).encode()
+        return len(false).to_bytes(8, "little") + false + body
 
     deep = b"[" * 5000
     for content in (

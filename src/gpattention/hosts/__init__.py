@@ -12,9 +12,8 @@ from gpattention.hosts.families.base import Site
 from gpattention.hosts.fitting import Candidate, Fit, FitOptions
 from gpattention.hosts.language import load_language_model
 from gpattention.hosts.painting import painted_html
-from gpattention.hosts.predict import TokenPrediction, Values, predict
+from gpattention.hosts.predict import TokenPrediction, Values, predict, signals
 from gpattention.hosts.settings import Settings
-from gpattention.hosts.signals import signals
 from gpattention.hosts.sites import Found, LeftAlone, find_sites
 from gpattention.hosts.tokens import Span, TokenUncertainty
 

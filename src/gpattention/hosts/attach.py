@@ -1,12 +1,13 @@
-"""Uncertainty for a model that exists already: its attention read as Gaussian-process posteriors.
+"""Uncertainty for an existing model: its attention is read as Gaussian-process posteriors.
 
-`attach` gives a handle: predict with uncertainty, fit it, take it off again.  While a call of the handle
-runs, hooks at the model's attention sites see every call of attention and say what the model goes on with.
+`attach` returns a handle that predicts with uncertainty and can be fitted and detached.  While one of its
+calls runs, hooks see every call of attention and decide with which output the model goes on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,19 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from gpattention.checks import check_choice, check_count, check_whole
-from gpattention.gp import ItemNoise
+from gpattention.gp import ItemNoise, attention_entropy
+from gpattention.hosts import language
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Context, Site
 from gpattention.hosts.fitting import Data, Fit, FitOptions, collect_batches, fit_settings
 from gpattention.hosts.generating import Sampling, generate
-from gpattention.hosts.language import (
-    OF_TOKENS,
-    TokenUsual,
-    as_inputs,
-    fit_language,
-    measure_tokens,
-    text_batches,
-    window_means,
-)
 from gpattention.hosts.moments import host_moments
 from gpattention.hosts.painting import pieces_of
 from gpattention.hosts.predict import (
@@ -36,38 +29,28 @@ from gpattention.hosts.predict import (
     Task,
     call_model,
     check_module,
-    check_task,
     generates,
     make_result,
     uncompiled,
 )
 from gpattention.hosts.settings import Settings, describe, initial_settings, load_settings, save_settings
 from gpattention.hosts.sharing import VARIANCES_FROM, Shared, Sharing, VarianceFrom
-from gpattention.hosts.signals import Head, attached_signals, in_cache
 from gpattention.hosts.sites import FOUND_FORMS, Found, find_sites, hooked
 from gpattention.hosts.tokens import AFTER, SCORES, Score, Span, TokenUncertainty, spans_of
 from gpattention.hosts.usual import NOT_FITTED, Usual, fit_usual
-from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean
-from gpattention.models import Prediction, Signals
+from gpattention.hosts.variance import MAX_KEYS, log_stddev, process_mean, query_mask
+from gpattention.models import Prediction, Signals, Watch, measure_signals
 from gpattention.models.moments import METHODS, Method
-from gpattention.models.predict import (
-    Inputs,
-    Progress,
-    Rows,
-    Variances,
-    evaluating,
-    model_device,
-    run_samples,
-)
+from gpattention.models.predict import Inputs, Progress, Rows, evaluating, model_device, run_samples
 from gpattention.strangeness import Explanation
 
 MAX_LOG_AMPLITUDE = 3.0
-_SITE_SEEDS = 0x9E3779B1  # sites of one seed lie this far apart
+_SITE_SEEDS = 0x9E3779B1  # difference between the seeds of two neighbouring sites
 
 
 @dataclass(eq=False)
 class Runner(Reader):
-    """A host model, where it attends, and how its output is read."""
+    """A host model, its attention sites, and how its output is read."""
 
     sites: tuple[Site, ...]
     max_keys: int = MAX_KEYS
@@ -76,7 +59,7 @@ class Runner(Reader):
     def answer(
         self, inputs: Inputs, hook: AttentionHook | None = None, shared: Shared | None = None
     ) -> Tensor:
-        """What the model answers to one batch on its device, hooked or by itself."""
+        """The model's answer to a batch on its device, with or without a hook."""
         if hook is None:
             return self.read(self.model, inputs, nullcontext())
         host = uncompiled(self.model)
@@ -86,8 +69,8 @@ class Runner(Reader):
     def draws(
         self, inputs: Inputs, settings: Settings, *, seed: int, variances: bool = False,
         variance_from: VarianceFrom = "draws", share: bool = True, **options: Any,
-    ) -> tuple[Tensor, Variances]:  # fmt: skip
-        """Drawn answers [S, B, ...] of all items, and variances of the sites where they are wanted."""
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
+        """Drawn answers [S, B, ...] of all items and, if asked for, variances of the sites."""
 
         def answer(rows: Rows, shared: Shared) -> tuple[Tensor, list[Tensor | None]]:
             return self.draw(rows, settings, seed=seed, keep_variances=variances, shared=shared)
@@ -95,7 +78,7 @@ class Runner(Reader):
         def mean(part: Inputs, shared: Shared) -> object:
             return self.measure(part, settings, keep=False, shared=shared)
 
-        drawing = [site.module for site in self.sites if settings.drawn(site.index)]
+        drawing = [self.sites[index].module for index in settings.drawing]
         first = mean if variance_from == "mean" else None
         sharing = Sharing(self.model, drawing, answer, self.known, first, share)
         return sharing.run(inputs, seed=seed, **options)
@@ -109,13 +92,13 @@ class Runner(Reader):
         keep_variances: bool = False,
         shared: Shared | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """One pass in which every row draws for itself: the answers, and variances where kept.
+        """One pass with a draw for every row: the answers, and variances if kept.
 
-        Where no site draws it is the host's own pass, fused operations and all.
+        If no site draws, it is the host's own pass with its fused operations.
         """
         if not settings.any_drawn:
             return self.answer(rows.inputs), [None] * len(self.sites)
-        # of its own for every site: which others draw, and how items are cut into batches, changes nothing
+        # a seed for each site, so that draws do not depend on other sites, nor on how batches are cut
         seeds = [seed + (index + 1) * _SITE_SEEDS for index in range(len(self.sites))]
         noise = [ItemNoise(own, rows.numbers, rows.samples) for own in seeds]
         return self.measure(rows.inputs, settings, noise, keep=keep_variances, shared=shared)
@@ -129,11 +112,11 @@ class Runner(Reader):
         keep: bool = True,
         shared: Shared | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """One hooked pass: the answers and, where kept, variances of the sites, [B, H, N] each.
+        """One hooked pass: the answers and, if kept, variances of the sites, [B, H, N] each.
 
-        Without noise, answers are the host's own, and sites that do not draw are measured too.  With it, a
-        draw of its deviation is added to every mean, token by token.  With `shared` it is a pass of samples
-        that have a part in common, and only sites that draw are met.
+        Without noise, answers are the host's own, and sites that do not draw are measured too.  With noise, a
+        draw is added to every mean, token by token.  With `shared` it is a pass of samples that share a part,
+        and only sites that draw are looked at.
         """
         variances: list[Tensor | None] = [None] * len(self.sites)
         called: list[Site] = []
@@ -142,13 +125,9 @@ class Runner(Reader):
             called.append(site)
             if (noise is not None or shared is not None) and not settings.drawn(site.index):
                 return call.mean
-            # how it depends on earlier draws is left out of gradients: they would cross Cholesky factors
+            # gradients ignore how variances depend on earlier draws, as they would cross Cholesky factors
             still = call.map(Tensor.detach) if torch.is_grad_enabled() else call
-
-            def spread() -> Tensor:  # [B, H, Q]
-                parts = [still] if torch.is_grad_enabled() else in_cache(still)
-                return torch.cat([self.log_std(site, part, settings) for part in parts])
-
+            spread = partial(self.log_std, site, still, settings)
             log_std = spread() if shared is None else shared.spread(call.mean, spread)  # [B, H, Q]
             if keep:
                 variances[site.index] = (2 * log_std.detach()).exp()
@@ -168,13 +147,42 @@ class Runner(Reader):
         return answer, variances
 
     def log_std(self, site: Site, call: AttentionCall, settings: Settings) -> Tensor:
-        """Of every token and head at a site.  [B, H, Q]"""
+        """Log standard deviations of all tokens and heads at a site.  [B, H, Q]"""
         prior, frame = settings.prior(site.index, site.heads), settings.frame(site.index)
         caps: dict[str, Any] = {"max_keys": self.max_keys, "max_log_amplitude": self.max_log_amplitude}
-        return log_stddev(call, prior, frame, **caps)
+        # a graph, of gradients or of an exported program, is of the whole call
+        whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        parts = [call] if whole else call.in_cache()
+        return torch.cat([log_stddev(part, prior, frame, **caps) for part in parts])
+
+    def signals(self, settings: Settings, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
+        """Signals of plain passes, whose variances are in units of t^2.
+
+        t is set to 1, as a fit that chose no draws has made it 0, which would say nothing about the inputs.
+        """
+        ones = replace(settings, scale=torch.ones_like(settings.scale))
+        moved: dict[torch.device, Settings] = {}
+
+        def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
+            device = self.device(batch)
+            own = moved.setdefault(device, ones.to(device))
+
+            def hook(site: Site, call: AttentionCall) -> Tensor:
+                log_variance = 2 * self.log_std(site, call, own) if watch.wants_variance else None
+                if call.past is not None:
+                    entropy = call.past.entropy(call)  # [B, H, Q]
+                else:
+                    dot = call.form in ("softmax", "exp_dot")
+                    entropy = attention_entropy(call.q, call.k, dot=dot, mask=call.mask)
+                watch.see(site.title, log_variance, entropy, call.mean[:, 0], query_mask(call))
+                return call.mean
+
+            return self.with_features(batch, hooked(uncompiled(self.model), self.sites, hook))
+
+        return measure_signals(self.model, answer, inputs, **options)
 
     def counting(self, seen: list[int]) -> Context:
-        """Inside, every call of a site adds the number of its sequences."""
+        """Within the block, every call of a site appends the number of its sequences."""
 
         def count(site: Site, call: AttentionCall) -> Tensor:
             seen.append(len(call.mean))
@@ -183,47 +191,46 @@ class Runner(Reader):
         return hooked(uncompiled(self.model), self.sites, count)
 
     def device(self, inputs: Inputs) -> torch.device:
-        """Where the model computes."""
+        """The device that the model computes on."""
         return model_device(self.model, inputs)
 
 
 class Handle:
-    """Uncertainty of one model; made by `gpattention.attach`.
+    """Uncertainty of one model; created by `gpattention.attach`.
 
-    The model is touched only while a call of the handle runs: used directly, saved or copied, it is what it
-    was.
+    The model is changed only while a call of the handle runs: used directly, saved or copied, it is the model
+    as before.
 
     Args:
         runner: the model and how it is run.
-        found: where it attends.
+        found: its attention modules.
         tokenizer: of a language model.
 
     Attributes:
         model: the host.
-        sites: where it attends.
-        tokenizer: as given to `attach`.
+        sites: the attention modules that the handle is attached to.
+        tokenizer: as passed to `attach`.
     """
 
     def __init__(self, runner: Runner, found: Found, tokenizer: Any = None) -> None:
         self._runner, self.found, self.tokenizer = runner, found, tokenizer
         self.model, self.sites = runner.model, found.sites
         self._settings = initial_settings(found.sites)
-        self._attached, self._head, self._usual = True, Head(), Usual()
-        self._tokens: TokenUsual | None = None
+        self._attached, self._usual = True, Usual()
 
     @property
     def task(self) -> Task | None:
-        """What the model answers; None until it has been seen to."""
+        """What the model answers; None until an output has been seen."""
         return self._runner.task
 
     @property
     def sharing(self) -> str:
-        """What the samples of the last prediction had in common, in a sentence."""
+        """A sentence on what the samples of the last prediction shared."""
         return self._runner.known.note
 
     @property
     def settings(self) -> Settings:
-        """What it draws with; assign to change."""
+        """Scales, noises and powers of the draws; assign to change them."""
         return self._settings
 
     @settings.setter
@@ -236,8 +243,7 @@ class Handle:
             raise ValueError(f"expected settings.draws for {shape[0]} sites, got {count}")
         if bool((settings.scale < 0).any()) or bool((settings.noise <= 0).any()):
             raise ValueError("expected settings with scale >= 0 and noise > 0, got others")
-        # by other settings signals are others
-        self._settings, self._usual, self._tokens = settings, Usual(), None
+        self._settings, self._usual = settings, Usual()  # other settings make other signals
 
     def predict(
         self,
@@ -256,33 +262,33 @@ class Handle:
     ) -> Result:
         """Predict with uncertainty, in evaluation mode and without gradients.
 
-        The draws of item i depend on `seed` and `first_item` + i alone.  What the model computes before its
+        The draws of item i depend only on `seed` and `first_item` + i.  What the model computes before its
         first draw is computed once for all samples of an item (see `sharing`).
 
         Args:
             inputs: a tensor or a mapping of tensors, with the batch first.
-            samples: number of draws.  0 is the model itself, to the last bit; so are samples where no site
-                draws, but for the temperature.
+            samples: number of draws.  0 returns the model's own prediction, to the last bit; so do samples if
+                no site draws, except for the temperature.
             seed: of the draws.
-            batch_size: most rows (items times samples) that run at once: if not given as many as stay in the
+            batch_size: most rows (items times samples) that run at once.  If not given, as many as fit the
                 cache of a CPU, or 2000 on a GPU, halved until they fit its memory.
-            variances: add each site's variances, [B, H, N] averaged over the samples, to a `Prediction`.
-            first_item: number of the first item, where the inputs are a part of more.
-            tokens: of a language model, what it says after every token, with samples=0 alone: otherwise its
-                answer is the `Prediction` of the token that follows the text.
-            variance_from: "draws" computes the variances of a site from what the draws before it made of its
-                queries and keys; "mean" takes those of one pass without draws for all samples, which is
-                faster and leaves out how the draws of lower layers change the variances of higher ones.
-            share: False runs every sample as a full pass: for models with a state of their own.
+            variances: add the variances of each site, [B, H, N] averaged over the samples, to a `Prediction`.
+            first_item: number of the first item, if the inputs are a part of more.
+            tokens: of a language model, predict after every token, only with samples=0; by default its answer
+                is the `Prediction` of the token that follows the text.
+            variance_from: "draws" computes the variances of a site from queries and keys of the same draw;
+                "mean" takes those of one pass without draws for all samples, which is faster and ignores how
+                draws of lower layers change the variances of higher ones.
+            share: False runs every sample as a full pass, for models with internal state.
             method: "moments" propagates variances through one pass instead of drawing, in classifiers around
                 one `nn.TransformerEncoder`; its logits are those of the mean-field prediction.
-            progress: called with how many rows are done, and how many there are.
+            progress: called with the number of rows done, and of all rows.
 
         Returns:
             A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance.
 
         Raises:
-            ValueError: for wrong numbers, outputs that cannot be read, and a handle that was detached.
+            ValueError: an argument is wrong, the output cannot be read, or the handle was detached.
 
         >>> handle.predict(tokenizer(sentences, padding=True, return_tensors="pt")).confidence
         """
@@ -293,13 +299,11 @@ class Handle:
         if method == "moments":
             rest: dict[str, Any] = {"batch_size": batch_size, "variances": variances, "progress": progress}
             return self._moments(inputs, first_item=first_item, **rest)
-        # once: a thread may change the settings meanwhile
+        # read once, as another thread may change the settings
         adaptive, own, runner = self._usual.temperature, self._settings, self._runner
         if tokens:
             if samples > 0:
-                raise ValueError(
-                    f"expected samples=0 for tokens=True, got {samples}: draws of all are too many"
-                )
+                raise ValueError(f"expected samples=0 for tokens=True, got {samples}: all draws are too many")
             runner = replace(runner, task="tokens")
         if variances:
             own.warn_unfitted(stacklevel=3)
@@ -324,36 +328,29 @@ class Handle:
         answers = answers.expand(max(samples, 1), *answers.shape[1:]).contiguous()
         assert runner.task is not None
         acting: dict[str, Any] = {}
-        if samples > 0:  # the mean is the model itself, which nothing divides
+        if samples > 0:  # the model's own prediction has no temperature
             acting = {"temperature": own.temperature, "residual": own.residual}
             if adaptive is not None:
-                seen = attached_signals(runner, self._head, own, inputs, batch_size=batch_size)
+                seen = self._runner.signals(own, inputs, batch_size=batch_size)
                 acting["temperature"] = adaptive.temperature(answers, seen)[:, None]  # [B, 1]
         return make_result(answers, runner.task, inputs, means if variances else None, drawn=drawn, **acting)
 
     def _moments(self, inputs: Inputs, **options: Any) -> Prediction:
-        """One pass, by the settings, whose constant temperature divides the logits."""
+        """A prediction by one pass, whose logits the constant temperature divides."""
         runner, own = self._runner, self._settings
         settings = own.to(runner.device(inputs))
 
-        def read(part: Inputs) -> Tensor:
-            answer = runner.read(uncompiled(runner.model), part, nullcontext())
-            check_task(runner.task)
-            return answer
-
         def spread(site: Site, call: AttentionCall) -> Tensor | None:
-            if not settings.drawn(site.index):
-                return None
-            return torch.cat([runner.log_std(site, part, settings) for part in in_cache(call)])
+            return runner.log_std(site, call, settings) if settings.drawn(site.index) else None
 
         how: dict[str, Any] = {"sites": self.sites, "spread": spread, "temperature": own.temperature}
-        return host_moments(uncompiled(runner.model), read, inputs, **how, **options)
+        return host_moments(uncompiled(runner.model), runner.class_logits, inputs, **how, **options)
 
     def variances(self, inputs: Inputs, *, batch_size: int | None = None) -> tuple[Tensor, ...]:
         """Variances of every token at every site, in one plain pass; also of sites that do not draw.
 
-        Before a fit nothing says how they go with what the model does not know, and as a score they may rank
-        items the wrong way round: reading them then warns.
+        Before a fit they may be unrelated to what the model does not know, or rank items the wrong way round:
+        a warning says so.
 
         Args:
             inputs: a tensor or a mapping of tensors, with the batch first.
@@ -363,7 +360,7 @@ class Handle:
             [B, H, N] for each site.
 
         Raises:
-            ValueError: for outputs that cannot be read, and a handle that was detached.
+            ValueError: the output cannot be read, or the handle was detached.
         """
         self._check_attached()
         self._settings.warn_unfitted(stacklevel=3)
@@ -377,39 +374,40 @@ class Handle:
         return tuple(x for x in means if x is not None)
 
     def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
-        """What one plain pass says about every item: also of sites that do not draw.
+        """Signals of every item from one plain pass; also of sites that do not draw.
 
         Args:
-            inputs: a tensor or a mapping of tensors, with the batch first, or a loader: an iterable of such,
-                or of pairs or mappings with labels, which are left out.
-            **options: `variance=False` leaves out the variances, which cost most; `per_token=True` keeps what
-                every head said of every token; `batch_size` is the most items that run at once.
+            inputs: a tensor or a mapping of tensors, with the batch first, or a loader: an iterable of those,
+                or of pairs or mappings with labels, which are ignored.
+            **options: `variance=False` leaves out the variances, which take most of the time;
+                `per_token=True` keeps the numbers of every head and token; `batch_size` is the most items
+                that run at once.
 
         Returns:
             Logits, features, and profiles of the log variance, in units of the scale of the draws, and of the
-            attention entropy, where the inputs lie; of a loader on the CPU.
+            attention entropy, on the device of the inputs; of a loader on the CPU.
 
         Raises:
-            ValueError: for outputs that cannot be read, and a handle that was detached.
+            ValueError: the output cannot be read, or the handle was detached.
 
         >>> handle.signals(inputs).variance  # [B, sites x heads]
         """
         self._check_attached()
-        return attached_signals(self._runner, self._head, self._settings, inputs, **options)
+        return self._runner.signals(self._settings, inputs, **options)
 
     def process_mean(self, inputs: Inputs) -> Tensor:
-        """Answer with every attention replaced by its Gaussian process's own mean.
+        """Answer with the posterior mean of the Gaussian processes in place of all attention.
 
-        The answers are those of the model, up to rounding: this is how to see it on data of your own.
+        The answers are those of the model up to rounding, which this lets you check on your own data.
 
         Args:
             inputs: a batch, which runs at once.
 
         Returns:
-            Logits, values or embeddings, as the task has it.
+            Logits, values or embeddings, depending on the task.
 
         Raises:
-            ValueError: for outputs that cannot be read, and a handle that was detached.
+            ValueError: the output cannot be read, or the handle was detached.
         """
         self._check_attached()
         settings = self._settings.to(self._runner.device(inputs))
@@ -428,26 +426,26 @@ class Handle:
         shifted: Mapping[str, Inputs | Iterable[Any]] | None = None,
         **options: Any,
     ) -> Fit:
-        """Fit scales, noise, powers and which sites draw on held-out data, by negative log-likelihood.
+        """Fit scales, noises, powers and which sites draw to held-out data, by negative log-likelihood.
 
-        Where drawing does not help on the part of the data kept back from the fit, the scales become 0 and
-        the model stays as it is.  What is usual is fitted along, for `strangeness` and `flag`; of a language
-        model it is what is usual for every token, for `token_uncertainty` and `flag_spans`.
+        If draws do not help on the part of the data that was kept back, scales become 0 and predictions stay
+        those of the model.  The fit also learns what is usual: of items for `strangeness` and `flag`, of the
+        tokens of a language model for `token_uncertainty` and `flag_spans`.
 
         Args:
-            data: a loader of (inputs, labels) or of mappings with "labels", a pair of them, or the inputs; of
+            data: a loader of (inputs, labels) or of mappings with "labels", one such pair, or the inputs; of
                 a language model texts, or inputs whose own tokens are the labels.
-            labels: of `data`, where that is inputs alone.
-            shifted: the same items in the same order, synthetically shifted, by the names of at least two
-                shifts: inputs, or a loader each.  The strangeness is then made of what tells them apart.
+            labels: of `data`, if that is inputs only.
+            shifted: the same items in the same order, synthetically shifted: inputs or a loader for each of
+                at least two shifts, by name.  The strangeness is then what separates them best.
             **options: those of `FitOptions`; `temperature="adaptive"` fits one that rises with strangeness to
                 clean and shifted items of a classifier.
 
         Returns:
-            All candidates and the choice among them, whose settings the handle has now.
+            All candidates and the choice among them, whose settings the handle now has.
 
         Raises:
-            ValueError: for wrong options, labels that do not fit the model's answers, and too few items.
+            ValueError: options are wrong, labels do not fit the model's answers, or there are too few items.
 
         >>> handle.fit(validation_loader)
         """
@@ -455,27 +453,22 @@ class Handle:
         adaptive = options.get("temperature") == "adaptive"
         chosen = FitOptions(**{**options, "temperature": True} if adaptive else options)
         if self.found.writes and self.task in (None, "causal") and generates(self.model):
-            return self._fit_language(data, labels, chosen, unused={"shifted": shifted, "adaptive": adaptive})
+            if shifted is not None or adaptive:
+                got = "shifted items" if shifted is not None else "temperature='adaptive'"
+                raise ValueError(f"expected held-out texts alone for a language model, got {got}")
+            texts = language.text_batches(data, labels, self.tokenizer, chosen.items)
+            fit, tokens = language.fit_language(self._runner, self._settings, texts, chosen, self.tokenizer)
+            self._settings, self._usual = fit.settings, Usual(tokens=tokens, why_not=language.OF_TOKENS)
+            return fit
         batches = collect_batches(data, labels, chosen.items)
-        with torch.inference_mode(False):  # the fit differentiates, wherever it is called
+        with torch.inference_mode(False):  # the fit needs gradients, even if they are off around it
             fit = fit_settings(self._runner, self._settings, batches, chosen)
-            fitted = Handle(self._runner, self.found)  # other threads have the old one until all is fitted
-            fitted._settings, fitted._head = fit.settings, self._head
+            fitted = Handle(self._runner, self.found)  # other threads use the old settings meanwhile
+            fitted._settings = fit.settings
             usual = fit_usual(
                 fitted, batches, shifted, adaptive=adaptive, samples=chosen.samples, seed=chosen.seed
             )
         self._settings, self._usual = fit.settings, usual
-        return fit
-
-    def _fit_language(
-        self, data: Data, labels: Tensor | None, options: FitOptions, unused: Mapping[str, Any]
-    ) -> Fit:
-        """Fit frames, a scale, and what is usual for every token."""
-        if given := [name for name, value in unused.items() if value]:
-            raise ValueError(f"expected held-out texts alone for a language model, got {', '.join(given)}")
-        batches = text_batches(data, labels, self.tokenizer, options.items)
-        fit, tokens = fit_language(self._runner, self._settings, batches, options, self.tokenizer)
-        self._settings, self._usual, self._tokens = fit.settings, Usual(why_not=OF_TOKENS), tokens
         return fit
 
     def token_uncertainty(
@@ -485,10 +478,10 @@ class Handle:
         heads: bool = False,
         batch_size: int | None = None,
     ) -> TokenUncertainty:
-        """What a language model says of every token: one plain pass, which draws nothing.
+        """Scores of every token of a text by a language model, from one plain pass without draws.
 
         Args:
-            inputs: a text or several, where `attach` was given a tokenizer; a tensor of ids, or a mapping of
+            inputs: one or several texts, if `attach` was given a tokenizer; a tensor of ids, or a mapping of
                 tensors, with the batch first.
             heads: keep the log variance of every head, the `profile`.
             batch_size: texts that run at once, 8 if not given.
@@ -497,15 +490,16 @@ class Handle:
             Scores of every token; after a fit also how far they are from what is usual.
 
         Raises:
-            ValueError: for a model without causal attention, and a handle that was detached.
+            ValueError: the model has no causal attention, or the handle was detached.
 
         >>> handle.token_uncertainty("The capital of France is Madrid.").show()
         """
         self._check_attached()
         self._settings.warn_about_origin(stacklevel=3)
-        options: dict[str, Any] = {"heads": heads, "batch_size": batch_size, "tokenizer": self.tokenizer}
-        given = as_inputs(inputs, self.tokenizer)
-        return measure_tokens(self._runner, self._settings, given, usual=self._tokens, **options)
+        known: dict[str, Any] = {"usual": self._usual.tokens, "tokenizer": self.tokenizer}
+        given = language.as_inputs(inputs, self.tokenizer)
+        options: dict[str, Any] = {"heads": heads, "batch_size": batch_size, **known}
+        return language.measure_tokens(self._runner, self._settings, given, **options)
 
     def generate(
         self,
@@ -517,33 +511,34 @@ class Handle:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Iterator[TokenUncertainty]:
-        """Continue texts, token by token: the ids are those of the model's own `generate`, without beams.
+        """Continue texts token by token, with the ids of the model's own `generate` without beams.
 
         Args:
-            inputs: texts or ids, as in `token_uncertainty`; padding comes first.
-            max_new_tokens: most tokens; texts that end before go on with padding, whose rows are not real.
-            do_sample: choose at random, else the likeliest.
+            inputs: texts or ids, as in `token_uncertainty`; padding must come first.
+            max_new_tokens: most tokens; texts that end earlier continue with padding, whose rows are not
+                real.
+            do_sample: choose at random instead of the likeliest token.
             temperature: divides the logits of random choices.
-            top_p: least probability of the likeliest tokens that are chosen among.
+            top_p: choose among the likeliest tokens that have this probability together.
             seed: of random choices; the ids are those after `torch.manual_seed(seed)`.
 
         Returns:
-            An iterator over rows, one a token, which is `next_ids`; `TokenUncertainty.join` makes one of
+            An iterator with one row for each token, whose id is `next_ids`; `TokenUncertainty.join` joins
             them.
 
         Raises:
-            ValueError: for encoder-decoders, for settings of the model that would change ids in other ways,
-                and a handle that was detached.
+            ValueError: the model is an encoder-decoder, its settings change ids in other ways, or the handle
+                was detached.
 
         >>> steps = list(handle.generate("Once upon a time", max_new_tokens=30))
         >>> TokenUncertainty.join(steps).show()
         """
         self._check_attached()
         self._settings.warn_about_origin(stacklevel=3)
-        given = as_inputs(inputs, self.tokenizer, left=True)
+        given = language.as_inputs(inputs, self.tokenizer, left=True)
         given = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
         how = Sampling(do_sample, temperature, top_p)
-        known: dict[str, Any] = {"usual": self._tokens, "tokenizer": self.tokenizer}
+        known: dict[str, Any] = {"usual": self._usual.tokens, "tokenizer": self.tokenizer}
         most: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": how, "seed": seed}
         return generate(self._runner, self._settings, given, **most, **known)
 
@@ -555,111 +550,84 @@ class Handle:
         by: Score = AFTER,
         batch_size: int | None = None,
     ) -> list[Span]:
-        """Spans of texts that are not like the held-out texts of `fit`.
+        """Spans of texts that are unlike the held-out texts of `fit`.
 
-        A token is flagged where the mean of its score over the 8 tokens around it, in deviations from what is
-        usual at their positions, is larger than it is for all but `rate` of held-out tokens.
+        A token is flagged if the mean score of the 8 tokens around it, in deviations from what is usual at
+        their positions, is larger than for all but a share `rate` of the held-out tokens.
 
         Args:
-            inputs: as in `token_uncertainty`, or what that gave.
-            rate: share of usual tokens that are flagged all the same.
-            by: which score.
+            inputs: as in `token_uncertainty`, or its result.
+            rate: share of usual tokens that are flagged nevertheless.
+            by: the score.
             batch_size: as in `token_uncertainty`.
 
         Returns:
             Runs of flagged tokens, text by text.
 
         Raises:
-            ValueError: for a handle that was not fitted, or was detached, and rates that its texts cannot
-                show.
+            ValueError: the handle was not fitted, or was detached, or there are too few texts for the rate.
 
         >>> handle.flag_spans(text)
         """
         self._check_attached()
-        if self._tokens is None:
+        if (usual := self._usual.tokens) is None:
             raise ValueError(f"{NOT_FITTED} for language models (held-out texts)")
         check_choice("by", by, SCORES)
         found = inputs
         if not isinstance(found, TokenUncertainty):
             found = self.token_uncertainty(found, batch_size=batch_size)
-        means = window_means(found.score(by, standardised=True), found.real)
-        flagged = found.real & (means >= self._tokens.threshold(by, rate))
+        means = language.window_means(found.score(by, standardised=True), found.real)
+        flagged = found.real & (means >= usual.threshold(by, rate))
         return spans_of(flagged, means, [pieces_of(self.tokenizer, line) for line in found.ids.tolist()])
 
     def strangeness(self, inputs: Inputs | Iterable[Any], **options: Any) -> Explanation:
-        """How strange inputs are beside the held-out items of `fit`, and by what.
+        """How strange inputs are compared with the held-out items of `fit`, and why.
 
         Args:
             inputs: a tensor or a mapping of tensors, with the batch first, or a loader.
             **options: `batch_size`, as in `signals`.
 
         Returns:
-            A score, larger for stranger inputs, its p-value, and which part, site and head makes it.
+            A score, larger for stranger inputs, its p-value, and which part, site and head cause it.
 
         Raises:
-            ValueError: for a handle that was not fitted, or whose fit found no strangeness, with the reason.
+            ValueError: the handle was not fitted, or its fit found no strangeness, for the reason given.
 
         >>> handle.strangeness(inputs).p_value  # [B]
         """
         return self._usual.fitted().explain(self.signals(inputs, **options))
 
     def flag(self, inputs: Inputs | Iterable[Any], rate: float = 0.01, **options: Any) -> Tensor:
-        """Which inputs are not like the held-out items of `fit`.
+        """Which inputs are unlike the held-out items of `fit`.
 
         Args:
             inputs: a tensor or a mapping of tensors, with the batch first, or a loader.
-            rate: of false alarms among usual inputs; at least 1 / (n + 1), n being two fifths of the items.
+            rate: of false alarms among usual inputs; at least 1 / (n + 1), with n two fifths of the items.
             **options: `batch_size`, as in `signals`.
 
         Returns:
-            [B] True for strange ones.
+            [B] True for strange inputs.
 
         Raises:
-            ValueError: for a rate that the items cannot show, and as of `strangeness`.
+            ValueError: there are too few items for the rate, and as in `strangeness`.
 
         >>> handle.flag(inputs, rate=0.01)
         """
         return self._usual.fitted().flag(self.signals(inputs, **options), rate)
 
-    def _drawn_logits(self, batches: Sequence[Inputs], samples: int, seed: int) -> Tensor:
-        """Draws of a classifier's logits that no temperature divides, of all items.
-
-        Args:
-            batches: of items, numbered through.
-            samples: of each; one where nothing draws.
-            seed: of the draws.
-
-        Returns:
-            [S, B, C] on the CPU.
-        """
-        bare, parts, seen = Handle(self._runner, self.found), list[Tensor](), 0
-        bare._settings = replace(self._settings, temperature=1.0)
-        for batch in batches:
-            found = bare.predict(batch, samples if bare._settings.any_drawn else 1, seed, first_item=seen)
-            assert isinstance(found, Prediction)
-            parts.append(found.logits.cpu())
-            seen += len(found)
-        return torch.cat(parts, 1)
-
     def save(self, folder: str | Path) -> None:
-        """Write the settings: `attached.json` and `attached.safetensors`, each in one piece or not at all.
+        """Write the settings to `attached.json` and `attached.safetensors`, each completely or not at all.
 
-        Beside them go what is usual, as `strangeness.json` and `strangeness.safetensors`, and an adaptive
-        temperature, where they were fitted.
-
-        The model is not among them; it is saved as ever, in the same folder if that is wanted.
+        What was fitted of the rest goes beside them: `strangeness`, `adaptive_temperature` or `tokens`, each
+        as a JSON and a safetensors file.  The model is not written; save it as usual, also in this folder.
 
         Args:
-            folder: made if it is not there.
+            folder: created if it does not exist.
 
         >>> handle.save("attached")
         """
         save_settings(Path(folder), [site.name for site in self.sites], self._settings)
         self._usual.save(Path(folder))
-        if self._tokens is not None:
-            self._tokens.save(Path(folder))
-        else:
-            TokenUsual.remove(Path(folder))
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for the same model.
@@ -668,16 +636,16 @@ class Handle:
             folder: that of `save`.
 
         Raises:
-            FileNotFoundError: where a file is missing.
-            ValueError: for anything unexpected; nothing is loaded then.
+            FileNotFoundError: a file is missing.
+            ValueError: something is unexpected; nothing is loaded then.
         """
         sites, settings = load_settings(Path(folder))
-        usual, tokens = Usual.load(Path(folder)), TokenUsual.load(Path(folder))
+        usual = Usual.load(Path(folder))
         self._take(sites, settings, str(folder))
-        self._usual, self._tokens = usual, tokens
+        self._usual = usual
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the settings as a mapping, say for a checkpoint of one's own; `save` writes files.
+        """The settings as a mapping, for example for your own checkpoints; `save` writes files.
 
         Returns:
             What `load_state_dict` takes.
@@ -685,22 +653,22 @@ class Handle:
         return {"sites": [site.name for site in self.sites], **self._settings.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave, for the same model.
+        """Take the mapping of `state_dict`, for the same model.
 
         Args:
             state: that mapping.
 
         Raises:
-            ValueError: for anything else; nothing is loaded then.
+            ValueError: it is something else; nothing is loaded then.
         """
         settings = Settings.from_state_dict({k: v for k, v in state.items() if k != "sites"})
         self._take(list(state.get("sites", [])), settings, "state")
 
     def detach(self) -> nn.Module:
-        """Let go of the model; the handle answers no more.
+        """Detach from the model; further calls of the handle fail.
 
         Returns:
-            The model, which is what it was.
+            The model, as it was.
         """
         self._attached = False
         return self.model
@@ -716,7 +684,7 @@ class Handle:
         return describe(type(self.model).__name__, self.found, self._settings, attached=self._attached)
 
     def _take(self, sites: list[str], settings: Settings, source: str) -> None:
-        """Settings from elsewhere, if they are those of the same sites."""
+        """Take settings from elsewhere, if they are of the same sites."""
         own = [site.name for site in self.sites]
         if own != sites:
             raise ValueError(f"{source}: expected the settings of sites {own}, got those of {sites}")
@@ -738,25 +706,25 @@ def attach(
 ) -> Handle:
     """Give the softmax attention of `model` its Gaussian-process variance, without changing its predictions.
 
-    `nn.MultiheadAttention` (also inside `nn.TransformerEncoder`), encoders and decoders of Hugging Face
-    transformers, timm's vision transformers, and our own softmax and kernel models.  Relative-position and
-    ALiBi attention, and causal attention of other libraries, is left alone by name; a model with nothing else
-    is refused.
+    It knows `nn.MultiheadAttention` (also inside `nn.TransformerEncoder`), encoders and decoders of Hugging
+    Face transformers, timm's vision transformers, and our own softmax and kernel models.  Relative-position
+    and ALiBi attention, and causal attention of other libraries, is left alone, with reasons; a model without
+    any other attention is refused.
 
     Args:
-        model: any module; it stays what it is.
-        tokenizer: of a language model, so that texts may be given and are shown as such.
+        model: any module; it is not changed.
+        tokenizer: of a language model, to pass texts and to show tokens as text.
         task: "classification", "tokens", "regression", "embedding", or "causal" for a language model, whose
-            labels are its own tokens, shifted by one; seen from the output if not given.
-        call: how to run the model: `call(model, inputs)` gives its output with the batch first.
+            labels are its own tokens, shifted by one; inferred from the output if not given.
+        call: how to run the model: `call(model, inputs)` returns its output with the batch first.
         max_keys: longer sequences condition on this many of their keys, evenly spaced (the sparse form).
-        max_log_amplitude: cap of the tempered log amplitude over its mean.
+        max_log_amplitude: cap of the tempered log amplitude above its mean.
 
     Returns:
-        The handle, which predicts, is fitted, saved and detached.
+        A handle, to predict with, fit, save and detach.
 
     Raises:
-        ValueError: for a model without such attention, with the reasons, and for wrong arguments.
+        ValueError: the model has no such attention, for the reasons given, or an argument is wrong.
 
     >>> handle = gpattention.attach(model)
     >>> handle.fit(validation_loader)

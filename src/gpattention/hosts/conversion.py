@@ -1,31 +1,29 @@
-"""The record of a conversion, enough to do it again on the same host, and the folders that hold converted
-models.
+"""The record of a conversion, which can be repeated on the same host, and folders of converted models.
 
-A folder has the host's own files, or `model.safetensors` where it writes none, and the record beside them or
-in the host's config.
+A folder holds the files that the host itself writes, or `model.safetensors` if it writes none, and the record
+in `conversion.json` or in the host's config.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_model
+from safetensors.torch import save_model
 from torch import nn
 
 from gpattention.checks import check_choice, check_whole
 from gpattention.files import make_folder, read_object, replaced, write_atomically
-from gpattention.models.config import CONVERSION_FILE, check_finite, load_tensors
+from gpattention.models.config import CONVERSION_FILE
 from gpattention.models.converted import ATTRIBUTE, TrainingDraw
 from gpattention.models.projected import KINDS
 
 FORMAT_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
-RECORD = "gpattention"  # name of the record in a host's own config
+RECORD = "gpattention"  # key of the record in a host's own config
 _HOST_OPTIONS = {
     "embed_dim", "num_heads", "bias", "dropout", "batch_first", "device", "dtype", "causal", "symmetric",
 }  # fmt: skip
@@ -33,15 +31,15 @@ _HOST_OPTIONS = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """Which layers of a model became which kind of attention, and how; print it to see what was left alone.
+    """What was converted, and how; prints with what was left alone.
 
     Attributes:
-        kind: of the new attention.
+        kind: the new kind of attention.
         layers: paths of the converted modules.
-        draw: what they do in training.
-        seed: of the start of inducing inputs.
+        draw: whether they draw in training.
+        seed: of the initial inducing inputs.
         options: of the kind.
-        left_alone: paths of the other attention modules, each with the reason.
+        left_alone: paths of the other attention modules, with reasons.
     """
 
     kind: str
@@ -59,12 +57,12 @@ class Conversion:
             raise ValueError(f"the host decides {', '.join(taken)}: expected options without, got {taken}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """The record as plain values for JSON."""
         return {"format_version": FORMAT_VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Conversion":
-        """The inverse of `to_dict`; what it does not know is refused."""
+        """The inverse of `to_dict`; unknown keys are refused."""
         values = {"options": {}, "layers": (), "left_alone": (), **plain}
         if (version := values.pop("format_version", None)) != FORMAT_VERSION:
             raise ValueError(f"expected format_version {FORMAT_VERSION} of a conversion, got {version!r}")
@@ -85,22 +83,20 @@ class Conversion:
         lines += [f"  {name or '(the model)'}" for name in self.layers]
         names: dict[str, list[str]] = {}
         for name, why in self.left_alone:
-            names.setdefault(why, []).append(name or "(the model)")
-        for why, (first, *others) in names.items():
-            lines.append(f"  {first}{f' and {len(others)} more' if others else ''}  left alone: {why}")
-        return "\n".join(lines)
+            names.setdefault(why, []).append(name)
+        return "\n".join([*lines, *(f"  {summary(own)}  left alone: {why}" for why, own in names.items())])
 
 
-def add_saving(model: nn.Module, record: Conversion) -> None:
-    """Give a model `save_pretrained`, or have its own write the record of the conversion too."""
-    model.__dict__["save_pretrained"] = partial(_save_converted, model, record)
+def summary(names: Sequence[str]) -> str:
+    """The first of several paths, and how many more there are."""
+    first = names[0] or "(the model)"
+    return f"{first} and {len(names) - 1} more" if len(names) > 1 else first
 
 
-def _save_converted(model: nn.Module, record: Conversion, folder: str | Path, **options: Any) -> None:
-    """The host's own files, or `model.safetensors` where it writes none, and `conversion.json`."""
-    folder = Path(folder)
-    make_folder(folder)
-    host_saves = getattr(type(model), "save_pretrained", None)  # that of the instance is this very function
+def save_converted(model: nn.Module, record: Conversion, folder: str | Path, **options: Any) -> None:
+    """Write the host's own files, or `model.safetensors` if it writes none, and `conversion.json`."""
+    folder = make_folder(Path(folder))
+    host_saves = getattr(type(model), "save_pretrained", None)  # the instance's own is this function
     if host_saves is not None:
         host_saves(model, folder, **options)
     else:
@@ -111,7 +107,7 @@ def _save_converted(model: nn.Module, record: Conversion, folder: str | Path, **
 
 
 def read_record(folder: Path) -> Conversion | None:
-    """The record beside the host's files; None where there is none."""
+    """The record beside the host's files, if there is one."""
     path = folder / CONVERSION_FILE
     if not path.is_file():
         return None
@@ -123,36 +119,21 @@ def read_record(folder: Path) -> Conversion | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The host's `config.json`; empty where there is none."""
+    """The host's `config.json`; empty if it has none."""
     path = folder / "config.json"
     return read_object(path, nonfinite=True) if path.is_file() else {}  # transformers writes Infinity too
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Every weight, in the type it was saved in; missing, unexpected and misshapen ones are errors."""
-    tensors = load_tensors(path)
-    # a mask of minus infinity is a buffer of many hosts
-    check_finite(path, tensors, infinite={name for name, _ in model.named_buffers()})
-    try:
-        for name, own in (*model.named_parameters(), *model.named_buffers()):
-            if name in tensors:
-                own.data = own.data.to(tensors[name].dtype)
-        load_model(model, path, strict=True)
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not fit the model: {error}") from error
-
-
 def plain_weights(folder: Path, record: Conversion) -> str:
-    """What happened where a record stands beside a plain model's weights, and what helps; else nothing."""
+    """An explanation for an error if the weights beside a record are those of a plain model; else nothing."""
     names: list[str] = []
     try:
         for file in folder.glob("model*.safetensors"):
             with safe_open(file, framework="pt") as weights:
                 names += weights.keys()
     except (OSError, SafetensorError):
-        return ""  # whoever loads them says what is wrong
+        return ""  # the loader reports what is wrong with them
     if not names or any(f".{ATTRIBUTE}." in name for name in names):
         return ""
-    happened = "Its weights are the weights of a plain model, saved over the converted one"
     helps = f"load it by its own class and call gpattention.convert(model, {record.kind!r})"
-    return f". {happened}: {helps}, or save the converted one again"
+    return f". Its weights are the weights of a plain model, saved over the converted one: {helps}"

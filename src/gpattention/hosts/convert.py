@@ -1,4 +1,4 @@
-"""Swap the softmax attention of a trained model for Gaussian-process attention, to be fine-tuned.
+"""Replace the softmax attention of a trained model by Gaussian-process attention, which is then fine-tuned.
 
 >>> model = gpattention.convert(model, kind="cgp")
 >>> loss = cross_entropy(model(x), y) + 0.01 * gpattention.regularizer(model)
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,18 +22,9 @@ from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import Host, SavedModel, Site
 from gpattention.hosts.predict import NOT_CONVERTED, call_model, check_module
 from gpattention.hosts.sites import FOUND_FORMS, find_sites
-from gpattention.models import EncoderLayer
-from gpattention.models.config import CONVERSION_FILE
-from gpattention.models.converted import (
-    ConvertedAttention,
-    Passes,
-    TrainingDraw,
-    converted_layers,
-    hint_at_example,
-    hint_at_warm_start,
-    make_layer,
-    place_inducing,
-)
+from gpattention.models import EncoderLayer, converted
+from gpattention.models.config import CONVERSION_FILE, load_weights
+from gpattention.models.converted import ConvertedAttention, TrainingDraw, converted_layers
 from gpattention.models.predict import Inputs, count_items, evaluating
 
 M = TypeVar("M", bound=nn.Module)
@@ -49,33 +41,32 @@ def convert(
     seed: int = 0,
     **options: Any,
 ) -> M:
-    """Swap attention for a GP kind, in place.
+    """Replace softmax attention by a Gaussian-process kind, in place.
 
-    Every projection keeps its weights; what is new (noise, prior scale, latent projection, inducing inputs)
-    is a parameter of the host under `gpattention`, so that its optimiser, `state_dict` and `.to` see it: make
-    the optimiser afterwards.  The host's dropout of attention weights is gone: the draws take its place.
+    All projections keep their weights.  New parameters (noise, prior scale, latent projection, inducing
+    inputs) belong to the host under the name `gpattention`, so that optimisers, `state_dict` and `.to`
+    include them: create the optimiser afterwards.  Draws replace the host's dropout of attention weights.
 
     Args:
         model: holds `nn.MultiheadAttention` or `nn.TransformerEncoder`, attention of Hugging Face's
             transformers or timm, or is one of our own softmax or kernel transformers.
         kind: "cgp", "direct", "scgp", "softmax-gp", "kernel" or "sgpa".
         draw: whether a layer draws its output in training ("independent") or gives its mean ("none").
-        layers: names of the attention modules to convert, as `find_sites` lists them; None is all.
-        example: a batch of inputs, for scgp and sgpa: their inducing inputs start at its tokens.  Without it
-            they start at random, and attention may be switched off until they have been learned: a warning
-            says so.
-        seed: of the start of inducing inputs.
+        layers: names of the attention modules to convert, as `find_sites` lists them; None converts all.
+        example: a batch of inputs, for scgp and sgpa, whose inducing inputs start at its tokens.  Without it
+            they start at random, and attention may be off until they have been learned, as a warning says.
+        seed: of the initial inducing inputs.
         **options: of the kind: `noise`, `prior_scale`, `regularizer`, `num_inducing`, ...  For cgp, direct
             and scgp `normalize` is "softmax" by default, which starts as the host (eq. 21); "rows" (eq. 25)
-            and "none" are those of the library's own modules.  `prior_scale` says how much is drawn and
-            leaves the mean as it is.
+            and "none" are those of the library's own modules.  `prior_scale` scales the draws and not the
+            mean.
 
     Returns:
         The model itself.
 
     Raises:
-        ValueError: for a model without such attention, one that is converted already, and wrong options; the
-            model is then what it was.
+        ValueError: the model has no such attention or is converted already, or options are wrong; the model
+            is then unchanged.
 
     >>> convert(model, kind="direct", layers=["encoder.layer.11.attention.self"])
     """
@@ -83,7 +74,7 @@ def convert(
     record = conversion.Conversion(kind, draw=draw, seed=seed, options=options)
     _convert(model, record, layers, example)
     if example is None and converted_layers(model):
-        hint_at_example(kind, options)
+        converted.hint_at_example(kind, options)
     return model
 
 
@@ -93,20 +84,20 @@ def _convert(
     layers: Iterable[str] | None,
     example: Inputs | None = None,
 ) -> None:
-    """Do a conversion, whole or not at all, and keep its record."""
+    """Convert a model completely or not at all, and keep the record."""
     if conversion_of(model) is not None:
         raise ValueError("expected a model that is not converted yet, got one that is")
     found = find_sites(model).convertible()
     sites = _chosen(found.sites, layers)
     if not sites:
-        forms = f"what would be found: {FOUND_FORMS}"
-        raise ValueError(f"expected a model with softmax attention, got none to convert:\n{found}\n{forms}")
+        got = f"got none to convert:\n{found}\nwhat would be found: {FOUND_FORMS}"
+        raise ValueError(f"expected a model with softmax attention, {got}")
     others = [(site.name, "not chosen") for site in found.sites if site not in sites]
     others += [(alone.name, alone.why) for alone in found.left_alone]
     record = replace(record, layers=tuple(s.name for s in sites), left_alone=tuple(others))
     if example is not None:
         count_items(example)
-        with evaluating(model):  # an example that the host does not take leaves it as it was
+        with evaluating(model):  # fails, before anything is changed, if the host does not take it
             call_model(model, example)
     with _all_or_nothing(model), _seeded(sites, record.seed):
         if not any(
@@ -116,7 +107,7 @@ def _convert(
             _swap(model, sites, record)
         model.__dict__[_RECORD] = record
         if example is not None:
-            place_inducing(model, partial(call_model, model, example), record.seed)
+            converted.place_inducing(model, partial(call_model, model, example), record.seed)
 
 
 def conversion_of(model: nn.Module) -> conversion.Conversion | None:
@@ -126,19 +117,19 @@ def conversion_of(model: nn.Module) -> conversion.Conversion | None:
         model: any module.
 
     Returns:
-        What `convert` did to it, None for a model that was not converted.
+        What `convert` did to it; None if it was not converted.
     """
     record = model.__dict__.get(_RECORD)
     return record if isinstance(record, conversion.Conversion) else None
 
 
 def regularizer(model: nn.Module) -> Tensor:
-    """Sum of the layers' regularisers in the last forward pass in training mode: the one line to add to a
-    loss.
+    """The regulariser to add to the loss: the sum over layers in the last forward pass in training mode.
 
-    Per real token, head and head dimension, as everywhere in the library; a layer that ran several times in
-    that pass counts as often.  Weigh it lightly: 0.01 is a start.  Works under DistributedDataParallel, and
-    under gradient checkpointing with `use_reentrant=False`; `nn.DataParallel` is refused.
+    It is per real token, head and head dimension, as everywhere in the library; a layer that ran several
+    times in that pass counts as often.  Give it a small weight, such as 0.01 to begin with.  It works with
+    DistributedDataParallel, and with gradient checkpointing if `use_reentrant=False`; `nn.DataParallel` is
+    refused.
 
     Args:
         model: a converted model, or a module that holds one.
@@ -147,12 +138,11 @@ def regularizer(model: nn.Module) -> Tensor:
         A scalar with gradients.
 
     Raises:
-        ValueError: for a model that is not converted, or that ran no pass in training whose gradients are
-            known.
+        ValueError: the model is not converted, or had no forward pass in training with gradients.
 
     >>> loss = cross_entropy(model(x), y) + 0.01 * regularizer(model)
     """
-    hint_at_warm_start(model)
+    converted.hint_at_warm_start(model)
     for family in FAMILIES.values():
         own = family.regularizer(model)
         if own is not None:
@@ -179,18 +169,18 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
 
     Args:
         folder: what `save_pretrained` of a converted model wrote.
-        host: not needed for Hugging Face hosts and our own transformers, whose folder says everything; for
-            any other, the model built as it was before the conversion, which is converted in place.  It may
-            be the class of a Hugging Face host that is not one of transformers.
+        host: not needed for Hugging Face hosts and our own transformers, whose folders are complete; for
+            others, the model as it was built before the conversion, which is converted in place.  For classes
+            of your own that derive from a Hugging Face host, pass the class.
         **options: passed on to the `from_pretrained` of a Hugging Face host (`dtype`, `device_map`).
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        FileNotFoundError: where there is no such folder.
-        ValueError: for folders without a record, hosts that it does not fit, and weights that are missing,
-            unexpected or not finite.
+        FileNotFoundError: there is no such folder.
+        ValueError: the folder has no record, the host does not fit it, or weights are missing, unexpected or
+            not finite.
 
     >>> model.save_pretrained("folder")
     >>> model = gpattention.from_pretrained("folder")
@@ -217,14 +207,14 @@ def from_pretrained(folder: str | Path, host: Host | None = None, **options: Any
         raise ValueError(f"{expected}: gpattention.from_pretrained(folder, host)")
     _convert_again(model, saved.record, folder / CONVERSION_FILE)
     try:
-        conversion.load_weights(model, folder / conversion.WEIGHTS_FILE)
+        load_weights(model, folder / conversion.WEIGHTS_FILE)
     except ValueError as error:
         raise ValueError(f"{error}{conversion.plain_weights(folder, saved.record)}") from error
     return model.eval()
 
 
 def _convert_again(model: nn.Module, record: conversion.Conversion, source: Path) -> None:
-    """Do a recorded conversion on a host of the same build; `source` is the file that holds the record."""
+    """Repeat a recorded conversion on a host of the same build; `source` is the file of the record."""
     if conversion_of(model) is not None:
         raise ValueError("expected a host as before the conversion, got one that is converted")
     try:
@@ -236,10 +226,10 @@ def _convert_again(model: nn.Module, record: conversion.Conversion, source: Path
 
 @contextmanager
 def _all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """What fails inside leaves every module as it was.
+    """Restore every module if the block fails.
 
-    A conversion writes no weight of the host: it changes attributes, and the tables of modules, parameters
-    and hooks.  Those are filled again, not replaced: whoever registered a hook holds on to its table.
+    A conversion changes no weights of the host, but attributes, and the tables of modules, parameters and
+    hooks.  The tables are refilled, not replaced, as the handles of hooks refer to them.
     """
     tables = [name for name, value in nn.Module().__dict__.items() if isinstance(value, dict | set)]
     before: list[tuple[Any, Any]] = []  # dictionaries and sets, and what was in them
@@ -256,7 +246,7 @@ def _all_or_nothing(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _seeded(sites: list[Site], seed: int) -> Iterator[None]:
-    """Modules that are made inside draw their parameters from the seed; generators are put back."""
+    """Modules made in the block draw their parameters by this seed; generators are restored afterwards."""
     devices = sorted({p.device.index for site in sites for p in site.module.parameters() if p.is_cuda})
     # modules draw from the process's generators; torch.manual_seed would leave those of other GPUs changed
     with torch.random.fork_rng(devices=devices):
@@ -280,22 +270,23 @@ def _chosen(sites: tuple[Site, ...], layers: Iterable[str] | None) -> list[Site]
 
 
 def _swap(model: nn.Module, sites: list[Site], record: conversion.Conversion) -> None:
-    """Convert site by site, and have the record saved with the model."""
+    """Convert site by site, and add the record to what the model saves."""
     if any(site.parent is None and FAMILIES[site.family].replaces for site in sites):
         raise ValueError("expected a model that holds attention, got attention itself: wrap it in a module")
-    made = [(site, _layer(site, record)) for site in sites]  # all, before any is placed
-    for site, layer in made:
+
+    def layer_for(site: Site) -> ConvertedAttention:
+        family = FAMILIES[site.family]
+        return converted.make_layer(
+            record.kind, site.module, site.heads, site.head_dim, keys=family.key_projection(site),
+            scale=family.logit_scale(site), draw=record.draw, name=site.title, options=record.options,
+        )  # fmt: skip
+
+    layers = [layer_for(site) for site in sites]  # all of them, before any is placed
+    for site, layer in zip(sites, layers, strict=True):
         FAMILIES[site.family].place(model, site, layer)
-    Passes().watch(model, [layer for site, layer in made if FAMILIES[site.family].remembers])
+    remember = [FAMILIES[site.family].remembers for site in sites]
+    converted.Passes().watch(model, compress(layers, remember))
     by_family = {name: [site for site in sites if site.family == name] for name in FAMILIES}
     stored = [FAMILIES[name].finish(model, chosen, record) for name, chosen in by_family.items() if chosen]
     if not any(stored):
-        conversion.add_saving(model, record)
-
-
-def _layer(site: Site, record: conversion.Conversion) -> ConvertedAttention:
-    family = FAMILIES[site.family]
-    return make_layer(
-        record.kind, site.module, site.heads, site.head_dim, keys=family.key_projection(site),
-        scale=family.logit_scale(site), draw=record.draw, name=site.title, options=record.options,
-    )  # fmt: skip
+        model.__dict__["save_pretrained"] = partial(conversion.save_converted, model, record)

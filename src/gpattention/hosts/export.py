@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from gpattention.attention import Attention, attention_class, list_attention
+from gpattention.checks import require
 from gpattention.hosts.attach import Handle
 from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.predict import call_model, check_module
@@ -22,30 +23,30 @@ def export_program(
 ) -> ExportedProgram:
     """Export a model's mean prediction with `torch.export`, for any batch size and every kind.
 
-    `torch.export.export(model, ...)` itself works too, but for our own transformers, whose output it does not
-    know.
+    `torch.export.export(model, ...)` works too, except for our own transformers, whose outputs it does not
+    support.
 
     Args:
         model: plain, converted or attached; it runs in evaluation mode.
         example: a batch of inputs, which may be one item.
-        dynamic_length: second axes of inputs [B, N] and [B, N, E] may be of any length, if the model allows.
+        dynamic_length: second axes of inputs [B, N] and [B, N, E] may have any length, if the model allows.
         fused: keep fused kernels as operators, for a model and an example on a GPU; the program then needs
-            gpattention and Triton where it runs.
+            gpattention and Triton to run.
 
     Returns:
-        A program that is called as `program.module()(inputs)` with a mapping of named tensors ({"inputs": x}
-        where `example` is one tensor) and gives logits, or the last states of a model without.  Of an
-        attached model it gives those and the variances of all sites, [B, H, N] each.
+        A program to be called as `program.module()(inputs)` with a mapping of named tensors ({"inputs": x}
+        if `example` is one tensor), which returns logits, or the last states of a model without logits.  For
+        an attached model it also returns the variances of all sites, [B, H, N] each.
 
     Raises:
-        ValueError: for inputs that are no tensors, and outputs that hold none.
-        RuntimeError: fused kernels are asked for and cannot run here.
+        ValueError: inputs are not tensors, or outputs have none.
+        RuntimeError: fused kernels cannot run here.
 
     >>> program = gpattention.export_program(model, {"input_ids": ids, "attention_mask": mask})
     >>> torch.export.save(program, "model.pt2")
     """
     items, (inputs, shapes) = count_items(example), _described(example, dynamic_length)
-    if items == 1:  # torch.export would take a batch of one for a constant
+    if items == 1:  # torch.export would treat a batch of one as a constant
         inputs = {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in inputs.items()}
     answers = _Answers(model, one_tensor=isinstance(example, Tensor))
     with evaluating(answers.model), torch.no_grad(), fused_kernels("on" if fused else "off"):
@@ -58,31 +59,28 @@ def export_onnx(
 ) -> Path:
     """Write the model's mean prediction as an ONNX file.
 
-    Works for plain and converted hosts and for our own transformers, when the mean of their attention needs
-    no solve: softmax, softmax-gp, kernel and direct.  The others factor a matrix for every head, which ONNX
-    has no operation for, and are refused by name.
+    It works for plain and converted hosts and for our own transformers, if the mean of their attention needs
+    no linear solve: softmax, softmax-gp, kernel and direct.  The other kinds factor a matrix for every head,
+    for which ONNX has no operation, and are refused.
 
     Args:
         model: runs in evaluation mode; a mapping as `example` becomes keyword arguments and named inputs.
         path: of the file to write.
         example: a batch of at least 2 items; the file takes batches of any size.
-        dynamic_length: second axes of inputs [B, N] and [B, N, E] may be of any length too.
+        dynamic_length: second axes of inputs [B, N] and [B, N, E] may also have any length.
         opset: version of ONNX's operations.
 
     Returns:
         The path.
 
     Raises:
-        ImportError: without the extra "onnx".
-        ValueError: for kinds of attention that need a solve, and for wrong arguments.
+        ImportError: the extra "onnx" is not installed.
+        ValueError: a kind of attention needs a linear solve, or an argument is wrong.
 
     >>> gpattention.export_onnx(model, "model.onnx", {"input_ids": ids, "attention_mask": mask})
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("ONNX files need the extra 'onnx': pip install 'gpattention[onnx]'") from error
+    for module in ("onnx", "onnxscript"):
+        require(module, extra="onnx", user="export_onnx")
     check_module(model, ": export its host")
     _check_kinds(model)
     if count_items(example) < 2:
@@ -102,7 +100,7 @@ def export_onnx(
 
 
 class _Answers(nn.Module):
-    """A host as a function of named tensors to tensors."""
+    """A host as a function from named tensors to tensors."""
 
     def __init__(self, model: nn.Module | Handle, *, one_tensor: bool) -> None:
         super().__init__()
@@ -111,7 +109,7 @@ class _Answers(nn.Module):
         self._one_tensor = one_tensor
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Any:
-        """Logits, else the last states; of an attached model, the variances of its sites too."""
+        """Logits, else the last states; for an attached model also the variances of its sites."""
         return self._answer(inputs["inputs"] if self._one_tensor else inputs)
 
     def _plain(self, inputs: Inputs) -> Tensor:
@@ -119,9 +117,9 @@ class _Answers(nn.Module):
 
 
 def _measuring(handle: Handle) -> Callable[[Inputs], tuple[Tensor, ...]]:
-    """A host's answer and the variances of its sites, [B, H, N] each in the order of their calls.
+    """A function to a host's answer and the variances of its sites, [B, H, N] each, in order of the calls.
 
-    It reads no value of any tensor.
+    It reads no values of tensors.
     """
     runner, settings = handle._runner, handle.settings
     if handle.found.writes:
@@ -142,7 +140,7 @@ def _measuring(handle: Handle) -> Callable[[Inputs], tuple[Tensor, ...]]:
 
 
 def read_answer(output: Any) -> Tensor:
-    """Logits, else the last states, of whatever a host gives."""
+    """Logits, else the last states, of a host's output."""
     for name in ("logits", "last_hidden_state"):
         if isinstance(found := getattr(output, name, output), Tensor):
             return found
@@ -150,9 +148,9 @@ def read_answer(output: Any) -> Tensor:
 
 
 def _described(example: Inputs, length: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The example as a mapping, and which axes of each tensor may be of any size.
+    """The example as a mapping, and the axes of each tensor that may have any size.
 
-    They are the batch, and where asked N of [B, N] or [B, N, E].
+    They are the batch and, if asked for, N of [B, N] or [B, N, E].
     """
     inputs = {"inputs": example} if isinstance(example, Tensor) else dict(example)
     batch, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO  # the second only if the model allows

@@ -1,12 +1,12 @@
-"""Fit what an attached model draws with to held-out data, by the likelihood of its averaged draws.
+"""Fit the settings of an attached model to held-out data, by the likelihood of its averaged draws.
 
-The data are parted in two.  On the first part candidates are fitted, each from the one before: no draws;
-one scale, noise and power for all; one for every site; a scale for every head; and the sites that earn their
-draws by greedy choice.  The second part chooses: draws are made only by a candidate that gains more than two
-standard errors over the better one without, of those that are not one behind the best the cheapest: late
-layers cost less than early ones, as what is before the first draw runs once.  Its last
-number, a temperature or residual variance, is then fitted to both parts.  Temperatures follow the rule of
-`gpattention.models.prediction`: none below 1 that the labels do not show.
+The data are split in two parts.  Candidates are fitted to the first, each starting from the previous one: no
+draws; one scale, noise and power for all; one for every site; a scale for every head; and a greedy choice of
+sites.  The second part chooses among them: a candidate with draws is taken only if it gains more than two
+standard errors over the better one without.  Of several that are within a standard error of the best, it is
+the cheapest: draws of late layers cost less, as everything before the first draw runs once.  Its last number,
+a temperature or residual variance, is then fitted to both parts.  Temperatures follow the rule of
+`gpattention.models.prediction`: none below 1 without evidence in the labels.
 """
 
 import math
@@ -34,16 +34,16 @@ Data: TypeAlias = Any  # Inputs, (inputs, labels), a mapping with "labels", or a
 Level: TypeAlias = Literal["global", "sites", "heads"]
 Progress: TypeAlias = Callable[[str, int, int], object]  # stage, done, total
 LEVELS: tuple[Level, ...] = ("global", "sites", "heads")
-IGNORED = -100  # label of tokens that count for nothing, as transformers has it
-DRAWS = 10  # that costs are told of
+IGNORED = -100  # label of tokens that do not count, as in transformers
+DRAWS = 10  # that costs are given for
 CLEAR = 2.0  # standard errors that draws must gain: with four candidates chance alone would pass one
-COARSE_ITEMS = 96  # that coarse comparisons look at
-SCALES = (0.03, 0.1, 0.3, 1.0)  # where to start
+COARSE_ITEMS = 96  # items of coarse comparisons
+SCALES = (0.03, 0.1, 0.3, 1.0)  # to start from
 START_POWERS = (0.05, 0.5)
 NOISES = (1e-3, 10.0)  # least and most noise variance
 LARGEST_SCALE = 30.0
 RESIDUALS = (math.exp(-20), math.exp(20))  # least and most residual variance
-# a scale of 0 is no bound: there a head draws nothing
+# a scale of 0 is not a bound: then a head does not draw
 BOUNDS: dict[str, tuple[float, ...]] = {"scale": (LARGEST_SCALE,), "noise": NOISES, "power": (0.0, 1.0)}
 ADVICE = (
     "Check that labels and answers belong together, or fit to more items, or set handle.settings yourself."
@@ -52,21 +52,21 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How to fit.
+    """Options of a fit.
 
     Args:
         samples: draws of every item; half as many in gradient steps.
         steps: gradient steps of each stage.
-        levels: which candidates to fit, of "global", "sites" and "heads"; with none draws are not tried.
+        levels: candidates to fit, of "global", "sites" and "heads"; with none, draws are not tried.
         select: whether to choose sites greedily too.
-        temperature: whether drawn logits are divided by a fitted temperature.
+        temperature: whether to divide drawn logits by a fitted temperature.
         alignment: the map A between queries and keys: "full" or "none" (see `variance`).
         items: most items used, from the first on.
         batch_size: items of a gradient step.
         rows: most rows (samples times items) that run at once.
         learning_rate: of Adam, on logarithms.
         seed: of all draws and of the order of items.
-        progress: called with the stage's name, how much of it is done, and how much there is.
+        progress: called with the name of a stage, how many of its parts are done, and of how many.
     """
 
     samples: int = 8
@@ -95,7 +95,7 @@ class FitOptions:
         check_choice("alignment", self.alignment, ALIGNMENTS)
 
     def reported(self, stage: str, parts: Sequence[T]) -> Iterator[T]:
-        """The parts of a stage, each reported to the caller when the next is asked for."""
+        """The parts of a stage, each of which is reported when the next one is requested."""
         for done, part in enumerate(parts):
             yield part
             if self.progress is not None:
@@ -104,13 +104,13 @@ class FitOptions:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Settings and how they did, as mean negative log-likelihoods.
+    """Settings and their mean negative log-likelihoods.
 
     Attributes:
         name: "plain", "temperature", one of the levels, or "selected".
-        settings: what it draws with.
-        fitted_nll: on the part of the items that it was fitted to.
-        nll: on the part kept back.
+        settings: of its draws.
+        fitted_nll: on the items that it was fitted to.
+        nll: on the items kept back.
         margin: standard error of its difference from the best.
     """
 
@@ -122,28 +122,27 @@ class Candidate:
 
     @property
     def draws(self) -> int:
-        """How many sites draw."""
-        return sum(map(self.settings.drawn, range(len(self.settings.draws))))
+        """Number of sites that draw."""
+        return len(self.settings.drawing)
 
     @property
     def passes(self) -> float:
-        """Plain passes of ten draws: sites before the first that draws are passed once, all cost the same."""
-        sites = range(len(self.settings.draws))
-        first = next((index for index in sites if self.settings.drawn(index)), None)
-        return 1.0 if first is None else (first + DRAWS * (len(sites) - first)) / len(sites)
+        """The cost of ten draws in plain passes, if all sites cost the same and early ones run once."""
+        sites, drawing = len(self.settings.draws), self.settings.drawing
+        return (drawing[0] + DRAWS * (sites - drawing[0])) / sites if drawing else 1.0
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # all its fields would fill pages of a notebook
+@dataclass(frozen=True, eq=False, repr=False)  # its fields are too long to print
 class Fit:
     """All candidates, simplest first, and the chosen one.
 
     Args:
         candidates: fitted to the first part of the items and compared on the second.
         chosen: the name of one of them.
-        settings: its settings, with the temperature or residual variance that all items together ask for.
-        reason: why this candidate and this temperature, in sentences.
-        on_bounds: a sentence for every kind of number whose best value lies on a bound; each was a warning
-            too.
+        settings: its settings, with the temperature or residual variance of all items together.
+        reason: the reason for this candidate and this temperature.
+        on_bounds: a sentence for every kind of number whose best value is on a bound; each was also a
+            warning.
     """
 
     candidates: tuple[Candidate, ...]
@@ -167,21 +166,19 @@ class Fit:
 
 
 def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", options: FitOptions) -> Fit:
-    """All candidates, fitted and compared."""
+    """Fit and compare all candidates."""
     with evaluating(runner.model):
         device = runner.device(batches[0].inputs)
-        answer = runner.answer(take(batches[0].inputs, torch.arange(1), device))  # shows the task
+        answer = runner.answer(take(batches[0].inputs, torch.arange(1), device))  # which shows the task
         if runner.task is None or runner.task == "embedding":
             raise ValueError("expected a model with logits or values to fit to labels, got embeddings")
         for batch in batches:
             check_labels(batch.labels, tuple(answer.shape[1:]), runner.task)
-        if runner.task != "regression":  # items without a label that counts have no likelihood
+        if runner.task != "regression":  # leave out items without any label
             batches = _those(batches, lambda b: (b.labels.long() != IGNORED).reshape(len(b), -1).any(1))
             if not batches:
                 raise ValueError(f"expected labels of at least 4 items, got {IGNORED} for all of them")
-        # three of every five items to fit to, two to choose by: in turn, since data may be sorted
-        fitted = _those(batches, lambda b: b.numbers % 5 < 3)
-        kept_back = _those(batches, lambda b: b.numbers % 5 >= 3)
+        fitted, kept_back = split_batches(batches)
         if not kept_back:
             count = sum(map(len, batches))
             raise ValueError(f"expected at least 4 items to fit to and choose by, got {count}")
@@ -190,13 +187,13 @@ def fit_settings(runner: "Runner", start: Settings, batches: "list[Batch]", opti
         scorer = Scorer(runner, options, runner.task)
         fit = _choose(scorer, _candidates(scorer, settings, fitted), fitted, kept_back)
     for sentence in fit.on_bounds:
-        warnings.warn(sentence, stacklevel=3)  # of the call of Handle.fit
+        warnings.warn(sentence, stacklevel=3)  # at the call of Handle.fit
     return fit
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Items with their labels; `first_item` numbers them through all batches."""
+    """Items with their labels; `first_item` is the number of the first one among all batches."""
 
     inputs: Inputs
     labels: Tensor  # [B], [B, N] or [B, D]
@@ -206,7 +203,7 @@ class Batch:
         return len(self.labels)
 
     def select(self, items: Tensor) -> "Batch":
-        """Some of its items; their numbers start where its own do."""
+        """Some of its items."""
         device = device_of(self.inputs)
         return Batch(take(self.inputs, items, device), self.labels[items], self.first_item + int(items[0]))
 
@@ -217,13 +214,18 @@ class Batch:
 
 
 def _those(batches: Iterable[Batch], chosen: Callable[[Batch], Tensor]) -> list[Batch]:
-    """Items for which `chosen(batch)` [B] is True; batches without any are left out."""
+    """The items for which `chosen(batch)` [B] is True, without empty batches."""
     found = ((batch, chosen(batch)) for batch in batches)
     return [batch.select(own.nonzero()[:, 0]) for batch, own in found if own.any()]
 
 
-def _first(batches: Iterable[Batch], most: int | None) -> Iterator[Batch]:
-    """The first items, `most` of them; no batch is asked for beyond, as a loader may be endless."""
+def split_batches(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Three of every five items to fit to and two to choose by, in turn, as data may be sorted."""
+    return _those(batches, lambda b: b.numbers % 5 < 3), _those(batches, lambda b: b.numbers % 5 >= 3)
+
+
+def first_items(batches: Iterable[Batch], most: int | None) -> Iterator[Batch]:
+    """The first `most` items; no batch is asked for beyond them, as a loader may be endless."""
     left = math.inf if most is None else most
     for batch in batches:
         yield batch if len(batch) <= left else batch.select(torch.arange(left))
@@ -233,7 +235,7 @@ def _first(batches: Iterable[Batch], most: int | None) -> Iterator[Batch]:
 
 
 def collect_batches(data: Data, labels: Tensor | None, most: int | None) -> list[Batch]:
-    """All batches, at most `most` items of them."""
+    """The batches of any form of data, at most `most` items in all."""
     is_pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor)
     if labels is not None:
         data = [(data, labels)]
@@ -242,14 +244,20 @@ def collect_batches(data: Data, labels: Tensor | None, most: int | None) -> list
     elif isinstance(data, Mapping | Tensor):
         raise ValueError("expected data with labels to fit to, got inputs alone")
 
+    return number_batches(map(_split, data), most)
+
+
+def number_batches(pairs: Iterable[tuple[Inputs, Tensor]], most: int | None) -> list[Batch]:
+    """Batches of inputs and labels whose items are numbered through, at most `most` items in all."""
+
     def numbered() -> Iterator[Batch]:
         seen = 0
-        for pair in data:
-            batch = Batch(*_split(pair), seen)
+        for pair in pairs:
+            batch = Batch(*pair, seen)
             seen += len(batch)
             yield batch
 
-    if not (batches := list(_first(numbered(), most))):
+    if not (batches := list(first_items(numbered(), most))):
         raise ValueError("expected data with at least one batch, got none")
     return batches
 
@@ -272,7 +280,7 @@ def _split(pair: Any) -> tuple[Inputs, Tensor]:
 
 
 def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
-    """Of one batch; `answer` is the shape of what the model says to one item: [C], [N, C] or [D]."""
+    """Check labels of a batch; `answer` is the shape of the answer for one item: [C], [N, C] or [D]."""
     width, shape = answer[-1], tuple(labels.shape)
     if task == "regression":
         axes, fits = f"[B, {width}]", shape[1:] == (width,) or (labels.ndim == 1 and width == 1)
@@ -286,7 +294,7 @@ def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
         return
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"expected labels to be whole numbers, an index of a class each, got {labels.dtype}")
-    labels = labels.long()  # IGNORED is no number of an unsigned type
+    labels = labels.long()  # unsigned types have no -100
     wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= width))]
     if len(wrong) > 0:
         known = f"from 0 to {width - 1}, or {IGNORED} for what does not count"
@@ -294,7 +302,7 @@ def check_labels(labels: Tensor, answer: tuple[int, ...], task: Task) -> None:
 
 
 def frames_of(runner: "Runner", batches: list[Batch], options: FitOptions) -> tuple[Frame, ...]:
-    """Frames of all sites, by two runs over the data."""
+    """The frames of all sites, from two runs over the data."""
 
     def run(hook: AttentionHook) -> None:
         for batch in options.reported("frames", batches):
@@ -305,15 +313,15 @@ def frames_of(runner: "Runner", batches: list[Batch], options: FitOptions) -> tu
 
 
 def _comparable(answers: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """Logits [S, M, C] and classes [M] of items or tokens that have a label; or values and their targets."""
+    """Logits [S, M, C] and classes [M] of items or tokens with a label, or values and their targets."""
     if task == "regression":
         return answers, labels.to(answers.dtype).reshape(answers.shape[1:])
     if task == "tokens":
-        if labels.shape[1] != answers.shape[2]:  # which batches of other lengths may not share
+        if labels.shape[1] != answers.shape[2]:  # lengths may differ between batches
             own, found = answers.shape[2], labels.shape[1]
             raise ValueError(f"expected labels of {own} tokens like the answers, got {found}")
         answers, labels = answers.flatten(1, 2), labels.flatten()
-    labels = labels.long()  # gather takes no other
+    labels = labels.long()  # as gather needs it
     known = labels != IGNORED
     return answers[:, known], labels[known]
 
@@ -322,33 +330,36 @@ def log_likelihood(
     answers: Tensor,  # [S, M, C] or [S, B, D]
     labels: Tensor,  # [M] or [B, D]
     task: Task,
-    *,
-    log_temperature: Tensor,
-    log_residual: Tensor,
+    log_last: Tensor,  # of the temperature, or of the residual variance in regression
 ) -> Tensor:
-    """log of the sample-averaged probability of every label, or of the values of every item.  [M]"""
+    """log of the probability of every label, or density of every item, averaged over samples.  [M]"""
     if task != "regression":
-        return label_log_likelihoods(answers, labels, log_temperature)
+        return label_log_likelihoods(answers, labels, log_last)
     spread = answers.var(0) if len(answers) > 1 else torch.zeros_like(answers[0])  # [B, D]
-    variance = spread + log_residual.exp()
+    variance = spread + log_last.exp()
     error = (labels - answers.mean(0)).square()
     return -0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """Draws answers and compares them with labels, with the same noise for all settings."""
+    """Compares drawn answers with labels, with the same noise for all settings."""
 
     runner: "Runner"
     options: FitOptions
-    task: Task  # what the model answers
+    task: Task
+
+    @property
+    def last(self) -> str:
+        """The setting that acts on drawn answers."""
+        return "residual" if self.task == "regression" else "temperature"
 
     def finish(
         self, settings: Settings, batches: Iterable[Batch], *, tempers: bool = True
     ) -> tuple[Settings, float]:
-        """Fit the number that acts on the drawn answers: their temperature, or the residual variance.
+        """Fit the temperature or the residual variance of the drawn answers.
 
-        Returns the settings with it and their mean negative log-likelihood.
+        Returns the settings with it, and their mean negative log-likelihood.
         """
         answers, labels = self.answers(settings, batches)
         if self.task == "regression":
@@ -357,8 +368,7 @@ class Scorer:
                 """Mean negative log-likelihood, and its slope."""
                 x = torch.tensor(log_residual, dtype=torch.float64, requires_grad=True)
                 with torch.enable_grad():
-                    logs = {"log_temperature": x, "log_residual": x}
-                    nll = -log_likelihood(answers, labels, self.task, **logs).mean()
+                    nll = -log_likelihood(answers, labels, self.task, x).mean()
                 return float(nll), float(torch.autograd.grad(nll, x)[0])
 
             least, most = map(math.log, RESIDUALS)
@@ -397,23 +407,20 @@ class Scorer:
         return _comparable(answers, batch.labels.to(answers.device), self.task)
 
     def score(self, settings: Settings, answers: Tensor, labels: Tensor) -> Tensor:
-        """log-likelihood of every labelled item or token.  [M]"""
-        logs = {
-            f"log_{name}": torch.tensor(max(getattr(settings, name), 1e-12), dtype=torch.float64).log()
-            for name in ("temperature", "residual")
-        }
-        return log_likelihood(answers, labels, self.task, **logs)
+        """The log-likelihood of every labelled item or token.  [M]"""
+        last = torch.tensor(max(getattr(settings, self.last), 1e-12), dtype=torch.float64)
+        return log_likelihood(answers, labels, self.task, last.log())
 
 
 def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> list[tuple[str, Settings]]:
-    """Name and settings, simplest first; all but the first have their last numbers still to be fitted."""
+    """Names and settings, simplest first; temperatures or residual variances are not fitted yet."""
     options = scorer.options
     silent = replace(settings, scale=torch.zeros_like(settings.scale))
     found = [("plain", replace(silent, temperature=1.0))]
     if options.temperature and scorer.task != "regression":
         found.append(("temperature", silent))
     if not options.levels:
-        return found  # no draws are asked for, so none are looked for
+        return found  # without draws
     best = _coarse(scorer, settings, batches)
     for level in options.levels:
         best = _descend(scorer, best, batches, level)
@@ -427,8 +434,8 @@ def _candidates(scorer: Scorer, settings: Settings, batches: list[Batch]) -> lis
 
 
 def _coarse(scorer: Scorer, settings: Settings, batches: list[Batch]) -> Settings:
-    """The best of a few scales and powers for all heads: the likelihood has more than one hill."""
-    like, first = settings.scale, list(_first(batches, COARSE_ITEMS))
+    """The best of a few scales and powers for all heads, as the likelihood has several maxima."""
+    like, first = settings.scale, list(first_items(batches, COARSE_ITEMS))
     trials = [
         replace(settings, scale=torch.full_like(like, scale), power=torch.full_like(like, power))
         for power in START_POWERS
@@ -438,7 +445,7 @@ def _coarse(scorer: Scorer, settings: Settings, batches: list[Batch]) -> Setting
 
 
 def _free_numbers(scorer: Scorer, settings: Settings, level: Level) -> dict[str, Tensor]:
-    """Unconstrained numbers behind the settings, shared as the level says, and the one that acts on draws."""
+    """Unconstrained numbers of the settings, shared by level, and temperature or residual variance."""
 
     def share(x: Tensor, *, by_head: bool = False) -> Tensor:
         if level == "global":
@@ -450,15 +457,13 @@ def _free_numbers(scorer: Scorer, settings: Settings, level: Level) -> dict[str,
         "noise": share(settings.noise.log()),
         "power": share(settings.power.clamp(0.02, 0.98).logit()),
     }
-    if scorer.task == "regression":
-        numbers["residual"] = torch.tensor(max(settings.residual, 1e-3)).log()
-    elif scorer.options.temperature:
-        numbers["temperature"] = torch.tensor(settings.temperature).log()
+    if scorer.task == "regression" or scorer.options.temperature:
+        numbers[scorer.last] = torch.tensor(max(getattr(settings, scorer.last), 1e-3)).log()
     return {name: x.requires_grad_() for name, x in numbers.items()}
 
 
 def _with_numbers(settings: Settings, numbers: Mapping[str, Tensor]) -> Settings:
-    """The settings that free numbers make."""
+    """The settings of unconstrained numbers."""
     last: dict[str, Any] = {
         n: float(numbers[n].detach().exp()) for n in ("temperature", "residual") if n in numbers
     }
@@ -474,28 +479,28 @@ def _with_numbers(settings: Settings, numbers: Mapping[str, Tensor]) -> Settings
 def _descend(
     scorer: Scorer, settings: Settings, batches: list[Batch], level: Level, title: str | None = None
 ) -> Settings:
-    """Adam on small batches with fresh draws; the numbers of the last half of the steps are averaged."""
+    """Minimise by Adam on small batches with new draws; returns the mean of the last half of the steps."""
     options, kept = scorer.options, list[list[Tensor]]()
-    settings, _ = scorer.finish(settings, _first(batches, COARSE_ITEMS))
+    settings, _ = scorer.finish(settings, first_items(batches, COARSE_ITEMS))
     numbers = _free_numbers(scorer, settings, level)
     learnt = list(numbers.values())
     optimiser = torch.optim.Adam(learnt, lr=options.learning_rate, betas=(0.8, 0.95))
-    fixed = {n: torch.tensor(max(getattr(settings, n), 1e-12)).log() for n in ("temperature", "residual")}
-    samples = max(2, options.samples // 2)  # gradients need fewer than comparisons
+    fixed = torch.tensor(max(getattr(settings, scorer.last), 1e-12)).log()
+    samples = max(2, options.samples // 2)  # fewer than for comparisons
     small = _endless(batches, options.batch_size, options.seed)
     for step, batch in zip(options.reported(title or level, range(options.steps)), small, strict=False):
-        seed = options.seed + 1 + step  # apart from the seed that candidates are compared with
+        seed = options.seed + 1 + step  # not the one that candidates are compared with
         with torch.enable_grad():
             own = _with_numbers(settings, numbers)
             answers, labels = scorer.draw(own, batch, samples, seed, len(batch) * samples)
-            logs = {f"log_{n}": numbers.get(n, x).to(answers.device) for n, x in fixed.items()}
-            loss = -log_likelihood(answers, labels, scorer.task, **logs).mean()
-            # not backward(), which would leave gradients on the host's weights
+            log_last = numbers.get(scorer.last, fixed).to(answers.device)
+            loss = -log_likelihood(answers, labels, scorer.task, log_last).mean()
+            # not backward(), which would add gradients to the host's weights
             gradients = torch.autograd.grad(loss, learnt)
         for number, gradient in zip(learnt, gradients, strict=True):
             number.grad = gradient
         optimiser.step()
-        if "temperature" in numbers:  # one that was not shown to be below 1 is not learnt below 1 either
+        if "temperature" in numbers:  # below 1 only if the labels have shown it
             numbers["temperature"].data.clamp_(min=min(0.0, math.log(settings.temperature)))
         if step >= options.steps // 2:
             kept.append([x.detach().clone() for x in learnt])
@@ -504,7 +509,7 @@ def _descend(
 
 
 def _endless(batches: list[Batch], size: int, seed: int) -> Iterator[Batch]:
-    """Small batches in random order, again and again."""
+    """Small batches in random order, without end."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         for index in torch.randperm(len(batches), generator=generator).tolist():
@@ -513,8 +518,8 @@ def _endless(batches: list[Batch], size: int, seed: int) -> Iterator[Batch]:
 
 
 def _greedy_sites(scorer: Scorer, settings: Settings, batches: list[Batch]) -> tuple[bool, ...]:
-    """Sites in the order of what each gains alone, kept where it adds to those before."""
-    sites, first = range(len(settings.draws)), list(_first(batches, COARSE_ITEMS))
+    """Try sites in the order of their gain alone, and keep those that add to the ones before."""
+    sites, first = range(len(settings.draws)), list(first_items(batches, COARSE_ITEMS))
 
     def nll(drawing: list[int]) -> float:
         return scorer.finish(replace(settings, draws=tuple(i in drawing for i in sites)), first)[1]
@@ -532,7 +537,7 @@ def _greedy_sites(scorer: Scorer, settings: Settings, batches: list[Batch]) -> t
 def _choose(
     scorer: Scorer, proposed: list[tuple[str, Settings]], fitted: list[Batch], kept_back: list[Batch]
 ) -> Fit:
-    """All candidates with how they do on either part, and the choice."""
+    """Evaluate all candidates on both parts, and choose one."""
     finished, scores = [], []
     for name, settings in scorer.options.reported("choice", proposed):
         own, nll = scorer.finish(settings, fitted, tempers=name != "plain")
@@ -551,9 +556,9 @@ def _choose(
 
 
 def _chosen(candidates: list[Candidate], scores: list[Tensor], best: Tensor) -> int:
-    """Without draws, unless one clearly gains; then of those that are close to the best the cheapest.
+    """The best without draws, unless others clearly gain; then the cheapest close to the best.
 
-    Of candidates that cost the same it is the simplest.
+    Of several of the same cost it is the simplest.
     """
     silent = [i for i, candidate in enumerate(candidates) if not candidate.draws]
     baseline = max(silent, key=lambda i: float(scores[i].mean()))
@@ -574,7 +579,7 @@ def _margin(gap: Tensor) -> float:
 def _concluded(
     scorer: Scorer, chosen: Candidate, batches: list[Batch]
 ) -> tuple[Settings, str, tuple[str, ...]]:
-    """The chosen settings with their last number, why it is that, and what lies on a bound."""
+    """The chosen settings with their last number, the reason for it, and what is on a bound."""
     settings = chosen.settings
     if scorer.task == "regression" or not scorer.options.temperature:
         settings, _ = scorer.finish(settings, batches)
@@ -590,12 +595,11 @@ def _concluded(
 
 
 def bounds_reached(settings: Settings) -> tuple[str, ...]:
-    """A sentence for every kind of number of the sites that draw, or residual variance, that lies on a bound.
+    """A sentence for every kind of number, of sites that draw, that is on a bound.
 
-    The best value may lie beyond it, so that what was taken is no estimate.
+    The best value may be beyond it, so that the number is no estimate.
     """
-    drawing = [index for index in range(len(settings.draws)) if settings.drawn(index)]
-    numbers = {name: getattr(settings, name)[drawing].flatten().tolist() for name in BOUNDS}
+    numbers = {name: getattr(settings, name)[settings.drawing].flatten().tolist() for name in BOUNDS}
     numbers["residual"] = [settings.residual] if settings.residual else []  # of regression alone
     sentences = []
     for name, values in numbers.items():

@@ -1,9 +1,8 @@
-"""Texts continued token by token, each with what its row said of it.
+"""Continue texts token by token, with the scores of every new token.
 
-The loop is the one of transformers' `generate` without beams, so that its ids are the same.  Beside the
-host's KV cache stand the factors of eq. 22, which grow by one key with every token: those of all layers of
-one shape are one batch of matrices, updated once a token after the host's pass.  Layers with windows refactor
-theirs.
+The loop is that of transformers' `generate` without beams, with the same ids.  Beside the host's KV cache it
+keeps the factors of eq. 22, which grow by one key with every token: those of all layers of one shape are one
+batch of matrices, updated after each pass of the host.  Layers with windows compute new factors.
 """
 
 import inspect
@@ -36,7 +35,7 @@ from gpattention.models.predict import evaluating, model_device
 if TYPE_CHECKING:
     from gpattention.hosts.attach import Runner
 
-# settings of transformers that change ids, and that this loop does not know
+# settings of transformers that change ids and that this loop does not support
 _UNKNOWN = (
     "assistant_early_exit", "bad_words_ids", "begin_suppress_tokens", "constraints", "diversity_penalty",
     "dola_layers", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff",
@@ -53,10 +52,10 @@ class Sampling:
     """How the next token is chosen.
 
     Args:
-        do_sample: at random, else the likeliest.
+        do_sample: choose at random instead of the likeliest token.
         temperature: divides the logits of random choices.
-        top_p: least probability of the likeliest tokens that are chosen among.
-        top_k: how many are chosen among, None for all.
+        top_p: choose among the likeliest tokens that have this probability together.
+        top_k: number of the likeliest tokens to choose among, None for all.
     """
 
     do_sample: bool = False
@@ -106,17 +105,17 @@ def generate(
         runner: the model and how it is run.
         settings: whose noise and frames the variances have.
         inputs: ids and perhaps a mask, padding first.
-        max_new_tokens: most tokens; texts that end before go on with padding, whose rows are not real.
+        max_new_tokens: most tokens; texts that end earlier continue with padding, whose rows are not real.
         sampling: how tokens are chosen.
         seed: of random choices.
-        usual: what is usual, where it is known.
-        tokenizer: that shows the tokens.
+        usual: what is usual, if it was fitted.
+        tokenizer: to show tokens as text.
 
     Returns:
-        An iterator; the token is its row's `next_ids`.
+        An iterator over rows; the new token is `next_ids`.
 
     Raises:
-        ValueError: for models and settings that this loop does not know.
+        ValueError: the loop does not support the model or its settings.
     """
     host: Any = uncompiled(runner.model)
     config = _check_model(runner.sites, host)
@@ -134,7 +133,7 @@ def generate(
 
 
 def _check_model(sites: tuple[Site, ...], host: Any) -> Any:
-    """Its settings of transformers."""
+    """The settings of transformers for the model."""
     decoding_sites(sites)
     if getattr(host.config, "is_encoder_decoder", False):
         expected = "expected a model that decodes alone, got an encoder-decoder"

@@ -1,22 +1,23 @@
-"""Language models under a handle: what they say of every token, and which tokens are not as usual.
+"""Language models under a handle: scores of every token, and which tokens are unusual.
 
-The variance of attention falls with every further key, and so does the entropy of the next token: length and
-position confound every score.  `TokenUsual` therefore knows mean and deviation of each at every position of
-held-out text; of the profile of all heads it knows a Gaussian too, whose distance, standardised the same way,
-is the strangeness.  The profile is that of log odds u / (1 - u): in most heads of real models hardly a key is
-near a query, so that u is nearly 1 and log u says nothing, while 1 - u, what the keys explain, spans many
-orders of magnitude.  Two of five held-out texts are kept back from all of that, for the p-values.
+The variance of attention falls with every further key, and so does the entropy of the next token, so that all
+scores depend on length and position.  `TokenUsual` therefore has their mean and deviation at every position
+of held-out text.  It also has a Gaussian of the profile of all heads, whose distance, standardised the same
+way, is the strangeness.  The profile consists of log odds u / (1 - u): in most heads of real models hardly
+any key is near a query, so that u is nearly 1 and log u nearly constant, while 1 - u, the share that keys
+explain, spans many orders of magnitude.  Two of five held-out texts are kept back for the p-values.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from gpattention.checks import require
 from gpattention.gp import check_health, deferred_checks
 from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.fitting import (
@@ -27,12 +28,15 @@ from gpattention.hosts.fitting import (
     Candidate,
     Fit,
     FitOptions,
+    first_items,
     frames_of,
+    number_batches,
+    split_batches,
 )
 from gpattention.hosts.predict import real_tokens
 from gpattention.hosts.settings import Settings
 from gpattention.hosts.tokens import FITTED, SCORES, Score, TokenUncertainty
-from gpattention.hosts.variance import Placed, causal_variances, placed, unit_variances
+from gpattention.hosts.variance import Placed, causal_variances, kernel_inputs, placed, unit_variances
 from gpattention.models.predict import Inputs, count_items, evaluating, iterate_rows, take
 from gpattention.strangeness.detectors import Gaussians, fit_gaussians, mahalanobis
 from gpattention.strangeness.strangeness import load_fitted, save_fitted
@@ -40,14 +44,14 @@ from gpattention.strangeness.strangeness import load_fitted, save_fitted
 if TYPE_CHECKING:
     from gpattention.hosts.attach import Runner
 
-TOGETHER_ON = ("cuda",)  # where the matrices of all layers are one batch
-TEXTS = 8  # that run at once, if not said otherwise
-ROWS = 256  # whose logits are looked at in full precision at once
-LEAST = -60.0  # a log variance: that of no variance would be no number
-WINDOW = 8  # rows that a flag looks at together
-ENOUGH = 50  # rows of a range of positions, for statistics of its own
-MOST = 20_000  # rows that a Gaussian is fitted to
-DRAWN_TEXTS = 16  # that scales of draws are compared on
+TOGETHER_ON = ("cuda",)  # devices on which the matrices of all layers are one batch
+TEXTS = 8  # texts that run at once by default
+ROWS = 256  # rows whose logits are converted to full precision at once
+LEAST = -60.0  # the log variance of 0
+WINDOW = 8  # rows that a flag averages over
+ENOUGH = 50  # least rows of a range of positions for its own statistics
+MOST = 20_000  # most rows to fit a Gaussian to
+DRAWN_TEXTS = 16  # texts to compare scales of draws on
 FORMAT, NAME = "gpattention-tokens-1", "tokens"
 OF_TOKENS = (
     "expected a model that answers for whole items, got a language model, whose fit knows tokens: "
@@ -60,34 +64,31 @@ _ENDS = 1e-7  # from 0 and 1, where odds end
 def load_language_model(
     path: str | Path, *, device: torch.device | str = "cpu"
 ) -> tuple[torch.nn.Module, Any]:
-    """A model of transformers and its tokenizer from this machine; nothing is fetched.
+    """Load a model of transformers and its tokenizer from files; nothing is downloaded.
 
     Args:
         path: a folder as `save_pretrained` writes it, or a GGUF file.
-        device: where the model computes.
+        device: to compute on.
 
     Returns:
         The model in evaluation mode, and the tokenizer, both for `attach`.
 
     Raises:
-        FileNotFoundError: where there is neither.
-        ImportError: without transformers, or for a GGUF file without gguf.
+        FileNotFoundError: there is neither.
+        ImportError: transformers is not installed, or gguf for a GGUF file.
 
     >>> model, tokenizer = load_language_model("smollm2/")
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no folder and no GGUF file {path}")
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise ImportError("language models need transformers: pip install 'gpattention[hf]'") from error
+    transformers: Any = require("transformers", extra="hf", user="load_language_model")
     options: dict[str, Any] = {"local_files_only": True}
     folder = path
     if path.is_file():
         folder, options["gguf_file"] = path.parent, path.name
-    model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     made: torch.nn.Module = model
     return made.train(False).to(device), tokenizer
 
@@ -96,15 +97,15 @@ def encode(tokenizer: Any, texts: Sequence[str], *, left: bool = False) -> dict[
     """Ids and mask of texts, padded on one side.
 
     Args:
-        tokenizer: what was given to `attach`.
+        tokenizer: that of `attach`.
         texts: at least one.
-        left: whether padding comes first, as continuing a text needs it.
+        left: whether padding comes first, as needed to continue texts.
 
     Returns:
         `input_ids` and `attention_mask`, [B, N] each.
 
     Raises:
-        ValueError: without a tokenizer, and for texts without a token.
+        ValueError: there is no tokenizer, or a text has no token.
     """
     if tokenizer is None:
         raise ValueError("expected a tokenizer for texts, got none: gpattention.attach(model, tokenizer)")
@@ -121,11 +122,11 @@ def encode(tokenizer: Any, texts: Sequence[str], *, left: bool = False) -> dict[
 
 
 def as_inputs(inputs: "Inputs | str | Sequence[str]", tokenizer: Any, *, left: bool = False) -> Inputs:
-    """Texts encoded; tensors as they are.
+    """Encode texts, and leave tensors unchanged.
 
     Args:
-        inputs: one text, several, or what the model takes.
-        tokenizer: what was given to `attach`.
+        inputs: one or several texts, or inputs of the model.
+        tokenizer: that of `attach`.
         left: as in `encode`.
 
     Returns:
@@ -139,16 +140,16 @@ def as_inputs(inputs: "Inputs | str | Sequence[str]", tokenizer: Any, *, left: b
 
 
 def ids_of(inputs: Inputs) -> Tensor:
-    """The tokens whose followers the model tells.  [B, N]
+    """The tokens whose followers the model predicts.  [B, N]
 
     Args:
-        inputs: what the model takes.
+        inputs: of the model.
 
     Returns:
         Ids of the decoder.
 
     Raises:
-        ValueError: for inputs without ids.
+        ValueError: the inputs have no ids.
     """
     if isinstance(inputs, Tensor):
         return inputs
@@ -159,11 +160,11 @@ def ids_of(inputs: Inputs) -> Tensor:
 
 
 def prediction_scores(logits: Tensor, next_ids: Tensor) -> dict[str, Tensor]:
-    """Entropy, top probability, margin and surprise, some rows in full precision at a time.
+    """Entropy, top probability, margin and surprise, computed for some rows at a time.
 
     Args:
         logits: [R, V].
-        next_ids: [R], -1 where none is known.
+        next_ids: [R], -1 if unknown.
 
     Returns:
         [R] each.
@@ -176,7 +177,7 @@ def prediction_scores(logits: Tensor, next_ids: Tensor) -> dict[str, Tensor]:
         weights = z.exp()
         total = weights.sum(-1)  # [r]
         log_total = total.log()
-        # what is -inf has no weight
+        # -inf has no weight
         entropy = log_total - torch.linalg.vecdot(weights, z.clamp_min(-1e4)) / total
         surprise = log_total - z.gather(-1, own.clamp_min(0)[:, None])[:, 0]
         surprise = torch.where(own >= 0, surprise, torch.nan)
@@ -203,9 +204,8 @@ class Heads:
     """Log variances of one pass, head by head.
 
     Args:
-        settings: whose noise and frames they have; the noise may lie on the CPU, where its values are looked
-            at.
-        max_keys: earlier keys that are conditioned on at most.
+        settings: with noise and frames; the noise may be on the CPU, where its values are read.
+        max_keys: most earlier keys to condition on.
     """
 
     def __init__(self, settings: Settings, max_keys: int) -> None:
@@ -216,25 +216,25 @@ class Heads:
         self.log_pivots: list[Tensor] = []  # [B, G, Q] each
 
     def see(self, site: Site, call: AttentionCall) -> None:
-        """One call.  On a GPU causal ones wait for one another: many small matrices are one batch of them."""
+        """Note a call; on a GPU causal calls are computed later, with many small matrices as one batch."""
         noise = self._settings.prior(site.index, site.heads).noise
         frame = self._settings.frame(site.index)
         if call.past is not None and call.q.device.type in TOGETHER_ON:
-            self._waiting[len(self.log_u)] = site, placed(call, noise, frame)
+            self._waiting[len(self.log_u)] = site, placed(call, kernel_inputs(call, frame), noise)
             self.names += _names(site, site.heads)
             self.log_u.append(None)
         else:
             self.add(site, *unit_variances(call, noise, frame, self._max_keys))
 
     def add(self, site: Site, unit: Tensor, of_keys: Tensor | None) -> None:
-        """What is known of a call."""
+        """Add the variances of a call."""
         self.names += _names(site, unit.shape[1])
         self.log_u.append(unit.log().clamp_min(LEAST))
         if of_keys is not None:
             self.log_pivots.append(of_keys.log())
 
     def finish(self) -> None:
-        """Compute what waits."""
+        """Compute the calls that were noted."""
         waiting, self._waiting = self._waiting, {}
         rows = causal_variances([own for _, own in waiting.values()], self._max_keys)
         for number, row in zip(waiting, rows, strict=True):
@@ -242,7 +242,7 @@ class Heads:
             self.log_pivots.append(row.of_keys.log())
 
     def last(self) -> "Heads":
-        """The last row of each."""
+        """The heads with their last rows only."""
         self.finish()
         heads = Heads(self._settings, self._max_keys)
         heads.names = self.names
@@ -266,16 +266,16 @@ def _names(site: Site, heads: int) -> list[str]:
 
 
 def decoding_sites(sites: Sequence[Site]) -> list[Site]:
-    """Those whose rows are tokens of the text that a decoder writes.
+    """The sites whose rows are tokens of a decoder's text.
 
     Args:
-        sites: all of a model.
+        sites: all sites of a model.
 
     Returns:
-        Causal ones and those that look across.
+        Causal ones and cross-attention.
 
     Raises:
-        ValueError: for a model without causal attention.
+        ValueError: the model has no causal attention.
     """
     if not any(site.attends == "causal" for site in sites):
         raise ValueError("expected a language model, got one without causal attention: predict is for it")
@@ -293,22 +293,22 @@ def measure_tokens(
     batch_size: int | None = None,
     tokenizer: Any = None,
 ) -> TokenUncertainty:
-    """What the model says of every token, in plain passes.
+    """Measure the scores of every token in plain passes.
 
     Args:
         runner: the model and how it is run.
-        settings: whose noise and frames the variances have.
+        settings: noise and frames of the variances.
         inputs: a tensor or a mapping of tensors.
-        usual: what is usual, where it is known.
-        heads: whether the profile is kept.
+        usual: what is usual, if it was fitted.
+        heads: whether to keep the profile.
         batch_size: texts that run at once.
-        tokenizer: that shows the tokens.
+        tokenizer: to show tokens as text.
 
     Returns:
-        Everything, where the inputs lie.
+        All scores, on the device of the inputs.
 
     Raises:
-        ValueError: for models without causal attention, and answers that are not one row a token.
+        ValueError: the model has no causal attention, or does not answer with one row per token.
     """
     decoding_sites(runner.sites)
     ids, items = ids_of(inputs), count_items(inputs)
@@ -328,11 +328,11 @@ def measure_tokens(
 
 
 def on_device(settings: Settings, device: torch.device) -> Settings:
-    """Frames where the model computes, the rest on the CPU, where it is looked at without waiting.
+    """Move frames to the device of the model, and the rest to the CPU, where it is read without waiting.
 
     Args:
         settings: of a handle.
-        device: the model's.
+        device: of the model.
 
     Returns:
         The same settings.
@@ -341,7 +341,7 @@ def on_device(settings: Settings, device: torch.device) -> Settings:
 
 
 def _measure(runner: "Runner", settings: Settings, inputs: Inputs, tokenizer: Any) -> TokenUncertainty:
-    """One batch on the model's device, the profile of all heads with it."""
+    """Measure one batch on the model's device, with the profile of all heads."""
     ids, heads = ids_of(inputs), Heads(settings, runner.max_keys)
 
     def hook(site: Site, call: AttentionCall) -> Tensor:
@@ -380,8 +380,8 @@ class TokenUsual:
         deviation: [R, S + P].
         gaussian: of the standardised profile.
         distance: [R, 2] mean and deviation of its log distance, on the texts kept back.
-        strange: [n] strangeness of all rows kept back, in order.
-        windows: by score, its standardised means over windows of the texts kept back, in order.
+        strange: [n] strangeness of all rows kept back, sorted.
+        windows: by score, its standardised means over windows of the texts kept back, sorted.
     """
 
     columns: tuple[str, ...]
@@ -395,17 +395,17 @@ class TokenUsual:
 
     @classmethod
     def fit(cls, fitted: Sequence[TokenUncertainty], kept_back: Sequence[TokenUncertainty]) -> "TokenUsual":
-        """Of texts with their profiles, on the CPU.
+        """Fit to texts with their profiles, on the CPU.
 
         Args:
-            fitted: whose scores give means, deviations and the Gaussian.
-            kept_back: whose strangeness gives p-values.
+            fitted: to fit means, deviations and the Gaussian to.
+            kept_back: for p-values.
 
         Returns:
             What is usual.
 
         Raises:
-            ValueError: for too few tokens.
+            ValueError: there are too few tokens.
         """
         rows, places = _rows_of(fitted)
         if len(rows) < ENOUGH:
@@ -433,10 +433,10 @@ class TokenUsual:
         return replace(usual, strange=strange.sort().values, windows=windows)
 
     def judge(self, found: TokenUncertainty) -> TokenUncertainty:
-        """With strangeness, p-values and standardised scores; the profile must be there.
+        """Add strangeness, p-values and standardised scores.
 
         Args:
-            found: of the same model.
+            found: texts of the same model, with their profile.
 
         Returns:
             The same texts.
@@ -476,17 +476,17 @@ class TokenUsual:
         return torch.cat(parts).view(found.ids.shape)
 
     def threshold(self, by: Score, rate: float) -> float:
-        """The standardised mean over a window that this share of usual windows passes.
+        """The standardised mean that this share of usual windows exceeds.
 
         Args:
-            by: which score.
+            by: the score.
             rate: of false alarms.
 
         Returns:
             A number of deviations.
 
         Raises:
-            ValueError: for rates that the windows cannot show.
+            ValueError: there are too few windows for the rate.
         """
         values = self.windows[by]
         if not 1 / (len(values) + 1) <= rate < 1:
@@ -497,7 +497,7 @@ class TokenUsual:
         """Write `tokens.json` and `tokens.safetensors`.
 
         Args:
-            folder: made if it is not there.
+            folder: created if it does not exist.
         """
         tensors = {
             "starts": self.starts, "mean": self.mean, "deviation": self.deviation, "strange": self.strange,
@@ -507,19 +507,9 @@ class TokenUsual:
         }  # fmt: skip
         save_fitted(folder, NAME, FORMAT, {"columns": list(self.columns)}, tensors)
 
-    @staticmethod
-    def remove(folder: Path) -> None:
-        """Take away what an earlier `save` may have left.
-
-        Args:
-            folder: that of `save`.
-        """
-        for ending in ("json", "safetensors"):
-            (folder / f"{NAME}.{ending}").unlink(missing_ok=True)
-
     @classmethod
-    def load(cls, folder: Path) -> "TokenUsual | None":
-        """What `save` wrote, None where there is nothing.
+    def load(cls, folder: Path) -> "TokenUsual":
+        """Read what `save` wrote.
 
         Args:
             folder: that of `save`.
@@ -528,10 +518,8 @@ class TokenUsual:
             What is usual.
 
         Raises:
-            ValueError: for files that are not whole.
+            ValueError: files are not complete.
         """
-        if not (folder / f"{NAME}.json").is_file():
-            return None
         record, tensors = load_fitted(folder, NAME, FORMAT, ("columns",))
         try:
             gaussian = Gaussians(tensors.pop("gaussian.means"), tensors.pop("gaussian.root"))
@@ -542,7 +530,7 @@ class TokenUsual:
 
 
 def log_odds(log_u: Tensor) -> Tensor:
-    """log u / (1 - u), which ends 1e-7 from 0 and from 1.
+    """log u / (1 - u), with u at least 1e-7 from 0 and 1.
 
     Args:
         log_u: log variances of unit processes.
@@ -555,14 +543,14 @@ def log_odds(log_u: Tensor) -> Tensor:
 
 
 def window_means(scores: Tensor, real: Tensor) -> Tensor:
-    """Means of the rows around each, `WINDOW` of them; rows without a number count for nothing.  [B, N]
+    """Means of the `WINDOW` rows around each; rows without a number do not count.  [B, N]
 
     Args:
         scores: [B, N].
         real: [B, N] False = padding.
 
     Returns:
-        NaN where no row around has a number.
+        NaN if no row around has a number.
     """
     known = real & scores.isfinite()
     kernel = scores.new_ones(1, 1, WINDOW, dtype=torch.float64)
@@ -587,7 +575,7 @@ def _rows_of(parts: Sequence[TokenUncertainty]) -> tuple[Tensor, Tensor]:
 
 
 def _starts(last: int) -> Tensor:
-    """First positions of ranges, two to an octave: 0, 1, 2, 3, 4, 6, 8, 12, ...  [R]"""
+    """First positions of ranges, two per octave: 0, 1, 2, 3, 4, 6, 8, 12, ...  [R]"""
     found = {0, 1, 2, 3}
     power = 4
     while power <= last:
@@ -602,7 +590,7 @@ def _range_of(positions: Tensor, starts: Tensor) -> Tensor:
 
 
 def _by_position(rows: Tensor, places: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation in every range; ranges with few rows take those of a neighbour.  [R, F] each"""
+    """Mean and deviation in every range; ranges with few rows have those of a neighbour.  [R, F] each"""
     index = _range_of(places, starts)
     found: list[tuple[Tensor, Tensor] | None] = []
     for number in range(len(starts)):
@@ -622,7 +610,7 @@ def _by_position(rows: Tensor, places: Tensor, starts: Tensor) -> tuple[Tensor, 
 
 
 def _moments(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """[F] each, of numbers that are known."""
+    """Mean and deviation of known numbers.  [F] each"""
     count = known.sum(0).clamp_min(1)
     mean = torch.where(known, rows, 0.0).sum(0) / count
     square = torch.where(known, rows - mean, 0.0).square().sum(0) / count
@@ -633,34 +621,29 @@ def _moments(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_batches(data: Any, labels: Tensor | None, tokenizer: Any, most: int | None) -> list[Batch]:
-    """Held-out texts with their labels: the tokens themselves, if no others are given.
+    """Batches of held-out texts with labels, by default their own tokens.
 
     Args:
         data: texts, inputs, or a loader of inputs.
-        labels: [B, N] as transformers has them: not shifted, `IGNORED` where nothing counts.
+        labels: [B, N] as in transformers: not shifted, `IGNORED` for tokens that do not count.
         tokenizer: for texts.
-        most: texts that are taken.
+        most: number of texts to take.
 
     Returns:
         Batches, whose items are numbered through.
 
     Raises:
-        ValueError: for no data.
+        ValueError: there is no data.
     """
     if isinstance(data, str):
         raise ValueError("expected several texts to fit to, got one")
-    whole = isinstance(data, Mapping | Tensor)
-    given: Iterable[Any] = [data] if whole else data
-    if not whole and not isinstance(given, Tensor):
-        given = list(given)
-        if given and isinstance(given[0], str):
-            texts = cast(list[str], given)
-            given = [encode(tokenizer, texts[n : n + TEXTS]) for n in range(0, len(texts), TEXTS)]
-    batches: list[Batch] = []
-    seen = 0
-    for part in given:
-        inputs = part[0] if isinstance(part, tuple | list) else part
-        own = labels if labels is not None else part[1] if isinstance(part, tuple | list) else None
+    given: list[Any] = [data] if isinstance(data, Mapping | Tensor) else list(data)
+    if given and isinstance(given[0], str):
+        given = [encode(tokenizer, given[n : n + TEXTS]) for n in range(0, len(given), TEXTS)]
+
+    def labelled(part: Any) -> tuple[Inputs, Tensor]:
+        inputs, own = (part[0], part[1]) if isinstance(part, tuple | list) else (part, None)
+        own = own if labels is None else labels
         if isinstance(inputs, Mapping) and "labels" in inputs:
             own = inputs["labels"] if own is None else own
             inputs = {name: x for name, x in inputs.items() if name != "labels"}
@@ -668,45 +651,36 @@ def text_batches(data: Any, labels: Tensor | None, tokenizer: Any, most: int | N
         if own is None:
             own = torch.where(real_tokens(inputs, tuple(ids.shape)).to(ids.device), ids, IGNORED)
         if own.shape != ids.shape:
-            raise ValueError(
-                f"expected labels of shape {tuple(ids.shape)}, as the ids, got {tuple(own.shape)}"
-            )
-        batch = Batch(inputs, own, seen)
-        if most is not None and seen + len(batch) > most:
-            batch = batch.select(torch.arange(most - seen))
-        batches.append(batch)
-        seen += len(batch)
-        if most is not None and seen >= most:
-            break
-    if not batches:
-        raise ValueError("expected data with at least one batch, got none")
-    return batches
+            got = f"got {tuple(own.shape)}"
+            raise ValueError(f"expected labels of shape {tuple(ids.shape)}, as the ids, {got}")
+        return inputs, own
+
+    return number_batches(map(labelled, given), most)
 
 
-@torch.no_grad()  # nothing is differentiated, and sums over all texts would keep every graph
+@torch.no_grad()  # sums over all texts would otherwise keep all graphs
 def fit_language(
     runner: "Runner", start: Settings, batches: list[Batch], options: FitOptions, tokenizer: Any
 ) -> tuple[Fit, TokenUsual]:
-    """Frames of all sites, a scale of draws where one clearly helps, and what is usual.
+    """Fit frames of all sites, a scale of draws if one clearly helps, and what is usual.
 
     Args:
         runner: the model and how it is run.
-        start: what it draws with so far.
+        start: settings before the fit.
         batches: held-out texts.
-        options: how to fit.
-        tokenizer: that shows the tokens.
+        options: of the fit.
+        tokenizer: to show tokens as text.
 
     Returns:
         The choice among scales, and what is usual.
 
     Raises:
-        ValueError: for too few texts.
+        ValueError: there are too few texts.
     """
     numbers = sum(map(len, batches))
     if numbers < 5:
         raise ValueError(f"expected at least 5 texts to fit to, got {numbers}")
-    fitted = _those(batches, kept_back=False)
-    frames = frames_of(runner, fitted, options)
+    frames = frames_of(runner, split_batches(batches)[0], options)
     device = runner.device(batches[0].inputs)
     start = start.to(device)
     settings = replace(start, frames=frames, draws=(True,) * len(runner.sites))
@@ -722,23 +696,17 @@ def fit_language(
     return fit, TokenUsual.fit(*found)
 
 
-def _those(batches: list[Batch], *, kept_back: bool) -> list[Batch]:
-    """Two of five texts are kept back."""
-    found = ((batch, (batch.numbers % 5 >= 3) == kept_back) for batch in batches)
-    return [batch.select(own.nonzero()[:, 0]) for batch, own in found if bool(own.any())]
-
-
 def _fit_scale(runner: "Runner", silent: Settings, batches: list[Batch], options: FitOptions) -> Fit:
-    """No draws, or one scale for all heads where that gains more than two standard errors on texts kept back.
+    """No draws, or one scale for all heads if it gains more than two standard errors on texts kept back.
 
-    The best scale on the first texts is compared with none on those kept back; both by the likelihood of the
-    tokens that follow, averaged over the draws.
+    The best scale on the first texts is compared with none on those kept back, both by the likelihood of next
+    tokens, averaged over draws.
     """
     scales = (0.0, *(SCALES if "global" in options.levels else ()))
     candidates = [
         replace(silent, scale=torch.full_like(silent.scale, scale), noise=silent.noise) for scale in scales
     ]
-    firsts = [_first_texts(_those(batches, kept_back=back)) for back in (False, True)]
+    firsts = [list(first_items(part, DRAWN_TEXTS)) for part in split_batches(batches)]
     fitted = [
         _text_likelihoods(runner, own, firsts[0], options).mean()
         for own in options.reported("scales", candidates)
@@ -757,19 +725,6 @@ def _fit_scale(runner: "Runner", silent: Settings, batches: list[Batch], options
     drawn = "draws gain" if chosen else "draws do not gain"
     reason = f"{rows[chosen].name}: {drawn} more than {CLEAR:g} standard errors on the texts kept back."
     return Fit(rows, rows[chosen].name, rows[chosen].settings, reason)
-
-
-def _first_texts(batches: list[Batch]) -> list[Batch]:
-    """`DRAWN_TEXTS` of them."""
-    found, seen = [], 0
-    for batch in batches:
-        found.append(
-            batch if seen + len(batch) <= DRAWN_TEXTS else batch.select(torch.arange(DRAWN_TEXTS - seen))
-        )
-        seen += len(found[-1])
-        if seen >= DRAWN_TEXTS:
-            break
-    return found
 
 
 def _text_likelihoods(

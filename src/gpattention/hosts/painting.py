@@ -1,7 +1,6 @@
-"""Tokens in colours, in a terminal and in HTML: the stronger a token's number, the deeper its background.
+"""Tokens in colours, in a terminal and in HTML: the larger a token's number, the deeper its background.
 
-Pieces of text come from models and files of anybody: what they would do to a terminal or to a page is shown
-instead of done.
+Texts come from models and files of others, so that control characters and HTML are escaped.
 """
 
 from collections.abc import Sequence
@@ -13,9 +12,12 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from gpattention.files import visible
+
 LEVELS = 8  # of colour
 DEEPEST = (214, 69, 65)  # red, over white
-STRONG = 0.75  # of the range: without colours such pieces stand in brackets
+BREAKS = "\n\t"  # the unprintable characters of a text that are not escaped
+STRONG = 0.75  # level from which on a piece is in brackets if there are no colours
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Painted:
     Attributes:
         pieces: of the text, one for each token.
         levels: from 0 to 1, None for pieces without a number.
-        notes: what each piece's number is, for a reader who asks.
+        notes: the number of each piece, shown under a pointer.
     """
 
     pieces: Sequence[str]
@@ -34,15 +36,15 @@ class Painted:
 
 
 def levels_of(values: Tensor, *, standardised: bool) -> list[float | None]:
-    """From 0 to 1 for one line of numbers [N]; NaN has none.
+    """Levels from 0 to 1 for one line of numbers [N]; NaN has none.
 
     Args:
-        values: larger is stronger.
-        standardised: they are deviations from what is usual, of which 1 begins to show and 5 is deepest; else
-            the upper half of the line's own numbers shows, by their ranks.
+        values: larger ones have deeper colours.
+        standardised: they are deviations from what is usual, which are coloured from 1 on and deepest at 5;
+            else the upper half of the line's numbers is coloured, by ranks.
 
     Returns:
-        One for each.
+        One level for each number.
     """
     known = values.isfinite()
     if standardised:
@@ -55,28 +57,20 @@ def levels_of(values: Tensor, *, standardised: bool) -> list[float | None]:
     return [x if ok else None for x, ok in zip(found, known.tolist(), strict=True)]
 
 
-def printable(piece: str) -> str:
-    """Line breaks and tabs as they are, every other sign that is not printed as its escape."""
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
-        for sign in piece
-    )
-
-
 def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = None) -> None:
-    """Print lines in colours, where the terminal has any; elsewhere strong pieces stand in brackets.
+    """Print lines in colours if the terminal has colours, else with pieces of high levels in brackets.
 
-    In a notebook they are shown as HTML, whose numbers a pointer finds.
+    In a notebook they are shown as HTML.
 
     Args:
-        title: what the colours say.
-        lines: what is shown.
-        file: where to; standard output if not given.
+        title: printed above them.
+        lines: to print.
+        file: to print to; standard output if not given.
     """
     from rich.console import Console
     from rich.text import Text
 
-    # in a notebook rich writes into the notebook, whatever the file
+    # in a notebook rich would ignore the file
     jupyter = None if file is None else False
     console = Console(file=file, highlight=False, soft_wrap=True, force_jupyter=jupyter)
     if console.is_jupyter:
@@ -88,7 +82,7 @@ def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = No
     for line in lines:
         text = Text()
         for piece, level in zip(line.pieces, line.levels, strict=True):
-            shown, step = printable(piece), round((level or 0.0) * LEVELS)
+            shown, step = visible(piece, BREAKS), round((level or 0.0) * LEVELS)
             if plain:
                 text.append(f"[{shown}]" if (level or 0.0) >= STRONG else shown)
             else:
@@ -98,11 +92,11 @@ def show_lines(title: str, lines: Sequence[Painted], *, file: TextIO | None = No
 
 
 def html_of(title: str, lines: Sequence[Painted]) -> str:
-    """The same as a piece of HTML that needs nothing else; a pointer over a piece shows its number.
+    """The same as HTML that needs nothing else; a pointer over a piece shows its number.
 
     Args:
-        title: what the colours say.
-        lines: what is shown.
+        title: shown above them.
+        lines: to show.
 
     Returns:
         One `div`.
@@ -114,21 +108,21 @@ def html_of(title: str, lines: Sequence[Painted]) -> str:
             r, g, b = _mixed(round((level or 0.0) * LEVELS))
             colour = f"background:rgb({r},{g},{b});color:#111" if (level or 0.0) * LEVELS >= 0.5 else ""
             style = f' style="{colour}"' if colour else ""
-            spans.append(f'<span title="{escape(note)}"{style}>{escape(printable(piece))}</span>')
+            spans.append(f'<span title="{escape(note)}"{style}>{escape(visible(piece, BREAKS))}</span>')
         rows.append(f'<p style="white-space:pre-wrap;line-height:1.6">{"".join(spans)}</p>')
     heading = f'<p style="font-style:italic">{escape(title)}</p>' if title else ""
     return f'<div style="font-family:system-ui,sans-serif">{heading}{"".join(rows)}</div>'
 
 
 def painted_html(words: Sequence[str], scores: "Sequence[tuple[str, Sequence[float | None]]]") -> str:
-    """Words in the colours of their numbers, by ranks, as `TokenUncertainty.to_html` has them.
+    """Words in the colours of their numbers, by ranks, as in `TokenUncertainty.to_html`.
 
     Args:
         words: of one text.
-        scores: titles, and a number of each word, or None.
+        scores: titles, each with a number or None for every word.
 
     Returns:
-        One `div` for each title; without scores the words as they are.
+        One `div` for each title; without scores the plain words.
     """
     pieces = [f"{word} " for word in words]
     plain = [("", [None] * len(pieces))]
@@ -141,18 +135,18 @@ def painted_html(words: Sequence[str], scores: "Sequence[tuple[str, Sequence[flo
 
 
 def _mixed(step: int) -> tuple[int, int, int]:
-    """Of white and the deepest colour."""
+    """A mixture of white and the deepest colour."""
     share = step / LEVELS
     r, g, b = (round(255 + share * (deep - 255)) for deep in DEEPEST)
     return r, g, b
 
 
 def pieces_of(tokenizer: object, ids: Sequence[int]) -> list[str]:
-    """What each id adds to the text, spaces included; ids in brackets without a tokenizer.
+    """The text that each id adds, with spaces; ids in brackets without a tokenizer.
 
     Args:
-        tokenizer: with a `decode`, or None.
-        ids: of one text; a negative one is no token, and adds nothing.
+        tokenizer: with a method `decode`, or None.
+        ids: of one text; negative ones are no tokens and add nothing.
 
     Returns:
         One piece for each id.
@@ -167,7 +161,7 @@ def pieces_of(tokenizer: object, ids: Sequence[int]) -> list[str]:
         else:
             before = [x for x in ids[max(0, place - 4) : place] if x >= 0]
             left, whole = decode(before) if before else "", decode([*before, own])
-            # half a character ends in a replacement mark, which the next token takes back
+            # half a character is a replacement mark, which changes with the next token
             fits = whole.startswith(left) and len(whole) > len(left)
             pieces.append(whole[len(left) :] if fits else decode([own]))
     return pieces

@@ -1,17 +1,19 @@
-"""Run a host, read its answers, and make predictions of them; `predict` does so for converted models.
+"""Run a host, read its answers, and turn them into predictions; `predict` and `signals` of converted models.
 
-A host of [tokens, batch, width] answers once per column.  Where there are as many of these as rows were
-passed, all shapes are as expected and every number is wrong; with fewer rows they part: see `Reader`.
+A host of [tokens, batch, width] gives one answer per column.  If there are as many columns as rows were
+passed, all shapes are as expected and every number is wrong; fewer rows show it: see `Reader`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from gpattention.attention import Attention
 from gpattention.checks import check_choice, check_count, check_whole
 from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families import FAMILIES
@@ -19,12 +21,22 @@ from gpattention.hosts.families.base import Context, Handlers
 from gpattention.hosts.moments import host_moments
 from gpattention.hosts.painting import Painted, html_of, levels_of, show_lines
 from gpattention.hosts.sharing import Known, Shared, Sharing
-from gpattention.models import EncoderLayer, Prediction, Transformer
+from gpattention.models import EncoderLayer, Prediction, Signals, Transformer, Watch, measure_signals, watched
 from gpattention.models import predict as predict_draws
-from gpattention.models.converted import Request, converted_layers
+from gpattention.models.converted import Request, converted_layers, layer_names
 from gpattention.models.moments import METHODS, Method
-from gpattention.models.predict import Inputs, Progress, Rows, count_items, device_of, is_classifier, take
+from gpattention.models.predict import (
+    Inputs,
+    Progress,
+    Rows,
+    count_items,
+    device_of,
+    has_features,
+    is_classifier,
+    take,
+)
 from gpattention.models.prediction import differ, make_frame, warn_undrawn
+from gpattention.models.signals import model_signals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,10 +58,10 @@ class Values:
 
     Attributes:
         draws: [S, B, D].
-        mean: [B, D] over the draws; of the model itself where there were none.
+        mean: [B, D] over the draws; the model's own answer if nothing was drawn.
         spread: [B, D] variance of the draws.
         residual: fitted variance of regression targets that the draws do not explain.
-        drawn: whether the draws are any; where it is False they are copies of one another.
+        drawn: whether anything was drawn; if not, the draws are copies of one another.
     """
 
     draws: Tensor
@@ -60,10 +72,10 @@ class Values:
 
     @classmethod
     def from_draws(cls, draws: Tensor, residual: float = 0.0, *, drawn: bool | None = None) -> "Values":
-        """Make it from draws.
+        """Values of draws.
 
         Args:
-            draws: [S, B, D]; S = 1 has no spread of its own.
+            draws: [S, B, D]; with S = 1 there is no spread.
             residual: variance of regression targets that the draws do not explain.
             drawn: as in `Prediction.from_logits`.
 
@@ -71,7 +83,7 @@ class Values:
             Mean and spread of the draws, in at least single precision.
 
         Raises:
-            ValueError: for draws of another shape.
+            ValueError: draws have another shape.
         """
         if draws.ndim != 3 or not len(draws):
             raise ValueError(f"expected draws [samples, items, numbers], got shape {tuple(draws.shape)}")
@@ -82,7 +94,7 @@ class Values:
 
     @property
     def variance(self) -> Tensor:
-        """Of the draws, plus `residual`; 0 without both, which reading it then warns of.  [B, D]"""
+        """Variance of the draws plus `residual`; a warning is given if it is 0 without draws.  [B, D]"""
         return self._variance(stacklevel=3)
 
     @property
@@ -92,7 +104,7 @@ class Values:
 
     @property
     def total_variance(self) -> Tensor:
-        """Sum over the numbers of an item: one figure for the uncertainty of an embedding.  [B]"""
+        """The sum over the numbers of an item: one number for the uncertainty of an embedding.  [B]"""
         return self._variance(stacklevel=3).sum(-1)
 
     def _variance(self, stacklevel: int) -> Tensor:
@@ -106,7 +118,7 @@ class Values:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenPrediction:
-    """A class for every token; printed, one line of what it holds, in a notebook its texts in colours.
+    """A class for every token; prints as one line, and in a notebook as coloured texts.
 
     Attributes:
         tokens: the prediction of B * N tokens, item by item.
@@ -138,7 +150,7 @@ class TokenPrediction:
 
     @property
     def mutual_information(self) -> Tensor:
-        """[B, N]; as of `Prediction`, it warns where nothing was drawn."""
+        """[B, N]; as in `Prediction`, a warning is given if nothing was drawn."""
         return self.tokens.disagreement(stacklevel=3).view(self.real.shape)
 
     @property
@@ -153,15 +165,15 @@ class TokenPrediction:
         *,
         file: TextIO | None = None,
     ) -> None:
-        """Print the texts in colours: the deeper, the less sure of a token's class, by ranks in its text.
+        """Print the texts in colours, deeper for less certain tokens, by ranks within a text.
 
         Args:
-            pieces: what is shown for every token, [B, N] of them; the number of its class if not given.
+            pieces: the text of every token, [B, N] of them; the number of its class if not given.
             by: "entropy", "confidence" (the least is deepest) or "mutual_information".
-            file: where to; standard output if not given.
+            file: to print to; standard output if not given.
 
         Raises:
-            ValueError: for other names, and other numbers of pieces.
+            ValueError: another name, or another number of pieces.
 
         >>> prediction.show([[tokenizer.decode(i) + " " for i in ids] for ids in inputs["input_ids"]])
         """
@@ -172,11 +184,11 @@ class TokenPrediction:
         pieces: Sequence[Sequence[str]] | None = None,
         by: Literal["entropy", "confidence", "mutual_information"] = "entropy",
     ) -> str:
-        """The same as a piece of HTML; a pointer over a token shows its numbers.
+        """The same as HTML; a pointer over a token shows its number.
 
         Args:
-            pieces: as of `show`.
-            by: as of `show`.
+            pieces: as in `show`.
+            by: as in `show`.
 
         Returns:
             One `div` that needs nothing else.
@@ -184,17 +196,17 @@ class TokenPrediction:
         return html_of(*self._painted(pieces, by))
 
     def to_frame(self, pieces: Sequence[Sequence[str]] | None = None) -> "DataFrame":
-        """One line for each real token, as a table of pandas.
+        """A table of pandas with a line for each real token.
 
         Args:
-            pieces: what stands for every token, as of `show`; without them there is no column for it.
+            pieces: the text of every token, as in `show`; the column token is left out without it.
 
         Returns:
             Columns item, position, token, and those of `Prediction.to_frame`.
 
         Raises:
-            ImportError: without pandas.
-            ValueError: for other numbers of pieces.
+            ImportError: pandas is not installed.
+            ValueError: there is another number of pieces.
         """
         item, position = (x.tolist() for x in self.real.cpu().nonzero().unbind(-1))
         columns: dict[str, Any] = {"item": item, "position": position}
@@ -234,7 +246,7 @@ class TokenPrediction:
 
     @property
     def of_real_tokens(self) -> Prediction:
-        """The prediction of all tokens that are not padding, one after the other."""
+        """The prediction of all tokens except padding, one after the other."""
         return self.tokens[self.real.flatten()]
 
     def __len__(self) -> int:
@@ -254,7 +266,7 @@ def make_result(
     temperature: float | Tensor = 1.0,  # one, or [B, 1] of classes
     residual: float = 0.0,
 ) -> Result:
-    """What was drawn, as the task has it."""
+    """The prediction of a task."""
     if task in ("classification", "causal"):
         return Prediction.from_logits(answers / temperature, variances, drawn=drawn)
     if task == "tokens":
@@ -264,20 +276,20 @@ def make_result(
 
 
 def check_module(model: object, hint: str = "") -> None:
-    """Refuse what is no model, such as a handle."""
+    """Refuse what is not a model, such as a handle."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected model to be an nn.Module, got {type(model).__name__}{hint}")
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> Any:
-    """Mappings become keyword arguments, but for our own models."""
+    """Call the model; a mapping becomes keyword arguments, except for our own models."""
     if isinstance(inputs, Tensor) or isinstance(model, Transformer):
         return model(inputs)
     return model(**inputs)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The module inside what `torch.compile` gives: compilers cannot follow what a thread asks of modules."""
+    """The module inside the result of `torch.compile`: compilers cannot follow the handlers of a thread."""
     return model._modules.get("_orig_mod") or model
 
 
@@ -289,8 +301,9 @@ class Reader:
         model: the host.
         call: how to run it.
         task: what it answers; None until its first output has been seen.
-        function: which of ours was called, for messages.
+        function: which of our functions was called, for errors.
         known: what its passes have shown.
+        head: the linear map that it answers with; None until `with_features` has found it.
     """
 
     model: nn.Module
@@ -298,6 +311,7 @@ class Reader:
     task: Task | None
     function: str
     known: Known = field(default_factory=Known, init=False)
+    head: nn.Linear | None = field(default=None, init=False)
     _batch_first: bool = field(default=False, init=False)  # once it has been seen
 
     def __post_init__(self) -> None:
@@ -307,7 +321,7 @@ class Reader:
             raise ValueError(f"expected call to be a function of model and inputs, got {self.call!r}")
 
     def read(self, model: nn.Module, inputs: Inputs, context: Context) -> Tensor:
-        """What the model answers to one batch on its device, within a context, read as the task says."""
+        """The model's answer to one batch on its device, within a context, read by the task."""
         with context:
             output = self.call(model, inputs)
         self.task = self.task or _find_task(self.model, output)
@@ -317,7 +331,44 @@ class Reader:
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
         if not self._batch_first and items > 1 and any(items in x.shape[1:] for x in tensors):
             self._check_batch_first(inputs)
-            self._batch_first = True  # seen once, as it costs two passes
+            self._batch_first = True  # checked once, as it takes two passes
+        return answer
+
+    def with_features(self, inputs: Inputs, watching: Context) -> tuple[Tensor, Tensor]:
+        """One pass within a context: the answer, and what the head read; embeddings are read by no head.
+
+        The head is the linear map that is called last.
+        """
+        host = uncompiled(self.model)
+        seen: list[tuple[nn.Linear, Tensor, Tensor]] = []  # the last call alone
+
+        def see(module: nn.Linear, own: Handler, x: Tensor) -> Tensor:
+            seen[:] = [(module, x, own(x))]
+            return seen[0][2]
+
+        linears = [self.head] if self.head else [m for m in host.modules() if isinstance(m, nn.Linear)]
+
+        @contextmanager
+        def both() -> Iterator[None]:  # around this pass alone, as `read` may run others to look at shapes
+            with watching, handling({(linear, "forward"): partial(see, linear) for linear in linears}):
+                yield
+
+        answer = self.read(host, inputs, both())
+        if self.task == "embedding":
+            return answer[:, :0], answer
+        outputs, wanted = [y.shape[-1] for _, _, y in seen], answer.shape[-1]
+        if outputs != [wanted]:
+            expected = f"expected the head, the last linear map, to have {wanted} outputs, got {outputs}"
+            raise ValueError(f"{expected}: pass task='embedding' and a call= that gives the features")
+        self.head = seen[0][0]
+        return answer, seen[0][1]
+
+    def class_logits(self, inputs: Inputs) -> Tensor:
+        """Logits of a plain pass, for moments, which other tasks than classification do not have.  [B, C]"""
+        answer = self.read(uncompiled(self.model), inputs, nullcontext())
+        if self.task != "classification":
+            expected = f"expected task 'classification' with method='moments', got {self.task!r}"
+            raise ValueError(f"{expected}: draw instead")
         return answer
 
     def _refuse(self, wanted: str, found: str) -> NoReturn:
@@ -325,7 +376,7 @@ class Reader:
         raise ValueError(f"expected one answer {wanted}, got {found}: {helps}")
 
     def counting(self, seen: list[int]) -> Context:
-        """Inside, every call of converted attention adds the number of its sequences."""
+        """Within the block, every call of converted attention appends the number of its sequences."""
 
         def count(own: Handler, q: Tensor, *args: Any, **kwargs: Any) -> Any:
             seen.append(len(q))
@@ -335,7 +386,7 @@ class Reader:
 
     @torch.no_grad()
     def _check_batch_first(self, inputs: Inputs) -> None:
-        """Run one row and two: answers, and the sequences that attention sees, must double."""
+        """Run one row, then two: the numbers of answers, and of sequences in attention, must double."""
         assert self.task is not None
         answers = list[int]()
         sequences: list[list[int]] = [[], []]
@@ -350,7 +401,7 @@ class Reader:
 
 
 def _find_task(model: nn.Module, output: Any) -> Task:
-    """From what the model says of itself, else from the shape of its output."""
+    """The task by the model's config, else by the shape of its output."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if (logits := _logits(output)) is None:
         return "embedding"
@@ -363,14 +414,8 @@ def _find_task(model: nn.Module, output: Any) -> Task:
     return "causal" if generates(model) else "tokens"
 
 
-def check_task(task: Task | None) -> None:
-    """Refuse moments of what are no classes of items."""
-    if task not in (None, "classification"):
-        raise ValueError(f"expected task 'classification' with method='moments', got {task!r}: draw instead")
-
-
 def generates(model: nn.Module) -> bool:
-    """Whether the model's library continues texts with it."""
+    """Whether the model's library can continue texts with it."""
     asked = getattr(model, "can_generate", None)
     return callable(asked) and bool(asked())
 
@@ -399,7 +444,7 @@ def _unread(output: Any, part: str) -> ValueError:
 
 
 def real_tokens(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
-    """Tokens that are not padding, as the attention mask of the inputs says.  [B, N]"""
+    """Tokens that are not padding by the attention mask of the inputs.  [B, N]"""
     of_decoder = not isinstance(inputs, Tensor) and "decoder_input_ids" in inputs
     name = "decoder_attention_mask" if of_decoder else "attention_mask"
     mask = None if isinstance(inputs, Tensor) else inputs.get(name)
@@ -415,7 +460,7 @@ def _logits(output: Any) -> Tensor | None:
 
 
 def _pooled(output: Any, inputs: Inputs) -> Tensor:
-    """The mean over the real tokens' last states, or what was given as [B, E] already.  [B, E]"""
+    """The mean of the last states of real tokens, or states that are [B, E] already.  [B, E]"""
     states = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
     if not isinstance(states, Tensor):
         raise _unread(output, "last_hidden_state")
@@ -426,7 +471,7 @@ def _pooled(output: Any, inputs: Inputs) -> Tensor:
 
 
 def _requested(model: nn.Module, request: Request) -> Context:
-    """Inside, and in this thread, converted layers do what is asked instead of what their mode says."""
+    """Within the block, and in this thread, converted layers follow the request instead of their mode."""
 
     def forward(own: Handler, *args: Any, **kwargs: Any) -> Any:
         return own(*args, request=request, **kwargs)
@@ -452,32 +497,32 @@ def predict(
     method: Method = "draws",
     progress: Progress | None = None,
 ) -> Result:
-    """What a converted model predicts, with uncertainty: as the handle of `attach` does.
+    """Predict with uncertainty by a converted model, as with the handle of `attach`.
 
-    The model runs in evaluation mode and without gradients.  The draws of item i depend on `seed` and
-    `first_item` + i alone.  What is before the first draw is computed once for all samples of an item.
+    The model runs in evaluation mode and without gradients.  The draws of item i depend only on `seed` and
+    `first_item` + i.  What comes before the first draw is computed once for all samples of an item.
 
     Args:
-        model: what `convert` returned, one that is built of `gpattention.models.EncoderLayer`, one of our own
+        model: the result of `convert`, a model with `gpattention.models.EncoderLayer`, one of our own
             transformers, or a `gpattention.models.Classifier` of your own.
         inputs: a tensor or a mapping of tensors, with the batch first.
         samples: number of draws; 0 is the mean.
         seed: of the draws.
-        task: "classification", "tokens", "regression", "embedding" or "causal"; seen from the output if not
-            given.
-        call: how to run the model: `call(model, inputs)` gives its output with the batch first.
-        batch_size: most rows (items times samples) that run at once, as of the handle.
-        variances: add the layers' variances, averaged over the samples, to a `Prediction`.
-        first_item: number of the first item, where the inputs are a part of more.
-        share: False runs every sample as a full pass: for models with a state of their own.
-        method: "moments" propagates variances through one pass instead of drawing, as of the handle.
-        progress: called with how many rows are done, and how many there are.
+        task: "classification", "tokens", "regression", "embedding" or "causal"; inferred from the output if
+            not given.
+        call: how to run the model: `call(model, inputs)` returns its output with the batch first.
+        batch_size: most rows (items times samples) that run at once, as in `Handle.predict`.
+        variances: add the variances of the layers, averaged over the samples, to a `Prediction`.
+        first_item: number of the first item, if the inputs are a part of more.
+        share: False runs every sample as a full pass, for models with internal state.
+        method: "moments" propagates variances through one pass instead of drawing, as in `Handle.predict`.
+        progress: called with the number of rows done, and of all rows.
 
     Returns:
         A `Prediction` of classes, a `TokenPrediction` of a class per token, or `Values` with a variance.
 
     Raises:
-        ValueError: for models that are not converted, wrong numbers, and outputs that cannot be read.
+        ValueError: the model is not converted, an argument is wrong, or the output cannot be read.
 
     >>> gpattention.predict(model, tokenizer(sentences, padding=True, return_tensors="pt"), samples=10)
     """
@@ -498,13 +543,7 @@ def predict(
     reader = Reader(host, call or call_model, task, "predict")
 
     if method == "moments":
-
-        def read(part: Inputs) -> Tensor:
-            logits = reader.read(host, part, nullcontext())
-            check_task(reader.task)
-            return logits
-
-        return host_moments(host, read, inputs, variances=variances, **rows)
+        return host_moments(host, reader.class_logits, inputs, variances=variances, **rows)
 
     def answer(rows: Rows, shared: Shared) -> tuple[Tensor, Sequence[Tensor | None]]:
         request = Request("independent" if drawing else "none", rows.noise, variances, shared.draws)
@@ -518,3 +557,48 @@ def predict(
     answers, means = sharing.run(inputs, samples=count, seed=seed, **rows)
     assert reader.task is not None
     return make_result(answers, reader.task, inputs, means if variances else None, drawn=drawing)
+
+
+def signals(
+    model: nn.Module,
+    inputs: Inputs | Iterable[Any],
+    *,
+    task: Task | None = None,
+    call: Call | None = None,
+    **options: Any,
+) -> Signals:
+    """Signals of every item by one pass of a converted model without draws, as with the handle of `attach`.
+
+    Args:
+        model: the result of `convert`, a model with `gpattention.models.EncoderLayer`, one of our own
+            transformers, or a `gpattention.models.FeatureClassifier` of your own.
+        inputs: a tensor or a mapping of tensors, with the batch first, or a loader of those.
+        task: "classification", "tokens", "regression", "embedding" or "causal"; inferred from the output if
+            not given.
+        call: how to run the model: `call(model, inputs)` returns its output with the batch first.
+        **options: `variance`, `per_token` and `batch_size`, as in `Handle.signals`.
+
+    Returns:
+        Logits, features, and profiles of variance and attention entropy, on the device of the inputs; of a
+        loader on the CPU.
+
+    Raises:
+        ValueError: the model is not converted, or the output cannot be read.
+
+    >>> gpattention.signals(model, validation_loader).variance  # [B, sites x heads]
+    """
+    if isinstance(model, Transformer):
+        return model.signals(inputs, **options)
+    sites: dict[Attention, str] = {
+        layer.attention: name for layer, name in layer_names(uncompiled(model)).items()
+    }
+    if not sites and task is None and call is None and has_features(model):
+        return model_signals(model, inputs, **options)
+    if not sites:
+        raise ValueError(NOT_CONVERTED)
+    reader = Reader(uncompiled(model), call or call_model, task, "signals")
+
+    def answer(batch: Inputs, watch: Watch) -> tuple[Tensor, Tensor]:
+        return reader.with_features(batch, watched(sites, watch))
+
+    return measure_signals(reader.model, answer, inputs, **options)

@@ -1,7 +1,7 @@
-"""What an attached model draws with: scales, noise and powers of every head, and which sites draw.
+"""Settings of an attached model: scales, noises and powers of every head, and which sites draw.
 
-In a folder the numbers are safetensors, and what they belong to is JSON.  The files have names of their own,
-so that they may lie beside the model's.
+A folder has the numbers as safetensors and the rest as JSON.  The names of the files differ from those of
+models, so that they can be in the same folder.
 """
 
 import warnings
@@ -24,7 +24,7 @@ SCALE, NOISE, POWER = 0.1, 0.1, 0.0  # before a fit
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What every site draws with: one row per site, one column per head; heads that a site lacks are unused.
+    """The draws of every site: one row per site, one column per head; unused if a site has fewer heads.
 
     Attributes:
         scale: [sites, heads] t, in units of the values' root mean square.
@@ -45,29 +45,34 @@ class Settings:
     frames: tuple[Frame | None, ...] = ()
 
     def prior(self, index: int, heads: int) -> Prior:
-        """Of one site."""
+        """The settings of one site."""
         return Prior(self.scale[index, :heads], self.noise[index, :heads], self.power[index, :heads])
 
     def frame(self, index: int) -> Frame | None:
-        """Of one site, None before a fit."""
+        """The frame of one site, None before a fit."""
         return self.frames[index] if self.frames else None
 
     def drawn(self, index: int) -> bool:
-        """Whether that site draws: a scale of 0 draws nothing."""
+        """Whether a site draws: it does not with a scale of 0."""
         return self.draws[index] and bool((self.scale[index] > 0).any())
 
     @property
     def fitted(self) -> bool:
-        """Whether a fit made them: it measures frames."""
+        """Whether they come from a fit, which measures frames."""
         return any(frame is not None for frame in self.frames)
 
     @property
+    def drawing(self) -> list[int]:
+        """The sites that draw."""
+        return [index for index in range(len(self.draws)) if self.drawn(index)]
+
+    @property
     def any_drawn(self) -> bool:
-        """Whether any site draws; if none does, the host's own pass says it all."""
-        return any(map(self.drawn, range(len(self.draws))))
+        """Whether any site draws."""
+        return bool(self.drawing)
 
     def warn_unfitted(self, stacklevel: int) -> None:
-        """Say that variances by these settings are no score yet, or none at all."""
+        """Warn that variances by these settings are no score yet, or none at all."""
         if not self.fitted:
             which, helps = "of a handle that was not fitted", "call handle.fit(held_out, labels)"
         elif not self.any_drawn:
@@ -77,7 +82,7 @@ class Settings:
         warnings.warn(f"variances {which} are no score: {helps}", stacklevel=stacklevel)
 
     def warn_about_origin(self, stacklevel: int) -> None:
-        """Say that nothing tells yet where the queries and keys of causal attention lie."""
+        """Warn that nothing is known yet about where queries and keys of causal attention lie."""
         if not self.fitted:
             why = (
                 "log variances of a handle that was not fitted are centred at the origin and say mostly how "
@@ -91,13 +96,13 @@ class Settings:
         return replace(self, **moved, frames=tuple(f and f.to(device) for f in self.frames))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as a mapping that `from_state_dict` understands."""
+        """All settings as a mapping for `from_state_dict`."""
         frames = [None if frame is None else dict(vars(frame)) for frame in self.frames]
         return {**vars(self), "frames": frames}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "Settings":
-        """What `state_dict` gave."""
+        """The settings of `state_dict`."""
         if missing := sorted(set(cls.__dataclass_fields__) ^ set(state)):
             raise ValueError(f"expected the state of settings, got one that differs in {', '.join(missing)}")
         frames = tuple(None if frame is None else Frame(**frame) for frame in state["frames"])
@@ -105,7 +110,7 @@ class Settings:
 
 
 def initial_settings(sites: tuple[Site, ...]) -> Settings:
-    """All sites draw, with the same small scale."""
+    """Settings before a fit: all sites draw, with the same small scale."""
     shape = (len(sites), max(site.heads for site in sites))
     scale, noise, power = (torch.full(shape, start) for start in (SCALE, NOISE, POWER))
     return Settings(scale, noise, power, draws=(True,) * len(sites))
@@ -113,12 +118,12 @@ def initial_settings(sites: tuple[Site, ...]) -> Settings:
 
 FORMAT = "gpattention-attached-1"
 NAME = "attached"  # of the two files
-_NUMBERS = ("scale", "noise", "power")  # tensors of the settings; the others are plain
+_NUMBERS = ("scale", "noise", "power")  # the tensors of the settings
 _LISTS = {"sites": str, "framed": bool, "draws": bool}
 
 
 def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> None:
-    """Write both files, each in one piece; the record last, and it says which numbers are its own."""
+    """Write both files; the record is the last one, and has the checksum of the numbers."""
     tensors: dict[str, Tensor] = {name: getattr(settings, name) for name in _NUMBERS}
     for index, frame in enumerate(settings.frames):
         if frame is not None:
@@ -129,7 +134,7 @@ def save_settings(folder: Path, sites: Sequence[str], settings: Settings) -> Non
 
 
 def load_settings(folder: Path) -> tuple[list[str], Settings]:
-    """The names of the sites and their settings; errors name file and field."""
+    """The names of the sites, and the settings; errors name file and field."""
     record, tensors = load_fitted(folder, NAME, FORMAT, (*_LISTS, "temperature", "residual"))
     for name, kind in _LISTS.items():
         value = record[name]
@@ -151,10 +156,10 @@ def load_settings(folder: Path) -> tuple[list[str], Settings]:
 
 
 def describe(model: str, found: Found, settings: Settings, *, attached: bool) -> str:
-    """A line per site with what it draws with, and one for everything left alone."""
+    """A table with a line for each site, and lines for what was left alone."""
     head = f"{'attached to' if attached else 'detached from'} {model}: {len(found.sites)} sites"
     fitted = "fitted" if settings.fitted else "not fitted"
-    head += f", {sum(settings.drawn(i) for i in range(len(found.sites)))} draw ({fitted})"
+    head += f", {len(settings.drawing)} draw ({fitted})"
     rows = [("site", "kind", "heads", "scale", "noise", "power")]
     for index, site in enumerate(found.sites):
         numbers = (getattr(settings, name)[index, : site.heads].tolist() for name in _NUMBERS)

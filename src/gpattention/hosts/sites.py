@@ -1,8 +1,7 @@
-"""Where a model attends: the modules whose softmax can be read as a Gaussian-process mean (section 10).
+"""Find the attention modules of a model whose softmax is also the mean of a Gaussian process (section 10).
 
-A module is a site when its attention is a softmax over dot products, masked by padding alone or, in decoders
-of Hugging Face's transformers, by whatever hides keys.  Everything else that looks like attention is left
-alone, with the reason.
+A module is a site if its attention is a softmax over dot products that is masked by padding only; decoders of
+Hugging Face's transformers may have any mask.  Other attention is left alone, with a reason.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from gpattention.hosts.conversion import summary
 from gpattention.hosts.families import FAMILIES
 from gpattention.hosts.families.base import CAUSAL, CROSS, AttentionHook, Site, attribute_reasons, heads_of
 
@@ -19,7 +19,7 @@ _CONVERTED = "it was converted: its attention is a Gaussian process already"
 _UNKNOWN = f"it is none of {FOUND_FORMS}"
 _NO_HEADS = "no attribute known here says its number of heads and their width"
 _POSTERIOR = "has a posterior of its own"
-# what helps instead, by a part of the reason
+# what to do instead, by a part of the reason
 _INSTEAD = {
     "attach takes it": "",
     "causal": "build it with causal=True of cgp, direct, kernel or softmax-gp",
@@ -31,11 +31,11 @@ _OTHERWISE = "Signals of its logits and features alone still find strange inputs
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """An attention module that is no site.
+    """An attention module that is not a site.
 
     Attributes:
         name: its path in the model, "" for the model itself.
-        kind: the class of the module.
+        kind: the name of its class.
         why: the reason.
     """
 
@@ -46,11 +46,11 @@ class LeftAlone:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What `find_sites` saw, in the model's order; print it for a table.
+    """The result of `find_sites`, in the order of the model; prints as a table.
 
     Attributes:
-        sites: attention that can be attached to or converted.
-        left_alone: all other attention, with the reason.
+        sites: attention modules that can be attached to or converted.
+        left_alone: all other attention modules, with reasons.
     """
 
     sites: tuple[Site, ...]
@@ -58,13 +58,13 @@ class Found:
 
     @property
     def writes(self) -> bool:
-        """Whether some attention is a decoder's."""
+        """Whether the model has causal attention, as decoders do."""
         return any(site.attends == "causal" for site in self.sites)
 
     def convertible(self) -> "Found":
-        """The same with the attention of decoders left alone, which can be attached to and not converted."""
+        """The same without the attention of decoders, which can be attached to but not converted."""
         sites = [site for site in self.sites if site.attends == "all"]
-        why = {name: f"{of}; attach takes it as it is" for name, of in (("causal", CAUSAL), ("cross", CROSS))}
+        why = {"causal": f"{CAUSAL}; attach takes it as it is", "cross": f"{CROSS}; attach takes it as it is"}
         decoders = [LeftAlone(s.name, s.kind, why[s.attends]) for s in self.sites if s.attends != "all"]
         numbered = (replace(site, index=index) for index, site in enumerate(sites))
         return Found(tuple(numbered), (*self.left_alone, *decoders))
@@ -77,20 +77,19 @@ class Found:
 
 
 def by_reason(left_alone: Iterable[LeftAlone]) -> list[LeftAlone]:
-    """One for all modules of a kind with the same reason, named by the first, with what helps instead."""
+    """One entry for all modules of one class and reason, which adds what to do instead."""
     groups: dict[tuple[str, str], list[str]] = {}
     for alone in left_alone:
-        groups.setdefault((alone.kind, alone.why), []).append(alone.name or "(the model)")
-    told = []
-    for (kind, why), (first, *others) in groups.items():
+        groups.setdefault((alone.kind, alone.why), []).append(alone.name)
+    entries = []
+    for (kind, why), names in groups.items():
         instead = next((helps for part, helps in _INSTEAD.items() if part in why), _OTHERWISE)
-        name = f"{first} and {len(others)} more" if others else first
-        told.append(LeftAlone(name, kind, f"{why}; instead: {instead}" if instead else why))
-    return told
+        entries.append(LeftAlone(summary(names), kind, f"{why}; instead: {instead}" if instead else why))
+    return entries
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines whose cells stand below each other."""
+    """The rows of a table as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
@@ -102,7 +101,7 @@ def find_sites(model: nn.Module) -> Found:
         model: any module.
 
     Returns:
-        The modules that can be attached to or converted, and the rest with the reason.
+        The modules that can be attached to or converted, and the others with reasons.
 
     >>> print(find_sites(model))
     """
@@ -113,7 +112,7 @@ def find_sites(model: nn.Module) -> Found:
         family = next((family for family in FAMILIES.values() if family.matches(module)), None)
         if family is None:
             continue
-        around = _around(modules, name)
+        around = [modules[path] for path in _parents(name)]
         why = _CONVERTED if "gpattention" in module._modules else family.refusal(module, around)
         shape = heads_of(module)
         if why is not None or shape is None:
@@ -130,9 +129,9 @@ def find_sites(model: nn.Module) -> Found:
 
 @contextmanager
 def hooked(model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Iterator[None]:
-    """Inside, every call of a site passes what it attends with to `hook` and goes on with the answer.
+    """Within the block, each call of a site goes on with what `hook` returns for it.
 
-    Nothing of the model is changed outside, whatever happens inside.
+    Afterwards the model is as it was, even if the block fails.
     """
     with ExitStack() as stack:
         for name, family in FAMILIES.items():
@@ -141,18 +140,17 @@ def hooked(model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Iter
         yield
 
 
-def _around(modules: dict[str, nn.Module], name: str) -> list[nn.Module]:
-    """The modules that hold it, from the inside out."""
-    around = []
+def _parents(name: str) -> Iterator[str]:
+    """The paths of the modules that hold the module of this path, from the inside out."""
     while name:
         name = name.rpartition(".")[0]
-        around.append(modules[name])
-    return around
+        yield name
 
 
 def _unknown_attention(modules: dict[str, nn.Module], seen: list[str]) -> list[LeftAlone]:
-    """Modules called attention that belong to no family and hold no other attention."""
-    named = [name for name, module in modules.items() if _is_called_attention(module)]
+    """Modules whose class is called attention, that belong to no family and hold no other attention."""
+    classes = {name: type(module).__name__.lower() for name, module in modules.items()}
+    named = [n for n, c in classes.items() if c.endswith(("attention", "attn")) or "selfattention" in c]
     found = []
     for name in named:
         inside = name + "." if name else ""
@@ -162,8 +160,3 @@ def _unknown_attention(modules: dict[str, nn.Module], seen: list[str]) -> list[L
             why = "; ".join(attribute_reasons(modules[name])) or _UNKNOWN
             found.append(LeftAlone(name, type(modules[name]).__name__, why))
     return found
-
-
-def _is_called_attention(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    return name.endswith(("attention", "attn")) or "selfattention" in name

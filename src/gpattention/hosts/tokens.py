@@ -1,10 +1,10 @@
-"""What a language model knows and does not know, token by token.
+"""Scores of a language model's uncertainty, token by token.
 
-Every number belongs to a row: what the model says having read the tokens up to there.  Of the prediction it
-then makes there are entropy, top probability, margin and surprise; of how its attention met the token it has
-read, the variance of eq. 22, and how far its profile over all heads lies from what is usual at that position.
-So the first four are shown at the token that follows, the others at the token itself, and so is the sum of
-strangeness and surprise.
+Every number belongs to a row, after the model has read the tokens up to there.  Entropy, top probability,
+margin and surprise are of its prediction of the next token.  The variance of eq. 22, and how far its profile
+over all heads is from what is usual at that position, are of its attention to the token just read.  The first
+four are shown at the token that follows, the others, and the sum of strangeness and surprise, at the token
+itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,12 +26,12 @@ Score: TypeAlias = Literal[
 ]
 OF_PREDICTION: tuple[Score, ...] = ("entropy", "top_probability", "margin", "surprise")
 OF_ATTENTION: tuple[Score, ...] = ("log_variance", "log_pivot", "strangeness", "combined")
-FITTED: tuple[Score, ...] = ("strangeness", "combined")  # that only a fitted handle knows
+FITTED: tuple[Score, ...] = ("strangeness", "combined")  # only of a fitted handle
 SCORES: tuple[Score, ...] = (*OF_PREDICTION, *OF_ATTENTION)
-# what `show` and flags take, measured in docs/tokens.md: before a fit, and after it
+# defaults of `show` and of flags before a fit and after it, as measured in docs/tokens.md
 BEFORE: Score = "surprise"
 AFTER: Score = "combined"
-_FALLING = ("top_probability", "margin")  # whose small values say that something is strange
+_FALLING = ("top_probability", "margin")  # of which small values are strange
 
 
 def check_score(field: str, name: str) -> Score:
@@ -53,27 +53,27 @@ def check_score(field: str, name: str) -> Score:
 
 @dataclass(frozen=True, eq=False)
 class TokenUncertainty:
-    """What a language model says at every row, [B, N] each.
+    """Scores of every row of a language model, [B, N] each.
 
     Attributes:
         ids: tokens that are read.
-        next_ids: tokens that follow, -1 where none is known.
+        next_ids: tokens that follow, -1 if unknown.
         real: False = padding.
         positions: of every row in its text, from 0.
         entropy: of the next token, in nats.
         top_probability: of the likeliest next token.
-        margin: by how much the second is less likely.
-        surprise: -log p of the token that follows, NaN where none is known.
+        margin: difference to the probability of the second likeliest.
+        surprise: -log p of the token that follows, NaN if it is unknown.
         log_variance: log u of eq. 22, the mean over all heads.
         log_pivot: log of the row's own key's noisy variance given those before it, the mean over all heads:
             these sum to the log determinant that LLM-Check scores texts by.
-        profile: log u of every head [B, N, P], where it was asked for.
+        profile: log u of every head [B, N, P], if it was asked for.
         columns: names of the P heads.
-        strangeness: how far the profile lies from what is usual at its position, in deviations; None before a
+        strangeness: distance of the profile from what is usual at its position, in deviations; None before a
             fit.
         p_value: share of held-out tokens that are as strange; None before a fit.
         standard: scores in deviations from what is usual at their position, by name; empty before a fit.
-        tokenizer: that shows the tokens, None for ids.
+        tokenizer: to show tokens as text, None to show ids.
     """
 
     ids: Tensor
@@ -97,7 +97,7 @@ class TokenUncertainty:
         return len(self.ids)
 
     def score(self, name: Score, *, standardised: bool = False) -> Tensor:
-        """One score of every row, larger where it is stranger.
+        """One score of every row, larger for stranger rows.
 
         Args:
             name: one of `SCORES`.
@@ -134,7 +134,7 @@ class TokenUncertainty:
         return self.strangeness + surprise
 
     def cpu(self) -> "TokenUncertainty":
-        """The same on the CPU."""
+        """A copy on the CPU."""
         return self._changed(lambda x: x.cpu())
 
     def __getitem__(self, items: slice | Tensor | tuple[slice, slice]) -> "TokenUncertainty":
@@ -142,7 +142,7 @@ class TokenUncertainty:
         return self._changed(lambda x: x[items])
 
     def pieces(self) -> list[list[str]]:
-        """What every token that is read adds to its text; ids in brackets without a tokenizer.
+        """The text of every token that is read; ids in brackets without a tokenizer.
 
         Returns:
             [B, N] of them.
@@ -150,7 +150,7 @@ class TokenUncertainty:
         return [pieces_of(self.tokenizer, line) for line in self.ids.tolist()]
 
     def next_pieces(self) -> list[list[str]]:
-        """The same of the tokens that follow, empty where none is known.
+        """The text of the tokens that follow, empty if unknown.
 
         Returns:
             [B, N] of them.
@@ -171,17 +171,17 @@ class TokenUncertainty:
     def join(
         cls, steps: Iterable["TokenUncertainty"], *, axis: Literal["rows", "texts"] = "rows"
     ) -> "TokenUncertainty":
-        """One of several: the steps of `generate` one after the other, or further texts.
+        """Join several: the steps of `generate`, or further texts.
 
         Args:
             steps: of the same texts, or texts of one length.
-            axis: "rows" puts rows behind rows, "texts" texts below texts.
+            axis: "rows" joins rows of the same texts, "texts" joins texts.
 
         Returns:
-            All of them.
+            One object with all of them.
 
         Raises:
-            ValueError: for none.
+            ValueError: there are none.
         """
         parts = list(steps)
         if not parts:
@@ -199,14 +199,14 @@ class TokenUncertainty:
         return replace(parts[0], **joined)
 
     def show(self, by: Score | None = None, *, file: TextIO | None = None) -> None:
-        """Print the texts in colours: the deeper, the stranger by this score.
+        """Print the texts in colours, deeper for stranger tokens.
 
-        Of a fitted handle the colours are deviations from what is usual at the position, else ranks in the
-        text.  Scores of predictions colour the token that follows, as it is the one that was predicted.
+        With a fitted handle colours are deviations from what is usual at the position, else ranks in the
+        text.  Scores of predictions colour the token that was predicted.
 
         Args:
             by: one of `SCORES`; "combined" after a fit and "surprise" before it, if not given.
-            file: where to; standard output if not given.
+            file: to print to; standard output if not given.
         """
         by = by or self._default
         show_lines(self._title(by), self._painted(by), file=file)
@@ -216,10 +216,10 @@ class TokenUncertainty:
         return AFTER if self.standard else BEFORE
 
     def to_html(self, by: Score | None = None) -> str:
-        """The same as a piece of HTML; a pointer over a token shows all its numbers.
+        """The same as HTML; a pointer over a token shows all its numbers.
 
         Args:
-            by: as of `show`.
+            by: as in `show`.
 
         Returns:
             One `div` that needs nothing else.
@@ -241,13 +241,13 @@ class TokenUncertainty:
         return f"TokenUncertainty of {len(self)} texts, {rows} tokens ({fitted}): mean {means}"
 
     def to_frame(self) -> "DataFrame":
-        """One line for each real row, as a table of pandas.
+        """A table of pandas with a line for each real row.
 
         Returns:
-            Columns item, position, token, next, and every score that is known.
+            Columns item, position, token, next, and all available scores.
 
         Raises:
-            ImportError: without pandas.
+            ImportError: pandas is not installed.
         """
         item, row = self.real.nonzero().unbind(-1)
         made: dict[str, Any] = {"item": item.tolist(), "position": self.positions[item, row].tolist()}
@@ -260,7 +260,7 @@ class TokenUncertainty:
         return make_frame(made)
 
     def known(self) -> dict[str, Tensor]:
-        """Every score that is known, as it is, and the p-value.
+        """All available scores, not standardised, and the p-value.
 
         Returns:
             [B, N] by name.
@@ -306,9 +306,9 @@ class Span:
     Attributes:
         item: which text.
         start: its first row.
-        stop: the row behind its last.
+        stop: the row after its last one.
         score: the largest mean of the score over a window inside, in deviations.
-        text: the tokens, where a tokenizer is known.
+        text: of the tokens, or ids without a tokenizer.
     """
 
     item: int

@@ -1,24 +1,24 @@
-"""The frame in which the kernel sees a head's queries and keys, measured on calibration data.
+"""The spread of a site, and the frame in which its kernel compares queries and keys (section 10).
 
-Softmax weights leave an invertible A and two origins free (section 10).  Of all A, that with
+Softmax weights leave an invertible A and two origins free; they are measured on calibration data.  The A with
 
     A^T A = S,   S = Sigma_q^-1 # Sigma_k   (the geometric mean of the two)
 
-gives queries and keys one covariance and makes E|A q|^2 + E|A^-T k|^2 least: the kernel sees the two sets as
-near to each other as they can be brought, and the amplitudes of eq. 21 spread least.
+gives queries and keys one covariance and minimises E|A q|^2 + E|A^-T k|^2: the two sets are as near to each
+other as possible, and the amplitudes of eq. 21 spread least.
 
-The spread behind one call of attention: standard deviations of eq. 22, and the freedoms it leaves.
+The spread of one call of attention are the standard deviations of eq. 22:
 
     x_i = A (q_i - q0),  y_j = A^-T (k_j - k0);   x_i . y_j = q_i . k_j up to terms of i or of j alone
     u_i = 1 - |L^-1 kappa(y, x_i)|^2,             L = chol(kappa(y, y) + sigma^2 I)
     log a_i = 1/2 |x_i|^2 + q_i . k0 - lse_i                                                        (21)
     log std_i = log t + gamma (log a_i - a0) + 1/2 log u_i
 
-gamma = 1 is eq. 22 exactly, a0 being a constant of the head that only names the unit of t.  For gamma < 1 the
-amplitude is tempered: the mean is still the host's, the covariance t^2 a_i^gamma a_j^gamma (kappa - ...)
-still positive semi-definite, its variance still grows with t, falls with every further key and rises with
-sigma^2, but mean and covariance are no longer those of one prior.  gamma = 0 is the posterior covariance of
-the unit-amplitude process z_o at the queries, put around the host's mean.
+gamma = 1 is eq. 22 exactly; a0 is a constant of the head that only sets the unit of t.  For gamma < 1 the
+amplitude is tempered: the mean remains the host's, the covariance t^2 a_i^gamma a_j^gamma (kappa - ...)
+remains positive semi-definite, and its variance still grows with t and sigma^2 and falls with every further
+key, but mean and covariance are no longer those of one prior.  gamma = 0 is the posterior covariance of the
+unit-amplitude process z_o at the queries, around the host's mean.
 """
 
 from collections import defaultdict
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 Alignment: TypeAlias = Literal["none", "full"]
 ALIGNMENTS: tuple[Alignment, ...] = ("none", "full")
-MAX_KEYS = 256  # keys that are conditioned on by default
-TOGETHER = 2**27  # entries of the matrices of several calls, at once
-RIDGE = 1e-2  # of the mean variance, added to each covariance: directions that carry none have no A
+MAX_KEYS = 256  # most keys to condition on, by default
+TOGETHER = 2**27  # most entries of the matrices of several calls at once
+RIDGE = 1e-2  # times the mean variance is added to each covariance, which may be singular
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def aligning_maps(
 def measure_frames(
     sites: Sequence[Site], alignment: Alignment, run: Callable[[AttentionHook], object]
 ) -> tuple[Frame, ...]:
-    """Frames of all sites, by two runs over the data: first their moments, then their mean amplitudes.
+    """Frames of all sites, from two runs over the data: first moments, then mean amplitudes.
 
     `run(hook)` runs the calibration data.
     """
@@ -135,7 +135,7 @@ def measure_frames(
 
 
 def _frame(sums: Mapping[str, Any], alignment: Alignment) -> Frame:
-    """Origins, maps and unit of one site, its mean amplitude still 0."""
+    """Origins, maps and unit of one site, with a mean amplitude of 0."""
     q0, k0 = (sums[name] / sums[f"{name} count"] for name in ("q", "k"))  # [H, C]
     of_q, of_k = (
         sums[f"{name} square"] / sums[f"{name} count"] - mean[..., :, None] * mean[..., None, :]
@@ -149,14 +149,14 @@ def _frame(sums: Mapping[str, Any], alignment: Alignment) -> Frame:
 
 
 def _power(matrix: Tensor, exponent: float) -> Tensor:
-    """Of a symmetric positive definite matrix.  [H, C, C]"""
+    """The power of a symmetric positive definite matrix.  [H, C, C]"""
     values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
     return (vectors * values.clamp_min(1e-12)[..., None, :] ** exponent) @ vectors.mT
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What may be chosen for the heads of one site."""
+    """The settings of the heads of one site."""
 
     scale: Tensor  # [H] t
     noise: Tensor  # [H] sigma^2
@@ -175,13 +175,13 @@ def log_stddev(
     """log std_i of every token and head, for one dimension of the values.  [B, H, Q]
 
     Without a frame the unit of t, q0, k0 and a0 come from the sequence itself.  More than `max_keys` keys are
-    thinned to that many, evenly: then u is never smaller than with all of them.  `max_log_amplitude` caps
-    gamma (log a_i - a0).
+    evenly thinned to that many, with which u is never smaller than with all of them.  `max_log_amplitude`
+    caps gamma (log a_i - a0).
     """
     inputs = kernel_inputs(call, frame)
     u, _ = _unit_variances(call, inputs, prior.noise, max_keys)  # [B, H, Q]
     log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + _log_unit(call, frame)  # [B, H, Q]
-    # a power of 0, as before a fit, spares the amplitude; a program that is exported cannot look at it
+    # a power of 0, as before a fit, needs no amplitude; exported programs cannot look at it
     used = torch.compiler.is_compiling() or prior.power.requires_grad or bool((prior.power != 0).any())
     if call.form != "rbf" and used:
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
@@ -200,25 +200,24 @@ def log_stddev(
 def unit_variances(
     call: AttentionCall, noise: Tensor, frame: Frame | None, max_keys: int = MAX_KEYS
 ) -> tuple[Tensor, Tensor | None]:
-    """u_i alone [B, H, Q], and of rows that see their past the noisy variance of their own keys [B, G, Q]."""
+    """u_i alone [B, H, Q] and, of causal attention, the noisy variance of each row's own key [B, G, Q]."""
     return _unit_variances(call, kernel_inputs(call, frame), noise, max_keys)
 
 
 def _unit_variances(
     call: AttentionCall, inputs: "KernelInputs", noise: Tensor, max_keys: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Of either kind of attention."""
-    y, mask = inputs.y, inputs.mask
+    """The same for queries and keys in their frame."""
     if call.past is not None:
-        (found,) = causal_variances([_placed(call, inputs, noise)], max_keys)
+        (found,) = causal_variances([placed(call, inputs, noise)], max_keys)
         return found.unit, found.of_keys
-    y, mask = thinned(y, mask, max_keys)
+    y, mask = thinned(inputs.y, inputs.mask, max_keys)
     return _unit_variance(inputs.x, y, mask, noise.to(y)), None
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """One call of causal attention where the kernel sees it; heads of keys serve H / G of queries each."""
+    """One call of causal attention in its frame; each head of keys serves H / G heads of queries."""
 
     x: Tensor  # [B, H, Q, C]
     y: Tensor  # [B, G, K, C]
@@ -226,12 +225,8 @@ class Placed:
     past: "Past"
 
 
-def placed(call: AttentionCall, noise: Tensor, frame: Frame | None) -> Placed:
-    """Heads of queries that share keys, and noise [H], share a factor."""
-    return _placed(call, kernel_inputs(call, frame), noise)
-
-
-def _placed(call: AttentionCall, inputs: "KernelInputs", noise: Tensor) -> Placed:
+def placed(call: AttentionCall, inputs: "KernelInputs", noise: Tensor) -> Placed:
+    """A causal call in its frame; heads of queries that share keys, and noise [H], share a factor."""
     assert call.past is not None
     x, y, groups = inputs.x, inputs.y, call.groups
     if groups > 1 and bool((noise.unflatten(0, (-1, groups)) == noise[::groups, None]).all()):
@@ -243,7 +238,7 @@ def _placed(call: AttentionCall, inputs: "KernelInputs", noise: Tensor) -> Place
 
 @full_precision
 def causal_variances(calls: Sequence[Placed], max_keys: int) -> list[CausalVariance]:
-    """Of several calls; those of one shape and one past are one batch of matrices, as far as memory takes."""
+    """Variances of several calls; those of one shape and past are one batch of matrices, if memory allows."""
     found: dict[int, CausalVariance] = {}
     alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for n, call in enumerate(calls):
@@ -268,7 +263,7 @@ def causal_variances(calls: Sequence[Placed], max_keys: int) -> list[CausalVaria
 
 @dataclass(frozen=True, eq=False)
 class KernelInputs:
-    """Queries and keys where the kernel sees them."""
+    """Queries and keys of a call, as attended and in their frame."""
 
     q: Tensor  # [B, H, Q, C] as attended
     k: Tensor  # [B, G, K, C] as attended, padding zeroed; G = H where heads share no keys
@@ -280,7 +275,7 @@ class KernelInputs:
 
 
 def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
-    """Centre and align the queries and keys; padding counts for nothing, whatever is written there."""
+    """Centre and align the queries and keys; padding has no influence."""
     dtype = compute_dtype(call.q.dtype)
     q, k = call.q.to(dtype), keep_rows(call.k.to(dtype), call.mask)
     if frame is None and call.past is not None:  # means over tokens would look ahead
@@ -289,7 +284,7 @@ def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
         q0, k0 = real_mean(q, query_mask(call)), real_mean(k, call.mask)
     else:
         q0, k0 = frame.q0.to(q)[:, None], frame.k0.to(q)[:: call.groups, None]
-    if call.form in ("rows", "rbf"):  # distances, which know no origin
+    if call.form in ("rows", "rbf"):  # distances do not depend on origins
         return KernelInputs(q, k, q, fill_rows(k, k0, call.mask), q0, k0, call.mask)
     if frame is None:
         x, y = q - q0, k - k0
@@ -299,7 +294,7 @@ def kernel_inputs(call: AttentionCall, frame: Frame | None) -> KernelInputs:
 
 
 def _log_unit(call: AttentionCall, frame: Frame | None) -> Tensor:
-    """Log of the values' root mean square.  [H, 1], [B, H, 1], or of what each row sees [B, H, Q]"""
+    """Log of the values' root mean square, [H, 1] or [B, H, 1], or of those each row sees, [B, H, Q]."""
     if frame is not None:
         return frame.unit.to(call.v.device, compute_dtype(call.v.dtype))[:, None].log()
     v = keep_rows(call.v.to(compute_dtype(call.v.dtype)), call.mask)
@@ -319,7 +314,7 @@ def _unit_variance(
     tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
     if why_not_fused(x, tokens=tokens, channels=channels) is None:
         none = torch.zeros_like(y[..., :1])  # of values: the mean is the host's
-        # says in full that every query counts, as padding too has a spread  [B, 1, Q]
+        # every query counts, as padding has a spread too  [B, 1, Q]
         everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])
         masks: dict[str, Any] = {"mask": mask, "query_mask": everyone}
         return direct_posterior(x, y, none, noise=noise.to(x), **masks, with_variance=True).variance
@@ -342,7 +337,7 @@ def thinned(y: Tensor, mask: Tensor | None, most: int) -> tuple[Tensor, Tensor |
 
 
 def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
-    """log a_i but for log t, which the host's mean fixes: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
+    """log a_i without log t, determined by the host's mean: eq. 21, or eq. 25 for kernel rows.  [B, H, Q]"""
     if call.past is not None:
         k0 = inputs.k0 if len(inputs.k0) == 1 else inputs.k0.repeat_interleave(call.groups, 0)
         return query_exponent(inputs.q, inputs.x, k0) - call.past.log_sum_exp(call, inputs.q, inputs.k)
@@ -354,9 +349,9 @@ def log_amplitude(call: AttentionCall, inputs: KernelInputs) -> Tensor:
 
 
 def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
-    """sum_j a_i b_j kappa(x_i, y_j) v_j, the posterior mean as the process has it.  [B, H, Q, D]
+    """sum_j a_i b_j kappa(x_i, y_j) v_j, the posterior mean of the process.  [B, H, Q, D]
 
-    It equals the host's mean to rounding whatever the frame: exponents cancel, so they are float64.
+    It equals the host's mean up to rounding in every frame; exponents cancel, so that they are float64.
     """
     if call.cap is not None:
         raise ValueError("expected logits that are dot products, got soft-capped ones: they are no process's")
@@ -378,7 +373,7 @@ def process_mean(call: AttentionCall, frame: Frame | None) -> Tensor:
 
 
 def _reference(call: AttentionCall, amplitude: Tensor, frame: Frame | None) -> Tensor:
-    """a0: the mean of log a_i, over calibration data or over the tokens at hand.  [H, 1] or [B, H, 1]"""
+    """a0: the mean of log a_i, over calibration data or over the tokens of the call.  [H, 1] or [B, H, 1]"""
     if frame is not None:
         return frame.log_amplitude.to(amplitude)[:, None]
     if call.past is not None:  # a mean would look ahead
@@ -387,5 +382,5 @@ def _reference(call: AttentionCall, amplitude: Tensor, frame: Frame | None) -> T
 
 
 def query_mask(call: AttentionCall) -> Tensor | None:
-    """Real queries: in self-attention, which equal numbers give away, the real keys.  [B, 1, Q]"""
+    """Real queries: the real keys in self-attention, recognised by equal lengths.  [B, 1, Q]"""
     return call.mask if call.q.shape[-2] == call.k.shape[-2] else None

@@ -17,13 +17,7 @@ from gpattention.models.health import (
     token_similarity,
 )
 from gpattention.models.moments import LogitGaussian
-from gpattention.models.predict import (
-    Classifier,
-    ClassifierAnswer,
-    FeatureClassifier,
-    LayerAnswer,
-    predict,
-)
+from gpattention.models.predict import Classifier, ClassifierAnswer, FeatureClassifier, LayerAnswer, predict
 from gpattention.models.prediction import Prediction
 from gpattention.models.signals import Signals, Watch, measure_signals, watched
 from gpattention.models.transformer import (

@@ -1,6 +1,6 @@
-"""Frozen descriptions of models, checked when they are made, and the folders that models are stored in.
+"""Configs of models, which are frozen and checked when they are created, and the folders of saved models.
 
-A model's folder holds `config.json` and `model.safetensors`, whole or not at all.
+A folder holds `config.json` and `model.safetensors`, each complete or not there at all.
 """
 
 import json
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from safetensors.torch import load_file, save
-from torch import Tensor
+from safetensors.torch import load_file, load_model, save
+from torch import Tensor, nn
 
 from gpattention.attention import attention_class
 from gpattention.attention.base import MAX_PARAMETERS, check_parameters, count_parameters, most_parameters
@@ -19,11 +19,11 @@ from gpattention.files import make_folder, read_object, write_atomically
 
 FORMAT_VERSION = 1
 MAX_DEPTH = 10_000
-CONVERSION_FILE = "conversion.json"  # written beside the two by whoever converts a model's attention
+CONVERSION_FILE = "conversion.json"  # beside the two, if the attention of the model was converted
 
 
 def _paired(x: Any) -> Any:
-    """JSON knows no tuples: a pair is a pair however it was written."""
+    """Lists as tuples, since JSON has no tuples."""
     return tuple(map(plain, x)) if isinstance(x, list | tuple) else plain(x)
 
 
@@ -99,16 +99,16 @@ class TransformerConfig:
         self._check_size(0, tokens=1)
 
     def _check_size(self, embedding: int, tokens: int | None = None) -> None:
-        """Refuse what has too many parameters, `embedding` before the first block, before any is made.
+        """Refuse models with too many parameters, `embedding` of them before the first block.
 
-        Kinds made for a number of tokens are made for `tokens`, the model's own if not given.
+        Kinds that depend on the number of tokens are built for `tokens`, the model's own if not given.
         """
         width, hidden = self.width, self.width if self.mlp_width is None else self.mlp_width
         block = 2 * width * hidden + hidden + 5 * width  # two LayerNorms and the feed-forward part
         count = embedding + self.depth * block + (self.classes + 2) * width + self.classes
         what = f"{type(self).__name__} of width {width}, depth {self.depth}"
         check_parameters(count, what)
-        # building attention to count it takes time, so that only what may be too large is counted exactly
+        # exact counts take time, as attention is built for them, and are only made where they may matter
         if count + sum(most_parameters(width, self.heads, a.options) for a in self.layers) > MAX_PARAMETERS:
             sizes = {
                 text: count_parameters(attention_class(a.kind), width, self.heads, self.sized(a, tokens))
@@ -243,20 +243,19 @@ def _attention_from(plain: Any) -> AttentionConfig:
 def save_folder(folder: Path, model: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write both files, each atomically; the weights first, so that a config implies weights.
 
-    The record of an earlier model's conversion goes: it would be done again on this one.
+    The record of a conversion of an earlier model is removed, as it would be repeated on this one.
     """
     make_folder(folder)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = {"format_version": FORMAT_VERSION, "model": model, "config": config}
     text = json.dumps(described, indent=2) + "\n"  # raises before anything is written
-    # in this order: whoever finds a config finds its weights
     write_atomically(folder / "model.safetensors", save(plain))
     write_atomically(folder / "config.json", text.encode())
     (folder / CONVERSION_FILE).unlink(missing_ok=True)
 
 
-def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of a model of the class `model`; every defect is named by file and field."""
+def load_config(folder: Path, model: str) -> dict[str, Any]:
+    """The config of a model of the class `model`; errors name file and field."""
     file = folder / "config.json"
     described = read_object(file)
     for key, expected in {"format_version": FORMAT_VERSION, "model": model}.items():
@@ -265,17 +264,28 @@ def load_folder(folder: Path, model: str) -> tuple[dict[str, Any], dict[str, Ten
     unknown = sorted(set(described) - {"format_version", "model", "config"})
     if unknown or not isinstance(described.get("config"), dict):
         raise ValueError(f"{file}: expected a 'config' and no {unknown or 'other keys'}")
-    return described["config"], read_tensors(folder / "model.safetensors")
+    config: dict[str, Any] = described["config"]
+    return config
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, whose numbers must be finite."""
-    check_finite(path, tensors := load_tensors(path))
-    return tensors
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load every weight in the type it was saved in; missing, unexpected and misshapen ones are errors."""
+    tensors = load_tensors(path)
+    # many models of other libraries have a mask of minus infinity as a buffer
+    check_finite(path, tensors, infinite={name for name, _ in model.named_buffers()})
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        kind = tensors.get(name, own).dtype
+        if own.is_floating_point() and not kind.is_floating_point:
+            raise ValueError(f"{path}: expected {name} of floating-point numbers, got {kind}")
+        own.data = own.data.to(kind)
+    try:
+        load_model(model, path, strict=True)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the model: {error}") from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The same, whatever the numbers are."""
+    """All tensors of a safetensors file."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     try:

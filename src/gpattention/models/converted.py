@@ -1,6 +1,6 @@
-"""What a converted layer attends with: it lives inside the host and holds every parameter that was added.
+"""Converted layers: modules inside a host that attend in its place and hold all parameters that were added.
 
-Hosts of other libraries are given such layers by `convert`; our own encoder layers are built with them.
+`convert` gives them to hosts of other libraries; our own encoder layers are built with them.
 """
 
 import warnings
@@ -18,10 +18,10 @@ from gpattention.models.predict import evaluating, is_predicting
 from gpattention.models.projected import KINDS, KeyProjection, Projected, ProjectedHeads
 from gpattention.numerics import is_mapped
 
-ATTRIBUTE = "gpattention"  # its name in the host's attention module, and in the host's state_dict
+ATTRIBUTE = "gpattention"  # name of the layer in the host's attention module, and in its state_dict
 TrainingDraw: TypeAlias = Literal["independent", "none"]
 TRAINING_DRAWS: tuple[TrainingDraw, ...] = ("independent", "none")
-# hosts add -10,000, -1e9 or their least number to logits of padding: below this a weight is 0 in any type
+# hosts add -10,000, -1e9 or the least number of the type to logits of padding: weights below this are 0
 MASKED_LOGIT = -9e3
 _HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
@@ -31,20 +31,20 @@ _HOOKS = (
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What a prediction asks of every layer, instead of what training or evaluation would do."""
+    """What a prediction asks of every layer, in place of the behaviour of its mode."""
 
     draw: TrainingDraw
     generator: Source
     variances: bool = False
-    drawing: Callable[[Tensor], object] = lambda _: None  # told the queries of every layer that draws
-    # the last, by the id of the layer
+    drawing: Callable[[Tensor], object] = lambda _: None  # called with the queries of each layer that draws
+    # of the last call, by the id of the layer
     layer_variances: dict[int, Tensor | None] = field(default_factory=dict)
 
 
 class ConvertedAttention(nn.Module):
-    """GP attention over queries, keys and values the host has projected.
+    """GP attention over queries, keys and values that the host has projected.
 
-    In training it draws its output and remembers its regulariser; in evaluation it gives the mean.
+    In training it draws its output and keeps its regulariser; in evaluation it returns the mean.
     """
 
     def __init__(self, attention: Projected, *, logit_scale: float, draw: TrainingDraw, name: str) -> None:
@@ -62,7 +62,7 @@ class ConvertedAttention(nn.Module):
 
     @property
     def title(self) -> str:
-        """Its path at the conversion, for messages; layers that were built as they are know none."""
+        """Its path at the conversion, for errors; layers of our own encoders have none."""
         return self.name or "self_attn"
 
     def forward(
@@ -77,7 +77,7 @@ class ConvertedAttention(nn.Module):
         need_weights: bool = False,
         request: Request | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads' outputs [B, Q, H, D] and, where asked, weights [B, H, Q, K]."""
+        """Outputs of the heads [B, Q, H, D] and, if asked for, weights [B, H, Q, K]."""
         if request is not None and self.attention.draws:
             request.drawing(q)
         heads = self._heads(q, k, v, queries=queries, keys=keys, real=real)
@@ -119,12 +119,12 @@ class ConvertedAttention(nn.Module):
         if not self.training:
             return
         value = self.attention._scalar_regularizer(heads, posterior, None)
-        # a checkpointed layer runs again during the backward pass and has to do all it did, but counts once
+        # a checkpointed layer runs again in the backward pass, in the same way, but counts once
         if not _in_backward():
             self.regularizers.append(value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy remembers no pass of this one, whose tensors hang on a graph and cannot be copied."""
+        """Copies begin without regularisers, as tensors with a graph cannot be copied."""
         return {**self.__dict__, "regularizers": []}
 
     def _replicate_for_data_parallel(self) -> "ConvertedAttention":
@@ -132,7 +132,7 @@ class ConvertedAttention(nn.Module):
         raise RuntimeError(f"nn.DataParallel {why}: use DistributedDataParallel")
 
     def extra_repr(self) -> str:
-        """What it does in training."""
+        """How it draws in training."""
         return f"draw={self.draw!r}"
 
 
@@ -148,7 +148,7 @@ def make_layer(
     name: str,
     options: Mapping[str, Any],
 ) -> ConvertedAttention:
-    """A layer of that kind for attention by softmax over `scale` q . k, into which it is not put yet."""
+    """A layer of a kind for a module that attends by softmax over `scale` q . k; it is not inserted yet."""
     parameter = next(module.parameters(), None)
     where = f"{name}: " if name else ""
     if parameter is None:
@@ -165,7 +165,7 @@ def make_layer(
 
 
 def hint_at_example(kind: str, options: Mapping[str, Any], stacklevel: int = 3) -> None:
-    """Say, by a warning at the caller's line, that inducing inputs start at random without an example."""
+    """Warn, at the caller's line, that inducing inputs start at random without an example."""
     if KINDS[kind].has_inducing and options.get("inducing") != "pooled":
         why = "start at random, where attention may be switched off until they are learned"
         helps = "example=, a batch of inputs, starts them at its tokens"
@@ -173,54 +173,51 @@ def hint_at_example(kind: str, options: Mapping[str, Any], stacklevel: int = 3) 
 
 
 def hint_at_warm_start(model: nn.Module, stacklevel: int = 3) -> None:
-    """Say, once, by a warning at the caller's line, that encoder layers of ours are trained from scratch."""
+    """Warn once, at the caller's line, that encoder layers of ours are trained from scratch."""
     fresh: list[Any] = [module for module in model.modules() if getattr(module, "from_scratch", False)]
     for layer in fresh:
         layer.from_scratch = False
     if fresh:
-        what = f"{len(fresh)} layers of {fresh[0].kind!r} attention are trained from scratch"
+        what = f"{len(fresh)} layers of {fresh[0].kind!r} attention are trained from scratch; recipes start"
         how = f"kind='softmax' first, then Encoder.from_torch(encoder, kind={fresh[0].kind!r})"
-        warnings.warn(
-            f"{what}; recipes train attention without draws first and start from it: {how}",
-            stacklevel=stacklevel,
-        )
+        warnings.warn(f"{what} from attention that was trained without draws: {how}", stacklevel=stacklevel)
 
 
 def place_inducing(model: nn.Module, run: Callable[[], object], seed: int) -> None:
-    """Run an example in evaluation mode; every layer places its inducing inputs when it comes to it."""
+    """Run an example in evaluation mode, in which every layer places its inducing inputs at its tokens."""
     kinds = [layer.attention for layer in converted_layers(model)]
     generator = torch.Generator().manual_seed(seed)
     for attention in kinds:
         attention.placing = generator
-    with evaluating(model):  # where it raises, the layers are no longer wanted
+    with evaluating(model):  # if it fails, the layers are discarded
         run()
     for attention in kinds:
         attention.placing = None
 
 
 def converted_layers(model: nn.Module) -> list[ConvertedAttention]:
-    """All converted layers of a model, in its order."""
+    """All converted layers, in the order of the model."""
     return [module for module in model.modules() if isinstance(module, ConvertedAttention)]
 
 
 def layer_names(model: nn.Module) -> dict[ConvertedAttention, str]:
-    """All converted layers of a model, and what each is called: its path at the conversion, or its own."""
+    """All converted layers and their names: their paths at the conversion, or else their own."""
     named = {m: name for name, m in model.named_modules() if isinstance(m, ConvertedAttention)}
     return {layer: layer.name or name.rpartition(".")[0] or "the model" for layer, name in named.items()}
 
 
 def take_place(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put `new` wherever the model holds `old`, which may be under several names, with the hooks it had."""
+    """Replace `old` by `new` everywhere in the model, under all its names, and keep its hooks."""
     for holder in list(model.modules()):
         for name, module in list(holder._modules.items()):
             if module is old:
                 setattr(holder, name, new)
-    for table in _HOOKS:  # the very same, so that whoever registered one can remove it
+    for table in _HOOKS:  # the same objects, so that handles can still remove their hooks
         new.__dict__[table] = old.__dict__[table]
 
 
 def inherit(new: nn.Module, host: nn.Module, layer: ConvertedAttention, *names: str) -> None:
-    """Give a converted module its layer, and all parameters and modules of the host that it stands for."""
+    """Give a converted module its layer, and all parameters and modules of the host it replaces."""
     for name in names:
         setattr(new, name, getattr(host, name))
     new._parameters.update(host._parameters)
@@ -230,17 +227,16 @@ def inherit(new: nn.Module, host: nn.Module, layer: ConvertedAttention, *names: 
 
 
 class Passes:
-    """Hooks that keep the forward passes of a converted model apart, so that layers remember one at a time.
+    """Hooks that separate the forward passes of a converted model, so that layers keep values of one only.
 
-    They watch every module that holds a converted layer.  The outermost call of one of them is a pass, be
-    it the whole model's or that of a part that is called alone: when it begins, the layers inside forget
-    the pass before.
+    They watch every module that holds a converted layer.  The outermost call of such a module is a pass, of
+    the whole model or of a part of it: when it begins, the layers inside forget the previous pass.
     """
 
     _outermost: nn.Module | None = None
 
     def watch(self, model: nn.Module, layers: Iterable[ConvertedAttention]) -> None:
-        """Have all modules that hold one of these layers watched."""
+        """Watch all modules that hold one of these layers."""
         remembering = set(layers)
         for module in model.modules():
             if module not in remembering and not remembering.isdisjoint(module.modules()):
@@ -248,17 +244,17 @@ class Passes:
                 module.register_forward_hook(self.end, always_call=True)
 
     def begin(self, module: nn.Module, *_: object) -> None:
-        """A prediction is no pass to be remembered, nor is what a checkpoint runs again."""
+        """Predictions do not count as passes, nor do calls that a checkpoint repeats."""
         if is_predicting() or _in_backward():
             return
-        if self._outermost is None or self._outermost is module:  # which an interrupt may have left there
+        if self._outermost is None or self._outermost is module:  # as an interrupt may have left it
             self._outermost = module
             for layer in converted_layers(module):
                 if layer.regularizers:
                     layer.regularizers = []
 
     def end(self, module: nn.Module, *_: object) -> None:
-        """Also of a call that raised."""
+        """The end of a call, also of one that failed."""
         if self._outermost is module and not is_predicting() and not _in_backward():
             self._outermost = None
 
@@ -268,21 +264,21 @@ class Passes:
 
 
 def _in_backward() -> bool:
-    """Compilers cannot ask, and run nothing again that would be seen here."""
+    """Whether a backward pass runs; False for compilers, which cannot ask."""
     return not torch.compiler.is_compiling() and bool(torch._C._current_graph_task_id() != -1)
 
 
 def real_keys(mask: Tensor, name: str) -> Tensor:
-    """Keys that are no padding [B or 1, K], from a mask in any of the forms that hosts have.
+    """Keys that are not padding [B or 1, K], from a mask in any of the forms that hosts use.
 
     Args:
-        mask: [B, K] or pairs [B or 1, 1 or H, Q or 1, K]; a bool one says True = attend, any other is added
-            to logits (0 or very negative).  While a model is exported, or mapped by `torch.func.vmap`, its
-            values cannot be read, and are believed.
-        name: of the site, for messages.
+        mask: [B, K] or pairs [B or 1, 1 or H, Q or 1, K]; True = attend if it is bool, else added to logits
+            (0 or very negative).  It is not checked while a model is exported, or mapped by
+            `torch.func.vmap`, as its values cannot be read then.
+        name: of the site, for errors.
 
     Raises:
-        ValueError: for a mask that is more than padding.
+        ValueError: the mask hides more than padding.
     """
     attend = mask
     if mask.dtype != torch.bool:
@@ -304,6 +300,5 @@ def _refuse_mask(wrong: Tensor, name: str, found: str) -> None:
 
 
 def refused_call(name: str, expected: str, found: str) -> ValueError:
-    """The error of a call in which queries of one head do not see the same keys."""
-    why = "every query would need a posterior of its own"
-    return ValueError(f"{name}: expected {expected}, got {found}: {why}")
+    """The error for a call in which queries of a head see different keys."""
+    return ValueError(f"{name}: expected {expected}, got {found}: every query would need its own posterior")

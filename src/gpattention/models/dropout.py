@@ -1,12 +1,12 @@
 """Dropout whose masks belong to items: the same however a batch is cut or spread over processes.
 
-The modules themselves stay in evaluation mode and untouched; whoever calls for it drops after each of them.
+The dropout modules stay in evaluation mode; entries are dropped after each of their calls.
 
-In evaluation mode PyTorch runs layers of `nn.TransformerEncoder` as one fused operation that never calls
-their attention or their dropout.  The switch for that belongs to the process; so whoever has to meet those
-modules calls the plain pass instead, and other threads keep theirs.  The fused encoder packs the real tokens
-alone and unpacks its last layer's results among zeros; the plain pass computes something for the padded rows
-too.  Whoever averages over all rows sees the difference, so the zeros are written here.
+In evaluation mode PyTorch runs layers of `nn.TransformerEncoder` as one fused operation, which does not call
+their attention or dropout.  The switch for that is one of the process, so that the layers are given a plain
+pass instead, in the calling thread only.  The fused encoder leaves padded tokens out, and its results for
+them are zeros; the plain pass computes something for them.  Averages over all rows would differ, so that the
+zeros are written here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -139,9 +139,9 @@ def hooked(model: Any, dropouts: Mapping[str, Dropout], hook: Hook) -> Iterator[
 def calls_of_items(
     model: Any, forward: Callable[[Inputs], object], dropouts: Mapping[str, Dropout], inputs: Inputs
 ) -> list[bool]:
-    """For every call of a dropout in a forward pass, in order: does its input lead with the batch?
+    """Whether the input leads with the batch, for every call of dropout in a forward pass, in order.
 
-    One shape cannot tell: a batch of 4 rows looks like 4 heads.  So two batch sizes are tried.
+    One shape does not show it, as a batch of 4 rows looks like 4 heads, so that two batch sizes are tried.
     """
     count_items(inputs)
     device = model_device(model, inputs)
@@ -156,13 +156,11 @@ def calls_of_items(
     own = []
     for (name, two), (_, three) in zip(calls(2), calls(3), strict=True):
         if two != three and (two, three) != (2, 3):
-            wanted = "to lead with the batch, so that each item has its own mask"
-            got = f"{two} rows for a batch of 2 and {three} for 3"
-            raise ValueError(f"expected the input of dropout {name!r} {wanted}, got {got}")
+            expected = f"expected the input of dropout {name!r} to lead with the batch"
+            raise ValueError(f"{expected}, got {two} rows for a batch of 2 and {three} for 3")
         own.append(two != three)
     if not any(own):
-        got = "a forward pass that calls none: nothing would drop"
-        raise ValueError(f"expected dropout on the items, got {got}")
+        raise ValueError("expected dropout on the items, got a forward pass that calls none")
     return own
 
 

@@ -1,8 +1,8 @@
-"""Encoder layers that return tensors: `nn.TransformerEncoderLayer` and `nn.TransformerEncoder` with any kind.
+"""`nn.TransformerEncoderLayer` and `nn.TransformerEncoder` with any kind of attention.
 
-They are PyTorch's own classes, with the same arguments, parts and names of parameters.  Softmax stays
-`nn.MultiheadAttention`; every other kind takes its place as in a converted model (`convert`), and what it
-adds is called `self_attn.gpattention...`.
+They are PyTorch's own classes, with the same arguments, parts and names of parameters.  Softmax attention
+stays `nn.MultiheadAttention`; other kinds replace it as in a converted model (`convert`), and their new
+parameters are called `self_attn.gpattention...`.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from gpattention.checks import check_choice, check_count
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    TRAINING_DRAWS,
-    Passes,
-    TrainingDraw,
-    converted_layers,
-    hint_at_example,
-    make_layer,
-    place_inducing,
-)
+from gpattention.models import converted
+from gpattention.models.converted import ATTRIBUTE, TrainingDraw
 from gpattention.models.multihead import ConvertedMultihead, key_projection
 from gpattention.models.projected import KINDS
 
@@ -34,10 +26,9 @@ ENCODER_KINDS = ("softmax", *KINDS)
 class EncoderLayer(nn.TransformerEncoderLayer):
     """`nn.TransformerEncoderLayer` with attention of any kind; it takes and returns tensors.
 
-    In training a Gaussian-process kind draws its output, and remembers its regulariser for
-    `gpattention.regularizer(model)`, that of its last call; in evaluation it gives the mean.
-    `gpattention.predict(model, inputs)` draws.  Draws take the place of the dropout of attention weights; all
-    other dropout is PyTorch's.
+    In training a Gaussian-process kind draws its output, and keeps the regulariser of its last call for
+    `gpattention.regularizer(model)`; in evaluation it returns the mean.  `gpattention.predict(model, inputs)`
+    draws.  Draws replace the dropout of attention weights; all other dropout is PyTorch's.
 
     Masks are PyTorch's.  A kind but softmax has one posterior per head: it takes padding, and with
     `causal=True` (softmax-gp, kernel, and direct or cgp with `normalize="rows"` or `"none"`) lets token i see
@@ -51,23 +42,23 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         activation: of the hidden layer, "relu", "gelu" or a function.
         layer_norm_eps: of both LayerNorms.
         batch_first: tokens are [B, N, E] instead of [N, B, E].
-        norm_first: LayerNorm before attention and feed-forward part, and not after them.
+        norm_first: apply LayerNorm before attention and feed-forward part instead of after them.
         bias: whether linear maps and LayerNorms have biases.
         device: where parameters live.
         dtype: their type.
         kind: "cgp", "direct", "scgp", "softmax-gp", "kernel", "sgpa" or "softmax".
-        draw: what it does in training, "independent" draws or the mean ("none").
+        draw: in training draw the output ("independent") or return the mean ("none").
         **options: of the kind, as of `convert`: `noise`, `prior_scale`, `regularizer`, `num_inducing`,
             `causal`, ...
 
     Raises:
-        ValueError: for sizes that do not fit, unknown kinds, and options that the kind does not take.
+        ValueError: sizes do not fit, the kind is unknown, or it does not take an option.
 
     >>> layer = EncoderLayer(d_model=128, nhead=4, batch_first=True, kind="cgp")
     >>> layer(tokens, src_key_padding_mask=padding)  # [B, N, 128]
     """
 
-    from_scratch = False  # whether its Gaussian processes start with nothing that was trained
+    from_scratch = False  # whether Gaussian-process attention starts from untrained weights
 
     def __init__(
         self,
@@ -108,31 +99,31 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         seed: int = 0,
         **options: Any,
     ) -> Self:
-        """A copy of PyTorch's layer whose attention is of that kind, with all its weights.
+        """Copy one of PyTorch's layers, with all its weights and another kind of attention.
 
-        It starts as `convert` does: softmax-gp, direct and cgp from the layer's own mean.
+        It starts as in `convert`: softmax-gp, direct and cgp begin with the mean of the layer.
 
         Args:
-            layer: an `nn.TransformerEncoderLayer`, or one of ours of kind softmax; it stays what it is.
-            kind: as of the class.
-            draw: as of the class.
-            example: tokens as the layer is called with, for scgp and sgpa: inducing inputs start at them.
-            seed: of that start.
+            layer: an `nn.TransformerEncoderLayer`, or one of ours of kind softmax; it is not changed.
+            kind: as in the class.
+            draw: as in the class.
+            example: tokens such as the layer is called with, for scgp and sgpa: inducing inputs start there.
+            seed: of the initial inducing inputs.
             **options: of the kind.
 
         Returns:
             The new layer, in the mode of the old one.
 
         Raises:
-            ValueError: for another module, and as of the class.
+            ValueError: for other modules, and as in the class.
 
         >>> EncoderLayer.from_torch(trained, kind="softmax-gp")
         """
         made = cls._taken(layer, kind, draw, options)
         if example is not None:
-            place_inducing(made, partial(made, example), seed)
+            converted.place_inducing(made, partial(made, example), seed)
         elif kind != "softmax":
-            hint_at_example(kind, options)
+            converted.hint_at_example(kind, options)
         return made
 
     @classmethod
@@ -142,54 +133,54 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         made: Self = _copied(cls, layer, nn.TransformerEncoderLayer)
         made.from_scratch = False
         if type(made.self_attn) is not nn.MultiheadAttention:
-            got = f"expected a layer with softmax attention, nn.MultiheadAttention, got {_kind_of(made)!r}"
-            raise ValueError(got)
+            raise ValueError(f"expected a layer with softmax attention, got {made.kind!r}")
         made._attend_by(kind, draw, options)
         return made
 
     @property
     def kind(self) -> str:
         """The kind of its attention."""
-        return _kind_of(self)
+        own = self.self_attn._modules.get(ATTRIBUTE)
+        return "softmax" if own is None else str(own.kind)
 
     def _attend_by(self, kind: str, draw: TrainingDraw, options: dict[str, Any]) -> None:
-        """Put attention of a kind where softmax is."""
+        """Replace softmax attention by another kind."""
         check_choice("kind", kind, ENCODER_KINDS)
-        check_choice("draw", draw, TRAINING_DRAWS)
+        check_choice("draw", draw, converted.TRAINING_DRAWS)
         if kind == "softmax":
             if options:
                 raise ValueError(f"expected no options for kind='softmax', got {', '.join(options)}")
             return
         host = self.self_attn
-        layer = make_layer(
+        layer = converted.make_layer(
             kind, host, host.num_heads, host.head_dim, keys=key_projection(host, "self_attn"),
             scale=host.head_dim**-0.5, draw=draw, name="", options=options,
         )  # fmt: skip
         self.self_attn = ConvertedMultihead(host, layer)  # type: ignore[assignment]
-        Passes().watch(self, [layer])
+        converted.Passes().watch(self, [layer])
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        """Whatever was trained before is no start from scratch."""
+        """Loaded weights have been trained."""
         super()._load_from_state_dict(*args, **options)
         self.from_scratch = False
 
     def extra_repr(self) -> str:
-        """Its kind in the module's print-out."""
+        """Its kind, for printing."""
         return f"kind={self.kind!r}"
 
 
 class Encoder(nn.TransformerEncoder):
-    """`nn.TransformerEncoder` of such layers: copies of one layer, which share no weights.
+    """`nn.TransformerEncoder` of such layers: copies of one layer, which do not share weights.
 
     Args:
-        encoder_layer: the layer that is copied, an `EncoderLayer` or PyTorch's own.
-        num_layers: how many copies.
-        norm: of what the last layer gives.
-        enable_nested_tensor: let PyTorch leave padding out in evaluation, where all layers are softmax.
-        mask_check: look whether padding is at the end before that.
+        encoder_layer: the layer to copy, an `EncoderLayer` or PyTorch's own.
+        num_layers: number of copies.
+        norm: applied to the output of the last layer.
+        enable_nested_tensor: let PyTorch leave out padding in evaluation, if all layers are softmax.
+        mask_check: check before that whether all padding is at the end.
 
     Raises:
-        ValueError: for a number of layers that is none.
+        ValueError: the number of layers is not a positive whole number.
 
     >>> encoder = Encoder(EncoderLayer(128, 4, batch_first=True, kind="cgp"), num_layers=2)
     >>> encoder(tokens, src_key_padding_mask=padding)  # [B, N, 128]
@@ -203,7 +194,7 @@ class Encoder(nn.TransformerEncoder):
         enable_nested_tensor: bool = True,
         mask_check: bool = True,
     ) -> None:
-        nested = enable_nested_tensor and not converted_layers(encoder_layer)
+        nested = enable_nested_tensor and not converted.converted_layers(encoder_layer)
         super().__init__(encoder_layer, check_count("num_layers", num_layers), norm, nested, mask_check)
 
     @classmethod
@@ -217,21 +208,21 @@ class Encoder(nn.TransformerEncoder):
         seed: int = 0,
         **options: Any,
     ) -> Self:
-        """A copy of PyTorch's encoder whose attention is of that kind, with all its weights.
+        """Copy one of PyTorch's encoders, with all its weights and another kind of attention.
 
         Args:
-            encoder: an `nn.TransformerEncoder`; it stays what it is.
-            kind: as of `EncoderLayer`, of all layers; assign to `layers[i]` to mix kinds.
-            example: tokens as the encoder is called with, as of `EncoderLayer.from_torch`.
-            seed: of that start.
-            draw: as of `EncoderLayer`.
+            encoder: an `nn.TransformerEncoder`; it is not changed.
+            kind: of all layers, as in `EncoderLayer`; assign to `layers[i]` to mix kinds.
+            example: tokens such as the encoder is called with, as in `EncoderLayer.from_torch`.
+            seed: of the initial inducing inputs.
+            draw: as in `EncoderLayer`.
             **options: of the kind.
 
         Returns:
             The new encoder, in the mode of the old one.
 
         Raises:
-            ValueError: for another module, and as of `EncoderLayer`.
+            ValueError: for other modules, and as in `EncoderLayer`.
 
         >>> Encoder.from_torch(trained, kind="cgp", noise=0.01)
         """
@@ -242,23 +233,17 @@ class Encoder(nn.TransformerEncoder):
         made.layers.train(encoder.layers.training)
         made.use_nested_tensor = made.use_nested_tensor and kind == "softmax"
         if example is not None:
-            place_inducing(made, partial(made, example), seed)
+            converted.place_inducing(made, partial(made, example), seed)
         elif kind != "softmax":
-            hint_at_example(kind, options)
+            converted.hint_at_example(kind, options)
         return made
 
 
 def _copied(cls: type[Any], module: nn.Module, expected: type[nn.Module]) -> Any:
-    """A copy that is of our class, with all that the module holds."""
+    """A copy of a module as an object of our class."""
     if not isinstance(module, expected) or type(module).forward is not expected.forward:
-        own = " with a forward of its own" if isinstance(module, expected) else ""
-        got = f"{type(module).__name__}{own}"
+        got = type(module).__name__ + (" with a forward of its own" if isinstance(module, expected) else "")
         raise ValueError(f"expected an nn.{expected.__name__} to start from, got {got}")
     made = object.__new__(cls)
     vars(made).update(vars(deepcopy(module)))
     return made
-
-
-def _kind_of(layer: nn.TransformerEncoderLayer) -> str:
-    own = layer.self_attn._modules.get(ATTRIBUTE)
-    return "softmax" if own is None else str(own.kind)

@@ -1,6 +1,6 @@
-"""Is a model alive?  Per layer, how near it is to collapse, and whether its uncertainty ranks its errors.
+"""The health of a model: how near each layer is to collapse, and whether uncertainty ranks errors.
 
-A layer may be switched off, collapsed to its noise, or oversmoothed: its tokens have become alike.
+A layer may be off, collapsed to its noise, or oversmoothed, with tokens that have become alike.
 """
 
 from dataclasses import dataclass, fields
@@ -20,20 +20,20 @@ from gpattention.models.predict import Inputs, count_items, evaluating, predict
 
 @dataclass(frozen=True)
 class AttentionHealth:
-    """One layer: means over batch, heads and real tokens; None where the kind has no such thing.
+    """Measurements of a layer: means over batch, heads and real tokens; None if the kind has no such number.
 
     Attributes:
         kind: of attention.
         kappa_qk: mean kernel of queries and keys; near 0 attention is off, near 1 every token is the same.
         kappa_qq: the same of queries; near 1 they have merged.
         mean_ratio: ||mean|| / ||v||
-        amplitude: prior standard deviation, the process' own scale.
+        amplitude: prior standard deviation of the process.
         noise: sigma^2
         prior_stddev: of the outputs.
-        posterior_stddev: the same after the keys.
-        stddev_ratio: posterior / prior; near 1 the keys tell the variance nothing.
-        floor_share: exp(floor - U), U the negative log density of the layer's own outputs per token and
-            dimension and `floor` the least it can be; 1 means collapsed to the noise.
+        posterior_stddev: the same, given the keys.
+        stddev_ratio: posterior / prior; near 1 the keys do not change the variance.
+        floor_share: exp(floor - U), with U the negative log density of the layer's own outputs per token and
+            dimension and `floor` its least value; 1 means collapsed to the noise.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class AttentionHealth:
     floor_share: float | None
 
     def problems(self) -> list[str]:
-        """What a person should look at, in words."""
+        """Sentences about numbers that point to problems."""
         found = []
         if self.kappa_qk < 0.02:
             found.append(f"attention is nearly off: mean kappa(q, k) is {self.kappa_qk:.3f}")
@@ -72,10 +72,10 @@ def diagnose(
         attention: the layer.
         query: tokens [B, N, E].
         key_padding_mask: [B, N] True = ignore.
-        inducing: [H, m, E], of kinds that take inducing inputs from outside.
+        inducing: [H, m, E], for kinds that take inducing inputs from outside.
 
     Returns:
-        The layer's kernel, scales and distance from collapse on these tokens.
+        Kernel, scales and distance from collapse of the layer on these tokens.
     """
     heads, _ = attention._heads(query, key_padding=key_padding_mask, inducing=inducing)
     q, k = attention._kernel_inputs(heads)
@@ -99,7 +99,7 @@ def diagnose(
 
 
 def _amplitude(attention: Attention) -> float | None:
-    # in rows divided by their sums a kernel's variance cancels: it is no scale of anything
+    # in rows divided by their sums the variance of a kernel cancels
     by_sums = getattr(attention, "normalize", "none") == "rows"
     for name in ("prior_scale", "scale_q", *(() if by_sums else ("variance",))):
         parameter = getattr(attention, name, None)
@@ -139,11 +139,11 @@ def _mean_where(x: Tensor, kept: Tensor) -> float:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What `model.health(batch)` found.
+    """The result of `model.health(batch)`.
 
     Attributes:
-        layers: one diagnosis each.
-        error_correlation: Spearman's rank correlation of uncertainty with being wrong.
+        layers: measurements of each layer.
+        error_correlation: Spearman's rank correlation of uncertainty with errors.
         variance_correlation: the same of each layer's mean variance.
     """
 
@@ -152,7 +152,7 @@ class HealthReport:
     variance_correlation: tuple[float | None, ...]
 
     def problems(self) -> list[str]:
-        """What a person should look at, layer by layer."""
+        """Sentences about problems, layer by layer."""
         return [f"layer {i}: {text}" for i, layer in enumerate(self.layers) for text in layer.problems()]
 
     def table(self) -> str:
@@ -169,21 +169,21 @@ class HealthReport:
 
 
 def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> HealthReport:
-    """Run the mean forward pass once and look into every layer; with labels, also at the errors.
+    """Measure every layer in one mean forward pass; with labels, also how uncertainty ranks errors.
 
-    Uncertainty is the entropy of the prediction (10 draws where the model draws), error is a wrong
-    label; a layer's is its variance averaged over heads and real tokens.
+    The uncertainty is the entropy of the prediction (of 10 draws if the model draws), that of a layer its
+    variance averaged over heads and real tokens.
 
     Args:
-        model: a transformer of ours, or one that is called and predicts like it.
+        model: a transformer of ours, or one with the same methods.
         inputs: a batch.
         labels: [B] class numbers.
 
     Returns:
-        One diagnosis per layer, and the correlations where there are labels.
+        Measurements of each layer and, with labels, the correlations.
 
     Raises:
-        ValueError: if there is no item, or the labels are not one class number per item.
+        ValueError: there is no item, or labels are not one class number per item.
     """
     count = count_items(inputs)
     if labels is not None:
@@ -221,7 +221,7 @@ def measure_health(model: Any, inputs: Inputs, labels: Tensor | None = None) -> 
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's: the correlation of ranks, ties sharing theirs; 0 where one of them is constant."""
+    """Spearman's correlation of ranks, with average ranks for ties; 0 if one of them is constant."""
     a, b = (ranks - ranks.mean() for ranks in (_ranks(x), _ranks(y)))
     scale = a.norm() * b.norm()
     return float((a @ b) / scale) if float(scale) > 0 else 0.0

@@ -1,7 +1,7 @@
-"""Attention called as `nn.MultiheadAttention` is, and converted attention that takes its place.
+"""Calls in the form of `nn.MultiheadAttention`, and converted attention that replaces it.
 
-Converted modules have the old parameters under their old names; encoder layers leave them to themselves,
-since they say that their projections are separate.
+Converted modules keep the parameters under their old names.  Encoder layers call them, instead of running a
+fused operation, because they claim to have separate projections.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    MASKED_LOGIT,
-    ConvertedAttention,
-    inherit,
-    real_keys,
-    refused_call,
-)
+from gpattention.models import converted
+from gpattention.models.converted import ATTRIBUTE, ConvertedAttention
 from gpattention.models.projected import KeyProjection
 from gpattention.numerics import is_mapped
 
@@ -41,9 +35,9 @@ def answer_call(
     *,
     causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """A call of `nn.MultiheadAttention`; `attend` makes heads [B, Q, H, D], and weights where wanted.
+    """Answer a call of `nn.MultiheadAttention`; `attend` returns heads [B, Q, H, D] and optional weights.
 
-    `causal` says that it lets token i see tokens up to i, so that a mask which says so too is known.
+    If `causal`, token i attends to tokens up to i, and a mask may say the same.
     """
     tokens, padding = _batched(module, key_padding_mask, query, key, value)
     if causal:
@@ -55,7 +49,7 @@ def answer_call(
 
 
 def _batched(module: Any, padding: Tensor | None, *tokens: Tensor) -> tuple[list[Tensor], Tensor | None]:
-    """Queries, keys and values [B, N, E] and padding [B, K]; tokens that were one tensor stay one."""
+    """Queries, keys and values [B, N, E] and padding [B, K]; the same tensor given twice stays the same."""
     alone = tokens[0].ndim != 3
     distinct = {id(x): x for x in tokens}
     if alone or not module.batch_first:
@@ -66,8 +60,8 @@ def _batched(module: Any, padding: Tensor | None, *tokens: Tensor) -> tuple[list
 def _returned(
     module: Any, heads: Tensor, weights: Tensor | None, batched: bool, average: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs from heads [B, Q, H, D], and weights [B, H, Q, K], in the shapes that the caller expects."""
-    # tokens first in memory, as PyTorch leaves it: dropout after it then hits the same entries
+    """Outputs of heads [B, Q, H, D], and weights [B, H, Q, K], in the shapes of PyTorch's own."""
+    # tokens first in memory, as in PyTorch, so that dropout afterwards drops the same entries
     output = module.out_proj(heads.transpose(0, 1).flatten(2))  # [Q, B, E]
     if weights is not None and average:
         weights = weights.mean(1)
@@ -79,7 +73,7 @@ def _returned(
 def _projected(module: Any, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     """Queries, keys and values of the heads.  [B, H, N, D] each"""
     if module._qkv_same_embed_dim and query is key and key is value:
-        # one product, as PyTorch itself makes it
+        # one product, as in PyTorch
         found = linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
     else:
         found = tuple(map(linear, (query, key, value), *split_projections(module)))
@@ -87,31 +81,31 @@ def _projected(module: Any, query: Tensor, key: Tensor, value: Tensor) -> list[T
 
 
 def _real_keys(name: str, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """Keys that both masks leave.  [B, K]"""
+    """Keys that neither mask hides.  [B, K]"""
     masks = [] if padding is None else [padding]  # [B, K]
     if attn_mask is not None or is_causal:
         if attn_mask is None or attn_mask.ndim > 2:
             found = "is_causal=True (causal attention)" if attn_mask is None else "an attn_mask per head"
-            raise refused_call(name, "a key_padding_mask", found)
+            raise converted.refused_call(name, "a key_padding_mask", found)
         masks.append(attn_mask[None, None])  # [1, 1, Q, K]
     # PyTorch's bool masks say True = ignore
-    real = [real_keys(~mask if mask.dtype == torch.bool else mask, name) for mask in masks]
+    real = [converted.real_keys(~mask if mask.dtype == torch.bool else mask, name) for mask in masks]
     return reduce(torch.logical_and, real) if real else None
 
 
 def _check_causal(name: str, attn_mask: Tensor | None) -> None:
-    """Refuse masks of pairs [..., N, N] that hide anything but later tokens."""
+    """Refuse masks of pairs [..., N, N] that hide anything else than later tokens."""
     if attn_mask is None or torch.compiler.is_compiling() or is_mapped():
         return
-    attend = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask > MASKED_LOGIT
+    attend = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask > converted.MASKED_LOGIT
     added = attn_mask.dtype != torch.bool and bool(((attn_mask != 0) & attend).any())
     if added or not torch.equal(attend, torch.ones_like(attend).tril()):
-        expected = "expected attn_mask to hide later tokens and nothing else, as causal=True does"
-        raise ValueError(f"{name}: {expected}, got another; padding goes into key_padding_mask")
+        expected = f"{name}: expected attn_mask to hide later tokens and nothing else, as causal=True does"
+        raise ValueError(f"{expected}, got another; padding goes into key_padding_mask")
 
 
 def split_projections(module: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    """Weights and biases of queries, keys and values, however the module keeps them."""
+    """Weights and biases of the projections to queries, keys and values."""
     bias = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     if module.in_proj_weight is not None:
         return module.in_proj_weight.chunk(3), bias
@@ -119,10 +113,10 @@ def split_projections(module: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | N
 
 
 def key_projection(module: nn.Module, name: str) -> KeyProjection:
-    """The map of an `nn.MultiheadAttention` to keys, as a module of its own."""
+    """The projection of an `nn.MultiheadAttention` from tokens to keys."""
     made = getattr(module, "parametrizations", None)
     parametrized = set(made) if isinstance(made, nn.ModuleDict) else set()
-    # only parameters can be taken over
+    # computed weights are not parameters, which alone a converted module can keep
     if computed := ", ".join(sorted(_COMPUTED & set(vars(module)) | parametrized)):
         got = "got pruned or parametrized ones: make that permanent first, by torch.nn.utils"
         raise ValueError(f"{name}: expected {computed} to be parameters, {got}")
@@ -131,18 +125,18 @@ def key_projection(module: nn.Module, name: str) -> KeyProjection:
 
 
 class ConvertedMultihead(nn.Module):
-    """Takes the place, the call and the parameters of an `nn.MultiheadAttention`."""
+    """Replaces an `nn.MultiheadAttention`, with its parameters and its form of call."""
 
     num_heads: int
     out_proj: nn.Linear
-    _qkv_same_embed_dim = False  # what encoder layers ask before they take the fast path
+    _qkv_same_embed_dim = False  # encoder layers look at it before they take the fast path
 
     def __init__(self, host: nn.MultiheadAttention, layer: ConvertedAttention) -> None:
         super().__init__()
-        inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
+        converted.inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention`; a mask that differs between queries is refused, but a causal kind's."""
+        """As `nn.MultiheadAttention`; masks that differ between queries are refused, except causal ones."""
         layer: Any = getattr(self, ATTRIBUTE)
         return answer_call(self, layer.title, self._attend, *args, causal=layer.attention.causal, **kwargs)
 

@@ -1,12 +1,12 @@
 """How predictions are run: samples times items, cut into chunks that fit the memory.
 
-Row r of n items times S samples is sample r % S of item r // S.  Its noise is made from the seed, the
-sample and the item alone, so that no way of cutting the rows changes a draw.
+Row r of n items times S samples is sample r % S of item r // S.  Its noise depends only on the seed, the
+sample and the item, so that draws do not depend on how the rows are cut.
 
-The samples of an item part at the first layer that draws.  Up to that layer's posterior they are one
-computation, so where a model takes `samples` a chunk is a few items with all their samples and not a list
-of rows: each item is embedded, and moved to the device, once.  On a GPU nothing is read back before the end;
-where a chunk's kernels take less time than starting them, it is captured as a CUDA graph and replayed.
+The samples of an item differ from the first layer that draws on.  Up to that layer's posterior they are one
+computation, so that a chunk of a model that takes `samples` is a few items with all their samples instead of
+a list of rows: each item is embedded, and moved to the device, once.  On a GPU nothing is read back before
+the end; if starting the kernels of a chunk takes longer than running them, it is captured as a CUDA graph.
 """
 
 import inspect
@@ -43,11 +43,11 @@ Variances: TypeAlias = tuple[Tensor | None, ...]  # per layer or site [B, H, N],
 T = TypeVar("T")
 _predicting: ContextVar[bool] = ContextVar("gpattention_predicting", default=False)
 
-FEWER = 256  # rows that are tried where more do not fit
-ROWS = {"cpu": 256, "cuda": 2000}  # by kind of device: few rows leave a GPU idle
-WORTH = 4  # chunks still to run for which a capture pays
-LAUNCH_BOUND = 0.7  # share of a chunk's time that went into starting its kernels
-# whose threads never compute on a GPU: progress bars, loaders that pin memory, notebooks
+FEWER = 256  # rows to try if more do not fit the memory
+ROWS = {"cpu": 256, "cuda": 2000}  # by kind of device: a GPU needs many
+WORTH = 4  # remaining chunks for which a capture pays off
+LAUNCH_BOUND = 0.7  # share of a chunk's time for starting its kernels, from which on it is captured
+# modules whose threads do not compute on a GPU: progress bars, loaders that pin memory, notebooks
 HELPERS = ("tqdm.", "torch.utils.data.", "ipykernel.", "IPython.", "zmq.", "tornado.")
 NO_CAPTURE = "expected capture=None or False for a model that cannot be captured, got True: {}"
 Average = Literal["probabilities", "logits"]
@@ -55,16 +55,16 @@ AVERAGES: tuple[Average, ...] = get_args(Average)
 
 
 class LayerAnswer(Protocol):
-    """What one layer said in a pass; `LayerOutput` is one."""
+    """The results of one layer in a pass, such as `LayerOutput`."""
 
     @property
     def variance(self) -> Tensor | None:
-        """[B, H, N] or [B, H, N, D] where variances were asked for and the layer has one, else None."""
+        """[B, H, N] or [B, H, N, D] if variances were asked for and the layer has one, else None."""
         ...
 
 
 class ClassifierAnswer(Protocol):
-    """What a pass of a `Classifier` gives; `ModelOutput` is one."""
+    """The result of a pass of a `Classifier`, such as `ModelOutput`."""
 
     @property
     def logits(self) -> Tensor:
@@ -78,12 +78,12 @@ class ClassifierAnswer(Protocol):
 
 
 class Classifier(Protocol):
-    """What `predict` needs of a model of one's own: an `nn.Module` that may draw its attention outputs.
+    """What `predict` needs of your own model: an `nn.Module` that may draw its attention outputs.
 
-    It is called as `model(inputs, draw=..., generator=..., need=...)` and hands `draw` and `generator` to its
-    attention.  `draw` is "none", "independent" or "joint"; `generator` makes the noise, which belongs to the
-    items of the batch in their order; `need` is ("logits",) or ("logits", "variance").  One whose forward
-    pass takes `samples` too runs that many draws of every item at once.
+    It is called as `model(inputs, draw=..., generator=..., need=...)` and passes `draw` and `generator` on to
+    its attention.  `draw` is "none", "independent" or "joint"; `generator` makes the noise of the items of
+    the batch, in their order; `need` is ("logits",) or ("logits", "variance").  If its forward pass also
+    takes `samples`, it runs that many draws of every item at once.
     """
 
     @property
@@ -105,7 +105,7 @@ class Classifier(Protocol):
 
 
 class FeatureClassifier(Classifier, Protocol):
-    """What `signals` needs besides: logits that are `head(features(inputs))`."""
+    """What `signals` needs in addition: logits that are `head(features(inputs))`."""
 
     @property
     def head(self) -> Callable[[Tensor], Tensor]:
@@ -113,18 +113,18 @@ class FeatureClassifier(Classifier, Protocol):
         ...
 
     def features(self, inputs: Any) -> Tensor:
-        """What the head reads, of a pass without draws that calls the model's attention.  [B, E]"""
+        """The input of the head, from a pass without draws that calls the model's attention.  [B, E]"""
         ...
 
 
-# by `hasattr`: where `isinstance` looks, modules inside a module are not seen
+# by `hasattr`, as `isinstance` does not see the modules of a module
 def is_classifier(model: object) -> TypeGuard[Classifier]:
-    """Whether a module does what `Classifier` says, as far as its attributes tell."""
+    """Whether a module has the attributes of a `Classifier`."""
     return all(hasattr(model, name) for name in ("draws", "modules", "parameters"))
 
 
 def has_features(model: object) -> TypeGuard[FeatureClassifier]:
-    """Whether it does what `FeatureClassifier` says."""
+    """Whether a module has the attributes of a `FeatureClassifier`."""
     return is_classifier(model) and hasattr(model, "features") and hasattr(model, "head")
 
 
@@ -133,18 +133,18 @@ class Rows:
     """A chunk of rows, on the model's device."""
 
     inputs: Inputs  # [R, ...] each
-    items: Tensor  # [R] position of each row's item in the inputs, where those lie
-    numbers: Tensor  # [R] number of the item, which its noise is made from
-    samples: Tensor  # [R] which of the item's samples it is
+    items: Tensor  # [R] position of each row's item in the inputs, on their device
+    numbers: Tensor  # [R] number of the item, by which its noise is made
+    samples: Tensor  # [R] number of the sample
     noise: ItemNoise  # of R rows
 
 
-# rows to what the model says to them [R, ...], and the variances of its layers, where they are wanted
+# from rows to the model's answers [R, ...] and, if asked for, the variances of its layers
 Answer: TypeAlias = Callable[[Rows], tuple[Tensor, Sequence[Tensor | None]]]
 
 
 def count_items(inputs: Inputs) -> int:
-    """How many items the inputs hold; all tensors lead with them."""
+    """The number of items of the inputs, the first axis of all tensors."""
     counts = {name: len(x) for name, x in _named(inputs).items()}
     if len(set(counts.values())) != 1:
         raise ValueError(f"expected inputs with one number of items, got {counts}")
@@ -154,7 +154,7 @@ def count_items(inputs: Inputs) -> int:
 
 
 def _named(inputs: Inputs) -> dict[str, Tensor]:
-    """The tensors by their names; `ValueError` for what are no tensors that lead with the items."""
+    """The tensors by name; `ValueError` for anything but tensors with the items first."""
     if not isinstance(inputs, Tensor) and (not isinstance(inputs, Mapping) or not inputs):
         got = "an empty mapping" if isinstance(inputs, Mapping) else type(inputs).__name__
         raise ValueError(f"expected inputs to be a tensor or a mapping of tensors, got {got}")
@@ -169,13 +169,13 @@ def _named(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def device_of(inputs: Inputs) -> torch.device:
-    """Where the inputs lie."""
+    """The device of the inputs."""
     return next(iter(_named(inputs).values())).device
 
 
 def model_device(model: Any, inputs: Inputs) -> torch.device:
-    """Where the model computes; for one without parameters, or that fetches them, where its inputs lie."""
-    home = device_of(inputs)  # first, since it refuses what are no inputs
+    """The device of the model; that of its inputs if it has no parameters, or fetches them when needed."""
+    home = device_of(inputs)  # first, as it refuses wrong inputs
     parameter = next(iter(model.parameters()), None)
     return home if parameter is None or parameter.is_meta else parameter.device
 
@@ -191,9 +191,9 @@ def take(inputs: Inputs, items: Tensor | slice, device: torch.device) -> Inputs:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients; every module's own mode is restored afterwards.
+    """Evaluation mode without gradients; afterwards every module has its own mode again.
 
-    Blocks of several threads, of one model or of models that share modules, restore it when the last ends.
+    If several threads have such blocks for the same modules, modes are restored when the last one ends.
     """
     token = _predicting.set(True)
     try:
@@ -204,7 +204,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def is_predicting() -> bool:
-    """Whether this thread is inside an `evaluating` block; compilers cannot ask."""
+    """Whether this thread is inside an `evaluating` block; False for compilers, which cannot ask."""
     return not torch.compiler.is_compiling() and _predicting.get()
 
 
@@ -212,15 +212,15 @@ def iterate_rows(
     inputs: Inputs, *, samples: int, seed: int, batch_size: int, device: torch.device, first_item: int = 0,
     progress: Progress | None = None,
 ) -> Iterator[Rows]:  # fmt: skip
-    """All rows in chunks of at most `batch_size`, each moved to `device`.
+    """All rows in chunks of at most `batch_size`, moved to `device`.
 
-    `first_item` is the number of the first item, for callers that bring the items in parts;
+    `first_item` is the number of the first item, for callers that pass the items in parts;
     `progress(done, total)` is called after every chunk with numbers of rows.
     """
     first_item = check_count("first_item", first_item, least=0)
     total = count_items(inputs) * samples
     for start in range(0, total, batch_size):
-        # item by item, so that the samples of one lie side by side
+        # item by item, so that the samples of an item are neighbours
         row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
         items = row // samples  # [R]
         numbers, sample = (items + first_item).to(device), (row % samples).to(device)  # [R], [R]
@@ -231,9 +231,9 @@ def iterate_rows(
 
 
 def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.device) -> T:
-    """`run(rows)` with the rows given; else with those of the device, and fewer until memory suffices.
+    """`run(rows)` with the given number of rows, else with that of the device, and fewer if memory is short.
 
-    `run` may be called several times, so it must begin anew with every call.
+    `run` may be called several times, and must start again with every call.
     """
     if batch_size is not None:
         return run(check_count("batch_size", batch_size, least=1))
@@ -241,7 +241,7 @@ def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.devi
     while rows > 1:
         with suppress(torch.OutOfMemoryError):
             return run(rows)
-        # after the handler, whose error holds on to the tensors of the failed run
+        # outside of the handler, whose error keeps the tensors of the failed run
         torch.cuda.empty_cache()
         rows = FEWER if rows > FEWER else rows // 2
     return run(rows)
@@ -250,9 +250,9 @@ def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.devi
 def run_samples(
     model: Any, answer: Answer, inputs: Inputs, *, samples: int, batch_size: int | None = None, **options: Any
 ) -> tuple[Tensor, Variances]:
-    """All rows of `iterate_rows` in evaluation mode, as many at once as the device takes.
+    """All rows of `iterate_rows` in evaluation mode, as many at once as fit the device.
 
-    Answers [S, B, ...], and variances averaged over the samples, where the inputs lie.
+    Answers [S, B, ...], and variances averaged over the samples, on the device of the inputs.
     """
     device, home = model_device(model, inputs), device_of(inputs)
 
@@ -272,19 +272,19 @@ def run_samples(
 
 
 def predict_rows(model: Any, forward: Callable[[Rows], Tensor], inputs: Inputs, **options: Any) -> Tensor:
-    """`run_samples` of what has no variances.  [S, B, C]"""
+    """`run_samples` without variances.  [S, B, C]"""
     return run_samples(model, lambda rows: (forward(rows), ()), inputs, **options)[0]
 
 
 class VarianceMeans:
-    """Variances of every layer, averaged over the samples of each item while they run, kept on `device`."""
+    """Means of the variances of every layer over the samples of each item, accumulated on `device`."""
 
     def __init__(self, items: int, samples: int, device: torch.device) -> None:
         self._items, self._samples, self._device = items, samples, device
         self._sums: list[Tensor | None] = []
 
     def add(self, items: Tensor, variances: Sequence[Tensor | None]) -> None:
-        """Rows [R, ...] of every layer, None for one without a variance, and the items they belong to."""
+        """Add rows [R, ...] of every layer, None without a variance, which belong to these items."""
         self._sums = self._sums or [None] * len(variances)
         for place, (total, variance) in enumerate(zip(self._sums, variances, strict=True)):
             if variance is None:
@@ -292,15 +292,14 @@ class VarianceMeans:
             if len(variance) != len(items):
                 got = f"shape {tuple(variance.shape)}: are batches the first axis of the inputs?"
                 raise ValueError(f"expected the variances of {len(items)} rows, got {got}")
-            # in bfloat16 a sum of 300 ones stays at 256
+            # a sum of 300 ones is 256 in bfloat16
             variance = variance.to(self._device, torch.promote_types(variance.dtype, torch.float32))
             if total is None:
                 total = self._sums[place] = variance.new_zeros(self._items, *variance.shape[1:])
-            # rows of one item, its samples, are added up in one place
             total.index_add_(0, items, variance)
 
     def means(self) -> Variances:
-        """Per layer [B, ...], None where it never gave a variance."""
+        """[B, ...] for each layer, None without variances."""
         return tuple(total if total is None else total / self._samples for total in self._sums)
 
 
@@ -311,37 +310,37 @@ def predict(
 ) -> Prediction:  # fmt: skip
     """Class probabilities from `samples` forward passes with drawn attention outputs.
 
-    Items and samples run together in batches, in evaluation mode and without gradients; only logits (and
-    asked variances) are kept, where the inputs lie.  The draws of item i depend on `seed` and on
-    `first_item` + i alone: not on `batch_size`, nor on the other items, nor on padding behind it.  The first
-    samples of a larger number are those of a smaller one.
+    Items and samples run together in batches, in evaluation mode and without gradients; only logits and, if
+    asked for, variances are kept, on the device of the inputs.  The draws of item i depend only on `seed` and
+    `first_item` + i: not on `batch_size`, other items, or padding.  The first draws of a larger number are
+    those of a smaller number.
 
-    A model whose forward pass takes `samples`, as the transformers' does, computes what is before the first
-    draw once for all samples of an item.
+    If the model's forward pass takes `samples`, as our transformers' does, everything before the first draw
+    is computed once for all samples of an item.
 
     Args:
-        model: a classifier; one whose layers cannot draw gives its mean prediction.
+        model: a classifier; if its layers cannot draw, it gives its mean prediction.
         inputs: a tensor, or a mapping of tensors, with the items first.
-        samples: draws S of every item; 0 is the mean prediction, with S = 1.
+        samples: number S of draws of every item; 0 is the mean prediction, with S = 1.
         seed: of the noise.
-        draw: "independent" or "joint" over tokens; "none" is the mean prediction too.
-        batch_size: rows that run at once at most; if not given 256, or 2000 on a GPU whose memory suffices.
+        draw: "independent" or "joint" over tokens; "none" is the mean prediction.
+        batch_size: most rows that run at once; 256, or 2000 on a GPU with enough memory, if not given.
         variances: whether to keep the variance of every layer, averaged over the draws.
-        first_item: number of the first item, for callers that bring the items in parts.
-        capture: whether batches of a model that takes `samples` are replays of a captured one on a GPU.  None
-            captures where starting kernels takes most of the time and the process has no other thread but
+        first_item: number of the first item, for callers that pass the items in parts.
+        capture: whether to replay batches from a CUDA graph on a GPU, for models that take `samples`.  None
+            does so if starting kernels takes most of the time and the process has no other threads than
             those of progress bars, loaders and notebooks: PyTorch cannot capture while another one uses the
-            GPU.  True fails with the reason where nothing can be captured; two batches come first, so fewer
-            are not replays.
+            GPU.  True fails with the reason if nothing can be captured.  The first two batches are never
+            replays.
         progress: called with (done, total) rows after every batch.
-        average: what is averaged over the draws.  "logits", as some methods' authors have it, is surer where
-            draws disagree, and leaves one sample, which disagrees with none.
+        average: what to average over the draws.  "logits", used by the authors of some methods, is more
+            certain where draws disagree, and leaves one sample, without disagreement.
 
     Returns:
         Probabilities, labels and uncertainty of all items.
 
     Raises:
-        ValueError: for wrong numbers or inputs, or if variances are asked of a model without any.
+        ValueError: numbers or inputs are wrong, or variances are asked of a model that has none.
 
     >>> predict(model, images, samples=10).probs  # [B, C]
     """
@@ -365,7 +364,7 @@ def predict(
         logits, means = run_samples(model, answer, inputs, batch_size=batch_size, progress=progress, **rows)
     else:
         chunks = partial(Chunks, model, inputs, device, count, seed, draw, need, first_item, capture)
-        with evaluating(model):  # chunks are made anew for every number of rows
+        with evaluating(model):  # each number of rows has new chunks
             logits, means = run_rows(lambda rows: chunks().run(rows, progress), batch_size, device)
     if variances and all(variance is None for variance in means):
         raise ValueError(f"variances=True, but none of the model's {len(means)} layers has a variance")
@@ -374,7 +373,7 @@ def predict(
 
 
 def shares_samples(model: Any) -> bool:
-    """Whether a model's forward pass takes `samples`, as the transformers' does."""
+    """Whether a model's forward pass takes `samples`, as our transformers' does."""
     return "samples" in inspect.signature(getattr(model, "forward", model)).parameters
 
 
@@ -384,8 +383,7 @@ ChunkOutput: TypeAlias = tuple[Tensor, list[Tensor | None]]
 
 
 def cut(items: int, samples: int, batch_size: int) -> list[Chunk]:
-    """Chunks of at most `batch_size` rows; an item's samples are parted only where they do not fit."""
-    # samples of an item share what is before the first draw, so that they are kept together
+    """Chunks of at most `batch_size` rows, which keep the samples of an item together if they fit."""
     wide, deep = max(batch_size // samples, 1), min(samples, batch_size)
     return [
         (range(start, min(start + wide, items)), range(first, min(first + deep, samples)))
@@ -395,9 +393,9 @@ def cut(items: int, samples: int, batch_size: int) -> list[Chunk]:
 
 
 class SharedNoise:
-    """The noise of `ItemNoise` for samples times items, sample by sample, however a layer asks for it.
+    """The noise of `ItemNoise` for samples times items, sample by sample, in the shape of a layer.
 
-    The layer at which the samples part asks for [S, I, ...], those above it for [1, S * I, ...].
+    The first layer that draws asks for [S, I, ...], those above it for [1, S * I, ...].
     """
 
     def __init__(self, seed: int, numbers: Tensor, samples: Tensor) -> None:
@@ -412,9 +410,9 @@ class SharedNoise:
 
 @dataclass(eq=False)
 class Chunks:
-    """Runs a model that takes `samples` chunk by chunk: by plain calls, or as replays of a captured one.
+    """Runs a model that takes `samples` chunk by chunk, by calls or as replays of a CUDA graph.
 
-    The model is in evaluation mode and gradients are off.
+    The model must be in evaluation mode, and gradients off.
     """
 
     model: Any
@@ -424,12 +422,12 @@ class Chunks:
     seed: int
     draw: str  # "none" where nothing is drawn
     need: tuple[str, ...]
-    first_item: int  # number of the first item, which keys its noise
+    first_item: int  # number of the first item
     capture: bool | None
-    full_rows: int | None = None  # of the chunks that may be captured; None where none may
+    full_rows: int | None = None  # rows of the chunks that may be captured; None if none may
     _graph: Any = None
-    _read: Any = None  # what replays read: inputs, numbers of items, numbers of samples
-    _given: Any = None  # and what they write: a `ChunkOutput`
+    _read: Any = None  # read by replays: inputs, numbers of items, numbers of samples
+    _given: Any = None  # written by replays: a `ChunkOutput`
     _runs: int = 0
 
     def run(self, batch_size: int, progress: Progress | None) -> tuple[Tensor, Variances]:
@@ -441,7 +439,7 @@ class Chunks:
             raise ValueError(NO_CAPTURE.format(refusal))
         if refusal is None and (_is_alone() if self.capture is None else self.capture):
             self.full_rows = max(len(items) * len(samples) for items, samples in chunks)
-        # a CPU reads its results for nothing, and can say at once which matrix failed
+        # checks take no time on a CPU, which can report at once which matrix failed
         deferred = _defers_checks(self.device)
         counted = sum(health().values()) if deferred else 0
         logits, means, done = torch.empty(0), VarianceMeans(count, self.samples, self.device), 0
@@ -450,7 +448,7 @@ class Chunks:
                 given, sums = self._run(items, samples, left=len(chunks) - index)
                 if index == 0:
                     logits = given.new_empty(self.samples, count, given.shape[-1])
-                # what a replay does not fill is left out
+                # the last chunk may fill a replay only in part
                 logits[samples.start : samples.stop, items.start : items.stop] = given[:, : len(items)]
                 places = torch.arange(items.start, items.stop, device=self.device)
                 means.add(places, [x if x is None else x[: len(items)] for x in sums])
@@ -462,13 +460,13 @@ class Chunks:
         return logits.to(home), tuple(x if x is None else x.to(home) for x in means.means())
 
     def _run(self, items: range, samples: range, left: int) -> ChunkOutput:
-        """One chunk, where `left` are still to run with it."""
+        """Run one chunk; `left` chunks remain, with this one."""
         given = self._arguments(items, samples)
-        if self._graph is not None and len(samples) == len(self._read[2]):  # sums over samples hold all
+        if self._graph is not None and len(samples) == len(self._read[2]):  # which sums are over
             return self._replay(*given)
         full = len(items) * len(samples) == self.full_rows
         self._runs += full
-        # the first call sets libraries up, so that the second is the one to time
+        # the first call initialises libraries, so that the second one is timed
         if not full or self._runs != 2 or not (self.capture or left > WORTH):
             return self._forward(*given)
         torch.cuda.synchronize(self.device)
@@ -481,13 +479,13 @@ class Chunks:
         return found
 
     def _capture(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> None:
-        """Unless it is insisted on, a model with an operation that waits for the device runs eagerly."""
+        """Capture a chunk; a model that waits for the device runs eagerly, unless `capture` is True."""
         own = inputs.clone() if isinstance(inputs, Tensor) else {n: x.clone() for n, x in inputs.items()}
         self._read = (own, numbers, samples)
         try:
-            # other threads, say one that pins memory for a loader, may go on
+            # other threads, such as one that pins memory for a loader, may go on
             self._graph, self._given = capture(lambda: self._forward(*self._read), error_mode="thread_local")
-        except (torch.OutOfMemoryError, NumericalError):  # fewer rows may help, or nothing: not plain calls
+        except (torch.OutOfMemoryError, NumericalError):  # eager calls would fail too
             raise
         except RuntimeError as error:
             if self.capture:
@@ -495,7 +493,7 @@ class Chunks:
             self.full_rows = None
 
     def _replay(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> ChunkOutput:
-        """A chunk of as many samples and no more items; what it does not fill is computed in vain."""
+        """Replay a chunk of the same number of samples, and no more items."""
         own = _named(self._read[0])
         for name, x in _named(inputs).items():
             own[name][: len(x)].copy_(x)
@@ -521,11 +519,11 @@ class Chunks:
         return out.logits if count > 1 else out.logits[None], sums
 
     def _explain_failure(self, chunks: list[Chunk], logits: Tensor, *, clear: bool) -> None:
-        """Where logits are not finite, run their chunk again with checks, which say what failed and where."""
+        """If logits are not finite, run their chunk again with checks, which report what failed and where."""
         fine = logits.isfinite().all(-1)  # [S, B]
         if bool(fine.all()):
             return
-        if clear:  # it is reported below; the counter starts anew
+        if clear:  # reset the counter, as the failure is reported below
             with suppress(NotPositiveDefiniteError):
                 check_health()
         for items, samples in chunks:
@@ -535,7 +533,7 @@ class Chunks:
 
 
 def _summed(variance: Tensor | None, items: int, samples: int) -> Tensor | None:
-    """Over the samples; before they part there is one for all.  [I, ...]"""
+    """The sum over samples, which may share one variance.  [I, ...]"""
     if variance is None:
         return None
     variance = variance.to(torch.promote_types(variance.dtype, torch.float32))
@@ -545,7 +543,7 @@ def _summed(variance: Tensor | None, items: int, samples: int) -> Tensor | None:
 
 
 def why_not_captured(model: Any, device: torch.device) -> str | None:
-    """Why replays would not do what calls do; None where they would."""
+    """Why replays would differ from calls; None if they would not."""
     reason = why_no_graph(device)
     if reason is not None:
         return reason
@@ -560,14 +558,14 @@ def why_not_captured(model: Any, device: torch.device) -> str | None:
 def _is_alone() -> bool:
     """Whether no other thread may use the GPU.
 
-    It would break off a capture, and random numbers that it drew meanwhile would fail.
+    That would abort a capture, and drawing random numbers there would fail meanwhile.
     """
     own = threading.current_thread()
     return all(_made_by(thread).startswith(HELPERS) for thread in threading.enumerate() if thread is not own)
 
 
 def _made_by(thread: threading.Thread) -> str:
-    """The module of what it runs."""
+    """The module of the function that a thread runs."""
     target = getattr(thread, "_target", None)
     return str(getattr(target, "__module__", None) or type(thread).__module__)
 

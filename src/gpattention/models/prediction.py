@@ -1,21 +1,22 @@
-"""What a classifier predicts and how sure it is: class probabilities from draws of its logits.
+"""Predictions of classifiers and their uncertainty: class probabilities from draws of the logits.
 
-The spread between draws splits the uncertainty in two: the entropy of the mean prediction is what the
-draws expect of their own entropy plus how much they disagree, the mutual information.
+Draws split the uncertainty in two: the entropy of the mean prediction is the mean entropy of the draws plus
+their disagreement, the mutual information.
 
-The temperature is what logits are divided by; labels say which one, and how sure they are of it:
+Logits are divided by a temperature, which labels determine up to an interval:
 
     NLL(T) = - sum_i log (1/S) sum_s softmax(z_si / T)[y_i]      z [S, M, C], y [M]
 
-Of one sample it has one minimum at most; of several it is not convex and may have several, so that a coarse
-grid comes first.  The 95 % profile-likelihood interval is the set of T with 2 (NLL(T) - NLL(T*)) <= 3.84.
+With one sample it has at most one minimum; with several it is not convex and may have more, so that the
+search begins on a coarse grid.  The 95 % profile-likelihood interval is the set of T with
+2 (NLL(T) - NLL(T*)) <= 3.84.
 
-One rule says what becomes of it, wherever a temperature is fitted.  Softening is what labels may ask for;
-sharpening makes items surer that nobody has labels of, foreign ones most of all, so it must be shown:
+All fits of temperatures follow one rule.  Sharpening makes predictions more certain also for items unlike the
+labelled ones, so that it needs evidence:
 
-- where no item is wrong, T = 1: their likelihood would grow for ever as T falls;
-- below 1 the optimum is taken only where the interval excludes 1; else T = 1;
-- an optimum on the upper limit is no estimate: it is taken only where the interval excludes 1; else T = 1.
+- if no item is wrong, T = 1, as the likelihood would grow without end as T falls;
+- an optimum below 1 is taken only if the interval excludes 1; else T = 1;
+- an optimum on the upper limit is no estimate, and is taken only if the interval excludes 1; else T = 1.
 """
 
 import math
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpattention.checks import check_tensor
+from gpattention.checks import check_tensor, require
 from gpattention.gp import NonFiniteError
 
 if TYPE_CHECKING:
@@ -40,14 +41,13 @@ SHOWN = 8  # items of a prediction that is printed
 
 
 class Items:
-    """Base of frozen dataclasses whose tensors, alone or in tuples, lead with the items.
+    """Base of frozen dataclasses whose tensors, alone or in tuples, have the items first.
 
-    Indexing with a slice, a mask or item numbers gives the record of those items, a single number that of
-    one item.
+    Indexing with a slice, a mask, item numbers or one number gives the object of those items.
     """
 
-    _axes: ClassVar[Mapping[str, int]] = {}  # of the items, in the fields that do not lead with them
-    _padded: ClassVar[tuple[str, ...]] = ()  # fields with an axis of tokens, which follows that of the items
+    _axes: ClassVar[Mapping[str, int]] = {}  # axes of the items, in fields where it is not the first
+    _padded: ClassVar[tuple[str, ...]] = ()  # fields with an axis of tokens, behind that of the items
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -67,9 +67,9 @@ class Items:
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """The items of all parts, in order; the parts agree in everything but their items.
+        """The items of all parts, in order; the parts must agree in everything else.
 
-        What is said of tokens is padded to the longest part.
+        Fields with tokens are padded to the longest part.
         """
         if not parts:
             raise ValueError(f"expected at least one {cls.__name__}, got none")
@@ -83,7 +83,7 @@ class Items:
         plain = not isinstance(first, bool | tuple | Tensor)
         if len(forms) > 1 or (plain and any(x != first for x in found)):
             raise ValueError(f"expected parts with the same {name}, got {[str(x)[:40] for x in found]}")
-        if isinstance(first, bool):  # of draws: all of them are
+        if isinstance(first, bool):  # drawn if all are
             return all(found)
         if isinstance(first, tuple):
             return tuple(cls._joined(name, each) for each in zip(*found, strict=True))
@@ -98,7 +98,7 @@ class Items:
         return torch.cat(list(found), axis)
 
     def _changed(self, change: Callable[[Tensor, int], Tensor]) -> Self:
-        """`change` of every tensor and the axis of its items."""
+        """The object with `change(tensor, axis of the items)` in place of every tensor."""
 
         def of(x: Any, axis: int) -> Any:
             if isinstance(x, tuple):
@@ -109,7 +109,7 @@ class Items:
 
 
 def places_of(index: int | slice | Tensor | Sequence[int], items: int) -> slice | Tensor:
-    """Item numbers [n], a slice, or a mask [B], told from numbers by its type alone: True is no item 1."""
+    """Item numbers [n], a slice, or a mask [B], which differs from numbers by type: True is not item 1."""
     if isinstance(index, slice):
         return index
     if isinstance(index, int):
@@ -136,22 +136,22 @@ Curve: TypeAlias = Callable[[float], tuple[float, float]]  # a number to a value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(Items):
-    """Predicted classes of B items from S draws of their logits; made by `from_logits`.
+    """Predicted classes of B items from S draws of their logits; created by `from_logits`.
 
-    Entropies are in nats.  Printed, it is a short table.  Indexing with a slice, a mask or item numbers gives
-    the prediction of those items; a single number gives a prediction of one item.
+    Entropies are in nats.  It prints as a short table.  Indexing with a slice, a mask, item numbers or one
+    number gives the prediction of those items.
 
     `drawn` says whether the logits are draws: of attention outputs, of dropout masks, of the weights of a
-    last layer, or the members of an ensemble, whose disagreement is as real.  Where it is False the samples
-    are copies of one another, and a mutual information of 0 says nothing.
+    last layer, or members of an ensemble.  If it is False, the samples are copies of one another, and a
+    mutual information of 0 means nothing.
 
     Attributes:
         logits: [S, B, C]
         probs: [B, C] mean of the draws' softmax.
         label: [B] the most probable class.
         confidence: [B] its probability.
-        entropy: [B] of `probs`: the whole uncertainty.
-        expected_entropy: [B] mean entropy of the draws: what more data of the same kind keep.
+        entropy: [B] of `probs`: the total uncertainty.
+        expected_entropy: [B] mean entropy of the draws, which more training data would not remove.
         variances: per layer [B, H, N] or [B, H, N, D], mean over the draws; None for a layer without one.
         drawn: whether the logits are draws.
         logit_variance: [B, C] of a prediction by moments, whose logits are the mean-field ones.
@@ -172,9 +172,9 @@ class Prediction(Items):
     def from_logits(
         cls, logits: Tensor, variances: tuple[Tensor | None, ...] | None = None, *, drawn: bool | None = None
     ) -> "Prediction":
-        """From draws [S, B, C]; a prediction without draws has S = 1.
+        """The prediction of draws [S, B, C]; without draws S = 1.
 
-        `drawn` says whether they are draws; None sees it: several that are not all the same.
+        `drawn` says whether they are draws; with None they are if there are several that differ.
         """
         check_logits(logits)
         if logits.dtype in (torch.float16, torch.bfloat16):
@@ -191,13 +191,13 @@ class Prediction(Items):
     def mutual_information(self) -> Tensor:
         """How much the draws disagree, `entropy` - `expected_entropy`, >= 0.  [B]
 
-        Without two draws it is 0 and says nothing: reading it then warns, by default once for every line of
-        code that does.
+        With fewer than two draws it is 0 and means nothing: a warning is given then, by default once for
+        every line of code.
         """
         return self.disagreement(stacklevel=3)
 
     def disagreement(self, stacklevel: int = 2) -> Tensor:
-        """The mutual information; a warning points to the caller so many calls up."""
+        """The mutual information; a warning names the caller that many calls up."""
         warn_undrawn("mutual_information", self.samples, self.drawn, stacklevel)
         if not self.drawn:
             return torch.zeros_like(self.entropy)
@@ -219,17 +219,17 @@ class Prediction(Items):
         return self.logits.shape[-1]
 
     def to_frame(self, *, probs: bool = False) -> "DataFrame":
-        """One line for each item, as a table of pandas.
+        """A table of pandas with a line for each item.
 
         Args:
             probs: whether to add the probability of every class.
 
         Returns:
-            Columns item, label, confidence, entropy, expected_entropy and, where there are draws,
+            Columns item, label, confidence, entropy, expected_entropy and, if there are draws,
             mutual_information; entropies are in nats.
 
         Raises:
-            ImportError: without pandas.
+            ImportError: pandas is not installed.
         """
         columns: dict[str, Any] = {"item": range(len(self)), **self._columns()}
         if probs:
@@ -237,7 +237,7 @@ class Prediction(Items):
         return make_frame(columns)
 
     def _columns(self) -> dict[str, list[Any]]:
-        """What is told of every item; no mutual information where it says nothing."""
+        """The columns of a table of items, without a mutual information that means nothing."""
         names = ("label", "confidence", "entropy", "expected_entropy")
         found = {name: getattr(self, name).tolist() for name in names}
         if self.drawn and self.samples > 1:
@@ -261,21 +261,19 @@ class Prediction(Items):
 
 
 def make_frame(columns: Mapping[str, Any]) -> "DataFrame":
-    """A table of pandas, which is asked for only here."""
-    try:
-        from pandas import DataFrame
-    except ImportError as error:
-        raise ImportError("to_frame needs pandas: pip install 'gpattention[train]'") from error
-    return DataFrame(columns)
+    """A table of pandas, which is imported only here."""
+    pandas: Any = require("pandas", extra="train", user="to_frame")
+    frame: DataFrame = pandas.DataFrame(columns)
+    return frame
 
 
 def differ(draws: Tensor) -> bool:
-    """Whether there are several draws, not all the same; of no items several are enough.  [S, ...]"""
+    """Whether several draws [S, ...] differ; without items, whether there are several."""
     return len(draws) > 1 and (draws.numel() == 0 or bool((draws[1:] != draws[:1]).any()))
 
 
 def warn_undrawn(name: str, samples: int, drawn: bool, stacklevel: int) -> None:
-    """Say that a spread of 0 is no certainty, where there are not two draws to differ."""
+    """Warn that a spread of 0 is not certainty, if there are fewer than two draws."""
     if drawn and samples > 1:
         return
     why = (
@@ -288,7 +286,7 @@ def warn_undrawn(name: str, samples: int, drawn: bool, stacklevel: int) -> None:
 
 
 def check_logits(logits: Tensor) -> None:
-    """Finite draws of the logits of any number of items.  [S, B, C]"""
+    """Refuse anything but finite draws of logits [S, B, C]."""
     check_tensor("logits", logits)
     if logits.ndim != 3 or not logits.is_floating_point() or 0 in (logits.shape[0], logits.shape[2]):
         wanted = "floating-point [samples, items, classes] with at least one sample and class"
@@ -301,7 +299,7 @@ def check_logits(logits: Tensor) -> None:
 
 @dataclass(frozen=True)
 class TemperatureProfile:
-    """What labelled items say about the temperature of their logits; made by `profile_temperature`."""
+    """The temperature of logits by labelled items; created by `profile_temperature`."""
 
     items: int
     wrong: int  # items whose most probable class at T = 1 is not their label
@@ -316,13 +314,13 @@ class TemperatureProfile:
 
     @property
     def temperature(self) -> float:
-        """What to divide logits by, by the rule of this module."""
+        """The temperature by the rule of this module."""
         shown = self.excludes_one or 1 <= self.optimum < LIMIT
         return self.optimum if self.wrong and shown else 1.0
 
     @property
     def reason(self) -> str:
-        """Why that one, as a sentence."""
+        """The reason for that temperature, as a sentence."""
         least, most = self.interval
         best, between = f"{self.optimum:.3g}", f"its 95 % interval, {least:.3g} to {most:.3g},"
         one = "excludes 1" if self.excludes_one else "holds 1"
@@ -393,7 +391,7 @@ def temperature_curve(logits: Tensor, labels: Tensor) -> Curve:
 
 
 def least_of(curve: Curve, grid: list[float]) -> float:
-    """Where a function is least between the ends of a grid: all minima that its points separate compete."""
+    """The minimum of a function between the ends of a grid, which should separate its local minima."""
     points = [(x, *curve(x)) for x in grid]
     found = [(value, x) for x, value, _ in points]
     for (left, _, falling), (right, _, rising) in pairwise(points):
@@ -404,18 +402,18 @@ def least_of(curve: Curve, grid: list[float]) -> float:
 
 
 def _within(log_temperature: float) -> float:
-    """Rounding does not carry a temperature over its limits."""
+    """The temperature, within its limits in spite of rounding."""
     return min(max(math.exp(log_temperature), 1 / LIMIT), LIMIT)
 
 
 def _first_inside(excess: Callable[[float], float], places: list[float]) -> float:
-    """Where the first of these places with no excess begins, seen from the one before."""
+    """Where the excess ends, between the first of these places without any and the one before."""
     inside = next(i for i, x in enumerate(places) if excess(x) <= 0)
     return places[0] if inside == 0 else _root(excess, places[inside - 1], places[inside])
 
 
 def _root(f: Callable[[float], float], a: float, b: float) -> float:
-    """Where a function changes its sign between a and b, by false position (Illinois)."""
+    """The root of a function between a and b, by false position (Illinois)."""
     at_a, at_b = f(a), f(b)
     for _ in range(200):
         if at_a == at_b or abs(b - a) < 1e-13:
@@ -427,6 +425,6 @@ def _root(f: Callable[[float], float], a: float, b: float) -> float:
         if (at_x < 0) != (at_b < 0):
             a, at_a = b, at_b
         else:
-            at_a /= 2  # else the far end would stay, and the steps become small
+            at_a /= 2  # otherwise the far end would stay, with small steps
         b, at_b = x, at_x
     return b

@@ -1,12 +1,12 @@
-"""The kinds of attention with projections left to their host: they read queries, keys and values as they are.
+"""The kinds of attention without projections of their own: the host projects queries, keys and values.
 
-Each is the library's own kind with its projections taken out and, for direct, cgp and scgp, one way more to
-weigh values: `normalize="softmax"` (eq. 21), under which attention starts as the host's.  Without its
-amplitudes b_j, rows divided by their sums would be softmax over q_i . k_j - 1/2 |k_j|^2: in a trained BERT
-the lengths of the keys differ so much that half of the output is another.
+Each is the library's own kind without projections.  direct, cgp and scgp have another way to weigh values,
+`normalize="softmax"` (eq. 21), with which attention starts as the host's.  Without its amplitudes b_j, rows
+divided by their sums would be a softmax over q_i . k_j - 1/2 |k_j|^2: in a trained BERT the lengths of keys
+differ so much that half of the output changes.
 
-Inducing inputs start at tokens of an example.  In the many dimensions of a trained head a kernel is near 0
-between almost any two points: inducing inputs that are not where the tokens are switch attention off.
+Inducing inputs start at tokens of an example.  In the many dimensions of a trained head the kernel of almost
+any two points is near 0, so that attention is off if inducing inputs are far from the tokens.
 """
 
 import math
@@ -32,7 +32,7 @@ from gpattention.attention.scgp import LearnedInducing
 from gpattention.gp import keep_rows, key_log_amplitude, query_log_amplitude, real_mean
 from gpattention.numerics import compute_dtype, full_precision
 
-CANDIDATES = 4096  # tokens of an example that inducing inputs are chosen from
+CANDIDATES = 4096  # most tokens of an example to choose inducing inputs from
 
 
 def shift_queries(q: Tensor, k: Tensor, mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
@@ -70,10 +70,10 @@ def softmax_log_amplitudes(
 
 @torch.no_grad()
 def place_points_(points: Tensor, tokens: Tensor, mask: Tensor | None, generator: Generator) -> None:
-    """Choose points [H, m, D] among tokens [B, H, N, D], those that mask [B, 1, N] calls real.
+    """Set points [H, m, D] to tokens [B, H, N, D] that are real by the mask [B, 1, N].
 
-    Each next one with a probability that grows with its squared distance from those before (k-means++):
-    spread out, and never twice at one place, where the Gram matrix would have no factor.
+    The probability of each next one is its squared distance from those before (k-means++): points are spread
+    out, and no two are at one place, where the Gram matrix would have no Cholesky factor.
     """
     tokens = tokens.transpose(1, 2).flatten(0, 1)  # [B N, H, D]
     if mask is not None:
@@ -92,7 +92,7 @@ def _far_apart(x: Tensor, count: int, generator: Generator) -> Tensor:
     scale = x.std(0).clamp_min(1e-3) if len(x) > 1 else torch.ones_like(x[0])
     while len(chosen) < count:
         chances = nearest.cpu()  # the generator is the CPU's
-        if float(chances.max()) < 1e-6:  # fewer tokens than points: near one of them
+        if float(chances.max()) < 1e-6:  # there are fewer tokens than points: stay near one of them
             noise = torch.randn(x.shape[1], generator=generator, dtype=x.dtype).to(x)
             point = chosen[len(chosen) % len(x) % len(chosen)] + 0.3 * scale * noise
         else:
@@ -103,9 +103,9 @@ def _far_apart(x: Tensor, count: int, generator: Generator) -> Tensor:
 
 
 class LatentProjection(nn.Linear):
-    """Tokens to latent inputs: the host's way from tokens to keys, with weights of its own.
+    """From tokens to latent inputs: a copy of the host's projection from tokens to keys.
 
-    Its results have the type the process is computed in, also under autocast.
+    Its results have the type in which the process is computed, also under autocast.
     """
 
     def __init__(self, keys: "KeyProjection", heads: int, scale: float) -> None:
@@ -128,38 +128,38 @@ class LatentProjection(nn.Linear):
 
 
 def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
-    """Whether its weight tells all it does: adapters subclass `nn.Linear` and add to it."""
+    """Whether a module is a linear map and nothing more: adapters subclass `nn.Linear` and add to it."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 @dataclass(frozen=True, eq=False)
 class KeyProjection:
-    """How a host comes from tokens to keys."""
+    """A host's projection from tokens to keys."""
 
     weight: Tensor  # [H D, E]
     bias: Tensor | None  # [H D]
-    norm: nn.Module | None = None  # of every head, afterwards
+    norm: nn.Module | None = None  # applied to every head afterwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedHeads(Heads):
-    """`Heads` whose queries and keys are projected already; the kernel sees q and k as they are."""
+    """`Heads` with projected queries and keys, which the kernel takes as they are."""
 
     q: Tensor  # [B, H, Q, D]
     k: Tensor  # [B, H, K, D]
 
     @classmethod
     def scaled(cls, heads: Heads, q: Tensor, k: Tensor, shrink: float) -> "ProjectedHeads":
-        """The host's queries and keys as the kernel sees them (eq. 21): q . k is the host's logit."""
+        """The host's queries and keys, scaled so that q . k is the host's logit (eq. 21)."""
         dtype = compute_dtype(q.dtype)
         tokens = (heads.queries, heads.keys, heads.v.to(dtype), heads.mask, heads.query_mask, None)
         return cls(*tokens, q=q.to(dtype) * shrink, k=k.to(dtype) * shrink)
 
 
 class Projected(Attention):
-    """Base: no projection of its own but the latent one."""
+    """Base of kinds without projections of their own, except for latent ones."""
 
-    placing: Generator | None = None  # while an example runs: inducing inputs go where its tokens are
+    placing: Generator | None = None  # set while an example runs, at whose tokens inducing inputs are placed
 
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(embed_dim, num_heads, **options)
@@ -167,7 +167,7 @@ class Projected(Attention):
             self._modules.pop(name, None)
 
     def start(self, keys: KeyProjection | None, scale: float) -> None:
-        """Take the host's key projection, times `scale`, as the start of what is learned from tokens."""
+        """Initialise what is learned from tokens by the host's key projection times `scale`."""
 
     def _from_keys(self, keys: KeyProjection | None, scale: float, part: str) -> LatentProjection:
         if keys is None:
@@ -182,7 +182,7 @@ class _ProjectedGaussian(Projected, GaussianAttention):
         if normalize == "softmax" and self.causal_form and options.get("causal"):
             why = "as the amplitudes of eq. 21 average all keys; 'softmax-gp' has a causal form of softmax"
             raise ValueError(f"expected normalize='rows' or 'none' beside causal=True, {why}, got 'softmax'")
-        # eq. 21 has the prior scale of eq. 25, and its values are the dual ones
+        # eq. 21 has the prior scale and the dual values of eq. 25
         self._from_softmax = normalize == "softmax"
         super().__init__(
             embed_dim, num_heads, normalize="rows" if normalize == "softmax" else normalize, **options
@@ -255,7 +255,7 @@ class ProjectedKernel(Projected, KernelAttention):
         self.query, self.key = nn.Identity(), nn.Identity()  # type: ignore[assignment]
 
     def start(self, keys: KeyProjection | None, scale: float) -> None:
-        """exp(q . k) with rows divided by their sums is the host's softmax: no length scale at first."""
+        """Start with a length scale of 1: exp(q . k) in rows divided by their sums is the host's softmax."""
         if self.kernel == "exp_dot":
             self.lengthscale.set(1.0)
 
@@ -275,7 +275,7 @@ class ProjectedSoftmaxGP(Projected, SoftmaxGPAttention):
 
 
 class ProjectedSGPA(Projected, SGPAAttention):
-    """`sgpa` for a host: its queries are its keys too; inducing keys live where the queries do."""
+    """`sgpa` for a host: queries are also keys, and inducing keys are among them."""
 
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(embed_dim, num_heads, **options)
@@ -307,7 +307,7 @@ def projections(heads: Heads) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def spread_points_(points: Tensor, projection: nn.Module, *, about_zero: bool = False) -> None:
-    """Points [H, m, D] where a projection puts LayerNorm'ed tokens; drawn on the CPU, the same everywhere."""
+    """Set points [H, m, D] to projections of random normalised tokens, drawn on the CPU for all devices."""
     heads, count, _ = points.shape
     width = next(projection.parameters()).shape[1]
     tokens = torch.randn(count, width).to(points)  # [m, E]

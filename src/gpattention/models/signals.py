@@ -1,15 +1,15 @@
-"""What one pass without draws says about every item: logits, features, and how every head attended.
+"""Signals of every item from one pass without draws: logits, features, and how every head attended.
 
 The profiles are two numbers per head of every attention site, means over an item's real tokens i:
 
     variance           mean_i log s_i^2             s_i^2 the posterior variance at token i
     attention_entropy  mean_i -sum_j w_ij log w_ij  w_ij = kappa(q_i, k_j) / sum_j kappa(q_i, k_j)
 
-They are what detectors of strange inputs are fitted to.
+Detectors of strange inputs are fitted to them.
 
-Every attention of a model is watched while the model answers.  What a head says of a token becomes a mean
-over real tokens at once, so that nothing of a layer's size is kept but for the layer that runs.  Who watches
-is known to the calling thread alone (`concurrency`).
+Every attention module is watched while the model runs.  The numbers of a layer are averaged over real tokens
+at once, so that those of one layer at a time are in memory.  Other threads do not see who watches
+(`concurrency`).
 """
 
 import math
@@ -137,11 +137,11 @@ class Profile:
 
 @dataclass(eq=False)
 class Watch:
-    """What attention said in one pass.
+    """Measures the attention of one pass.
 
     Attributes:
-        wants_variance: whether variances are to be measured.
-        per_token: whether what every token said is kept.
+        wants_variance: whether variances are measured.
+        per_token: whether the numbers of every token are kept.
         real: [B, N] real tokens of the first call.
     """
 
@@ -160,9 +160,9 @@ class Watch:
         tokens: Tensor,  # [B, N, ...] that attend
         mask: Tensor | None,  # [B or 1, 1, N] which of them are real
     ) -> None:
-        """One call of the attention of that name.
+        """Note a call of the attention module of that name.
 
-        One that a model calls again, as where layers share their weights, has columns for every call.
+        Modules that are called several times, such as shared ones, have columns for every call.
         """
         real = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)  # [B, N]
         real = real if mask is None else mask[:, 0].expand_as(real)
@@ -174,18 +174,14 @@ class Watch:
                 profile.add(title, found, real, keep=self.per_token)
 
     def signals(self, logits: Tensor, features: Tensor) -> Signals:
-        """All of it, beside what the model answered; answers for every token are averaged."""
+        """The signals of a pass; answers for every token are averaged."""
         if self.real is None:
-            raise ValueError(
-                "expected the model to call attention that is watched, got a pass that called none: "
-                "a compiled model must be attached before it is compiled"
-            )
+            got = "got a pass that called none: a compiled model must be attached before it is compiled"
+            raise ValueError(f"expected the model to call attention that is watched, {got}")
         for x in (features, *self._variance.means, *self._entropy.means):
             if len(x) != len(logits):
-                raise ValueError(
-                    f"expected signals of {len(logits)} items, got shape {tuple(x.shape)}: are batches the "
-                    "first axis of the inputs?"
-                )
+                got = f"got shape {tuple(x.shape)}: are batches the first axis of the inputs?"
+                raise ValueError(f"expected signals of {len(logits)} items, {got}")
         logits, features = (self._over_tokens(x) for x in (logits, features))
         (variance, of_tokens), (entropy, spread) = self._variance.joined(), self._entropy.joined()
         return Signals(
@@ -205,7 +201,7 @@ class Watch:
         return torch.where(real, x, 0.0).sum(1) / real.sum(1).clamp_min(1)
 
 
-# a batch to logits and features, of items or of tokens, in a pass that is watched
+# from a batch to logits and features, of items or of tokens, in a pass that is watched
 Answer: TypeAlias = Callable[[Inputs, Watch], tuple[Tensor, Tensor]]
 
 
@@ -221,7 +217,7 @@ def attention_sites(model: nn.Module) -> dict[Attention, str]:
 
 
 def watched(sites: Mapping[Attention, str], watch: Watch) -> AbstractContextManager[None]:
-    """Inside, and in this thread alone, every call of attention of ours is seen.
+    """Watch all calls of attention modules of ours in this thread, within the block.
 
     Args:
         sites: the modules, with the names of their columns.
@@ -254,7 +250,7 @@ def _see(watch: Watch, module: Attention, name: str, own: Handler, heads: Heads,
 
 
 def _unseen(module: Attention, method: str, own: Handler, heads: Heads) -> Any:
-    """Weights are means of other values: no further call."""
+    """Do not count the calls that weights are computed by."""
     with handling({(module, method): lambda mean, *args, **kwargs: mean(*args, **kwargs)}):
         return own(heads)
 
@@ -273,19 +269,19 @@ def measure_signals(
 
     Args:
         model: what answers.
-        answer: runs a batch, watched, and gives logits [B, C] and features [B, E], or those of every token,
-            [B, N, C] and [B, N, E], of which real ones are averaged.
-        inputs: a tensor or a mapping of tensors with the items first, or a loader: an iterable of such, or of
-            pairs or mappings with labels, which are left out.
-        variance: whether to measure variances, which cost most.
-        per_token: whether to keep what every head said of every token, too.
-        batch_size: items that run at once at most: if not given 256, or 2000 on a GPU whose memory suffices.
+        answer: runs a batch, watched, and returns logits [B, C] and features [B, E], or those of every token,
+            [B, N, C] and [B, N, E], which are averaged over real tokens.
+        inputs: a tensor or a mapping of tensors with the items first, or a loader: an iterable of those, or
+            of pairs or mappings with labels, which are ignored.
+        variance: whether to measure variances, which takes most of the time.
+        per_token: whether to keep the numbers of every head and token, too.
+        batch_size: most items that run at once; 256, or 2000 on a GPU with enough memory, if not given.
 
     Returns:
-        Signals where the inputs lie; of a loader on the CPU.
+        Signals on the device of the inputs; of a loader on the CPU.
 
     Raises:
-        ValueError: for inputs of another form, and answers that do not lead with the items.
+        ValueError: inputs of another form, or answers without the items first.
     """
     if not isinstance(inputs, Tensor | Mapping):
         options: dict[str, Any] = {"variance": variance, "per_token": per_token, "batch_size": batch_size}
@@ -298,20 +294,19 @@ def measure_signals(
         logits, features = answer(take(inputs, slice(start, start + rows), device), watch)
         return watch.signals(logits, features).to(home)
 
+    def run(rows: int) -> Signals:
+        return Signals.cat([chunk(start, rows) for start in range(0, count, rows)])
+
     with evaluating(model):
-        return run_rows(
-            lambda rows: Signals.cat([chunk(start, rows) for start in range(0, count, rows)]),
-            batch_size,
-            device,
-        )
+        return run_rows(run, batch_size, device)
 
 
 def model_signals(model: FeatureClassifier, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
-    """What one pass without draws of a model with attention of ours says about every item.
+    """Signals of every item by a model with attention modules of ours, from one pass without draws.
 
     Args:
-        model: one of our transformers, or a model of one's own.
-        inputs: a batch, or a loader of batches, whose signals come on the CPU.
+        model: one of our transformers, or a model of your own.
+        inputs: a batch, or a loader of batches, whose signals are on the CPU.
         **options: `variance`, `per_token` and `batch_size` of `measure_signals`.
 
     Returns:
@@ -330,10 +325,8 @@ def model_signals(model: FeatureClassifier, inputs: Inputs | Iterable[Any], **op
 def input_batches(loader: Iterable[Any]) -> Iterator[Inputs]:
     """The batches of a loader, without their labels."""
     if isinstance(loader, str) or not isinstance(loader, Iterable):
-        raise ValueError(
-            f"expected inputs to be a tensor, a mapping of tensors or a loader of them, "
-            f"got {type(loader).__name__}"
-        )
+        expected = "expected inputs to be a tensor, a mapping of tensors or a loader of them"
+        raise ValueError(f"{expected}, got {type(loader).__name__}")
     for batch in loader:
         if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Tensor | Mapping):
             batch = batch[0]

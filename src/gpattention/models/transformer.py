@@ -1,9 +1,9 @@
 """The transformers of the paper, for images and for texts, with any kind of attention in any layer.
 
-Both share pre-LayerNorm blocks, a head, draws and storage; each embeds and pools in its own way.
+They share pre-LayerNorm blocks, a head, draws and storage, and differ in how they embed and pool.
 
-A plain block adds, then normalises.  Where the fused kernels run, a sum of the residual stream stays open
-until the LayerNorm that reads it, across the borders of blocks too, so that both are one kernel.
+A plain block adds, then normalises.  With fused kernels, a sum in the residual stream is left to the
+LayerNorm that reads it, possibly in the next block, so that both are one kernel.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,8 @@ from gpattention.models.config import (
     TextConfig,
     TransformerConfig,
     VisionConfig,
-    load_folder,
+    load_config,
+    load_weights,
     save_folder,
 )
 from gpattention.models.health import HealthReport, measure_health
@@ -52,9 +53,9 @@ NEEDS = ("logits", "regularizer", "variance", "weights", "posterior", "tokens")
 
 @dataclass(frozen=True)
 class LayerOutput:
-    """What one layer gave, as far as `need` asked.
+    """The results of one layer that `need` asked for.
 
-    When S > 1 samples were drawn, B is S * B (sample by sample) from the layer on where they part.
+    If S > 1 samples are drawn, B is S * B (sample by sample) from the first layer that draws.
 
     Attributes:
         variance: [B, H, N] or [B, H, N, D]
@@ -76,7 +77,7 @@ class ModelOutput:
     """A forward pass.
 
     Attributes:
-        logits: [B, C], or [S, B, C] when S > 1 samples were drawn.
+        logits: [B, C], or [S, B, C] if S > 1 samples were drawn.
         regularizer: sum over layers, to be added to a loss.
         layers: one for every block.
     """
@@ -88,7 +89,7 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class BlockOutput:
-    """Tokens after the block, after its attention, and what the attention gave."""
+    """Tokens after the block and after its attention, and the output of the attention."""
 
     tokens: Tensor  # [B, N, E] or [S, B, N, E] where several samples were drawn
     attended: Tensor  # the same before the feed-forward part
@@ -96,7 +97,7 @@ class BlockOutput:
 
 
 class FeedForward(nn.Module):
-    """LayerNorm, two linear maps with GELU between, dropout: what is added to the tokens."""
+    """LayerNorm, two linear maps with a GELU between them, dropout: what is added to the tokens."""
 
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -137,10 +138,10 @@ class Block(nn.Module):
         """
         inducing = self.attention.inducing_tokens()  # [H, m, E]
         if inducing is not None and before is not None:
-            # they are tokens, and have been through the layer below as all tokens have
+            # they are tokens, which have passed the layer below like all others
             options["inducing"] = self.norm(inducing + before.feed_forward(inducing, seed, site + 3))
         seeded = seed is not None and type(self.attention).forward is Attention.forward
-        # third-party kinds need not know `finish`
+        # kinds of third parties may not know `finish`
         attention = self.attention(self.norm(x), **options, **({"finish": False} if seeded else {}))
         output = attention.output
         if seeded:
@@ -151,20 +152,20 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Stream:
-    """The residual stream: tokens [..., E], and what is still to be added to them."""
+    """The residual stream: tokens [..., E], and what remains to be added to them."""
 
     tokens: Tensor
     added: Added | None = None
 
     def settle(self, norm: nn.LayerNorm, seed: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The tokens with what was added, and their LayerNorm.  [..., E] each"""
+        """The complete tokens, and their LayerNorm.  [..., E] each"""
         return residual_norm(self.tokens, self.added, norm.weight, norm.bias, norm.eps, seed)
 
 
 def run_block(
     stream: Stream, block: Block, seed: Tensor | None, site: int, *, before: Block | None, **options: Any
 ) -> tuple[Stream, AttentionOutput]:
-    """What `block(...)` does, by fused kernels."""
+    """The same as `block(...)`, by fused kernels."""
     tokens, normed = stream.settle(block.norm, seed)
     inducing = block.attention.inducing_tokens()  # [H, m, E]
     if inducing is not None and before is not None:
@@ -187,9 +188,9 @@ def _feed_forward(stream: Stream, part: FeedForward, seed: Tensor | None, site: 
 def are_fused(blocks: list[Block], norm: nn.Module, need: tuple[str, ...]) -> bool:
     """Whether the blocks and the last LayerNorm run fused.
 
-    The fused path reads parameters instead of calling modules, so it is for plain ones that nobody watches.
+    The fused path reads parameters instead of calling modules, which must be plain and without hooks.
     """
-    if torch.compiler.is_compiling():  # before anything is looked at: the compiler would guard it
+    if torch.compiler.is_compiling():  # first, as the compiler would guard all that is looked at
         return False
     if "tokens" in need or not _is_affine(norm):
         return False
@@ -204,14 +205,13 @@ def are_fused(blocks: list[Block], norm: nn.Module, need: tuple[str, ...]) -> bo
 
 
 def _is_affine(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
-    """Whether a module is a LayerNorm of one axis with weight and bias, unwatched."""
-    if not is_plain(norm, nn.LayerNorm):
-        return False
-    return norm.weight is not None and norm.bias is not None and len(norm.normalized_shape) == 1
+    """Whether a module is a LayerNorm of one axis with weight and bias, without hooks."""
+    plain = is_plain(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1
+    return plain and norm.weight is not None and norm.bias is not None
 
 
 def _may_drop(dropout: nn.Module) -> bool:
-    """Whether a module is dropout of a rate that the kernels know, unwatched."""
+    """Whether a module is dropout without hooks, of a rate that the kernels support."""
     return is_plain(dropout, nn.Dropout) and dropout.p < 1
 
 
@@ -285,12 +285,12 @@ class Transformer(nn.Module):
         generator: Generator | NoiseSource | None = None, need: tuple[str, ...] = ("logits",),
         dropout_seed: Tensor | None = None,
     ) -> ModelOutput:  # fmt: skip
-        """Logits, and whatever else `need` names.
+        """Logits, and what else `need` names.
 
-        With `draw`, every layer that has a posterior passes on a draw instead of its mean; `samples` > 1
-        runs that many draws side by side and stacks their logits.  The regulariser is that of the
-        layers as they were run, divided by the number of samples.  In training, `dropout_seed`, a whole
-        number [] where the model is, fixes what is dropped; without it torch's generator does.
+        With `draw`, every layer with a posterior passes on a draw instead of its mean; `samples` > 1 runs
+        several draws side by side and stacks their logits.  The regulariser is that of the layers as they
+        were run, divided by the number of samples.  In training, `dropout_seed`, a whole number [] on the
+        device of the model, determines what is dropped; without it torch's generator does.
         """
         features, layers, regularizer = self._run(inputs, draw, samples, generator, need, dropout_seed)
         logits = self.head(features)  # [S * B, C]
@@ -301,7 +301,7 @@ class Transformer(nn.Module):
     def features(
         self, inputs: Inputs, *, draw: Draw = "none", generator: Generator | NoiseSource | None = None
     ) -> Tensor:
-        """What the classifier `head` reads.  [B, E]"""
+        """The input of the classifier `head`.  [B, E]"""
         return self._run(inputs, draw, 1, generator, ("logits",))[0]
 
     def predict(
@@ -309,8 +309,8 @@ class Transformer(nn.Module):
     ) -> Prediction:
         """Class probabilities with uncertainty, in chunks of bounded memory; see `predict`.
 
-        `samples=0` is the mean prediction.  An item's noise depends on the seed and its position alone.
-        `method="moments"` is one pass instead of draws, whose variances are propagated (see `moments`).
+        `samples=0` is the mean prediction.  The noise of an item depends only on the seed and its position.
+        `method="moments"` propagates variances in one pass instead of drawing (see `moments`).
         """
         check_choice("method", method, METHODS)
         if method == "moments":
@@ -318,10 +318,10 @@ class Transformer(nn.Module):
         return predict(self, inputs, samples=samples, seed=seed, **options)
 
     def signals(self, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
-        """What one pass without draws says about every item, also for an out-of-distribution detector.
+        """Signals of every item from one pass without draws, for detectors of strange items.
 
         Args:
-            inputs: a batch, or a loader of batches, whose signals come on the CPU.
+            inputs: a batch, or a loader of batches, whose signals are on the CPU.
             **options: `variance`, `per_token` and `batch_size` of `measure_signals`.
 
         Returns:
@@ -330,36 +330,26 @@ class Transformer(nn.Module):
         return model_signals(self, inputs, **options)
 
     def health(self, inputs: Inputs, labels: Tensor | None = None) -> HealthReport:
-        """Per layer: how near to collapse, and whether its variance says something; see `measure_health`."""
+        """How near each layer is to collapse, and whether its variance ranks errors; see `measure_health`."""
         return measure_health(self, inputs, labels)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` and `model.safetensors`, each in one piece or not at all."""
+        """Write `config.json` and `model.safetensors`, each completely or not at all."""
         save_folder(Path(folder), type(self).__name__, self.config.to_dict(), self.state_dict())
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Read what `save_pretrained` wrote; anything unexpected is an error and nothing is loaded."""
+        """Load what `save_pretrained` wrote; anything unexpected is an error."""
         folder = Path(folder)
         if (folder / CONVERSION_FILE).is_file():
-            got = f"one whose attention was converted afterwards ({CONVERSION_FILE})"
-            remedy = "gpattention.from_pretrained(folder) reads it"
-            raise ValueError(f"expected {folder} to hold the model of its config, got {got}: {remedy}")
-        config, tensors = load_folder(folder, cls.__name__)
+            got = f"got a converted one ({CONVERSION_FILE}): gpattention.from_pretrained(folder) reads it"
+            raise ValueError(f"expected {folder} to hold the model of its config, {got}")
+        config = load_config(folder, cls.__name__)
         try:
             model = cls(cls.config_class.from_dict(config))
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from error
-        file = folder / "model.safetensors"
-        for name, own in (*model.named_parameters(), *model.named_buffers()):
-            kind = tensors.get(name, own).dtype
-            if own.is_floating_point() and not kind.is_floating_point:
-                raise ValueError(f"{file}: expected {name} of floating-point numbers, got {kind}")
-            own.data = own.data.to(kind)  # the type it was saved in, or bits would be lost
-        try:
-            model.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise ValueError(f"{file} does not fit its config: {error}") from error
+        load_weights(model, folder / "model.safetensors")
         return model.eval()
 
     def _blocks(self) -> list[Block]:
@@ -369,9 +359,9 @@ class Transformer(nn.Module):
         self, inputs: Inputs, draw: Draw, samples: int, generator: Generator | NoiseSource | None,
         need: tuple[str, ...], seed: Tensor | None = None,
     ) -> tuple[Tensor, tuple[LayerOutput, ...], Tensor | None]:  # fmt: skip
-        """What the head reads [S * B, E], what each layer gave, and the sum of their regularisers []."""
+        """The head's input [S * B, E], the output of each layer, and the sum of their regularisers []."""
         check_need(need, NEEDS)
-        if "posterior" in need:  # whose own results are looked at when they are asked for
+        if "posterior" in need:  # which checks its results when they are asked for
             return self._layer_by_layer(inputs, draw, samples, generator, need, seed)
         return checked_once(
             lambda: self._layer_by_layer(inputs, draw, samples, generator, need, seed),
@@ -390,15 +380,15 @@ class Transformer(nn.Module):
         check_draw(draw, samples)
         fused = are_fused(blocks, self.norm, need)
         dropouts = (module for module in self.modules() if isinstance(module, nn.Dropout))
-        # kernels mask by a seed; torch's generator draws it, so that `manual_seed` decides as ever
+        # kernels drop by a seed, which comes from torch's generator, so that `manual_seed` decides
         if fused and seed is None and any(rate_of(dropout) > 0 for dropout in dropouts):
             seed = torch.randint(-(2**62), 2**62, (), device=self.norm.weight.device)
         stream, padding = self._stream(inputs, seed, fused=fused)
         layers, regularizers, before, parted = [], [], None, False
         for index, block in enumerate(blocks):
-            # until the first layer that draws, all samples are one computation
+            # up to the first layer that draws, all samples share one computation
             parts = samples > 1 and not parted and block.attention.draws
-            drawing = block.attention.draws  # of a layer without a posterior nothing of it is asked
+            drawing = block.attention.draws  # layers without a posterior are not asked for it
             known = ("regularizer", *(("variance", "posterior") if drawing else ()))
             known += ("weights",) if block.attention.weighs else ()
             options: dict[str, Any] = {
@@ -413,7 +403,7 @@ class Transformer(nn.Module):
                 else:
                     given: BlockOutput = block(stream.tokens, **options)
                     attention, attended, tokens = given.attention, given.attended, given.tokens
-            if parts:  # the samples part ways here: from now on they share the batch axis
+            if parts:  # from here on the samples share the batch axis
                 parted = True
                 padding = None if padding is None else padding.repeat(samples, 1)
                 attended, tokens = (None if x is None else x.flatten(0, 1) for x in (attended, tokens))
@@ -423,15 +413,15 @@ class Transformer(nn.Module):
             layers.append(LayerOutput(attention.variance, attention.weights, attention.posterior, *states))
             regularizers += [] if attention.regularizer is None else [attention.regularizer]
             before = block
-        # what the last block left to be added is added here
+        # the last block's sum is completed here
         normed = stream.settle(self.norm, seed)[1] if fused else self.norm(stream.tokens)
         total = torch.stack(regularizers).sum() if regularizers else None
         return self.pool(normed, padding), tuple(layers), total
 
     def _stream(self, inputs: Inputs, seed: Tensor | None, *, fused: bool) -> tuple[Stream, Tensor | None]:
-        """The tokens that the first block reads, their last sum open if `fused`, and the padding mask."""
+        """The input of the first block, its last sum left open if `fused`, and the padding mask."""
         own = type(self).embed is Transformer.embed
-        # an embedding of a subclass's own must be called, and so must a dropout that somebody watches
+        # the embedding of a subclass must be called, and so must dropout with hooks
         unsummed = self._unsummed(inputs) if fused and own and _may_drop(self.dropout) else None
         if unsummed is not None:
             x, bias, positions, padding = unsummed
@@ -446,7 +436,7 @@ class Transformer(nn.Module):
 
 @contextmanager
 def _named_failures(index: int, block: Block) -> Iterator[None]:
-    """Numerical failures say in which layer they happened."""
+    """Numerical errors name the layer."""
     try:
         yield
     except NumericalError as error:
@@ -515,7 +505,7 @@ class VisionTransformer(Transformer):
         if not inputs.is_floating_point():
             kind = inputs.dtype
             raise ValueError(f"expected floating-point images, got {kind}: normalise pixels as in training")
-        # data are float32, a model may be float64 or half; autocast has a choice of its own
+        # data are float32, a model may have another type; autocast chooses by itself
         return inputs if autocast_is_on(inputs.device) else inputs.to(self.positions.dtype)
 
     def _cut(self, images: Tensor) -> Tensor:
@@ -588,15 +578,13 @@ class TextTransformer(Transformer):
         self._check_known(tokens)
         padding = _padding(given)
         if padding.dtype != torch.bool or padding.shape != tokens.shape:
-            got = f"shape {tuple(padding.shape)} and {padding.dtype}"
-            raise ValueError(
-                f"expected padding_mask to be bool (True = ignore) of shape {list(shape)}, got {got}"
-            )
+            expected = f"expected padding_mask to be bool (True = ignore) of shape {list(shape)}"
+            raise ValueError(f"{expected}, got shape {tuple(padding.shape)} and {padding.dtype}")
         words = self.words(tokens)  # [B, N, embedding_width]
         return self._beside_contextual(words, given.get("contextual"), padding), padding
 
     def _check_known(self, tokens: Tensor) -> None:
-        """Words of another vocabulary; on a GPU reading them would make every pass wait for it."""
+        """Refuse words of another vocabulary; not on a GPU, which every pass would have to wait for."""
         if tokens.device.type != "cpu" or tokens.numel() == 0 or checks_are_deferred(tokens):
             return
         least, most = (int(x) for x in tokens.aminmax())
@@ -612,7 +600,7 @@ class TextTransformer(Transformer):
         if contextual is None or contextual.shape != expected:
             got = None if contextual is None else tuple(contextual.shape)
             raise ValueError(f"expected contextual embeddings of shape {expected}, got {got}")
-        # overwritten, not multiplied: NaN at padded words is harmless forward and backward
+        # overwritten, not multiplied, so that NaN at padded words does no harm
         contextual = torch.where(padding[..., None], 0.0, contextual.to(words.dtype))
         return torch.cat([words, contextual], -1)
 

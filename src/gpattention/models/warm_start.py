@@ -1,7 +1,7 @@
-"""Start a GP transformer from one trained with plain kernel attention, tensor by named tensor.
+"""Start a GP transformer from one that was trained with kernel attention.
 
-Everything is copied by an explicit map, and everything else is reported as initialised; a tensor that
-does not fit is an error.  What a kind of attention takes over from kernel attention is its own to say.
+Tensors are copied by an explicit map of their names, and all others are reported as initialised; a tensor
+that does not fit is an error.  Each kind of attention defines what it takes over from kernel attention.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ LatentFrom = Literal["key", "query", "none"]
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a warm start did.
+    """The result of a warm start.
 
     Attributes:
-        copied: names of the target's tensors that came from the source.
-        initialised: those that kept their fresh values.
-        gap: relative difference of the two models' logits, where inputs were given.
+        copied: names of the target's tensors that were copied from the source.
+        initialised: names of those that kept their initial values.
+        gap: relative difference of the logits of the two models, if inputs were passed.
     """
 
     copied: tuple[str, ...]
@@ -33,7 +33,7 @@ class WarmStart:
     gap: float | None
 
     def table(self) -> str:
-        """Two counts, the names that stayed fresh, and the gap."""
+        """The two counts, the names of tensors that were not copied, and the gap."""
         lines = [f"{len(self.copied)} tensors copied, {len(self.initialised)} initialised afresh:"]
         lines += [f"  {name}" for name in self.initialised]
         if self.gap is not None:
@@ -48,18 +48,18 @@ def warm_start(
     """Copy a kernel-attention model's weights into `target`, in place.
 
     Args:
-        target: the model to start; layers of the source's own kind are copied as they are.
+        target: the model to start; layers of the source's own kind are copied unchanged.
         source: a trained model of the same class and depth.
-        latent_from: which projection W_o starts as; "none" leaves it fresh.
-        inputs: a batch on which to measure the gap between the two models' mean logits: nothing for direct,
-            small for cgp, and for scgp what its inducing inputs lose.  With normalised rows it is large where
-            amplitudes reach `max_stddev`: the cap shrinks the mean with the deviation.
+        latent_from: the projection that W_o starts as; "none" keeps its initial values.
+        inputs: a batch to measure the gap between the mean logits of the two models: none for direct, small
+            for cgp, and for scgp the loss by its inducing inputs.  With normalised rows it is large where
+            amplitudes reach `max_stddev`, which caps the mean with the deviation.
 
     Returns:
-        What was copied, what was not, and the gap.
+        What was copied and what was not, and the gap.
 
     Raises:
-        ValueError: if the models do not fit each other, or a kind cannot start from its source.
+        ValueError: the models do not fit each other, or a kind cannot start from its source.
     """
     if type(target) is not type(source):
         raise ValueError(f"expected a source of {type(target).__name__}, got {type(source).__name__}")
@@ -95,7 +95,7 @@ def output_gap(model: Transformer, other: Transformer, inputs: Inputs) -> float:
 
     Args:
         model: any transformer.
-        other: the one that it is compared with.
+        other: the model to compare with.
         inputs: a batch for both.
 
     Returns:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-from gpattention.checks import check_choice, check_count, check_name
+from gpattention.checks import check_choice, check_count, check_name, require
 from gpattention.data import VARIABLE, ImageData, Normalisation, TextData, Texts, load, open_image
 from gpattention.data.files import eight_bit
 from gpattention.files import StrPath, make_folder, read_json, write_atomically
@@ -42,7 +42,6 @@ from gpattention.models.embeddings import (
     Vocabulary,
     pad,
 )
-from gpattention.models.embeddings.contextual import require
 from gpattention.models.predict import Inputs, Progress
 from gpattention.runs.recipe import Recipe
 

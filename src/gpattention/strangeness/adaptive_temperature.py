@@ -1,18 +1,18 @@
-"""A temperature that knows shift: it rises with how strange an item is.
+"""Temperatures that rise with how strange an item is, as under distribution shift.
 
     log T_i = clip(c + sum_k b_k z_ik)      z_k parts of `strangeness`, in units of held-out items
 
-c and b minimise the negative log-likelihood, averaged over the clean items and every synthetic shift of them
-alike, subject to
+c and b minimise the negative log-likelihood, averaged over the clean items and each synthetic shift of them
+with equal weights, subject to
 
     NLL(clean, T) <= NLL(clean, T_0) + bound        T_0 the constant temperature of `fit_temperature`
 
-so that knowing shift costs little where there is none.  A density may only raise T: b_k >= 0.  T never falls
-below min(1, T_0): sharpening must be shown, as everywhere.  Beyond the z that were seen T stays what it is.
+so that it costs little without shift.  A density may only raise T: b_k >= 0.  T is at least min(1, T_0), as
+sharpening needs evidence.  Beyond the z that were seen T is constant.
 
 Densities are fitted to 40 % of the clean items, their units to 20 %, c and b to the other 40 %, since items
-that a density has seen look less strange than new ones.  Draws are divided by T each before their
-probabilities are averaged, so that MC dropout and ensembles have such a temperature too.
+that a density was fitted to look less strange than new ones.  Each draw is divided by T before probabilities
+are averaged, so that MC dropout and ensembles can have such temperatures too.
 """
 
 import math
@@ -27,28 +27,22 @@ from gpattention.checks import check_labels
 from gpattention.files import StrPath
 from gpattention.models import Signals
 from gpattention.models.prediction import LIMIT, check_logits, label_log_likelihoods, profile_temperature
-from gpattention.strangeness.strangeness import (
-    PARTS,
-    PartScores,
-    Strangeness,
-    available_parts,
-    load_fitted,
-    save_fitted,
-)
+from gpattention.strangeness import strangeness
+from gpattention.strangeness.strangeness import PARTS, PartScores, Strangeness
 
 FORMAT = "gpattention-adaptive-temperature-1"
-UNUSED = ("energy", "vim")  # of draws there is no one logit: their mean probabilities are what has an entropy
+UNUSED = ("energy", "vim")  # they need one logit, and draws have mean probabilities instead
 STEP = 0.1  # of log T between the points of an item's curve
-COMPARED = 500  # items of every set that signals are chosen by, at most
-GAIN = 5e-4  # nats that a signal has to gain on shifts left out
-RIDGE = 1e-4  # on b, so that it stays finite where items are all right
-EMPHASES = (1.0, 4.0, 16.0)  # of clean items, in search of what the bound allows
+COMPARED = 500  # most items of every set to choose signals by
+GAIN = 5e-4  # least gain of a signal on left-out shifts, in nats
+RIDGE = 1e-4  # on b, so that it is finite if all items are right
+EMPHASES = (1.0, 4.0, 16.0)  # weights of clean items, in search of the best fit within the bound
 Items = tuple[Tensor, Signals, Tensor]  # logits [B, C] or draws [S, B, C], signals, labels [B]
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveTemperature:
-    """A temperature for every item; made by `fit`, and never changed.
+    """A temperature for every item; created by `fit`, and immutable.
 
     >>> adaptive = AdaptiveTemperature.fit(logits, signals, labels, shifted={"blur": (...), "noise": (...)})
     >>> adaptive.temperature(logits, signals)  # [B]
@@ -56,7 +50,7 @@ class AdaptiveTemperature:
     Attributes:
         scores: of the parts that were chosen.
         coefficients: [1 + K] c and b.
-        reach: [2, K] least and largest z that were seen.
+        reach: [2, K] least and largest z in the fit.
         constant: T_0.
         judged: by shift, its NLL by a fit to the others.
     """
@@ -73,7 +67,7 @@ class AdaptiveTemperature:
         parts: Sequence[str] | None = None, clean_bound: float = 0.005, regress_length: bool = True,
         seed: int = 0,
     ) -> "AdaptiveTemperature":  # fmt: skip
-        """Choose signals by leaving shifts out, and fit the temperature under the bound.
+        """Choose signals by cross-validation over shifts, and fit the temperature under the bound.
 
         Args:
             logits: [B, C], or draws [S, B, C], of clean items that the model was not trained on.
@@ -81,16 +75,16 @@ class AdaptiveTemperature:
             labels: [B].
             shifted: logits or draws, signals and labels of synthetically shifted items, by the names of at
                 least two shifts.
-            parts: names of `PARTS` to choose from; all that can be had, but energy and ViM, if not given.
-            clean_bound: nats that the NLL of clean items may lose against the constant temperature.
-            regress_length: whether what varies with the number of tokens is taken out of the signals.
+            parts: names of `PARTS` to choose from; all available ones, except energy and ViM, if not given.
+            clean_bound: how many nats the NLL of clean items may be above that of the constant temperature.
+            regress_length: whether to remove the effect of the number of tokens from the signals.
             seed: of the split.
 
         Returns:
             The fitted temperature.
 
         Raises:
-            ValueError: fewer than two classes, items or shifts, or a negative bound.
+            ValueError: there are fewer than two classes, items or shifts, or the bound is negative.
         """
         if not (math.isfinite(clean_bound) and clean_bound >= 0):
             raise ValueError(f"expected clean_bound to be finite and >= 0, got {clean_bound}")
@@ -101,7 +95,7 @@ class AdaptiveTemperature:
         densities, scaling, fitting = Strangeness.split(len(signals), seed)
         seen = {name: _predicting(items[1], draws[name]) for name, items in sets.items()}
         classes = len(labels[densities.to(labels.device)].unique())
-        offered = [name for name in available_parts(signals, classes) if name not in UNUSED]
+        offered = [name for name in strangeness.available_parts(signals, classes) if name not in UNUSED]
         scores = PartScores.fit(
             seen["clean"], labels, offered if parts is None else parts, densities, scaling,
             regress_length=regress_length,
@@ -123,7 +117,7 @@ class AdaptiveTemperature:
         return cls(scores.only(kept), found, reach, profile.temperature, by_shift)
 
     def temperature(self, logits: Tensor, signals: Signals) -> Tensor:
-        """What to divide the logits, or every draw's logits, of each item by.
+        """The temperature of each item, which divides its logits, or those of every draw.
 
         Args:
             logits: [B, C], or draws [S, B, C].
@@ -133,7 +127,7 @@ class AdaptiveTemperature:
             T, from min(1, T_0) to 100.  [B]
 
         Raises:
-            ValueError: signals of another model or other items.
+            ValueError: signals are of another model or other items.
         """
         draws = _checked("logits", (logits, signals, None))
         z = self.scores(_predicting(signals, draws)).clamp(*self.reach)  # [B, K]
@@ -141,23 +135,23 @@ class AdaptiveTemperature:
         return found.clamp(min(1.0, self.constant), LIMIT).to(logits.device)
 
     def save(self, folder: StrPath) -> None:
-        """Write `adaptive_temperature.json` and `adaptive_temperature.safetensors`, each in one piece."""
+        """Write `adaptive_temperature.json` and `adaptive_temperature.safetensors`, each completely."""
         tensors = {**self.scores.to_tensors(), "coefficients": self.coefficients, "reach": self.reach}
         record = {
             "parts": self.scores.parts, "reads": self.scores.reads, "judged": self.judged,
             "constant": self.constant,
         }  # fmt: skip
-        save_fitted(Path(folder), "adaptive_temperature", FORMAT, record, tensors)
+        strangeness.save_fitted(Path(folder), "adaptive_temperature", FORMAT, record, tensors)
 
     @classmethod
     def load(cls, folder: StrPath) -> "AdaptiveTemperature":
-        """What `save` wrote.
+        """Read what `save` wrote.
 
         Raises:
-            ValueError: files that are damaged, or of something else.
+            ValueError: files are damaged, or hold something else.
         """
         keys = ("parts", "reads", "judged", "constant")
-        record, tensors = load_fitted(Path(folder), "adaptive_temperature", FORMAT, keys)
+        record, tensors = strangeness.load_fitted(Path(folder), "adaptive_temperature", FORMAT, keys)
         scores = PartScores.from_tensors(record["parts"], record["reads"], tensors)
         return cls(scores, tensors["coefficients"], tensors["reach"], record["constant"], record["judged"])
 
@@ -168,19 +162,17 @@ def _checked(name: str, items: tuple[Tensor, Signals, Tensor | None]) -> Tensor:
     draws = logits[None] if isinstance(logits, Tensor) and logits.ndim == 2 else logits
     check_logits(draws)
     if draws.shape[1] != len(signals) or draws.shape[2] < 2:
-        raise ValueError(
-            f"expected logits of {name} to be of {len(signals)} items, as its signals, and of at least 2 "
-            f"classes, got shape {tuple(logits.shape)}"
-        )
+        expected = f"expected logits of {name} to be of {len(signals)} items, as its signals"
+        raise ValueError(f"{expected}, and of at least 2 classes, got shape {tuple(logits.shape)}")
     if labels is not None:
         check_labels(labels, draws.shape[1], draws.shape[2])
     return draws.detach().cpu().double()
 
 
 def _predicting(signals: Signals, draws: Tensor) -> Signals:
-    """The signals with the logs of the draws' mean probabilities for logits."""
+    """The signals with the log mean probabilities of the draws as logits."""
     log_probs = draws.log_softmax(-1).logsumexp(0) - math.log(len(draws))  # [B, C]
-    # -inf has no density; e^-10000 is as good as 0
+    # densities need finite numbers; e^-10000 is 0
     return replace(signals.to("cpu"), logits=log_probs.clamp_min(-1e4))
 
 
@@ -191,20 +183,20 @@ def _log_temperatures(z: Tensor, coefficients: Tensor, constant: float) -> Tenso
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """Items of all sets, the clean ones first, and how the NLL of each depends on its own log T.
+    """Items of all sets, the clean ones first, and the NLL of each as a function of its log T.
 
-    Every item's curve is tabulated once, as values and slopes at points STEP apart that a cubic joins: after
-    that neither draws nor classes count, and trying hundreds of fits is cheap.
+    The curve of every item is tabulated once, as values and slopes at points with a distance of STEP, and
+    interpolated by cubics, so that the time of a fit depends on neither draws nor classes.
     """
 
     z: Tensor  # [N, K]
     place: Tensor  # [N] number of the set; 0 is clean
-    fitted: Tensor  # [N] bool: all shifted items, and the clean ones that no density has seen
+    fitted: Tensor  # [N] bool: all shifted items, and the clean ones that no density was fitted to
     values: Tensor  # [N, G]
     slopes: Tensor  # [N, G]
     constant: float
     bound: float
-    exact: Callable[[Tensor], Tensor] | None = None  # NLL of every clean item at its log T, without a table
+    exact: Callable[[Tensor], Tensor] | None = None  # NLL of every clean item at its log T, without the table
 
     @classmethod
     def make(
@@ -225,7 +217,7 @@ class _Problem:
         return cls(torch.cat([z for _, z, _ in sets]), place, fitted, values, slopes, constant, bound, exact)
 
     def thinned(self) -> "_Problem":
-        """The same with at most COMPARED items of every set, clean ones among those that are fitted to."""
+        """The same with at most COMPARED items of every set, only of those that are fitted to."""
         fitted = [(self.place == s) & self.fitted for s in range(int(self.place.max()) + 1)]
         some = torch.cat([one.nonzero()[:COMPARED, 0] for one in fitted])
         return replace(
@@ -234,7 +226,7 @@ class _Problem:
         )  # fmt: skip
 
     def nll(self, coefficients: Tensor) -> Tensor:
-        """Of every item.  [N]"""
+        """The NLL of every item.  [N]"""
         return self._at(_log_temperatures(self.z, coefficients, self.constant))[0]
 
     def solve(self, columns: Sequence[int], free: Sequence[bool], without: int | None = None) -> Tensor:
@@ -244,7 +236,7 @@ class _Problem:
         if without is not None:
             weight = weight.masked_fill(self.place == without, 0.0)
         found = []
-        # first as if there were no bound; if it binds, fits that care more for clean items may lose less
+        # first without the bound; if it is exceeded, fits with more weight on clean items may be better
         for emphasis in EMPHASES:
             emphasised = torch.where(self.place == 0, emphasis * weight, weight)
             fit = self._non_negative(emphasised / emphasised.sum(), list(columns), free)
@@ -263,7 +255,7 @@ class _Problem:
             columns.remove(min(below, key=lambda k: float(fit[1 + k])))
 
     def _newton(self, weight: Tensor, columns: list[int]) -> Tensor:
-        """The least weighted NLL, by Newton's method with damping: the curves are not convex everywhere."""
+        """Minimise the weighted NLL by damped Newton steps, as the curves are not convex everywhere."""
         x = torch.cat([torch.ones_like(self.z[:, :1]), self.z[:, columns]], 1)  # [N, 1 + k]
         theta = x.new_zeros(x.shape[1])
         theta[0] = math.log(self.constant)
@@ -274,8 +266,8 @@ class _Problem:
         def terms(theta: Tensor) -> tuple[float, Tensor, Tensor]:
             u = x @ theta
             value, slope, bend = self._at(u.clamp(low, high))
-            inside = weight * ((u >= low) & (u <= high))  # at the limits too: T_0 may be one
-            # curvature below 0 would send Newton uphill
+            inside = weight * ((u >= low) & (u <= high))  # with the limits, as T_0 may be one
+            # with negative curvature a Newton step would go uphill
             hessian = (x * (inside * bend.clamp_min(0))[:, None]).mT @ x + torch.diag(ridge)
             loss = float(weight @ value + 0.5 * (ridge * theta.square()).sum())
             return loss, x.mT @ (inside * slope) + ridge * theta, hessian
@@ -300,12 +292,12 @@ class _Problem:
         return whole
 
     def _within_bound(self, fit: Tensor) -> Tensor:
-        """The fit, or as much of the way from the constant temperature to it as clean items allow."""
+        """The fit, or the point on the way from the constant temperature to it where the bound is met."""
         start = torch.zeros_like(fit)
         start[0] = math.log(self.constant)
         if self._allowed(fit):
             return fit
-        # the NLL of clean items rises on the way, so that bisection finds where it meets the bound
+        # by bisection, as the NLL of clean items rises on the way
         share, beyond = 0.0, 1.0
         for _ in range(12):
             middle = (share + beyond) / 2
@@ -314,7 +306,7 @@ class _Problem:
         return start + share * (fit - start)
 
     def _allowed(self, coefficients: Tensor) -> bool:
-        """Whether clean items lose no more than the bound: all of them, and those no density has seen."""
+        """Whether the bound holds for all clean items, and for those that no density was fitted to."""
         clean = int((self.place == 0).sum())
         u = _log_temperatures(self.z[:clean], coefficients, self.constant)
         fixed = torch.full_like(u, math.log(self.constant))
@@ -325,7 +317,7 @@ class _Problem:
         return self._at(u)[0] if self.exact is None else self.exact(u)
 
     def _at(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Value, slope and curvature of the curves of the first items at their log T, u [n].  [n] each"""
+        """Value, slope and curvature of the first n curves at log temperatures u [n].  [n] each"""
         grid = _grid(self.constant)
         step = float(grid[1] - grid[0])
         left = ((u - grid[0]) / step).floor().long().clamp(0, len(grid) - 2)  # [N]
@@ -347,7 +339,7 @@ def _grid(constant: float) -> Tensor:
 
 
 def _curve(draws: Tensor, labels: Tensor, u: Tensor) -> Tensor:
-    """Every item's NLL, and its slope, at one log T.  [2, n]"""
+    """The NLL of every item, and its slope, at one log T.  [2, n]"""
     u = u.repeat(len(labels)).requires_grad_()
     with torch.enable_grad():
         value = -label_log_likelihoods(draws, labels, u[:, None])
@@ -356,9 +348,9 @@ def _curve(draws: Tensor, labels: Tensor, u: Tensor) -> Tensor:
 
 
 def _choose(problem: _Problem, free: Sequence[bool]) -> tuple[list[int], Tensor]:
-    """The signals that lower the NLL of shifts left out, added one by one; and that NLL.  columns, [S]
+    """Add the signals, one by one, that lower the NLL of left-out shifts; returns columns and that NLL [S].
 
-    A signal has to gain more than two standard errors, or the best of many useless ones would be taken.
+    A signal must gain more than two standard errors, so that the best of many useless ones is not taken.
     """
     shifts = range(1, int(problem.place.max()) + 1)
 

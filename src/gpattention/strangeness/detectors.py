@@ -1,12 +1,12 @@
 """Detectors of strange items: pure functions of features, profiles and logits, larger for stranger items.
 
-    x [B, E]   what is judged                    mu_k [K, E]  mean of the usual items of class k
+    x [B, E]   items                             mu_k [K, E]  mean of the usual items of class k
     z [B, C]   logits, p = softmax(z)            Sigma [E, E] one covariance of all classes, shrunk
     d_k^2 = (x - mu_k)^T Sigma^-1 (x - mu_k)     W [E, E]     W W^T = Sigma^-1, so that d_k = |(x - mu_k) W|
 
-A density is two-sided: it does not matter on which side of the usual an item lies.  The logits' scores are
-one-sided: an item is strange if its prediction is unsure.  "++" (Mueller and Hein, "Mahalanobis++", 2025)
-divides features by their norm first.  Everything is computed in the type of what is given: float64, please.
+Densities are two-sided: an item can be strange on either side of the usual ones.  Scores of logits are
+one-sided: an item is strange if its prediction is uncertain.  "++" (Mueller and Hein, "Mahalanobis++", 2025)
+divides features by their norm first.  All is computed in the type of the arguments, which should be float64.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ __all__ = [
     "vim",
 ]  # fmt: skip
 
-LEAST_SHRINKAGE = 1e-6  # so that a covariance has an inverse whatever the items are
-NEIGHBOUR = 10  # the nearest of the usual items that KNN measures the distance to
-ROWS = 1000  # items whose distances to all usual ones are held at once
-GEN_POWER, GEN_CLASSES = 0.1, 100  # as the article has them
+LEAST_SHRINKAGE = 1e-6  # so that every covariance has an inverse
+NEIGHBOUR = 10  # KNN uses the distance to the usual item of this rank
+ROWS = 1000  # items whose distances to all usual ones are in memory at once
+GEN_POWER, GEN_CLASSES = 0.1, 100  # as in the article
 
 
 def ledoit_wolf(x: Tensor) -> tuple[Tensor, float]:
@@ -57,7 +57,7 @@ def ledoit_wolf(x: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Gaussians of K classes that share one covariance; made by `fit_gaussians`."""
+    """Gaussians of K classes with one covariance; created by `fit_gaussians`."""
 
     means: Tensor  # [K, E]
     root: Tensor  # [E, E] W
@@ -65,22 +65,22 @@ class Gaussians:
     def distances(self, x: Tensor) -> Tensor:
         """d_k^2 to every class.  [B, K]"""
         seen, means = (x - self.means[0]) @ self.root, (self.means - self.means[0]) @ self.root
-        # by differences: products would cancel for items near a mean
+        # by differences, as products would cancel for items near a mean
         return torch.cdist(seen, means, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def fit_gaussians(x: Tensor, classes: Tensor | None = None) -> Gaussians:
-    """Means of the classes that have items, and their common covariance, by Ledoit and Wolf.
+    """Fit the means of classes and their common covariance, by Ledoit and Wolf.
 
     Args:
         x: [n, E].
-        classes: [n]; all items are of one class if not given.
+        classes: [n]; one class for all items if not given.
 
     Returns:
         The Gaussians of K >= 1 classes.
 
     Raises:
-        ValueError: no items.
+        ValueError: there are no items.
     """
     if len(x) == 0:
         raise ValueError(f"expected at least one item to fit a density to, got shape {tuple(x.shape)}")
@@ -112,8 +112,8 @@ def mahalanobis(x: Tensor, usual: Gaussians) -> Tensor:
 def relative_mahalanobis(x: Tensor, usual: Gaussians, background: Gaussians) -> Tensor:
     """min_k d_k^2 - d_0^2 (Ren et al., "A Simple Fix to Mahalanobis Distance", 2021).
 
-    d_0 is the distance to one Gaussian of all classes with its own covariance: what is strange in directions
-    that do not tell classes apart cancels.
+    d_0 is the distance to one Gaussian of all classes with its own covariance, so that distances cancel in
+    directions that do not separate classes.
 
     Args:
         x: [B, E]; RMDS++ if divided by their norms.
@@ -129,8 +129,8 @@ def relative_mahalanobis(x: Tensor, usual: Gaussians, background: Gaussians) -> 
 def log_distance(x: Tensor, usual: Gaussians) -> Tensor:
     """log sqrt(1 + min_k d_k^2): the log Mahalanobis distance, finite also at the mean.
 
-    Of a Gaussian it ranks items as the density does, lowest first; the logarithm keeps a few far items from
-    deciding the spread that scores are measured in.
+    It ranks items as the density of a Gaussian does; because of the logarithm a few far items do not
+    determine the spread of the scores.
 
     Args:
         x: [B, E].
@@ -150,7 +150,7 @@ def knn_distance(x: Tensor, bank: Tensor, neighbour: int = NEIGHBOUR) -> Tensor:
     Args:
         x: [B, E].
         bank: [n, E] usual items.
-        neighbour: k; at most n counts.
+        neighbour: k, at most n.
 
     Returns:
         A distance in [0, 2].  [B]
@@ -163,7 +163,7 @@ def knn_distance(x: Tensor, bank: Tensor, neighbour: int = NEIGHBOUR) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """The directions in which usual features hardly vary, seen from where all logits vanish; see `vim`."""
+    """The directions in which usual features hardly vary, from where all logits are 0; see `vim`."""
 
     origin: Tensor  # [E] o
     null: Tensor  # [E, E - D] R
@@ -183,7 +183,7 @@ def fit_residual(x: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> Res
         o = -weight^+ bias, the E - E // 2 directions R of least E[(x - o)(x - o)^T], and
         alpha = mean of max_c z_c / mean of |(x - o) R|.
     """
-    # least squares: with more classes than features no point has all logits 0
+    # by least squares, as there is no such point with more classes than features
     origin = -torch.linalg.pinv(weight) @ bias  # [E]
     seen = x - origin
     null = torch.linalg.eigh(seen.mT @ seen / len(x)).eigenvectors[:, : x.shape[1] - x.shape[1] // 2]
@@ -193,7 +193,7 @@ def fit_residual(x: Tensor, logits: Tensor, weight: Tensor, bias: Tensor) -> Res
 
 def vim(x: Tensor, logits: Tensor, usual: Residual) -> Tensor:
     """alpha |(x - o) R| - log sum_c exp z_c (Wang et al., "ViM: Out-Of-Distribution with Virtual-logit
-    Matching", 2022): a logit for "none of them", made of what the classes' logits do not see.
+    Matching", 2022): a logit for "none of them", from directions that do not change the logits of classes.
 
     Args:
         x: [B, E] features.

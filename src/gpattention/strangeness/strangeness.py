@@ -1,19 +1,19 @@
-"""How strange an item is: densities of what one pass says about it, as one score with a p-value.
+"""How strange an item is, from densities of its signals: one score with a p-value.
 
-Parts (`PARTS`) are the detectors of `detectors`: densities of the features and of the profiles over heads,
-two-sided, and the logits' one-sided scores.  Held-out items are split at random in three that share nothing:
+Parts (`PARTS`) are detectors of `detectors`: two-sided densities of features and of profiles over heads, and
+one-sided scores of logits.  Held-out items are split at random in three disjoint sets:
 
-    40 %  densities     mean and covariance of every part, what length explains of the profiles
-    20 %  weights       what length still explains of scores a_k, their mean m_k and spread u_k, weights w_k
-    40 %  calibration   scores alone, which nothing else has seen
+    40 %  densities     mean and covariance of every part, effect of length on the profiles
+    20 %  weights       remaining effect of length on scores a_k, their mean m_k, spread u_k and weights w_k
+    40 %  calibration   only scores, which nothing else depends on
 
     score  s = sum_k w_k (a_k - m_k) / u_k                          w_k >= 0, sum_k w_k = 1
     p      p = (1 + #{calibration >= s}) / (n + 1)
 
-A new item of the usual kind is exchangeable with the n calibration items, so that P(p <= a) <= a for every a
-(conformal p-values; Vovk et al., "Algorithmic Learning in a Random World", 2005).
+A new usual item is exchangeable with the n calibration items, so that P(p <= a) <= a for every a (conformal
+p-values; Vovk et al., "Algorithmic Learning in a Random World", 2005).
 
-Where lengths differ, whatever varies with them is taken out first: a text is not strange for being short.
+If lengths differ, their effect is removed first: a text is not strange because it is short.
 """
 
 import hashlib
@@ -37,13 +37,13 @@ from gpattention.strangeness import detectors
 from gpattention.strangeness.detectors import Gaussians, Residual
 
 Head = tuple[Tensor, Tensor]  # weight [C, E] and bias [C] of a linear one
-State = Mapping[str, Tensor]  # what a part has fitted
-SPLIT = (0.4, 0.2)  # for densities and for weights; the others calibrate
-BANK = 2000  # items that KNN remembers, at most, evenly spread
-COMPARED = 2000  # clean items, and of every shift, that parts are chosen by, at most
-ROUNDS = 10  # of adding a part when parts are chosen
+State = Mapping[str, Tensor]  # fitted numbers of a part
+SPLIT = (0.4, 0.2)  # shares for densities and for weights; the rest is for calibration
+BANK = 2000  # most items that KNN keeps, evenly spaced
+COMPARED = 2000  # most clean items, and items of every shift, to choose parts by
+ROUNDS = 10  # of adding a part
 FOLDS = 5  # for the choice between one slope and several
-HINGES = (0.25, 0.5, 0.75)  # quantiles of the log lengths where slopes may change
+HINGES = (0.25, 0.5, 0.75)  # quantiles of log lengths where slopes may change
 FORMAT = "gpattention-strangeness-1"
 PROFILES = {"variance_density": "variance", "attention_density": "attention_entropy"}  # part to signal
 
@@ -53,10 +53,10 @@ PROFILES = {"variance_density": "variance", "attention_density": "attention_entr
 
 @dataclass(frozen=True)
 class Part:
-    """One detector: `fit` to usual items with classes and head, where these are known, and `score` others."""
+    """A detector: `fit` to usual items, with classes and head if they are known, and `score` others."""
 
-    label: str  # as a reader knows it
-    reads: str  # the signal that it is about
+    label: str  # in tables
+    reads: str  # the signal that it uses
     score: Callable[[Signals, State], Tensor]  # [B]
     fit: Callable[[Signals, Tensor | None, Head | None], State] = lambda *_: {}
 
@@ -131,16 +131,16 @@ USUAL = ("entropy", "mahalanobis", "variance_density", "attention_density")  # o
 
 
 def available_parts(signals: Signals, classes: int = 1, head: Head | None = None) -> tuple[str, ...]:
-    """The parts that these signals allow.
+    """The parts that can be computed from signals.
 
     Args:
         signals: of any items of the model.
-        classes: how many the items belong to.
-        head: weight and bias of the linear head, where they are known.
+        classes: number of classes of the items.
+        head: weight and bias of the linear head, if they are known.
 
     Returns:
-        Names of `PARTS`: the logits' scores need two classes, relative distances items of two, ViM the head,
-        densities of profiles the profile.
+        Names of `PARTS`: scores of logits need logits of two classes, relative distances items of two, ViM
+        the head, densities of profiles the profile.
     """
 
     def there(name: str, part: Part) -> bool:
@@ -157,15 +157,15 @@ def available_parts(signals: Signals, classes: int = 1, head: Head | None = None
 
 
 def fit_parts(signals: Signals, labels: Tensor | None, head: Head | None = None) -> dict[str, State]:
-    """Every part that the signals allow, fitted to all of the items.
+    """Fit all available parts to all items.
 
     Args:
         signals: of usual items.
-        labels: [B] their classes; predicted classes where not given.
-        head: weight and bias of the linear head, where they are known.
+        labels: [B] their classes; predicted classes if not given.
+        head: weight and bias of the linear head, if they are known.
 
     Returns:
-        What each part has fitted, by its name, for `score_part`.
+        The fitted numbers of each part by name, for `score_part`.
     """
     exact, classes = _exact(signals), _classes(signals, labels)
     names = available_parts(signals, 1 if classes is None else len(classes.unique()), head)
@@ -173,12 +173,12 @@ def fit_parts(signals: Signals, labels: Tensor | None, head: Head | None = None)
 
 
 def score_part(name: str, signals: Signals, state: State) -> Tensor:
-    """One part's own score, in its own units and with all that length does to it.
+    """The score of one part, in its own units and without regard to length.
 
     Args:
         name: of the part.
         signals: of items.
-        state: what `fit_parts` gave for it.
+        state: its fitted numbers from `fit_parts`.
 
     Returns:
         Larger for stranger items.  [B]
@@ -187,13 +187,13 @@ def score_part(name: str, signals: Signals, state: State) -> Tensor:
 
 
 def _spread(x: Tensor) -> Tensor:
-    """Standard deviations, 1 for what is constant but for rounding: it ranks nothing.  [n, P] to [P]"""
+    """Standard deviations; 1 for columns that are constant up to rounding.  [n, P] to [P]"""
     spread = x.std(0, correction=0)
     return torch.where(spread > 1e-6 * x.abs().mean(0).clamp_min(1e-30), spread, 1.0)
 
 
 def _exact(signals: Signals) -> Signals:
-    """In float64 on the CPU, finite."""
+    """The signals in float64 on the CPU; they must be finite."""
     found: dict[str, Any] = dict.fromkeys(("token_mask", "token_variance", "token_attention_entropy"))
     for name in ("logits", "features", "variance", "attention_entropy"):
         value = getattr(signals, name)
@@ -205,7 +205,7 @@ def _exact(signals: Signals) -> Signals:
 
 
 def _classes(signals: Signals, labels: Tensor | None) -> Tensor | None:
-    """Labels, or predicted classes where there are none; None where items belong to no class.  [B]"""
+    """Labels, or else predicted classes [B]; None if items have no classes."""
     count = signals.logits.shape[1]
     if count < 2:
         return None
@@ -220,9 +220,9 @@ def _classes(signals: Signals, labels: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class LengthEffect:
-    """What t, the log number of real tokens, explains of P numbers: piecewise linear, 0 at the mean t.
+    """The effect of t, the log number of real tokens, on P numbers: piecewise linear, 0 at the mean t.
 
-    Beyond the lengths that it was fitted to it stays what it is at the last of them.
+    Beyond the lengths that it was fitted to it is constant.
     """
 
     typical: Tensor  # [] mean t
@@ -232,17 +232,17 @@ class LengthEffect:
 
     @classmethod
     def fit(cls, t: Tensor, y: Tensor) -> "LengthEffect":
-        """Least squares of y [n, P] on t [n]; several slopes where they predict items left out better."""
+        """Least squares of y [n, P] on t [n]; several slopes if they predict left-out items better."""
         reach = torch.stack([t.min(), t.max()])
-        # hinges at the ends would have no items on one side
+        # not at the ends, where one side would have no items
         several = t.quantile(torch.tensor(HINGES, dtype=t.dtype)).unique()
         several = several[(several > reach[0]) & (several < reach[1])]
-        scaled = y / _spread(y)  # every column counts the same
+        scaled = y / _spread(y)  # so that all columns have the same weight
         hinges = min((several[:0], several), key=lambda each: _error_left_out(_design(t, each), scaled))
         return cls(t.mean(), reach, hinges, _least_squares(_design(t, hinges), y)[1:].contiguous())
 
     def __call__(self, t: Tensor) -> Tensor:
-        """At log lengths [B].  [B, P]"""
+        """The effect at log lengths [B].  [B, P]"""
         there, here = _design(t.clamp(*self.reach), self.hinges), _design(self.typical[None], self.hinges)
         return (there - here)[:, 1:] @ self.slopes
 
@@ -253,12 +253,12 @@ def _design(t: Tensor, hinges: Tensor) -> Tensor:
 
 
 def _least_squares(design: Tensor, y: Tensor) -> Tensor:
-    """Of least norm where lengths do not tell slopes apart.  [2 + K, P]"""
+    """The solution of least norm, if lengths do not determine the slopes.  [2 + K, P]"""
     return torch.linalg.pinv(design) @ y
 
 
 def _error_left_out(design: Tensor, y: Tensor) -> float:
-    """Mean squared error of a fifth of the items by a fit to the others; items are in random order."""
+    """Cross-validated mean squared error, by fifths of the items, which are in random order."""
     fold, lost = torch.arange(len(y)) % FOLDS, []
     for out in (fold == f for f in range(FOLDS)):
         lost.append(y[out] - design[out] @ _least_squares(design[~out], y[~out]))
@@ -270,21 +270,21 @@ def _error_left_out(design: Tensor, y: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PartScores:
-    """Scores of all parts, without what length explains, in standard deviations of held-out items."""
+    """Scores of all parts without the effect of length, in standard deviations of held-out items."""
 
     parts: tuple[str, ...]
     states: Mapping[str, State]  # by part
-    effects: Mapping[str, LengthEffect]  # by profile, and on the "scores"; none of items of one length
+    effects: Mapping[str, LengthEffect]  # on profiles and on "scores"; none if all lengths are equal
     mean: Tensor  # [K]
     unit: Tensor  # [K]
-    reads: Mapping[str, Any]  # what signals must be like: sizes and sites by name
+    reads: Mapping[str, Any]  # sizes and sites that signals must have, by name
 
     @classmethod
     def fit(
         cls, signals: Signals, labels: Tensor | None, parts: Sequence[str] | None, densities: Tensor,
         scaling: Tensor, *, head: Head | None = None, regress_length: bool = True,
     ) -> "PartScores":  # fmt: skip
-        """Densities to some items, units to others; all parts that can be had, if None are named."""
+        """Fit densities to some items and units to others; all available parts if `parts` is None."""
         signals, classes = _exact(signals), _classes(signals, labels)
         usual, others = signals[densities], signals[scaling]
         own = None if classes is None else classes[densities]
@@ -301,10 +301,10 @@ class PartScores:
                 if getattr(signals, name) is not None:
                     effects[name] = LengthEffect.fit(_log_tokens(usual), getattr(usual, name))
         found = cls(tuple(parts), {}, effects, torch.zeros(()), torch.ones(()), _form(signals))
-        # densities are of what length leaves, so its effect comes first
+        # densities are fitted after the effect of length was removed
         usual = found._without_length(usual)
         fits = {name: PARTS[name].fit(usual, own, head) for name in parts}
-        # products round by the layout of memory, which files do not keep
+        # results depend on the memory layout by rounding, and files keep no other layout
         states = {name: {key: x.contiguous() for key, x in state.items()} for name, state in fits.items()}
         found = replace(found, states=states)
         if regress_length and _differ(others) and len(others) > FOLDS:
@@ -316,7 +316,7 @@ class PartScores:
         return replace(found, mean=raw.mean(0), unit=_spread(raw))
 
     def __call__(self, signals: Signals, *, length: bool = True) -> Tensor:
-        """In units of held-out items; as if all items were of typical length, if not `length`.  [B, K]"""
+        """Scores in units of held-out items; if not `length`, without removing its effect.  [B, K]"""
         form = _form(signals)
         for name in {PARTS[part].reads for part in self.parts}:
             if form[name] != self.reads[name]:
@@ -324,7 +324,7 @@ class PartScores:
         return (self._raw(_exact(signals), length=length) - self.mean) / self.unit
 
     def only(self, kept: Sequence[int]) -> "PartScores":
-        """Some of the parts."""
+        """The scores of some parts."""
         effects, some = dict(self.effects), list(kept)
         if (effect := effects.get("scores")) is not None:
             effects["scores"] = replace(effect, slopes=effect.slopes[:, some].contiguous())
@@ -347,9 +347,9 @@ class PartScores:
         return each - self.effects["scores"](_log_tokens(signals))
 
     def profile_shares(self, signals: Signals) -> dict[str, Tensor]:
-        """What every column adds to the squared distance d^2 of a profile: they sum to it.  [B, P] each
+        """The contribution of every column to the squared distance d^2 of a profile.  [B, P] each
 
-        delta_j (Sigma^-1 delta)_j with delta = x - mu, below 0 where others make a column look usual.
+        It is delta_j (Sigma^-1 delta)_j with delta = x - mu, negative if other columns compensate for it.
         """
         seen, found = self._without_length(_exact(signals)), {}
         for name in (name for name in self.parts if name in PROFILES):
@@ -359,7 +359,7 @@ class PartScores:
         return found
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """All numbers by name; `from_tensors` has the same again."""
+        """All numbers by name, for `from_tensors`."""
         found = {"mean": self.mean, "unit": self.unit}
         for name, effect in self.effects.items():
             found |= {f"length/{name}/{key}": value for key, value in vars(effect).items()}
@@ -369,7 +369,7 @@ class PartScores:
 
     @classmethod
     def from_tensors(cls, parts: Sequence[str], reads: Mapping[str, Any], tensors: State) -> "PartScores":
-        """What `to_tensors` gave."""
+        """The inverse of `to_tensors`."""
         groups: dict[str, dict[str, dict[str, Tensor]]] = {"length": {}, "part": {}}
         for name, value in tensors.items():
             if name.count("/") == 2:
@@ -391,7 +391,7 @@ def _log_tokens(signals: Signals) -> Tensor:
 
 
 def _form(signals: Signals) -> dict[str, Any]:
-    """What signals of one model have in common, for JSON."""
+    """Sizes and sites of signals, for JSON."""
     return {
         "logits": signals.logits.shape[1],
         "features": signals.features.shape[1],
@@ -406,23 +406,23 @@ def _form(signals: Signals) -> dict[str, Any]:
 def choose_weights(
     clean: Tensor, shifted: Mapping[str, Tensor], start: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """Weights of the parts that tell clean from shifted items.
+    """Choose weights of the parts that separate clean from shifted items.
 
-    Parts are added one by one, each as often as it pays, so that the mean AUROC over the shifts is largest
-    (Caruana et al., "Ensemble Selection from Libraries of Models", 2004).  How many are added is judged by
-    leaving shifts out: every shift by weights that were chosen without it.  If no number is better than the
-    weights `start`, these stay.
+    Parts are added one by one, possibly several times, to maximise the mean AUROC over the shifts (Caruana et
+    al., "Ensemble Selection from Libraries of Models", 2004).  Their number is chosen by cross-validation:
+    every shift is judged by weights that were chosen without it.  The weights `start` are kept if no number
+    is better.
 
     Args:
         clean: [n, K] in units of held-out items.
         shifted: by name, [m, K] each.
-        start: [K] weights without any choice.
+        start: [K] initial weights.
 
     Returns:
         Weights [K] that sum to 1, and the AUROC of every shift by the weights chosen without it.
 
     Raises:
-        ValueError: fewer than two shifts, or a shift without items.
+        ValueError: there are fewer than two shifts, or one has no items.
     """
     if len(shifted) < 2 or any(len(z) == 0 for z in shifted.values()):
         sizes = {name: len(z) for name, z in shifted.items()}
@@ -475,15 +475,15 @@ def _aurocs(inside: Tensor, outside: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Why items are strange; made by `Strangeness.explain`.
+    """Why items are strange; created by `Strangeness.explain`.
 
     Attributes:
         score: [B].
         p_value: [B].
         parts: K names.
-        contributions: [B, K] what every part adds to the score: they sum to it.
-        length: [B] how much stranger the item would look if its length were not allowed for.
-        sites: by profile part, [B, P]: what every head adds to the squared distance of the profile.
+        contributions: [B, K] of every part to the score, which is their sum.
+        length: [B] how much stranger the item would be without removing the effect of its length.
+        sites: by profile part, [B, P] contributions of every head to the squared distance of the profile.
         names: by profile part, P names of its columns.
     """
 
@@ -497,12 +497,12 @@ class Explanation:
 
     @property
     def part(self) -> tuple[str, ...]:
-        """The part that adds most, item by item."""
+        """The part that contributes most to each item."""
         return tuple(self.parts[k] for k in self.contributions.argmax(-1).tolist())
 
     @property
     def site(self) -> tuple[str | None, ...]:
-        """The site and head that add most to the stranger one of the profiles; None where there is none."""
+        """The site and head that contribute most to the stranger profile; None without profiles."""
         if not self.sites:
             return (None,) * len(self.score)
         profiles = list(self.sites)
@@ -520,7 +520,7 @@ class Explanation:
 
 @dataclass(frozen=True, eq=False)
 class Strangeness:
-    """How strange items are, as a score, a p-value and a flag; made by `fit`, and never changed.
+    """How strange items are, as a score, a p-value and a flag; created by `fit`, and immutable.
 
     >>> strangeness = Strangeness.fit(model.signals(held_out), labels)
     >>> strangeness.flag(model.signals(inputs), rate=0.01)  # [B]
@@ -528,7 +528,7 @@ class Strangeness:
     Attributes:
         scores: of the parts that have a weight.
         weights: [K], of sum 1.
-        calibration: [n] scores of usual items, rising.
+        calibration: [n] scores of usual items, in ascending order.
         judged: by shift, the AUROC of weights that were chosen without it; empty without shifts.
     """
 
@@ -553,8 +553,8 @@ class Strangeness:
             parts: names of `PARTS`.  If not given: entropy, Mahalanobis distance and both profiles, where
                 they can be had; with `shifted`, all that can be had.
             shifted: signals of synthetically shifted items by the names of at least two shifts.  With them
-                parts and weights are those that tell clean from shifted items, each shift judged by a fit to
-                the others; without them weights are equal.
+                parts and weights are those that separate clean from shifted items, each shift judged by a fit
+                to the others; without them weights are equal.
             origins: [m] the item of `signals` that each item of every shift was made of.  Those made of items
                 of the weights' share are used alone, since p-values hold only if nothing has seen calibration
                 items.  If not given, shifted items are taken to be made of other items than `signals`, or of
@@ -622,10 +622,8 @@ class Strangeness:
         """
         least = 1 / (len(self.calibration) + 1)
         if not least <= rate < 1:
-            raise ValueError(
-                f"expected rate from {least:.3g}, which {len(self.calibration)} calibration items allow, "
-                f"to below 1, got {rate}"
-            )
+            allowed = f"from {least:.3g}, which {len(self.calibration)} calibration items allow, to below 1"
+            raise ValueError(f"expected rate {allowed}, got {rate}")
         return self.p_value(signals) <= rate
 
     def explain(self, signals: Signals) -> Explanation:
@@ -689,12 +687,16 @@ def save_fitted(folder: Path, name: str, form: str, record: Mapping[str, Any], t
     """Write NAME.safetensors, then NAME.json, which says which numbers are its own."""
     # clones, since safetensors refuses tensors that share memory
     numbers = save({key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()})
-    text = (
-        json.dumps({"format": form, **record, "sha256": hashlib.sha256(numbers).hexdigest()}, indent=2) + "\n"
-    )
+    described = {"format": form, **record, "sha256": hashlib.sha256(numbers).hexdigest()}
     make_folder(folder)
     write_atomically(folder / f"{name}.safetensors", numbers)
-    write_atomically(folder / f"{name}.json", text.encode())
+    write_atomically(folder / f"{name}.json", (json.dumps(described, indent=2) + "\n").encode())
+
+
+def remove_fitted(folder: Path, name: str) -> None:
+    """Remove what an earlier `save_fitted` may have left."""
+    for ending in ("json", "safetensors"):
+        (folder / f"{name}.{ending}").unlink(missing_ok=True)
 
 
 def load_fitted(
@@ -713,10 +715,8 @@ def load_fitted(
     content = numbers.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != record["sha256"]:
-        raise ValueError(
-            f"{numbers}: expected the numbers that {path.name} was written with, sha256 {record['sha256']}, "
-            f"got {found}: save them again"
-        )
+        expected = f"expected the numbers that {path.name} was written with, sha256 {record['sha256']}"
+        raise ValueError(f"{numbers}: {expected}, got {found}: save them again")
     try:
         return record, load(content)
     except SafetensorError as error:

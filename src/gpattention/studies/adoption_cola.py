@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gpattention.checks import require
 from gpattention.data import Texts, load_cola
 from gpattention.data.datasets import BATCHES, permutation
 from gpattention.evaluation import ItemSet, content_digest
 from gpattention.files import StrPath
 from gpattention.hosts import conversion_of, convert, regularizer
-from gpattention.models.embeddings.contextual import require
 from gpattention.models.predict import Classifier, Inputs
 from gpattention.runs.inputs import find_path
 from gpattention.studies import adoption

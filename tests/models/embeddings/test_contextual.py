@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gpattention.checks import require
 from gpattention.gp import NonFiniteError
 from gpattention.models.embeddings import CachedEmbedding, ContextualEmbedding, NoEmbedding, pad
-from gpattention.models.embeddings.contextual import require
 from tests.refusals import refusals
 
 

@@ -1,8 +1,8 @@
-"""What a host family is: one adapter that knows the attention modules of one library.
+"""Host families: each is an adapter for the attention modules of one library.
 
 `Family` is the protocol.  `find_sites`, `attach`, `convert`, `regularizer`, `predict` and `from_pretrained`
-ask every family in turn and name none of them.  A family says which modules are its own and which of them
-have to be refused, hands every call of a site to a hook, and puts converted attention in its place.
+use all families without naming one.  A family recognises its modules, refuses those that cannot be read,
+passes every call of a site to a hook, and inserts converted attention.
 """
 
 import inspect
@@ -32,6 +32,7 @@ SLIDING = "sliding-window attention: every query sees other keys"
 CROSS = "cross-attention of a decoder"
 CAPPED = "soft-capped attention: its logits are not dot products"
 SINKS = "attention with sinks: its weights do not sum to one"
+IN_CACHE = 2**18  # pairs of tokens whose matrices fit the cache of a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """One call of one site, in the units in which its weights are a function of q and k alone.
+    """One call of one site, scaled so that its weights are a function of q and k only.
 
     The weights of `form` "softmax" are softmax_j(q_i . k_j), of "rows" softmax_j(-1/2 |q_i - k_j|^2), of
     "rbf" exp(-1/2 |q_i - k_j|^2) and of "exp_dot" exp(q_i . k_j), the last two not normalised.
@@ -105,12 +106,25 @@ class AttentionCall:
         return found
 
     def per_query_head(self, x: Tensor) -> Tensor:
-        """What heads of keys have [B, H / groups, ...], for every head of queries.  [B, H, ...]"""
+        """Repeat values of the heads of keys [B, H / groups, ...] for the heads of queries.  [B, H, ...]"""
         return x if self.groups == 1 else x.repeat_interleave(self.groups, 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionCall":
         """The same call with queries, keys and values changed."""
         return replace(self, q=change(self.q), k=change(self.k), v=change(self.v))
+
+    def in_cache(self) -> list["AttentionCall"]:
+        """The call in parts of its items whose matrices fit the cache of a CPU; items do not interact."""
+        items, heads, queries = self.mean.shape[:3]
+        if self.mean.device.type != "cpu" or self.past is not None:
+            return [self]
+        most = max(1, IN_CACHE // max(heads * queries * self.k.shape[-2], 1))
+
+        def part(chosen: slice) -> "AttentionCall":
+            mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[chosen]
+            return replace(self.map(lambda x: x[chosen]), mean=self.mean[chosen], mask=mask)
+
+        return [part(slice(start, start + most)) for start in range(0, items, most)]
 
 
 class _Scaled(AttentionCall):
@@ -126,7 +140,7 @@ class _Scaled(AttentionCall):
         return made
 
 
-# gives what the host goes on with, [B, H, Q, D]
+# returns the output that the host goes on with, [B, H, Q, D]
 AttentionHook: TypeAlias = Callable[[Site, AttentionCall], Tensor]
 Context: TypeAlias = AbstractContextManager[None]
 Host: TypeAlias = nn.Module | type[nn.Module]  # a model, or the class that builds it
@@ -135,15 +149,15 @@ Handlers: TypeAlias = dict[tuple[nn.Module, str], Handler]
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A folder that a converted model was saved in, and how to load it.
+    """The folder of a saved converted model, and how to load it.
 
     Attributes:
-        folder: where it lies.
-        config: the host's `config.json`, empty where there is none.
-        record: what `conversion.json` says, None where there is none.
-        convert: `convert(model, record, file)` repeats the conversion that `file` records on a plain host.
-        host: the plain model or its class, where the caller names it.
-        options: of the host's own loading.
+        folder: its path.
+        config: the host's `config.json`, empty if there is none.
+        record: of `conversion.json`, None if there is none.
+        convert: `convert(model, record, file)` repeats a conversion, recorded in `file`, on a plain host.
+        host: the plain model or its class, if the caller passed one.
+        options: for the host's own loading.
     """
 
     folder: Path
@@ -155,14 +169,14 @@ class SavedModel:
 
 
 class Family:
-    """Adapter of one host family; every method but the first four has a default that suits most.
+    """Adapter of one host family; most families need only a few methods beyond the first ones.
 
     Attributes:
-        name: what `Site.family` says.
-        forms: which modules are found, for messages.
-        replaces: whether a converted module takes the place of the old one, which then needs a parent.
-        scale_attribute: where modules keep what they multiply q . k with; 1 / sqrt(head_dim) if they do not.
-        remembers: whether converted layers remember the regularisers of the last pass in training.
+        name: the value of `Site.family`.
+        forms: the modules that are found, for errors.
+        replaces: whether a new module replaces the converted one, which then needs a parent.
+        scale_attribute: attribute of modules by which q . k is multiplied, else 1 / sqrt(head_dim).
+        remembers: whether converted layers keep the regularisers of the last pass in training.
     """
 
     name: ClassVar[str]
@@ -172,64 +186,64 @@ class Family:
     remembers: ClassVar[bool] = True
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether this module is attention of the family, be it a site or not."""
+        """Whether a module is attention of this family, whether a site or not."""
         raise NotImplementedError
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
-        """Why an attention module is no site, None if it is one; `around` holds it, from the inside out."""
+        """Why a module is not a site, None if it is one; `around` are its parents, inner ones first."""
         raise NotImplementedError
 
     def attends(self, module: nn.Module, around: Sequence[nn.Module]) -> "Attends":
-        """Which keys a module that is a site sees."""
+        """Which keys a site sees."""
         return "all"
 
     def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
-        """The methods of modules that have to be answered for, so that the hook sees each call of a site."""
+        """Handlers of methods of modules, by which the hook sees each call of a site."""
         raise NotImplementedError
 
     def hooked(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Context:
-        """Inside, and in this thread alone, the host goes on with what the hook makes of each call."""
+        """Within the block, and in this thread only, the host goes on with the results of the hook."""
         return handling(self.handlers(model, sites, hook))
 
     def place(self, model: nn.Module, site: Site, layer: "ConvertedAttention") -> None:
-        """Convert: have the layer attend at the site.  Only attributes and tables of modules may change."""
+        """Let the layer attend at the site.  Only attributes and tables of modules may be changed."""
         raise NotImplementedError
 
     def key_projection(self, site: Site) -> "KeyProjection | None":
-        """The host's map from tokens to keys; None where a layer cannot start from it.
+        """The host's projection from tokens to keys; None if a layer cannot start from it.
 
         Raises:
-            ValueError: where the module cannot be converted at all.
+            ValueError: the module cannot be converted at all.
         """
         return None
 
     def logit_scale(self, site: Site) -> float:
-        """What the host multiplies q . k with."""
+        """The factor of q . k in the host."""
         scale = getattr(site.module, self.scale_attribute, None)
         return float(scale) if isinstance(scale, float | int) else site.head_dim**-0.5
 
     def convert_whole(self, model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> bool:
-        """Convert the model in a way of its own, and say so; False to have it done site by site."""
+        """Convert the model as a whole and return True; False to convert it site by site."""
         return False
 
     def finish(self, model: nn.Module, sites: list[Site], record: "Conversion") -> bool:
-        """Last step of a conversion; returns whether the host's own files then hold the record."""
+        """Last step of a conversion; returns whether the host's own files will hold the record."""
         return False
 
     def requested(self, model: nn.Module, request: "Request") -> Handlers:
-        """Handlers by which converted attention that hears no request of its own does what it asks."""
+        """Handlers of converted attention that does not receive requests otherwise."""
         return {}
 
     def regularizer(self, model: nn.Module) -> Tensor | None:
-        """Of the last pass of models that keep it themselves; None to sum what the layers remember."""
+        """The regulariser of models that keep it themselves; None to sum those of the layers."""
         return None
 
     def load(self, saved: SavedModel) -> nn.Module | None:
-        """The converted model of a folder that says all of it; None where that is not so."""
+        """The converted model of a complete folder; None if it is not complete."""
         return None
 
     def new_host(self, saved: SavedModel) -> nn.Module | None:
-        """The model as before its conversion, where the folder says how to build it, weights not loaded."""
+        """The model as before its conversion, without weights; None if the folder does not describe it."""
         return None
 
 
@@ -249,7 +263,7 @@ _RELATIVE_ARGUMENTS = ("position_bias", "relative_position_bias", "rel_pos", "sh
 
 
 def heads_of(module: nn.Module) -> tuple[int, int, int] | None:
-    """Heads, width of a head and width of the tokens; None where no known attribute says them."""
+    """Number of heads, width of a head and of the tokens; None if no known attribute has them."""
     config = getattr(module, "config", None)
     heads = _first_number(module, _HEADS) or _first_number(config, _HEADS)
     linears = (getattr(module, name, None) for name in _PROJECTIONS)
@@ -270,24 +284,24 @@ def _first_number(holder: object, names: tuple[str, ...]) -> int | None:
 
 
 def forward_code(module: nn.Module) -> CodeType:
-    """The compiled body of the class's own forward, under any decorators; an empty one for built-in ones."""
+    """The code of the class's forward, without decorators; empty for built-in functions."""
     code: CodeType = getattr(inspect.unwrap(type(module).forward), "__code__", _NO_CODE)
     return code
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Whether the instance has another forward than its class."""
+    """Whether the instance has a different forward than its class."""
     own = attribute_without_loans(module, "forward")
     return own is not None and own != MethodType(type(module).forward, module)
 
 
 def is_set(holder: object, name: str) -> bool:
-    """Whether an attribute is True, and not only something that counts as true."""
+    """Whether an attribute is the value True."""
     return getattr(holder, name, False) is True
 
 
 def attribute_reasons(module: nn.Module) -> list[str]:
-    """All refusals that attributes of a module, or of its configuration, give away."""
+    """Reasons to refuse a module that its attributes or its configuration show."""
     config = getattr(module, "config", None)
     numbers = (getattr(module, name, None) for name in ("attn_logit_softcapping", "softcap", "logit_cap"))
     shape, shared = heads_of(module), _first_number(module, ("num_key_value_heads",))
@@ -305,7 +319,7 @@ def attribute_reasons(module: nn.Module) -> list[str]:
 
 
 def bias_reasons(module: nn.Module) -> list[str]:
-    """Refusals for terms beside the dot product, which attributes or arguments give away."""
+    """Reasons to refuse a module for terms beside the dot product, by its attributes and arguments."""
     arguments, config = forward_code(module).co_varnames, getattr(module, "config", None)
     if "alibi" in arguments or type(module).__name__.startswith("Mpt"):  # MPT hands it on as a position bias
         return [ALIBI]

@@ -1,15 +1,15 @@
-"""Attention of decoders as Hugging Face's transformers call it: what each row sees of its past.
+"""Attention of decoders in Hugging Face's transformers: the keys that each row sees.
 
-A row of a decoder conditions on the keys up to its own, in windows or segments perhaps, and several heads of
-queries may share one of keys.  `causal_call` reads all of that off one call of the attention function: the
-mask, where there is one, and else the rule of the function that is called without.
+A row of a decoder conditions on the keys up to its own, possibly in windows or segments, and several heads of
+queries may share a head of keys.  `causal_call` finds this from one call of the attention function: from its
+mask, or from the rule of the function if it has none.
 
     softmax over visible keys, and over a sink s_h where the head has one:  w_ij = exp(q_i . k_j - lse_i),
     lse_i = log(sum_j exp(q_i . k_j) + exp(s_h))
 
-A sink takes weight and has no value: the weights are a_i b_j kappa as in eq. 21, with the sink in a_i.
-Logits that are soft-capped, c tanh(q . k / c), are no dot products: there the process is that of the logits
-before the cap, around the mean of those after it, and `process_mean` has nothing to show.
+A sink has weight but no value: the weights are a_i b_j kappa as in eq. 21, with the sink in a_i.
+Soft-capped logits, c tanh(q . k / c), are not dot products: then the process is that of the logits before the
+cap, around the mean of those after it, and has no `process_mean`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ from gpattention.models.converted import MASKED_LOGIT, refused_call
 
 Attends: TypeAlias = Literal["all", "causal", "cross"]
 
-# what a decoder's attention may be, and still be read
+# reasons against encoders with which decoders can be read
 _READABLE = {base.CAUSAL, base.GROUPED, base.SLIDING, base.CROSS, base.CAPPED, base.SINKS}
-_ROWS = 1024  # queries whose logits are formed at once
+_ROWS = 1024  # queries whose logits are in memory at once
 
 
 def decoding(module: nn.Module, reasons: Sequence[str]) -> Attends | None:
-    """How a module attends, by the reasons why it is no encoder's; None where it cannot be read.
+    """How a decoder's module attends, by the reasons against reading it as an encoder's; None if unreadable.
 
     Args:
         module: the attention module.
@@ -51,7 +51,7 @@ def decoding(module: nn.Module, reasons: Sequence[str]) -> Attends | None:
 
 
 class Past:
-    """What the rows of causal attention see: of all calls of one pass that were given one mask.
+    """The keys that rows of causal attention see, for all calls of a pass with one mask.
 
     Args:
         visible: [B or 1, Q, K] True = seen; None for rows that end with the last key.
@@ -65,7 +65,7 @@ class Past:
         self._sights: dict[tuple[int, int], Sight] = {}
 
     def sight(self, max_keys: int, times: int = 1) -> Sight:
-        """The rows sorted by which can share a factor, once for all sites, so many of which come together."""
+        """Groups of rows that can share a factor, for all sites, `times` of which are computed together."""
         visible = self.visible
         times = 1 if visible is None or len(visible) == 1 else times
         if (max_keys, times) not in self._sights:
@@ -75,7 +75,7 @@ class Past:
         return self._sights[max_keys, times]
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Which keys those rows see.  [B or 1, 1, rows, K]"""
+        """The keys that some rows see.  [B or 1, 1, rows, K]"""
         if self.visible is not None:
             return self.visible[:, None, start:stop]
         place = torch.arange(self.keys, device=self.device)
@@ -89,17 +89,17 @@ class Past:
 
     @cached_property
     def real(self) -> Tensor | None:
-        """Keys that some row sees, None where all are.  [B or 1, 1, K]"""
+        """Keys that some row sees, None if all are.  [B or 1, 1, K]"""
         return None if self.visible is None else self.visible.any(-2)[:, None]
 
     def log_sum_exp(self, call: AttentionCall, q: Tensor, k: Tensor) -> Tensor:
-        """lse_i over the keys that row i sees, and its sink; finite where it sees none.  [B, H, Q]"""
+        """lse_i over the keys that row i sees, and its sink; finite if it sees none.  [B, H, Q]"""
         k = call.per_query_head(k)
         parts = [self._masked(call, rows, k, start).logsumexp(-1) for start, rows in _blocks(q)]
         return torch.cat(parts, -1)
 
     def entropy(self, call: AttentionCall) -> Tensor:
-        """Of the weights, a sink's among them, in nats.  [B, H, Q]"""
+        """The entropy of the weights, including a sink's, in nats.  [B, H, Q]"""
         parts, k = [], call.per_query_head(call.k.float())
         for start, rows in _blocks(call.q.float()):
             z = self._masked(call, rows, k, start)
@@ -116,7 +116,7 @@ class Past:
         return 0.5 * mean.clamp_min(1e-12).log()
 
     def _masked(self, call: AttentionCall, rows: Tensor, k: Tensor, start: int) -> Tensor:
-        """Logits of some rows, the sink's behind them; those not seen are too small to count."""
+        """Logits of some rows, then the sink's; those of keys that are not seen are very small."""
         logits = rows @ k.mT  # [B, H, rows, K]
         if call.cap is not None:
             logits = call.cap * (logits / call.cap).tanh()
@@ -132,7 +132,7 @@ def _blocks(q: Tensor) -> list[tuple[int, Tensor]]:
     return [(start, q[..., start : start + _ROWS, :]) for start in range(0, q.shape[-2], _ROWS)]
 
 
-# by mask, which is kept for its id, and by shapes
+# by shapes and by mask, which is kept as long as its id is used
 Pasts: TypeAlias = dict[tuple[int, int, int, bool], tuple[Tensor | None, Past]]
 
 
@@ -149,9 +149,9 @@ def causal_call(
     """One call of a decoder's attention function.
 
     Args:
-        site: where it is called.
-        pasts: those of this pass, which calls with one mask share.
-        mean: what the host makes of it.
+        site: of the call.
+        pasts: of this pass, shared by calls with the same mask.
+        mean: the host's result.
         query: as it attends, after any rotation.
         key: likewise, those of a cache among them.
         value: likewise.
@@ -162,7 +162,7 @@ def causal_call(
         The call, with its past.
 
     Raises:
-        ValueError: for masks that add numbers to the logits, or differ between heads.
+        ValueError: the mask adds numbers to the logits, or differs between heads.
     """
     if arguments.get("position_bias") is not None:
         raise refused_call(site.title, "attention of queries and keys alone", "a position bias")
@@ -192,12 +192,12 @@ def causal_call(
 
 
 def visible_pairs(mask: Tensor, name: str) -> Tensor:
-    """Which keys every query sees, from a mask of pairs in any of the forms that hosts have.
+    """The keys that every query sees, from a mask of pairs in any of the forms that hosts use.
 
     Args:
-        mask: [B, K], [B or 1, 1 or H, Q or 1, K]; a bool one says True = attend, any other is added to
-            logits, 0 or very negative.
-        name: of the site, for messages.
+        mask: [B, K], [B or 1, 1 or H, Q or 1, K]; True = attend if it is bool, else added to logits, 0 or
+            very negative.
+        name: of the site, for errors.
 
     Returns:
         [B or 1, Q or 1, K] True = seen.

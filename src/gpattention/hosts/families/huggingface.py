@@ -1,12 +1,11 @@
-"""Models of Hugging Face's transformers, met where their forward pass looks for the attention function.
+"""Models of Hugging Face's transformers, hooked where their forward pass looks up the attention function.
 
-The function stands in the `AttentionInterface` of the module's file, or beside it if it is the eager one.
-While a site is hooked anywhere, the one found there asks whether this call is, and is what it was otherwise;
-no configuration is touched.  It calls the function that was there, so that means, dropout and weights stay
-the host's.
+The function is in the `AttentionInterface` of the module's file, or beside it if it is the eager one.  While
+any site is hooked, it is wrapped by one that asks whether the current call is hooked; no configuration is
+changed.  The wrapped function is called, so that means, dropout and weights are the host's.
 
-A converted module stays what it is, and its configuration names our attention function.  That is given
-projected queries, keys and values; the tokens, which a latent projection needs, are left for it by a hook
+A converted module stays in place, and its configuration names our attention function, which receives
+projected queries, keys and values.  The tokens, which a latent projection needs, are stored for it by a hook
 before the module's own forward.
 """
 
@@ -32,12 +31,12 @@ from gpattention.models.converted import ATTRIBUTE, ConvertedAttention, real_key
 from gpattention.models.projected import KeyProjection, is_plain_linear
 
 IMPLEMENTATION = "gpattention_converted"  # what the config of a converted model calls its attention
-# What it calls it in a folder.  Transformers has no attention of that name and says so: no class builds its
-# own softmax attention around weights trained with ours by mistake.
+# Its name in a folder.  Transformers has no attention of that name and fails, so that no class builds its own
+# softmax attention around weights that were trained with ours.
 SAVED_IMPLEMENTATION = "that of a converted model, which gpattention.from_pretrained(folder) reads"
-_HOOKED = "attention function"  # under which a site's hook is found
-_EAGER = "eager_attention_forward"  # what the files of transformers call it
-_TOKENS = "_gpattention_tokens"  # what a module is called with, while a compiler traces it
+_HOOKED = "attention function"  # key of a site's hook
+_EAGER = "eager_attention_forward"  # its name in the files of transformers
+_TOKENS = "_gpattention_tokens"  # attribute with a module's tokens, while a compiler traces it
 _Tokens = tuple[Tensor, Tensor]  # of queries and of keys
 _left: ContextVar[Mapping[int, _Tokens]] = ContextVar("gpattention_tokens", default={})  # noqa: B039 never written to
 _KEYS = ("key", "k_proj", "k_lin", "to_k", "Wk")
@@ -46,7 +45,7 @@ _OTHER_TOKENS = ("encoder_hidden_states", "key_value_states")
 
 
 class HuggingFaceFamily(Family):
-    """Attention whose forward asks `AttentionInterface`."""
+    """Attention whose forward looks up `AttentionInterface`."""
 
     name = "huggingface"
     forms = "attention of transformers that asks AttentionInterface"
@@ -54,31 +53,30 @@ class HuggingFaceFamily(Family):
     replaces = False
 
     def matches(self, module: nn.Module) -> bool:
-        """By what its forward names."""
+        """Recognise modules by the names in their forward."""
         return hasattr(module, "config") and "ALL_ATTENTION_FUNCTIONS" in base.forward_code(module).co_names
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
-        """By attributes, and by the masks that the modules around it make; decoders can be read."""
+        """Refuse by attributes, and by the masks that modules around it create; decoders can be read."""
         reasons = _reasons(module, around)
         return None if decoding(module, reasons) else "; ".join(reasons) or None
 
     def attends(self, module: nn.Module, around: Sequence[nn.Module]) -> Attends:
-        """By the same."""
+        """Which keys a site sees, by the same."""
         return decoding(module, _reasons(module, around)) or "all"
 
     @contextmanager
     def hooked(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Iterator[None]:
-        """The attention functions that the sites call ask for hooks."""
+        """Let the attention functions that the sites call ask for hooks."""
         changes, pasts = dict(_change(site) for site in sites), Pasts()
         hooks = {(id(site.module), _HOOKED): partial(_hooked_attention, site, hook, pasts) for site in sites}
         with borrowed(changes), handled_by(hooks):
             yield
 
     def key_projection(self, site: Site) -> KeyProjection | None:
-        """The linear map from tokens to keys, where the module has one and does nothing more to the keys.
+        """The linear map from tokens to keys, if the module has one and does not change the keys afterwards.
 
-        Keys of other tokens than the module is called with, as of pyramids that merge them first, are
-        refused.
+        Modules that merge tokens before they project keys are refused.
         """
         for name, part in site.module.named_modules():
             strided = isinstance(part, nn.modules.conv._ConvNd) and max(part.stride) > 1
@@ -95,33 +93,33 @@ class HuggingFaceFamily(Family):
         """Give the module its layer."""
         site.module.add_module(ATTRIBUTE, layer)
         site.module.register_forward_pre_hook(_leave_tokens, with_kwargs=True)
-        # also where the module raised before anybody took them
+        # also if the module failed before they were used
         site.module.register_forward_hook(_clear_tokens, always_call=True)
 
     def finish(self, model: nn.Module, sites: list[Site], record: Conversion) -> bool:
-        """Name our attention function in every configuration the converted modules read."""
+        """Name our attention function in every configuration that converted modules read."""
         from transformers import AttentionInterface, AttentionMaskInterface
 
         AttentionInterface.register(IMPLEMENTATION, _converted_attention)
-        AttentionMaskInterface.register(IMPLEMENTATION, _padding)  # without it there would be no mask
-        copies: dict[int, Any] = {}  # of configurations, which other models may have been built from too
+        AttentionMaskInterface.register(IMPLEMENTATION, _padding)  # otherwise there would be no mask
+        copies: dict[int, Any] = {}  # of configurations, which other models may share
         for module in model.modules():
             if hasattr(module.__dict__.get("config"), "_attn_implementation"):
                 module.config = deepcopy(module.config, copies)
         for site in sites:
             config: Any = site.module.config
-            # as set_attn_implementation does, which some hosts refuse for implementations they do not list
+            # as by set_attn_implementation, which some hosts refuse for implementations they do not list
             config._attn_implementation = IMPLEMENTATION
         if not hasattr(model, "save_pretrained"):
             return False
         config = model.config
         setattr(config, RECORD, record.to_dict())
-        # written as it is, and what transformers sets `_attn_implementation` from when it reads it
+        # transformers writes it, and sets `_attn_implementation` by it when it reads the config
         config.attn_implementation = SAVED_IMPLEMENTATION
         return True
 
     def load(self, saved: SavedModel) -> nn.Module | None:
-        """Transformers' own loading, of a class that converts itself before its weights come."""
+        """Load by transformers itself, with a class that converts itself before its weights are loaded."""
         folder, config, host = saved.folder, saved.config, saved.host
         if not isinstance(config.get(RECORD), dict) or (saved.record and isinstance(host, nn.Module)):
             return None
@@ -151,14 +149,14 @@ def _reasons(module: nn.Module, around: Sequence[nn.Module]) -> list[str]:
 
 
 def _masks_causally(makers: Sequence[nn.Module]) -> bool:
-    """Whether the nearest module around it that makes a mask makes causal ones only."""
+    """Whether the nearest parent that creates masks creates causal ones only."""
     masks = {"create_bidirectional_mask", "create_causal_mask"}
     found = (masks & set(base.forward_code(maker).co_names) for maker in makers)
     return next(filter(None, found), None) == {"create_causal_mask"}
 
 
 def _change(site: Site) -> tuple[Hashable, Callable[[], Undo]]:
-    """The one that makes the site's attention function ask for hooks."""
+    """The change by which the site's attention function asks for hooks."""
     named = getattr(getattr(site.module, "config", None), "_attn_implementation", None)
     if named == IMPLEMENTATION:
         expected = "expected a model of which nothing is converted"
@@ -170,12 +168,12 @@ def _change(site: Site) -> tuple[Hashable, Callable[[], Undo]]:
         expected = f"expected the attention implementation of {site.name} to be sdpa or eager"
         raise ValueError(f"{expected}, got {named!r}: call model.set_attn_implementation('sdpa')")
     interface = file["ALL_ATTENTION_FUNCTIONS"]
-    # its own table comes before the one of all interfaces, which other files read too
+    # its own table has priority over that of all interfaces, which other files read too
     return replacing(interface._local_mapping, named, lambda own: _asking(own or interface[named]))
 
 
 def _asking(own: Handler) -> Handler:
-    """The attention function that asks for a hook of the module it is called by."""
+    """An attention function that asks for a hook of the module that calls it."""
 
     @wraps(own)
     def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +201,7 @@ def _hooked_attention(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """An attention function of transformers' shape."""
+    """An attention function with the signature of transformers."""
     mean, weights = own(module, query, key, value, attention_mask, *args, **kwargs)  # [B, Q, H, D]
     if site.attends == "causal":
         call = causal_call(site, pasts, mean.transpose(1, 2), query, key, value, attention_mask, kwargs)
@@ -216,7 +214,7 @@ def _hooked_attention(
 
 def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     named = getattr(module.config, "_attn_implementation", None)
-    if named != IMPLEMENTATION:  # the host's own attention would run, without a word
+    if named != IMPLEMENTATION:  # the host's own attention would run silently
         expected = f"expected the attention implementation of a converted host to stay {IMPLEMENTATION!r}"
         raise ValueError(f"{getattr(module, ATTRIBUTE).name}: {expected}, got {named!r}: set it back")
     code = base.forward_code(module)
@@ -227,18 +225,18 @@ def _leave_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         raise ValueError(f"expected {type(module).__name__} to be called with tokens first, got {tokens!r}")
     others = [given[name] for name in _OTHER_TOKENS if given.get(name) is not None]
     left = (tokens, others[0] if others else tokens)
-    if torch.compiler.is_compiling():  # which cannot follow a context variable, and keeps this in its graph
+    if torch.compiler.is_compiling():  # compilers cannot follow context variables
         vars(module)[_TOKENS] = left
     else:
         _left.set({**_left.get(), id(module): left})
 
 
 def _clear_tokens(module: nn.Module, *_: object) -> None:
-    _taken_tokens(module)  # whose result a hook would put in place of the output
+    _taken_tokens(module)  # without returning it, as the result of a hook replaces the output
 
 
 def _taken_tokens(module: nn.Module) -> _Tokens | None:
-    """What `_leave_tokens` left in this thread, once."""
+    """Take, once, the tokens that `_leave_tokens` stored in this thread."""
     left: _Tokens | None = vars(module).pop(_TOKENS, None)
     if left is not None or torch.compiler.is_compiling():
         return left
@@ -257,9 +255,9 @@ def _converted_attention(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls: [B, Q, H, D] and the weights, where the host asks for them."""
+    """The attention function of converted modules: [B, Q, H, D] and, if asked for, weights."""
     layer = getattr(module, ATTRIBUTE, None)
-    if not isinstance(layer, ConvertedAttention):  # it has the same configuration but stayed softmax
+    if not isinstance(layer, ConvertedAttention):  # it shares the configuration but stayed softmax
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         if attention_mask is not None and attention_mask.ndim == 2:
@@ -281,15 +279,15 @@ def _converted_attention(
 
 
 def _padding(*, kv_length: int, attention_mask: Tensor | None = None, **others: Any) -> Tensor | None:
-    """The mask function of transformers' shape: padding [B, K] (True = real), else every pair of tokens.
+    """A mask function with the signature of transformers: padding [B, K] (True = real), or pairs of tokens.
 
-    Causal and windowed masks are for attention of the same configuration that was left alone; a converted
-    layer that is given one refuses it.
+    Causal and windowed masks are for attention of the same configuration that was left alone; converted
+    layers refuse them.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirectional_mask_function
 
     if others.get("mask_function") is not bidirectional_mask_function:
-        # never skipped: attention that is given no mask is free to look everywhere
+        # never skipped, as attention without a mask may look everywhere
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         pairs: Callable[..., Tensor] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
         return pairs(kv_length=kv_length, attention_mask=attention_mask, **others)
@@ -297,7 +295,7 @@ def _padding(*, kv_length: int, attention_mask: Tensor | None = None, **others: 
 
 
 def _named_class(saved: SavedModel) -> Any:
-    """The class that the folder's configuration names."""
+    """The class named by the folder's configuration."""
     import transformers
 
     names = saved.config.get("architectures") or []
@@ -308,7 +306,7 @@ def _named_class(saved: SavedModel) -> Any:
 
 
 def _converting(cls: Any, saved: SavedModel, record: Conversion) -> Any:
-    """A subclass that converts itself when it is built, and is then of the class itself."""
+    """A subclass whose objects convert themselves when they are built, and then are of the class itself."""
     import transformers
 
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
@@ -319,9 +317,9 @@ def _converting(cls: Any, saved: SavedModel, record: Conversion) -> Any:
     class Converting(cls):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.__class__ = cls  # it was needed to be here at this moment only
+            self.__class__ = cls  # the subclass is needed for this constructor only
             saved.convert(self, record, source)
 
-    for name in ("__name__", "__qualname__", "__module__"):  # transformers asks for them here and there
+    for name in ("__name__", "__qualname__", "__module__"):  # transformers reads them
         setattr(Converting, name, getattr(cls, name))
     return Converting

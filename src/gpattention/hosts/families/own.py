@@ -1,10 +1,10 @@
-"""Our own softmax and kernel attention, alone or in our transformers: `_mean` answers for the whole head.
+"""Our own softmax and kernel attention, alone or in our transformers; hooks replace its method `_mean`.
 
-Softmax attention is converted like that of any host.  Transformers with kernel attention have a conversion of
-their own, `warm_start`, after which their config says what they are.
+Softmax attention is converted like that of other hosts.  Transformers with kernel attention are converted by
+`warm_start`, and then have a config of the new kind.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,9 +21,8 @@ from gpattention.attention import (
     attention_class,
     list_attention,
 )
-from gpattention.attention.base import Source
 from gpattention.concurrency import Handler
-from gpattention.gp import LogDensity, Posterior, keep_rows
+from gpattention.gp import keep_rows
 from gpattention.hosts.conversion import Conversion
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, SavedModel, Site
@@ -33,24 +32,18 @@ from gpattention.models import (
     TextTransformer,
     Transformer,
     VisionTransformer,
+    converted,
     warm_start,
 )
-from gpattention.models.config import load_folder
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    ConvertedAttention,
-    Request,
-    converted_layers,
-    inherit,
-    take_place,
-)
+from gpattention.models.config import load_config
+from gpattention.models.converted import ATTRIBUTE, ConvertedAttention, Request
 from gpattention.models.predict import is_predicting
 from gpattention.models.projected import KeyProjection, ProjectedHeads, is_plain_linear
 
 _MODELS: dict[str, type[Transformer]] = {
     "VisionTransformer": VisionTransformer, "TextTransformer": TextTransformer,
 }  # fmt: skip
-_REMEMBERED = "_gpattention_regularizer"  # where a transformer of ours keeps that of its last output
+_REMEMBERED = "_gpattention_regularizer"  # attribute of our transformers with that of the last output
 
 
 class OwnFamily(Family):
@@ -58,14 +51,14 @@ class OwnFamily(Family):
 
     name = "gpattention"
     forms = "and our own softmax and kernel attention"
-    remembers = False  # attention of ours gives its regulariser where it is called
+    remembers = False  # our attention returns its regulariser when it is called
 
     def matches(self, module: nn.Module) -> bool:
         """All kinds."""
         return isinstance(module, Attention)
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
-        """Kinds with a posterior, those without a process, and causal attention."""
+        """Refuse kinds with a posterior, kinds without a process, and causal attention."""
         assert isinstance(module, Attention)
         if module.draws:
             return f"{module.kind!r} attention has a posterior of its own"
@@ -74,21 +67,21 @@ class OwnFamily(Family):
         return base.CAUSAL if module.causal else None
 
     def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
-        """Our attention modules answer with what the hook makes of their means."""
+        """Call the hook with the means of our attention modules."""
         return {(site.module, "_mean"): partial(_mean, site, hook) for site in sites}
 
     def key_projection(self, site: Site) -> KeyProjection | None:
-        """The host's map to keys."""
+        """The host's projection to keys."""
         key = getattr(site.module, "key", None)
         return KeyProjection(key.weight, key.bias) if is_plain_linear(key) else None
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
-        """Put the converted module where the old one was."""
+        """Replace the module by a converted one."""
         assert isinstance(site.module, SoftmaxAttention)
-        take_place(model, site.module, ConvertedOwn(site.module, layer))
+        converted.take_place(model, site.module, ConvertedOwn(site.module, layer))
 
     def convert_whole(self, model: nn.Module, sites: list[Site], kind: str, options: dict[str, Any]) -> bool:
-        """Swap kernel attention for `kind` by `warm_start`; the model's own config says it afterwards."""
+        """Replace kernel attention by `kind` with `warm_start`, and change the model's config."""
         own = {site.module.kind for site in sites if isinstance(site.module, Attention)}
         if not (own := own - {"softmax"}):
             return False
@@ -118,17 +111,17 @@ class OwnFamily(Family):
         return True
 
     def finish(self, model: nn.Module, sites: list[Site], record: Conversion) -> bool:
-        """Have a transformer remember the regularisers that its outputs hold."""
+        """Let a transformer keep the regulariser of its last output."""
         _watch_outputs(model)
         return False
 
     def requested(self, model: nn.Module, request: Request) -> Handlers:
-        """Converted attention of ours does what a prediction asks, though its host does not call it so."""
+        """Let converted attention of ours follow a prediction's request, although its host does not."""
         own = [module for module in model.modules() if isinstance(module, ConvertedOwn) and module.draws]
         return {(module, "forward"): partial(_answer, module, request) for module in own}
 
     def regularizer(self, model: nn.Module) -> Tensor | None:
-        """What our transformers remember of their last outputs; attention of ours alone remembers nothing."""
+        """The regularisers of our transformers' last outputs; attention outside of them keeps none."""
         ours = [module for module in model.modules() if isinstance(module, Transformer)]
         values = [vars(module)[_REMEMBERED].regularizer for module in ours if _REMEMBERED in vars(module)]
         if any(value is not None for value in values):
@@ -137,24 +130,23 @@ class OwnFamily(Family):
             how = "model(x, draw='independent', need=('logits', 'regularizer')) of a converted transformer"
             raise ValueError(f"expected a forward pass asked for the regulariser, got none: call {how}")
         own = any(isinstance(module, ConvertedOwn) for module in model.modules())
-        if own and not any(layer.regularizers for layer in converted_layers(model)):
+        if own and not any(layer.regularizers for layer in converted.converted_layers(model)):
             how = "attention(x, draw='independent', need=('output', 'regularizer'))"
             got = f"attention of gpattention, which gives it where it is called: {how}"
             raise ValueError(f"expected converted layers that remember their regulariser, got {got}")
         return None
 
     def load(self, saved: SavedModel) -> nn.Module | None:
-        """A transformer converted from kernel attention: its own config says all."""
+        """A transformer converted from kernel attention, whose config is complete."""
         cls = _model_class(saved)
         whole = cls is not None and saved.record is None and not saved.options
         return cls.from_pretrained(saved.folder) if cls is not None and whole else None
 
     def new_host(self, saved: SavedModel) -> nn.Module | None:
-        """A transformer of ours as it was before the conversion."""
+        """A transformer of ours as before its conversion."""
         if (cls := _model_class(saved)) is None:
             return None
-        config, _ = load_folder(saved.folder, cls.__name__)
-        return cls(cls.config_class.from_dict(config))
+        return cls(cls.config_class.from_dict(load_config(saved.folder, cls.__name__)))
 
 
 def _model_class(saved: SavedModel) -> type[Transformer] | None:
@@ -169,13 +161,23 @@ def _mean(site: Site, hook: AttentionHook, own: Handler, heads: Heads) -> Tensor
     return keep_rows(hook(site, call), heads.query_mask)
 
 
+def _of_layer(name: str) -> Callable[..., Any]:
+    """A method that the converted layer answers, with the queries and keys of its host."""
+
+    def method(self: "ConvertedOwn", heads: Heads, *args: Any, **options: Any) -> Any:
+        attention = getattr(self, ATTRIBUTE).attention
+        return getattr(attention, name)(self._host_heads(heads), *args, **options)
+
+    return method
+
+
 class ConvertedOwn(Attention):
-    """Takes the place, the call and the projections of a `SoftmaxAttention`; the converted layer answers."""
+    """Replaces a `SoftmaxAttention`, with its projections; the converted layer answers its calls."""
 
     def __init__(self, host: SoftmaxAttention, layer: ConvertedAttention) -> None:
         nn.Module.__init__(self)
-        inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
-        # of the instance, where other kinds have all but the regulariser of their class
+        converted.inherit(self, host, layer, "embed_dim", "num_heads", "head_dim", "batch_first")
+        # attributes of the instance, most of which belong to the class in other kinds
         for name in ("kind", "draws", "crosses", "exportable", "regularizer"):
             setattr(self, name, getattr(layer.attention, name))
 
@@ -184,29 +186,12 @@ class ConvertedOwn(Attention):
         k = self._split(self.key(heads.keys))  # type: ignore[operator]
         return ProjectedHeads.scaled(heads, q, k, self.head_dim**-0.25)
 
-    @property
-    def _answering(self) -> Attention:
-        layer = getattr(self, ATTRIBUTE)
-        assert isinstance(layer, ConvertedAttention)
-        return layer.attention
-
-    def _mean(self, heads: Heads) -> Tensor:
-        return self._answering._mean(self._host_heads(heads))
-
-    def _weights(self, heads: Heads) -> Tensor:
-        return self._answering._weights(self._host_heads(heads))
-
-    def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
-        return self._answering._posterior(self._host_heads(heads), with_variance=with_variance)
-
-    def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
-        return self._answering._regularizer(self._host_heads(heads), posterior, generator)
-
-    def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity | None:
-        return self._answering._log_density(self._host_heads(heads), posterior)
-
-    def _kernel_inputs(self, heads: Heads) -> tuple[Tensor, Tensor]:
-        return self._answering._kernel_inputs(self._host_heads(heads))
+    _mean = _of_layer("_mean")
+    _weights = _of_layer("_weights")
+    _posterior = _of_layer("_posterior")
+    _regularizer = _of_layer("_regularizer")
+    _log_density = _of_layer("_log_density")
+    _kernel_inputs = _of_layer("_kernel_inputs")
 
 
 def _answer(
@@ -223,7 +208,7 @@ def _answer(
 
 @torch.no_grad()
 def _start_at(module: Attention, prior_scale: float) -> None:
-    """s_q times t and V over t leave s_q s_k kappa V as it is and scale the draws."""
+    """Multiply s_q by t and divide V by t, which keeps s_q s_k kappa V and scales the draws."""
     assert isinstance(module, GaussianAttention)
     module.scale_q.set(module.scale_q() * prior_scale)
     for parameter in module.value.parameters():
@@ -232,7 +217,7 @@ def _start_at(module: Attention, prior_scale: float) -> None:
 
 @dataclass(eq=False)
 class _Remembered:
-    """Regulariser of a model's last pass; a copy of the model begins without, as it cannot have the graph."""
+    """The regulariser of a model's last pass; copies of the model have none, as graphs are not copied."""
 
     regularizer: Tensor | None = None
 
@@ -246,11 +231,11 @@ def _watch_outputs(model: nn.Module) -> None:
 
 
 def _remember_output(model: nn.Module, _: Any, output: Any) -> None:
-    """Forward hook of our own transformers; predictions ask for no regulariser and change nothing."""
+    """Forward hook of our transformers; predictions have no regulariser and change nothing."""
     if is_predicting():
         return
     value = output.regularizer if isinstance(output, ModelOutput) else None
     if value is not None:
         model.__dict__[_REMEMBERED] = _Remembered(value)
-    else:  # no trace, as threads that only predict leave none
+    else:  # removed, as threads that only predict leave no attribute
         model.__dict__.pop(_REMEMBERED, None)

@@ -11,14 +11,8 @@ from torch.overrides import TorchFunctionMode
 from gpattention.concurrency import Handler
 from gpattention.hosts.families import base
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Family, Handlers, Site
-from gpattention.models.converted import (
-    ATTRIBUTE,
-    ConvertedAttention,
-    inherit,
-    real_keys,
-    refused_call,
-    take_place,
-)
+from gpattention.models import converted
+from gpattention.models.converted import ATTRIBUTE, ConvertedAttention
 from gpattention.models.projected import KeyProjection, is_plain_linear
 
 _KNOWN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
@@ -32,13 +26,13 @@ class TimmFamily(Family):
     scale_attribute = "scale"
 
     def matches(self, module: nn.Module) -> bool:
-        """By its two linear maps and its number of heads."""
+        """Recognise modules by their two linear maps and number of heads."""
         maps = (getattr(module, name, None) for name in ("qkv", "proj"))
         heads = getattr(module, "num_heads", None)
         return all(isinstance(linear, nn.Linear) for linear in maps) and isinstance(heads, int)
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
-        """Biases, causal and grouped-query attention, and forwards in which no attention call is met."""
+        """Refuse biases, causal and grouped-query attention, and forward methods without attention calls."""
         reasons = base.bias_reasons(module)
         if base.is_patched(module):
             reasons.append("its forward was replaced, by one that would be passed over")
@@ -53,11 +47,11 @@ class TimmFamily(Family):
         return "; ".join(reasons) or None
 
     def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
-        """The instances run their own forward with the fused attention, which is hooked."""
+        """Run the modules' own forward with fused attention, and hook that."""
         return {(site.module, "forward"): partial(_forward, site, hook) for site in sites}
 
     def key_projection(self, site: Site) -> KeyProjection | None:
-        """The host's map to keys, and their norm where it has one; what is not timm's layout is refused."""
+        """The host's projection to keys, and their norm if there is one; refuse other layouts than timm's."""
         unknown = sorted({name for name, _ in site.module.named_children()} - _KNOWN)
         unknown += sorted(name for name, _ in site.module.named_parameters(recurse=False))
         if unknown:
@@ -69,8 +63,8 @@ class TimmFamily(Family):
         return KeyProjection(qkv.weight.chunk(3)[1], bias, None if isinstance(norm, nn.Identity) else norm)
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
-        """Put the converted module where the old one was."""
-        take_place(model, site.module, ConvertedTimm(site.module, layer, site.heads, site.head_dim))
+        """Replace the module by a converted one."""
+        converted.take_place(model, site.module, ConvertedTimm(site.module, layer, site.heads, site.head_dim))
 
 
 def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs: Any) -> Any:
@@ -83,9 +77,9 @@ def _forward(site: Site, hook: AttentionHook, own: Handler, *args: Any, **kwargs
 
 
 def _fused(module: nn.Module) -> nn.Module:
-    """The module as it is with the fused attention: the same parameters and modules under another switch.
+    """The module with fused attention switched on: a copy that shares its parameters and modules.
 
-    The module's own switch is not touched, which other threads read too.
+    The switch of the module itself is not changed, as other threads read it.
     """
     if vars(module).get("fused_attn", True):
         return module
@@ -95,7 +89,7 @@ def _fused(module: nn.Module) -> nn.Module:
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Hands the one attention call on to the hook."""
+    """Passes the one attention call on to the hook."""
 
     def __init__(self, site: Site, hook: AttentionHook) -> None:
         super().__init__()
@@ -125,27 +119,27 @@ class _AttentionMode(TorchFunctionMode):
     ) -> Tensor:
         name = self._site.title
         if is_causal or other.get("enable_gqa"):
-            raise refused_call(name, "plain attention", "causal or grouped-query attention")
+            raise converted.refused_call(name, "plain attention", "causal or grouped-query attention")
         if attn_mask is not None and attn_mask.ndim == 2:
             attn_mask = attn_mask[None, None]  # [1, 1, Q, K] pairs
-        real = None if attn_mask is None else real_keys(attn_mask, name)
+        real = None if attn_mask is None else converted.real_keys(attn_mask, name)
         return self._hook(self._site, AttentionCall.scaled(mean, query, key, value, real, scale))
 
 
 class ConvertedTimm(nn.Module):
-    """Takes the place, the call and the modules of a timm `Attention`."""
+    """Replaces a timm `Attention`, with its modules and its form of call."""
 
     def __init__(self, host: nn.Module, layer: ConvertedAttention, heads: int, head_dim: int) -> None:
         super().__init__()
-        inherit(self, host, layer)
+        converted.inherit(self, host, layer)
         self.num_heads, self.head_dim = heads, head_dim
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """[B, N, E] -> [B, N, E]"""
         layer = getattr(self, ATTRIBUTE)
         if is_causal:
-            raise refused_call(layer.name, "plain attention", "causal attention")
-        real = None if attn_mask is None else real_keys(attn_mask, layer.name).expand(len(x), -1)
+            raise converted.refused_call(layer.name, "plain attention", "causal attention")
+        real = None if attn_mask is None else converted.real_keys(attn_mask, layer.name).expand(len(x), -1)
         qkv = self._through("qkv", x).unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, N, D] each
         q, k = self._through("q_norm", q), self._through("k_norm", k)

@@ -1,7 +1,7 @@
 """`nn.MultiheadAttention`, alone or inside `nn.TransformerEncoderLayer`.
 
-In evaluation mode PyTorch runs whole encoder layers as one fused operation that never calls their attention;
-around a hooked site they run their plain pass (`models.dropout`).
+In evaluation mode PyTorch runs whole encoder layers as one fused operation, which does not call their
+attention; layers with a hooked site run a plain pass instead (`models.dropout`).
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ class TorchFamily(Family):
     forms = "nn.MultiheadAttention"
 
     def matches(self, module: nn.Module) -> bool:
-        """All of the class and its subclasses."""
+        """Objects of the class and its subclasses."""
         return isinstance(module, nn.MultiheadAttention)
 
     def refusal(self, module: nn.Module, around: Sequence[nn.Module]) -> str | None:
-        """Attention of decoders, forwards of its own, and keys that belong to no token."""
+        """Refuse attention of decoders, other forward methods, and keys that belong to no token."""
         assert isinstance(module, nn.MultiheadAttention)
         if around and isinstance(around[0], nn.TransformerDecoderLayer):
             return base.CAUSAL if around[0].self_attn is module else base.CROSS
@@ -43,16 +43,16 @@ class TorchFamily(Family):
         return option and f"{option}=True appends a key that belongs to no token"
 
     def handlers(self, model: nn.Module, sites: Sequence[Site], hook: AttentionHook) -> Handlers:
-        """Forward passes of the sites are answered here, those of encoders around them by their modules."""
+        """Handle the forward methods of the sites, and run encoders around them without fused operations."""
         around = plain_passes(model, [site.module for site in sites])
         return {**around, **{(s.module, "forward"): partial(_forward, s, hook) for s in sites}}
 
     def key_projection(self, site: Site) -> KeyProjection:
-        """The host's map to keys, as a module of its own."""
+        """The host's projection to keys."""
         return key_projection(site.module, site.name)
 
     def place(self, model: nn.Module, site: Site, layer: ConvertedAttention) -> None:
-        """Put the converted module where the old one was, and keep encoders from nesting their tensors."""
+        """Replace the module by a converted one, and switch off nested tensors of encoders."""
         assert isinstance(site.module, nn.MultiheadAttention)
         take_place(model, site.module, ConvertedMultihead(site.module, layer))
         for module in model.modules():
@@ -74,7 +74,7 @@ def _hooked(
     real: Tensor | None,
     need: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the module itself does, and then the hook."""
+    """Attend as the module does, then call the hook."""
     module: Any = site.module
     attend = None if real is None else real[:, None, None]  # [B, 1, 1, K]
     rate = module.dropout if module.training else 0.0

@@ -4,12 +4,10 @@ A *learned* embedding is the model's own token table, trained with the rest of i
 `Vocabulary`: it needs nothing here, and its frozen part is `NoEmbedding`.
 """
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -22,26 +20,14 @@ from gpattention.files import digest, make_folder, write_atomically
 from gpattention.models.config import check_finite
 from gpattention.numerics import NonFiniteError
 
-
-def require(module: str, *, extra: str, user: str) -> ModuleType:
-    """The module, or an `ImportError` that says which extra of this library brings it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise  # the package is there, and something it needs is not
-        needs = f"{user} needs {module}: pip install 'gpattention[{extra}]'"
-        raise ImportError(needs, name=module) from error
-
-
 Sentences = Sequence[Sequence[str]]
 
 
 def check_sentences(sentences: Sentences) -> None:
     """Raise `ValueError` unless these are lists of non-empty words, none of them empty.
 
-    A string is itself a sequence of strings, so an unsplit sentence would pass for its letters: refuse it.
-    So is a sentence without words: a row of nothing but padding has no softmax.
+    A sentence that was not split is refused, as a string is a sequence of its letters, and a sentence without
+    words, as a row of padding has no softmax.
     """
     if isinstance(sentences, str):
         raise ValueError(f"expected sentences to be lists of words, got the string {sentences!r}")
@@ -58,14 +44,14 @@ def check_sentences(sentences: Sentences) -> None:
 
 @runtime_checkable
 class ContextualEmbedding(Protocol):
-    """Vectors of words that no training changes; a word's vector may depend on its whole sentence.
+    """Frozen vectors of words, which may depend on the whole sentence.
 
-    It depends on nothing else: not on the other sentences of the call (beyond rounding), nor on earlier
-    calls.  That is what lets `CachedEmbedding` keep one file per sentence.
+    They depend on nothing else: not on other sentences of the call (up to rounding), nor on earlier calls, so
+    that `CachedEmbedding` can store one file per sentence.
 
     Attributes:
         width: numbers per word.
-        name: fingerprint: two embeddings of one name give the same vectors, wherever their files lie.
+        name: a fingerprint: embeddings with the same name give the same vectors.
     """
 
     width: int
@@ -93,7 +79,7 @@ class NoEmbedding:
 
 
 def pad(vectors: Sequence[Tensor]) -> Tensor:
-    """Sentences of [n_words, width] side by side, short ones filled up with zeros.  [B, N, width]
+    """Stack sentences of [n_words, width], with zeros behind short ones.  [B, N, width]
 
     The padding mask of the same sentences comes from `Vocabulary.encode`.
 
@@ -104,7 +90,7 @@ def pad(vectors: Sequence[Tensor]) -> Tensor:
         One tensor of all.
 
     Raises:
-        ValueError: if there is no sentence, or if their widths differ.
+        ValueError: there is no sentence, or their widths differ.
     """
     if len(vectors) == 0:
         raise ValueError("expected vectors of at least one sentence, got none")
@@ -118,7 +104,7 @@ def pad(vectors: Sequence[Tensor]) -> Tensor:
 def embed_in_batches(
     sentences: Sentences, size: int, embed: Callable[[Sentences], list[Tensor]]
 ) -> list[Tensor]:
-    """`embed` of batches of similar length, so that little of a batch is padding, in the order given."""
+    """`embed` in batches of similar length, which need little padding; the order is kept."""
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
     found: dict[int, Tensor] = {}
     for start in range(0, len(order), size):
@@ -133,18 +119,18 @@ _TENSOR = "vectors"  # [n_words, width]
 
 
 class CachedEmbedding:
-    """An embedding whose vectors are looked up in a folder, and computed only if they are not there.
+    """An embedding that stores its vectors in a folder, and computes only missing ones.
 
-    One file per sentence, found by the embedding's `name` and the sentence's words, so that several
-    embeddings, datasets and processes can share a folder.  A file that is damaged or not ours is refused
-    with its name, never overwritten.
+    There is one file per sentence, named by the embedding's `name` and the words, so that several embeddings,
+    data sets and processes can share a folder.  Files that are damaged or of something else are refused, and
+    never overwritten.
 
     Args:
-        embedding: what to compute missing vectors with.
-        folder: where the files are; made if it is not there.
-        batch_size: sentences computed between two writes: at most so many are lost if it is interrupted.
+        embedding: computes missing vectors.
+        folder: of the files; created if it does not exist.
+        batch_size: sentences that are computed between two writes, and lost by an interruption.
         progress: called with (done, total) of the sentences to compute, at the start and after every batch;
-            not called if all are there.
+            not called if none is missing.
     """
 
     def __init__(
@@ -158,7 +144,7 @@ class CachedEmbedding:
         self.width, self.name = embedding.width, embedding.name  # the vectors are the same
 
     def file(self, sentence: Sequence[str]) -> Path:
-        """Where the vectors of a sentence are kept."""
+        """The file of a sentence."""
         key = _key(sentence)
         return self._folder / key[:2] / f"{key}.safetensors"
 
@@ -183,7 +169,7 @@ class CachedEmbedding:
             self._progress(total, total)
 
     def _keep(self, file: Path, sentence: Sequence[str], x: Tensor) -> None:
-        """What is not sound is not kept."""
+        """Write vectors, which must be of the right form and finite."""
         expected = (len(sentence), self.width)
         if x.shape != expected or x.dtype != torch.float32:
             wanted = f"{expected} vectors of float32 for {list(sentence)}"
@@ -203,7 +189,7 @@ class CachedEmbedding:
         try:
             with safe_open(file, framework="pt") as archive:
                 label = archive.metadata() or {}
-                # A copy: the tensor itself would keep its file mapped, and a process has so many maps.
+                # a copy, as the tensor itself would keep its file mapped, and maps are limited
                 x: Tensor = archive.get_tensor(_TENSOR).clone()  # [n_words, width]
         except SafetensorError as error:
             raise ValueError(f"cached embedding {file} is damaged ({error}): {remedy}") from None

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpattention.checks import check_count
+from gpattention.checks import check_count, require
 from gpattention.files import digest, existing_file, file_digest, read_json
-from gpattention.models.embeddings.contextual import Sentences, check_sentences, embed_in_batches, require
+from gpattention.models.embeddings.contextual import Sentences, check_sentences, embed_in_batches
 
 CHARACTERS = 261  # the 256 bytes, begin and end of sentence and of word, and padding within a word
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PAD_WORD = range(256, 261)

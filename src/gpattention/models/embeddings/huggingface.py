@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpattention.checks import check_count
+from gpattention.checks import check_count, require
 from gpattention.files import digest, file_digest, read_object
 from gpattention.models.config import check_finite
-from gpattention.models.embeddings.contextual import Sentences, check_sentences, embed_in_batches, require
+from gpattention.models.embeddings.contextual import Sentences, check_sentences, embed_in_batches
 
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}  # what models and tokenizers are made of
 
