@@ -66,6 +66,7 @@ KINDS = (
     "other reviews", "shuffled words", "code", "licences", "documentation", "other languages",
 )  # fmt: skip
 SPAN = 12  # tokens of a corrupted one
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 RANGES = (1, 4, 8, 16, 32, 64, 128, 256)  # positions that are compared with one another
 NAMES = [
     "Anna", "Boris", "Clara", "David", "Elena", "Frank", "Grace", "Henry", "Irene", "Jack", "Karen",
@@ -598,7 +599,8 @@ def swaps_table(fitting: Rows, kept: Rows, swapped: Rows, places: Tensor) -> dic
 def cost_table(handle: Handle, tokens: int, new: int, *, seconds: bool = True) -> dict[str, float]:
     """Seconds and MiB of a pass over so many tokens and of each generated one, plain and observed.
 
-    On a GPU the MiB are those of tensors, on a CPU those of the process, Python and libraries among them."""
+    On a GPU the MiB are those of tensors; on a CPU those of the process, Python and libraries among them, and
+    only without seconds, which the allocator that they are measured with lengthens."""
     model = handle.model
     device = next(model.parameters()).device
     made = torch.Generator().manual_seed(0)
@@ -622,7 +624,7 @@ def cost_table(handle: Handle, tokens: int, new: int, *, seconds: bool = True) -
 
     def memory(run: Callable[[], object]) -> float:
         if device.type != "cuda":
-            return resident_peak(run)
+            return math.nan if seconds else resident_peak(run)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         run()
@@ -662,13 +664,16 @@ def cost_table(handle: Handle, tokens: int, new: int, *, seconds: bool = True) -
 
 def resident_peak(run: Callable[[], object]) -> float:
     """MiB that the process holds at the peak of a call, after one that warms up; NaN where the kernel is not
-    Linux.  What earlier calls freed is given back first, so that it does not hide what this one takes."""
+    Linux.  Freed tensors go back to the system at once, else holes in the heap count, and they differ by
+    hundreds of MiB from call to call."""
     own = Path("/proc/self")
     if not (own / "clear_refs").exists():
         return math.nan
+    with suppress(AttributeError):  # other C libraries than GNU's
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
     run()
     gc.collect()
-    with suppress(AttributeError):  # other C libraries than GNU's
+    with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     (own / "clear_refs").write_text("5")  # the peak begins anew
     run()
@@ -922,7 +927,10 @@ ASKED = {  # further pairs whose difference was declared, or that a page speaks 
         (_COMBINED, "perplexity + hidden"), ("... and ours", _STATES), ("... and attention entropy", _STATES),
         ("perplexity + hidden + ours", "perplexity + hidden"),
     ],
-    "spans": [(_COMBINED, "strangeness of the handle"), (_COMBINED, _SUM)],
+    "spans": [
+        (_COMBINED, "strangeness of the handle"), (_COMBINED, _SUM),
+        (_COMBINED, "attention entropy: density of the row"),
+    ],
     "flags": [("combined", "surprise")],
 }  # fmt: skip
 
@@ -1133,7 +1141,7 @@ def main() -> None:
     fourth.add_argument("--long", type=int, default=16, help="texts of 512 tokens for that")
     fourth.add_argument("--new", type=int, default=16)
     fourth.add_argument("--dtypes", default="float32")
-    fourth.add_argument("--memory", action="store_true", help="memory alone: other programs disturb seconds")
+    fourth.add_argument("--memory", action="store_true", help="memory alone, the only way on a CPU")
     for parser_of, run in ((second, measure), (fourth, measure_cost)):
         parser_of.add_argument("--device", default="auto")
         parser_of.add_argument("--out", required=True)
