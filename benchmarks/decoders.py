@@ -21,6 +21,8 @@ before any of these texts was looked at: results/decoders/README.md.
 
 import argparse
 import csv
+import ctypes
+import gc
 import gzip
 import json
 import math
@@ -31,6 +33,7 @@ import sysconfig
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -63,6 +66,7 @@ KINDS = (
     "other reviews", "shuffled words", "code", "licences", "documentation", "other languages",
 )  # fmt: skip
 SPAN = 12  # tokens of a corrupted one
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 RANGES = (1, 4, 8, 16, 32, 64, 128, 256)  # positions that are compared with one another
 NAMES = [
     "Anna", "Boris", "Clara", "David", "Elena", "Frank", "Grace", "Henry", "Irene", "Jack", "Karen",
@@ -592,8 +596,11 @@ def swaps_table(fitting: Rows, kept: Rows, swapped: Rows, places: Tensor) -> dic
 # Cost
 
 
-def cost_table(handle: Handle, tokens: int, new: int) -> dict[str, float]:
-    """Seconds and MiB of a pass over so many tokens and of each generated one, plain and observed."""
+def cost_table(handle: Handle, tokens: int, new: int, *, seconds: bool = True) -> dict[str, float]:
+    """Seconds and MiB of a pass over so many tokens and of each generated one, plain and observed.
+
+    On a GPU the MiB are those of tensors; on a CPU those of the process, Python and libraries among them, and
+    only without seconds, which the allocator that they are measured with lengthens."""
     model = handle.model
     device = next(model.parameters()).device
     made = torch.Generator().manual_seed(0)
@@ -617,7 +624,7 @@ def cost_table(handle: Handle, tokens: int, new: int) -> dict[str, float]:
 
     def memory(run: Callable[[], object]) -> float:
         if device.type != "cuda":
-            return float("nan")
+            return math.nan if seconds else resident_peak(run)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         run()
@@ -636,26 +643,51 @@ def cost_table(handle: Handle, tokens: int, new: int) -> dict[str, float]:
     def observed() -> object:
         return handle.token_uncertainty(ids)
 
-    rows = {
-        "plain pass": timed(plain), "pass with variance": timed(observed),
-        "plain token": (timed(lambda: theirs(1 + new)) - timed(lambda: theirs(1))) / new,
-        "token with variance": (timed(lambda: ours(1 + new)) - timed(lambda: ours(1))) / new,
+    rows = {}
+    if seconds:
+        rows = {
+            "plain pass": timed(plain), "pass with variance": timed(observed),
+            "plain token": (timed(lambda: theirs(1 + new)) - timed(lambda: theirs(1))) / new,
+            "token with variance": (timed(lambda: ours(1 + new)) - timed(lambda: ours(1))) / new,
+        }  # fmt: skip
+    rows |= {
+        "loaded model, MiB": memory(lambda: None),
         "plain pass, MiB": memory(plain), "pass with variance, MiB": memory(observed),
         "plain tokens, MiB": memory(lambda: theirs(new)),
         "tokens with variance, MiB": memory(lambda: ours(new)),
     }  # fmt: skip
-    rows["pass, times"] = rows["pass with variance"] / rows["plain pass"]
-    rows["token, times"] = rows["token with variance"] / rows["plain token"]
+    if seconds:
+        rows["pass, times"] = rows["pass with variance"] / rows["plain pass"]
+        rows["token, times"] = rows["token with variance"] / rows["plain token"]
     return rows
 
 
+def resident_peak(run: Callable[[], object]) -> float:
+    """MiB that the process holds at the peak of a call, after one that warms up; NaN where the kernel is not
+    Linux.  Freed tensors go back to the system at once, else holes in the heap count, and they differ by
+    hundreds of MiB from call to call."""
+    own = Path("/proc/self")
+    if not (own / "clear_refs").exists():
+        return math.nan
+    with suppress(AttributeError):  # other C libraries than GNU's
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
+    run()
+    gc.collect()
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    (own / "clear_refs").write_text("5")  # the peak begins anew
+    run()
+    (peak,) = re.findall(r"^VmHWM:\s*(\d+) kB", (own / "status").read_text(), re.M)
+    return int(peak) / 2**10
+
+
 def excess_table(handle: Handle, ids: Tensor) -> dict[str, float]:
-    """By how much the log variance of rows beyond `max_keys` exceeds that given all keys."""
+    """By how much the log variance of rows with more than `max_keys` earlier keys exceeds that given all."""
     thin = handle.token_uncertainty(ids.long(), heads=True).profile
     exact = gpattention.attach(handle.model, max_keys=4096)
     exact._settings = handle.settings
     whole = exact.token_uncertainty(ids.long(), heads=True).profile
-    more = (thin - whole)[:, 257:]
+    more = (thin - whole)[:, handle._runner.max_keys + 1 :]
     return {"mean": float(more.mean()), "largest": float(more.max()), "least": float(more.min())}
 
 
@@ -860,7 +892,9 @@ def measure_cost(given: argparse.Namespace) -> None:
         write(given, given.name, record)
     for dtype in given.dtypes.split(","):
         model.to(getattr(torch, dtype))
-        record["cost"][dtype] = cost_table(gpattention.attach(model), 512, given.new)
+        record["cost"][dtype] = cost_table(
+            gpattention.attach(model), 512, given.new, seconds=not given.memory
+        )
         write(given, given.name, record)
     show("cost", record["cost"])
 
@@ -880,6 +914,25 @@ TITLES = {
     "swaps": "Is the name another than the one that was introduced?",
 }
 MAIN = {"errors": "auroc", "foreign": "mean", "spans": "mean", "swaps": "auroc"}  # what is compared
+_FITTED, _SUM = "fitted: entropy, top, margin, position", "surprise + attention entropy, row by row"
+_STATES, _COMBINED = "fitted to the other kinds: perplexity, hidden", "combined of the handle"
+ASKED = {  # further pairs whose difference was declared, or that a page speaks of: one minus the other
+    "errors": [
+        (f"... and {more}, all heads", _FITTED) for more in ("ours", "attention entropy", "LLM-Check")
+    ],
+    "foreign": [
+        (_COMBINED, "hidden states, 3/4 of the depth"), (_COMBINED, "hidden states, mean over layers"),
+        (_COMBINED, "attention entropy: density of the row"),
+        (_COMBINED, "attention entropy: density of the mean profile"), (_COMBINED, _SUM),
+        (_COMBINED, "perplexity + hidden"), ("... and ours", _STATES), ("... and attention entropy", _STATES),
+        ("perplexity + hidden + ours", "perplexity + hidden"),
+    ],
+    "spans": [
+        (_COMBINED, "strangeness of the handle"), (_COMBINED, _SUM),
+        (_COMBINED, "attention entropy: density of the row"),
+    ],
+    "flags": [("combined", "surprise")],
+}  # fmt: skip
 
 
 def tables(given: argparse.Namespace) -> None:
@@ -918,20 +971,23 @@ def tables(given: argparse.Namespace) -> None:
             found = _table_rows(runs, table)
             flat += [(model, table, *row) for row in found]
             lines += [f"### {title}", "", *_as_markdown(found, MAIN.get(table)), ""]
+            asked = _asked_rows(runs, table)
+            flat += [(model, f"{table}, differences", f"{a} - {b}", *row) for a, b, *row in asked]
+            lines += _asked_as_markdown(asked)
     for name, record in costs.items():
         kinds = list(record["cost"])
         lines += [
             f"## {name}", "",
-            f"{record['device']}, {record.get('threads', 1)} threads, torch {record['torch']}, "
-            f"transformers {record['transformers']}, {record['date'][:10]}; seconds, and MiB at the peak.",
+            f"{record['device']}, threads: {record['threads']}, torch {record['torch']}, "
+            f"transformers {record['transformers']}, {record['date'][:10]}; seconds, and MiB at the peak"
+            f"{' of the whole process' if record['device'] == 'CPU' else ''}.",
             "",
             "| | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|",
         ]  # fmt: skip
         for what in record["cost"][kinds[0]]:
             numbers = [record["cost"][kind][what] for kind in kinds]
-            lines.append(
-                f"| {what} | " + " | ".join("" if x is None or x != x else f"{x:.4g}" for x in numbers) + " |"
-            )
+            if not all(map(math.isnan, numbers)):  # what was not measured there
+                lines.append(f"| {what} | " + " | ".join(f"{x:.4g}" for x in numbers) + " |")
         for what, row in record.get("excess", {}).items():
             lines += ["", f"Excess of {what}: " + ", ".join(f"{key} {x:.2g}" for key, x in row.items()) + "."]
         lines.append("")
@@ -965,13 +1021,43 @@ def _table_rows(runs: Sequence[dict[str, Any]], table: str) -> list[tuple[Any, .
             values = [run[table][score][what] for run in runs]
             entry: tuple[Any, ...] = (score, what, len(values), *_over_seeds(values))
             if reference is not None and len(values) > 1:
-                apart = [x - run[table][reference][what] for x, run in zip(values, runs, strict=True)]
-                mean, error = _over_seeds(apart)
-                limit = STUDENT[len(values) - 2] * error
-                clear = "" if score == reference or abs(mean) <= limit else "better" if mean > 0 else "worse"
-                entry += (mean, error, clear)
+                entry += _paired(values, [run[table][reference][what] for run in runs])
             found.append(entry)
     return found
+
+
+def _paired(values: Sequence[float], others: Sequence[float]) -> tuple[float, float, str]:
+    """The difference over seeds, its standard error, and what it is if it is clear."""
+    mean, error = _over_seeds([x - y for x, y in zip(values, others, strict=True)])
+    clear = abs(mean) > STUDENT[len(values) - 2] * error
+    return mean, error, ("better" if mean > 0 else "worse") if clear else ""
+
+
+def _asked_rows(runs: Sequence[dict[str, Any]], table: str) -> list[tuple[Any, ...]]:
+    """Score, the other one, what, seeds, the score's mean and error, and the paired difference as `_paired`
+    has it, of the pairs of `ASKED` that the records know."""
+    found: list[tuple[Any, ...]] = []
+    states = [name for name in runs[0][table] if name.startswith("hidden states, layer")]
+    for score, named in ASKED.get(table, ()) if len(runs) > 1 else ():
+        other = states[2] if states and named == "hidden states, 3/4 of the depth" else named
+        if {score, other} <= set(runs[0][table]):
+            for what in runs[0][table][score]:
+                if what != "error":
+                    both = [[run[table][name][what] for run in runs] for name in (score, other)]
+                    found.append((score, other, what, len(runs), *_over_seeds(both[0]), *_paired(*both)))
+    return found
+
+
+def _asked_as_markdown(found: Sequence[tuple[Any, ...]]) -> list[str]:
+    """A line for every pair."""
+    if not found:
+        return []
+    kinds = list(dict.fromkeys(row[2] for row in found))
+    lines = ["| paired difference | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    for pair in dict.fromkeys(row[:2] for row in found):
+        cells = [f"{row[6]:+.2f} ± {row[7]:.2f} {row[8]}".strip() for row in found if row[:2] == pair]
+        lines.append(f"| {' - '.join(pair)} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
 
 
 def _as_markdown(found: Sequence[tuple[Any, ...]], main: str | None) -> list[str]:
@@ -1055,6 +1141,7 @@ def main() -> None:
     fourth.add_argument("--long", type=int, default=16, help="texts of 512 tokens for that")
     fourth.add_argument("--new", type=int, default=16)
     fourth.add_argument("--dtypes", default="float32")
+    fourth.add_argument("--memory", action="store_true", help="memory alone, the only way on a CPU")
     for parser_of, run in ((second, measure), (fourth, measure_cost)):
         parser_of.add_argument("--device", default="auto")
         parser_of.add_argument("--out", required=True)

@@ -81,6 +81,69 @@ def test_one_command_writes_everything_from_records(decoders: ModuleType, tmp_pa
     assert (tmp_path / "tables.png").stat().st_size > 1000
 
 
+def test_pairs_that_were_asked_for_are_compared(decoders: ModuleType, tmp_path: Path) -> None:
+    """Seed by seed, of scores that the records know; the layer at 3/4 of the depth is the third of four."""
+    record = record_of([72.0, 73.1, 74.0])
+    ours, base = "... and ours, all heads", "fitted: entropy, top, margin, position"
+    for n, run in enumerate(record["runs"]):
+        run["errors"] |= {ours: {"auroc": 60.0 + 3 * n, "error": 1.0}, base: {"auroc": 59.0 + 3 * n}}
+        layers = {f"hidden states, layer {layer}": {"code": layer, "mean": layer} for layer in (1, 2, 3, 4)}
+        run["foreign"] |= layers | {"combined of the handle": {"code": 50.0, "mean": (2.0, 50.0, 90.0)[n]}}
+    (found,) = decoders._asked_rows(record["runs"], "errors")
+    assert found == (ours, base, "auroc", 3, 63.0, pytest.approx(3**0.5), 1.0, 0.0, "better")
+    of_texts = decoders._asked_rows(record["runs"], "foreign")
+    assert [row[:3] for row in of_texts] == [
+        ("combined of the handle", "hidden states, layer 3", what) for what in ("code", "mean")
+    ]
+    assert [row[-1] for row in of_texts] == ["better", ""]
+    (tmp_path / "some.json").write_text(json.dumps(record))
+    decoders.tables(Namespace(folder=str(tmp_path)))
+    text = (tmp_path / "tables.md").read_text("utf-8")
+    assert f"| {ours} - {base} | +1.00 ± 0.00 better |" in text
+    assert f'"errors, differences","{ours} - {base}",auroc,3,63.0' in (tmp_path / "tables.csv").read_text(
+        "utf-8"
+    )
+
+
+def test_costs_are_tables_without_what_was_not_measured(decoders: ModuleType, tmp_path: Path) -> None:
+    """And resident memory is said to be that of the whole process."""
+    about = {"device": "CPU", "threads": 1, "torch": "0", "transformers": "0", "date": "2026-01-01"}
+    cost = {"float32": {"plain pass": 1.5, "plain pass, MiB": float("nan")}}
+    (tmp_path / "cost.json").write_text(json.dumps({**about, "cost": cost}))
+    decoders.tables(Namespace(folder=str(tmp_path)))
+    text = (tmp_path / "tables.md").read_text("utf-8")
+    assert "| plain pass | 1.5 |" in text
+    assert "plain pass, MiB" not in text
+    assert "MiB at the peak of the whole process." in text
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
+def test_the_peak_of_a_call_is_its_own(decoders: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier call took and gave back does not count."""
+    monkeypatch.setattr(
+        decoders.ctypes, "CDLL", lambda _: None
+    )  # the allocator stays that of the other tests
+    nothing = decoders.resident_peak(lambda: None)
+    much = decoders.resident_peak(lambda: bytearray(64 * 2**20))
+    again = decoders.resident_peak(lambda: None)
+    assert 60 < much - nothing < 80
+    assert abs(again - nothing) < 10
+
+
+@pytest.mark.filterwarnings("ignore:log variances of a handle")
+def test_thinned_keys_are_reported_with_their_excess(decoders: ModuleType) -> None:
+    """A variance given some of the keys is never smaller, and by how much it is larger is said."""
+    import gpattention
+    from tests.hosts.decoder_hosts import decoder, texts
+
+    handle, nearly = (gpattention.attach(decoder("grouped llama"), max_keys=m) for m in (2, 7))
+    found = decoders.excess_table(handle, texts()["input_ids"])
+    none = decoders.excess_table(nearly, texts()["input_ids"])
+    assert found["least"] > -1e-5
+    assert found["largest"] > found["mean"] > 1e-4
+    assert none["largest"] < found["largest"]
+
+
 def test_one_seed_has_no_error(decoders: ModuleType, tmp_path: Path) -> None:
     """And no difference is judged."""
     (tmp_path / "some.json").write_text(json.dumps(record_of([60.0])))

@@ -1,5 +1,6 @@
 """Language models under a handle: scores of tokens, texts continued, what is usual, and flags."""
 
+import gc
 import io
 import math
 import sys
@@ -16,7 +17,9 @@ from torch import Tensor
 
 import gpattention
 from gpattention.hosts import Handle, TokenUncertainty, language
+from gpattention.hosts.families.base import AttentionCall, Site
 from gpattention.hosts.language import TokenUsual, encode, log_odds, prediction_scores, window_means
+from gpattention.hosts.sites import hooked
 from gpattention.hosts.tokens import SCORES
 from tests.hosts.decoder_hosts import ITEMS, TOKENS, VOCABULARY, decoder, packed, sequences, texts
 from tests.refusals import refusals
@@ -100,6 +103,23 @@ def test_the_profile_is_the_log_variance_of_the_unit_process() -> None:
     assert found.profile.shape == (ITEMS, TOKENS, 8)
     torch.testing.assert_close(found.log_variance, found.profile.mean(-1))
     assert float(found.profile.max()) <= 0
+
+
+def test_pivots_sum_to_the_log_determinant_that_llm_check_scores_by() -> None:
+    """Of kappa(k, k) + s^2 I of every head's keys, the mean over heads."""
+    handle, inputs = attached(), texts()
+    noise, wanted = float(handle.settings.noise[0, 0]), []
+
+    def hook(site: Site, call: AttentionCall) -> Tensor:
+        k = call.k.double()  # [B, G, N, C]
+        K = gpattention.gp.rbf(k, k) + noise * torch.eye(TOKENS)
+        wanted.append(torch.logdet(K))  # [B, G]
+        return call.mean
+
+    with torch.no_grad(), hooked(handle.model, handle.sites, hook):
+        handle.model(**inputs)
+    found = handle.token_uncertainty(inputs).log_pivot.sum(-1)  # [B]
+    torch.testing.assert_close(found.double(), torch.cat(wanted, 1).mean(1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["grouped llama", "mistral", "gemma3"])
@@ -200,6 +220,20 @@ def test_rows_of_generated_tokens_are_those_of_a_pass_over_all(
     assert torch.equal(steps.positions, whole.positions[:, rows])
 
 
+def test_five_hundred_generated_tokens_are_those_of_a_pass_over_all() -> None:
+    """The last ones have nearly twice as many keys as a row conditions on."""
+    handle = attached(**{**GENERATION, "max_position_embeddings": 512})
+    handle.model.generation_config.eos_token_id = None
+    ids = texts()["input_ids"][:1]
+    steps = TokenUncertainty.join(handle.generate(ids, 500, do_sample=True, seed=0))
+    whole = handle.token_uncertainty(torch.cat([ids, steps.next_ids], 1))
+    rows = slice(TOKENS - 1, -1)
+    for score in ("log_variance", "log_pivot"):
+        torch.testing.assert_close(
+            getattr(steps, score), getattr(whole, score)[:, rows], rtol=1e-5, atol=1e-5
+        )
+
+
 GENERATION_OF: dict[str, dict[str, Any]] = {
     "gpt2": {"n_positions": 128},
     **dict.fromkeys(("grouped llama", "mistral", "gemma3"), GENERATION),
@@ -248,6 +282,31 @@ def test_nothing_is_kept_for_a_gradient() -> None:
     handle.token_uncertainty(held_out(2))
     assert recorded
     assert not any(recorded)
+
+
+def large(least: int) -> set[int]:
+    """Where tensors of so many bytes lie, views of them counted as the whole."""
+    found = (x for x in gc.get_objects() if issubclass(type(x), Tensor))
+    storages = (x.untyped_storage() for x in found)
+    return {storage.data_ptr() for storage in storages if storage.nbytes() >= least}
+
+
+def test_logits_of_all_tokens_are_not_kept() -> None:
+    """At no time those of a text that was looked at before, nor any at the end."""
+    handle, inputs = gpattention.attach(decoder("llama", vocab_size=4096, **GENERATION), max_keys=8), texts()
+    handle.model.generation_config.eos_token_id = None
+    size, seen = TOKENS * 4096 * 4, []  # bytes for one text
+    before = large(size)
+    handle.model.lm_head.register_forward_pre_hook(lambda *_: seen.append(len(large(size) - before)))
+    uncertain = handle.token_uncertainty(inputs, batch_size=1)
+    answered = handle.predict(inputs, samples=2, batch_size=2)
+    steps = list(handle.generate(inputs, 3))
+    assert len(seen) > 2 * ITEMS
+    assert not any(seen)
+    assert not large(size) - before
+    assert uncertain.entropy.shape == (ITEMS, TOKENS)
+    assert answered.logits.shape == (2, ITEMS, 4096)
+    assert len(steps) == 3
 
 
 def test_heads_that_share_keys_share_the_map(fitted: Handle) -> None:

@@ -213,11 +213,13 @@ class _Loop:
         with evaluating(self._host), deferred:
             with hooked(self._host, self._runner.sites, hook):
                 output = self._host(**given)
-            self._cache = output.past_key_values
+            # a view would keep those of all tokens of the prompt, for as long as the next pass takes
+            self._cache, last = output.past_key_values, output.logits[:, -1].clone()
+            del output
             heads = self._heads(calls)
         if ids.device.type == "cuda":
             check_health()
-        return output.logits[:, -1], heads, positions[:, -1:]
+        return last, heads, positions[:, -1:]
 
     def _heads(self, calls: dict[int, AttentionCall]) -> Heads:
         """Of the last row of every site."""
