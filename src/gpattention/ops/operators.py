@@ -30,6 +30,7 @@ from gpattention.numerics import (
     refuse_second_derivative,
     uncounted_failures,
 )
+from gpattention.ops.launching import quickly_launched
 
 Made = dict[str, Tensor | None]
 
@@ -58,7 +59,7 @@ def kernels_of(op: str) -> Any:
 
 @cache
 def _imported(op: str) -> Any:
-    return import_module(f"gpattention.ops.{op}.kernels")
+    return quickly_launched(import_module(f"gpattention.ops.{op}.kernels"))
 
 
 def counter_for(device: torch.device) -> tuple[Tensor | None, int]:
