@@ -1,11 +1,11 @@
 """Launches that skip most of Triton's Python, which takes longer than most kernels here run.
 
-For every launch Triton binds arguments by name, writes the options down as text, compares each global constant
-with what it was, and calls hooks that nobody set.  Here a launch like one before goes to the compiled kernel at
-once.  Alike are launches on the same device with the same constants, whose arguments Triton itself would
-specialise alike: types, pointers and numbers divisible by 16, numbers that are 1.  The first of each kind, and
-all launches where somebody listens to Triton's hooks, are Triton's own; so are all of them under a version of
-Triton that this was not tried with.
+For every launch Triton binds arguments by name, writes the options down as text, compares each global
+constant with what it was, and calls hooks that nobody set.  Here a launch like one before goes to the
+compiled kernel at once.  Alike are launches on the same device with the same constants, whose arguments
+Triton itself would specialise alike: types, pointers and numbers divisible by 16, numbers that are 1.  The
+first of each kind, and all launches where somebody listens to Triton's hooks, are Triton's own; so are all
+of them under a version of Triton that this was not tried with.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+# mypy: disable-error-code="import-not-found,import-untyped"
 TRIED = ("3.6.",)  # versions of Triton
 _REST = ((1, 1), (1,), ())  # of grids with one, two and three axes
 
@@ -61,7 +62,13 @@ class QuickKernel:
         device = torch.cuda.current_device()
         values = tuple(constants.values())
         # 1, 1.0 and True are equal, and other constants
-        key = self._specialized(args, False, True, True), device, tuple(constants), values, (*map(type, values),)
+        key = (
+            self._specialized(args, False, True, True),
+            device,
+            tuple(constants),
+            values,
+            (*map(type, values),),
+        )
         known = self._known.get(key)
         if known is None or self._is_watched():
             self._known[key] = self._launched_by_triton(grid, args, constants)
