@@ -7,12 +7,12 @@
 
 A step is forward, loss with draws and regulariser, backward and Adam.  The models of one way are timed in
 turns, medians of five, and gone before those of the next are made.  What is alive while they are timed is
-kept from the garbage collector, which would walk through nine models where a user has one.  A way that fails
-is a row with its error.  Launches and host time are per block: how many kernels a step starts, and how long Python
-takes to start them where nothing waits for the device.  "captured" is a graph made by hand, "graphed" one by
-`gpattention.graphed`.  The file of numbers is written as they come.  With `--jobs` a process for each
-model compiles all that it needs first, so many at a time, into caches on disk that the measurement reads;
-first calls of eager and compiled steps are then those of these processes.
+kept from the garbage collector, which would walk through nine models where a user has one.  A way that
+fails is a row with its error.  Launches and host time are per block: how many kernels a step starts, and
+how long Python takes to start them where nothing waits for the device.  "captured" is a graph made by hand,
+"graphed" one by `gpattention.graphed`.  The file of numbers is written as they come.  With `--jobs` a
+process for each model compiles all that it needs first, so many at a time, into caches on disk that the
+measurement reads; first calls of eager and compiled steps are then those of these processes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Launches past Triton: the first of a kind and all that somebody listens to are Triton's, the bits are its."""
+"""Launches past Triton: the first of a kind and those that somebody listens to are its own, as are the bits."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -167,7 +167,7 @@ def test_same_bits_as_triton_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         launched: list[str] = []
         run = JITFunction.run
 
-        def noted(self: Any, *args: Any, run: Any = run, **options: Any) -> Any:
+        def noted(self: Any, *args: Any, run: Any = run, launched: Any = launched, **options: Any) -> Any:
             launched.append(self.__name__)
             return run(self, *args, **options)
 
