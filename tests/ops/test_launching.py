@@ -1,4 +1,4 @@
-"""Launches past Triton: the first of a kind and those that somebody listens to are its own, as are the bits."""
+"""Launches past Triton: the first of a kind and those somebody listens to are its own, as are the bits."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -74,9 +74,8 @@ def test_the_second_launch_goes_to_what_the_first_compiled(quick: QuickKernel, k
     shared = ("stream of 0", "function", "metadata", None, None, None)
     assert [run[:9] for run in made.runs] == [(7, 2, 1, *shared)] * 2
     assert [run[9] is x for run, x in zip(made.runs, (B, A), strict=True)] == [True, True]
-    assert [run[10:] for run in made.runs] == [
-        (5, 16, 1.0)
-    ] * 2  # constants in the kernel's order, no options
+    # constants in the kernel's order, no options
+    assert [run[10:] for run in made.runs] == [(5, 16, 1.0)] * 2
     quick[3,](A, 5, **OPTIONS)
     assert made.runs[-1][:3] == (3, 1, 1)
 

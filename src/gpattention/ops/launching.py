@@ -71,7 +71,7 @@ class QuickKernel:
         )
         known = self._known.get(key)
         if known is None or self._is_watched():
-            self._known[key] = self._launched_by_triton(grid, args, constants)
+            self._launch_by_triton(grid, args, constants, key)
             return
         run, stream, function, metadata, last = known
         run(*grid, *_REST[len(grid) - 1], stream(device), function, metadata, None, None, None, *args, *last)
@@ -81,10 +81,13 @@ class QuickKernel:
         hooks = self._knobs.launch_enter_hook, self._knobs.launch_exit_hook, self._kernel.pre_run_hooks
         return any(getattr(hook, "calls", hook) for hook in hooks)
 
-    def _launched_by_triton(
-        self, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        """What the next launch like this one needs."""
+    def _launch_by_triton(
+        self, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any], key: Any
+    ) -> None:
+        """And note what the next launch like this one needs."""
         made = self._kernel[grid](*args, **constants)
+        if made is None:  # a hook of Triton's kept it from being compiled
+            return
+        stream = self._driver.active.get_current_stream
         last = tuple(constants[name] for name in self._kernel.arg_names[len(args) :])
-        return made.run, self._driver.active.get_current_stream, made.function, made.packed_metadata, last
+        self._known[key] = made.run, stream, made.function, made.packed_metadata, last
