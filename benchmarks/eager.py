@@ -187,7 +187,8 @@ def compile_beforehand(arguments: argparse.Namespace) -> dict[tuple[str, str], f
         options = ["--device", arguments.device, "--batch", str(arguments.batch), "--only", name]
         options += ["--depth", str(arguments.depth)] if arguments.depth else []
         command = [sys.executable, __file__, *options, "--json", str(file)]
-        found = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+        few = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}  # there are many of them
+        found = subprocess.run(command, env={**os.environ, **few}, capture_output=True)
         print(f"{name}: {'compiled' if found.returncode == 0 else found.stderr.decode()[-300:]}", flush=True)
         return json.loads(file.read_text()) if found.returncode == 0 else []
 
@@ -200,7 +201,7 @@ def compile_beforehand(arguments: argparse.Namespace) -> dict[tuple[str, str], f
 
 def measure(arguments: argparse.Namespace, save: Callable[[list[dict[str, Any]]], None]) -> None:
     """Rows of all ways of all models, also of those that failed, saved whenever there is one more."""
-    device, begun = torch.device(arguments.device), time.perf_counter()
+    device, begun = torch.device(arguments.device), arguments.begun
     shape = {"depth": arguments.depth} if arguments.depth else {"depth": 5}
     rows: list[dict[str, Any]] = []
 
@@ -292,6 +293,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="processes that compile before the measurement")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # one model's first calls
     arguments = parser.parse_args()
+    arguments.begun = time.perf_counter()
     if arguments.device == "cuda":
         print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     first = compile_beforehand(arguments) if arguments.jobs else {}

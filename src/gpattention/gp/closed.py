@@ -89,11 +89,10 @@ def closed_moments(
     Raises:
         NotPositiveDefiniteError: a covariance has no factor.
     """
-    inputs = (t.q, t.k, t.v) if t.o is None else (t.q, t.k, t.v, t.o)
-    if not trains_on_cpu(*inputs):
+    if not trains_on_cpu(t.q, t.k, t.v, *([] if t.o is None else [t.o])):
         return None
     t = masked(t)
-    inputs = (t.q, t.k) if t.o is None else (t.q, t.k, t.o)
+    inputs = [t.q, t.k] if t.o is None else [t.q, t.k, t.o]
     lead = broadcast(*(x.shape[:-2] for x in (*inputs, t.v)))
     near = _about_keys(lead, *inputs)
     if near is None:
@@ -333,7 +332,7 @@ def _forward(
     log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
     key = -0.5 * (quadratic + D * log_det)
     # the queries' density, or the divergence of their posterior
-    if cost != "none":
+    if C is not None:
         root_q, log_det_q = others[-1]
         white = bmm(root_q, mean)  # [S, Q, D]
         value = white.square().sum((-2, -1)) + D * log_det_q
