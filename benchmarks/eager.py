@@ -1,16 +1,18 @@
 """A user's own training loop on a GPU: eager, compiled and as a CUDA graph, beside a plain ViT of torch.
 
     python benchmarks/eager.py                          the paper's CIFAR-10 model, batch 100, within minutes
-    python benchmarks/eager.py --kinds cgp --seconds 200
+    python benchmarks/eager.py --kinds cgp --ways eager,compiled --seconds 200
     python benchmarks/eager.py --jobs 9 --json results/eager/eager.json      compiled side by side beforehand
     python benchmarks/eager.py --depth 1 --batch 2 --device cpu --kinds softmax     whether it runs at all
 
-A step is forward, loss with draws and regulariser, backward and Adam.  All ways of all models are timed in
-turns, medians of five; a way that fails is a row with its error.  Launches and host time are per block: how
-many kernels a step starts, and how long Python takes to start them where nothing waits for the device.
-"captured" is a graph made by hand, "graphed" one by `gpattention.graphed`.  With `--jobs` a process for each
-model compiles all that it needs first, so many at a time, into caches on disk that the measurement reads;
-first calls of eager and compiled steps are then those of these processes.
+A step is forward, loss with draws and regulariser, backward and Adam.  The models of one way are timed in
+turns, medians of five, and gone before those of the next are made.  What is alive while they are timed is
+kept from the garbage collector, which would walk through nine models where a user has one.  A way that
+fails is a row with its error.  Launches and host time are per block: how many kernels a step starts, and
+how long Python takes to start them where nothing waits for the device.  "captured" is a graph made by hand,
+"graphed" one by `gpattention.graphed`.  The file of numbers is written as they come.  With `--jobs` a
+process for each model compiles all that it needs first, so many at a time, into caches on disk that the
+measurement reads; first calls of eager and compiled steps are then those of these processes.
 """
 
 import argparse
@@ -47,6 +49,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "cgp-rows": ("cgp", {"regularizer": "kl"}),
 }
 PLAIN = "plain"
+WAYS = ("eager", "captured", "graphed", "compiled")
 TURNS, AT_ONCE = 5, 10
 Step = Callable[[], Tensor]
 
@@ -103,6 +106,10 @@ class Case:
         loss.backward()
         self.optimizer.step()
         return loss.detach()
+
+    def eager(self) -> Step:
+        """The step as it is written."""
+        return self.step
 
     def captured(self) -> Step:
         """The step as a CUDA graph, made by hand."""
@@ -192,66 +199,67 @@ def compile_beforehand(arguments: argparse.Namespace) -> dict[tuple[str, str], f
     return {(row["model"], row["way"]): row["first_s"] for row in rows if "first_s" in row}
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of all ways of all models, also of those that failed."""
+def measure(arguments: argparse.Namespace, save: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Rows of all ways of all models, also of those that failed, saved whenever there is one more."""
     device, begun = torch.device(arguments.device), arguments.begun
     shape = {"depth": arguments.depth} if arguments.depth else {"depth": 5}
     rows: list[dict[str, Any]] = []
-    steps: dict[int, Step] = {}
-    cases: dict[str, Case] = {}
 
-    def attempt(name: str, way: str, make: Callable[[Case], Step]) -> None:
+    def attempt(name: str, way: str) -> tuple[dict[str, Any], Step | None]:
         row: dict[str, Any] = {"model": name, "way": way}
-        rows.append(row)
+        step = None
         spent = time.perf_counter() - begun
         if spent > arguments.seconds:
-            row["error"] = f"left out after {spent:.0f} s"
-            return
+            return row | {"error": f"left out after {spent:.0f} s"}, None
         try:
-            case = cases.setdefault(f"{name} {way}", Case(name, shape, arguments.batch, device))
+            case = Case(name, shape, arguments.batch, device)
             start = time.perf_counter()
-            step = make(case)
-            step()
+            made: Step = getattr(case, way)()
+            made()
             wait(device)
             row["first_s"] = time.perf_counter() - start
-            if arguments.only is not None:
-                return
-            for _ in range(2):
-                step()
-            row["host_ms_per_block"] = host_time(step, device) * 1e3 / case.depth
-            found = launches(step, device)
-            row["launches_per_block"] = None if found is None else found / case.depth
-            steps[len(rows) - 1] = step
+            if arguments.only is None:
+                for _ in range(2):
+                    made()
+                gc.collect()
+                gc.freeze()
+                row["host_ms_per_block"] = host_time(made, device) * 1e3 / case.depth
+                found = launches(made, device)
+                row["launches_per_block"] = None if found is None else found / case.depth
+                step = made
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             row["trace"] = traceback.format_exc()[-4000:]
         print(f"{time.perf_counter() - begun:6.0f} s  {name} {way}: {row.get('error', 'ready')}", flush=True)
-        gc.collect()
+        return row, step
 
     names = [PLAIN, *arguments.kinds] if arguments.only is None else [arguments.only]
-    for name in names:
-        attempt(name, "eager", lambda case: case.step)
-    if device.type == "cuda" and arguments.only is None:
+    for way in arguments.ways:
+        if way in ("captured", "graphed") and (device.type != "cuda" or arguments.only is not None):
+            continue
+        timed: list[tuple[dict[str, Any], Step, list[float]]] = []
         for name in names:
-            attempt(name, "captured", Case.captured)
-        for name in names:
-            attempt(name, "graphed", Case.graphed)
-    for name in names:
-        attempt(name, "compiled", Case.compiled)
-    if arguments.only is not None:
-        return rows
-    times: dict[int, list[float]] = {place: [] for place in steps}
-    for _ in range(TURNS):
-        for place, step in steps.items():
-            wait(device)
-            start = time.perf_counter()
-            for _ in range(AT_ONCE):
-                step()
-            wait(device)
-            times[place].append((time.perf_counter() - start) / AT_ONCE)
-    for place, found in times.items():
-        rows[place]["ms"] = statistics.median(found) * 1e3
-    return rows
+            row, step = attempt(name, way)
+            rows.append(row)
+            save(rows)
+            if step is not None:
+                timed.append((row, step, []))
+        gc.collect()
+        gc.freeze()
+        for _ in range(TURNS):
+            for row, step, times in timed:
+                wait(device)
+                start = time.perf_counter()
+                for _ in range(AT_ONCE):
+                    step()
+                wait(device)
+                times.append((time.perf_counter() - start) / AT_ONCE)
+                row["ms"] = statistics.median(times) * 1e3
+        save(rows)
+        timed.clear()
+        step = None
+        gc.unfreeze()
+        gc.collect()
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -276,6 +284,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--depth", type=int)
@@ -288,14 +297,19 @@ def main() -> None:
     if arguments.device == "cuda":
         print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     first = compile_beforehand(arguments) if arguments.jobs else {}
-    rows = measure(arguments)
-    for row in rows:
-        if "first_s" in row:
-            row["first_s"] = first.get((row["model"], row["way"]), row["first_s"])
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+    last: list[dict[str, Any]] = []
+
+    def save(rows: list[dict[str, Any]]) -> None:
+        last[:] = rows
+        for row in rows:
+            if "first_s" in row:
+                row["first_s"] = first.get((row["model"], row["way"]), row["first_s"])
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(rows, indent=1))
+
+    measure(arguments, save)
     if arguments.only is None:
-        show(rows)
+        show(last)
 
 
 if __name__ == "__main__":

@@ -313,8 +313,10 @@ def report_failures(
     noise: Tensor | float | Callable[[], Tensor],
 ) -> None:
     """Raise `NotPositiveDefiniteError` if a factorisation of n x n matrices failed, where they are raised."""
+    if checks_are_deferred(info):
+        return
     failed = info != 0
-    if checks_are_deferred(info) or not bool(failed.any()):
+    if not bool(failed.any()):
         return
     pivots = torch.where(failed, info, n + 1).reshape(-1)
     worst = int(pivots.argmin())

@@ -47,6 +47,7 @@ from gpattention.ops.layers import (
     rate_of,
     residual_norm,
 )
+from gpattention.ops.switch import with_parts
 
 NEEDS = ("logits", "regularizer", "variance", "weights", "posterior", "tokens")
 
@@ -222,7 +223,7 @@ def _is_plain_block(block: Block) -> bool:
         and type(part) is FeedForward
         and type(attention).forward is Attention.forward
         and attention.batch_first
-        and not is_watched(*block.modules())
+        and not is_watched(*with_parts(block))
         and all(_is_affine(norm) for norm in (block.norm, part.norm))
         and all(is_plain(linear, nn.Linear) for linear in (attention.output, part.into, part.back))
         and all(_may_drop(dropout) for dropout in (attention.dropout, part.dropout))

@@ -78,9 +78,12 @@ def with_lead(x: Optional, lead: Sequence[int]) -> Optional:
     return x if x is None or len(lead) == 2 else x.reshape((*lead, *x.shape[2:]))
 
 
-def scalars(x: Tensor, lead: Sequence[int]) -> Tensor:
-    """[..., 1, 1] as [B, H]."""
-    return matrices(x, lead).squeeze(-1).squeeze(-1)
+def scalars(x: Tensor, lead: Sequence[int]) -> View:
+    """[..., 1, 1] as [B, H], with its strides; numbers per head, the usual ones, are read as they are."""
+    if x.ndim == 3 and x.shape[0] == as_two(lead)[1]:
+        return x, 0, x.stride(0)
+    found = matrices(x, lead).squeeze(-1).squeeze(-1)
+    return found, *found.stride()
 
 
 def to_parameters(
@@ -109,10 +112,13 @@ def view(x: Tensor | None) -> View | None:
     """A tensor and its strides as kernels take it, without the last one of rows [B, H, N, X], which is 1."""
     if x is None:
         return None
-    if x.ndim < 4:
-        return x, *x.stride()
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    return x, *x.stride()[:3]
+    strides = x.stride()
+    if len(strides) < 4:
+        return x, *strides
+    if strides[3] != 1:
+        x = x.contiguous()
+        strides = x.stride()
+    return x, *strides[:3]
 
 
 def views(*tensors: Tensor | None) -> list[View | None]:
@@ -122,7 +128,8 @@ def views(*tensors: Tensor | None) -> list[View | None]:
 
 def token_major(B: int, H: int, N: int, X: int, like: Tensor) -> Tensor:
     """An empty [B, H, N, X] whose memory is [B, N, H, X], as projections read and write it."""
-    return torch.empty(B, N, H, X, dtype=torch.float32, device=like.device).transpose(1, 2)
+    strides = N * H * X, X, H * X, 1
+    return torch.empty_strided((B, H, N, X), strides, dtype=torch.float32, device=like.device)
 
 
 def allocator(like: Tensor) -> Callable[..., Tensor]:
@@ -139,21 +146,31 @@ _ALIGNED = 32  # numbers; each array begins at a multiple
 Room = dict[str, Tensor]  # arrays by name, flat, one behind the other in one tensor
 
 
-def room(like: Tensor, sizes: Mapping[str, int]) -> tuple[Tensor, Room]:
-    """Memory for flat float32 arrays of those names: all of it, and each of them.
+class Arrays:
+    """Flat float32 arrays by name, one behind the other.
+
+    Args:
+        sizes: of each, in numbers.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.names = tuple(sizes)
+        self.sizes = [n + -n % _ALIGNED for n in sizes.values()]
+        self.whole = sum(self.sizes)
+
+
+def room(like: Tensor, arrays: Arrays) -> tuple[Tensor, Room]:
+    """Memory for arrays: all of it, and each of them.
 
     One allocation takes the time of one, and a compiler that hands it on handles one tensor.
     """
-    whole = torch.empty(
-        sum(n + -n % _ALIGNED for n in sizes.values()), dtype=torch.float32, device=like.device
-    )
-    return whole, rooms(whole, sizes)
+    whole = torch.empty(arrays.whole, dtype=torch.float32, device=like.device)
+    return whole, rooms(whole, arrays)
 
 
-def rooms(whole: Tensor, sizes: Mapping[str, int]) -> Room:
-    """The arrays of those names in what `room` made."""
-    parts = whole.split_with_sizes([n + -n % _ALIGNED for n in sizes.values()])
-    return dict(zip(sizes, parts, strict=True))
+def rooms(whole: Tensor, arrays: Arrays) -> Room:
+    """The arrays in what `room` made."""
+    return dict(zip(arrays.names, whole.split_with_sizes(arrays.sizes), strict=True))
 
 
 def launch(kernel: str, side: int) -> dict[str, int]:

@@ -30,6 +30,7 @@ from gpattention.numerics import (
     refuse_second_derivative,
     uncounted_failures,
 )
+from gpattention.ops.launching import quickly_launched
 
 Made = dict[str, Tensor | None]
 
@@ -58,7 +59,7 @@ def kernels_of(op: str) -> Any:
 
 @cache
 def _imported(op: str) -> Any:
-    return import_module(f"gpattention.ops.{op}.kernels")
+    return quickly_launched(import_module(f"gpattention.ops.{op}.kernels"))
 
 
 def counter_for(device: torch.device) -> tuple[Tensor | None, int]:
@@ -98,9 +99,13 @@ class Fused:
         elsewhere = {*given, *gradients, *shapes, "needed"}
         made = [n for n in wanted if n not in elsewhere]
         self._wanted = wanted
-        self._kept = [n for n in wanted if n in (*self.tensors, *outputs, *made)]
+        # where among the arguments they are, None for what the forward pass made
+        place = {n: i for i, n in enumerate(given)}
+        self._kept = {n: place.get(n) for n in wanted if n in (*self.tensors, *outputs, *made)}
+        self._options = {n: place[n] for n in wanted if n in given and n not in self.tensors}
+        self._shapes = {n: place[n.removesuffix("_shape")] for n in wanted if n in shapes}
+        self._asks_for_needed = "needed" in wanted
         self._made = list(dict.fromkeys([*outputs, *made]))
-        self._shapes = [(n, n.removesuffix("_shape")) for n in wanted if n in shapes]
         self._by = [n if n in wanted else None for n in gradients]
         self._beside = beside
         self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
@@ -116,17 +121,22 @@ class Fused:
 
     def remember(self, ctx: Any, args: Sequence[Any], made: Made) -> None:
         """Keep what the backward pass asks for."""
-        given = dict(zip(self._given, args, strict=False))  # operators lack what is for eager calls alone
-        ctx.save_for_backward(*(given[n] if n in given else made.get(n) for n in self._kept))
-        ctx.options = {n: given[n] for n in self._wanted if n in given and n not in self.tensors}
-        ctx.options |= {name: () if given[of] is None else given[of].shape for name, of in self._shapes}
+        ctx.save_for_backward(*[made.get(n) if at is None else args[at] for n, at in self._kept.items()])
+        # operators lack what is for eager calls alone
+        options = {name: args[at] for name, at in self._options.items() if at < len(args)}
+        for name, at in self._shapes.items():
+            options[name] = () if args[at] is None else args[at].shape
+        ctx.options = options
         ctx.set_materialize_grads(False)
 
     def asked(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> dict[str, Any]:
         """The arguments of the backward pass."""
-        asked = {**ctx.options, **dict(zip(self._kept, ctx.saved_tensors, strict=True))}
-        asked |= {by: grad for by, grad in zip(self._by, grads, strict=False) if by is not None}
-        if "needed" in self._wanted:
+        asked = dict(zip(self._kept, ctx.saved_tensors, strict=True))
+        asked.update(ctx.options)
+        for by, grad in zip(self._by, grads, strict=False):
+            if by is not None:
+                asked[by] = grad
+        if self._asks_for_needed:
             asked["needed"] = list(needed[: len(self.tensors)])
         return asked
 
@@ -189,7 +199,7 @@ class _Eager(torch.autograd.Function):
         fused, needed = ctx.fused, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             refuse_second_derivative(f"the gradient of {fused.name}")
-        found = {**fused.backward(**fused.asked(ctx, grads, needed)), **fused.beside(grads)}
+        found = fused.backward(**fused.asked(ctx, grads, needed)) | fused.beside(grads)
         gradients = [found.get(name) for name in fused.tensors]
         return None, *gradients, *[None] * (len(needed) - len(gradients))
 

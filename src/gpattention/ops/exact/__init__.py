@@ -21,9 +21,11 @@ from gpattention.numerics import (
     Cost,
     Tokens,
     broadcast,
+    checks_are_deferred,
     report_failures,
 )
 from gpattention.ops.layout import (
+    Arrays,
     Room,
     View,
     allocator,
@@ -89,7 +91,7 @@ def _amplitude(
     tokens_q, tokens_k, log_sum = empty(B * H, QP, CP), empty(B * H, NP, CP), empty(B, H, NQ)
     log_amplitude, turned = empty(B, H, NQ), empty(B * H, CP, NP)
     kernels_of("exact").amplitude_kernel[(B * H,)](
-        *views(q, k, mask, query_mask, scalars(scale, lead)), tokens_q, tokens_k, turned, log_sum,
+        *views(q, k, mask, query_mask), scalars(scale, lead), tokens_q, tokens_k, turned, log_sum,
         log_amplitude, most, H, NQ, N, C,
         QP=QP, NP=NP, CP=CP, **launch("amplitude", max(QP, NP)),
     )  # fmt: skip
@@ -106,7 +108,7 @@ def _amplitude_backward(
     d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
     found = empty(1, 1, B, H)
     kernels_of("exact").amplitude_backward_kernel[(B * H,)](
-        by_log_amplitude.contiguous(), *views(q, k, mask, query_mask, scalars(scale, lead)),
+        by_log_amplitude.contiguous(), *views(q, k, mask, query_mask), scalars(scale, lead),
         tokens_q, tokens_k, empty(B * H, CP, NP), log_sum, empty(B * H, QP, NP), most,
         *views(d_q, d_k), found, H, NQ, N, C,
         QP=QP, NP=NP, CP=CP, **launch("amplitude_backward", max(QP, NP)),
@@ -158,15 +160,15 @@ class Prior(NamedTuple):
     """The GP prior of one call: inputs, amplitudes and noise, every tensor with batch and heads."""
 
     x: Tensor  # [B, H, N, C]
-    noise: Tensor  # [B, H]
-    scale: Tensor  # [B, H]
+    noise: View  # [B, H]
+    scale: View  # [B, H]
     log_amplitude: Tensor | None  # [B, H, N]
     mask: Tensor | None  # [B, H, N]
 
     @property
     def views(self) -> tuple[View | None, ...]:
         """All but the inputs, as kernels take it."""
-        return tuple(views(self.mask, self.noise, self.scale, self.log_amplitude))
+        return view(self.mask), self.noise, self.scale, view(self.log_amplitude)
 
 
 class PriorGradients(NamedTuple):
@@ -218,7 +220,7 @@ def density_forward(
         kept["prior_roots"], key, value, info, *counter_for(x.device), H, N, C, D,
         NP=NP, CP=padded(C), DP=padded(D), **launch("density", NP),
     )  # fmt: skip
-    report_failures(info, N, x.dtype, name=name, noise=prior.noise)
+    report_failures(info, N, x.dtype, name=name, noise=prior.noise[0])
 
 
 def density_backward(
@@ -247,8 +249,9 @@ def _density(
     prior = Prior(x, scalars(noise, lead), scalars(scale, lead), log_amplitude, mask)
     value = allocator(x)(*x.shape[:2])
     sides = _prior_sides(x.shape, X.shape[-1])
-    state, kept = room(x, prior_sizes("marginal", *sides))
-    density_forward(prior, X, value, kept, room(x, prior_scratch("marginal", *sides)[0])[1], name=name)
+    state, kept = room(x, Arrays(prior_sizes("marginal", *sides)))
+    scratch = room(x, Arrays(prior_scratch("marginal", *sides)[0]))[1]
+    density_forward(prior, X, value, kept, scratch, name=name)
     return {"value": value, "state": state}
 
 
@@ -270,8 +273,9 @@ def _density_backward(
     d_x, d_X = token_major(B, H, N, C, state), token_major(B, H, N, D, state)
     to = PriorGradients(d_x, d_X, d_log, scale=found[1, 0], noise=found[0, 0])
     sides = _prior_sides(x_shape, D)
-    kept = rooms(state, prior_sizes("marginal", *sides))
-    density_backward(by_value, prior, kept, room(state, prior_scratch("marginal", *sides)[1])[1], to)
+    kept = rooms(state, Arrays(prior_sizes("marginal", *sides)))
+    scratch = room(state, Arrays(prior_scratch("marginal", *sides)[1]))[1]
+    density_backward(by_value, prior, kept, scratch, to)
     d_noise, d_scale = to_parameters(found, lead, (noise, scale), needed[2:])
     return {"x": d_x, "X": d_X, "noise": d_noise, "scale": d_scale, "log_amplitude": d_log}
 
@@ -299,8 +303,10 @@ def divergence_forward(
         kept["gram"], kept["rest"], kept["prior_roots"], value, info, *counter_for(x.device), S, H, N, C, D,
         NP=NP, KP=KP, CP=padded(C), DP=padded(D), **launch("divergence", max(NP, KP)),
     )  # fmt: skip
+    if checks_are_deferred(info):
+        return
     for name, found in zip(("K_q + tau^2 I", "V + tau^2 I"), info, strict=True):
-        report_failures(found, N, x.dtype, name=name, noise=prior.noise)
+        report_failures(found, N, x.dtype, name=name, noise=prior.noise[0])
 
 
 def divergence_backward(grad: Tensor, prior: Prior, kept: Room, scratch: Room, to: PriorGradients) -> None:
@@ -414,9 +420,9 @@ class Plan(NamedTuple):
 
     padded: dict[str, int]
     side: int
-    kept: dict[str, int]
-    forward: dict[str, int]
-    backward: dict[str, int]
+    kept: Arrays
+    forward: Arrays
+    backward: Arrays
 
 
 def _known(*sizes: int) -> bool:
@@ -441,7 +447,8 @@ def _cgp_plan(sizes: Sizes, with_variance: bool, cost: str) -> Plan:
     backward |= {
         "unit_grad": S * QP * DP, "values": S * NP * DP, "turned_v": S * DP * NP, "squares": 2 * S * NP * NP,
     }  # fmt: skip
-    return Plan(P, max(QP, NP), kept | prior_sizes(cost, S, QP, CP, DP), forward, backward)
+    kept |= prior_sizes(cost, S, QP, CP, DP)
+    return Plan(P, max(QP, NP), Arrays(kept), Arrays(forward), Arrays(backward))
 
 
 def _direct_plan(sizes: Sizes, with_variance: bool, cost: str, amplified: bool) -> Plan:
@@ -461,7 +468,8 @@ def _direct_plan(sizes: Sizes, with_variance: bool, cost: str, amplified: bool) 
     backward |= {
         "square": S * max(QP, NP) * NP, "unit_grad": S * QP * DP, "turned_v": S * DP * NP,
     }  # fmt: skip
-    return Plan(P, max(QP, NP), kept | prior_sizes(cost, S, QP, CP, DP), forward, backward)
+    kept |= prior_sizes(cost, S, QP, CP, DP)
+    return Plan(P, max(QP, NP), Arrays(kept), Arrays(forward), Arrays(backward))
 
 
 _cgp_plan_of, _direct_plan_of = lru_cache(maxsize=256)(_cgp_plan), lru_cache(maxsize=256)(_direct_plan)
@@ -535,12 +543,14 @@ def _roots(
     key = torch.empty(B, H, dtype=torch.float32, device=k.device)
     info = torch.empty(count, B, H, dtype=torch.int32, device=k.device)
     kernels_of("exact").roots_kernel[(S, count)](
-        *views(k, k if o is None else o, v, mask, scalars(noise, lead), scalars(scale_k, lead)),
+        *views(k, k if o is None else o, v, mask), scalars(noise, lead), scalars(scale_k, lead),
         kept.get("tokens_o", tokens_k), tokens_k, kept["tokens_v"], scratch["turned"], grams, roots,
         scratch.get("turned_roots", tokens_k), key, info, *counter_for(k.device), S, H, N, C, D,
         LATENT=o is not None, FACTORED=factored, NP=plan.padded["NP"], CP=plan.padded["CP"],
         DP=plan.padded["DP"], **launch("roots", plan.side),
     )  # fmt: skip
+    if checks_are_deferred(info):
+        return key
     named = (("K_o + noise I", lambda: noise), ("K_k + noise I", lambda: noise / scale_k.square()))
     for (name, least), found in zip(named[-count:], info[:factored], strict=False):
         report_failures(found, N, k.dtype, name=name, noise=least)
@@ -569,16 +579,16 @@ def _cgp(
     key = _roots(sizes, plan, k, o, v, mask, noise, scale_k, lead, kept, scratch, 1 + with_variance)
     mean = token_major(B, H, NQ, D, q)
     variance = torch.empty(B, H, NQ, dtype=torch.float32, device=q.device)
-    noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
+    of_noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
     F = kept["F"]
     kernels_of("exact").rows_kernel[(sizes.heads,)](
-        *views(q, k, o, mask, query_mask, noise, *scales, log_amplitude), kept["tokens_q"], kept["tokens_o"],
-        kept["tokens_k"], kept["tokens_v"], scratch["turned"], kept["roots"], scratch["turned_roots"],
-        kept["K_qo"], kept["K_ok"], kept["A"], scratch["turned_A"], F, scratch["square"], scratch["values"],
-        view(mean), variance, kept["unit"], sizes.heads, *sizes[1:],
+        *views(q, k, o, mask, query_mask), of_noise, *scales, view(log_amplitude), kept["tokens_q"],
+        kept["tokens_o"], kept["tokens_k"], kept["tokens_v"], scratch["turned"], kept["roots"],
+        scratch["turned_roots"], kept["K_qo"], kept["K_ok"], kept["A"], scratch["turned_A"], F,
+        scratch["square"], scratch["values"], view(mean), variance, kept["unit"], sizes.heads, *sizes[1:],
         VARIANCE=with_variance, **plan.padded, **launch("rows", plan.side),
     )  # fmt: skip
-    prior = Prior(q, noise, scales[0], log_amplitude, query_mask)
+    prior = Prior(q, of_noise, scales[0], log_amplitude, query_mask)
     given = {"variance": variance, "key": key} if with_variance else {}
     cost = _cost_forward(
         with_cost, prior, mean, scratch["turned_A"], F, key, QUERY_COVARIANCE, kept, scratch,
@@ -600,21 +610,21 @@ def _cgp_backward(
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_o, d_v = (token_major(B, H, N, x, mean) for x in (C, C, D))
     parameters = noise, scale_q, scale_k
-    noise, *scales = (scalars(x, lead) for x in parameters)
-    prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
+    of_noise, *scales = (scalars(x, lead) for x in parameters)
+    prior = Prior(mean, of_noise, scales[0], log_amplitude, query_mask)
     by = _cost_backward(with_cost, by_key, by_cost, prior, kept, scratch, mean, C)
     unit, X, OX, T, Z, E = (kept["unit"], *(scratch[name] for name in ("X", "OX", "T", "Z", "E")))
     kernels_of("exact").rows_backward_kernel[(S,)](
         view(by_mean), None if by_variance is None else by_variance.contiguous(), view(mean),
         unit if variance is None else variance, unit,
-        *views(mask, query_mask, noise, scales[0], log_amplitude), kept["tokens_q"], kept["tokens_o"],
-        kept["tokens_v"], kept["roots"], kept["K_qo"], kept["K_ok"], kept["A"], kept["F"], view(by.by_mean),
-        by.by_explained, X, OX, T, Z, E, scratch["square"], scratch["unit_grad"],
+        *views(mask, query_mask), of_noise, scales[0], view(log_amplitude), kept["tokens_q"],
+        kept["tokens_o"], kept["tokens_v"], kept["roots"], kept["K_qo"], kept["K_ok"], kept["A"], kept["F"],
+        view(by.by_mean), by.by_explained, X, OX, T, Z, E, scratch["square"], scratch["unit_grad"],
         scratch["turned_v"], view(by.d_q), by.d_log, by.found, S, *sizes[1:],
         VARIANCE=with_variance, **plan.padded, **launch("rows_backward", plan.side),
     )  # fmt: skip
     kernels_of("exact").inputs_backward_kernel[(S, 2)](
-        *views(mask, scales[1]), kept["tokens_q"], kept["tokens_o"], kept["tokens_k"], kept["tokens_v"],
+        view(mask), scales[1], kept["tokens_q"], kept["tokens_o"], kept["tokens_k"], kept["tokens_v"],
         kept["grams"], kept["roots"], kept["K_ok"], kept["A"], X, OX, T, Z, E, scratch["unit_grad"],
         scratch["turned_v"], view(by.by_key), scratch["squares"], scratch["values"],
         *views(d_o, d_k, d_v), by.found, S, H, N, C, D,
@@ -653,16 +663,16 @@ def _direct(
     W = kept.get("W", K)
     mean = token_major(B, H, NQ, D, q)
     stddev, variance, unit = empty(B, H, NQ), empty(B, H, NQ), empty(B, H, NQ)
-    noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
+    of_noise, *scales = (scalars(x, lead) for x in (noise, scale_q, scale_k))
     kernels_of("exact").direct_kernel[(sizes.heads,)](
-        *views(q, k, mask, query_mask, noise, *scales, log_amplitude), kept["tokens_q"], tokens_k,
+        *views(q, k, mask, query_mask), of_noise, *scales, view(log_amplitude), kept["tokens_q"], tokens_k,
         kept["tokens_v"], scratch["turned"], scratch.get("turned_roots", tokens_k), K,
         kept.get("weights", K), W, view(mean), stddev, variance, unit, kept["raw"], *sizes[1:],
         VARIANCE=with_variance, **plan.padded, **launch("direct", plan.side),
     )  # fmt: skip
     if not with_variance:
         return {"mean": mean, "state": state}
-    prior = Prior(q, noise, scales[0], log_amplitude, query_mask)
+    prior = Prior(q, of_noise, scales[0], log_amplitude, query_mask)
     cost = _cost_forward(
         with_cost, prior, mean, None, W, key, PRIOR_COVARIANCE, kept, scratch, plan.padded["NP"]
     )
@@ -685,15 +695,15 @@ def _direct_backward(
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_v = token_major(B, H, N, C, mean), token_major(B, H, N, D, mean)
     parameters = noise, scale_q, scale_k
-    noise, *scales = (scalars(x, lead) for x in parameters)
-    prior = Prior(mean, noise, scales[0], log_amplitude, query_mask)
+    of_noise, *scales = (scalars(x, lead) for x in parameters)
+    prior = Prior(mean, of_noise, scales[0], log_amplitude, query_mask)
     by = _cost_backward(with_cost, by_key, by_cost, prior, kept, scratch, mean, C)
     spreads = [None if g is None else g.contiguous() for g in (by_stddev, by_variance, by_unit)]
     raw, K, tokens_k = kept["raw"], kept["K"], kept["tokens_k"]
     kernels_of("exact").direct_backward_kernel[(sizes.heads,)](
         view(by_mean), *spreads, view(mean), raw if stddev is None else stddev,
         raw if variance is None else variance, raw,
-        *views(mask, query_mask, noise, *scales), kept["tokens_q"], tokens_k, kept["tokens_v"],
+        *views(mask, query_mask), of_noise, *scales, kept["tokens_q"], tokens_k, kept["tokens_v"],
         kept.get("grams", tokens_k), kept.get("roots", tokens_k), K, kept.get("weights", K),
         kept.get("W", K), view(by.by_mean), by.by_explained, view(by.by_key), scratch["X"], scratch["OX"],
         scratch["E"], scratch["square"], scratch["unit_grad"], scratch["turned_v"],

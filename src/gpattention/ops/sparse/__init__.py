@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from gpattention.numerics import Tokens, broadcast, checks_are_deferred, report_failures
 from gpattention.ops.layout import (
+    View,
     allocator,
     as_two,
     matrices,
@@ -203,6 +204,12 @@ def per_head(x: Tensor, lead: torch.Size) -> Tensor:
     return shared_matrices(x, lead).squeeze(-1).squeeze(-1)  # whose gradient is a view, a selection's is not
 
 
+def of_sequences(x: Tensor) -> View:
+    """[B, H], or [1, H] for all sequences, as kernels take it."""
+    by_sequence, by_head = x.stride()
+    return x, 0 if x.shape[0] == 1 else by_sequence, by_head
+
+
 def shared_matrices(x: Tensor, lead: torch.Size) -> Tensor:
     """[..., X, Y] as [B, H, X, Y], or [1, H, X, Y] where all sequences share it."""
     B, H = as_two(lead)
@@ -259,7 +266,7 @@ def small_factors(
     S, P, empty = sizes.heads, sizes.padded, allocator(sums)
     packed = sizes.factors[options.kl]
     factors = empty(S, packed.SIZE)
-    variance_of = view(noise.expand(sizes.B, -1))
+    variance_of = of_sequences(noise)
     counter, counted = counter_for(sums.device)
     matrices = 3 + (options.density or options.kl) + options.kl
     info = torch.empty(matrices, S, dtype=torch.int32, device=sums.device)
@@ -302,6 +309,8 @@ def summed_shares(shares: Tensor, turned: Tensor, sizes: Sizes) -> tuple[Tensor,
 
 def report_inducing(info: Tensor, sizes: Sizes, delta: float, dtype: torch.dtype) -> None:
     """Raise if an inducing set has no factor."""
+    if checks_are_deferred(info):
+        return
     for found, count in zip(info, (sizes.m, sizes.l), strict=False):
         found = found.view(-1, sizes.H) if sizes.pooled else found
         report_failures(found, count, dtype, name="K_mm + delta I", noise=delta)
@@ -309,6 +318,8 @@ def report_inducing(info: Tensor, sizes: Sizes, delta: float, dtype: torch.dtype
 
 def report_small(info: Tensor, sizes: Sizes, noise: Tensor, dtype: torch.dtype) -> None:
     """Raise if a small matrix has no factor."""
+    if checks_are_deferred(info):
+        return
     names = (
         "I + Phi^T Phi / noise", "I + Psi^T Psi / noise", "2I - B^-1 + T^T T", "I + Phi_q^T Phi_q / noise",
         "I + R_c^T G R_c / noise",
@@ -470,7 +481,7 @@ def _scgp(
         MP=MP, LP=LP, CP=CP, **sizes.launch("inducing"),
     )  # fmt: skip
     report_inducing(inducing_failed, sizes, delta, q.dtype)
-    of_noise, of_scale_q, of_scale_k = (view(x.expand(B, -1)) for x in (noise, scale_q, scale_k))
+    of_noise, of_scale_q, of_scale_k = map(of_sequences, (noise, scale_q, scale_k))
     wanted = density or kl
     splits, length, query_length = sizes.cut_both("sums", N, NQ if wanted else 0)
     sums = empty(S, splits, sizes.sums.SIZE)
@@ -529,7 +540,7 @@ def _scgp_backward(
     MP, LP, CP = P["MP"], P["LP"], P["CP"]
     two = {"TWO": sizes.two, "POOLED": sizes.pooled, "DUAL": dual}
     of_query, of_key, of_kl = views(by_query, by_key, by_kl)
-    of_noise, of_scale_q, of_scale_k = (view(x.expand(B, -1)) for x in (noise, scale_q, scale_k))
+    of_noise, of_scale_q, of_scale_k = map(of_sequences, (noise, scale_q, scale_k))
     packed = sizes.factors[kl]
     d_q, d_k, d_o = (token_major(B, H, n, C, q) for n in (NQ, N, N))
     d_v, d_log = token_major(B, H, N, D, q), empty(B, H, NQ) if log_amplitude is not None else None
