@@ -37,9 +37,9 @@ def test_shards_have_the_results_of_one_process(tmp_path: Path, monkeypatch: pyt
     seen = counted(monkeypatch)
     evaluate_runs([tmp_path / "one" / name for name in names], SETTINGS)  # with the ensemble of both
     once, seen[:] = sorted(seen), []
-    engine, seen = Backend({}), list[tuple[str, int, int]]()
+    engine, steps = Backend({}), list[tuple[str, int, int]]()
     folders = [tmp_path / "many" / name for name in names]
-    found = evaluate_many(folders, SETTINGS, jobs=3, engine=engine, progress=lambda *each: seen.append(each))
+    found = evaluate_many(folders, SETTINGS, jobs=3, engine=engine, progress=lambda *each: steps.append(each))
     assert list(found) == folders
     assert [plain(tmp_path / "many" / name) for name in names] == [
         plain(tmp_path / "one" / name) for name in names
@@ -47,7 +47,7 @@ def test_shards_have_the_results_of_one_process(tmp_path: Path, monkeypatch: pyt
     shards = [str(task) for task, _ in engine.started]
     assert shards[:3] == ["suites clean ood of a", "corruption fog of a", "corruption contrast of a"]
     assert shards[-3:] == ["all of a", "all of b", "all of a b"]
-    assert seen[-1] == ("shards", len(shards), len(shards)) == ("shards", 9, 9)
+    assert steps[-1] == ("shards", len(shards), len(shards)) == ("shards", 9, 9)
     assert sorted(seen) == once  # nothing was predicted twice
     seen.clear()
     assert evaluate_many(folders, SETTINGS, jobs=3, engine=Backend({})) == found
