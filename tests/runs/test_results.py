@@ -23,7 +23,7 @@ from gpattention.runs import (
     read_results,
     write_suite,
 )
-from gpattention.runs.results import beyond_chance
+from gpattention.runs.results import Difference, beyond_chance
 from tests.runs.tiny_runs import digits_recipe
 
 VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=8)
@@ -75,6 +75,12 @@ def test_a_single_figure_is_taken_as_it_is(values: list[float], against: float) 
             test = stats.ttest_1samp(values, against)
             assert gap.in_errors == pytest.approx(test.statistic, rel=1e-6, abs=1e-9)
             assert gap.clear == (test.pvalue < 0.05) or abs(test.pvalue - 0.05) < 1e-9
+
+
+def test_equal_differences_are_no_number_of_errors() -> None:
+    """The rounding of 0.1 + 0.2 is no spread."""
+    assert Difference(0.3, 5e-17, 4, "paired").in_errors is None
+    assert Difference(0.3, 0.1, 4, "paired").in_errors == pytest.approx(3)
 
 
 @given(st.floats(0, 60), st.floats(1, 500))

@@ -139,8 +139,8 @@ class Difference:
 
     @property
     def in_errors(self) -> float | None:
-        """The difference over its standard error: Student's t."""
-        return self.mean / self.error if self.error else None
+        """The difference over its standard error: Student's t; None if the error is nothing but rounding."""
+        return self.mean / self.error if self.error and self.error > 1e-12 * abs(self.mean) else None
 
     @property
     def clear(self) -> bool:
