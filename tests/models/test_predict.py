@@ -18,7 +18,7 @@ from gpattention.models.predict import VarianceMeans, run_rows, run_samples
 from gpattention.numerics import cholesky
 from tests.hosts.hosts import make
 from tests.models.graph_stand_in import stand_in
-from tests.models.small_models import DRAWING, STACKS, seeded, sentences, text, vision
+from tests.models.small_models import DRAWING, STACKS, layer, seeded, sentences, text, vision
 from tests.models.stub_models import StubModel, normal
 from tests.threads import Pause, paused
 
@@ -322,3 +322,45 @@ def test_nor_do_dropout_masks(kind: str) -> None:
     means = predictor.predict(SHORT, samples=4, seed=1)
     assert float(means.logits.std(1).max()) > 1e-3
     assert_close(predictor.predict(LONG, samples=4, seed=1).logits, means.logits, **CLOSE)
+
+
+MIXED = sentences(6, 0, 3, 9, 1, 5, to=9)
+
+
+@pytest.mark.parametrize("batch_size", [3, 7, 24])
+@pytest.mark.parametrize("kind", ["softmax", *DRAWING])
+def test_chunks_of_texts_are_cut_to_their_longest(monkeypatch, kind: str, batch_size: int) -> None:
+    model, seen = text(kind), set()
+    drawn = {"samples": 4, "seed": 3, "first_item": 2, "batch_size": batch_size}
+    variances = kind != "softmax"
+
+    def all_ways() -> list[torch.Tensor]:
+        found = predict(model, MIXED, variances=variances, **drawn)
+        masks = MCDropout(model, p=0.3).predict({"tokens": MIXED}, **drawn)
+        return [found.logits, masks.logits, *(found.variances or ())]
+
+    expected = all_ways()  # nothing is cut to 64
+    monkeypatch.setattr(running, "LENGTHS", 4)
+    model.words.register_forward_hook(lambda *given: seen.add(given[2].shape[1]))
+    for own, whole in zip(all_ways(), expected, strict=True):
+        assert_close(own, whole, **CLOSE)
+    assert (len(seen) > 1) == (batch_size < 24)  # all at once have the longest one's length
+    assert max(seen) == 9
+
+
+def test_texts_of_one_length_are_not_cut(monkeypatch) -> None:
+    monkeypatch.setattr(running, "LENGTHS", 4)
+    model = text(layer("kep-svgp", merge="cat"))
+    assert model.text_lengths(MIXED) is None
+    assert predict(model, MIXED, samples=2).logits.shape[:2] == (2, 6)
+
+
+def test_replays_of_texts_are_of_one_length(monkeypatch) -> None:
+    monkeypatch.setattr(running, "LENGTHS", 4)
+    model, words = text("cgp"), sentences(*[9] * 6, *[3] * 6, to=9)
+    plain = predict(model, words, samples=3, batch_size=6)
+    tapes = stand_in(monkeypatch)
+    monkeypatch.setattr(running, "why_not_captured", lambda *_: None)
+    replayed = predict(model, words, samples=3, batch_size=6, capture=True)
+    assert tapes
+    assert_close(replayed.logits, plain.logits, **CLOSE)

@@ -147,6 +147,7 @@ class Attention(nn.Module):
     crosses: ClassVar[bool] = True  # whether keys may differ from queries
     weighs: ClassVar[bool] = True  # whether its mean is a matrix of weights times the values
     sized: ClassVar[bool] = False  # whether it takes `tokens`, their number in a sequence, from the model
+    one_length: bool = False  # whether every sequence must have as many tokens
     below: ClassVar[str | None] = None  # kind of all layers but the last in a model with this kind
     projections: ClassVar[tuple[str, ...]] = ("value",)  # its linear maps of the tokens
     converts_from: ClassVar[tuple[str, ...]] = ()  # kinds whose trained weights can start it

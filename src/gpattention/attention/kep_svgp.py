@@ -93,6 +93,7 @@ class KEPSVGPAttention(Attention):
             if name[4:] not in self.regularizer:
                 refuse_unused(KEPSVGPAttention, f"where regularizer is {self.regularizer!r}", **{name: eta})
         self.merge: Merge = merge
+        self.one_length = merge == "cat"
         self.rank, self.tokens, self.eta_kl = rank, tokens, eta_kl
         self.eta_ksvd = (10.0 if merge == "cat" else 1.0) if eta_ksvd is None else eta_ksvd
         made, H, s = self._made_with, num_heads, rank

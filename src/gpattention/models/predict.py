@@ -208,24 +208,83 @@ def is_predicting() -> bool:
     return not torch.compiler.is_compiling() and _predicting.get()
 
 
+@dataclass(frozen=True)
+class Arranged:
+    """Items in the order in which they run: of texts the longest first, so that a chunk has little padding."""
+
+    inputs: Inputs  # [B, ...] each, in this order
+    numbers: Tensor  # [B] number of each item, by which its noise is made
+    place: Tensor | None = None  # [B] where the caller's items are in this order; None if it is the caller's
+    lengths: tuple[int, ...] | None = None  # to which inputs may be cut from each item on; None if to none
+    tokens: int = 0  # of the caller's inputs, where they are cut
+
+    def chunk(self, items: Tensor | range, device: torch.device) -> Inputs:
+        """The inputs of these neighbours, which may come several times, cut to their longest.  [R, ...]"""
+        inputs, where = self.inputs, items if isinstance(items, Tensor) else slice(items.start, items.stop)
+        if self.lengths is not None:
+            most = self.lengths[int(items[0])]
+            if isinstance(inputs, Tensor):
+                inputs = inputs[:, :most]
+            else:
+                inputs = {name: x[:, :most] for name, x in inputs.items()}
+        return take(inputs, where, device)
+
+    def restored(self, x: Tensor, axis: int = 0) -> Tensor:
+        """The caller's order of the items along an axis."""
+        return x if self.place is None else x.index_select(axis, self.place.to(x.device))
+
+    def restored_variances(self, variances: Variances) -> Variances:
+        """Variances [B, H, N] or [B, H, N, D] of the caller's items and tokens, 0 at padding."""
+        if self.place is None:
+            return variances
+        return tuple(x if x is None else self._padded(self.restored(x)) for x in variances)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        whole = x.new_zeros(*x.shape[:2], self.tokens, *x.shape[3:])
+        whole[:, :, : x.shape[2]] = x
+        return whole
+
+
+LENGTHS = 64  # texts are cut to multiples of this many tokens: few shapes, which a captured graph needs
+
+
+def arrange(model: Any, inputs: Inputs, first_item: int = 0) -> Arranged:
+    """The longest texts first, for models that say how long each is; else the items as they are.
+
+    `first_item` is the number of the first item, for callers that pass the items in parts.
+    """
+    first_item = check_count("first_item", first_item, least=0)
+    numbers = torch.arange(count_items(inputs), device=device_of(inputs)) + first_item
+    lengths = model.text_lengths(inputs) if hasattr(model, "text_lengths") else None
+    if lengths is None:
+        return Arranged(inputs, numbers)
+    whole = next(iter(_named(inputs).values())).shape[1]
+    lengths = (-(lengths.clamp_min(1) // -LENGTHS) * LENGTHS).clamp_max(whole)
+    ordered, order = lengths.sort(descending=True, stable=True)
+    if int(ordered[-1]) == whole:
+        return Arranged(inputs, numbers)
+    arranged = take(inputs, order, device_of(inputs))
+    return Arranged(arranged, numbers[order], order.argsort(), tuple(ordered.tolist()), whole)
+
+
 def iterate_rows(
-    inputs: Inputs, *, samples: int, seed: int, batch_size: int, device: torch.device, first_item: int = 0,
-    progress: Progress | None = None,
+    inputs: Inputs | Arranged, *, samples: int, seed: int, batch_size: int, device: torch.device,
+    first_item: int = 0, progress: Progress | None = None,
 ) -> Iterator[Rows]:  # fmt: skip
     """All rows in chunks of at most `batch_size`, moved to `device`.
 
-    `first_item` is the number of the first item, for callers that pass the items in parts;
-    `progress(done, total)` is called after every chunk with numbers of rows.
+    `first_item` is the number of the first item, for callers that pass the items in parts and have not
+    arranged them; `progress(done, total)` is called after every chunk with numbers of rows.
     """
-    first_item = check_count("first_item", first_item, least=0)
-    total = count_items(inputs) * samples
+    given = inputs if isinstance(inputs, Arranged) else arrange(None, inputs, first_item)
+    total = len(given.numbers) * samples
     for start in range(0, total, batch_size):
         # item by item, so that the samples of an item are neighbours
-        row = torch.arange(start, min(start + batch_size, total), device=device_of(inputs))  # [R]
+        row = torch.arange(start, min(start + batch_size, total), device=given.numbers.device)  # [R]
         items = row // samples  # [R]
-        numbers, sample = (items + first_item).to(device), (row % samples).to(device)  # [R], [R]
+        numbers, sample = given.numbers[items].to(device), (row % samples).to(device)  # [R], [R]
         noise = ItemNoise(seed, numbers, sample)
-        yield Rows(take(inputs, items, device), items, numbers, sample, noise)
+        yield Rows(given.chunk(items, device), items, numbers, sample, noise)
         if progress is not None:
             progress(min(start + batch_size, total), total)
 
@@ -255,17 +314,19 @@ def run_samples(
     Answers [S, B, ...], and variances averaged over the samples, on the device of the inputs.
     """
     device, home = model_device(model, inputs), device_of(inputs)
+    given = arrange(model, inputs, options.pop("first_item", 0))
 
     def run(most: int) -> tuple[Tensor, Variances]:
-        parts, means = [], VarianceMeans(count_items(inputs), samples, home)
-        for rows in iterate_rows(inputs, samples=samples, batch_size=most, device=device, **options):
+        parts, means = [], VarianceMeans(len(given.numbers), samples, home)
+        for rows in iterate_rows(given, samples=samples, batch_size=most, device=device, **options):
             out, variances = answer(rows)  # [R, ...]
             if out.ndim < 2 or len(out) != len(rows.items):
                 wanted, got = f"[{len(rows.items)}, ...], one row per input", f"shape {tuple(out.shape)}"
                 raise ValueError(f"expected the model to give {wanted}, got {got}")
             parts.append(out.to(home))
             means.add(rows.items, variances)
-        return torch.cat(parts).unflatten(0, (-1, samples)).transpose(0, 1).contiguous(), means.means()
+        answers = given.restored(torch.cat(parts).unflatten(0, (-1, samples)))  # [B, S, ...]
+        return answers.transpose(0, 1).contiguous(), given.restored_variances(means.means())
 
     with evaluating(model):
         return run_rows(run, batch_size, device)
@@ -284,7 +345,10 @@ class VarianceMeans:
         self._sums: list[Tensor | None] = []
 
     def add(self, items: Tensor, variances: Sequence[Tensor | None]) -> None:
-        """Add rows [R, ...] of every layer, None without a variance, which belong to these items."""
+        """Add rows [R, ...] of every layer, None without a variance, which belong to these items.
+
+        Tokens are the third axis, and the first call has most of them.
+        """
         self._sums = self._sums or [None] * len(variances)
         for place, (total, variance) in enumerate(zip(self._sums, variances, strict=True)):
             if variance is None:
@@ -296,7 +360,9 @@ class VarianceMeans:
             variance = variance.to(self._device, torch.promote_types(variance.dtype, torch.float32))
             if total is None:
                 total = self._sums[place] = variance.new_zeros(self._items, *variance.shape[1:])
-            total.index_add_(0, items, variance)
+            # later texts are shorter
+            here = total if variance.ndim < 3 else total[:, :, : variance.shape[2]]
+            here.index_add_(0, items, variance)
 
     def means(self) -> Variances:
         """[B, ...] for each layer, None without variances."""
@@ -363,7 +429,8 @@ def predict(
         rows: dict[str, Any] = {"samples": count, "seed": seed, "first_item": first_item}
         logits, means = run_samples(model, answer, inputs, batch_size=batch_size, progress=progress, **rows)
     else:
-        chunks = partial(Chunks, model, inputs, device, count, seed, draw, need, first_item, capture)
+        given = arrange(model, inputs, first_item)
+        chunks = partial(Chunks, model, given, device, count, seed, draw, need, capture)
         with evaluating(model):  # each number of rows has new chunks
             logits, means = run_rows(lambda rows: chunks().run(rows, progress), batch_size, device)
     if variances and all(variance is None for variance in means):
@@ -416,13 +483,12 @@ class Chunks:
     """
 
     model: Any
-    inputs: Inputs
+    given: Arranged
     device: torch.device
     samples: int
     seed: int
     draw: str  # "none" where nothing is drawn
     need: tuple[str, ...]
-    first_item: int  # number of the first item
     capture: bool | None
     full_rows: int | None = None  # rows of the chunks that may be captured; None if none may
     _graph: Any = None
@@ -432,7 +498,7 @@ class Chunks:
 
     def run(self, batch_size: int, progress: Progress | None) -> tuple[Tensor, Variances]:
         """Logits [S, B, C] of all samples, and each layer's variances [B, ...] averaged over them."""
-        count, home = count_items(self.inputs), device_of(self.inputs)
+        count, home = len(self.given.numbers), self.given.numbers.device
         chunks = cut(count, self.samples, batch_size)
         refusal = why_not_captured(self.model, self.device)
         if self.capture and refusal is not None:
@@ -457,12 +523,14 @@ class Chunks:
                     progress(done, count * self.samples)
         if deferred:
             self._explain_failure(chunks, logits, clear=counted == 0)
-        return logits.to(home), tuple(x if x is None else x.to(home) for x in means.means())
+        means_of_all = self.given.restored_variances(means.means())
+        logits = self.given.restored(logits, axis=1)
+        return logits.to(home), tuple(x if x is None else x.to(home) for x in means_of_all)
 
     def _run(self, items: range, samples: range, left: int) -> ChunkOutput:
         """Run one chunk; `left` chunks remain, with this one."""
         given = self._arguments(items, samples)
-        if self._graph is not None and len(samples) == len(self._read[2]):  # which sums are over
+        if self._graph is not None and self._fits(given[0], samples):
             return self._replay(*given)
         full = len(items) * len(samples) == self.full_rows
         self._runs += full
@@ -477,6 +545,13 @@ class Chunks:
         if self.capture or launched - start > LAUNCH_BOUND * (time.perf_counter() - start):
             self._capture(*given)
         return found
+
+    def _fits(self, inputs: Inputs, samples: range) -> bool:
+        """Whether the graph is of as many samples, which sums are over, and as many tokens."""
+        own = _named(self._read[0])
+        return len(samples) == len(self._read[2]) and all(
+            own[name].shape[1:] == x.shape[1:] for name, x in _named(inputs).items()
+        )
 
     def _capture(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> None:
         """Capture a chunk; a model that waits for the device runs eagerly, unless `capture` is True."""
@@ -504,9 +579,9 @@ class Chunks:
         return given
 
     def _arguments(self, items: range, samples: range) -> tuple[Inputs, Tensor, Tensor]:
-        numbers = torch.arange(items.start, items.stop, device=self.device) + self.first_item
+        numbers = self.given.numbers[items.start : items.stop].to(self.device)
         which = torch.arange(samples.start, samples.stop, device=self.device)
-        return take(self.inputs, slice(items.start, items.stop), self.device), numbers, which
+        return self.given.chunk(items, self.device), numbers, which
 
     def _forward(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> ChunkOutput:
         count, drawing = len(samples), {}

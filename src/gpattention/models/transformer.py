@@ -551,6 +551,13 @@ class TextTransformer(Transformer):
         """Words that are not padding.  [B]"""
         return (~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)).sum(-1)
 
+    def text_lengths(self, inputs: Inputs) -> Tensor | None:
+        """Words up to the last real one, to which inputs may be cut.  [B]; None if all must have one length."""
+        if any(isinstance(layer, Attention) and layer.one_length for layer in self.modules()):
+            return None
+        real = ~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)  # [B, N]
+        return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(-1)
+
     def _unsummed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None] | None:
         if not is_plain(self.project, nn.Linear):
             return None
