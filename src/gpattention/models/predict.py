@@ -210,7 +210,7 @@ def is_predicting() -> bool:
 
 @dataclass(frozen=True)
 class Arranged:
-    """Items in the order in which they run: of texts the longest first, so that a chunk has little padding."""
+    """Items in the order in which they run: the longest texts first, so that a chunk has little padding."""
 
     inputs: Inputs  # [B, ...] each, in this order
     numbers: Tensor  # [B] number of each item, by which its noise is made
@@ -218,16 +218,16 @@ class Arranged:
     lengths: tuple[int, ...] | None = None  # to which inputs may be cut from each item on; None if to none
     tokens: int = 0  # of the caller's inputs, where they are cut
 
-    def chunk(self, items: Tensor | range, device: torch.device) -> Inputs:
-        """The inputs of these neighbours, which may come several times, cut to their longest.  [R, ...]"""
-        inputs, where = self.inputs, items if isinstance(items, Tensor) else slice(items.start, items.stop)
+    def chunk(self, first: int, items: Tensor | slice, device: torch.device) -> Inputs:
+        """The inputs of these items, the first of which is number `first`, cut to its length.  [R, ...]"""
+        inputs = self.inputs
         if self.lengths is not None:
-            most = self.lengths[int(items[0])]
+            most = self.lengths[first]
             if isinstance(inputs, Tensor):
                 inputs = inputs[:, :most]
             else:
                 inputs = {name: x[:, :most] for name, x in inputs.items()}
-        return take(inputs, where, device)
+        return take(inputs, items, device)
 
     def restored(self, x: Tensor, axis: int = 0) -> Tensor:
         """The caller's order of the items along an axis."""
@@ -284,7 +284,7 @@ def iterate_rows(
         items = row // samples  # [R]
         numbers, sample = given.numbers[items].to(device), (row % samples).to(device)  # [R], [R]
         noise = ItemNoise(seed, numbers, sample)
-        yield Rows(given.chunk(items, device), items, numbers, sample, noise)
+        yield Rows(given.chunk(start // samples, items, device), items, numbers, sample, noise)
         if progress is not None:
             progress(min(start + batch_size, total), total)
 
@@ -579,9 +579,10 @@ class Chunks:
         return given
 
     def _arguments(self, items: range, samples: range) -> tuple[Inputs, Tensor, Tensor]:
-        numbers = self.given.numbers[items.start : items.stop].to(self.device)
+        some = slice(items.start, items.stop)
         which = torch.arange(samples.start, samples.stop, device=self.device)
-        return self.given.chunk(items, self.device), numbers, which
+        inputs = self.given.chunk(items.start, some, self.device)
+        return inputs, self.given.numbers[some].to(self.device), which
 
     def _forward(self, inputs: Inputs, numbers: Tensor, samples: Tensor) -> ChunkOutput:
         count, drawing = len(samples), {}

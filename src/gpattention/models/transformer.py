@@ -552,7 +552,7 @@ class TextTransformer(Transformer):
         return (~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)).sum(-1)
 
     def text_lengths(self, inputs: Inputs) -> Tensor | None:
-        """Words up to the last real one, to which inputs may be cut.  [B]; None if all must have one length."""
+        """Words up to the last real one, to which inputs may be cut; None if all have one length.  [B]"""
         if any(isinstance(layer, Attention) and layer.one_length for layer in self.modules()):
             return None
         real = ~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)  # [B, N]
