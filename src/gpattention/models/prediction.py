@@ -329,7 +329,9 @@ class TemperatureProfile:
             return f"The temperature is 1: {right}, which cannot tell how sure to be."
         if self.temperature == 1.0:
             where = f"the limit, {best}" if self.on_bound else best
-            return f"The temperature is 1: of {self.items} items the best is {where}, but {between} holds 1."
+            return (
+                f"The temperature stays 1: on {self.items} items the best is {where}, but {between} holds 1."
+            )
         if self.on_bound:
             return f"The temperature is at its limit, {best}: of {self.items} items none inside it is best."
         return f"The temperature is {best}, the best of {self.items} items; {between} {one}."

@@ -16,9 +16,9 @@ COVERAGES = tuple(i / 20 for i in range(1, 21))  # where a curve is read for its
 
 @section(
     "reliability", "Reliability", 
-    "Accuracy of the answers given with a certain confidence, on the clean test set, with "
-    "intervals of 95 %. Red is confidence that accuracy does not reach, pale is accuracy beyond "
-    "confidence; grey bins hold fewer than ten items; the strip below shows where the items are.",
+    "Accuracy of the answers given with a certain confidence, on the clean test set, with 95 % intervals. "
+    "Red: confidence above accuracy; pale: accuracy above confidence; grey: fewer than ten items. The strip "
+    "below shows how many items have which confidence.",
     place=30,
 )  # fmt: skip
 def reliability(comparison: Comparison, name: str) -> "html.Markup":

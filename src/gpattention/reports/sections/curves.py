@@ -125,7 +125,7 @@ def health(comparison: Comparison, name: str) -> "html.Markup":
 
 
 @section(
-    "oversmoothing", "Oversmoothing", "Tokens that grow alike from layer to layer carry less and less.",
+    "oversmoothing", "Oversmoothing", "Tokens that become alike from layer to layer carry less information.",
     place=90, suite="oversmoothing",
 )  # fmt: skip
 def oversmoothing(comparison: Comparison, name: str) -> "html.Markup":

@@ -46,7 +46,7 @@ def fills(comparison: Comparison) -> bool:
 
 @section(
     "gallery", "Gallery",
-    "Known, corrupted and foreign items; where a model looked, and where it was unsure.",
+    "Known, corrupted and foreign items: where a model looked, and where it was unsure.",
     place=20, fills=fills,
 )  # fmt: skip
 def content(comparison: Comparison, name: str) -> "html.Markup":
@@ -90,6 +90,12 @@ def _pixels(image: Any) -> "np.ndarray[Any, Any]":
         return np.asarray(image, dtype=float)
     except (KeyError, TypeError, ValueError):  # rows of different lengths, or text that is no base64
         return np.empty(0)
+
+
+def _set_words(name: str) -> str:
+    """A set's name in words: "gaussian blur, severity 5" for corrupted/gaussian_blur/5."""
+    words = name.replace("_", " ").removeprefix("ood/")
+    return words.removeprefix("corrupted/").replace("/", ", severity ") if "corrupted/" in words else words
 
 
 def _heat(shades: Sequence[float], rows: int, columns: int, variable: str) -> str:
@@ -150,8 +156,9 @@ def _card(item: Item, scales: Mapping[str, Scale]) -> dict[str, Any]:
     """The item beside what the template cannot make of it: pictures, or words in colours."""
     words, variances = list(map(str, item.get("words") or ())), item.get("token_variance") or ()
     card: dict[str, Any] = {
-        **dict.fromkeys(("label", "predicted", "index", "confidence", "uncertainty")), "set": "test", **item,
-        "variances": variances, "names": words, "source": None, "maps": [], "painted": None,
+        **dict.fromkeys(("label", "predicted", "index", "confidence", "uncertainty")), **item,
+        "set": _set_words(item.get("set", "test")), "variances": variances, "names": words,
+        "source": None, "maps": [], "painted": None,
     }  # fmt: skip
     if not item.get("image"):
         of_words = ((about, _aligned(item.get(key) or (), len(words))) for key, about in MAPS)

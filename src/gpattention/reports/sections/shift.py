@@ -39,8 +39,8 @@ ALARMS = (0.01, 0.05)  # rates at which flags are counted
 
 @section(
     "corruptions", "Corrupted images", 
-    "The same models on damaged test images; bands and bars are intervals of 95 %. Accuracy, NLL "
-    "and ECE belong together: a collapsed model has the lowest ECE.",
+    "The same models on damaged test images; bands and bars are 95 % intervals. Read accuracy, NLL and "
+    "ECE together: a model that always gives the same answer can have the lowest ECE.",
     place=40, suite="corrupted",
 )  # fmt: skip
 def corruptions(comparison: Comparison, name: str) -> "html.Markup":
@@ -140,9 +140,9 @@ def _parts(results: Results, recipe: str, place: int) -> list[str]:
 
 @section(
     "outliers", "Foreign data", 
-    "Data of other kinds than the training data should be met with more uncertainty. Larger "
-    "scores mean more foreign: the further colour lies below grey, the better. Strangeness has "
-    "p-values too: of usual items a share of p has at most p.",
+    "Data unlike the training data should meet more uncertainty. A larger score means a more unusual item: "
+    "the further the coloured curve lies below the grey one, the better. Strangeness also gives p-values: "
+    "flagging items with p of at most 0.05 flags about 5 % of usual items.",
     place=50, suite="ood",
 )  # fmt: skip
 def outliers(comparison: Comparison, name: str) -> "html.Markup":

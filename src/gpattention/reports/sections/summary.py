@@ -14,11 +14,11 @@ from gpattention.runs import Column, OverSeeds, compared
 
 SCORE = "entropy"  # of the table's AUROC
 ADVICE = (
-    "A model that answers with the frequencies of the classes is calibrated and useless: read "
-    "ECE beside accuracy and NLL."
+    "A model that always answers with the frequencies of the classes is calibrated and useless: read ECE "
+    "together with accuracy and NLL."
 )
 OTHER_ITEMS = (
-    "Numbers on other items than most of their column say on how many, and are not compared with the rest. "
+    "A number from other items than the rest of its column says from how many, and is not compared. "
 )
 COLUMNS = (
     *(Column("clean", "test", m, group="test") for m in ("accuracy", "mcc", "nll", "ece", "aurc")),
@@ -35,7 +35,7 @@ TILES = (
 
 
 @section(
-    "summary", "Summary", "What it comes to, on test items: how right, how sure, and how well these agree.",
+    "summary", "Summary", "Results on test items: accuracy, confidence, and how well the two agree.",
     place=10,
 )  # fmt: skip
 def content(comparison: Comparison, name: str) -> "html.Markup":
@@ -155,13 +155,13 @@ def _tiles(comparison: Comparison, predictor: str) -> list[dict[str, Any]]:
 def _seeds(comparison: Comparison) -> str:
     """How the intervals were made."""
     text = (
-        " Small numbers are intervals of 95 %: of a model with one seed the bootstrap over items, which says "
-        "nothing of other seeds"
+        " Small numbers are 95 % intervals: for one seed by bootstrap over test items, which leaves out how "
+        "much seeds differ"
     )
     if not comparison.several_seeds:
         return text + "."
     counts = ", ".join(f"{model.label} {len(model.runs)}" for model in comparison.models)
-    text += f"; else Student's t over runs with different seeds ({counts})."
+    text += f"; for several by Student's t over the seeds ({counts})."
     repeated = [m.label for m in comparison.models if len({run.seed for run in m.runs}) < len(m.runs)]
     # they differ by rounding alone, which says nothing of how much seeds differ
     if repeated:

@@ -66,7 +66,8 @@ def _of_one(model: Model, comparison: Comparison) -> list[str]:
     kind = "one seed, 95 % bootstrap over items" if seeds == 1 else f"{seeds} seeds, 95 % by Student's t"
     known, shifted = (listed(part) for part in parts)
     first = f"{model.label} on the test set of {comparison.data} ({kind}): {known or 'not evaluated'}."
-    return [first, f"Off it: {shifted}." if shifted else "It was not evaluated on corrupted or foreign data."]
+    missing = "It was not evaluated on corrupted or foreign data."
+    return [first, f"On corrupted and foreign data: {shifted}." if shifted else missing]
 
 
 def _of_two(lead: Model, other: Model, comparison: Comparison) -> list[str]:
@@ -76,16 +77,16 @@ def _of_two(lead: Model, other: Model, comparison: Comparison) -> list[str]:
     seeds = [len({run.seed for run in model.runs}) for model in (lead, other)]
     how = "one seed each" if seeds == [1, 1] else f"{seeds[0]} seeds against {seeds[1]}"
     many = len(comparison.models)
-    choice = f", chosen of {many} models by validation NLL" if many > 2 else ""
+    choice = f" (of {many} models the best by validation NLL)" if many > 2 else ""
     known, shifted = ("; ".join(f"{how} {listed(what)}" for how, what in part.items()) for part in parts)
     end = (
-        "one seed says nothing of others: intervals are the bootstrap's over items"
+        "margins of error are 95 % bootstrap intervals over test items, and leave out how much seeds differ"
         if min(seeds) == 1
-        else "clear is Student's t at 95 % over the seeds"
+        else "clear means by Student's t over the seeds, at 95 %"
     )
-    whom = f"{lead.label}{choice}, against {other.label}"
-    first = f"On the test set of {comparison.data} ({how}), {whom}: {known or 'not evaluated'}."
-    return [first, f"{'Off it: ' + shifted if shifted else 'No corrupted or foreign data yet'}; {end}."]
+    where = f"Compared with {other.label} on the test set of {comparison.data} ({how}), {lead.label}{choice}"
+    second = f"On corrupted and foreign data it is {shifted}" if shifted else "Nothing else was evaluated yet"
+    return [f"{where} is {known or 'not evaluated'}.", f"{second}; {end}."]
 
 
 def _find(column: Column, model: Model) -> OverSeeds | None:
@@ -103,7 +104,7 @@ def _judged(lead: Model, other: Model, columns: Sequence[Column]) -> dict[str, l
         ours, theirs, metric = _find(column, lead), _find(column, other), metric_of(column.metric)
         if ours is None or theirs is None:
             continue
-        pair = " against ".join(f"{x.mean * metric.scale:.{metric.digits}f}" for x in (ours, theirs))
+        pair = " vs ".join(f"{x.mean * metric.scale:.{metric.digits}f}" for x in (ours, theirs))
         unit = metric.unit or ("nats" if metric.counted_in == "nats" else "")
         how = _clear(ours, theirs, bool(metric.larger))
         found.setdefault(how, []).append(f"{_head(column)} ({pair}{f' {unit}' if unit else ''})")
@@ -112,12 +113,12 @@ def _judged(lead: Model, other: Model, columns: Sequence[Column]) -> dict[str, l
 
 def _clear(ours: OverSeeds, theirs: OverSeeds, larger: bool) -> str:
     if ours.basis != theirs.basis and ours.count == theirs.count == 1:
-        return "not on the same items:"
+        return "on other items in"
     word = "better" if (ours.mean > theirs.mean) == larger else "worse"
     if min(ours.count, theirs.count) > 1:
-        return f"clearly {word} in" if difference(ours, theirs).clear else "no clear difference in"
+        return f"clearly {word} in" if difference(ours, theirs).clear else "not clearly different in"
     ends = ours.interval, theirs.interval
     if None in ends:
         return f"{word}, by an unknown margin, in"
     (low, high), (least, most) = ends  # type: ignore[misc]
-    return f"{word} in" if low > most or least > high else "intervals overlap in"
+    return f"{word} in" if low > most or least > high else "within the margin of error in"
