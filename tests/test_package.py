@@ -144,6 +144,7 @@ ALLOWED_STATE = {
     "numerics.py": "through gp.concurrency",
     "hosts/convert.py": "changes a model for good, and says so; generators are restored",
     "models/converted.py": "hooks of converted layers, which stay",
+    "models/encoder.py": "likewise, of a layer that is being made",
     "hosts/families/huggingface.py": "likewise, and the name in its configuration",
     "hosts/families/own.py": "the mode of a module that is being made, and what its last pass gave",
     "evaluation/suites/efficiency.py": "times a model in a process of its own",

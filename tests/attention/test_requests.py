@@ -327,6 +327,10 @@ def call(**given: Any) -> Any:
 
 test_habits_of_other_libraries = refusals([
     (lambda: build_attention("scgp", EMBED, HEADS, causal=True), "'causal' .kinds that have", "cgp, direct"),
+    (lambda: build_attention("scgp", causal=True), "'causal' .kinds that have", "cgp, direct"),
+    (lambda: build_attention("cgp", dim=EMBED, heads=HEADS), "did you mean 'embed_dim'", "'num_heads'"),
+    (lambda: build_attention("cgp", EMBED), "num_heads to be given", "num_heads=4"),
+    (lambda: build_attention("scgp", EMBED, HEADS)(tokens(), attn_mask=None), "attn_mask", "cgp, direct"),
     (lambda: build_attention("cgpt", EMBED, HEADS), "'cgpt'", "did you mean 'cgp'"),
     (lambda: build_attention(EMBED, HEADS, 0), "kind to be one of", str(EMBED)),  # type: ignore[arg-type]
     (lambda: call(attn_mask=None), "attn_mask", "key_padding_mask .* causal=True"),

@@ -266,6 +266,10 @@ test_refusals = refusals(
         (lambda: Encoder.from_torch(theirs()), "TransformerEncoder", "EncoderLayer"),  # type: ignore[arg-type]
         (lambda: EncoderLayer(**SIZES, batch_first=True)(tokens(), CAUSAL), "self_attn", "differs between"),
         (lambda: EncoderLayer(**SIZES, kind="kernel", causal=True)(tokens({}), ~CAUSAL), "attn_mask", "hide"),
+        (lambda: EncoderLayer(**SIZES)(tokens({}).double()), "src of torch.float32", "torch.float64"),
+        (lambda: EncoderLayer(**SIZES)(torch.ones(N, B).long()), "src to be floating-point", "Embedding"),
+        (lambda: EncoderLayer(**SIZES)(src=tokens({})[..., :4]), "src of shape", "16", r"\(6, 3, 4\)"),
+        (lambda: EncoderLayer(**SIZES)(tokens({}), src_key_padding_mask=PADDING.mT), r"\[3, 6\], got \(6, 3"),
         (lambda: gpattention.predict(nn.Linear(2, 2), tokens()), "converted", "EncoderLayer"),
     ]
 )  # fmt: skip

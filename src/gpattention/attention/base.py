@@ -37,16 +37,16 @@ NEEDS = ("output", "variance", "regularizer", "weights", "posterior")
 Form = Literal["softmax", "rows", "rbf", "exp_dot"]
 # arguments of attention in other libraries, and what to use instead
 HABITS = {
-    "attn_mask": "key_padding_mask [B, K] hides keys (True = ignore), and causal=True, given to the "
-    "constructor, later tokens; masks of single pairs there are none",
-    "is_causal": "give causal=True to the constructor",
-    "need_weights": "name them: need=('output', 'weights')",
-    "average_attn_weights": "weights are those of every head, [B, H, Q, K]: .mean(1) averages",
-    "attention_mask": "key_padding_mask [B, K] is True where it is 0: key_padding_mask=attention_mask == 0",
-    "mask": "key_padding_mask [B, K] is True at padding",
-    "src_key_padding_mask": "it is called key_padding_mask",
-    "padding_mask": "it is called key_padding_mask",
+    "attn_mask": "to hide keys, use key_padding_mask [B, K] (True = ignore); {causal}; no other masks exist",
+    "is_causal": "{causal}",
+    "need_weights": "to get weights, use need=('output', 'weights')",
+    "average_attn_weights": "weights are those of every head, [B, H, Q, K]; average them by .mean(1)",
+    "attention_mask": "use key_padding_mask [B, K] (True = ignore): key_padding_mask=attention_mask == 0",
+    "mask": "use key_padding_mask [B, K], True at padding",
+    "src_key_padding_mask": "use key_padding_mask",
+    "padding_mask": "use key_padding_mask",
 }
+SIZES = {"dim": "embed_dim", "d_model": "embed_dim", "hidden_size": "embed_dim", "width": "embed_dim"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,10 @@ class Attention(nn.Module):
             name = next(iter(unknown))
             known = [*inspect.signature(Attention.forward).parameters][1:-1]
             near = nearest(name, known)
-            helps = HABITS.get(name) or (f"did you mean {near!r}?" if near else f"known: {', '.join(known)}")
+            causal = "to hide later tokens, build it with causal=True"
+            causal = causal if self.causal_form else f"{causal}, which {', '.join(_causal_kinds())} accept"
+            helps = HABITS.get(name, "").format(causal=causal)
+            helps = helps or (f"did you mean {near!r}?" if near else f"known: {', '.join(known)}")
             raise ValueError(f"{self.kind!r} attention takes no {name}: {helps}")
         for name, x in {"query": query, "key": key, "value": value}.items():
             if x is not None:
@@ -354,15 +357,7 @@ class Attention(nn.Module):
         axes = 2 if tokens["query"].ndim == 2 else 3
         weight = self.value.weight if type(self.value) is nn.Linear else None
         for name, x in tokens.items():
-            if not x.is_floating_point():
-                helps = "ids are embedded first, as by nn.Embedding"
-                raise ValueError(f"expected {name} to be floating-point tokens, got {x.dtype}: {helps}")
-            if x.ndim != axes or x.shape[-1] != self.embed_dim:
-                expected = f"expected {name} of shape [B, N, {self.embed_dim}] (or all unbatched)"
-                raise ValueError(f"{expected}, got {tuple(x.shape)}")
-            if weight is not None and x.dtype != weight.dtype and not autocast_is_on(x.device):
-                expected = f"expected {name} of {weight.dtype}, as the weights are, got {x.dtype}"
-                raise ValueError(f"{expected}: {name}.to({weight.dtype}), or attention.to({x.dtype})")
+            check_tokens(name, x, axes, self.embed_dim, None if weight is None else weight.dtype)
 
     def _check_counts(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if key.shape[0] != query.shape[0] or value.shape[:2] != key.shape[:2]:
@@ -458,6 +453,21 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Kind and regulariser in the module's print-out."""
         return f"kind={self.kind!r}, regularizer={self.regularizer!r}"
+
+
+def check_tokens(
+    name: str, x: Tensor, axes: int, width: int, dtype: torch.dtype | None, owner: str = "attention"
+) -> None:
+    """Refuse ids, tokens of another shape or width, and, outside autocast, another type than the weights'."""
+    if not x.is_floating_point():
+        helps = "ids are embedded first, as by nn.Embedding"
+        raise ValueError(f"expected {name} to be floating-point tokens, got {x.dtype}: {helps}")
+    if x.ndim != axes or x.shape[-1] != width:
+        shape = f"[B, N, {width}] (or all unbatched)"
+        raise ValueError(f"expected {name} of shape {shape}, got {tuple(x.shape)}")
+    if dtype is not None and x.dtype != dtype and not autocast_is_on(x.device):
+        expected = f"expected {name} of {dtype}, as the weights are, got {x.dtype}"
+        raise ValueError(f"{expected}: {name}.to({dtype}), or {owner}.to({x.dtype})")
 
 
 def check_draw(draw: str, samples: int) -> None:
@@ -576,35 +586,46 @@ def attention_class(kind: str) -> type[Attention]:
     return _KINDS[kind]
 
 
-def build_attention(kind: str, embed_dim: int, num_heads: int, **options: Any) -> Attention:
+def build_attention(
+    kind: str, embed_dim: int | None = None, num_heads: int | None = None, **options: Any
+) -> Attention:
     """An attention module by name.
 
     Args:
         kind: one of `list_attention()`.
-        embed_dim: width E of the tokens and of the output.
-        num_heads: number H of heads; E must be a multiple.
+        embed_dim: width E of the tokens and of the output; required.
+        num_heads: number H of heads; E must be a multiple; required.
         **options: keyword arguments of the kind's constructor.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: the kind is unknown, or does not take an option.
+        ValueError: the kind is unknown, does not take an option, or a size is missing.
 
     >>> attention = build_attention("cgp", embed_dim=128, num_heads=4, dropout=0.1)
     >>> attention(x, need=("output", "variance"))
     """
-    return make_attention(attention_class(kind), kind, embed_dim, num_heads, options)
+    cls = attention_class(kind)
+    if embed_dim is None or num_heads is None:
+        # a size under another name, or an option that matters more
+        _refuse_unknown(kind, option_annotations(cls), options)
+        example = f"build_attention({kind!r}, embed_dim=128, num_heads=4)"
+        missing = [
+            name for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)) if size is None
+        ]
+        raise ValueError(f"expected {' and '.join(missing)} to be given, as in {example}, got None")
+    return make_attention(cls, kind, embed_dim, num_heads, options)
 
 
 def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, options: Mapping[str, Any]) -> A:
     """Call the constructor; options that it does not take are refused, and its own errors pass."""
-    refusal = f"{kind!r} attention does not take these options: "
+    known = option_annotations(cls)
     try:
         inspect.signature(cls).bind(embed_dim, num_heads, **options)
     except TypeError as error:
-        raise ValueError(f"{refusal}{error}") from None
-    known = option_annotations(cls)
+        _refuse_unknown(kind, known, options, error)
+        raise ValueError(f"{kind!r} attention does not take these options: {error}") from None
     _check_option_types(known, options)
     embed_dim, num_heads = check_count("embed_dim", embed_dim), check_count("num_heads", num_heads)
     options = {name: plain(x) for name, x in options.items()}  # small integers of NumPy would overflow
@@ -614,20 +635,30 @@ def make_attention(cls: type[A], kind: str, embed_dim: int, num_heads: int, opti
         return cls(embed_dim, num_heads, **options)
     except TypeError as error:
         # either a constructor above refused a name of **options, or this one failed
-        unknown = sorted(set(options) - set(known))
-        if not unknown:
-            raise
+        _refuse_unknown(kind, known, options, error)
+        raise
+
+
+def _refuse_unknown(
+    kind: str, known: Collection[str], options: Collection[str], cause: TypeError | None = None
+) -> None:
+    """Refuse names of options that a kind does not have."""
+    if unknown := sorted(set(options) - set(known)):
         named = ", ".join(f"{name!r}{_instead(name, known)}" for name in unknown)
-        raise ValueError(f"{refusal}unknown {named}; known: {', '.join(sorted(known))}") from error
+        refusal = f"{kind!r} attention does not take these options: "
+        raise ValueError(f"{refusal}unknown {named}; known: {', '.join(sorted(known))}") from cause
 
 
 def _instead(option: str, known: Collection[str]) -> str:
     """A hint, in brackets, for an option that a kind does not have."""
     if option == "causal":
-        causal = ", ".join(kind for kind in list_attention() if _KINDS[kind].causal_form)
-        return f" (kinds that have a causal form: {causal})"
-    near = nearest(option, known)
+        return f" (kinds that have a causal form: {', '.join(_causal_kinds())})"
+    near = SIZES.get(option) or nearest(option, [*known, "embed_dim", "num_heads"])
     return "" if near is None else f" (did you mean {near!r}?)"
+
+
+def _causal_kinds() -> list[str]:
+    return [kind for kind in list_attention() if _KINDS[kind].causal_form]
 
 
 def option_annotations(cls: type) -> dict[str, Any]:

@@ -301,4 +301,6 @@ def _refuse_mask(wrong: Tensor, name: str, found: str) -> None:
 
 def refused_call(name: str, expected: str, found: str) -> ValueError:
     """The error for a call in which queries of a head see different keys."""
-    return ValueError(f"{name}: expected {expected}, got {found}: every query would need its own posterior")
+    why = "every query would need its own posterior"
+    helps = f"{why} (for causal masks there is causal=True)"
+    return ValueError(f"{name}: expected {expected}, got {found}: {helps}")

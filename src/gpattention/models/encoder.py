@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from gpattention.checks import check_choice, check_count
+from gpattention.attention.base import check_tokens
+from gpattention.checks import check_choice, check_count, check_tensor
 from gpattention.models import converted
 from gpattention.models.converted import ATTRIBUTE, TrainingDraw
 from gpattention.models.multihead import ConvertedMultihead, key_projection
@@ -158,6 +159,7 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         )  # fmt: skip
         self.self_attn = ConvertedMultihead(host, layer)  # type: ignore[assignment]
         converted.Passes().watch(self, [layer])
+        self.register_forward_pre_hook(_check_call, with_kwargs=True)
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         """Loaded weights have been trained."""
@@ -239,11 +241,29 @@ class Encoder(nn.TransformerEncoder):
         return made
 
 
+def _check_call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse tokens and padding that do not fit, before a matrix product does in its own words."""
+    named = dict(zip(("src", "src_mask", "src_key_padding_mask"), args, strict=False)) | kwargs
+    src: Any = named.get("src")
+    padding = named.get("src_key_padding_mask")
+    check_tensor("src", src)
+    axes, width = 2 if src.ndim == 2 else 3, layer.self_attn.embed_dim
+    check_tokens("src", src, axes, width, layer.norm1.weight.dtype, owner="layer")
+    batch_first = axes == 2 or layer.self_attn.batch_first
+    expected = tuple(src.shape[:-1]) if batch_first else (src.shape[1], src.shape[0])
+    if padding is not None and tuple(padding.shape) != expected:
+        shape = list(expected)
+        raise ValueError(f"expected src_key_padding_mask of shape {shape}, got {tuple(padding.shape)}")
+
+
 def _copied(cls: type[Any], module: nn.Module, expected: type[nn.Module]) -> Any:
     """A copy of a module as an object of our class."""
     if not isinstance(module, expected) or type(module).forward is not expected.forward:
         got = type(module).__name__ + (" with a forward of its own" if isinstance(module, expected) else "")
-        raise ValueError(f"expected an nn.{expected.__name__} to start from, got {got}")
+        pairs = {nn.TransformerEncoder: "Encoder", nn.TransformerEncoderLayer: "EncoderLayer"}
+        fits = [name for each, name in pairs.items() if each is not expected and isinstance(module, each)]
+        hint = f": {fits[0]}.from_torch takes it" if fits else ""
+        raise ValueError(f"expected an nn.{expected.__name__} to start from, got {got}{hint}")
     made = object.__new__(cls)
     vars(made).update(vars(deepcopy(module)))
     return made

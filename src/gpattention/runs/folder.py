@@ -122,7 +122,8 @@ def find_runs(folder: StrPath, *, unfinished: bool = False) -> list[Path]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {folder}{nearest_path(folder)}")
+        hint = ", but a file" if folder.is_file() else nearest_path(folder)
+        raise FileNotFoundError(f"no folder {folder}{hint}")
     found = sorted(path.parent for path in folder.rglob("recipe.json"))
     return [run for run in found if unfinished or (run / "model" / CONFIG).is_file()]
 
