@@ -18,7 +18,7 @@ NOTE = (
     "Test images: handwritten digits 0 to 7; corr.: the same under "
     f"{', '.join(CORRUPTIONS)} at severities {' and '.join(map(str, SEVERITIES))}; near and far: AUROC of "
     "the predictive entropy, for digits 8 and 9, never seen in training, and for noise and patterns. Models "
-    f"with a posterior average {DRAWS} draws. Best in bold."
+    f"with a posterior average {DRAWS} draws. "
 )
 
 
@@ -62,8 +62,9 @@ def demo(
     with closing(Overall("demo")) as work:
         result = run_demo(run, **chosen, seed=seed, seeds=seeds, workers=jobs, resume=resume, progress=work)
     table = results_table("model", result.results, COLUMNS, bold=sys.stdout.isatty(), fold=True, note="")
+    note = NOTE + ("Best in bold." if sys.stdout.isatty() else "Best marked *.")
     width = min(get_terminal_size().columns, 110) if sys.stdout.isatty() else 10_000
-    print(f"\n{table}\n{fill(NOTE, width)}\n\n{fill(result.verdict, width)}\n")
+    print(f"\n{table}\n{fill(note, width)}\n\n{fill(result.verdict, width)}\n")
     say(f"report: {result.report}  (one file: open it in a browser)")
     nexts = {"gpattention demo": "all six kinds of attention"} if quick else {}
     if seeds == 1:

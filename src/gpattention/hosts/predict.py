@@ -46,9 +46,9 @@ Task: TypeAlias = Literal["classification", "tokens", "regression", "embedding",
 TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding", "causal")
 Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
 NOT_CONVERTED = (
-    "expected a converted model, got one without a converted layer: call convert first, build the model of "
-    "gpattention.models.EncoderLayer, have it do what gpattention.models.Classifier (for signals: "
-    "FeatureClassifier) says, or attach to it as it is"
+    "expected a converted model, or one built of gpattention.models.EncoderLayer, got neither: "
+    "gpattention.attach reads a model as it is, gpattention.convert changes its attention, and a model of your "
+    "own may implement gpattention.models.Classifier (for signals: FeatureClassifier)"
 )
 
 
