@@ -120,9 +120,9 @@ def shoot(page: str, out: Path, *, base: Path, width: int, of: str = "body") -> 
             tab.goto(f"file://{file.name}")
             picture = tab.locator(of).screenshot()
             browser.close()
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
-        out, optimize=True
-    )
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(
+        64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    ).save(out, optimize=True)
     print(f"{out}: {out.stat().st_size / 1024:.0f} KB")
 
 

@@ -86,7 +86,7 @@ def main() -> None:
     spread = usual.token_variance.std((0, 1))  # [P]
 
     matplotlib.rcParams.update({"font.size": 9})
-    figure = Figure(figsize=(9.2, 2.9), layout="constrained")
+    figure = Figure(figsize=(9.2, 3.0), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(2.1, 1))
     axes = left.subplots(2, 3)
     record = {}
@@ -101,10 +101,13 @@ def main() -> None:
         patches = ((signals.token_variance[0] - centre) / spread).abs().mean(-1).view(side, side)
         axes[0, column].imshow(image[0].permute(1, 2, 0))
         axes[0, column].set_title(f"{name}\n{label}, {probs.max():.0%} sure", fontsize=9)
-        axes[1, column].imshow(patches, cmap="magma", vmin=0.5, vmax=2.5)
+        coloured = axes[1, column].imshow(patches, cmap="magma", vmin=0.5, vmax=1.75)
         axes[1, column].set_title(f"p = {p:.3f}, {flag}", fontsize=9)
         for row in (0, 1):
             axes[row, column].set_axis_off()
+    bar = left.colorbar(coloured, ax=axes, location="right", shrink=0.45, anchor=(0, 0.03), aspect=12)
+    bar.set_ticks([0.5, 1, 1.5])
+    bar.set_label("deviations\nfrom usual", fontsize=8, color="#57606a")
     for row, word in enumerate(("the input", "how unusual\neach patch is")):
         place = {"rotation": 90, "ha": "center", "va": "center", "transform": axes[row, 0].transAxes}
         axes[row, 0].text(-0.22, 0.5, word, fontsize=9, color="#57606a", **place)
@@ -117,11 +120,11 @@ def main() -> None:
             *zip(*points, strict=True), "o-", color=colour, label=f"{title}, ECE {error:.3f}", markersize=4
         )
     chart.set(xlabel="confidence", ylabel="accuracy", xlim=(0.1, 1), ylim=(0.1, 1))
-    chart.set_title("2,000 damaged images", fontsize=9)
+    chart.set_title("2,000 corrupted images", fontsize=9)
     chart.text(0.42, 0.15, "calibrated: on the line", color="#57606a", fontsize=8)
     chart.legend(frameon=False, fontsize=8)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(given.out, dpi=110, facecolor="white", metadata={"Software": None})
+    figure.savefig(given.out, dpi=170, facecolor="white", metadata={"Software": None})
     record["ECE"] = {"one temperature": before[1], "adaptive": after[1]}
     print(json.dumps(record, indent=1))
 

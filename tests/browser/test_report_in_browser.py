@@ -279,6 +279,10 @@ def test_screenshots(
 
 
 def save(png: bytes, path: Path) -> None:
-    """With few colours, which pages have: a quarter of the bytes."""
-    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(96, dither=Image.Dither.NONE)
+    """With few colours, a quarter of the bytes; chosen to cover small swatches too, not by area alone."""
+    picture = (
+        Image.open(io.BytesIO(png))
+        .convert("RGB")
+        .quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    )
     picture.save(path, optimize=True)

@@ -47,8 +47,8 @@ TASKS: tuple[Task, ...] = ("classification", "tokens", "regression", "embedding"
 Call: TypeAlias = Callable[[Any, Inputs], Any]  # model and inputs to output
 NOT_CONVERTED = (
     "expected a converted model, or one built of gpattention.models.EncoderLayer, got neither: "
-    "gpattention.attach reads a model as it is, gpattention.convert changes its attention, and a model of your "
-    "own may implement gpattention.models.Classifier (for signals: FeatureClassifier)"
+    "gpattention.attach reads a model as it is, gpattention.convert changes its attention, and your own may "
+    "implement gpattention.models.Classifier (for signals: FeatureClassifier)"
 )
 
 
