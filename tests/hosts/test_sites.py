@@ -75,7 +75,7 @@ def test_a_refusal_is_one_line_a_kind_with_what_helps_instead() -> None:
         gpattention.attach(deep)
     assert str(refused.value).count("ALiBi") == 1
     assert "h.0.self_attention and 11 more" in str(refused.value)
-    assert "instead: Signals of its logits" in str(refused.value)
+    assert "instead: build `Signals` from its logits" in str(refused.value)
     ours = nn.Sequential(*(nn.TransformerDecoderLayer(16, 2, 16) for _ in range(5)))
     with pytest.raises(ValueError, match=r"0.self_attn and 4 more .* causal=True of cgp") as refused:
         gpattention.convert(ours)

@@ -26,7 +26,7 @@ _INSTEAD = {
     _CONVERTED: "gpattention.predict and signals have its uncertainty",
     _POSTERIOR: "gpattention.predict and signals have its uncertainty",
 }
-_OTHERWISE = "Signals of its logits and features alone still find strange inputs (docs/models.md)"
+_OTHERWISE = "build `Signals` from its logits and features; they still find strange inputs (docs/models.md)"
 
 
 @dataclass(frozen=True)

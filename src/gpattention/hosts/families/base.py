@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CAUSAL = "causal attention: every query sees other keys, and one posterior per head does not hold"
 GROUPED = "grouped-query attention: query heads share keys, so the heads of queries and keys do not pair up"
-RELATIVE = "relative-position attention: its weights are no function of queries and keys alone"
+RELATIVE = "relative-position attention: its weights depend on more than queries and keys"
 ALIBI = "ALiBi attention: a bias of the distance is added to its dot products"
 SLIDING = "sliding-window attention: every query sees other keys"
 CROSS = "cross-attention of a decoder"
