@@ -109,7 +109,7 @@ def as_html(screen: pyte.Screen) -> str:
 
 
 def shoot(page: str, out: Path, *, base: Path, width: int, of: str = "body") -> None:
-    """Write a picture of the page in at most 64 colours."""
+    """Write a picture of the page in at most 256 colours."""
     with tempfile.NamedTemporaryFile("w", suffix=".html", dir=base, encoding="utf-8") as file:
         file.write(page)
         file.flush()
@@ -120,9 +120,9 @@ def shoot(page: str, out: Path, *, base: Path, width: int, of: str = "body") -> 
             tab.goto(f"file://{file.name}")
             picture = tab.locator(of).screenshot()
             browser.close()
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(
-        64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-    ).save(out, optimize=True)
+    # pale grey behind code and reds of single words are lost in a palette chosen by area alone
+    whole = Image.open(io.BytesIO(picture)).convert("RGB")
+    whole.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(out, optimize=True)
     print(f"{out}: {out.stat().st_size / 1024:.0f} KB")
 
 
