@@ -75,7 +75,8 @@ def test_a_verdict_is_two_sentences_made_of_the_figures() -> None:
         "On corrupted digits cgp has the lowest NLL (1.100, softmax 1.300); digits never seen "
     )
     assert "by the entropy of softmax (AUROC 0.800, cgp 0.790). One seed cannot say" in one
-    assert "the 400 test images, accuracies up to 0.042 apart" in one  # 1.96 sqrt(2 x .9 x .1 / 400)
+    assert "only 400 test images, accuracies that differ by up to 0.042 may" in one
+    # 1.96 sqrt(2 x .9 x .1 / 400)
     alone = figures(cgp=[(1.1, 0.79)]).verdict
     assert "cgp has the lowest NLL (1.100); digits" in alone
     seeds = figures(
@@ -83,6 +84,6 @@ def test_a_verdict_is_two_sentences_made_of_the_figures() -> None:
     ).verdict
     assert "(1.100 ± 0.006, softmax 1.300 ± 0.006)" in seeds
     assert seeds.endswith(
-        "Over 3 seeds, ± the standard error, Student's t at 95 %: of the differences the first is clear and "
-        "the second is not clear."
+        "Over 3 seeds (± is the standard error), the first difference is clear and the second is not clear "
+        "(Student's t at 95 %)."
     )

@@ -109,13 +109,13 @@ class DemoResult:
             # of two proportions of as many items: an upper bound, as both models saw the same ones
             chance = 1.96 * math.sqrt(2 * p * (1 - p) / int(count.replace(",", "")))
             return (
-                "One seed cannot say how much of this is chance: already by the choice of the "
-                f"{count} test images, accuracies up to {chance:.3f} apart may be chance."
+                "One seed cannot say how much of this is chance: with only "
+                f"{count} test images, accuracies that differ by up to {chance:.3f} may do so by chance."
             )
-        words = ["the difference" if len(clear) == 1 else each for each in ("the first", "the second")]
+        words = ["the difference"] if len(clear) == 1 else ["the first difference", "the second"]
         clauses = [f"{word} is {'' if yes else 'not '}clear" for word, yes in zip(words, clear, strict=False)]
-        compared = f": of the differences {' and '.join(clauses)}" if clauses else ""
-        return f"Over {accuracies[0].count} seeds, ± the standard error, Student's t at 95 %{compared}."
+        compared = f", {' and '.join(clauses)} (Student's t at 95 %)" if clauses else ""
+        return f"Over {accuracies[0].count} seeds (± is the standard error){compared}."
 
 
 def demo_recipe(model: str, *, kernel_epochs: int = 10, epochs: int = 20, seed: int = 0) -> Recipe:
