@@ -1,5 +1,6 @@
 """Attention that knows what it does not know: Gaussian-process attention for PyTorch."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ def __getattr__(name: str) -> Any:
     if name == "gp":
         return import_module("gpattention.gp")
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        missing = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(missing, name=name, obj=sys.modules[__name__])  # Python suggests a similar name
     room = "gpattention.graphs" if name == "graphed" else "gpattention.hosts"
     value = getattr(import_module(room), name)
     globals()[name] = value
