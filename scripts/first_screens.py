@@ -122,7 +122,8 @@ def shoot(page: str, out: Path, *, base: Path, width: int, of: str = "body") -> 
             browser.close()
     # pale grey behind code and reds of single words are lost in a palette chosen by area alone
     whole = Image.open(io.BytesIO(picture)).convert("RGB")
-    whole.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(out, optimize=True)
+    few = whole.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
+    few.save(out, optimize=True)
     print(f"{out}: {out.stat().st_size / 1024:.0f} KB")
 
 
