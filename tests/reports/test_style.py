@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from gpattention.hosts.painting import DEEPEST, OPACITY
 from gpattention.reports.style import COLOURS, DARK, LIGHT, VARIABLES, style_of, theme_css
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
@@ -55,6 +56,15 @@ def test_everything_stands_out(theme: dict[str, str]) -> None:
         for name in (name for name in theme if name.startswith("--series") or name in ("--neutral", "--gap")):
             assert contrast(theme[name], theme[background]) >= 2.8, name  # lines and bars
     assert contrast(theme["--ink"], theme["--note"]) >= 4.5
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("share", [1, 0.5, 0.125])
+def test_painted_words_can_be_read(theme: dict[str, str], share: float) -> None:
+    below = [int(theme["--card"][i : i + 2], 16) for i in (1, 3, 5)]
+    opacity = share * OPACITY
+    mixed = (round(opacity * a + (1 - opacity) * b) for a, b in zip(DEEPEST, below, strict=True))
+    assert contrast(theme["--ink"], "#{:02x}{:02x}{:02x}".format(*mixed)) >= 4.5
 
 
 def test_both_themes_hold_every_variable_of_a_figure() -> None:

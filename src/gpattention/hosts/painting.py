@@ -16,6 +16,7 @@ from gpattention.files import visible
 
 LEVELS = 8  # of colour
 DEEPEST = (214, 69, 65)  # red, over white
+OPACITY = 0.85  # of the deepest in HTML, so that both dark and light letters read on it
 BREAKS = "\n\t"  # the unprintable characters of a text that are not escaped
 STRONG = 0.75  # level from which on a piece is in brackets if there are no colours
 
@@ -105,9 +106,9 @@ def html_of(title: str, lines: Sequence[Painted]) -> str:
     for line in lines:
         spans = []
         for piece, level, note in zip(line.pieces, line.levels, line.notes, strict=True):
-            r, g, b = _mixed(round((level or 0.0) * LEVELS))
-            colour = f"background:rgb({r},{g},{b});color:#111" if (level or 0.0) * LEVELS >= 0.5 else ""
-            style = f' style="{colour}"' if colour else ""
+            # over the page's own background, as a pale red would be the brightest spot of a dark page
+            opacity = OPACITY * round((level or 0.0) * LEVELS) / LEVELS
+            style = f' style="background:rgba{*DEEPEST, round(opacity, 3)}"' if opacity else ""
             spans.append(f'<span title="{escape(note)}"{style}>{escape(visible(piece, BREAKS))}</span>')
         rows.append(f'<p style="white-space:pre-wrap;line-height:1.6">{"".join(spans)}</p>')
     heading = f'<p style="font-style:italic">{escape(title)}</p>' if title else ""
