@@ -297,7 +297,7 @@ test_refusals = refusals([
     (lambda: convert(partly_converted(), "direct"), "converted"),
     (lambda: gpattention.attach(partly_converted()).predict(IDS), "convert all of it, or none"),
     (lambda: predict(gpattention.attach(bert()), IDS), "got Handle: call its own predict"),
-    (lambda: predict(make("encoder").model, IDS), "without a converted layer"),
+    (lambda: predict(make("encoder").model, IDS), "expected a converted model"),
     (lambda: predict(converted("encoder"), make("encoder").inputs, task="answers"), "task.*'answers'"),
     (lambda: predict(convert(questions(), "direct"), IDS), "gives a tensor"),
     (lambda: ProjectedCGP(8, 2).start(None, 1.0), "latent projection from"),
