@@ -164,7 +164,7 @@ def test_shared_layers_have_columns_for_every_call() -> None:
 
 def test_refusals() -> None:
     host = hosts.make("bert")
-    with pytest.raises(ValueError, match="without a converted layer"):
+    with pytest.raises(ValueError, match="expected a converted model"):
         gpattention.signals(host.model, host.inputs)
     handle = gpattention.attach(Looking().eval(), call=lambda model, x: model(x)[:, :2])
     with pytest.raises(ValueError, match=r"to have 2 outputs.* got \[3\]"):
