@@ -161,6 +161,7 @@ class Prior:
     scale: Tensor  # [H] t
     noise: Tensor  # [H] sigma^2
     power: Tensor  # [H] gamma in [0, 1]
+    tempered: bool = True  # whether any power is not 0; with none, as before a fit, amplitudes do not count
 
 
 @full_precision
@@ -180,10 +181,9 @@ def log_stddev(
     """
     inputs = kernel_inputs(call, frame)
     u, _ = _unit_variances(call, inputs, prior.noise, max_keys)  # [B, H, Q]
-    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + _log_unit(call, frame)  # [B, H, Q]
-    # a power of 0, as before a fit, needs no amplitude; exported programs cannot look at it
-    used = torch.compiler.is_compiling() or prior.power.requires_grad or bool((prior.power != 0).any())
-    if call.form != "rbf" and used:
+    log_std = prior.scale.to(u)[:, None].log() + _log_unit(call, frame)  # [H, 1] or [B, H, 1] or [B, H, Q]
+    log_std = log_std + 0.5 * u.log()  # [B, H, Q]
+    if call.form != "rbf" and (prior.tempered or prior.power.requires_grad):
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
         # no cap is an infinite one
         most = torch.inf if max_log_amplitude is None else max_log_amplitude

@@ -19,6 +19,7 @@ the same tokens, and the noise of one token reaches many others: `docs/attach.md
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -36,6 +37,7 @@ from gpattention.models.predict import (
     take,
 )
 from gpattention.models.prediction import Prediction
+from gpattention.numerics import checked_once
 
 if TYPE_CHECKING:
     from gpattention.models.transformer import Block, Transformer
@@ -234,11 +236,12 @@ def predict_moments(
     def run(most: int) -> Prediction:
         parts = []
         for start in range(0, count, most):
-            found = gaussian(take(inputs, slice(start, start + most), device))
+            part = partial(gaussian, take(inputs, slice(start, start + most), device))
+            found = checked_once(part, device, lambda found: (found.mean, found.root))
             exact = torch.promote_types(found.mean.dtype, torch.float32)
             found = LogitGaussian(found.mean.to(exact), found.root.to(exact))
-            part = Prediction.from_logits(found.mean_field()[None], drawn=False)
-            parts.append(replace(part, logit_variance=found.variance).to(home))
+            prediction = Prediction.from_logits(found.mean_field()[None], drawn=False)
+            parts.append(replace(prediction, logit_variance=found.variance).to(home))
             if progress is not None:
                 progress(min(start + most, count), count)
         return Prediction.cat(parts)

@@ -298,7 +298,7 @@ def measure_signals(
         return Signals.cat([chunk(start, rows) for start in range(0, count, rows)])
 
     with evaluating(model):
-        return run_rows(run, batch_size, device)
+        return run_rows(run, batch_size, device, lambda found: (found.logits, found.variance))
 
 
 def model_signals(model: FeatureClassifier, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
