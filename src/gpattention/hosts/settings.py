@@ -46,8 +46,10 @@ class Settings:
 
     def prior(self, index: int, heads: int) -> Prior:
         """The settings of one site."""
-        numbers = (x[index, :heads] for x in (self.scale, self.noise, self.power))
-        return Prior(*numbers, tempered=torch.compiler.is_compiling() or self._used()[1][index])
+        scale, noise, power = (x[index, :heads] for x in (self.scale, self.noise, self.power))
+        # a power of 0, as before a fit, needs no amplitude; exported programs cannot look at it
+        tempered = torch.compiler.is_compiling() or power.requires_grad or self._used()[1][index]
+        return Prior(scale, noise, power, tempered)
 
     def frame(self, index: int) -> Frame | None:
         """The frame of one site, None before a fit."""

@@ -178,6 +178,11 @@ class Shared:
         return all(call in axes for call in calls)
 
     @property
+    def kept(self) -> int:
+        """How many results of calls there are."""
+        return sum(map(len, self._kept.values()))
+
+    @property
     def taken(self) -> int:
         """How many calls of modules are made once for all samples."""
         found = ((m, n, r) for m, results in self._kept.items() for n, r in enumerate(results))
@@ -235,6 +240,8 @@ class Known:
 
     axes: Axes = field(default_factory=dict)
     calls: dict[tuple[nn.Module, ...], int] = field(default_factory=dict)  # that draw in a pass
+    # whether a pass that ends at the first draw leaves something that others take
+    worth: dict[tuple[nn.Module, ...], bool] = field(default_factory=dict)
     note: str = "nothing was drawn yet"
 
 
@@ -277,8 +284,9 @@ class Sharing:
                 wide, done = min(count - start, rows), 0
                 part = take(inputs, slice(start, start + wide), device)
                 shared = Shared(modules, every=self.mean is not None)
-                # where all samples fit, a first one apart from them would start everything twice
-                apart = self.mean is not None or (several and samples * wide <= rows)
+                apart = self.mean is not None
+                if several and samples * wide <= rows:  # a first sample of its own would start everything twice
+                    apart |= self.known.worth.get(tuple(self.drawing), False)
                 if apart:
                     self._keep(part, shared, wide)
                 while done < samples:
@@ -331,6 +339,7 @@ class Sharing:
             with suppress(_Enough):
                 self.answer(_rows(few, 0, range(1), 0), beside)
             shared.learn(self.known.axes, beside, items, others)
+        self.known.worth[tuple(self.drawing)] = shared.taken > 0 or shared.kept == 0
         self.known.note = (
             f"{shared.taken} calls of modules before the first draw run once for all samples"
             if shared.taken

@@ -161,7 +161,7 @@ class Prior:
     scale: Tensor  # [H] t
     noise: Tensor  # [H] sigma^2
     power: Tensor  # [H] gamma in [0, 1]
-    tempered: bool = True  # whether any power is not 0; with none, as before a fit, amplitudes do not count
+    tempered: bool = True  # whether amplitudes count: a power may be other than 0
 
 
 @full_precision
@@ -183,7 +183,7 @@ def log_stddev(
     u, _ = _unit_variances(call, inputs, prior.noise, max_keys)  # [B, H, Q]
     log_std = prior.scale.to(u)[:, None].log() + _log_unit(call, frame)  # [H, 1] or [B, H, 1] or [B, H, Q]
     log_std = log_std + 0.5 * u.log()  # [B, H, Q]
-    if call.form != "rbf" and (prior.tempered or prior.power.requires_grad):
+    if call.form != "rbf" and prior.tempered:
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
         # no cap is an infinite one
         most = torch.inf if max_log_amplitude is None else max_log_amplitude
