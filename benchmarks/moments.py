@@ -18,6 +18,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,45 @@ def encoder_facts(repeats: int, device: str) -> dict[str, Any]:
         "plain": lambda: handle.predict(x, samples=0),
         "moments": lambda: handle.predict(x, method="moments"),
     }
-    facts: dict[str, Any] = {"encoder_plain_passes": passes(*calls.values(), repeats, device)}
-    if device != "cpu":
-        facts["encoder_peak_mib"] = {name: peak_memory(call, device) for name, call in calls.items()}
-    return facts
+    if device == "cpu":
+        return {"encoder_plain_passes": passes(*calls.values(), repeats, device)}
+    facts: dict[str, Any] = {"encoder_peak_mib": {n: peak_memory(call, device) for n, call in calls.items()}}
+    handle.settings = handle.settings.to(device)  # nothing is moved in a graph
+    more = {}
+    for name, mode in (("moments, every kernel", "on"), ("moments, no kernel", "off")):
+        more[name] = partial(in_mode, mode, calls["moments"])
+    for name, options in (("plain, graphed", {"samples": 0}), ("moments, graphed", {"method": "moments"})):
+        more[name] = graph_of(handle, x, **options)
+    more["moments, every kernel, graphed"] = graph_of(handle, x, "on", method="moments")
+    times = least_times({**calls, **more}, repeats, device)
+    for name, seconds in times.items():
+        print(f"  {name:32s} {1e3 * seconds:7.2f} ms  {seconds / times['plain']:6.2f} passes")
+    ratios = {name: seconds / times["plain"] for name, seconds in times.items()}
+    return {"encoder_plain_passes": ratios.pop("moments"), "encoder_ratios": ratios, **facts}
+
+
+def in_mode(mode: Any, call: Callable[[], Any]) -> Any:
+    """A call with fused kernels on or off."""
+    with gpattention.gp.fused_kernels(mode):
+        return call()
+
+
+def graph_of(handle: gpattention.Handle, x: Tensor, mode: str = "auto", **options: Any) -> Callable[[], Any]:
+    """A prediction as a CUDA graph; says why it is none."""
+
+    def logits(x: Tensor) -> Tensor:
+        found: Any = in_mode(mode, lambda: handle.predict(x, **options))
+        return found.logits
+
+    step = gpattention.graphed(logits, x)
+
+    def call() -> Any:
+        found = step(x)
+        if step.reason and "the first" not in step.reason:
+            print(f"  not a graph: {step.reason}")
+        return found
+
+    return call
 
 
 def main() -> None:

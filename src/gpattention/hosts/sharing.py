@@ -285,7 +285,9 @@ class Sharing:
                 part = take(inputs, slice(start, start + wide), device)
                 shared = Shared(modules, every=self.mean is not None)
                 apart = self.mean is not None
-                if several and samples * wide <= rows:  # a first sample of its own would start everything twice
+                if (
+                    several and samples * wide <= rows
+                ):  # a first sample of its own would start everything twice
                     apart |= self.known.worth.get(tuple(self.drawing), False)
                 if apart:
                     self._keep(part, shared, wide)
