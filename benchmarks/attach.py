@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from signals import SIZES, least_times, peak_memory
+from signals import SIZES, least_times, peak_memory, print_kernels
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", type=Path, help="folder of the record")
     parser.add_argument("--beside", type=Path, help="folder of an earlier record, to print beside")
+    parser.add_argument("--kernels", action="store_true", help="what takes the GPU's time, before the table")
     parser.add_argument("--graphed", action="store_true", help="draws as CUDA graphs, too")
     parser.add_argument("--calls", nargs="+", choices=CALLS, help="these and a plain pass alone")
     parser.add_argument("--times-alone", action="store_true", help="no look at memory")
@@ -65,6 +66,8 @@ def main() -> None:
         calls = {name: call for name, call in calls.items() if name in ("plain", *given.calls)}
     before = {} if given.beside is None else recorded(given)
     graphs = graphs_of(given) if given.graphed else {}
+    for name in list(calls) if given.kernels else []:
+        print_kernels(name, calls[name])
     times = least_times({**calls, **graphs}, given.repeats, given.device)
     rows, above = [], False
     print(f"{given.size}: {given.batch} x {given.tokens} tokens, {given.device}, torch {torch.__version__}")

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from signals import least_times, peak_memory
+from signals import least_times, peak_memory, print_kernels
 from torch import Tensor, nn
 
 import gpattention
 from gpattention.evaluation import ItemSet, run_sets, shifted_items
+from gpattention.hosts import Handle
 from gpattention.metrics import accuracy, ece, nll
 from gpattention.models import Prediction
 from gpattention.runs.folder import open_run
@@ -83,7 +84,7 @@ def passes(plain: Callable[[], Any], moments: Callable[[], Any], repeats: int, d
     return times["moments"] / times["plain"]
 
 
-def encoder_facts(repeats: int, device: str) -> dict[str, Any]:
+def encoder_facts(repeats: int, device: str, kernels: bool) -> dict[str, Any]:
     """Plain passes that PyTorch's encoder takes by moments, and on a GPU the peak of memory."""
     torch.manual_seed(0)
     model, x = Classifier().eval().to(device), torch.randn(8, 128, 768).to(device)
@@ -94,6 +95,8 @@ def encoder_facts(repeats: int, device: str) -> dict[str, Any]:
     }
     if device == "cpu":
         return {"encoder_plain_passes": passes(*calls.values(), repeats, device)}
+    for name, call in calls.items() if kernels else ():
+        print_kernels(name, call)
     facts: dict[str, Any] = {"encoder_peak_mib": {n: peak_memory(call, device) for n, call in calls.items()}}
     handle.settings = handle.settings.to(device)  # nothing is moved in a graph
     more = {}
@@ -115,7 +118,7 @@ def in_mode(mode: Any, call: Callable[[], Any]) -> Any:
         return call()
 
 
-def graph_of(handle: gpattention.Handle, x: Tensor, mode: str = "auto", **options: Any) -> Callable[[], Any]:
+def graph_of(handle: Handle, x: Tensor, mode: str = "auto", **options: Any) -> Callable[[], Any]:
     """A prediction as a CUDA graph; says why it is none."""
 
     def logits(x: Tensor) -> Tensor:
@@ -146,6 +149,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--encoder", action="store_true", help="also time PyTorch's encoder")
     parser.add_argument("--device", default="cpu", help="of PyTorch's encoder")
+    parser.add_argument("--kernels", action="store_true", help="what takes the GPU's time")
     parser.add_argument("--write", type=Path, help="folder of the record")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -181,7 +185,7 @@ def main() -> None:
     facts |= {"epochs": given.epochs, "items": given.items, "draws": DRAWS, "torch": torch.__version__}
     facts |= {"machine": platform.machine(), "threads": 1, "date": DATE}
     if given.encoder:
-        facts |= {"device": given.device, **encoder_facts(given.repeats, given.device)}
+        facts |= {"device": given.device, **encoder_facts(given.repeats, given.device, given.kernels)}
         told = ", ".join(f"{name} {x:.0f} MiB" for name, x in facts.get("encoder_peak_mib", {}).items())
         ratio = facts["encoder_plain_passes"]
         print(f"nn.TransformerEncoder of BERT-base's size: {ratio:.2f} plain passes {told}")

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, BertForSequenceClassification
 
 import gpattention
@@ -111,6 +113,22 @@ def least_times(calls: dict[str, Callable[[], Any]], repeats: int, device: str) 
                 torch.cuda.synchronize()
             least[name] = min(least[name], clock() - start)
     return least
+
+
+def print_kernels(name: str, call: Callable[[], Any], most: int = 8) -> None:
+    """What takes the GPU's time in a call, and how many kernels it starts."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    kernels = [
+        x for x in seen.key_averages() if x.device_type == DeviceType.CUDA and x.self_device_time_total
+    ]
+    kernels.sort(key=lambda x: -x.self_device_time_total)
+    whole, count = sum(x.self_device_time_total for x in kernels), sum(x.count for x in kernels)
+    print(f"{name}: {whole / 1e3:.2f} ms on the GPU in {count} kernels and copies")
+    for x in kernels[:most]:
+        print(f"  {x.self_device_time_total / 1e3:8.2f} ms {x.count:5d}  {x.key[:80]}")
 
 
 def peak_memory(call: Callable[[], Any], device: str) -> float:
