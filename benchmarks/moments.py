@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--encoder", action="store_true", help="also time PyTorch's encoder")
     parser.add_argument("--device", default="cpu", help="of PyTorch's encoder")
+    parser.add_argument("--beside", type=Path, help="folder of an earlier record of PyTorch's encoder")
     parser.add_argument("--kernels", action="store_true", help="what takes the GPU's time")
     parser.add_argument("--write", type=Path, help="folder of the record")
     given = parser.parse_args()
@@ -188,6 +189,9 @@ def main() -> None:
         facts |= {"device": given.device, **encoder_facts(given.repeats, given.device, given.kernels)}
         told = ", ".join(f"{name} {x:.0f} MiB" for name, x in facts.get("encoder_peak_mib", {}).items())
         ratio = facts["encoder_plain_passes"]
+        if given.beside is not None:
+            before = json.loads((given.beside / f"moments-encoder-{given.device}.json").read_text())
+            told += f"; before: {before['encoder_plain_passes']:.2f} plain passes"
         print(f"nn.TransformerEncoder of BERT-base's size: {ratio:.2f} plain passes {told}")
     if given.write:
         given.write.mkdir(parents=True, exist_ok=True)
