@@ -1,6 +1,8 @@
 """How often predictions wait for a device: not once for every layer, and not at all within a CUDA graph."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import gpattention
 from gpattention import numerics
-from gpattention.gp import fused_kernels
+from gpattention.gp import NotPositiveDefiniteError, fused_kernels
 from gpattention.graphs import WARM_UP
 from gpattention.hosts import Handle
 from tests.hosts.hosts import Encoder
@@ -74,6 +76,18 @@ def test_waits_do_not_grow_with_the_layers(way: str, monkeypatch: pytest.MonkeyP
                 logits(*given)
         counts.append(reads.count)
     assert counts[0] == counts[1] <= 6
+
+
+@pytest.mark.parametrize("way", [*WAYS, "variances", "signals"])
+def test_failures_are_named_all_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "_waits", lambda device: True)
+    handle = gpattention.attach(Encoder().eval())
+    settings = handle.settings
+    handle.settings = replace(settings, noise=torch.full_like(settings.noise, 1e-12))
+    x = torch.ones(2, 5, 16)  # keys that are equal
+    call = partial(handle.predict, **WAYS[way]) if way in WAYS else getattr(handle, way)
+    with pytest.raises(NotPositiveDefiniteError, match="noise I"):
+        call(x)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -43,15 +43,7 @@ from gpattention.gp.posterior import (
     quadratic_log_density,
     undefined_covariance,
 )
-from gpattention.numerics import (
-    Cost,
-    Tokens,
-    broadcast,
-    cholesky,
-    full_precision,
-    kept,
-    wants_plain_operations,
-)
+from gpattention.numerics import Cost, Tokens, broadcast, cholesky, full_precision, kept
 from gpattention.ops import why_not_fused_on
 from gpattention.ops.exact import PRIOR_COVARIANCE, Moments, fused_direct, fused_prior_density
 
@@ -81,12 +73,7 @@ class UnitProcess(NamedTuple):
 
     def whitened(self) -> tuple[Tensor, Tensor]:
         """L and R.  [..., K, K], [..., K, Q]"""
-        M = gram(self.k)  # [..., K, K]
-        inferring = not (torch.is_grad_enabled() or wants_plain_operations())
-        if inferring and self.mask is None and self.noise.ndim <= M.ndim:
-            M.diagonal(dim1=-2, dim2=-1).add_(self.noise[..., 0])  # nobody else has it
-        else:
-            M = with_diagonal(M, self.noise, self.mask)
+        M = with_diagonal(gram(self.k), self.noise, self.mask)  # [..., K, K]
         L = cholesky(M, name="K_k + noise I", noise=self.noise)
         K_kq = cross_gram(self.k, self.q, self.mask, self.query_mask)  # [..., K, Q]
         # R^T = K_qk L^-T: LAPACK solves from that side in less than half the time

@@ -100,11 +100,9 @@ def _placed(*sets: Tensor) -> tuple[Tensor, ...]:
 
 def _exponents(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """x_i . y_j - 1/2 |x_i|^2 - 1/2 |y_j|^2 of placed tokens, at most 0.  [..., N, M]"""
-    of_x = 0.5 * x.square().sum(-1, keepdim=True)  # [..., N, 1]
-    of_y = of_x if y is x else 0.5 * y.square().sum(-1, keepdim=True)  # [..., M, 1]
+    of_x, of_y = (0.5 * t.square().sum(-1, keepdim=True) for t in (x, y))  # [..., N, 1], [..., M, 1]
     if x.dtype == dtype:
-        K = (x @ y.mT).sub_(of_x).sub_(of_y.mT)
-        return K.clamp_max(0) if K.requires_grad else K.clamp_max_(0)
+        return (x @ y.mT - of_x - of_y.mT).clamp_max(0)
     of_x, of_y = _or_lost(of_x), _or_lost(of_y)
     left = torch.cat([x, of_x, torch.ones_like(of_x)], -1)  # [..., N, C + 2]
     right = torch.cat([y, -torch.ones_like(of_y), -of_y], -1)  # [..., M, C + 2]
