@@ -161,7 +161,8 @@ class _Pass:
             posterior = attention._posterior(heads, with_variance=True)
             return posterior.mean, posterior.variance, lambda: attention._weights(heads)
         shrink = q.shape[-1] ** -0.25
-        q, k = q * shrink, k * shrink
+        # as the products below read them
+        q, k = (torch.mul(x, shrink, out=x.new_empty(x.shape)) for x in (q, k))
         logits = q @ k.mT
         if real is not None:
             logits = logits.masked_fill(~real[:, None, None], -torch.inf)

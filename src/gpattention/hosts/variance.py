@@ -45,7 +45,8 @@ from gpattention.gp import (
     why_not_fused,
 )
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Site
-from gpattention.numerics import compute_dtype, full_precision
+from gpattention.numerics import Tokens, checks_are_deferred, compute_dtype, full_precision
+from gpattention.ops.exact import fused_direct
 
 if TYPE_CHECKING:
     from gpattention.hosts.families.decoders import Past
@@ -313,11 +314,19 @@ def _unit_variance(
     """u_i of eq. 22.  [B, H, Q]"""
     tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
     if why_not_fused(x, tokens=tokens, channels=channels) is None:
-        none = torch.zeros_like(y[..., :1])  # of values: the mean is the host's
+        noise, values = noise.to(x), y[..., :1]  # of which nothing is asked: the mean is the host's
         # every query counts, as padding has a spread too  [B, 1, Q]
+        if checks_are_deferred(x):  # looking at arguments takes longer than starting the kernels
+            one = x.new_ones(1, 1)
+            given = Tokens(
+                x, y, None, values, (), noise[:, None, None], one, one, mask, None, None, x.dtype
+            )  # fmt: skip
+            unit = fused_direct(given, with_variance=True).unit
+            assert unit is not None
+            return unit
         everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])
         masks: dict[str, Any] = {"mask": mask, "query_mask": everyone}
-        return direct_posterior(x, y, none, noise=noise.to(x), **masks, with_variance=True).variance
+        return direct_posterior(x, y, values, noise=noise, **masks, with_variance=True).variance
     return unit_variance(UnitProcess(x, y, noise.to(x)[:, None, None], mask))
 
 
