@@ -284,11 +284,9 @@ class Sharing:
                 wide, done = min(count - start, rows), 0
                 part = take(inputs, slice(start, start + wide), device)
                 shared = Shared(modules, every=self.mean is not None)
-                apart = self.mean is not None
-                if (
-                    several and samples * wide <= rows
-                ):  # a first sample of its own would start everything twice
-                    apart |= self.known.worth.get(tuple(self.drawing), False)
+                # where all samples fit at once, a first one of its own would start everything twice
+                fits = several and samples * wide <= rows
+                apart = self.mean is not None or (fits and self.known.worth.get(tuple(self.drawing), False))
                 if apart:
                     self._keep(part, shared, wide)
                 while done < samples:

@@ -318,9 +318,8 @@ def _unit_variance(
         # every query counts, as padding has a spread too  [B, 1, Q]
         if checks_are_deferred(x):  # looking at arguments takes longer than starting the kernels
             one = x.new_ones(1, 1)
-            given = Tokens(
-                x, y, None, values, (), noise[:, None, None], one, one, mask, None, None, x.dtype
-            )  # fmt: skip
+            numbers = noise[:, None, None], one, one
+            given = Tokens(x, y, None, values, (), *numbers, mask, None, None, x.dtype)
             unit = fused_direct(given, with_variance=True).unit
             assert unit is not None
             return unit
